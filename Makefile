@@ -1,0 +1,40 @@
+# Two commands do all their own set-up: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint types imports check parity mutation clean
+
+demo: .venv/.ready
+	@for name in ppo grpo dapo gspo sapo; do $(BIN)/proximo explain $$name || exit 1; done
+	@$(BIN)/proximo explain --all
+
+test: .venv/.ready
+	$(BIN)/pytest -q -n auto
+
+lint: .venv/.ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: .venv/.ready
+	$(BIN)/basedpyright
+
+imports: .venv/.ready
+	$(BIN)/lint-imports
+
+check: test lint types imports
+
+# Plants small faults in maths/ one by one and shows which test catches each.
+mutation: .venv/.ready
+	$(BIN)/python -m tests.mutation
+
+# Holds our losses against TRL's and verl's own functions, each in an environment of its own; writes docs/parity.md.
+parity: .venv/.ready
+	$(BIN)/python -m parity
+
+.venv/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf .venv .parity .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,56 @@
+"""Sums and exponentials that know about the mask.
+
+Anything may stand at a token the policy did not sample (padding, -inf, NaN), so values pass
+through `sampled` before any arithmetic: a masked NaN must not reach the loss or its gradient.
+"""
+
+import torch
+from torch import Tensor
+
+from proximo.shapes import Bool, Float, Shaped
+
+MAX_LOG = 80.0
+"""exp(80) is 5.5e34: still finite in float32, and so is a product with an advantage and a weight."""
+
+
+def bounded_exp(exponent: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+    """exp that cannot overflow float32; exact for every log-ratio up to ±80."""
+    return exponent.clamp(-MAX_LOG, MAX_LOG).exp()
+
+
+def sampled(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """The values at sampled tokens, exactly 0 elsewhere whatever stood there."""
+    return torch.where(mask, values, torch.zeros_like(values))
+
+
+def row_sum(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B 1"]:
+    """Sum over the sampled tokens of each row."""
+    return sampled(values, mask).sum(dim=1, keepdim=True)
+
+
+def row_mean(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B 1"]:
+    """Mean over the sampled tokens of each row; 0 for a row without any."""
+    return row_sum(values, mask) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """bf16 and fp16 are storage formats here; differences of log-probs need float32 at least."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def sampled_mask(mask: Shaped[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+    """The mask as booleans; 0 and 1 are understood, anything between is refused."""
+    if mask.ndim != 2:
+        raise ValueError(f"mask has shape {tuple(mask.shape)}: it must be [rows, positions]")
+    if mask.dtype == torch.bool:
+        return mask
+    as_bool = mask != 0
+    if not torch.equal(as_bool.to(mask.dtype), mask):
+        raise ValueError(f"mask ({mask.dtype}) holds values other than 0 and 1: scale the loss by `weights`, not by it")
+    return as_bool
+
+
+def check_shape(name: str, tensor: Tensor, shape: torch.Size) -> None:
+    if tensor.shape != shape:
+        hint = f"; for one number per row pass {name}[:, None].expand_as(mask)" if tensor.shape == shape[:1] else ""
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, the mask asks for {tuple(shape)}{hint}")

@@ -1,0 +1,270 @@
+"""Stage 3, for single tokens: returns, GAE, process rewards, and what may be done to any advantage.
+
+Time runs over sampled tokens only. Prompt, tool and environment tokens are stepped over: they earn
+nothing, their value is not read, and no discount passes while they do.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from proximo.maths.advantages import Feedback, GroupNormalized, SequenceAdvantage
+from proximo.maths.arithmetic import at_least_float32, check_shape, sampled, sampled_mask
+from proximo.maths.groups import siblings
+from proximo.shapes import Bool, Float, Shaped
+
+
+@dataclass(frozen=True)
+class Credit:
+    """One advantage per token, and what a value model should have predicted where there is one."""
+
+    advantages: Float[Tensor, "B T"]
+    returns: Float[Tensor, "B T"] | None = None
+
+
+@dataclass(frozen=True)
+class ReturnToGo:
+    """The discounted sum of the rewards from this token on. REINFORCE++."""
+
+    discount: float = 1.0
+    per_token: ClassVar[bool] = True
+    needs_values: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_unit("advantage.discount", self.discount)
+
+    def __call__(self, feedback: Feedback) -> Credit:
+        rewards = earned(feedback)
+        returns = backward_sums(rewards, rewards.new_full((len(rewards),), self.discount), feedback.mask)
+        return Credit(returns, returns)
+
+
+@dataclass(frozen=True)
+class Gae:
+    """Generalised advantage estimation: Σ_l (γλ)^l δ_{t+l}, δ_t = R_t + γV_{t+1} − V_t, terminal value 0.
+
+    decay 0 is the one-step TD error, decay 1 the Monte-Carlo return minus the value.
+    """
+
+    discount: float = 1.0
+    decay: float = 0.95
+    length_adaptive: float | None = None
+    """VAPO's α: λ = 1 − 1/(α·length) for each completion, 0 for the short ones, in place of `decay`."""
+    critic_decay: float | None = None
+    """λ of the returns the value model learns from, where it differs from the policy's. VAPO: 1."""
+    per_token: ClassVar[bool] = True
+    needs_values: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_unit("advantage.discount", self.discount)
+        _check_unit("advantage.decay", self.decay)
+        if self.critic_decay is not None:
+            _check_unit("advantage.critic_decay", self.critic_decay)
+        if self.length_adaptive is not None and self.length_adaptive <= 0:
+            raise ValueError(f"advantage.length_adaptive is {self.length_adaptive}: give α > 0, say 0.05, or None")
+
+    def __call__(self, feedback: Feedback) -> Credit:
+        if feedback.values is None:
+            raise ValueError("values is None: Gae needs the value model's estimates, one per token")
+        mask = feedback.mask
+        rewards = earned(feedback)
+        values = sampled(feedback.values.to(rewards.dtype), mask)
+        errors = sampled(rewards + self.discount * next_sampled(values, mask) - values, mask)
+
+        advantages = backward_sums(errors, self.discount * self.decays(mask).to(errors.dtype), mask)
+        critic = advantages
+        if self.critic_decay is not None:
+            decays = errors.new_full((len(errors),), self.critic_decay)
+            critic = backward_sums(errors, self.discount * decays, mask)
+        return Credit(advantages, critic + values)
+
+    def decays(self, mask: Bool[Tensor, "B T"]) -> Float[Tensor, " B"]:
+        """λ of each row's advantages."""
+        lengths = mask.sum(dim=1).double()
+        if self.length_adaptive is None:
+            return torch.full_like(lengths, self.decay)
+        return 1 - 1 / (self.length_adaptive * lengths).clamp(min=1)
+
+
+@dataclass(frozen=True)
+class ProcessNormalized:
+    """Step rewards normalised over all steps of the group; a token gets the sum of the steps still to end.
+
+    Steps are the tokens where `token_rewards` is a number: give NaN elsewhere, since a step may earn 0.
+    DeepSeekMath, section 4.1.3. Where all steps of a group earn the same, everything is 0.
+    """
+
+    ddof: int = 1
+    epsilon: float = 1e-6
+    per_token: ClassVar[bool] = True
+    needs_values: ClassVar[bool] = False
+
+    def __call__(self, feedback: Feedback) -> Credit:
+        if feedback.token_rewards is None:
+            raise ValueError("token_rewards is None: ProcessNormalized needs the reward of each step, NaN elsewhere")
+        is_step = feedback.mask & ~feedback.token_rewards.isnan() & feedback.scored.unsqueeze(1)
+        rewards = feedback.token_rewards[is_step].to(feedback.rewards.dtype)
+        group = siblings(rewards, feedback.group.unsqueeze(1).expand_as(is_step)[is_step])
+        std = (group.square_sum / (group.count - self.ddof).clamp(min=1)).sqrt()
+        normalised = (group.deviation / (std + self.epsilon)).masked_fill(group.unanimous, 0.0)
+
+        steps = torch.zeros_like(feedback.mask, dtype=rewards.dtype).masked_scatter(is_step, normalised)
+        return Credit(backward_sums(steps, steps.new_ones(len(steps)), feedback.mask))
+
+
+@dataclass(frozen=True)
+class TokenWhitened:
+    """(A − mean) / sqrt(variance + epsilon) over all sampled tokens of the batch, so long completions count more."""
+
+    of: "SequenceAdvantage | ReturnToGo | Gae" = field(default_factory=Gae)
+    epsilon: float = 1e-8
+
+    @property
+    def per_token(self) -> bool:
+        return self.of.per_token
+
+    @property
+    def needs_values(self) -> bool:
+        return self.of.needs_values
+
+    def __call__(self, feedback: Feedback) -> Credit:
+        credit = assign(self.of, feedback)
+        counted = feedback.mask & feedback.scored.unsqueeze(1)
+        whitened = whiten(credit.advantages[counted], self.epsilon)
+        return Credit(credit.advantages.masked_scatter(counted, whitened), credit.returns)
+
+
+@dataclass(frozen=True)
+class SequenceWhitened:
+    """(A − mean) / sqrt(variance + epsilon) over the rows of the batch, each counting once."""
+
+    of: SequenceAdvantage = field(default_factory=GroupNormalized)
+    epsilon: float = 1e-8
+    per_token: ClassVar[bool] = False
+    needs_values: ClassVar[bool] = False
+
+    def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
+        advantages = self.of(feedback)
+        return advantages.masked_scatter(feedback.scored, whiten(advantages[feedback.scored], self.epsilon))
+
+
+@dataclass(frozen=True)
+class SignScaled:
+    """A · positive where A > 0, A · negative where A < 0. A retelling of SAPO divides advantages so."""
+
+    of: "SequenceAdvantage | ReturnToGo | Gae" = field(default_factory=GroupNormalized)
+    positive: float = 1.0
+    negative: float = 1.0
+
+    @property
+    def per_token(self) -> bool:
+        return self.of.per_token
+
+    @property
+    def needs_values(self) -> bool:
+        return self.of.needs_values
+
+    def __call__(self, feedback: Feedback) -> Credit:
+        credit = assign(self.of, feedback)
+        scaled = torch.where(credit.advantages > 0, self.positive, self.negative) * credit.advantages
+        return Credit(scaled, credit.returns)
+
+
+Advantage = SequenceAdvantage | ReturnToGo | Gae | ProcessNormalized | TokenWhitened | SequenceWhitened | SignScaled
+
+
+@runtime_checkable
+class Credited(Protocol):
+    """The part of an algorithm that decides advantages."""
+
+    @property
+    def advantage(self) -> Advantage: ...
+
+
+@torch.no_grad()
+def advantages(
+    algorithm: Credited,
+    *,
+    rewards: Float[Tensor, " B"],
+    group: Shaped[Tensor, " B"],
+    mask: Shaped[Tensor, "B T"],
+    values: Float[Tensor, "B T"] | None = None,
+    token_rewards: Float[Tensor, "B T"] | None = None,
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
+    """Advantages of a whole rollout batch, one per token, and the value model's targets where there is one.
+
+    `rewards` are after shaping; NaN marks an unscored completion, whose row comes back as NaN and which
+    `policy_loss` then leaves out of every term and denominator. `token_rewards` are added to them.
+    """
+    mask = sampled_mask(mask)
+    check_shape("rewards", rewards, mask.shape[:1])
+    check_shape("group", group, mask.shape[:1])
+    for name, tensor in (("values", values), ("token_rewards", token_rewards)):
+        if tensor is not None:
+            check_shape(name, tensor, mask.shape)
+    rewards = at_least_float32(rewards)
+    feedback = Feedback(
+        rewards=rewards,
+        group=group,
+        mask=mask,
+        values=None if values is None else values.to(rewards.dtype),
+        token_rewards=None if token_rewards is None else token_rewards.to(rewards.dtype),
+    )
+    credit = assign(algorithm.advantage, feedback)
+    return credit.advantages, credit.returns
+
+
+def assign(advantage: Advantage, feedback: Feedback) -> Credit:
+    """Any piece's answer per token: 0 off the mask, NaN all along an unscored row."""
+    answer = advantage(feedback)
+    if isinstance(answer, Tensor):
+        answer = Credit(answer.unsqueeze(1).expand(feedback.mask.shape))
+    unscored = ~feedback.scored.unsqueeze(1)
+    returns = answer.returns
+    return Credit(
+        sampled(answer.advantages, feedback.mask).masked_fill(unscored, torch.nan),
+        None if returns is None else sampled(returns, feedback.mask).masked_fill(unscored, torch.nan),
+    )
+
+
+def earned(feedback: Feedback) -> Float[Tensor, "B T"]:
+    """Token rewards with the outcome on the last sampled token of each row."""
+    order = feedback.mask.cumsum(dim=1)
+    is_last = feedback.mask & (order == order[:, -1:])
+    return feedback.step_rewards() + sampled(feedback.rewards.unsqueeze(1).expand(is_last.shape), is_last)
+
+
+def backward_sums(
+    values: Float[Tensor, "B T"], factor: Float[Tensor, " B"], mask: Bool[Tensor, "B T"]
+) -> Float[Tensor, "B T"]:
+    """x_t + factor · (the sum at the next sampled token); 0 off the mask."""
+    total = torch.zeros_like(factor)
+    sums = torch.zeros_like(values)
+    for t in reversed(range(values.shape[1])):
+        total = torch.where(mask[:, t], values[:, t] + factor * total, total)
+        sums[:, t] = total
+    return sampled(sums, mask)
+
+
+def next_sampled(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """The value at the next sampled token of the row; 0 after the last one."""
+    upcoming = torch.zeros_like(values[:, 0]) if values.shape[1] else values.new_zeros(len(values))
+    following = torch.zeros_like(values)
+    for t in reversed(range(values.shape[1])):
+        following[:, t] = upcoming
+        upcoming = torch.where(mask[:, t], values[:, t], upcoming)
+    return following
+
+
+def whiten(values: Float[Tensor, " N"], epsilon: float) -> Float[Tensor, " N"]:
+    """Mean 0 and unbiased variance 1; exactly 0 where there is no variance to speak of."""
+    if len(values) < 2 or values.max() == values.min():
+        return torch.zeros_like(values)
+    return (values - values.mean()) * torch.rsqrt(values.var(correction=1) + epsilon)
+
+
+def _check_unit(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} is {value}: it must lie from 0 to 1")

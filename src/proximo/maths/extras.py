@@ -1,0 +1,74 @@
+"""Stage 11, and supervised learning: terms beside the policy's own.
+
+Each returns one loss per token, before weights, so that they add up over micro-batches too.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proximo.shapes import Bool, Float
+
+
+@dataclass(frozen=True)
+class ValueLoss:
+    """½·max((V − R)², (clip(V, V_old ± clip) − R)²): the value model's own objective, a token mean."""
+
+    coefficient: float = 0.1
+    clip: float | None = 0.2
+    """None: plain ½(V − R)²."""
+
+    def __post_init__(self) -> None:
+        if self.coefficient <= 0:
+            raise ValueError(f"extra.coefficient is {self.coefficient}: a value loss must count for something")
+        if self.clip is not None and self.clip <= 0:
+            raise ValueError(f"extra.clip is {self.clip}: give how far a value may move, say 0.2, or None")
+
+    def __call__(
+        self,
+        values: Float[Tensor, "B T"],
+        old_values: Float[Tensor, "B T"],
+        returns: Float[Tensor, "B T"],
+    ) -> Float[Tensor, "B T"]:
+        """Before the coefficient."""
+        error = (values - returns).square()
+        if self.clip is not None:
+            near = old_values + (values - old_values).clamp(-self.clip, self.clip)
+            error = torch.maximum(error, (near - returns).square())
+        return error / 2
+
+
+@dataclass(frozen=True)
+class EntropyBonus:
+    """−coefficient · entropy of each token's distribution, weighted like the policy term."""
+
+    coefficient: float = 1e-3
+
+    def __call__(self, entropy: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        return -self.coefficient * entropy
+
+
+@dataclass(frozen=True)
+class PositiveNll:
+    """coefficient · NLL of the correct completions, a token mean over them alone. VAPO."""
+
+    coefficient: float = 0.1
+    above: float = 0.0
+    """An outcome above this is correct: fits outcomes of 0 and 1, and of −1 and 1."""
+
+    def weights(self, mask: Bool[Tensor, "B T"], outcome: Float[Tensor, " B"]) -> Float[Tensor, "B T"]:
+        """1 / (sampled tokens of correct completions) on those, over the whole step."""
+        counted = (mask & (outcome > self.above).unsqueeze(1)).double()
+        return counted / counted.sum().clamp(min=1)
+
+    def __call__(self, logprobs: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        return -self.coefficient * logprobs
+
+
+Extra = ValueLoss | EntropyBonus | PositiveNll
+
+
+def supervised_loss(logprobs: Float[Tensor, "B T"], dynamic: bool = False) -> Float[Tensor, "B T"]:
+    """−log π of each token. Dynamic fine-tuning (DFT) multiplies it by the token's own probability, held constant."""
+    return -logprobs * logprobs.detach().exp() if dynamic else -logprobs

@@ -1,0 +1,70 @@
+"""Objectives on ranked pairs: preference optimisation and reward models.
+
+Each returns one loss per pair; the caller weights and adds them, as everywhere.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from proximo.shapes import Float
+
+
+@dataclass(frozen=True)
+class Dpo:
+    """−log σ(beta · margin), margin = how much more the policy moved towards chosen than towards rejected."""
+
+    beta: float = 0.1
+    label_smoothing: float = 0.0
+    """The share of pairs believed to be ranked the wrong way round."""
+
+    def __post_init__(self) -> None:
+        if self.beta <= 0:
+            raise ValueError(f"beta is {self.beta}: it must be positive, say 0.1")
+        if not 0 <= self.label_smoothing < 0.5:
+            raise ValueError(f"label_smoothing is {self.label_smoothing}: it must lie from 0 to below 0.5")
+
+    def __call__(self, chosen: Float[Tensor, " N"], rejected: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+        """Takes log π − log π_ref of each completion, summed over its tokens."""
+        logit = self.beta * (chosen - rejected)
+        return -(1 - self.label_smoothing) * logsigmoid(logit) - self.label_smoothing * logsigmoid(-logit)
+
+
+@dataclass(frozen=True)
+class Ipo:
+    """(margin − 1/(2·beta))²: a target for the margin instead of a race to infinity.
+
+    Takes log π − log π_ref of each completion: averaged over its tokens in the form its authors
+    confirmed, summed in others. The caller chooses by what it passes.
+    """
+
+    beta: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.beta <= 0:
+            raise ValueError(f"beta is {self.beta}: it must be positive, say 0.1")
+
+    def __call__(self, chosen: Float[Tensor, " N"], rejected: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+        return (chosen - rejected - 1 / (2 * self.beta)).square()
+
+
+@dataclass(frozen=True)
+class BradleyTerry:
+    """−log σ(chosen − rejected − margin) + centring · (chosen + rejected)²."""
+
+    centring: float = 0.0
+    """Holds scores near 0, where only differences matter otherwise. 0.01 is usual."""
+
+    def __post_init__(self) -> None:
+        if self.centring < 0:
+            raise ValueError(f"centring is {self.centring}: it cannot be negative")
+
+    def __call__(
+        self,
+        chosen: Float[Tensor, " N"],
+        rejected: Float[Tensor, " N"],
+        margin: Float[Tensor, " N"] | None = None,
+    ) -> Float[Tensor, " N"]:
+        gap = chosen - rejected if margin is None else chosen - rejected - margin
+        return -logsigmoid(gap) + self.centring * (chosen + rejected).square()

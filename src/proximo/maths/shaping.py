@@ -1,0 +1,82 @@
+"""Stage 1: from the outcome of a completion to its reward.
+
+A shape adds to the outcome or to the tokens' rewards; it never touches the outcome itself, on which
+`keep` decides which groups train.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from proximo.maths.arithmetic import sampled
+from proximo.maths.divergences import K1, Divergence
+from proximo.shapes import Bool, Float, Int
+
+
+@dataclass(frozen=True)
+class SoftOverlong:
+    """0 up to limit − cache tokens, then down a line to −1 at the limit, and never below −cap. DAPO, equation 13."""
+
+    limit: int | None = None
+    """L_max in tokens. None takes the run's completion limit."""
+    cache: int | None = None
+    """L_cache in tokens, over which the penalty grows. None takes 20 % of the limit."""
+    cap: float | None = 1.0
+    """None lets the line run on beyond the limit."""
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"shape.limit is {self.limit}: give the longest completion in tokens")
+        if self.cache is not None and not 0 < self.cache <= (self.limit or self.cache):
+            raise ValueError(f"shape.cache is {self.cache}: it must lie between 1 and shape.limit ({self.limit})")
+        if self.cap is not None and self.cap <= 0:
+            raise ValueError(f"shape.cap is {self.cap}: give the largest penalty, say 1, or None")
+
+    def __call__(self, lengths: Int[Tensor, " B"], completion_limit: int) -> Float[Tensor, " B"]:
+        limit = completion_limit if self.limit is None else self.limit
+        cache = max(1, round(limit * 0.2)) if self.cache is None else self.cache
+        penalty = (lengths.double() - (limit - cache)).clamp(min=0) / cache
+        return -(penalty if self.cap is None else penalty.clamp(max=self.cap))
+
+
+@dataclass(frozen=True)
+class LinearOverlong:
+    """−coefficient for every token beyond the limit, without end. A retelling of DAPO's; kept for comparison."""
+
+    coefficient: float = 1e-4
+    limit: int | None = None
+    """In tokens. None takes the run's completion limit, where the penalty is 0 for every completion."""
+
+    def __post_init__(self) -> None:
+        if self.coefficient <= 0:
+            raise ValueError(f"shape.coefficient is {self.coefficient}: use shape=None for no penalty")
+
+    def __call__(self, lengths: Int[Tensor, " B"], completion_limit: int) -> Float[Tensor, " B"]:
+        limit = completion_limit if self.limit is None else self.limit
+        return -self.coefficient * (lengths.double() - limit).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class KlReward:
+    """−coefficient · divergence from the reference at every sampled token, as part of the reward. RLHF's PPO."""
+
+    coefficient: float = 0.05
+    estimator: Divergence = field(default_factory=K1)
+
+    def __post_init__(self) -> None:
+        if self.coefficient <= 0:
+            raise ValueError(f"shape.coefficient is {self.coefficient}: use shape=None to leave KL out of the reward")
+
+    def __call__(
+        self,
+        old_logprobs: Float[Tensor, "B T"],
+        ref_logprobs: Float[Tensor, "B T"],
+        mask: Bool[Tensor, "B T"],
+    ) -> Float[Tensor, "B T"]:
+        """Token rewards, which `proximo.advantages` takes as `token_rewards`."""
+        on_policy = torch.zeros_like(old_logprobs)
+        return sampled(-self.coefficient * self.estimator(old_logprobs, ref_logprobs, on_policy), mask)
+
+
+Shape = SoftOverlong | LinearOverlong | KlReward
