@@ -9,16 +9,16 @@ Letters: P problems, G rollouts in a group, B rows, T positions, V vocabulary, N
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int, Shaped
+    from jaxtyping import Bool, Float, Int
 else:
     try:
-        from jaxtyping import Bool, Float, Int, Shaped
+        from jaxtyping import Bool, Float, Int
     except ImportError:
 
         class _Unchecked:
             def __class_getitem__(cls, item: tuple[Any, str]) -> Any:
                 return item[0]
 
-        Bool = Float = Int = Shaped = _Unchecked
+        Bool = Float = Int = _Unchecked
 
-__all__ = ["Bool", "Float", "Int", "Shaped"]
+__all__ = ["Bool", "Float", "Int"]

@@ -7,7 +7,7 @@ through `sampled` before any arithmetic: a masked NaN must not reach the loss or
 import torch
 from torch import Tensor
 
-from proximo.shapes import Bool, Float, Shaped
+from proximo.shapes import Bool, Float
 
 MAX_LOG = 80.0
 """exp(80) is 5.5e34: still finite in float32, and so is a product with an advantage and a weight."""
@@ -38,7 +38,7 @@ def at_least_float32(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-def sampled_mask(mask: Shaped[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+def sampled_mask(mask: Tensor) -> Bool[Tensor, "B T"]:
     """The mask as booleans; 0 and 1 are understood, anything between is refused."""
     if mask.ndim != 2:
         raise ValueError(f"mask has shape {tuple(mask.shape)}: it must be [rows, positions]")

@@ -13,7 +13,7 @@ from torch import Tensor
 from proximo.maths.advantages import Feedback, GroupNormalized, SequenceAdvantage
 from proximo.maths.arithmetic import at_least_float32, check_shape, sampled, sampled_mask
 from proximo.maths.groups import siblings
-from proximo.shapes import Bool, Float, Shaped
+from proximo.shapes import Bool, Float
 
 
 @dataclass(frozen=True)
@@ -187,16 +187,17 @@ class Credited(Protocol):
 def advantages(
     algorithm: Credited,
     *,
-    rewards: Float[Tensor, " B"],
-    group: Shaped[Tensor, " B"],
-    mask: Shaped[Tensor, "B T"],
-    values: Float[Tensor, "B T"] | None = None,
-    token_rewards: Float[Tensor, "B T"] | None = None,
-) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
+    rewards: Tensor,
+    group: Tensor,
+    mask: Tensor,
+    values: Tensor | None = None,
+    token_rewards: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
     """Advantages of a whole rollout batch, one per token, and the value model's targets where there is one.
 
-    `rewards` are after shaping; NaN marks an unscored completion, whose row comes back as NaN and which
-    `policy_loss` then leaves out of every term and denominator. `token_rewards` are added to them.
+    `rewards` and `group` are [B], the rest [B, T]. `rewards` are after shaping, `token_rewards` are added
+    to them. A NaN reward marks an unscored completion: its row comes back as NaN, and `policy_loss` then
+    leaves it out of every term and denominator.
     """
     mask = sampled_mask(mask)
     check_shape("rewards", rewards, mask.shape[:1])

@@ -14,7 +14,7 @@ from proximo.maths.arithmetic import bounded_exp
 from proximo.maths.extras import EntropyBonus, PositiveNll
 from proximo.maths.rows import Objective, Rows, rows_of
 from proximo.maths.selection import Candidates
-from proximo.shapes import Bool, Float, Int, Shaped
+from proximo.shapes import Bool, Float, Int
 from proximo.types import Stats
 
 
@@ -58,22 +58,22 @@ class Terms:
 def policy_loss(
     algorithm: Objective,
     *,
-    logprobs: Float[Tensor, "B T"],
-    old_logprobs: Float[Tensor, "B T"],
-    advantages: Float[Tensor, "B T"],
-    mask: Shaped[Tensor, "B T"],
-    group: Shaped[Tensor, " B"],
-    ref_logprobs: Float[Tensor, "B T"] | None = None,
-    rollout_logprobs: Float[Tensor, "B T"] | None = None,
-    weights: Float[Tensor, "B T"] | Plan | None = None,
-    entropy: Float[Tensor, "B T"] | None = None,
-    outcome: Float[Tensor, " B"] | None = None,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    group: Tensor,
+    ref_logprobs: Tensor | None = None,
+    rollout_logprobs: Tensor | None = None,
+    weights: Tensor | Plan | None = None,
+    entropy: Tensor | None = None,
+    outcome: Tensor | None = None,
     generator: torch.Generator | None = None,
-) -> tuple[Float[Tensor, ""], Stats]:
+) -> tuple[Tensor, Stats]:
     """The loss of `algorithm` on these rows, to be minimised, and what it saw.
 
-    All tensors are aligned with tokens; `mask` is True on the tokens the policy sampled and nothing
-    off it is read. A row whose advantages are NaN is unscored and takes no part at all. `weights`
+    Tensors are [B, T], aligned with tokens; `group` and `outcome` are [B]. `mask` is True on the tokens
+    the policy sampled and nothing off it is read. A row whose advantages are NaN is unscored and takes no part at all. `weights`
     None computes them from this call's rows; for micro-batches pass the step's own slice, a tensor or
     a `Plan` (an algorithm that ranks tokens across the step needs the latter, from `plan_step`).
     """

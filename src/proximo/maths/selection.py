@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from proximo.maths.arithmetic import row_mean
-from proximo.shapes import Bool, Float
+from proximo.shapes import Bool, Float, Int
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,11 @@ class ClipCovariance:
     def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
         covariance = token_covariance(candidates)
         # A token the clip already blocks has no gradient to drop.
-        eligible = candidates.mask & (candidates.through > 0) & (covariance > self.low) & (covariance < self.high)
-        positions = eligible.flatten().nonzero().squeeze(1)
+        is_open = candidates.through[candidates.mask] > 0
+        eligible = (is_open & (covariance > self.low) & (covariance < self.high)).nonzero().squeeze(1)
         device = "cpu" if generator is None else generator.device
-        order = torch.randperm(len(positions), generator=generator, device=device).to(positions.device)
-        chosen = torch.zeros_like(eligible.flatten())
-        chosen[positions[order[: _count(self.share, candidates.mask)]]] = True
-        return chosen.view_as(eligible)
+        order = torch.randperm(len(eligible), generator=generator, device=device).to(eligible.device)
+        return _at(eligible[order[: _count(self.share, candidates.mask)]], candidates.mask)
 
     def apply(
         self, losses: Float[Tensor, "B T"], log_ratio: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"]
@@ -71,8 +69,7 @@ class KlCovariance:
         _check_share(self.share)
 
     def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
-        covariance = token_covariance(candidates).masked_fill(~candidates.mask, -torch.inf)
-        return _highest(covariance, _count(self.share, candidates.mask)) & candidates.mask
+        return _highest(token_covariance(candidates), self.share, candidates.mask)
 
     def apply(
         self, losses: Float[Tensor, "B T"], log_ratio: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"]
@@ -93,8 +90,7 @@ class TopEntropy:
     def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
         if candidates.entropy is None:
             raise ValueError("entropy is None: TopEntropy needs the entropy of each token's distribution")
-        entropy = candidates.entropy.masked_fill(~candidates.mask, -torch.inf)
-        return candidates.mask & ~_highest(entropy, _count(self.share, candidates.mask))
+        return candidates.mask & ~_highest(candidates.entropy[candidates.mask], self.share, candidates.mask)
 
     def apply(
         self, losses: Float[Tensor, "B T"], log_ratio: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"]
@@ -126,25 +122,28 @@ class OffPolicyMask:
 Selection = ClipCovariance | KlCovariance | TopEntropy | OffPolicyMask
 
 
-def token_covariance(candidates: Candidates) -> Float[Tensor, "B T"]:
-    """(A − mean A)·(log π − mean log π), means over the sampled tokens of the step."""
-    mask = candidates.mask
-    count = mask.sum().clamp(min=1)
-    advantages = candidates.advantages - (candidates.advantages * mask).sum() / count
-    logprobs = candidates.logprobs - (candidates.logprobs * mask).sum() / count
-    return (advantages * logprobs).masked_fill(~mask, 0.0)
+def token_covariance(candidates: Candidates) -> Float[Tensor, " N"]:
+    """(A − mean A)·(log π − mean log π) of each sampled token, in order; means over the step."""
+    advantages, logprobs = candidates.advantages[candidates.mask], candidates.logprobs[candidates.mask]
+    if not len(advantages):
+        return advantages
+    return (advantages - advantages.mean()) * (logprobs - logprobs.mean())
 
 
 def _count(share: float, mask: Bool[Tensor, "B T"]) -> int:
     return max(1, int(share * int(mask.sum())))
 
 
-def _highest(values: Float[Tensor, "B T"], count: int) -> Bool[Tensor, "B T"]:
-    """True at the `count` highest entries."""
-    flat = values.flatten()
-    chosen = torch.zeros_like(flat, dtype=torch.bool)
-    chosen[flat.topk(min(count, len(flat))).indices] = True
-    return chosen.view_as(values)
+def _highest(values: Float[Tensor, " N"], share: float, mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+    """True at the sampled tokens of the highest values."""
+    return _at(values.topk(min(_count(share, mask), len(values))).indices, mask)
+
+
+def _at(positions: Int[Tensor, " K"], mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+    """True at these of the sampled tokens. Choices are made among them alone, so padding cannot matter."""
+    is_chosen = torch.zeros_like(mask[mask])
+    is_chosen[positions] = True
+    return torch.zeros_like(mask).masked_scatter(mask, is_chosen)
 
 
 def _check_share(share: float) -> None:
