@@ -7,6 +7,7 @@ for A < 0 (0.25), dual clip (1.30), unequal lengths, a sampler far too sure (e^0
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ def run(
 ) -> tuple[Tensor, Tensor, Stats]:
     """Loss, its gradient with respect to log-probs, and statistics on the fixture."""
     logprobs = (OLD + log_ratio).requires_grad_()
-    tensors = {
+    tensors: dict[str, Any] = {
         "old_logprobs": OLD,
         "advantages": advantages,
         "mask": mask,

@@ -73,9 +73,10 @@ def policy_loss(
     """The loss of `algorithm` on these rows, to be minimised, and what it saw.
 
     Tensors are [B, T], aligned with tokens; `group` and `outcome` are [B]. `mask` is True on the tokens
-    the policy sampled and nothing off it is read. A row whose advantages are NaN is unscored and takes no part at all. `weights`
-    None computes them from this call's rows; for micro-batches pass the step's own slice, a tensor or
-    a `Plan` (an algorithm that ranks tokens across the step needs the latter, from `plan_step`).
+    the policy sampled and nothing off it is read. A row whose advantages are NaN is unscored and takes no
+    part at all. `weights` None computes them from this call's rows; for micro-batches pass the step's own
+    slice, a tensor or a `Plan` (an algorithm that ranks tokens across the step needs the latter, from
+    `plan_step`).
     """
     rows = rows_of(
         algorithm,
