@@ -1,0 +1,126 @@
+"""Says what an algorithm is: its formula, each of its eleven choices, their sources, and its peers' names for them."""
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from proximo.algorithms import Algorithm
+from proximo.explain.formula import objective
+from proximo.explain.papers import CARDS, GRPO_CARD, Card, card
+from proximo.explain.peers import PEERS, UNUSED, Peers
+from proximo.maths.credit import SequenceWhitened, SignScaled, TokenWhitened
+
+__all__ = [
+    "CARDS",
+    "STAGES",
+    "TABLE_HEAD",
+    "Card",
+    "card",
+    "changes",
+    "choice",
+    "objective",
+    "same_as",
+    "source",
+    "stages",
+    "table",
+]
+
+STAGES = tuple(field.name for field in fields(Algorithm))
+
+
+def choice(piece: Any) -> str:
+    """A piece as one would write it, without the fields that say nothing."""
+    if piece is None:
+        return "–"
+    if isinstance(piece, tuple):
+        return ", ".join(choice(each) for each in piece)
+    if not is_dataclass(piece):
+        return f"{piece:g}" if isinstance(piece, float) else str(piece)
+    values = ((field.name, getattr(piece, field.name)) for field in fields(piece))
+    shown = ", ".join(f"{name}={choice(value)}" for name, value in values if value is not None)
+    return f"{type(piece).__name__}({shown})"
+
+
+def stages(algorithm: Algorithm) -> list[tuple[str, str, list[Peers]]]:
+    """Each stage: its name, the choice, and what the peers call it."""
+    rows = []
+    for stage in STAGES:
+        piece = getattr(algorithm, stage)
+        pieces = piece if isinstance(piece, tuple) else (piece,)
+        peers = [UNUSED[stage]] if piece is None else [peer for each in pieces for peer in _peers(each)]
+        rows.append((stage, choice(piece), peers))
+    return rows
+
+
+def _peers(piece: Any) -> list[Peers]:
+    """Of a piece, and of the piece it wraps."""
+    inner = _wrapped(piece)
+    return [PEERS[type(piece)], *([] if inner is None else _peers(inner))]
+
+
+def _wrapped(piece: Any) -> Any:
+    return piece.of if isinstance(piece, TokenWhitened | SequenceWhitened | SignScaled) else None
+
+
+def source(named: Card, stage: str) -> str:
+    """Why the named algorithm chooses so at this stage; "" where its paper leaves the stage empty."""
+    if stage in named.sources:
+        return named.sources[stage]
+    same = getattr(named.value, stage) == getattr(GRPO_CARD.value, stage)
+    return "as GRPO" if same and stage in GRPO_CARD.sources else ""
+
+
+def changes(named: Card, algorithm: Algorithm) -> list[str]:
+    """What of `algorithm` is no longer the named one, stage by stage, with the default's source."""
+    found = []
+    for stage in STAGES:
+        differences = _differences(stage, getattr(named.value, stage), getattr(algorithm, stage))
+        if differences:
+            facts = ", ".join(
+                f"{path} is {choice(value)}, not {choice(default)}" for path, default, value in differences
+            )
+            why = source(named, stage)
+            found.append(facts + (f" ({why})" if why else ""))
+    return found
+
+
+def _differences(path: str, default: Any, value: Any) -> list[tuple[str, Any, Any]]:
+    if default == value:
+        return []
+    if type(default) is not type(value) or not is_dataclass(default):
+        return [(path, default, value)]
+    return [
+        difference
+        for field in fields(default)
+        for difference in _differences(f"{path}.{field.name}", getattr(default, field.name), getattr(value, field.name))
+    ]
+
+
+def same_as(algorithm: Algorithm) -> Card | None:
+    """The named algorithm that this value is, if any."""
+    return next((each for each in CARDS if each.value == algorithm), None)
+
+
+TABLE_HEAD = ("algorithm", "advantage", "ratio", "gate", "weights", "and")
+
+
+def table() -> list[tuple[str, ...]]:
+    """One row per algorithm, as in TABLE_HEAD; the last cell has what differs from a plain algorithm."""
+    plain = Algorithm()
+    rows = []
+    for each in CARDS:
+        value = each.value
+        rest = [getattr(value, stage) for stage in ("shape", "keep", "anchor", "select", "correct", "kl", "extra")]
+        usual = (plain.shape, plain.keep, plain.anchor, plain.select, plain.correct, plain.kl, plain.extra)
+        others = " ".join(_short(piece) for piece, default in zip(rest, usual, strict=True) if piece != default)
+        rows.append(
+            (each.name, _short(value.advantage), _short(value.ratio), choice(value.gate), _short(value.weights), others)
+        )
+    return rows
+
+
+def _short(piece: Any) -> str:
+    """The names of its classes alone."""
+    if isinstance(piece, tuple):
+        return " ".join(_short(each) for each in piece)
+    inner = _wrapped(piece)
+    return type(piece).__name__ + ("" if inner is None else f"({_short(inner)})")

@@ -1,0 +1,64 @@
+"""Plant each fault in a copy of the sources, run the tests, and say which one caught it.
+
+make mutation        (about ten minutes on two cores; prints a table for docs/log.md)
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.mutation.faults import FAULTS, Fault
+
+ROOT = Path(__file__).resolve().parents[2]
+# Values before laws: they are quicker, and they name the piece that broke.
+ORDER = [
+    "tests/test_gates.py", "tests/test_pieces.py", "tests/test_advantages.py", "tests/test_credit.py",
+    "tests/test_golden.py", "tests/test_objective.py", "tests/test_reference.py", "tests/test_laws.py",
+]  # fmt: skip
+
+
+def caught_by(fault: Fault) -> str:
+    """The first test that fails with the fault planted, or "" if none does."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for part in ("src", "tests", "pyproject.toml"):
+            source = ROOT / part
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, copy / part)
+        target = copy / "src/proximo/maths" / fault.file
+        text = target.read_text()
+        if text.count(fault.right) != 1:
+            raise SystemExit(f"{fault.file}: {fault.right!r} occurs {text.count(fault.right)} times, not once")
+        target.write_text(text.replace(fault.right, fault.wrong))
+        result = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *ORDER],
+            cwd=copy,
+            env=os.environ | {"PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    failed = [line.split(" ")[1] for line in result.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    if result.returncode == 0:
+        return ""
+    return (
+        failed[0].removeprefix("tests/") if failed else f"pytest stopped: {result.stdout[-200:]}{result.stderr[-200:]}"
+    )
+
+
+def main() -> int:
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        results = list(pool.map(caught_by, FAULTS))
+    print("| fault | where | caught by |\n|---|---|---|")
+    for fault, test in zip(FAULTS, results, strict=True):
+        print(f"| {fault.what} | {fault.file} | {f'`{test}`' if test else '**not caught**'} |")
+    survivors = results.count("")
+    print(f"\n{len(FAULTS) - survivors} of {len(FAULTS)} faults caught")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
