@@ -12,6 +12,7 @@ from proximo.maths import (
     K3,
     Clip,
     ClipCovariance,
+    CurrentPolicy,
     EntropyBonus,
     GeometricRejection,
     IcePop,
@@ -30,7 +31,7 @@ from proximo.maths import (
 )
 from tests import batches
 from tests.batches import NAMED
-from tests.fixture import ADVANTAGES, GROUP, LOG_RATIO, MASK, OLD, REF, ROLLOUT, assert_close, run
+from tests.fixture import ADVANTAGES, GROUP, LOG_RATIO, MASK, OLD, REF, ROLLOUT, assert_close, golden, run
 
 ALL = pytest.mark.parametrize("algorithm", [pytest.param(value, id=name) for name, value in NAMED.items()])
 
@@ -223,6 +224,13 @@ def test_the_sampler_as_anchor_measures_the_ratio_against_it():
         DAPO, logprobs=OLD + LOG_RATIO, old_logprobs=ROLLOUT, advantages=ADVANTAGES, mask=MASK, group=GROUP
     )
     assert_close(run(bypass)[0], direct)
+
+
+def test_the_current_policy_as_anchor_holds_every_ratio_at_1_and_still_learns():
+    loss, gradient, stats = run(replace(GRPO, kl=None, anchor=CurrentPolicy()))
+    assert_close(gradient, golden("grad.on_policy_all_seq_mean"))
+    assert_close(loss, 0.0)
+    assert stats.floats()["ratio_max"] == 1
 
 
 def test_clip_cov_drops_one_token_of_the_fixture():

@@ -41,7 +41,9 @@ def caught_by(fault: Fault) -> str:
             text=True,
             check=False,
         )
-    failed = [line.split(" ")[1] for line in result.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    failed = [
+        line.split(" - ")[0].split(" ", 1)[1] for line in result.stdout.splitlines() if line.startswith("FAILED ")
+    ]
     if result.returncode == 0:
         return ""
     return (
