@@ -1,9 +1,90 @@
-"""The nouns that flow through Proximo."""
+"""The nouns that flow through Proximo.
 
+Problem ─sample─▶ Completion ─grade─▶ Rollout ─gather─▶ Group ─assemble─▶ Batch ─update─▶ Stats
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+Message = Mapping[str, str]
+"""One turn of a conversation: role and content."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question whose answers can be checked.
+
+    Example: Problem(id="add-7", prompt="12+7=", answer="19")
+    """
+
+    id: str
+    """The same problem has the same id in every run."""
+    prompt: str | tuple[Message, ...]
+    """Text that is used as it is, or a conversation for the chat template."""
+    answer: Any
+    """What a grader compares with; None where it needs nothing."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """Further columns of the data set, for reward functions."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a sampler is asked: so many completions of one prompt."""
+
+    key: int
+    """Names the prompt to the random numbers: the same key, seed and step give the same draws."""
+    prompt_tokens: tuple[int, ...]
+    num_samples: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What the policy said."""
+
+    tokens: tuple[int, ...]
+    """Exactly the sampled tokens; an end-of-sequence token that was sampled is the last of them."""
+    logprobs: tuple[float, ...]
+    """Of each token, under the distribution it was really drawn from."""
+    text: str
+    """Decoded, without special tokens."""
+    finish: Literal["stop", "length"]
+    """Ended by itself (end of sequence or a stop string), or cut at the limit."""
+    version: int = 0
+    """How many updates the policy had seen."""
+
+
+@dataclass(frozen=True)
+class Grade:
+    """A grader's verdict on one completion."""
+
+    outcome: float
+    """The task's own verdict, before any shaping; NaN: unscored, which is not 0."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Named rewards that were added up; the outcome is usually one of them."""
+
+    @property
+    def reward(self) -> float:
+        """The parts' sum, or the outcome where there are none."""
+        return float(sum(self.parts.values())) if self.parts else self.outcome
+
+
+@dataclass(frozen=True)
+class Rollout:
+    completion: Completion
+    grade: Grade
+
+
+@dataclass(frozen=True)
+class Group:
+    """Siblings: completions of the same prompt."""
+
+    problem: Problem
+    prompt_tokens: tuple[int, ...]
+    rollouts: tuple[Rollout, ...]
 
 
 @dataclass(frozen=True)
