@@ -180,7 +180,9 @@ def test_command_prints_the_table(capsys):
 def test_help_and_empty_lines_say_what_there_is(capsys):
     for arguments in ([], ["--help"], ["explain"], ["explain", "--help"]):
         assert main(arguments) == 0
-        assert "usage: proximo explain NAME" in capsys.readouterr().out
+        text = capsys.readouterr().out
+        assert "usage: proximo COMMAND" in text
+        assert "proximo explain NAME" in text
 
 
 @pytest.mark.parametrize(

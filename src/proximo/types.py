@@ -4,7 +4,7 @@ Problem ─sample─▶ Completion ─grade─▶ Rollout ─gather─▶ Group 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -85,6 +85,49 @@ class Group:
     problem: Problem
     prompt_tokens: tuple[int, ...]
     rollouts: tuple[Rollout, ...]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Completions as tensors, aligned with their tokens; prompts are kept once per group.
+
+    Rows hold completions only. What is None has not been computed, because nothing needs it.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    tokens: Tensor
+    """[B, T]; 0 beyond a row's length."""
+    lengths: Tensor
+    """[B]"""
+    mask: Tensor
+    """[B, T]: tokens the policy sampled that take part in the loss."""
+    group: Tensor
+    """[B]: which prompt."""
+    outcome: Tensor
+    """[B]; NaN: unscored."""
+    rewards: Tensor
+    """[B], shaped; NaN: unscored."""
+    truncated: Tensor
+    """[B]"""
+    rollout_logprobs: Tensor
+    """[B, T]: the sampler's own."""
+    old_logprobs: Tensor
+    """[B, T]: of the policy that sampled; the sampler's own where those are trusted."""
+    advantages: Tensor
+    """[B, T]"""
+    ref_logprobs: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def rows(self, index: Tensor) -> "Batch":
+        """Some of the rows; prompts are shared, so their numbers stay."""
+        picked = {
+            each.name: value[index] for each in fields(self) if isinstance(value := getattr(self, each.name), Tensor)
+        }
+        return replace(self, **picked)
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,12 @@ layer's business but the caller's: it passes a `Reader` along with the tokens (`
 for packed training or for decoding from a cache. No model code is patched.
 """
 
-from typing import Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol, runtime_checkable
 
-import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from proximo.shapes import Float
@@ -17,6 +18,7 @@ from proximo.shapes import Float
 NAME = "proximo"
 
 
+@runtime_checkable
 class Reader(Protocol):
     """Decides which keys and values each query sees."""
 
@@ -59,8 +61,7 @@ AttentionMaskInterface.register(NAME, no_mask)
 
 def body(model: nn.Module) -> nn.Module:
     """The decoder without its head: hidden states, never logits."""
-    inner = model.get_submodule("model")
-    return inner
+    return model.get_submodule("model")
 
 
 def hidden_states(model: nn.Module, tokens: Tensor, positions: Tensor, reader: Reader) -> Float[Tensor, "R S E"]:
@@ -71,3 +72,15 @@ def hidden_states(model: nn.Module, tokens: Tensor, positions: Tensor, reader: R
 
 def uses_our_attention(model: nn.Module) -> bool:
     return model.config._attn_implementation == NAME  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@contextmanager
+def attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """The model with another attention for a while."""
+    before = model.config._attn_implementation
+    assert before is not None
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)

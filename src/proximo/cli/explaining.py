@@ -1,59 +1,32 @@
-"""The command line. The only place that knows tyro.
+"""`proximo explain`: an algorithm choice by choice, or the table of all."""
 
-proximo explain dapo                     what DAPO is, choice by choice
-proximo explain dapo --gate.high 0.2     the same with one choice changed, and what is no longer DAPO
-proximo explain --all                    the table of all algorithms
-"""
-
-import difflib
 import sys
 import textwrap
-import warnings
-from collections.abc import Sequence
-from typing import NoReturn
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from proximo import explain
-from proximo.algorithms import Algorithm, UnusualChoice
+from proximo.algorithms import Algorithm
+from proximo.cli.flags import changed, nearest, refuse
 from proximo.explain import Card
 
-USAGE = """usage: proximo explain NAME [--stage.field VALUE ...]
-       proximo explain --all
 
-  explain NAME   the objective of an algorithm, its eleven choices, their sources,
-                 and what TRL and verl call them; change a choice with a flag
-                 (proximo explain NAME --help lists them)
-  explain --all  the table of all algorithms
-
-names: """
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is 0 for done and 2 for bad input."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+def run(arguments: list[str]) -> int:
+    """Explain one algorithm, with any of its choices changed, or print the table."""
     names = ", ".join(card.name for card in explain.CARDS)
     match arguments:
-        case [] | ["-h" | "--help", *_] | ["explain"] | ["explain", "-h" | "--help", *_]:
-            print(USAGE + names)
-            return 0
-        case ["explain", "--all"]:
+        case ["--all"]:
             _print_table(_console())
-            return 0
-        case ["explain", "--all", *rest]:
-            _refuse(f"explain --all takes nothing else, not {' '.join(rest)}")
-        case ["explain", name, *flags]:
+        case ["--all", *rest]:
+            refuse(f"explain --all takes nothing else, not {' '.join(rest)}")
+        case [name, *flags]:
             card = explain.card(name)
             if card is None:
-                _refuse(f"no algorithm is called {name!r}{_nearest(name)}; the names are {names}")
+                refuse(f"no algorithm is called {name!r}{nearest(name, names.split(', '))}; the names are {names}")
             _print_card(_console(), card, _changed(card, flags))
-            return 0
-        case [command, *_]:
-            _refuse(f"no command is called {command!r}; there is: explain")
-    return 2
+    return 0
 
 
 def _console() -> Console:
@@ -63,22 +36,7 @@ def _console() -> Console:
 
 def _changed(card: Card, flags: list[str]) -> Algorithm:
     """The card's algorithm with the choices that the flags change."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UnusualChoice)
-        try:
-            algorithm = tyro.cli(
-                Algorithm,
-                default=card.value,
-                args=flags,
-                prog=f"proximo explain {card.name}",
-                description=card.idea,
-                config=(tyro.conf.AvoidSubcommands,),
-            )
-        except ValueError as error:
-            _refuse(str(error))
-    for message in dict.fromkeys(str(warning.message) for warning in caught):
-        print(f"unusual: {message}", file=sys.stderr)
-    return algorithm
+    return changed(card.value, flags, prog=f"proximo explain {card.name}", description=card.idea)
 
 
 def _print_card(console: Console, card: Card, algorithm: Algorithm) -> None:
@@ -127,17 +85,3 @@ def _print_table(console: Console) -> None:
     for row in explain.table():
         grid.add_row(*(Text(cell) for cell in row))
     console.print(grid)
-
-
-def _nearest(name: str) -> str:
-    close = difflib.get_close_matches(name.lower(), [card.name for card in explain.CARDS], n=1)
-    return f", the nearest is {close[0]!r}" if close else ""
-
-
-def _refuse(message: str) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
-    raise SystemExit(2)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Longer studies: separate commands whose results go into docs/."""

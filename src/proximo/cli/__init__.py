@@ -1,0 +1,49 @@
+"""The command line. Heavy imports wait until a command needs them, so that help is instant."""
+
+import signal
+import sys
+from collections.abc import Sequence
+
+from proximo.cli.flags import nearest, refuse
+
+USAGE = """usage: proximo COMMAND ...
+
+  proximo train [PRESET | run.toml] [--algorithm NAME] [--run DIR] [--steps N] [--seed N] [--field VALUE ...]
+                       train a model; with nothing given, a small one that comes with Proximo
+  proximo eval MODEL [--field VALUE ...]
+                       held-out accuracy of a model folder on a task
+  proximo sft --out DIR [--field VALUE ...]
+                       fine-tune on a task's reference answers
+  proximo tasks        the tasks there are, with an example of each
+  proximo explain NAME [--stage.field VALUE ...]
+  proximo explain --all
+                       what an algorithm is, choice by choice
+
+Every command takes --help. train and eval take --json: data on stdout, progress on stderr.
+train takes --dry-run: the resolved run, and nothing is started.
+"""
+
+COMMANDS = ("train", "eval", "sft", "tasks", "explain")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. 0 done, 1 failed, 2 bad input, 130 interrupted, 143 terminated."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help") or arguments in (["explain"], ["explain", "--help"]):
+        print(USAGE, end="")
+        return 0
+    command, *rest = arguments
+    if command not in COMMANDS:
+        refuse(f"no command is called {command!r}{nearest(command, COMMANDS)}; there are: {', '.join(COMMANDS)}")
+    if command == "explain":
+        from proximo.cli import explaining
+
+        return explaining.run(rest)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    from proximo.cli import running
+
+    try:
+        return running.run(command, rest)
+    except KeyboardInterrupt:
+        print("interrupted; what was written so far is in the run folder", file=sys.stderr)
+        return 130

@@ -1,0 +1,188 @@
+"""`proximo train`, `eval`, `sft` and `tasks`."""
+
+import json
+import sys
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+
+from proximo import explain, toml
+from proximo.cli.flags import changed, nearest, refuse, take, take_switch
+from proximo.models import load_model, load_tokenizer, tiny_model, tiny_tokenizer
+from proximo.models.shipped import resolve
+from proximo.presets import PRESETS
+from proximo.samplers import SamplingOptions
+from proximo.samplers.embedded import local_sampler
+from proximo.tasks import TaskOptions
+from proximo.tasks.arithmetic import Arithmetic
+from proximo.training.config import EvaluationOptions, RunConfig
+from proximo.training.evaluate import evaluate
+from proximo.training.progress import Lines, LiveView, Progress, prompt_text, share
+from proximo.training.rl import Outcome, train
+from proximo.training.sft import SftOptions, fine_tune
+
+
+def run(command: str, arguments: list[str]) -> int:
+    commands = {"train": run_train, "eval": run_eval, "sft": run_sft, "tasks": run_tasks}
+    return commands[command](arguments)
+
+
+# train
+
+
+def run_train(arguments: list[str]) -> int:
+    as_json, dry_run = take_switch(arguments, "--json"), take_switch(arguments, "--dry-run")
+    folder, name = take(arguments, "--run"), take(arguments, "--algorithm")
+    config = _base_config(arguments)
+    if name is not None:
+        card = explain.card(name)
+        if card is None:
+            names = [each.name for each in explain.CARDS]
+            refuse(f"--algorithm {name}: no algorithm is called so{nearest(name, names)}; there are {', '.join(names)}")
+        config = _replaced(config, algorithm=card.value)
+    config = changed(config, arguments, prog="proximo train", description="Train a model by reinforcement learning.")
+    if dry_run:
+        print(toml.dumps(config))
+        print("\n".join(f"# {line}" for line in arithmetic(config)))
+        return 0
+    path = Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}"
+    if (path / "metrics.jsonl").exists():
+        refuse(f"--run {path}: there is a run in this folder already; choose another name or remove it")
+    progress: Progress = LiveView() if sys.stderr.isatty() else Lines()
+    try:
+        outcome = train(config, path, progress, toml.dumps(config))
+    finally:
+        progress.stop()
+    _print_result(config, path, outcome, as_json)
+    return 0
+
+
+def _base_config(arguments: list[str]) -> RunConfig:
+    """The preset or file that comes first, removed from the arguments."""
+    if not arguments or arguments[0].startswith("-"):
+        return PRESETS[0].config
+    name = arguments.pop(0)
+    if name.endswith(".toml"):
+        file = Path(name)
+        if not file.is_file():
+            refuse(f"{name}: there is no such file")
+        try:
+            return toml.loads(file.read_text(), RunConfig, source=name)
+        except ValueError as error:
+            refuse(str(error))
+    names = [preset.name for preset in PRESETS]
+    found = next((preset for preset in PRESETS if preset.name == name), None)
+    if found is None:
+        refuse(
+            f"no preset is called {name!r}{nearest(name, names)}; there are {', '.join(names)}, or give a .toml file"
+        )
+    return found.config
+
+
+def _replaced(config: RunConfig, **changes) -> RunConfig:
+    try:
+        return replace(config, **changes)
+    except ValueError as error:
+        refuse(str(error))
+
+
+def arithmetic(config: RunConfig) -> list[str]:
+    """What a step amounts to, before anything is loaded."""
+    training = config.training
+    completions = training.groups * training.group_size
+    tokens = completions * config.sampling.max_tokens
+    return [
+        f"a step: {training.groups} prompts × {training.group_size} completions = {completions} completions, "
+        f"at most {tokens} tokens sampled",
+        f"{training.updates} optimizer updates a step, {completions // training.minibatches} completions each",
+        f"{config.steps} steps: {config.steps * training.updates} updates, {config.steps * completions} completions, "
+        f"at most {config.steps * tokens} tokens",
+    ]
+
+
+def _print_result(config: RunConfig, path: Path, outcome: Outcome, as_json: bool) -> None:
+    if as_json:
+        result = {
+            "run": str(path),
+            "steps": config.steps,
+            "held_out_before": outcome.before.accuracy,
+            "held_out_after": outcome.after.accuracy,
+            "generated_tokens": outcome.generated_tokens,
+            "seconds": round(outcome.seconds, 3),
+        }
+        print(json.dumps(result))
+        return
+    gain = 100 * (outcome.after.accuracy - outcome.before.accuracy)
+    print(f"\nheld-out accuracy  before {share(outcome.before)}")
+    print(f"                   after  {share(outcome.after)}   {gain:+.1f} points\n")
+    shown = [pair for pair in outcome.examples if pair[0].outcome != pair[1].outcome] or outcome.examples
+    for before, after in shown[:3]:
+        print(f"  {prompt_text(before.problem)!r}, right is {before.problem.answer!r}")
+        print(f"    before {before.completion.text!r}, after {after.completion.text!r}")
+    print(f"\nrun folder  {path}")
+    print(f"the model   {outcome.checkpoint}   (try: proximo eval {outcome.checkpoint})")
+
+
+# eval, sft, tasks
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    task: TaskOptions = field(default_factory=Arithmetic)
+    sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(max_tokens=8))
+    evaluation: EvaluationOptions = field(default_factory=lambda: EvaluationOptions(problems=1000))
+    seed: int = 0
+
+
+def run_eval(arguments: list[str]) -> int:
+    as_json = take_switch(arguments, "--json")
+    if not arguments or arguments[0].startswith("-"):
+        refuse("eval needs a model: proximo eval FOLDER")
+    model_name = resolve(arguments.pop(0))
+    config = changed(EvalConfig(), arguments, prog="proximo eval", description="Held-out accuracy of a model.")
+    try:
+        model, tokenizer = load_model(model_name), load_tokenizer(model_name)
+    except ValueError as error:
+        refuse(str(error))
+    sampler = local_sampler(model, tokenizer)
+    result, _ = evaluate(config.task, sampler, tokenizer, config.sampling, config.evaluation, config.seed)
+    print(json.dumps({"model": model_name, **result.floats()}) if as_json else f"held-out accuracy {share(result)}")
+    return 0
+
+
+@dataclass(frozen=True)
+class SftConfig:
+    task: TaskOptions = field(default_factory=Arithmetic)
+    model: str | None = None
+    """A folder or hub id to start from. None: a new tiny model."""
+    sft: SftOptions = field(default_factory=SftOptions)
+    seed: int = 0
+
+
+def run_sft(arguments: list[str]) -> int:
+    out = take(arguments, "--out")
+    config = changed(SftConfig(), arguments, prog="proximo sft", description="Fine-tune on a task's reference answers.")
+    if out is None:
+        refuse("sft needs --out DIR, the folder of the fine-tuned model")
+    if config.model is None:
+        model, tokenizer = tiny_model(seed=config.seed), tiny_tokenizer()
+    else:
+        model, tokenizer = load_model(resolve(config.model)), load_tokenizer(resolve(config.model))
+    for step, loss in enumerate(fine_tune(model, tokenizer, config.task, config.sft, config.seed), start=1):
+        if step % 10 == 0 or step == config.sft.steps:
+            print(f"step {step}/{config.sft.steps}  loss {loss:.4f}", file=sys.stderr)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    print(f"the model   {out}   (try: proximo eval {out})")
+    return 0
+
+
+def run_tasks(arguments: list[str]) -> int:
+    if arguments:
+        refuse(f"tasks takes nothing, not {' '.join(arguments)}")
+    from proximo.tasks import EXAMPLES
+
+    for task in EXAMPLES:
+        problem = task.problem(0, "train", 0)
+        print(f"{type(task).__name__:<12} {problem.prompt!r} → {problem.answer!r}")
+    return 0

@@ -1,0 +1,19 @@
+"""Models: loading them, and the log-probs of what they said."""
+
+from proximo.models.layout import micro_batches
+from proximo.models.loading import PaddedFallback, load_model, load_tokenizer, prompt_tokens, supports_packing
+from proximo.models.scoring import Scores, score
+from proximo.models.tiny import tiny_model, tiny_tokenizer
+
+__all__ = [
+    "PaddedFallback",
+    "Scores",
+    "load_model",
+    "load_tokenizer",
+    "micro_batches",
+    "prompt_tokens",
+    "score",
+    "supports_packing",
+    "tiny_model",
+    "tiny_tokenizer",
+]

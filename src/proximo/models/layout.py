@@ -1,0 +1,135 @@
+"""How prompts and completions are laid out for a forward pass, and which state predicts which token.
+
+Packed: one row without padding; each prompt once, followed by its completions, whose positions continue the
+prompt's. Padded: one row per completion, its prompt repeated; the reference. `predictors` is the only place in
+the project where anything is shifted by one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proximo.models.packed import PackedReader, packed_reader
+from proximo.shapes import Bool, Int
+
+
+@dataclass(frozen=True)
+class Packed:
+    tokens: Int[Tensor, "1 N"]
+    """A completion's last token is left out: nothing is predicted from it."""
+    positions: Int[Tensor, "1 N"]
+    predictors: Int[Tensor, " C"]
+    """The place among the N whose state predicts each completion token, row by row."""
+    reader: PackedReader
+
+
+@dataclass(frozen=True)
+class Padded:
+    tokens: Int[Tensor, "B S"]
+    mask: Bool[Tensor, "B S"]
+    predictors: Int[Tensor, " C"]
+    """The place among the B·S, flattened, whose state predicts each completion token, row by row."""
+
+
+def pack(
+    prompts: Sequence[Sequence[int]], tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"], group: Int[Tensor, " B"]
+) -> Packed:
+    """Prompts that no row belongs to are left out; the rows of a group stand behind their prompt in any given order."""
+    device = tokens.device
+    used, member = group.unique(return_inverse=True)
+    flat_prompts, prompt_lengths = _prompts(prompts, used)
+    own = (lengths - 1).clamp(min=0)
+    totals = prompt_lengths.index_add(0, member, own)
+    prompt_starts = _before(totals)
+    # Before a completion stand the prompts up to its own and the completions of the rows that come earlier.
+    order = member.argsort(stable=True)
+    starts = torch.empty_like(own)
+    starts[order] = prompt_lengths.cumsum(0)[member[order]] + _before(own[order])
+
+    prompt_places, places = _ranges(prompt_starts, prompt_lengths), _ranges(starts, own)
+    packed = torch.empty(int(totals.sum()), dtype=torch.long, device=device)
+    packed[prompt_places] = flat_prompts
+    packed[places] = tokens[torch.arange(tokens.shape[1], device=device) < own[:, None]]
+    positions = torch.empty_like(packed)
+    positions[prompt_places] = _ranges(torch.zeros_like(prompt_lengths), prompt_lengths)
+    positions[places] = _ranges(prompt_lengths[member], own)
+    return Packed(
+        tokens=packed[None],
+        positions=positions[None],
+        predictors=predictors((prompt_starts + prompt_lengths - 1)[member], starts, lengths),
+        reader=packed_reader(prompt_starts, prompt_lengths, starts, own, member),
+    )
+
+
+def pad(
+    prompts: Sequence[Sequence[int]], tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"], group: Int[Tensor, " B"]
+) -> Padded:
+    """Rows [prompt; completion], padded on the right."""
+    rows = [
+        torch.cat((torch.tensor(prompts[number], device=tokens.device), row[:length]))
+        for number, row, length in zip(group.tolist(), tokens, lengths.tolist(), strict=True)
+    ]
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    sizes = torch.tensor([len(row) for row in rows], device=tokens.device)
+    width = padded.shape[1]
+    starts = torch.arange(len(rows), device=tokens.device) * width + sizes - lengths
+    return Padded(
+        tokens=padded,
+        mask=torch.arange(width, device=tokens.device) < sizes[:, None],
+        predictors=predictors(starts - 1, starts, lengths),
+    )
+
+
+def predictors(
+    prompt_ends: Int[Tensor, " B"], starts: Int[Tensor, " B"], lengths: Int[Tensor, " B"]
+) -> Int[Tensor, " C"]:
+    """The shift: a completion's first token is predicted at its prompt's end, token t at the completion's t − 1."""
+    places = _ranges(starts - 1, lengths)
+    nonempty = lengths > 0
+    places[_before(lengths)[nonempty]] = prompt_ends[nonempty]
+    return places
+
+
+def micro_batches(
+    prompt_lengths: Sequence[int], completion_lengths: Sequence[int], group: Sequence[int], token_budget: int
+) -> list[list[int]]:
+    """Row numbers of each micro-batch: whole groups, longest first, each where it first fits under the budget.
+
+    Row b has `completion_lengths[b]` tokens after the prompt of `prompt_lengths[group[b]]`, which its group shares.
+    A group larger than the budget stands alone. The batches' tokens add up to the same whatever the budget.
+    """
+    if token_budget < 1:
+        raise ValueError(f"token_budget is {token_budget}: give the number of tokens that fit into memory at once")
+    rows: dict[int, list[int]] = {}
+    for row, number in enumerate(group):
+        rows.setdefault(number, []).append(row)
+    sizes = {number: prompt_lengths[number] + sum(completion_lengths[row] for row in rows[number]) for number in rows}
+    batches: list[list[int]] = []
+    room: list[int] = []
+    for number in sorted(rows, key=lambda number: (-sizes[number], number)):
+        fitting = next((index for index, left in enumerate(room) if sizes[number] <= left), len(batches))
+        if fitting == len(batches):
+            batches.append([])
+            room.append(token_budget)
+        batches[fitting] += rows[number]
+        room[fitting] -= sizes[number]
+    return [sorted(batch) for batch in batches]
+
+
+def _prompts(prompts: Sequence[Sequence[int]], used: Int[Tensor, " P"]) -> tuple[Int[Tensor, " M"], Int[Tensor, " P"]]:
+    chosen = [prompts[number] for number in used.tolist()]
+    flat = torch.tensor([token for prompt in chosen for token in prompt], dtype=torch.long, device=used.device)
+    return flat, torch.tensor([len(prompt) for prompt in chosen], device=used.device)
+
+
+def _before(sizes: Int[Tensor, " R"]) -> Int[Tensor, " R"]:
+    """How much stands before each."""
+    return sizes.cumsum(0) - sizes
+
+
+def _ranges(starts: Int[Tensor, " R"], lengths: Int[Tensor, " R"]) -> Int[Tensor, " C"]:
+    """starts[0], starts[0] + 1, … (lengths[0] of them), starts[1], …"""
+    shifts = (starts - _before(lengths)).repeat_interleave(lengths)
+    return shifts + torch.arange(len(shifts), device=starts.device)

@@ -1,0 +1,104 @@
+"""Models and tokenizers from Hugging Face folders: safetensors only, no code from elsewhere."""
+
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+    SmolLM3ForCausalLM,
+)
+
+from proximo.models.attention import NAME
+from proximo.types import Message
+
+
+class PaddedFallback(UserWarning):
+    """The model is outside the fast path: correct, but each completion pays for its prompt again."""
+
+
+def load_model(path: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
+    """A causal language model in eval mode, from a folder or a hub id.
+
+    Example: model = load_model("runs/first/checkpoints/step-000100")
+    """
+    folder = Path(path)
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        found = ", ".join(sorted(file.name for file in folder.glob("*.bin"))) or "no weights"
+        raise ValueError(f"path {path!r} holds {found}: convert to safetensors (pickle is never read)")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True, trust_remote_code=False)
+    except OSError as error:
+        raise ValueError(f"path {path!r}: {_unreachable(folder)}") from error
+    assert isinstance(model, PreTrainedModel)
+    if supports_packing(model):
+        model.set_attn_implementation(NAME)
+    else:
+        warn_of_fallback(type(model).__name__)
+    return model.to(device=device).eval()  # pyright: ignore[reportCallIssue]
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or a hub id."""
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError) as error:  # transformers raises either, depending on which file is missing
+        raise ValueError(f"path {path!r}: {_unreachable(Path(path))}") from error
+
+
+def _unreachable(folder: Path) -> str:
+    if folder.is_dir():
+        return "the folder is incomplete; save model and tokenizer into it with save_pretrained"
+    return "neither a folder nor a model that the hub or its local cache has; check the name, or download it first"
+
+
+def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+    """Text is encoded as it is, nothing added; a conversation goes through the chat template, ready for an answer."""
+    if isinstance(prompt, str):
+        tokens = tokenizer.encode(prompt, add_special_tokens=False)
+    elif tokenizer.chat_template is None:
+        raise ValueError("prompt is a conversation, but the tokenizer has no chat template: give the prompt as text")
+    else:
+        messages = [dict(message) for message in prompt]
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        assert isinstance(text, str)
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+    if not tokens:
+        raise ValueError(f"prompt {prompt!r} has no tokens: give at least one")
+    return tuple(tokens)
+
+
+def supports_packing(model: PreTrainedModel) -> bool:
+    """True where our attention and our log-probs are exact: full attention in each layer, logits = states · weightᵀ.
+
+    A table of what the tests cover, not a guess: other classes may scale or cap their logits or look through
+    a window, and keep to transformers' own forward pass.
+    """
+    kind = type(model)
+    if kind is LlamaForCausalLM:
+        full_attention = True
+    elif kind is MistralForCausalLM:
+        full_attention = model.config.sliding_window is None
+    elif kind in (Qwen2ForCausalLM, Qwen3ForCausalLM, SmolLM3ForCausalLM):
+        full_attention = set(model.config.layer_types) == {"full_attention"}
+    else:
+        return False
+    head = model.get_submodule("lm_head")
+    return full_attention and type(head) is nn.Linear and head.bias is None
+
+
+@cache
+def warn_of_fallback(kind: str) -> None:
+    """Once per process and model class."""
+    message = f"{kind} is outside the packed fast path: scored padded, with its own logits (slower, same numbers)"
+    warnings.warn(message, PaddedFallback, stacklevel=3)

@@ -1,0 +1,66 @@
+"""Rewards that look at the text alone."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from proximo.types import Completion, Problem
+
+# A sign counts only where it does not subtract: the last number of "5-3" is 3. Commas group thousands.
+_NUMBER = re.compile(r"(?:(?<![\d.)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class ExactMatch:
+    """1 where the completion says the answer, else 0. Spaces around either do not count."""
+
+    last_number: bool = False
+    """Compare the last number in the completion with the last number in the answer: 1,000 and 1000.0 are equal."""
+
+    needs_answer = True
+
+    def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float]:
+        return [self._score(p.answer, c.text) for p, c in zip(problems, completions, strict=True)]
+
+    def reference(self, problem: Problem) -> str | None:
+        """A completion that scores 1."""
+        return None if problem.answer is None else str(problem.answer)
+
+    def _score(self, answer: object, text: str) -> float:
+        if answer is None:
+            return math.nan
+        if not self.last_number:
+            return float(text.strip() == str(answer).strip())
+        wanted = last_number(str(answer))
+        return math.nan if wanted is None else float(last_number(text) == wanted)
+
+
+@dataclass(frozen=True)
+class FormatReward:
+    """1 where the whole completion matches a regular expression, else 0."""
+
+    pattern: str
+    """Python's syntax; (?s) at its start lets a dot match line breaks."""
+
+    needs_answer = False
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ValueError(f"reward.pattern is {self.pattern!r}: not a regular expression, {error}") from None
+
+    def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float]:
+        return [float(re.fullmatch(self.pattern, completion.text) is not None) for completion in completions]
+
+    def reference(self, problem: Problem) -> str | None:
+        """None: a pattern does not say what it matches."""
+        return None
+
+
+def last_number(text: str) -> Decimal | None:
+    """The last decimal number of a text, exactly."""
+    found = _NUMBER.findall(text)
+    return Decimal(found[-1].replace(",", "")) if found else None

@@ -1,0 +1,128 @@
+"""A completion in the making, and when it ends: the same for every engine that draws its own tokens."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from proximo.samplers import SamplingOptions
+from proximo.samplers.drawing import draw, signed, uniforms
+from proximo.shapes import Float
+from proximo.types import Completion, Request
+
+
+@dataclass
+class Draft:
+    """What has been drawn so far of one sample."""
+
+    key: int
+    sample: int
+    """Which of its request's samples."""
+    prompt: tuple[int, ...]
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: Literal["stop", "length"] | None = None
+    """None while it goes on."""
+
+    @property
+    def length(self) -> int:
+        """Prompt and completion."""
+        return len(self.prompt) + len(self.tokens)
+
+
+def drafts_of(requests: Sequence[Request]) -> list[list[Draft]]:
+    """An empty draft for each sample of each request."""
+    for number, request in enumerate(requests):
+        if not request.prompt_tokens:
+            raise ValueError(f"requests[{number}].prompt_tokens is empty: give at least one token, such as the BOS")
+        if request.num_samples < 1:
+            raise ValueError(f"requests[{number}].num_samples is {request.num_samples}: give at least 1")
+    return [
+        [Draft(request.key, sample, request.prompt_tokens) for sample in range(request.num_samples)]
+        for request in requests
+    ]
+
+
+@dataclass(frozen=True)
+class Pen:
+    """Writes the next token of drafts: draws it, and sees whether it was the last."""
+
+    tokenizer: PreTrainedTokenizerBase
+    end_tokens: frozenset[int]
+    options: SamplingOptions
+    seed: int
+    step: int
+
+    def __post_init__(self) -> None:
+        # Special tokens are no part of the text, so such a string would never be found.
+        special = [text for text in self.options.stop if text in self.tokenizer.all_special_tokens]
+        if special:
+            raise ValueError(f"stop has {special[0]!r}, a special token: leave it out, end-of-sequence always ends")
+
+    def write(self, drafts: Sequence[Draft], logits: Float[Tensor, "R V"]) -> None:
+        """One token for each unfinished draft, from the row of logits in its place."""
+        counters = [[signed(draft.key), draft.sample, len(draft.tokens)] for draft in drafts]
+        keys, samples, positions = torch.tensor(counters, device=logits.device).unbind(dim=1)
+        tokens, logprobs = draw(logits, uniforms(self.seed, self.step, keys, samples, positions), self.options)
+        for draft, token, logprob in zip(drafts, tokens.tolist(), logprobs.tolist(), strict=True):
+            if logprob != logprob:
+                raise ValueError("the model's logits are NaN: its weights have diverged, go back to a checkpoint")
+            draft.tokens.append(token)
+            draft.logprobs.append(logprob)
+            if token in self.end_tokens or self._stopped(draft.tokens):
+                draft.finish = "stop"
+            elif len(draft.tokens) == self.options.max_tokens:
+                draft.finish = "length"
+
+    def completion(self, draft: Draft, version: int) -> Completion:
+        assert draft.finish is not None
+        text = self._text(draft.tokens)
+        return Completion(
+            tokens=tuple(draft.tokens),
+            logprobs=tuple(draft.logprobs),
+            text=text[: min((text.find(stop) for stop in self.options.stop if stop in text), default=len(text))],
+            finish=draft.finish,
+            version=version,
+        )
+
+    def _stopped(self, tokens: list[int]) -> bool:
+        for stop in self.options.stop:
+            # A token has at least one byte; a few more keep the tail's first characters whole.
+            tail = tokens[-len(stop.encode()) - 4 :]
+            if stop in self._text(tail) and stop in self._text(tokens):
+                return True
+        return False
+
+    def _text(self, tokens: list[int]) -> str:
+        text = self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Every token that ends a completion: models of conversations often have two."""
+    declared = model.generation_config.eos_token_id if model.generation_config else None
+    found: set[int] = set()
+    for tokens in (model.config.eos_token_id if declared is None else declared, tokenizer.eos_token_id):
+        if isinstance(tokens, int):
+            found.add(tokens)
+        elif tokens is not None:
+            found.update(int(token) for token in tokens)
+    return frozenset(found)
+
+
+@contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """No dropout and no gradients inside; the learner finds its model as it left it."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -1,0 +1,59 @@
+"""Sampling through transformers' own forward pass and cache, for models outside the fast path.
+
+Rows of equal prompt length share a batch, so nothing is ever padded: correct for any kind of attention or
+position, at the price of smaller batches. The random numbers are those of the embedded engine.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from proximo.models.attention import uses_our_attention
+from proximo.samplers import SamplingOptions
+from proximo.samplers.drafts import Draft, Pen, drafts_of, end_tokens, evaluating
+from proximo.types import Completion, Request
+
+
+class PlainSampler:
+    """Samples from any causal language model of transformers that keeps its past in `past_key_values`."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, slots: int = 128) -> None:
+        """`slots` is the most rows decoded at a time."""
+        if uses_our_attention(model):
+            raise ValueError(f"model is a {type(model).__name__} with our attention: sample with EmbeddedSampler")
+        if slots < 1:
+            raise ValueError(f"slots is {slots}: give at least 1")
+        self._model = model
+        self._tokenizer = tokenizer
+        self._slots = slots
+
+    def sample(
+        self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
+    ) -> list[tuple[Completion, ...]]:
+        drafts = drafts_of(requests)
+        pen = Pen(self._tokenizer, end_tokens(self._model, self._tokenizer), options, seed, step)
+        with evaluating(self._model):
+            for batch in self._batches([draft for siblings in drafts for draft in siblings]):
+                self._complete(batch, pen)
+        return [tuple(pen.completion(draft, version) for draft in siblings) for siblings in drafts]
+
+    def _batches(self, drafts: list[Draft]) -> Iterator[list[Draft]]:
+        def width(draft: Draft) -> int:
+            return len(draft.prompt)
+
+        for _, neighbours in groupby(sorted(drafts, key=width), key=width):
+            rows = list(neighbours)
+            yield from (rows[start : start + self._slots] for start in range(0, len(rows), self._slots))
+
+    def _complete(self, drafts: list[Draft], pen: Pen) -> None:
+        """Decode until the last row has ended; the others are computed along and ignored."""
+        inputs: list[Sequence[int]] = [draft.prompt for draft in drafts]
+        past = None
+        while live := [row for row, draft in enumerate(drafts) if draft.finish is None]:
+            tokens = torch.tensor(inputs, device=self._model.device)
+            output = self._model(input_ids=tokens, past_key_values=past, use_cache=True)
+            past = output.past_key_values
+            pen.write([drafts[row] for row in live], output.logits[live, -1])
+            inputs = [draft.tokens[-1:] for draft in drafts]

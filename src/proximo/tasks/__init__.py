@@ -1,0 +1,16 @@
+"""Where problems come from and how answers are judged.
+
+A task is a frozen value. Its problems are pure functions of (index, split, seed): nothing to save, nothing to
+resume. The held-out split never meets training and does not depend on the seed, so that runs can be compared.
+"""
+
+from proximo.tasks.arithmetic import Arithmetic
+from proximo.tasks.countdown import Countdown
+from proximo.tasks.echo import Echo
+from proximo.tasks.file import File
+from proximo.tasks.gym import Gym
+from proximo.tasks.protocol import Split, Task
+
+TaskOptions = Arithmetic | Countdown | Echo | Gym | File
+
+__all__ = ["Arithmetic", "Countdown", "Echo", "File", "Gym", "Split", "Task", "TaskOptions"]

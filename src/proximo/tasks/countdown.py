@@ -1,0 +1,99 @@
+"""Numbers and a target: find the expression. Many answers are right, and none need be known."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from random import Random
+
+from proximo.tasks.draws import Stream
+from proximo.tasks.expressions import NotAnExpression, evaluate
+from proximo.tasks.protocol import Split
+from proximo.types import Completion, Grade, Problem
+
+
+@dataclass(frozen=True)
+class Countdown:
+    """Reach the target with + - * / from the numbers, each used at most once; endless, and always solvable."""
+
+    numbers: int = 3
+    """How many numbers are given."""
+    largest: int = 20
+    """They are drawn from 1 to this."""
+    highest_target: int = 100
+    """Targets lie between 1 and this."""
+    held_out: int = 200
+    """Problems kept for evaluation and never trained on, in no order of their numbers."""
+
+    def __post_init__(self) -> None:
+        if self.numbers < 2:
+            raise ValueError(f"task.numbers is {self.numbers}: give at least 2")
+        if self.largest < 4 or self.highest_target < 10:
+            raise ValueError(
+                f"task.largest is {self.largest} and task.highest_target {self.highest_target}: "
+                "give at least 4 and 10, or hardly any problem can be solved"
+            )
+        # Made now and remembered: a held-out set that cannot be filled is an error of the value.
+        _stream(self)
+
+    def size(self, split: Split) -> int | None:
+        return _stream(self).size(split)
+
+    def problem(self, index: int, split: Split, seed: int) -> Problem:
+        return _stream(self).problem(index, split, seed)
+
+    def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
+        return [Grade(float(_solves(c.text, p))) for p, c in zip(problems, completions, strict=True)]
+
+    def reference(self, problem: Problem) -> str:
+        return problem.data["solution"]
+
+    def draw(self, random: Random) -> Problem:
+        """Draw a solution and take its value for the target, so that there is one."""
+        for _ in range(10_000):
+            numbers = [random.randint(1, self.largest) for _ in range(self.numbers)]
+            solution, target = _combined(numbers, random)
+            if target.denominator == 1 and 1 <= target <= self.highest_target and target not in numbers:
+                given = " ".join(map(str, numbers))
+                return Problem(
+                    id=f"countdown-{given}-{target}",
+                    prompt=f"Numbers {given}, target {target}, expression:",
+                    answer=int(target),
+                    data={"numbers": tuple(numbers), "solution": solution},
+                )
+        raise ValueError(
+            f"task.highest_target is {self.highest_target}: {self.numbers} numbers up to {self.largest} hardly "
+            "ever meet it; raise it"
+        )
+
+
+@cache
+def _stream(task: Countdown) -> Stream:
+    return Stream(task.draw, _unordered, task.held_out)
+
+
+def _combined(numbers: Sequence[int], random: Random) -> tuple[str, Fraction]:
+    """A random expression over all numbers, and its value; no value on the way is negative or broken."""
+    parts = [(str(number), Fraction(number)) for number in numbers]
+    while len(parts) > 1:
+        random.shuffle(parts)
+        (left, a), (right, b) = parts.pop(), parts.pop()
+        values = {"+": a + b, "*": a * b} | ({"-": a - b} if a > b else {}) | ({"/": a / b} if a % b == 0 else {})
+        sign = random.choice(sorted(values))
+        parts.append((f"({left}{sign}{right})", values[sign]))
+    return parts[0][0].removeprefix("(").removesuffix(")"), parts[0][1]
+
+
+def _unordered(problem: Problem) -> str:
+    return f"{sorted(problem.data['numbers'])} {problem.answer}"
+
+
+def _solves(text: str, problem: Problem) -> bool:
+    """The first line is judged; `3*7+10=31` may end with its own result."""
+    expression = text.strip().partition("\n")[0].partition("=")[0]
+    try:
+        value, used = evaluate(expression)
+    except NotAnExpression:
+        return False
+    return value == problem.answer and Counter(used) <= Counter(problem.data["numbers"])

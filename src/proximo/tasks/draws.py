@@ -1,0 +1,83 @@
+"""Chance that repeats: everything is drawn from a hash of what it is drawn for."""
+
+import hashlib
+from collections.abc import Callable
+from functools import lru_cache
+from random import Random
+
+from proximo.tasks.protocol import Split
+from proximo.types import Problem
+
+_RESERVED = 5
+"""One problem in five belongs to the held-out split, whether or not it is chosen for it."""
+_PATIENCE = 2000
+"""So many draws in a row without a new problem, and the space counts as exhausted."""
+
+
+def stable_hash(*parts: object) -> int:
+    """The same 64-bit number for the same parts, in every process and on every machine."""
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def reserved(key: str) -> bool:
+    """Whether the problem with this key is kept from training."""
+    return stable_hash("reserved", key) % _RESERVED == 0
+
+
+class Stream:
+    """An endless supply of problems made from chance, and a fixed held-out set that it never meets.
+
+    `draw` makes any problem; `key` is what two problems share when knowing one gives the other away.
+    """
+
+    def __init__(self, draw: Callable[[Random], Problem], key: Callable[[Problem], str], held_out: int) -> None:
+        self._draw = draw
+        self._key = key
+        self._held_out = self._fill(held_out)
+
+    def size(self, split: Split) -> int | None:
+        return None if split == "train" else len(self._held_out)
+
+    def problem(self, index: int, split: Split, seed: int) -> Problem:
+        if split == "held_out":
+            return self._held_out[index % len(self._held_out)]
+        random = Random(stable_hash("train", index, seed))
+        for _ in range(_PATIENCE):
+            problem = self._draw(random)
+            if not reserved(self._key(problem)):
+                return problem
+        raise ValueError("the task has hardly any problem to train on: make it larger")
+
+    def _fill(self, count: int) -> tuple[Problem, ...]:
+        """Different reserved problems, the same for every seed."""
+        if count < 1:
+            raise ValueError(f"task.held_out is {count}: give at least 1")
+        found: dict[str, Problem] = {}
+        misses = 0
+        random = Random(stable_hash("held_out"))
+        while len(found) < count:
+            problem = self._draw(random)
+            misses += 1
+            if problem.id not in found and reserved(self._key(problem)):
+                found[problem.id] = problem
+                misses = 0
+            if misses > _PATIENCE:
+                raise ValueError(
+                    f"task.held_out is {count}, but only about {len(found)} problems can be kept from training: "
+                    "give less, or make the task larger"
+                )
+        return tuple(found.values())
+
+
+def shuffled(index: int, size: int, seed: int) -> int:
+    """Where the index-th of a stream over `size` items points: every epoch visits all of them in a new order."""
+    epoch, position = divmod(index, size)
+    return _permutation(size, seed, epoch)[position]
+
+
+@lru_cache(maxsize=4)
+def _permutation(size: int, seed: int, epoch: int) -> list[int]:
+    order = list(range(size))
+    Random(stable_hash("shuffle", size, seed, epoch)).shuffle(order)
+    return order

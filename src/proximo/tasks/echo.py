@@ -1,0 +1,56 @@
+"""Copying: what any model can learn, for tests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+
+from proximo.tasks.draws import Stream
+from proximo.tasks.protocol import Split
+from proximo.types import Completion, Grade, Problem
+
+
+@dataclass(frozen=True)
+class Echo:
+    """`echo:bca=` and the answer bca; endless."""
+
+    length: int = 3
+    """Characters to copy."""
+    alphabet: str = "abcdefgh"
+    """Characters to draw from."""
+    held_out: int = 50
+    """Problems kept for evaluation and never trained on."""
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError(f"task.length is {self.length}: give at least 1")
+        if not self.alphabet or any(letter.isspace() for letter in self.alphabet):
+            raise ValueError(f"task.alphabet is {self.alphabet!r}: give visible characters")
+        # Made now and remembered: a held-out set that cannot be filled is an error of the value.
+        _stream(self)
+
+    def size(self, split: Split) -> int | None:
+        return _stream(self).size(split)
+
+    def problem(self, index: int, split: Split, seed: int) -> Problem:
+        return _stream(self).problem(index, split, seed)
+
+    def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
+        return [Grade(float(c.text.strip() == p.answer)) for p, c in zip(problems, completions, strict=True)]
+
+    def reference(self, problem: Problem) -> str:
+        return str(problem.answer)
+
+    def draw(self, random: Random) -> Problem:
+        """Any problem, reserved or not."""
+        text = "".join(random.choice(self.alphabet) for _ in range(self.length))
+        return Problem(id=f"echo-{text}", prompt=f"echo:{text}=", answer=text)
+
+
+@cache
+def _stream(task: Echo) -> Stream:
+    return Stream(task.draw, _string, task.held_out)
+
+
+def _string(problem: Problem) -> str:
+    return str(problem.answer)

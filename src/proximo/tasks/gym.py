@@ -1,0 +1,112 @@
+"""The tasks of reasoning-gym, each with its own scorer."""
+
+import difflib
+import importlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+from proximo.tasks.draws import stable_hash
+from proximo.tasks.protocol import Split
+from proximo.types import Completion, Grade, Problem
+
+_BLOCK = 500
+"""Problems made from one seed; some of reasoning-gym's tasks prepare a whole block at once."""
+_PATIENCE = 100
+"""So many blocks are looked at for a problem that is new."""
+
+
+@dataclass(frozen=True)
+class Gym:
+    """Any task of reasoning-gym by its name; endless. The outcome is its scorer's, often with partial credit.
+
+    Where a completion holds <answer>...</answer>, that is scored, otherwise all of it.
+    """
+
+    name: str
+    """As in reasoning-gym: chain_sum, countdown, sudoku, ..."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The task's own settings, for example min_terms."""
+    held_out: int = 100
+    """Problems kept for evaluation and never trained on."""
+
+    def __post_init__(self) -> None:
+        if self.held_out < 1:
+            raise ValueError(f"task.held_out is {self.held_out}: give at least 1")
+        taken = {"seed", "size"} & self.config.keys()
+        if taken:
+            raise ValueError(f"task.config has {sorted(taken)}: leave it out, the run decides it")
+
+    def size(self, split: Split) -> int | None:
+        return None if split == "train" else self.held_out
+
+    def problem(self, index: int, split: Split, seed: int) -> Problem:
+        if split == "held_out":
+            return self._held_out[index % self.held_out]
+        held_out = {problem.prompt for problem in self._held_out}
+        for attempt in range(_PATIENCE):
+            problem = self._made(index, "train", seed, attempt)
+            if problem.prompt not in held_out:
+                return problem
+        raise ValueError(f"task.held_out is {self.held_out}: it leaves {self.name} nothing to train on, give less")
+
+    def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
+        return [Grade(self._score(p, c.text)) for p, c in zip(problems, completions, strict=True)]
+
+    def reference(self, problem: Problem) -> str | None:
+        return None if problem.answer is None else str(problem.answer)
+
+    @cached_property
+    def _held_out(self) -> tuple[Problem, ...]:
+        found: dict[str, Problem] = {}
+        for index in range(_PATIENCE * self.held_out):
+            problem = self._made(index, "held_out", 0, 0)
+            found.setdefault(problem.id, problem)
+            if len(found) == self.held_out:
+                return tuple(found.values())
+        raise ValueError(
+            f"task.held_out is {self.held_out}: {self.name} has only about {len(found)} problems, give less"
+        )
+
+    def _made(self, index: int, *chance: object) -> Problem:
+        block, position = divmod(index, _BLOCK)
+        entry = self._dataset(stable_hash(block, *chance) % 2**31)[position]
+        question = str(entry["question"])
+        return Problem(
+            id=f"{self.name}-{stable_hash(question):016x}",
+            prompt=question,
+            answer=entry["answer"],
+            data={"metadata": entry["metadata"]},
+        )
+
+    def _score(self, problem: Problem, text: str) -> float:
+        tagged = re.findall(r"<answer>(.*?)</answer>", text, flags=re.DOTALL)
+        entry = {"question": problem.prompt, "answer": problem.answer, **problem.data}
+        try:
+            return float(self._dataset(0).score_answer((tagged[-1] if tagged else text).strip(), entry))
+        except Exception:  # a hundred scorers by many hands: one that breaks on strange input gives no verdict
+            return math.nan
+
+    def _dataset(self, seed: int) -> Any:
+        return _dataset(self.name, json.dumps(dict(self.config), sort_keys=True), seed)
+
+
+@lru_cache(maxsize=8)
+def _dataset(name: str, config: str, seed: int) -> Any:
+    try:
+        # Imported late and by name: it is an extra, and takes seconds.
+        gym = importlib.import_module("reasoning_gym")
+    except ImportError:
+        raise ValueError(f'task Gym("{name}") needs reasoning-gym: pip install "proximo[gym]"') from None
+    known = gym.factory.DATASETS
+    if name not in known:
+        near = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.4)) or ", ".join(sorted(known))
+        raise ValueError(f"task.name is {name!r}: reasoning-gym has no such task; the nearest are {near}")
+    try:
+        return gym.create_dataset(name, size=_BLOCK, seed=seed, **json.loads(config))
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ValueError(f"task.config is {config}: {name} refuses it, {error}") from None

@@ -1,0 +1,32 @@
+"""What training asks of a task."""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol, runtime_checkable
+
+from proximo.types import Completion, Grade, Problem
+
+Split = Literal["train", "held_out"]
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A source of problems, and the judge of their answers.
+
+    Example: Arithmetic().problem(7, "train", seed=0) -> Problem("arithmetic-37+48", prompt="37+48=", answer="85")
+    """
+
+    def size(self, split: Split) -> int | None:
+        """How many problems there are; None is endless."""
+        ...
+
+    def problem(self, index: int, split: Split, seed: int) -> Problem:
+        """The same arguments give the same problem on every machine; an index beyond the size begins a new epoch."""
+        ...
+
+    def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
+        """One verdict for each completion; an outcome of NaN is unscored."""
+        ...
+
+    def reference(self, problem: Problem) -> str | None:
+        """A completion that must score 1, to check the grader with; None where nobody knows one."""
+        ...

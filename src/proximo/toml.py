@@ -1,0 +1,300 @@
+"""Frozen dataclasses to TOML and back, strictly.
+
+A nested dataclass is a table. Where a field's type names several classes, the table says which one with
+`type = "Clip"`, looked up among the classes of that field and nowhere else. Defaults are written out, so that
+a file says everything and loads back to an equal value. Reading finds all problems before it gives up.
+
+None, which TOML lacks, is a key left out where the default is None, and the string "none" elsewhere.
+"""
+
+import dataclasses
+import difflib
+import json
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+
+_BROKEN: Any = object()
+"""Stands for a value whose problem is already noted."""
+
+_BARE_KEY = r"[A-Za-z0-9_-]+"
+_KEY = rf"(?:{_BARE_KEY}|\"[^\"]*\"|'[^']*')"
+_DOTTED = rf"{_KEY}(?:\s*\.\s*{_KEY})*"
+
+
+class ConfigError(ValueError):
+    """Everything that is wrong with a text, one problem to a line."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def dumps(value: Any) -> str:
+    """A dataclass as TOML, with every default written out."""
+    return "\n".join(_table_lines(_plain(value, type(value), ""), "")).strip() + "\n"
+
+
+def loads(text: str, kind: type[T], source: str = "config") -> T:
+    """The dataclass `kind` from TOML; `source` names the text in a ConfigError."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError([f"{source}: this is not TOML: {error}"]) from None
+    reader = _Reader(_line_numbers(text))
+    value = reader.table(data, [kind], "")
+    if reader.problems:
+        found = sorted(reader.problems, key=lambda problem: problem[0])
+        raise ConfigError([f"{source}:{line}: {what}" if line else f"{source}: {what}" for line, what in found])
+    return value
+
+
+# Types: what a field may hold.
+
+
+def _options(kind: Any) -> tuple[Any, ...]:
+    """The members of a union, or the one type itself."""
+    return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+
+
+def _classes(kind: Any) -> list[type]:
+    """The dataclasses among the options."""
+    return [option for option in _options(kind) if isinstance(option, type) and dataclasses.is_dataclass(option)]
+
+
+def _container(kind: Any, *origins: type) -> Any | None:
+    """The tuple or mapping among the options."""
+    return next((o for o in _options(kind) if o in origins or typing.get_origin(o) in origins), None)
+
+
+def _value_kind(kind: Any) -> Any:
+    """What the mapping among the options holds under its string keys; None where there is no mapping."""
+    if Any in _options(kind):
+        return Any
+    mapping = _container(kind, dict, Mapping)
+    return None if mapping is None else (*typing.get_args(mapping), Any, Any)[1]
+
+
+def _item_kinds(kind: Any, length: int) -> list[Any]:
+    """The type of every item of a tuple; for `tuple[X, ...]` as many as there are items."""
+    kinds = list(typing.get_args(kind))
+    return [kinds[0]] * length if len(kinds) == 2 and kinds[1] is Ellipsis else kinds
+
+
+def _scalar(value: Any, options: tuple[Any, ...]) -> Any:
+    """The value as a field with these options holds it: an integer in a float's place becomes one."""
+    for option in options:
+        # A literal with its type, because Python holds True and 1 to be equal.
+        if type(value) is option or (type(value), value) in [(type(it), it) for it in typing.get_args(option)]:
+            return value
+    if Any in options and type(value) in (bool, int, float, str):
+        return value
+    return float(value) if type(value) is int and float in options else _BROKEN
+
+
+def _fields(kind: type) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
+    """Every field that can be given, with its resolved type."""
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if field.init:
+            assert field.name != "type", f"{kind.__name__}.type would hide which class a table is"
+            yield field, hints[field.name]
+
+
+def _words(kind: Any) -> str:
+    """What a field accepts, for the user."""
+    simple = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+    simple |= {types.NoneType: '"none"', Any: "a string or a number"}
+    words = []
+    for option in _options(kind):
+        if typing.get_origin(option) is Literal:
+            words += [_inline(choice) for choice in typing.get_args(option)]
+        elif typing.get_origin(option) is tuple:
+            first, *rest = typing.get_args(option)
+            words.append(f"an array ({_words(first)} each)" if rest == [...] else f"an array of {1 + len(rest)}")
+        elif option in simple:
+            words.append(simple[option])
+        else:
+            names = [name.__name__ for name in _classes(kind)]
+            words.append(f"a table with a type ({', '.join(names)})" if len(names) > 1 else "a table")
+    return " or ".join(dict.fromkeys(words))
+
+
+# Writing: a dataclass to plain tables, arrays and scalars, and those to text.
+
+
+def _plain(value: Any, kind: Any, path: str) -> Any:
+    if dataclasses.is_dataclass(value) and type(value) in _classes(kind):
+        name = {"type": type(value).__name__} if len(_classes(kind)) > 1 else {}
+        return name | _plain_fields(value, path)
+    if value is None and types.NoneType in _options(kind):
+        return "none"
+    if isinstance(value, tuple) and (several := _container(kind, tuple)) is not None:
+        kinds = _item_kinds(several, len(value))
+        if len(kinds) == len(value):
+            return [_plain(item, kinds[i], f"{path}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, Mapping) and (inner := _value_kind(kind)) is not None:
+        return {key: _plain(item, inner, _join(path, key)) for key, item in value.items()}
+    if isinstance(value, list) and Any in _options(kind):
+        return [_plain(item, Any, f"{path}[{i}]") for i, item in enumerate(value)]
+    if value == "none" and types.NoneType in _options(kind):
+        raise ValueError(f'{path} is the string "none", which would load as None: use another string')
+    scalar = _scalar(value, _options(kind))
+    if scalar is _BROKEN:
+        raise ValueError(f"{path} is {value!r}, which would not load back: give {_words(kind)}")
+    return scalar
+
+
+def _plain_fields(value: Any, path: str) -> dict[str, Any]:
+    items = {}
+    for field, kind in _fields(type(value)):
+        item = getattr(value, field.name)
+        # A default made by a factory is a piece, never None.
+        if item is not None or field.default is not None:
+            items[field.name] = _plain(item, kind, _join(path, field.name))
+    return items
+
+
+def _table_lines(table: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Scalars before tables: TOML has no way back to the outer table."""
+    later = {key: item for key, item in table.items() if isinstance(item, dict) or _is_tables(item)}
+    for key, item in table.items():
+        if key not in later:
+            yield f"{_key(key)} = {_inline(item)}"
+    for key, item in later.items():
+        inner = _join(path, _key(key))
+        for part in [item] if isinstance(item, dict) else item:
+            yield from ("", f"[{inner}]" if isinstance(item, dict) else f"[[{inner}]]")
+            yield from _table_lines(part, inner)
+
+
+def _is_tables(item: Any) -> bool:
+    return isinstance(item, list) and bool(item) and all(isinstance(part, dict) for part in item)
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_key(key)} = {_inline(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_inline(item) for item in value) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # TOML's escapes are JSON's, but for one control character that JSON leaves as it is.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(_BARE_KEY, name) else _inline(name)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+@dataclasses.dataclass
+class _Reader:
+    lines: Mapping[str, int]
+    problems: list[tuple[int, str]] = dataclasses.field(default_factory=list)
+
+    def refuse(self, path: str, what: str) -> Any:
+        """Note a problem with the line of the path, or of the nearest table around it."""
+        place = path
+        while place and place not in self.lines:
+            place = place[: max(place.rfind("."), place.rfind("["), 0)]
+        self.problems.append((self.lines.get(place, 0), what))
+        return _BROKEN
+
+    def value(self, data: Any, kind: Any, path: str) -> Any:
+        options = _options(kind)
+        if data == "none" and types.NoneType in options:
+            return None
+        if isinstance(data, dict) and _classes(kind):
+            return self.table(data, _classes(kind), path)
+        if isinstance(data, dict) and (inner := _value_kind(kind)) is not None:
+            return {key: self.value(item, inner, _join(path, key)) for key, item in data.items()}
+        if isinstance(data, list) and Any in options:
+            return [self.value(item, Any, f"{path}[{i}]") for i, item in enumerate(data)]
+        if isinstance(data, list) and (several := _container(kind, tuple)) is not None:
+            kinds = _item_kinds(several, len(data))
+            if len(kinds) == len(data):
+                return tuple(self.value(item, kinds[i], f"{path}[{i}]") for i, item in enumerate(data))
+        scalar = _scalar(data, options)
+        if scalar is _BROKEN:
+            return self.refuse(path, f"{path} is {_shortened(data)}: give {_words(kind)}")
+        return scalar
+
+    def table(self, data: dict[str, Any], classes: Sequence[type], path: str) -> Any:
+        """An instance of one of the classes; `type` says which where there are several."""
+        names = [kind.__name__ for kind in classes]
+        assert len(set(names)) == len(names), f"{path}: two classes share a name among {names}"
+        name = data.get("type", names[0] if len(names) == 1 else None)
+        if name not in names:
+            here, said = _join(path, "type"), "is missing" if name is None else f"is {_shortened(name)}"
+            return self.refuse(here, f"{here} {said}: give one of {', '.join(names)}{_nearest(name, names)}")
+        kind = classes[names.index(name)]
+        before = len(self.problems)
+        arguments = self.arguments({key: item for key, item in data.items() if key != "type"}, kind, path)
+        if len(self.problems) > before:
+            return _BROKEN
+        try:
+            return kind(**arguments)
+        except ValueError as error:
+            return self.refuse(path, f"{path or kind.__name__}: {error}")
+
+    def arguments(self, data: dict[str, Any], kind: type, path: str) -> dict[str, Any]:
+        known = {field.name: (field, field_kind) for field, field_kind in _fields(kind)}
+        for key in [key for key in data if key not in known]:
+            here, knows = _join(path, key), ", ".join(known) or "no keys"
+            said = f"{here} = {_shortened(data[key])} is unknown{_nearest(key, list(known))}"
+            self.refuse(here, f"{said}; {kind.__name__} knows {knows}")
+        values = {}
+        for name, (field, field_kind) in known.items():
+            if name in data:
+                values[name] = self.value(data[name], field_kind, _join(path, name))
+            elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                self.refuse(path, f"{_join(path, name)} is missing: give {_words(field_kind)}")
+        return values
+
+
+def _shortened(data: Any) -> str:
+    text = _inline(data)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _nearest(name: Any, names: list[str]) -> str:
+    lowered = {known.lower(): known for known in names}
+    close = difflib.get_close_matches(str(name).lower(), lowered, n=1)
+    return f", perhaps {lowered[close[0]]}" if close else ""
+
+
+def _line_numbers(text: str) -> dict[str, int]:
+    """Where each key and table stands. Keys inside inline tables have none; the nearest table around them does."""
+    lines: dict[str, int] = {}
+    tables: dict[str, int] = {}
+    header = ""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if found := re.match(rf"\s*(\[\[?)\s*({_DOTTED})\s*\]", line):
+            *outer, last = _names(found[2])
+            header = ""
+            for name in outer:
+                header = _join(header, name)
+                header += f"[{tables[header]}]" if header in tables else ""
+            header = _join(header, last)
+            if found[1] == "[[":
+                tables[header] = tables.get(header, -1) + 1
+                header += f"[{tables[header]}]"
+            lines.setdefault(header, number)
+        elif found := re.match(rf"\s*({_DOTTED})\s*=", line):
+            lines.setdefault(_join(header, ".".join(_names(found[1]))), number)
+    return lines
+
+
+def _names(dotted: str) -> list[str]:
+    return [name.strip("\"'") for name in re.findall(_KEY, dotted)]

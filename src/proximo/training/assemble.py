@@ -1,0 +1,147 @@
+"""From groups to a batch of tensors: rewards shaped, advantages assigned, rows that do not train left out.
+
+Advantages are computed over the whole rollout batch, dropped groups included; only then do rows leave.
+Log-probs that the algorithm does not need are not computed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from proximo.algorithms import Algorithm
+from proximo.maths.credit import advantages
+from proximo.maths.keeping import trained_mask
+from proximo.maths.shaping import KlReward
+from proximo.shapes import Bool, Float, Int
+from proximo.training.learner import Learner
+from proximo.types import Batch, Group
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A batch ready for updates, and what became known on the way."""
+
+    batch: Batch
+    """The rows that train."""
+    unscored: int
+    dead_rows: int
+    """Rows that train with an advantage of exactly 0."""
+    sampler_gap: float | None
+    """Mean |log-prob of the learner − log-prob of the sampler| over tokens; None where no pass was needed."""
+
+
+def assemble(
+    groups: Sequence[Group], dropped: Sequence[Group], algorithm: Algorithm, learner: Learner, completion_limit: int
+) -> Assembled:
+    """Everything the updates of one step read."""
+    everyone = to_batch([*groups, *dropped])
+    is_kept = everyone.group < len(groups)
+    kl_reward = next((shape for shape in algorithm.shapes if isinstance(shape, KlReward)), None)
+    # Credit over all rows needs every row's values or divergences; otherwise only rows that train are scored.
+    score_all = algorithm.advantage.needs_values or kl_reward is not None
+    scored_rows = torch.arange(len(everyone)) if score_all else is_kept.nonzero().squeeze(1)
+    stale = torch.tensor(
+        [rollout.completion.version < learner.version for group in [*groups, *dropped] for rollout in group.rollouts]
+    )
+    batch, gap = _with_scores(everyone, scored_rows, stale, algorithm, learner, needs_reference=kl_reward is not None)
+
+    rewards = shaped_rewards(batch, algorithm, completion_limit)
+    token_rewards = None
+    if kl_reward is not None:
+        assert batch.ref_logprobs is not None
+        token_rewards = kl_reward(batch.old_logprobs, batch.ref_logprobs, batch.mask)
+    credit, returns = advantages(
+        algorithm,
+        rewards=rewards,
+        group=batch.group,
+        mask=batch.mask,
+        values=batch.values,
+        token_rewards=token_rewards,
+    )
+    batch = replace(
+        batch,
+        rewards=rewards,
+        advantages=credit,
+        returns=returns,
+        mask=trained_mask(algorithm.keep, batch.mask, batch.truncated),
+    )
+    is_scored = ~torch.isnan(batch.outcome)
+    trains = batch.rows((is_kept & is_scored).nonzero().squeeze(1))
+    return Assembled(
+        batch=trains,
+        unscored=int((is_kept & ~is_scored).sum()),
+        dead_rows=int(is_dead(trains).sum()),
+        sampler_gap=gap,
+    )
+
+
+def is_dead(batch: Batch) -> Bool[Tensor, " B"]:
+    """Rows whose advantages are all 0: nothing to learn from but a KL or an extra term."""
+    return (batch.advantages == 0).all(dim=1)
+
+
+def shaped_rewards(batch: Batch, algorithm: Algorithm, completion_limit: int) -> Float[Tensor, " B"]:
+    """The graders' rewards plus the length penalties of stage 1."""
+    rewards = batch.rewards
+    for shape in algorithm.shapes:
+        if not isinstance(shape, KlReward):
+            rewards = rewards + shape(batch.lengths, completion_limit).to(rewards.dtype)
+    return rewards
+
+
+def _with_scores(
+    batch: Batch,
+    index: Int[Tensor, " M"],
+    stale: Bool[Tensor, " B"],
+    algorithm: Algorithm,
+    learner: Learner,
+    *,
+    needs_reference: bool,
+) -> tuple[Batch, float | None]:
+    """Fill in old and reference log-probs and values at the rows that need them.
+
+    A stale row was sampled before the latest update: only its sampler knows the policy that said it.
+    """
+    gap = None
+    rows = batch.rows(index)
+    if learner.needs_old_pass(algorithm):
+        old = learner.old_scores(rows)
+        fresh = ~stale[index]
+        if fresh.any():
+            gap = learner.measure_gap(rows.rows(fresh.nonzero().squeeze(1)), old.logprobs[fresh])
+        known = torch.where(fresh.unsqueeze(1), old.logprobs, rows.rollout_logprobs)
+        batch = replace(batch, old_logprobs=batch.old_logprobs.index_copy(0, index, known), values=old.values)
+    if needs_reference or algorithm.kl is not None:
+        reference = torch.zeros_like(batch.old_logprobs)
+        batch = replace(batch, ref_logprobs=reference.index_copy(0, index, learner.reference_logprobs(rows)))
+    return batch, gap
+
+
+def to_batch(groups: Sequence[Group]) -> Batch:
+    """Tensors of the groups' completions, before anything is computed from them."""
+    rollouts = [(number, rollout) for number, group in enumerate(groups) for rollout in group.rollouts]
+    lengths = torch.tensor([len(rollout.completion.tokens) for _, rollout in rollouts])
+    shape = (len(rollouts), max(1, int(lengths.max())))
+    tokens = torch.zeros(shape, dtype=torch.long)
+    logprobs = torch.zeros(shape, dtype=torch.float32)
+    for row, (_, rollout) in enumerate(rollouts):
+        tokens[row, : lengths[row]] = torch.tensor(rollout.completion.tokens, dtype=torch.long)
+        logprobs[row, : lengths[row]] = torch.tensor(rollout.completion.logprobs, dtype=torch.float32)
+    outcome = torch.tensor([rollout.grade.outcome for _, rollout in rollouts], dtype=torch.float64)
+    rewards = torch.tensor([rollout.grade.reward for _, rollout in rollouts], dtype=torch.float64)
+    return Batch(
+        prompts=tuple(group.prompt_tokens for group in groups),
+        tokens=tokens,
+        lengths=lengths,
+        mask=torch.arange(shape[1]) < lengths.unsqueeze(1),
+        group=torch.tensor([number for number, _ in rollouts]),
+        outcome=outcome,
+        # One part that failed leaves the whole completion unscored.
+        rewards=torch.where(outcome.isnan(), outcome, rewards),
+        truncated=torch.tensor([rollout.completion.finish == "length" for _, rollout in rollouts]),
+        rollout_logprobs=logprobs,
+        old_logprobs=logprobs,
+        advantages=torch.zeros(shape, dtype=torch.float64),
+    )

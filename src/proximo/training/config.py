@@ -1,0 +1,109 @@
+"""A run, whole: how much, how often, how fast, and each room's own options, composed."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from proximo.algorithms import GRPO, Algorithm
+from proximo.samplers import SamplingOptions
+from proximo.tasks import TaskOptions
+from proximo.tasks.arithmetic import Arithmetic
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    groups: int = 16
+    """Prompts trained on in one step."""
+    group_size: int = 8
+    """Completions sampled for each prompt."""
+    minibatches: int = 4
+    """Optimizer updates in one pass over a step's groups. Whole groups stay together."""
+    epochs: int = 1
+    """Passes over a step's groups."""
+    learning_rate: float = 1e-3
+    warmup_steps: int = 2
+    """Steps over which the learning rate grows from 0 in a line."""
+    weight_decay: float = 0.0
+    max_gradient_norm: float = 1.0
+    token_budget: int = 16384
+    """Tokens in one forward pass: memory only, it cannot change the result."""
+    reset_reference_every: int | None = None
+    """Steps after which the reference becomes a copy of the policy (iterative GRPO). None: never."""
+    refill: Literal["new_prompts", "same_prompt"] = "new_prompts"
+    """What takes the place of a group that KeepMixed drops: other prompts, or the same prompt sampled anew."""
+    refill_rounds: int = 4
+    """Rounds of sampling in one step at most; then the step trains on what it has."""
+
+    def __post_init__(self) -> None:
+        for name in ("groups", "group_size", "minibatches", "epochs", "token_budget", "refill_rounds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"training.{name} is {getattr(self, name)}: it must be at least 1")
+        if self.minibatches > self.groups:
+            raise ValueError(
+                f"training.minibatches is {self.minibatches}, training.groups {self.groups}: "
+                "a minibatch holds whole groups, so there cannot be more of them"
+            )
+        if self.learning_rate <= 0 or self.max_gradient_norm <= 0:
+            raise ValueError(
+                f"training.learning_rate {self.learning_rate}, training.max_gradient_norm {self.max_gradient_norm}: "
+                "both must be positive"
+            )
+        if self.warmup_steps < 0 or self.weight_decay < 0:
+            raise ValueError(
+                f"training.warmup_steps {self.warmup_steps}, training.weight_decay {self.weight_decay}: "
+                "neither can be negative"
+            )
+        if self.reset_reference_every is not None and self.reset_reference_every < 1:
+            raise ValueError(
+                f"training.reset_reference_every is {self.reset_reference_every}: give a number of steps, or None"
+            )
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates per step."""
+        return self.minibatches * self.epochs
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    problems: int = 200
+    """Held-out problems; the first so many of the task's held-out split."""
+    every: int | None = None
+    """Steps between evaluations. None: before and after training only."""
+    samples: int = 0
+    """Completions per problem for mean@k and pass@k, at the sampling temperature. 0: greedy accuracy alone."""
+
+    def __post_init__(self) -> None:
+        if self.problems < 1 or self.samples < 0 or (self.every is not None and self.every < 1):
+            raise ValueError(
+                f"evaluation: problems {self.problems}, samples {self.samples}, every {self.every}: "
+                "problems and every are at least 1, samples at least 0"
+            )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides a run's numbers."""
+
+    algorithm: Algorithm = GRPO
+    task: TaskOptions = field(default_factory=Arithmetic)
+    model: str = "tiny-arithmetic"
+    """A folder or hub id in Hugging Face format, or `tiny-arithmetic`, the small model this package ships."""
+    sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(max_tokens=8))
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+    evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
+    steps: int = 40
+    save_every: int | None = None
+    """Steps between checkpoints. None: one at the end."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or (self.save_every is not None and self.save_every < 1):
+            raise ValueError(f"steps is {self.steps}, save_every {self.save_every}: both are at least 1")
+        if self.sampling.truncates:
+            raise ValueError(
+                f"sampling {self.sampling}: top_p, top_k and min_p cut the distribution that the ratios are taken "
+                "from; train with the whole of it (evaluation may cut)"
+            )
+        if self.sampling.temperature == 0:
+            raise ValueError("sampling.temperature is 0: greedy siblings are all the same; train with 1.0")
+        self.algorithm.check_run(group_size=self.training.group_size, updates_per_batch=self.training.updates)

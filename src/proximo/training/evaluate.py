@@ -1,0 +1,111 @@
+"""Held-out accuracy, with an honest interval."""
+
+import math
+from dataclasses import asdict, dataclass, replace
+
+from transformers import PreTrainedTokenizerBase
+
+from proximo.models import prompt_tokens
+from proximo.samplers import Sampler, SamplingOptions
+from proximo.tasks import Task
+from proximo.training.config import EvaluationOptions
+from proximo.types import Completion, Problem, Request
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracies from 0 to 1: an outcome counts as right when it is at least 1."""
+
+    accuracy: float
+    """Greedy."""
+    low: float
+    high: float
+    """Wilson's 95 % interval around it."""
+    problems: int
+    unscored: int
+    mean_at_k: float | None = None
+    pass_at_k: float | None = None
+    k: int = 0
+
+    def floats(self) -> dict[str, float]:
+        return {f"held_out/{name}": value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A held-out problem and what the policy said."""
+
+    problem: Problem
+    completion: Completion
+    outcome: float
+
+
+def evaluate(
+    task: Task,
+    sampler: Sampler,
+    tokenizer: PreTrainedTokenizerBase,
+    sampling: SamplingOptions,
+    options: EvaluationOptions,
+    seed: int,
+) -> tuple[Evaluation, list[Answered]]:
+    """Greedy accuracy on the first held-out problems, and mean@k and pass@k where asked for."""
+    problems = [task.problem(index, "held_out", seed) for index in range(options.problems)]
+    greedy = _answers(task, sampler, tokenizer, replace(sampling, temperature=0.0), problems, 1, seed)
+    answered = [Answered(problem, completions[0], outcomes[0]) for problem, completions, outcomes in greedy]
+    scored = [answer.outcome for answer in answered if not math.isnan(answer.outcome)]
+    right = sum(outcome >= 1 for outcome in scored)
+    low, high = wilson(right, len(scored))
+    result = Evaluation(
+        accuracy=right / max(len(scored), 1),
+        low=low,
+        high=high,
+        problems=len(problems),
+        unscored=len(answered) - len(scored),
+    )
+    if options.samples:
+        drawn = _answers(task, sampler, tokenizer, sampling, problems, options.samples, seed)
+        shares = [[outcome >= 1 for outcome in outcomes] for _, _, outcomes in drawn]
+        result = replace(
+            result,
+            k=options.samples,
+            mean_at_k=sum(map(sum, shares)) / (len(shares) * options.samples),
+            pass_at_k=sum(map(any, shares)) / len(shares),
+        )
+    return result, answered
+
+
+def _answers(
+    task: Task,
+    sampler: Sampler,
+    tokenizer: PreTrainedTokenizerBase,
+    sampling: SamplingOptions,
+    problems: list[Problem],
+    num_samples: int,
+    seed: int,
+) -> list[tuple[Problem, tuple[Completion, ...], list[float]]]:
+    requests = [
+        Request(key=index, prompt_tokens=prompt_tokens(tokenizer, problem.prompt), num_samples=num_samples)
+        for index, problem in enumerate(problems)
+    ]
+    # Step −1 belongs to no training step, so evaluation shares no random number with it.
+    answers = sampler.sample(requests, sampling, seed=seed, step=-1)
+    grades = iter(
+        task.grade(
+            [problem for problem in problems for _ in range(num_samples)],
+            [completion for completions in answers for completion in completions],
+        )
+    )
+    return [
+        (problem, completions, [next(grades).outcome for _ in completions])
+        for problem, completions in zip(problems, answers, strict=True)
+    ]
+
+
+def wilson(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
+    """Interval of a share: stays within 0 and 1, and honest for few problems."""
+    if total == 0:
+        return 0.0, 1.0
+    share = right / total
+    centre = (share + z**2 / (2 * total)) / (1 + z**2 / total)
+    half = z / (1 + z**2 / total) * math.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
+    return max(0.0, centre - half), min(1.0, centre + half)

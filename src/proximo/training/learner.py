@@ -1,0 +1,271 @@
+"""The learner: scores completions and updates the policy. It knows no task, no sampler and no file."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from proximo.algorithms import Algorithm
+from proximo.maths.arithmetic import row_mean
+from proximo.maths.extras import EntropyBonus, ValueLoss
+from proximo.maths.gates import Clip
+from proximo.maths.objective import Plan, plan_step, policy_loss
+from proximo.maths.ratios import CurrentPolicy
+from proximo.maths.rows import rows_of
+from proximo.maths.shaping import KlReward
+from proximo.maths.weights import TokenMean
+from proximo.models import Scores, micro_batches, score
+from proximo.shapes import Float, Int
+from proximo.training.config import TrainingOptions
+from proximo.types import Batch, Stats
+
+
+@dataclass(frozen=True)
+class OldScores:
+    """What the policy thought before the first update."""
+
+    logprobs: Float[Tensor, "B T"]
+    values: Float[Tensor, "B T"] | None
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one optimizer update did."""
+
+    stats: Stats
+    gradient_norm: float
+    first_gap: float | None
+    """Sampler gap on this update's rows, known where the policy had not been updated since sampling."""
+
+
+class Learner:
+    """A policy, its optimizer, and where the algorithm asks for them a reference and a value head."""
+
+    def __init__(
+        self, model: PreTrainedModel, algorithm: Algorithm, options: TrainingOptions, *, temperature: float, seed: int
+    ) -> None:
+        self.model = model
+        self.algorithm = algorithm
+        self.options = options
+        self.temperature = temperature
+        self.reference = frozen_copy(model) if needs_reference(algorithm) else None
+        self.value_head = value_head(model) if algorithm.advantage.needs_values else None
+        self.optimizer = torch.optim.AdamW(
+            self.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay, betas=(0.9, 0.95)
+        )
+        self.version = 0
+        self.trusts_sampler = False
+        """Whether the sampler's log-probs may stand for the old policy's; found out by measuring."""
+        self._shuffle = torch.Generator().manual_seed(seed)
+
+    def parameters(self) -> list[nn.Parameter]:
+        parts = [self.model] if self.value_head is None else [self.model, self.value_head]
+        return [parameter for part in parts for parameter in part.parameters() if parameter.requires_grad]
+
+    # Before the updates
+
+    def needs_old_pass(self, algorithm: Algorithm) -> bool:
+        """Not when the sampler's log-probs are trusted, nor when a single update makes every ratio 1."""
+        if algorithm.advantage.needs_values:
+            return True
+        on_policy = self.options.updates == 1 or isinstance(algorithm.anchor, CurrentPolicy)
+        return not (self.trusts_sampler or on_policy)
+
+    def old_scores(self, batch: Batch) -> OldScores:
+        """Log-probs and values of the policy as it stands."""
+        logprobs = torch.zeros_like(batch.rollout_logprobs)
+        values = torch.zeros_like(logprobs) if self.value_head is not None else None
+        with torch.no_grad():
+            for index in self._micro_batches(batch):
+                scores = self._score(self.model, batch.rows(index))
+                logprobs[index, : scores.logprobs.shape[1]] = scores.logprobs.to(logprobs.dtype)
+                if values is not None:
+                    values[index] = self._values(scores).to(values.dtype)
+        return OldScores(logprobs, values)
+
+    def reference_logprobs(self, batch: Batch) -> Float[Tensor, "B T"]:
+        assert self.reference is not None
+        logprobs = torch.zeros_like(batch.rollout_logprobs)
+        with torch.no_grad():
+            for index in self._micro_batches(batch):
+                logprobs[index] = self._score(self.reference, batch.rows(index)).logprobs.to(logprobs.dtype)
+        return logprobs
+
+    def reset_reference(self) -> None:
+        """Iterative GRPO: from now on the policy is held near what it is today."""
+        if self.reference is not None:
+            self.reference = frozen_copy(self.model)
+
+    def measure_gap(self, batch: Batch, logprobs: Float[Tensor, "B T"]) -> float:
+        """Mean |learner − sampler| over tokens; also decides whether the sampler is trusted from now on."""
+        difference = logprobs.detach().to(batch.rollout_logprobs.dtype) - batch.rollout_logprobs
+        # GSPO's gate is 3e-4 wide: what counts is the sequence's mean log-ratio against a tenth of the width.
+        sequence_gap = row_mean(difference, batch.mask).abs().mean()
+        self.trusts_sampler = bool(sequence_gap < gate_width(self.algorithm) / 10)
+        return float((difference.abs() * batch.mask).sum() / batch.mask.sum().clamp(min=1))
+
+    # The updates
+
+    def updates(self, batch: Batch) -> Iterator[Update]:
+        """Train on a step's rows: epochs × minibatches of whole groups, shuffled."""
+        for epoch in range(self.options.epochs):
+            for number, index in enumerate(self._minibatches(batch)):
+                yield self.update(batch.rows(index), fresh=epoch == 0 and number == 0)
+
+    def update(self, batch: Batch, *, fresh: bool) -> Update:
+        """One optimizer update, exact over any split into micro-batches."""
+        plan, value_weights = self._plan(batch), TokenMean()(batch.mask, batch.group)
+        self.optimizer.zero_grad(set_to_none=True)
+        stats, first_logprobs = Stats(), []
+        trained = self._rows_with_gradient(batch)
+        for part in self._micro_batches(batch.rows(trained)):
+            index = trained[part]
+            rows = batch.rows(index)
+            scores = self._score(self.model, rows)
+            loss, part_stats = self._loss(rows, scores, plan.rows(index), value_weights[index])
+            loss.backward()
+            stats = stats + part_stats
+            first_logprobs.append((index, scores.logprobs.detach()))
+        gap = self._first_gap(batch, first_logprobs) if fresh and first_logprobs else None
+        norm = nn.utils.clip_grad_norm_(self.parameters(), self.options.max_gradient_norm)
+        self.optimizer.step()
+        self.version += 1
+        return Update(stats, float(norm), gap)
+
+    def set_learning_rate(self, step: int) -> float:
+        """Linear warm-up, then constant."""
+        warmup = self.options.warmup_steps
+        rate = self.options.learning_rate * (min(1.0, (step + 1) / warmup) if warmup else 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def _loss(
+        self, rows: Batch, scores: Scores, plan: Plan, value_weights: Float[Tensor, "B T"]
+    ) -> tuple[Tensor, Stats]:
+        algorithm = self.algorithm
+        single = self.options.updates == 1
+        loss, stats = policy_loss(
+            algorithm,
+            logprobs=scores.logprobs,
+            old_logprobs=scores.logprobs.detach() if single else rows.old_logprobs,
+            advantages=rows.advantages,
+            mask=rows.mask,
+            group=rows.group,
+            ref_logprobs=rows.ref_logprobs,
+            rollout_logprobs=rows.rollout_logprobs,
+            weights=plan,
+            entropy=scores.entropy,
+            outcome=rows.outcome,
+        )
+        for extra in algorithm.extras:
+            if isinstance(extra, ValueLoss):
+                assert rows.values is not None
+                assert rows.returns is not None
+                errors = extra(self._values(scores), rows.values, rows.returns.to(scores.logprobs.dtype))
+                value_loss = (errors * value_weights.to(errors.dtype) * rows.mask).sum()
+                loss = loss + extra.coefficient * value_loss
+                stats = stats + Stats(totals={"value_loss": value_loss.detach()})
+        return loss, stats
+
+    def _plan(self, batch: Batch) -> Plan:
+        """Weights over the whole update; a choice among all its tokens needs a pass without gradient first."""
+        rows = rows_of(
+            self.algorithm,
+            logprobs=batch.old_logprobs,
+            old_logprobs=batch.old_logprobs,
+            advantages=batch.advantages,
+            mask=batch.mask,
+            group=batch.group,
+            ref_logprobs=batch.ref_logprobs,
+            rollout_logprobs=batch.rollout_logprobs,
+            entropy=torch.zeros_like(batch.old_logprobs),
+            outcome=batch.outcome,
+        )
+        select = self.algorithm.select
+        if select is not None and select.step_wide:
+            current = self._current(batch)
+            rows = replace(rows, logprobs=current.logprobs, entropy=current.entropy)
+        generator = torch.Generator().manual_seed(self.version)
+        return plan_step(self.algorithm, rows, generator)
+
+    def _current(self, batch: Batch) -> Scores:
+        logprobs, entropy = torch.zeros_like(batch.old_logprobs), torch.zeros_like(batch.old_logprobs)
+        states, where = batch.old_logprobs.new_zeros(0, 0), batch.mask
+        with torch.no_grad():
+            for index in self._micro_batches(batch):
+                scores = self._score(self.model, batch.rows(index))
+                logprobs[index], entropy[index] = scores.logprobs.to(logprobs.dtype), scores.entropy.to(entropy.dtype)
+        return Scores(logprobs, entropy, states, where)
+
+    def _first_gap(self, batch: Batch, parts: list[tuple[Int[Tensor, " M"], Tensor]]) -> float:
+        index = torch.cat([index for index, _ in parts])
+        return self.measure_gap(batch.rows(index), torch.cat([logprobs for _, logprobs in parts]))
+
+    # Rows and parts
+
+    def _rows_with_gradient(self, batch: Batch) -> Int[Tensor, " M"]:
+        """Rows of dead groups are skipped where nothing but the policy term could teach them."""
+        others = self.algorithm.kl or self.algorithm.extras
+        alive = (batch.advantages != 0).any(dim=1) & batch.mask.any(dim=1)
+        return torch.arange(len(batch)) if others else alive.nonzero().squeeze(1)
+
+    def _minibatches(self, batch: Batch) -> list[Int[Tensor, " M"]]:
+        """Whole groups, shuffled, in minibatches no smaller than a full step's."""
+        groups = batch.group.unique()
+        order = groups[torch.randperm(len(groups), generator=self._shuffle)]
+        size = max(1, self.options.groups // self.options.minibatches)
+        count = max(1, len(groups) // size)
+        return [torch.isin(batch.group, part).nonzero().squeeze(1) for part in order.tensor_split(count) if len(part)]
+
+    def _micro_batches(self, batch: Batch) -> list[Int[Tensor, " M"]]:
+        parts = micro_batches(
+            [len(prompt) for prompt in batch.prompts],
+            batch.lengths.tolist(),
+            batch.group.tolist(),
+            self.options.token_budget,
+        )
+        return [torch.tensor(part) for part in parts]
+
+    def _score(self, model: PreTrainedModel, batch: Batch) -> Scores:
+        return score(
+            model,
+            prompts=batch.prompts,
+            tokens=batch.tokens,
+            lengths=batch.lengths,
+            group=batch.group,
+            temperature=self.temperature,
+            entropy_gradient=any(isinstance(extra, EntropyBonus) for extra in self.algorithm.extras),
+        )
+
+    def _values(self, scores: Scores) -> Float[Tensor, "B T"]:
+        """The value of the state before each completion token."""
+        assert self.value_head is not None
+        values = self.value_head(scores.states).squeeze(1)
+        return torch.zeros_like(scores.logprobs).masked_scatter(scores.where, values.to(scores.logprobs.dtype))
+
+
+def needs_reference(algorithm: Algorithm) -> bool:
+    return algorithm.kl is not None or any(isinstance(shape, KlReward) for shape in algorithm.shapes)
+
+
+def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
+    return copy.deepcopy(model).requires_grad_(False).eval()
+
+
+def value_head(model: PreTrainedModel) -> nn.Linear:
+    """Starts at 0: the first advantages are returns, not noise."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    head = nn.Linear(weight.shape[1], 1, device=weight.device, dtype=weight.dtype)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def gate_width(algorithm: Algorithm) -> float:
+    """The smallest log-ratio that matters to the gate; PPO's clip where the gate has no edge."""
+    return min(algorithm.gate.low, algorithm.gate.high) if isinstance(algorithm.gate, Clip) else 0.2

@@ -1,0 +1,122 @@
+"""What a person sees while a run goes on: one calm live view on a terminal, plain lines elsewhere."""
+
+import sys
+from collections.abc import Mapping
+from typing import Protocol
+
+from rich.console import Console
+from rich.console import Group as Stack
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from proximo.training.collect import Collected
+from proximo.training.evaluate import Evaluation
+from proximo.types import Problem
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+class Progress(Protocol):
+    def start(self, steps: int, before: Evaluation) -> None: ...
+    def stepped(
+        self, step: int, metrics: Mapping[str, float], seconds: Mapping[str, float], collected: Collected
+    ) -> None: ...
+    def evaluated(self, step: int, evaluation: Evaluation) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Lines:
+    """One line a step, for logs and pipes."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def start(self, steps: int, before: Evaluation) -> None:
+        self.steps = steps
+        self._say(f"held-out accuracy before: {share(before)}")
+
+    def stepped(
+        self, step: int, metrics: Mapping[str, float], seconds: Mapping[str, float], collected: Collected
+    ) -> None:
+        self._say(f"step {step + 1}/{self.steps}  {summary(metrics)}  {sum(seconds.values()):.1f} s")
+
+    def evaluated(self, step: int, evaluation: Evaluation) -> None:
+        self._say(f"held-out accuracy after step {step + 1}: {share(evaluation)}")
+
+    def stop(self) -> None:
+        """Nothing to tidy up."""
+
+    def _say(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+
+class LiveView:
+    """A bar, the outcome as a sparkline, the step's numbers and one completion."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self.live = Live(console=self.console, refresh_per_second=4, transient=True)
+        self.steps, self.outcomes, self.before = 0, [], None
+
+    def start(self, steps: int, before: Evaluation) -> None:
+        self.steps, self.before = steps, before
+        self.console.print(f"held-out accuracy before: {share(before)}", highlight=False)
+        self.live.start()
+
+    def stepped(
+        self, step: int, metrics: Mapping[str, float], seconds: Mapping[str, float], collected: Collected
+    ) -> None:
+        self.outcomes.append(metrics["outcome"])
+        bar = Table.grid(padding=(0, 2))
+        bar.add_row(
+            f"step {step + 1}/{self.steps}",
+            ProgressBar(self.steps, step + 1, width=40),
+            f"{sum(seconds.values()):.1f} s a step",
+        )
+        sample = Text()
+        if collected.groups:
+            group = collected.groups[0]
+            best = max(group.rollouts, key=lambda rollout: rollout.grade.reward)
+            sample = Text(f"{prompt_text(group.problem)}{best.completion.text}".strip()[:200], style="italic")
+            sample.append(f"   outcome {best.grade.outcome:g}", style="dim")
+        self.live.update(
+            Stack(bar, Text(f"outcome {sparkline(self.outcomes)}", style="cyan"), Text(summary(metrics)), sample)
+        )
+
+    def evaluated(self, step: int, evaluation: Evaluation) -> None:
+        self.console.print(f"held-out accuracy after step {step + 1}: {share(evaluation)}", highlight=False)
+
+    def stop(self) -> None:
+        self.live.stop()
+
+
+def summary(metrics: Mapping[str, float]) -> str:
+    """The few numbers that matter at a glance."""
+    parts = [f"outcome {metrics['outcome']:.3f}", f"length {metrics['length']:.1f}"]
+    if "entropy" in metrics:
+        parts += [
+            f"entropy {metrics['entropy']:.3f}",
+            f"clip {metrics['clip_low']:.1%}/{metrics['clip_high']:.1%}",
+            f"gate {metrics['gate']:.3f}",
+            f"grad {metrics['gradient_norm']:.2f}",
+        ]
+    if metrics["dead_groups"]:
+        parts.append(f"dead {metrics['dead_groups']:.0%}")
+    return "  ".join(parts)
+
+
+def prompt_text(problem: Problem) -> str:
+    """What was asked, or the last turn of the conversation."""
+    return problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"]
+
+
+def share(evaluation: Evaluation) -> str:
+    return f"{evaluation.accuracy:.1%} ({evaluation.low:.1%} to {evaluation.high:.1%}, {evaluation.problems} problems)"
+
+
+def sparkline(values: list[float], width: int = 60) -> str:
+    """The last values between 0 and 1, one character each."""
+    known = [min(max(value, 0.0), 1.0) for value in values[-width:] if value == value]
+    return "".join(BARS[min(int(value * len(BARS)), len(BARS) - 1)] for value in known)

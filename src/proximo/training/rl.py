@@ -1,0 +1,152 @@
+"""The loop: collect, assemble, update, log; evaluate before and after."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from proximo.models import load_model, load_tokenizer
+from proximo.models.shipped import resolve
+from proximo.samplers.embedded import local_sampler
+from proximo.training.assemble import Assembled, assemble
+from proximo.training.checkpoints import save
+from proximo.training.collect import Collected, Collector, Frontier
+from proximo.training.config import RunConfig
+from proximo.training.evaluate import Answered, Evaluation, evaluate
+from proximo.training.learner import Learner
+from proximo.training.metrics import step_metrics
+from proximo.training.progress import Progress
+from proximo.training.runlog import RunLog
+
+
+@dataclass
+class Clock:
+    """Seconds by phase of one step."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run has to say."""
+
+    before: Evaluation
+    after: Evaluation
+    examples: list[tuple[Answered, Answered]]
+    """The same held-out problems before and after."""
+    checkpoint: Path
+    generated_tokens: int
+    seconds: float
+
+
+class Run:
+    """Everything a run holds in memory, built from its config."""
+
+    def __init__(self, config: RunConfig, folder: Path, progress: Progress) -> None:
+        self.config, self.log, self.progress = config, RunLog(folder), progress
+        path = resolve(config.model)
+        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(path)
+        self.model: PreTrainedModel = load_model(path)
+        self.sampler = local_sampler(self.model, self.tokenizer)
+        self.learner = Learner(
+            self.model,
+            config.algorithm,
+            config.training,
+            temperature=config.sampling.temperature,
+            seed=config.seed,
+        )
+        self.collector = Collector(
+            task=config.task,
+            sampler=self.sampler,
+            tokenizer=self.tokenizer,
+            sampling=config.sampling,
+            training=config.training,
+            keep=config.algorithm.keep,
+            seed=config.seed,
+        )
+
+    def evaluate(self) -> tuple[Evaluation, list[Answered]]:
+        config = self.config
+        return evaluate(config.task, self.sampler, self.tokenizer, config.sampling, config.evaluation, config.seed)
+
+
+def train(config: RunConfig, folder: Path, progress: Progress, config_toml: str) -> Outcome:
+    """Sample, grade, learn, repeat."""
+    start = time.perf_counter()
+    torch.manual_seed(config.seed)
+    run = Run(config, folder, progress)
+    run.log.start(config_toml)
+    before, answers_before = run.evaluate()
+    run.log.metrics(-1, before.floats())
+    progress.start(config.steps, before)
+
+    frontier, generated = Frontier(), 0
+    for step in range(config.steps):
+        collected = train_step(run, step, frontier)
+        frontier, generated = collected.frontier, generated + collected.sampled_tokens
+        if config.evaluation.every and (step + 1) % config.evaluation.every == 0 and step + 1 < config.steps:
+            midway, _ = run.evaluate()
+            run.log.metrics(step, midway.floats())
+            progress.evaluated(step, midway)
+        if config.save_every and (step + 1) % config.save_every == 0:
+            save(folder, step + 1, run.model, run.tokenizer)
+
+    after, answers_after = run.evaluate()
+    run.log.metrics(config.steps, after.floats())
+    checkpoint = save(folder, config.steps, run.model, run.tokenizer)
+    return Outcome(
+        before=before,
+        after=after,
+        examples=list(zip(answers_before, answers_after, strict=True)),
+        checkpoint=checkpoint,
+        generated_tokens=generated,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
+    """One step: rollouts, then the updates they allow."""
+    config, learner, clock = run.config, run.learner, Clock()
+    with clock.phase("rollout"):
+        collected = run.collector.collect(frontier, step=step, version=learner.version)
+    every = config.training.reset_reference_every
+    if every is not None and step and step % every == 0:
+        learner.reset_reference()
+    rate = learner.set_learning_rate(step)
+    assembled, updates = None, []
+    if collected.groups:
+        with clock.phase("assemble"):
+            assembled = assemble(
+                collected.groups, collected.dropped, config.algorithm, learner, config.sampling.max_tokens
+            )
+        with clock.phase("update"):
+            updates = list(learner.updates(assembled.batch)) if len(assembled.batch) else []
+    if not updates:
+        run.log.event(step, "empty_step", _why_empty(collected, assembled))
+    metrics = step_metrics(collected, assembled, updates, rate)
+    run.log.metrics(step, metrics)
+    if assembled is not None:
+        with clock.phase("write"):
+            run.log.rollouts(step, assembled.batch, run.tokenizer)
+    run.log.timings(step, clock.seconds | {"tokens": collected.sampled_tokens})
+    run.progress.stepped(step, metrics, clock.seconds, collected)
+    return collected
+
+
+def _why_empty(collected: Collected, assembled: Assembled | None) -> str:
+    if assembled is None:
+        return (
+            f"all {len(collected.dropped)} groups of {collected.rounds} rounds had equal outcomes, nothing was "
+            "updated: the task is too hard or too easy for this model, or raise training.refill_rounds"
+        )
+    return f"{assembled.unscored} completions could not be scored and none is left: look at the grader"

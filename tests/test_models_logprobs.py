@@ -1,0 +1,131 @@
+"""Log-probs and entropy from hidden states in chunks, against log_softmax of all logits at once."""
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from proximo.models.logprobs import project, token_logprobs
+
+TOKENS, WIDTH, VOCABULARY = 7, 5, 11
+
+
+def example(seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    states = torch.randn(TOKENS, WIDTH, generator=generator).requires_grad_()
+    weight = torch.randn(VOCABULARY, WIDTH, generator=generator).requires_grad_()
+    targets = torch.randint(VOCABULARY, (TOKENS,), generator=generator)
+    return states, weight, targets
+
+
+def naive(states, weight, targets, temperature):
+    everything = (states @ weight.T / temperature).log_softmax(-1)
+    return everything.gather(-1, targets[:, None])[:, 0], -(everything.exp() * everything).sum(-1)
+
+
+def test_two_words_by_hand():
+    # Logits 1 and 0 for words 0 and 1; at temperature 1 word 0 has probability e / (e + 1).
+    states, weight = torch.tensor([[1.0], [1.0]]), torch.tensor([[1.0], [0.0]])
+    logprobs, entropy = token_logprobs(states, weight, torch.tensor([0, 1]), temperature=1.0, byte_budget=2**20)
+    p = math.e / (math.e + 1)
+    assert_close(logprobs, torch.tensor([math.log(p), math.log(1 - p)]))
+    assert_close(entropy, torch.full((2,), -p * math.log(p) - (1 - p) * math.log(1 - p)))
+
+
+def test_temperature_divides_the_logits():
+    states, weight = torch.tensor([[1.0]]), torch.tensor([[1.0], [0.0]])
+    logprobs, _ = token_logprobs(states, weight, torch.tensor([0]), temperature=0.5, byte_budget=2**20)
+    assert_close(logprobs, torch.tensor([2.0 - math.log(math.exp(2.0) + 1)]))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_values_and_gradients_are_those_of_all_logits_at_once(rows, temperature, entropy_gradient):
+    states, weight, targets = example()
+    on_logprobs, on_entropy = torch.linspace(-1, 2, TOKENS), torch.linspace(0.5, -1, TOKENS) * entropy_gradient
+
+    logprobs, entropy = token_logprobs(
+        states,
+        weight,
+        targets,
+        temperature=temperature,
+        byte_budget=rows * VOCABULARY * 4,
+        entropy_gradient=entropy_gradient,
+    )
+    loss = (logprobs * on_logprobs).sum() + (entropy * on_entropy).sum()
+    found = torch.autograd.grad(loss, (states, weight))
+
+    expected_logprobs, expected_entropy = naive(states, weight, targets, temperature)
+    expected = (expected_logprobs * on_logprobs).sum() + (expected_entropy * on_entropy).sum()
+    assert_close(logprobs, expected_logprobs, rtol=0, atol=1e-12)
+    assert_close(entropy, expected_entropy, rtol=0, atol=1e-12)
+    assert_close(found, torch.autograd.grad(expected, (states, weight)), rtol=0, atol=1e-10)
+
+
+def test_gradients_agree_with_finite_differences():
+    states, weight, targets = example(seed=1)
+
+    def both(states, weight):
+        return token_logprobs(states, weight, targets, temperature=0.8, byte_budget=1, entropy_gradient=True)
+
+    assert torch.autograd.gradcheck(both, (states, weight))
+
+
+def test_entropy_has_no_gradient_unless_asked():
+    states, weight, targets = example()
+    logprobs, entropy = token_logprobs(states, weight, targets, temperature=1.0, byte_budget=2**20)
+    assert logprobs.requires_grad
+    assert not entropy.requires_grad
+
+
+def test_a_frozen_side_gets_no_gradient():
+    states, weight, targets = example()
+    logprobs, _ = token_logprobs(states, weight.detach(), targets, temperature=1.0, byte_budget=1)
+    (found,) = torch.autograd.grad(logprobs.sum(), states)
+    (expected,) = torch.autograd.grad(naive(states, weight, targets, 1.0)[0].sum(), states)
+    assert_close(found, expected)
+
+
+def test_never_holds_all_logits(monkeypatch):
+    sizes = []
+
+    def watching(left, right):
+        sizes.append(left.shape[0] * right.shape[1])
+        return left @ right
+
+    monkeypatch.setattr("proximo.models.logprobs.project", watching)
+    states, weight, targets = example()
+    token_logprobs(states, weight, targets, temperature=1.0, byte_budget=2 * VOCABULARY * 4)
+    assert sizes == [2 * VOCABULARY, 2 * VOCABULARY, 2 * VOCABULARY, VOCABULARY]
+
+
+def test_no_tokens_at_all():
+    states, weight, targets = example()
+    logprobs, entropy = token_logprobs(states[:0], weight, targets[:0], temperature=1.0, byte_budget=2**20)
+    assert logprobs.shape == entropy.shape == (0,)
+    assert torch.autograd.grad(logprobs.sum(), weight)[0].count_nonzero() == 0
+
+
+def test_half_precision_is_summed_in_float32():
+    # 256 + 1 is not a bfloat16 number: rounded logits would tie, and the log-prob be log(1/2).
+    states, weight = torch.tensor([[1.0, 1.0]]), torch.tensor([[256.0, 1.0], [256.0, 0.0]])
+    halves = states.bfloat16().requires_grad_(), weight.bfloat16().requires_grad_()
+    logprobs, _ = token_logprobs(*halves, torch.tensor([1]), temperature=1.0, byte_budget=2**20)
+    assert logprobs.dtype == torch.float32
+    assert_close(logprobs, torch.tensor([-math.log(1 + math.e)], dtype=torch.float32))
+    found = torch.autograd.grad(logprobs.sum(), halves)
+    assert [gradient.dtype for gradient in found] == [torch.bfloat16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_project_keeps_the_precision_it_is_given(dtype):
+    assert project(torch.ones(2, 3, dtype=dtype), torch.ones(3, 4, dtype=dtype)).dtype == dtype
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0])
+def test_greedy_has_no_logprobs(temperature):
+    states, weight, targets = example()
+    with pytest.raises(ValueError, match="temperature is"):
+        token_logprobs(states, weight, targets, temperature=temperature, byte_budget=2**20)

@@ -1,0 +1,174 @@
+"""Random numbers from counters, and tokens from logits."""
+
+import math
+from itertools import product
+
+import pytest
+import torch
+
+from proximo.samplers import SamplingOptions
+from proximo.samplers.drawing import draw, sampling_logprobs, uniforms
+
+LAST = 1 - 2**-53
+"""The largest uniform number there is."""
+
+
+def grid(seeds=1, steps=1, keys=1, samples=1, positions=1):
+    """Uniforms of all counters up to these."""
+    rows = torch.tensor(list(product(range(keys), range(samples), range(positions))))
+    return torch.cat([uniforms(seed, step, *rows.T) for seed, step in product(range(seeds), range(steps))])
+
+
+def logits_of(*probabilities):
+    return torch.tensor([probabilities]).log()
+
+
+def splitmix64(word):
+    """In Python's integers, from the published algorithm."""
+    word = (word + 0x9E3779B97F4A7C15) % 2**64
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    word = (word ^ word >> 27) * 0x94D049BB133111EB % 2**64
+    return word ^ word >> 31
+
+
+def test_uniforms_are_a_chain_of_splitmix64():
+    assert splitmix64(0) == 0xE220A8397B1DCDAF  # its published first output for seed 0
+    for counter in [(0, 0, 0, 0, 0), (1, 2, 3, 4, 5), (-7, 10**6, -(2**62), 63, 4095), (2**64 + 3, 1, 2**63 - 1, 0, 1)]:
+        word = 0
+        for part in counter:
+            word = splitmix64((word + part) % 2**64)
+        keys, samples, positions = torch.tensor(counter[2:]).unsqueeze(1)
+        assert uniforms(counter[0], counter[1], keys, samples, positions).item() == (word >> 11) / 2**53
+
+
+def test_uniforms_never_change():
+    # Written down: a change here would change every run that is resumed or repeated.
+    numbers = uniforms(1, 2, torch.tensor([3, 3, -4]), torch.tensor([0, 1, 0]), torch.tensor([5, 5, 5]))
+    assert numbers.tolist() == [0.7553607969626858, 0.48842221597665925, 0.9716346956311603]
+
+
+def test_uniforms_are_uniform_and_do_not_collide():
+    numbers = grid(seeds=2, steps=5, keys=10, samples=10, positions=100)
+    assert len(numbers.unique()) == len(numbers) == 100_000
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    # Mean, variance and neighbours' correlation, each within four standard errors.
+    centred = numbers - 0.5
+    assert abs(centred.mean()) < 4 * math.sqrt(1 / 12 / 1e5)
+    assert abs(centred.square().mean() - 1 / 12) < 4 * math.sqrt(1 / 180 / 1e5)
+    assert abs((centred[1:] * centred[:-1]).mean()) < 4 / 12 / math.sqrt(1e5)
+    counts = torch.histc(numbers, bins=100, min=0, max=1)
+    assert ((counts - 1000).square() / 1000).sum() < 99 + 4 * math.sqrt(2 * 99)
+
+
+def test_every_part_of_the_counter_and_its_place_count():
+    for first, second in [((1, 0, 0, 0, 0), (0, 1, 0, 0, 0)), ((0, 0, 1, 2, 0), (0, 0, 2, 1, 0))]:
+        numbers = [uniforms(*parts[:2], *torch.tensor(parts[2:]).unsqueeze(1)).item() for parts in (first, second)]
+        assert numbers[0] != numbers[1]
+    for name in ("seeds", "steps", "keys", "samples", "positions"):
+        assert len(grid(**{name: 50}).unique()) == 50
+
+
+def test_a_row_draws_the_same_in_any_company():
+    keys, samples, positions = torch.tensor([[4, 9, 4], [0, 3, 1], [7, 7, 2]])
+    together = uniforms(5, 6, keys, samples, positions)
+    alone = [uniforms(5, 6, keys[i : i + 1], samples[i : i + 1], positions[i : i + 1]).item() for i in range(3)]
+    assert together.tolist() == alone
+
+
+def test_draw_inverts_the_cumulative_distribution():
+    logits = logits_of(0.2, 0.5, 0.3).expand(6, -1)
+    numbers = torch.tensor([0.0, 0.19, 0.21, 0.69, 0.71, LAST])
+    tokens, logprobs = draw(logits, numbers, SamplingOptions())
+    assert tokens.tolist() == [0, 0, 1, 1, 2, 2]
+    expected = torch.tensor([0.2, 0.2, 0.5, 0.5, 0.3, 0.3], dtype=torch.float32).log()
+    torch.testing.assert_close(logprobs, expected)
+
+
+def test_a_token_comes_as_often_as_its_probability_says():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 40, generator=generator) * 2
+    numbers = (torch.arange(10_000) + 0.5) / 10_000
+    tokens, _ = draw(logits.expand(10_000, -1), numbers, SamplingOptions(temperature=1.5))
+    counts = torch.bincount(tokens, minlength=40)
+    assert (counts - (logits[0] / 1.5).softmax(-1) * 10_000).abs().max() <= 1.01
+
+
+def test_a_token_of_probability_zero_is_never_drawn():
+    logits = logits_of(0.0, 0.4, 0.0, 0.6, 0.0).expand(4, -1)
+    tokens, logprobs = draw(logits, torch.tensor([0.0, 0.39999, 0.40001, LAST]), SamplingOptions())
+    assert tokens.tolist() == [1, 1, 3, 3]
+    assert logprobs.isfinite().all()
+    # Beyond float32: tokens that underflow have no width at either end.
+    logits = torch.tensor([[-300.0, 0.0, 1.0, -300.0]])
+    for number, token in [(0.0, 1), (LAST, 2)]:
+        assert draw(logits, torch.tensor([number]), SamplingOptions())[0].item() == token
+
+
+def test_temperature_divides_the_logits():
+    # Probabilities ∝ 1, 4 at temperature 1/2 (squared): 1, 16.
+    _, logprobs = draw(logits_of(0.2, 0.8), torch.tensor([0.5]), SamplingOptions(temperature=0.5))
+    assert logprobs.item() == pytest.approx(math.log(16 / 17), abs=1e-6)
+
+
+def test_greedy_is_a_point_mass():
+    tokens, logprobs = draw(logits_of(0.2, 0.5, 0.3), torch.tensor([LAST]), SamplingOptions(temperature=0.0))
+    assert tokens.tolist() == [1]
+    assert logprobs.tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (SamplingOptions(), [0.1, 0.4, 0.2, 0.3]),
+        (SamplingOptions(top_k=2), [0, 4 / 7, 0, 3 / 7]),
+        (SamplingOptions(top_k=9), [0.1, 0.4, 0.2, 0.3]),
+        (SamplingOptions(top_p=0.65), [0, 4 / 7, 0, 3 / 7]),
+        (SamplingOptions(top_p=0.75), [0, 4 / 9, 2 / 9, 3 / 9]),
+        (SamplingOptions(top_p=0.01), [0, 1, 0, 0]),
+        (SamplingOptions(min_p=0.45), [0, 4 / 9, 2 / 9, 3 / 9]),
+        (SamplingOptions(min_p=0.55), [0, 4 / 7, 0, 3 / 7]),
+        (SamplingOptions(min_p=1.0), [0, 1, 0, 0]),
+        # Top-p is a share of what top-k left: 0.4 of 0.7 is over 0.55, and 0.4 of 1 is not.
+        (SamplingOptions(top_k=2, top_p=0.55), [0, 1, 0, 0]),
+        (SamplingOptions(top_p=0.55), [0, 4 / 7, 0, 3 / 7]),
+        (SamplingOptions(top_k=3, top_p=0.95, min_p=0.6), [0, 4 / 7, 0, 3 / 7]),
+        # The cut is made after the temperature: squares are 1, 16, 4, 9 of 30.
+        (SamplingOptions(temperature=0.5, top_p=0.8), [0, 16 / 25, 0, 9 / 25]),
+    ],
+)
+def test_truncation(options, expected):
+    logprobs = sampling_logprobs(logits_of(0.1, 0.4, 0.2, 0.3), options)
+    torch.testing.assert_close(logprobs.exp(), torch.tensor([expected], dtype=torch.float32))
+    assert options.truncates == (options != SamplingOptions())
+
+
+def test_the_logprob_is_under_the_truncated_distribution():
+    logits = logits_of(0.1, 0.4, 0.2, 0.3).expand(3, -1)
+    tokens, logprobs = draw(logits, torch.tensor([0.0, 0.6, LAST]), SamplingOptions(top_k=2))
+    assert tokens.tolist() == [1, 3, 3]
+    torch.testing.assert_close(logprobs.exp(), torch.tensor([4 / 7, 3 / 7, 3 / 7], dtype=torch.float32))
+
+
+def test_ties_do_not_let_more_than_k_through():
+    probabilities = sampling_logprobs(torch.zeros(1, 6), SamplingOptions(top_k=2)).exp()
+    assert probabilities.tolist() == [[0.5, 0.5, 0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_k", 0),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("max_tokens", 0),
+        ("stop", ("",)),
+    ],
+)
+def test_options_name_the_field_and_the_value(field, value):
+    with pytest.raises(ValueError, match=f"{field} is .*: "):
+        SamplingOptions(**{field: value})

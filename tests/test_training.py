@@ -1,0 +1,373 @@
+"""The loop's parts on fakes and tiny models: what is kept, what is trained, and that no split changes it."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+import proximo
+from proximo import toml
+from proximo.algorithms import CLIP_COV, DAPO, GRPO, GSPO, PPO, SAPO, VAPO, Algorithm
+from proximo.maths import KeepAll, KeepMixed, SoftOverlong
+from proximo.models import tiny_model, tiny_tokenizer
+from proximo.samplers import SamplingOptions
+from proximo.tasks.arithmetic import Arithmetic
+from proximo.training.assemble import assemble, to_batch
+from proximo.training.collect import Collector, Frontier
+from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
+from proximo.training.evaluate import wilson
+from proximo.training.learner import Learner
+from proximo.training.progress import Lines, sparkline
+from proximo.training.rl import train
+from proximo.types import Completion, Grade, Group, Problem, Request, Rollout
+
+TOKENIZER = tiny_tokenizer()
+
+
+def small_model(dtype: torch.dtype = torch.float64):
+    return tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64, seed=1).to(dtype)
+
+
+# Fakes
+
+
+@dataclass
+class FakeSampler:
+    """Says the sample's number; remembers what it was asked."""
+
+    calls: list
+
+    def sample(self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0):
+        self.calls.append(([request.key for request in requests], seed, step))
+        return [
+            tuple(
+                Completion((7, 8), (-0.1, -0.2), f"{request.key}.{number}", "stop", version)
+                for number in range(request.num_samples)
+            )
+            for request in requests
+        ]
+
+
+@dataclass(frozen=True)
+class FakeTask:
+    """Even problems have mixed outcomes; others are all wrong, or unscored where they say so."""
+
+    mixed_every: int = 2
+
+    def size(self, split):
+        return None
+
+    def problem(self, index: int, split, seed: int) -> Problem:
+        return Problem(str(index), f"{index}=", str(index))
+
+    def grade(self, problems, completions) -> list[Grade]:
+        return [
+            Grade(float(int(problem.id) % self.mixed_every == 0 and completion.text.endswith(".0")))
+            for problem, completion in zip(problems, completions, strict=True)
+        ]
+
+    def reference(self, problem: Problem) -> str | None:
+        return problem.answer
+
+
+def collector(keep, task=None, **changes) -> Collector:
+    options = TrainingOptions(**({"groups": 4, "group_size": 2, "minibatches": 2} | changes))
+    return Collector(task or FakeTask(), FakeSampler([]), TOKENIZER, SamplingOptions(), options, keep, seed=5)
+
+
+# Collect
+
+
+def test_without_a_filter_one_round_is_enough():
+    collected = collector(KeepAll()).collect(Frontier(), step=3, version=9)
+    assert [group.problem.id for group in collected.groups] == ["0", "1", "2", "3"]
+    assert collected.rounds == 1
+    assert collected.frontier == Frontier(4)
+    assert collected.sampled_tokens == 16
+    assert collected.wasted_tokens == 0
+    assert collected.groups[0].rollouts[0].completion.version == 9
+
+
+def test_dead_groups_are_replaced_by_new_prompts_and_surplus_is_carried():
+    gather = collector(KeepMixed())
+    collected = gather.collect(Frontier(), step=0, version=0)
+    # Round 1 draws 0..3 and keeps 0 and 2; half were kept, so 2 missing groups are sought among 4 more: 4 and 6.
+    assert [group.problem.id for group in collected.groups] == ["0", "2", "4", "6"]
+    assert [group.problem.id for group in collected.dropped] == ["1", "3", "5", "7"]
+    assert collected.frontier.next_problem == 8
+    assert collected.wasted_tokens == 16
+    following = collector(KeepMixed(), task=FakeTask(mixed_every=1)).collect(
+        Frontier(8, carried=collected.groups[:1]), step=1, version=1
+    )
+    assert [group.problem.id for group in following.groups] == ["0", "8", "9", "10"]
+
+
+def test_groups_beyond_the_step_are_carried_over():
+    @dataclass(frozen=True)
+    class LateTask(FakeTask):
+        def grade(self, problems, completions):
+            return [
+                Grade(float(int(problem.id) >= 3 and completion.text.endswith(".0")))
+                for problem, completion in zip(problems, completions, strict=True)
+            ]
+
+    collected = collector(KeepMixed(), task=LateTask()).collect(Frontier(), step=0, version=0)
+    # Of 0..3 only 3 is mixed: a share of 1/4, so the 3 missing are sought among 8 more (twice a step at most).
+    assert [group.problem.id for group in collected.groups] == ["3", "4", "5", "6"]
+    assert [group.problem.id for group in collected.frontier.carried] == ["7", "8", "9", "10", "11"]
+
+
+def test_refilling_ends_after_its_rounds_and_trains_on_what_there_is():
+    collected = collector(KeepMixed(), task=FakeTask(mixed_every=10**6), refill_rounds=3).collect(
+        Frontier(1), step=0, version=0
+    )
+    assert collected.groups == ()
+    assert collected.rounds == 3
+
+
+def test_the_same_prompt_is_sampled_anew_with_other_random_numbers():
+    gather = collector(KeepMixed(), refill="same_prompt", refill_rounds=2)
+    gather.collect(Frontier(), step=0, version=0)
+    (first, second) = gather.sampler.calls
+    assert first[0] == [0, 1, 2, 3]
+    assert second[0][:2] == [1, 3]
+    assert first[1] != second[1]
+
+
+# Assemble
+
+
+def group_of(outcomes: list[float], lengths: list[int], finish="stop", version=0, prompt=(5, 6, 7)) -> Group:
+    rollouts = tuple(
+        Rollout(Completion(tuple(range(3, 3 + length)), (-1.0,) * length, "x", finish, version), Grade(outcome))
+        for outcome, length in zip(outcomes, lengths, strict=True)
+    )
+    return Group(Problem("p", "p", None), prompt, rollouts)
+
+
+def learner(algorithm: Algorithm, model=None, **options) -> Learner:
+    settings = TrainingOptions(**({"groups": 2, "group_size": 2, "minibatches": 2, "warmup_steps": 0} | options))
+    return Learner(model or small_model(), algorithm, settings, temperature=1.0, seed=0)
+
+
+def test_tensors_of_ragged_groups():
+    batch = to_batch([group_of([1.0, 0.0], [2, 3]), group_of([math.nan], [1], finish="length")])
+    assert batch.tokens.tolist() == [[3, 4, 0], [3, 4, 5], [3, 0, 0]]
+    assert batch.mask.sum(dim=1).tolist() == [2, 3, 1]
+    assert batch.group.tolist() == [0, 0, 1]
+    assert batch.truncated.tolist() == [False, False, True]
+    assert batch.outcome.isnan().tolist() == [False, False, True]
+    assert batch.rewards.isnan().tolist() == [False, False, True]
+
+
+def test_unscored_rows_leave_and_advantages_know_nothing_of_them():
+    assembled = assemble([group_of([1.0, math.nan, 0.0], [2, 2, 2])], [], GRPO, learner(GRPO), 8)
+    assert assembled.unscored == 1
+    assert len(assembled.batch) == 2
+    advantages, _ = proximo.advantages(
+        GRPO, rewards=torch.tensor([1.0, 0.0]), group=torch.tensor([0, 0]), mask=torch.ones(2, 2).bool()
+    )
+    assert torch.equal(assembled.batch.advantages, advantages)
+
+
+def test_overlong_shaping_moves_the_reward_and_not_the_outcome():
+    algorithm = replace(DAPO, shape=SoftOverlong(limit=4, cache=2))
+    assembled = assemble([group_of([1.0, 0.0], [4, 2])], [], algorithm, learner(algorithm), 8)
+    assert assembled.batch.rewards.tolist() == [0.0, 0.0]
+    assert assembled.batch.outcome.tolist() == [1.0, 0.0]
+    assert assembled.dead_rows == 2
+
+
+def test_truncated_completions_can_be_masked():
+    algorithm = replace(GRPO, keep=KeepAll(truncated=False))
+    groups = [group_of([1.0, 0.0], [2, 2]), group_of([1.0, 0.0], [2, 2], finish="length")]
+    batch = assemble(groups, [], algorithm, learner(algorithm), 8).batch
+    assert batch.mask.any(dim=1).tolist() == [True, True, False, False]
+    assert (batch.advantages[2] != 0).all()
+
+
+def test_only_what_the_algorithm_needs_is_computed():
+    groups = [group_of([1.0, 0.0], [2, 3])]
+    sapo = learner(SAPO)
+    assert sapo.reference is None
+    assert assemble(groups, [], SAPO, sapo, 8).batch.ref_logprobs is None
+    single = learner(SAPO, groups=1, minibatches=1)
+    assert assemble(groups, [], SAPO, single, 8).sampler_gap is None  # one update: no old pass
+    assert assemble(groups, [], GRPO, learner(GRPO), 8).batch.ref_logprobs is not None
+    ppo = assemble(groups, [], PPO, learner(PPO), 8).batch
+    assert ppo.values is not None
+    assert ppo.returns is not None
+    assert ppo.ref_logprobs is not None
+
+
+def test_a_stale_row_keeps_its_samplers_log_probs():
+    fresh, stale = group_of([1.0, 0.0], [2, 2], version=3), group_of([1.0, 0.0], [2, 2], version=2)
+    trainer = learner(SAPO)
+    trainer.version = 3
+    batch = assemble([fresh, stale], [], SAPO, trainer, 8).batch
+    assert (batch.old_logprobs[2:] == -1.0).all()
+    assert (batch.old_logprobs[:2] != -1.0).all()
+
+
+# Learner
+
+
+def rollouts(model, seed: int = 0, num_groups: int = 4, group_size: int = 3) -> list[Group]:
+    random = torch.Generator().manual_seed(seed)
+    groups = []
+    for _ in range(num_groups):
+        prompt = tuple(
+            torch.randint(5, 90, (int(torch.randint(1, 5, (1,), generator=random)),), generator=random).tolist()
+        )
+        siblings = []
+        for number in range(group_size):
+            tokens = tuple(
+                torch.randint(5, 90, (int(torch.randint(1, 7, (1,), generator=random)),), generator=random).tolist()
+            )
+            siblings.append(Rollout(Completion(tokens, (-4.0,) * len(tokens), "x", "stop"), Grade(float(number == 0))))
+        groups.append(Group(Problem("p", "p", None), prompt, tuple(siblings)))
+    return groups
+
+
+def parameters_after(algorithm: Algorithm, **options) -> torch.Tensor:
+    torch.manual_seed(0)
+    trainer = learner(algorithm, **({"groups": 4, "minibatches": 2, "learning_rate": 1e-2} | options))
+    assembled = assemble(rollouts(trainer.model), [], algorithm, trainer, 8)
+    for _ in trainer.updates(assembled.batch):
+        pass
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+
+
+@pytest.mark.parametrize(
+    "algorithm", [PPO, GRPO, DAPO, GSPO, SAPO, VAPO, CLIP_COV], ids=lambda a: type(a.gate).__name__
+)
+def test_the_token_budget_cannot_change_the_result(algorithm: Algorithm):
+    whole = parameters_after(algorithm)
+    split = parameters_after(algorithm, token_budget=1)
+    assert (whole - split).abs().max() < 1e-9
+    assert (whole - torch.cat([p.detach().flatten() for p in small_model().parameters()])).abs().max() > 1e-3
+
+
+def test_dead_groups_are_skipped_without_changing_the_update():
+    trainer = learner(SAPO, groups=4, minibatches=1)
+    groups = rollouts(trainer.model)
+    dead = replace(groups[1], rollouts=tuple(replace(rollout, grade=Grade(0.0)) for rollout in groups[1].rollouts))
+    batch = assemble([groups[0], dead, *groups[2:]], [], SAPO, trainer, 8).batch
+    assert len(trainer._rows_with_gradient(batch)) == 9
+    trainer.update(batch, fresh=True)
+    skipped = [parameter.grad.clone() for parameter in trainer.model.parameters() if parameter.grad is not None]
+    other = learner(SAPO, groups=4, minibatches=1)
+    other._rows_with_gradient = lambda batch: torch.arange(len(batch))
+    other.update(batch, fresh=True)
+    full = [parameter.grad for parameter in other.model.parameters() if parameter.grad is not None]
+    for ours, theirs in zip(skipped, full, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    assert len(learner(GRPO)._rows_with_gradient(batch)) == 12  # a KL term still teaches dead rows
+
+
+def test_minibatches_are_whole_groups_and_never_smaller_than_a_full_steps():
+    trainer = learner(SAPO, groups=8, minibatches=4)
+    batch = to_batch([group_of([1.0, 0.0], [2, 2], prompt=(5, number)) for number in range(5)])
+    parts = trainer._minibatches(batch)
+    assert sorted(torch.cat(parts).tolist()) == list(range(10))
+    assert [len(part) for part in parts] == [6, 4]  # 3 and 2 groups: two minibatches, not three
+    for part in parts:
+        assert all((batch.group[part] == number).sum() in (0, 2) for number in range(5))
+
+
+def test_the_sampler_is_trusted_only_within_a_tenth_of_the_gate():
+    for algorithm, gap, trusted in [(GRPO, 0.01, True), (GRPO, 0.05, False), (GSPO, 1e-5, True), (GSPO, 1e-3, False)]:
+        trainer = learner(algorithm)
+        batch = to_batch([group_of([1.0, 0.0], [2, 2])])
+        measured = trainer.measure_gap(batch, batch.rollout_logprobs.double() + gap)
+        assert measured == pytest.approx(gap, rel=1e-3)
+        assert trainer.trusts_sampler is trusted
+
+
+def test_warm_up_is_a_line():
+    trainer = learner(SAPO, warmup_steps=4, learning_rate=1.0)
+    assert [trainer.set_learning_rate(step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+# The whole loop
+
+
+def tiny_run(tmp_path, algorithm: Algorithm, **changes) -> RunConfig:
+    folder = tmp_path / "model"
+    if not folder.exists():
+        tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64, seed=0).save_pretrained(folder)
+        TOKENIZER.save_pretrained(folder)
+    return RunConfig(
+        **(
+            {
+                "algorithm": algorithm,
+                "task": Arithmetic(digits=1, held_out=10),
+                "model": str(folder),
+                "sampling": SamplingOptions(max_tokens=4),
+                "training": TrainingOptions(groups=4, group_size=4, minibatches=2),
+                "evaluation": EvaluationOptions(problems=5, samples=2),
+                "steps": 2,
+            }
+            | changes
+        )
+    )
+
+
+@pytest.mark.parametrize("name", ["PPO", "GRPO", "DAPO", "GSPO", "SAPO"])
+def test_a_run_leaves_its_folder_and_repeats_to_the_byte(name: str, tmp_path):
+    torch.set_default_dtype(torch.float32)
+    try:
+        config = tiny_run(tmp_path, getattr(proximo, name))
+        outcomes = [train(config, tmp_path / run, Lines(), toml.dumps(config)) for run in ("a", "b")]
+    finally:
+        torch.set_default_dtype(torch.float64)
+    first, second = (tmp_path / run / "metrics.jsonl" for run in ("a", "b"))
+    assert first.read_bytes() == second.read_bytes()
+    rows = [json.loads(line) for line in first.read_text().splitlines()]
+    assert [row["step"] for row in rows] == [-1, 0, 1, 2]
+    assert {"reward", "outcome", "length", "truncated", "dead_groups", "wasted_tokens"} <= rows[1].keys()
+    assert toml.loads((tmp_path / "a" / "config.toml").read_text(), RunConfig) == config
+    assert (outcomes[0].checkpoint / "model.safetensors").exists()
+    assert (outcomes[0].checkpoint / "tokenizer.json").exists()
+    assert 0 <= outcomes[0].before.low <= outcomes[0].before.accuracy <= outcomes[0].before.high <= 1
+
+
+def test_sparkline_and_interval():
+    assert sparkline([0.0, 0.5, 1.0, math.nan, 2.0]) == "▁▅██"
+    low, high = wilson(5, 10)
+    assert (round(low, 4), round(high, 4)) == (0.2366, 0.7634)
+    assert wilson(0, 0) == (0.0, 1.0)
+    assert wilson(10, 10)[1] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "steps is 0"),
+        ({"sampling": SamplingOptions(top_p=0.9)}, "cut the distribution"),
+        ({"sampling": SamplingOptions(temperature=0.0)}, "greedy siblings are all the same"),
+        ({"training": TrainingOptions(group_size=1)}, "group_size is 1"),
+        ({"algorithm": proximo.algorithms.RLOO}, "updates_per_batch is 4"),
+    ],
+)
+def test_a_run_that_cannot_work_is_refused_before_anything_loads(changes: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        RunConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"groups": 0}, "training.groups is 0"),
+        ({"groups": 2, "minibatches": 4}, "there cannot be more"),
+        ({"learning_rate": 0.0}, "training.learning_rate 0.0"),
+        ({"warmup_steps": -1}, "training.warmup_steps -1"),
+        ({"reset_reference_every": 0}, "training.reset_reference_every is 0"),
+    ],
+)
+def test_bad_options_say_field_and_value(changes: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        TrainingOptions(**changes)
