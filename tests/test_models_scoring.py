@@ -128,7 +128,6 @@ def test_packed_is_padded(family, dtype, tolerance):
 @torch.no_grad()
 def test_logprobs_are_those_of_each_sequence_alone():
     model, rows = build("llama", torch.float64), ragged()
-    model.set_attn_implementation("eager")
     found = scored(model, rows, temperature=0.5).logprobs
     for row, length in enumerate(rows.lengths.tolist()):
         prompt = rows.prompts[int(rows.group[row])]
@@ -233,6 +232,12 @@ def test_an_unsupported_model_is_scored_with_its_own_logits_and_says_so_once():
     assert_close(found.logprobs[row, :6], expected, rtol=1e-5, atol=1e-5)
     everything = everything[len(prompt) - 1 : -1]
     assert_close(found.entropy[row, :6], -(everything.exp() * everything).sum(-1), rtol=1e-5, atol=1e-5)
+
+
+def test_greedy_has_no_scores():
+    for model in (build("llama", torch.float32), gemma()):
+        with pytest.raises(ValueError, match="temperature is 0.0"):
+            scored(model, ragged(), temperature=0.0, layout="padded")
 
 
 def test_windows_and_biased_heads_are_outside():

@@ -4,14 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from proximo.models import prompt_tokens, score, tiny_model, tiny_tokenizer
 from proximo.samplers import Sampler, SamplingOptions
-from proximo.samplers.drafts import Draft, Pen
 from proximo.samplers.embedded import EmbeddedSampler, local_sampler
 from proximo.samplers.plain import PlainSampler
 from proximo.types import Completion, Request
@@ -232,39 +229,6 @@ def test_every_first_token_may_be_the_last():
     assert {(len(c.tokens), c.finish) for siblings in completions for c in siblings} == {(1, "stop")}
     one = EmbeddedSampler(sharp_model(), TOKENIZER).sample(REQUESTS, SamplingOptions(max_tokens=1), seed=0, step=0)
     assert [len(tokens) for tokens in rows(one)] == [1] * 20
-
-
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte: a character may take several."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(BPE({symbol: index for index, symbol in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
-
-
-def test_a_stop_string_may_span_tokens_and_bytes():
-    tokenizer = byte_tokenizer()
-    text = "añb → ende €! more"
-    tokens = tokenizer.encode(text)
-    assert len(tokens) == len(text.encode())
-    options = SamplingOptions(temperature=0.0, max_tokens=100, stop=("€!", "no"))
-    pen = Pen(tokenizer, frozenset(), options, seed=0, step=0)
-    draft = Draft(key=0, sample=0, prompt=(0,))
-    for token in tokens:
-        logits = torch.zeros(1, len(tokenizer))
-        logits[0, token] = 1.0
-        pen.write([draft], logits)
-        if draft.finish:
-            break
-    assert tokenizer.decode(draft.tokens) == "añb → ende €!"
-    assert pen.completion(draft, version=0).text == "añb → ende "
-
-
-def test_the_earliest_of_several_stop_strings_cuts():
-    pen = Pen(TOKENIZER, frozenset(), SamplingOptions(stop=("cd", "bcd")), seed=0, step=0)
-    draft = Draft(0, 0, (0,), tokens=list(prompt_tokens(TOKENIZER, "abcd")), logprobs=[0.0] * 4, finish="stop")
-    assert pen.completion(draft, version=0).text == "a"
 
 
 def test_the_model_is_left_as_it_was():

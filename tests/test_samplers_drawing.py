@@ -99,6 +99,11 @@ def test_a_token_of_probability_zero_is_never_drawn():
     tokens, logprobs = draw(logits, torch.tensor([0.0, 0.39999, 0.40001, LAST]), SamplingOptions())
     assert tokens.tolist() == [1, 1, 3, 3]
     assert logprobs.isfinite().all()
+    # Float32 probabilities rarely sum to exactly 1, and the last number must not fall behind their sum.
+    logits = torch.randn(50, 20, generator=torch.Generator().manual_seed(0))
+    logits[:, 15:] = -torch.inf
+    tokens, logprobs = draw(logits, torch.full((50,), LAST), SamplingOptions())
+    assert tokens.tolist() == [14] * 50
     # Beyond float32: tokens that underflow have no width at either end.
     logits = torch.tensor([[-300.0, 0.0, 1.0, -300.0]])
     for number, token in [(0.0, 1), (LAST, 2)]:

@@ -268,6 +268,18 @@ def test_dead_groups_are_skipped_without_changing_the_update():
     assert len(learner(GRPO)._rows_with_gradient(batch)) == 12  # a KL term still teaches dead rows
 
 
+def test_an_update_of_dead_rows_alone_is_a_gradient_of_zero_not_none():
+    trainer = learner(SAPO, groups=4, minibatches=1, learning_rate=1e-2)
+    groups = rollouts(trainer.model)
+    trainer.update(assemble(groups, [], SAPO, trainer, 8).batch, fresh=True)
+    dead = [replace(g, rollouts=tuple(replace(r, grade=Grade(1.0)) for r in g.rollouts)) for g in groups]
+    before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    update = trainer.update(assemble(dead, [], SAPO, trainer, 8).batch, fresh=True)
+    assert update.gradient_norm == 0
+    # AdamW's momentum still moves the weights, as it would had the rows been run.
+    assert any((old != new).any() for old, new in zip(before, trainer.model.parameters(), strict=True))
+
+
 def test_minibatches_are_whole_groups_and_never_smaller_than_a_full_steps():
     trainer = learner(SAPO, groups=8, minibatches=4)
     batch = to_batch([group_of([1.0, 0.0], [2, 2], prompt=(5, number)) for number in range(5)])
@@ -283,7 +295,7 @@ def test_the_sampler_is_trusted_only_within_a_tenth_of_the_gate():
         trainer = learner(algorithm)
         batch = to_batch([group_of([1.0, 0.0], [2, 2])])
         measured = trainer.measure_gap(batch, batch.rollout_logprobs.double() + gap)
-        assert measured == pytest.approx(gap, rel=1e-3)
+        assert measured == pytest.approx(gap, rel=2e-2)
         assert trainer.trusts_sampler is trusted
 
 

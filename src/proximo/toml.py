@@ -54,9 +54,6 @@ def loads(text: str, kind: type[T], source: str = "config") -> T:
     return value
 
 
-# Types: what a field may hold.
-
-
 def _options(kind: Any) -> tuple[Any, ...]:
     """The members of a union, or the one type itself."""
     return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)

@@ -155,7 +155,7 @@ class Stats:
 
     def floats(self) -> dict[str, float]:
         """Every statistic by name; shares and means are over the sampled tokens."""
-        tokens = max(float(self.totals["tokens"]), 1.0)
+        tokens = max(float(self.totals.get("tokens", 0)), 1.0)
         return (
             {name: float(value) for name, value in self.totals.items()}
             | {name: float(value) / tokens for name, value in self.token_sums.items()}

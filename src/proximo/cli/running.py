@@ -6,23 +6,26 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
+from transformers.utils.logging import disable_progress_bar
+
 from proximo import explain, toml
 from proximo.cli.flags import changed, nearest, refuse, take, take_switch
+from proximo.cli.live import LiveView
 from proximo.models import load_model, load_tokenizer, tiny_model, tiny_tokenizer
 from proximo.models.shipped import resolve
 from proximo.presets import PRESETS
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
-from proximo.tasks import TaskOptions
-from proximo.tasks.arithmetic import Arithmetic
+from proximo.tasks import Arithmetic, Countdown, Echo, TaskOptions
 from proximo.training.config import EvaluationOptions, RunConfig
 from proximo.training.evaluate import evaluate
-from proximo.training.progress import Lines, LiveView, Progress, prompt_text, share
+from proximo.training.progress import Lines, Progress, prompt_text, share
 from proximo.training.rl import Outcome, train
 from proximo.training.sft import SftOptions, fine_tune
 
 
 def run(command: str, arguments: list[str]) -> int:
+    disable_progress_bar()  # transformers' own bars would run through ours
     commands = {"train": run_train, "eval": run_eval, "sft": run_sft, "tasks": run_tasks}
     return commands[command](arguments)
 
@@ -180,9 +183,9 @@ def run_sft(arguments: list[str]) -> int:
 def run_tasks(arguments: list[str]) -> int:
     if arguments:
         refuse(f"tasks takes nothing, not {' '.join(arguments)}")
-    from proximo.tasks import EXAMPLES
-
-    for task in EXAMPLES:
+    for task in (Arithmetic(), Countdown(), Echo()):
         problem = task.problem(0, "train", 0)
-        print(f"{type(task).__name__:<12} {problem.prompt!r} → {problem.answer!r}")
+        print(f"{type(task).__name__:<11} {problem.prompt!r} → {task.reference(problem)!r}")
+    print('Gym         any reasoning-gym task by its name: task.type = "Gym", task.name = "chain_sum"')
+    print('File        JSONL or Parquet with a prompt and an answer column: task.type = "File", task.path = "…"')
     return 0

@@ -27,10 +27,14 @@ def token_logprobs(
     Half-precision inputs give float32 results from float32 logits. `byte_budget` bounds one chunk of logits; a
     pass holds a handful of such chunks. The entropy carries a gradient only where `entropy_gradient` asks.
     """
-    if temperature <= 0:
-        raise ValueError(f"temperature is {temperature}: a distribution needs one above 0 (greedy has no log-probs)")
+    check_temperature(temperature)
     rows = max(1, byte_budget // (weight.shape[0] * 4))
     return _TokenLogprobs.apply(states, weight, targets, temperature, rows, entropy_gradient)
+
+
+def check_temperature(temperature: float) -> None:
+    if temperature <= 0:
+        raise ValueError(f"temperature is {temperature}: a distribution needs one above 0 (greedy has no log-probs)")
 
 
 def project(left: Float[Tensor, "M K"], right: Float[Tensor, "K N"]) -> Float[Tensor, "M N"]:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from proximo.models.attention import NAME, attention, body, hidden_states
 from proximo.models.layout import Padded, pack, pad
 from proximo.models.loading import supports_packing, warn_of_fallback
-from proximo.models.logprobs import token_logprobs
+from proximo.models.logprobs import check_temperature, token_logprobs
 from proximo.shapes import Bool, Float, Int
 
 
@@ -97,6 +97,7 @@ def _own_logits(
     model: PreTrainedModel, padded: Padded, targets: Int[Tensor, " C"], temperature: float
 ) -> tuple[Float[Tensor, "C E"], Float[Tensor, " C"], Float[Tensor, " C"]]:
     """States, log-probs and entropy from the logits as the model itself computes them, all at once."""
+    check_temperature(temperature)
     output = model(input_ids=padded.tokens, attention_mask=padded.mask, use_cache=False, output_hidden_states=True)
     states = output.hidden_states[-1].flatten(0, 1).index_select(0, padded.predictors)
     logits = output.logits.flatten(0, 1).index_select(0, padded.predictors)

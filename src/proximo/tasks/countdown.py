@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cache
 from random import Random
 
@@ -29,10 +28,13 @@ class Countdown:
     def __post_init__(self) -> None:
         if self.numbers < 2:
             raise ValueError(f"task.numbers is {self.numbers}: give at least 2")
-        if self.largest < 4 or self.highest_target < 10:
+        if self.largest < 1:
+            raise ValueError(f"task.largest is {self.largest}: give at least 1")
+        random = Random(0)
+        if sum(self._attempt(random) is not None for _ in range(200)) < 10:
             raise ValueError(
-                f"task.largest is {self.largest} and task.highest_target {self.highest_target}: "
-                "give at least 4 and 10, or hardly any problem can be solved"
+                f"task.highest_target is {self.highest_target}: {self.numbers} numbers up to {self.largest} hardly "
+                "ever meet it; give more, or another number of numbers"
             )
         # Made now and remembered: a held-out set that cannot be filled is an error of the value.
         _stream(self)
@@ -50,21 +52,25 @@ class Countdown:
         return problem.data["solution"]
 
     def draw(self, random: Random) -> Problem:
-        """Draw a solution and take its value for the target, so that there is one."""
-        for _ in range(10_000):
-            numbers = [random.randint(1, self.largest) for _ in range(self.numbers)]
-            solution, target = _combined(numbers, random)
-            if target.denominator == 1 and 1 <= target <= self.highest_target and target not in numbers:
-                given = " ".join(map(str, numbers))
-                return Problem(
-                    id=f"countdown-{given}-{target}",
-                    prompt=f"Numbers {given}, target {target}, expression:",
-                    answer=int(target),
-                    data={"numbers": tuple(numbers), "solution": solution},
-                )
-        raise ValueError(
-            f"task.highest_target is {self.highest_target}: {self.numbers} numbers up to {self.largest} hardly "
-            "ever meet it; raise it"
+        """Any problem, reserved or not."""
+        problem = None
+        while problem is None:
+            problem = self._attempt(random)
+        return problem
+
+    def _attempt(self, random: Random) -> Problem | None:
+        """Draw a solution and take its value for the target, so that there is one; None where it came out too high."""
+        numbers = [random.randint(1, self.largest) for _ in range(self.numbers)]
+        combined = _combined(numbers, self.highest_target, random)
+        if combined is None or combined[1] in numbers:
+            return None
+        solution, target = combined
+        given = " ".join(map(str, numbers))
+        return Problem(
+            id=f"countdown-{given}-{target}",
+            prompt=f"Numbers {given}, target {target}, expression:",
+            answer=target,
+            data={"numbers": tuple(numbers), "solution": solution},
         )
 
 
@@ -73,16 +79,20 @@ def _stream(task: Countdown) -> Stream:
     return Stream(task.draw, _unordered, task.held_out)
 
 
-def _combined(numbers: Sequence[int], random: Random) -> tuple[str, Fraction]:
-    """A random expression over all numbers, and its value; no value on the way is negative or broken."""
-    parts = [(str(number), Fraction(number)) for number in numbers]
+def _combined(numbers: Sequence[int], highest: int, random: Random) -> tuple[str, int] | None:
+    """A random expression over all numbers and its value; every value on the way is a whole number above 0."""
+    parts = [(number, str(number)) for number in numbers]
     while len(parts) > 1:
         random.shuffle(parts)
-        (left, a), (right, b) = parts.pop(), parts.pop()
-        values = {"+": a + b, "*": a * b} | ({"-": a - b} if a > b else {}) | ({"/": a / b} if a % b == 0 else {})
-        sign = random.choice(sorted(values))
-        parts.append((f"({left}{sign}{right})", values[sign]))
-    return parts[0][0].removeprefix("(").removesuffix(")"), parts[0][1]
+        (b, right), (a, left) = sorted([parts.pop(), parts.pop()])
+        values = {"+": a + b, "*": a * b} | ({"-": a - b} if a > b else {}) | ({"/": a // b} if a % b == 0 else {})
+        # Only the last step must stay below the limit; on the way, high values lead to better puzzles.
+        signs = sorted(sign for sign, value in values.items() if parts or value <= highest)
+        if not signs:
+            return None
+        sign = random.choice(signs)
+        parts.append((values[sign], f"({left}{sign}{right})"))
+    return parts[0][1].removeprefix("(").removesuffix(")"), parts[0][0]
 
 
 def _unordered(problem: Problem) -> str:

@@ -6,8 +6,7 @@ import re
 from fractions import Fraction
 
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-LONGEST = 200
-"""In characters; more is refused unread."""
+_LONGEST = 200
 
 
 class NotAnExpression(Exception):
@@ -17,7 +16,7 @@ class NotAnExpression(Exception):
 def evaluate(text: str) -> tuple[Fraction, list[int]]:
     """The exact value of an expression, and the numbers it uses, in order."""
     # Only these characters reach the parser: no names, no strings, and none of the parser's warnings.
-    if len(text) > LONGEST or not re.fullmatch(r"[0-9 ()+*/-]+", text):
+    if len(text) > _LONGEST or not re.fullmatch(r"[0-9 ()+*/-]+", text):
         raise NotAnExpression(text)
     try:
         tree = ast.parse(text.strip(), mode="eval").body

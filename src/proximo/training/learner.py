@@ -129,6 +129,9 @@ class Learner:
             loss.backward()
             stats = stats + part_stats
             first_logprobs.append((index, scores.logprobs.detach()))
+        if not first_logprobs:  # all rows dead: the gradient is 0, which is not no gradient to an optimizer
+            for parameter in self.parameters():
+                parameter.grad = torch.zeros_like(parameter)
         gap = self._first_gap(batch, first_logprobs) if fresh and first_logprobs else None
         norm = nn.utils.clip_grad_norm_(self.parameters(), self.options.max_gradient_norm)
         self.optimizer.step()

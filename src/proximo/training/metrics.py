@@ -75,20 +75,15 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
     stats = Stats()
     for update in updates:
         stats = stats + update.stats
+    norms = [update.gradient_norm for update in updates]
+    gradients = {"gradient_norm": sum(norms) / len(norms), "gradient_norm_max": max(norms)}
+    if not stats.totals:  # every row was dead
+        return gradients
     floats = stats.floats()
     ess = floats["ratio"] ** 2 / floats["ratio_squared"] if floats["ratio_squared"] else math.nan
     spread = math.sqrt(max(floats["ratio_squared"] - floats["ratio"] ** 2, 0.0))
     losses = {name: value / len(updates) for name, value in floats.items() if name.endswith("loss")}
     rest = {name: value for name, value in floats.items() if not name.endswith("loss")}
     named = {RENAMED.get(name, name): value for name, value in rest.items()}
-    norms = [update.gradient_norm for update in updates]
-    return (
-        {name: value for name, value in named.items() if name is not None}
-        | losses
-        | {
-            "ess": ess,
-            "ratio_spread": spread,
-            "gradient_norm": sum(norms) / len(norms),
-            "gradient_norm_max": max(norms),
-        }
-    )
+    known = {name: value for name, value in named.items() if name is not None}
+    return known | losses | gradients | {"ess": ess, "ratio_spread": spread}

@@ -1,15 +1,8 @@
-"""What a person sees while a run goes on: one calm live view on a terminal, plain lines elsewhere."""
+"""What a person is told while a run goes on."""
 
 import sys
 from collections.abc import Mapping
-from typing import Protocol
-
-from rich.console import Console
-from rich.console import Group as Stack
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from typing import Protocol, runtime_checkable
 
 from proximo.training.collect import Collected
 from proximo.training.evaluate import Evaluation
@@ -18,6 +11,7 @@ from proximo.types import Problem
 BARS = "▁▂▃▄▅▆▇█"
 
 
+@runtime_checkable
 class Progress(Protocol):
     def start(self, steps: int, before: Evaluation) -> None: ...
     def stepped(
@@ -50,46 +44,6 @@ class Lines:
 
     def _say(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
-
-
-class LiveView:
-    """A bar, the outcome as a sparkline, the step's numbers and one completion."""
-
-    def __init__(self) -> None:
-        self.console = Console(stderr=True)
-        self.live = Live(console=self.console, refresh_per_second=4, transient=True)
-        self.steps, self.outcomes, self.before = 0, [], None
-
-    def start(self, steps: int, before: Evaluation) -> None:
-        self.steps, self.before = steps, before
-        self.console.print(f"held-out accuracy before: {share(before)}", highlight=False)
-        self.live.start()
-
-    def stepped(
-        self, step: int, metrics: Mapping[str, float], seconds: Mapping[str, float], collected: Collected
-    ) -> None:
-        self.outcomes.append(metrics["outcome"])
-        bar = Table.grid(padding=(0, 2))
-        bar.add_row(
-            f"step {step + 1}/{self.steps}",
-            ProgressBar(self.steps, step + 1, width=40),
-            f"{sum(seconds.values()):.1f} s a step",
-        )
-        sample = Text()
-        if collected.groups:
-            group = collected.groups[0]
-            best = max(group.rollouts, key=lambda rollout: rollout.grade.reward)
-            sample = Text(f"{prompt_text(group.problem)}{best.completion.text}".strip()[:200], style="italic")
-            sample.append(f"   outcome {best.grade.outcome:g}", style="dim")
-        self.live.update(
-            Stack(bar, Text(f"outcome {sparkline(self.outcomes)}", style="cyan"), Text(summary(metrics)), sample)
-        )
-
-    def evaluated(self, step: int, evaluation: Evaluation) -> None:
-        self.console.print(f"held-out accuracy after step {step + 1}: {share(evaluation)}", highlight=False)
-
-    def stop(self) -> None:
-        self.live.stop()
 
 
 def summary(metrics: Mapping[str, float]) -> str:
