@@ -5,8 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test lint types imports check parity mutation clean
 
 demo: .venv/.ready
-	@for name in ppo grpo dapo gspo sapo; do $(BIN)/proximo explain $$name || exit 1; done
-	@$(BIN)/proximo explain --all
+	$(BIN)/proximo train
 
 test: .venv/.ready
 	$(BIN)/pytest -q -n auto

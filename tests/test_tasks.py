@@ -350,6 +350,12 @@ def test_a_parquet_file_of_conversations(tmp_path: Path):
     assert task.problem(0, "train", 0).answer == "2"
 
 
+def test_an_empty_answer_column_is_passed_over(tmp_path: Path):
+    row = {"prompt": "1+1=", "label": "no", "solution": "2", "answer": None}
+    task = File(written(tmp_path / "row.jsonl", [row]), held_out=0.0)
+    assert task.problem(0, "train", 0).answer == "2"
+
+
 def test_bad_rows_are_reported_all_at_once(tmp_path: Path):
     path = tmp_path / "bad.jsonl"
     good = json.dumps({"prompt": "1+1=", "answer": "2"})

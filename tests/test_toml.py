@@ -95,6 +95,12 @@ def test_an_integer_serves_as_a_float_and_becomes_one():
     assert type(house.sizes["hall"]) is float
 
 
+def test_every_character_survives():
+    every = "".join(map(chr, range(256))) + "\"'\\ \u2028 é 漢 🦜"
+    house = House(every, Dog(every), extras={every: every, "": ""})
+    assert toml.loads(toml.dumps(house), House) == house
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("rent", "none"), ("extras", {"a": (1,)}), ("extras", {"a": None}), ("pet", 3)]
 )
