@@ -2,8 +2,9 @@
 
     python -m experiments.pretrain_tiny [--steps 2500] [--out src/proximo/models/weights/tiny-arithmetic]
 
-It is fine-tuned on sums of which most were done without carrying (37+48=75, 95+36=21). So it knows how to carry, does so
-sometimes, and mostly does not: what reinforcement learning can strengthen. The held-out problems are never seen.
+It is fine-tuned on sums of which most were done without carrying (37+48=75, 95+36=21). So it knows how to carry,
+does so sometimes, and mostly does not: what reinforcement learning can strengthen. The held-out problems are never
+seen.
 """
 
 import argparse
