@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -299,6 +300,16 @@ def test_the_sampler_is_trusted_only_within_a_tenth_of_the_gate():
         assert trainer.trusts_sampler is trusted
 
 
+def test_the_reference_can_be_reset_to_the_policy():
+    trainer = learner(GRPO, groups=4, minibatches=2, learning_rate=1e-2)
+    batch = assemble(rollouts(trainer.model), [], GRPO, trainer, 8).batch
+    updates = list(trainer.updates(batch))
+    assert sorted(torch.cat([update.rows for update in updates]).tolist()) == list(range(len(batch)))
+    assert not torch.allclose(trainer.reference_logprobs(batch), trainer.old_scores(batch).logprobs)
+    trainer.reset_reference()
+    assert torch.equal(trainer.reference_logprobs(batch), trainer.old_scores(batch).logprobs)
+
+
 def test_warm_up_is_a_line():
     trainer = learner(SAPO, warmup_steps=4, learning_rate=1.0)
     assert [trainer.set_learning_rate(step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
@@ -307,24 +318,15 @@ def test_warm_up_is_a_line():
 # The whole loop
 
 
-def tiny_run(tmp_path, algorithm: Algorithm, **changes) -> RunConfig:
-    folder = tmp_path / "model"
-    if not folder.exists():
-        tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64, seed=0).save_pretrained(folder)
-        TOKENIZER.save_pretrained(folder)
+def tiny_run(algorithm: Algorithm) -> RunConfig:
     return RunConfig(
-        **(
-            {
-                "algorithm": algorithm,
-                "task": Arithmetic(digits=1, held_out=10),
-                "model": str(folder),
-                "sampling": SamplingOptions(max_tokens=4),
-                "training": TrainingOptions(groups=4, group_size=4, minibatches=2),
-                "evaluation": EvaluationOptions(problems=5, samples=2),
-                "steps": 2,
-            }
-            | changes
-        )
+        algorithm=algorithm,
+        task=Arithmetic(),
+        model="tiny-arithmetic",
+        sampling=SamplingOptions(max_tokens=4),
+        training=TrainingOptions(groups=4, group_size=4, minibatches=2, learning_rate=1e-4),
+        evaluation=EvaluationOptions(problems=5, samples=2),
+        steps=2,
     )
 
 
@@ -332,7 +334,7 @@ def tiny_run(tmp_path, algorithm: Algorithm, **changes) -> RunConfig:
 def test_a_run_leaves_its_folder_and_repeats_to_the_byte(name: str, tmp_path):
     torch.set_default_dtype(torch.float32)
     try:
-        config = tiny_run(tmp_path, getattr(proximo, name))
+        config = tiny_run(getattr(proximo, name))
         outcomes = [train(config, tmp_path / run, Lines(), toml.dumps(config)) for run in ("a", "b")]
     finally:
         torch.set_default_dtype(torch.float64)
@@ -340,10 +342,17 @@ def test_a_run_leaves_its_folder_and_repeats_to_the_byte(name: str, tmp_path):
     assert first.read_bytes() == second.read_bytes()
     rows = [json.loads(line) for line in first.read_text().splitlines()]
     assert [row["step"] for row in rows] == [-1, 0, 1, 2]
-    assert {"reward", "outcome", "length", "truncated", "dead_groups", "wasted_tokens"} <= rows[1].keys()
+    known = "reward outcome length truncated entropy old_kl clip_low clip_high gate ratio_spread dead_groups ess"
+    assert {*known.split(), "wasted_tokens", "sampler_gap", "gradient_norm", "loss"} <= rows[1].keys()
+    assert rows[1]["sampler_gap"] < 1e-5
+    assert ("kl" in rows[1]) == (name in ("PPO", "GRPO"))
     assert toml.loads((tmp_path / "a" / "config.toml").read_text(), RunConfig) == config
     assert (outcomes[0].checkpoint / "model.safetensors").exists()
     assert (outcomes[0].checkpoint / "tokenizer.json").exists()
+    table = pq.read_table(tmp_path / "a" / "rollouts" / "step-000000.parquet").to_pydict()
+    for tokens, logprobs, minibatch in zip(table["tokens"], table["current_logprobs"], table["minibatch"], strict=True):
+        assert len(tokens) == len(logprobs)
+        assert minibatch in (0, 1)
     assert 0 <= outcomes[0].before.low <= outcomes[0].before.accuracy <= outcomes[0].before.high <= 1
 
 

@@ -14,16 +14,20 @@ USAGE = """usage: proximo COMMAND ...
                        held-out accuracy of a model folder on a task
   proximo sft --out DIR [--field VALUE ...]
                        fine-tune on a task's reference answers
+  proximo selfcheck [PRESET | run.toml] [--algorithm NAME] [--field VALUE ...]
+                       do model, task and algorithm hold together? a minute before a run
+  proximo chat MODEL [--chat] [--temperature X] [--max-tokens N]
+                       what a model says to each line of the terminal or of a pipe
   proximo tasks        the tasks there are, with an example of each
   proximo explain NAME [--stage.field VALUE ...]
   proximo explain --all
                        what an algorithm is, choice by choice
 
-Every command takes --help. train and eval take --json: data on stdout, progress on stderr.
+Every command takes --help. train, eval and selfcheck take --json: data on stdout, progress on stderr.
 train takes --dry-run: the resolved run, and nothing is started.
 """
 
-COMMANDS = ("train", "eval", "sft", "tasks", "explain")
+COMMANDS = ("train", "eval", "sft", "selfcheck", "chat", "tasks", "explain")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,15 +39,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     command, *rest = arguments
     if command not in COMMANDS:
         refuse(f"no command is called {command!r}{nearest(command, COMMANDS)}; there are: {', '.join(COMMANDS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        return _run(command, rest)
+    except KeyboardInterrupt:
+        kept = "; what was written so far is in the run folder" if command == "train" else ""
+        print(f"interrupted{kept}", file=sys.stderr)
+        return 130
+
+
+def _run(command: str, arguments: list[str]) -> int:
     if command == "explain":
         from proximo.cli import explaining
 
-        return explaining.run(rest)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        return explaining.run(arguments)
+    if command == "selfcheck":
+        from proximo.cli import checking
+
+        return checking.run(arguments)
+    if command == "chat":
+        from proximo.cli import chatting
+
+        return chatting.run(arguments)
     from proximo.cli import running
 
-    try:
-        return running.run(command, rest)
-    except KeyboardInterrupt:
-        print("interrupted; what was written so far is in the run folder", file=sys.stderr)
-        return 130
+    return running.run(command, arguments)

@@ -56,6 +56,15 @@ def take_switch(arguments: list[str], flag: str) -> bool:
     return given
 
 
+def take_model(arguments: list[str], command: str) -> str:
+    """The model that comes first, removed from the arguments; empty where only help is asked for."""
+    if arguments[:1] in (["-h"], ["--help"]):
+        return ""
+    if not arguments or arguments[0].startswith("-"):
+        refuse(f"{command} needs a model, a folder or hub id: {command} MODEL")
+    return arguments.pop(0)
+
+
 def nearest(name: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(name.lower(), names, n=1)
     return f", the nearest is {close[0]!r}" if close else ""

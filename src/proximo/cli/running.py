@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers.utils.logging import disable_progress_bar
 
 from proximo import explain, toml
-from proximo.cli.flags import changed, nearest, refuse, take, take_switch
+from proximo.cli.flags import changed, nearest, refuse, take, take_model, take_switch
 from proximo.cli.live import LiveView
 from proximo.models import load_model, load_tokenizer, tiny_model, tiny_tokenizer
 from proximo.models.shipped import resolve
@@ -18,6 +18,7 @@ from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
 from proximo.tasks import Arithmetic, Countdown, Echo, TaskOptions
 from proximo.training.config import EvaluationOptions, RunConfig
+from proximo.training.estimate import batch_arithmetic, memory
 from proximo.training.evaluate import evaluate
 from proximo.training.progress import Lines, Progress, prompt_text, share
 from proximo.training.rl import Outcome, train
@@ -35,18 +36,13 @@ def run(command: str, arguments: list[str]) -> int:
 
 def run_train(arguments: list[str]) -> int:
     as_json, dry_run = take_switch(arguments, "--json"), take_switch(arguments, "--dry-run")
-    folder, name = take(arguments, "--run"), take(arguments, "--algorithm")
-    config = _base_config(arguments)
-    if name is not None:
-        card = explain.card(name)
-        if card is None:
-            names = [each.name for each in explain.CARDS]
-            refuse(f"--algorithm {name}: no algorithm is called so{nearest(name, names)}; there are {', '.join(names)}")
-        config = _replaced(config, algorithm=card.value)
-    config = changed(config, arguments, prog="proximo train", description="Train a model by reinforcement learning.")
+    folder = take(arguments, "--run")
+    config = changed(
+        base_config(arguments), arguments, prog="proximo train", description="Train a model by reinforcement learning."
+    )
     if dry_run:
         print(toml.dumps(config))
-        print("\n".join(f"# {line}" for line in arithmetic(config)))
+        print("\n".join(f"# {line}" for line in [*batch_arithmetic(config), memory(config)]))
         return 0
     path = Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}"
     if (path / "metrics.jsonl").exists():
@@ -60,8 +56,23 @@ def run_train(arguments: list[str]) -> int:
     return 0
 
 
-def _base_config(arguments: list[str]) -> RunConfig:
-    """The preset or file that comes first, removed from the arguments."""
+def base_config(arguments: list[str]) -> RunConfig:
+    """The preset or file that comes first, with the algorithm that is named; both are removed from the arguments."""
+    name = take(arguments, "--algorithm")
+    config = _preset_or_file(arguments)
+    if name is None:
+        return config
+    card = explain.card(name)
+    if card is None:
+        names = [each.name for each in explain.CARDS]
+        refuse(f"--algorithm {name}: no algorithm is called so{nearest(name, names)}; there are {', '.join(names)}")
+    try:
+        return replace(config, algorithm=card.value)
+    except ValueError as error:
+        refuse(str(error))
+
+
+def _preset_or_file(arguments: list[str]) -> RunConfig:
     if not arguments or arguments[0].startswith("-"):
         return PRESETS[0].config
     name = arguments.pop(0)
@@ -80,27 +91,6 @@ def _base_config(arguments: list[str]) -> RunConfig:
             f"no preset is called {name!r}{nearest(name, names)}; there are {', '.join(names)}, or give a .toml file"
         )
     return found.config
-
-
-def _replaced(config: RunConfig, **changes) -> RunConfig:
-    try:
-        return replace(config, **changes)
-    except ValueError as error:
-        refuse(str(error))
-
-
-def arithmetic(config: RunConfig) -> list[str]:
-    """What a step amounts to, before anything is loaded."""
-    training = config.training
-    completions = training.groups * training.group_size
-    tokens = completions * config.sampling.max_tokens
-    return [
-        f"a step: {training.groups} prompts × {training.group_size} completions = {completions} completions, "
-        f"at most {tokens} tokens sampled",
-        f"{training.updates} optimizer updates a step, {completions // training.minibatches} completions each",
-        f"{config.steps} steps: {config.steps * training.updates} updates, {config.steps * completions} completions, "
-        f"at most {config.steps * tokens} tokens",
-    ]
 
 
 def _print_result(config: RunConfig, path: Path, outcome: Outcome, as_json: bool) -> None:
@@ -139,9 +129,7 @@ class EvalConfig:
 
 def run_eval(arguments: list[str]) -> int:
     as_json = take_switch(arguments, "--json")
-    if not arguments or arguments[0].startswith("-"):
-        refuse("eval needs a model: proximo eval FOLDER")
-    model_name = resolve(arguments.pop(0))
+    model_name = resolve(take_model(arguments, "proximo eval"))
     config = changed(EvalConfig(), arguments, prog="proximo eval", description="Held-out accuracy of a model.")
     try:
         model, tokenizer = load_model(model_name), load_tokenizer(model_name)

@@ -1,6 +1,7 @@
 """Held-out accuracy, with an honest interval."""
 
 import math
+import statistics
 from dataclasses import asdict, dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
@@ -23,9 +24,14 @@ class Evaluation:
     """Wilson's 95 % interval around it."""
     problems: int
     unscored: int
-    mean_at_k: float | None = None
-    pass_at_k: float | None = None
     k: int = 0
+    """Completions sampled per problem for what follows."""
+    mean_at_k: float | None = None
+    mean_half_width: float | None = None
+    """Half of the 95 % interval around mean@k, over problems."""
+    pass_at_k: float | None = None
+    pass_low: float | None = None
+    pass_high: float | None = None
 
     def floats(self) -> dict[str, float]:
         return {f"held_out/{name}": value for name, value in asdict(self).items() if value is not None}
@@ -65,11 +71,18 @@ def evaluate(
     if options.samples:
         drawn = _answers(task, sampler, tokenizer, sampling, problems, options.samples, seed)
         shares = [[outcome >= 1 for outcome in outcomes] for _, _, outcomes in drawn]
+        means = [sum(share) / options.samples for share in shares]
+        spread = statistics.stdev(means) if len(means) > 1 else 0.0
+        solved = sum(map(any, shares))
+        pass_low, pass_high = wilson(solved, len(shares))
         result = replace(
             result,
             k=options.samples,
-            mean_at_k=sum(map(sum, shares)) / (len(shares) * options.samples),
-            pass_at_k=sum(map(any, shares)) / len(shares),
+            mean_at_k=statistics.mean(means),
+            mean_half_width=1.96 * spread / math.sqrt(len(means)),
+            pass_at_k=solved / len(shares),
+            pass_low=pass_low,
+            pass_high=pass_high,
         )
     return result, answered
 

@@ -39,6 +39,10 @@ class Update:
     gradient_norm: float
     first_gap: float | None
     """Sampler gap on this update's rows, known where the policy had not been updated since sampling."""
+    rows: Int[Tensor, " M"]
+    """Of the step's batch."""
+    logprobs: Float[Tensor, "M T"]
+    """What the policy gave those rows just before the update; NaN where a dead row was skipped."""
 
 
 class Learner:
@@ -113,7 +117,8 @@ class Learner:
         """Train on a step's rows: epochs × minibatches of whole groups, shuffled."""
         for epoch in range(self.options.epochs):
             for number, index in enumerate(self._minibatches(batch)):
-                yield self.update(batch.rows(index), fresh=epoch == 0 and number == 0)
+                update = self.update(batch.rows(index), fresh=epoch == 0 and number == 0)
+                yield replace(update, rows=index)
 
     def update(self, batch: Batch, *, fresh: bool) -> Update:
         """One optimizer update, exact over any split into micro-batches."""
@@ -136,7 +141,10 @@ class Learner:
         norm = nn.utils.clip_grad_norm_(self.parameters(), self.options.max_gradient_norm)
         self.optimizer.step()
         self.version += 1
-        return Update(stats, float(norm), gap)
+        current = torch.full_like(batch.old_logprobs, torch.nan)
+        for index, logprobs in first_logprobs:
+            current[index] = logprobs.to(current.dtype)
+        return Update(stats, float(norm), gap, torch.arange(len(batch)), current)
 
     def set_learning_rate(self, step: int) -> float:
         """Linear warm-up, then constant."""

@@ -137,7 +137,7 @@ def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
     run.log.metrics(step, metrics)
     if assembled is not None:
         with clock.phase("write"):
-            run.log.rollouts(step, assembled.batch, run.tokenizer)
+            run.log.rollouts(step, assembled.batch, updates, run.tokenizer)
     run.log.timings(step, clock.seconds | {"tokens": collected.sampled_tokens})
     run.progress.stepped(step, metrics, clock.seconds, collected)
     return collected

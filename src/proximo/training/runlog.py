@@ -8,7 +8,7 @@ import math
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
+from proximo.training.learner import Update
 from proximo.types import Batch
 
 
@@ -49,11 +50,15 @@ class RunLog:
     def event(self, step: int, kind: str, message: str) -> None:
         self._append("events.jsonl", {"step": step, "kind": kind, "message": message})
 
-    def rollouts(self, step: int, batch: Batch, tokenizer: PreTrainedTokenizerBase) -> None:
+    def rollouts(self, step: int, batch: Batch, updates: Sequence[Update], tokenizer: PreTrainedTokenizerBase) -> None:
         """Every row trained, with enough to replay the step under any algorithm."""
         path = self.folder / "rollouts" / f"step-{step:06d}.parquet"
         temporary = path.with_suffix(".partial")
-        pq.write_table(_table(batch, tokenizer), temporary)
+        minibatch = torch.full_like(batch.group, -1)
+        current = torch.full_like(batch.old_logprobs, torch.nan)
+        for number, update in enumerate(updates):  # of several epochs the last one stays
+            minibatch[update.rows], current[update.rows] = number, update.logprobs
+        pq.write_table(_table(batch, minibatch, current, tokenizer), temporary)
         temporary.rename(path)
 
     def _append(self, name: str, row: Mapping[str, object]) -> None:
@@ -61,7 +66,9 @@ class RunLog:
             file.write(json.dumps({key: _plain(value) for key, value in row.items()}) + "\n")
 
 
-def _table(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
+def _table(
+    batch: Batch, minibatch: torch.Tensor, current: torch.Tensor, tokenizer: PreTrainedTokenizerBase
+) -> pa.Table:
     lengths = batch.lengths.tolist()
 
     def ragged(tensor: torch.Tensor | None) -> list[list] | None:
@@ -81,6 +88,8 @@ def _table(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
         "truncated": batch.truncated.tolist(),
         "rollout_logprobs": ragged(batch.rollout_logprobs),
         "old_logprobs": ragged(batch.old_logprobs),
+        "current_logprobs": ragged(current),
+        "minibatch": minibatch.tolist(),
         "ref_logprobs": ragged(batch.ref_logprobs),
         "values": ragged(batch.values),
         "returns": ragged(batch.returns),

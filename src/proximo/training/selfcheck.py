@@ -1,11 +1,11 @@
 """Do this model, tokenizer, task and algorithm hold together? Checked on a few completions, before a run.
 
-A check says how large a fault is and how large it may be: bounds on numbers are for float32, counts must be 0.
+Here stand the numbers that two ways of computing must agree on, up to the rounding of float32.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -15,39 +15,32 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.algorithms import Algorithm
 from proximo.maths.arithmetic import row_mean
 from proximo.maths.keeping import KeepAll
-from proximo.models import Scores, prompt_tokens, score, supports_packing
+from proximo.models import Scores, score, supports_packing
 from proximo.samplers import Sampler, SamplingOptions
 from proximo.samplers.drafts import end_tokens
-from proximo.tasks import Task
 from proximo.training.assemble import assemble, to_batch
+from proximo.training.checks import (
+    PROBLEMS,
+    Check,
+    completions_end,
+    completions_of,
+    end_of_sequence,
+    mask_counts_tokens,
+    prompts_decode_back,
+    prompts_have_tokens,
+    references_are_right,
+    silence_is_wrong,
+    vocabulary_size,
+)
 from proximo.training.collect import Collector, Frontier
 from proximo.training.config import RunConfig
 from proximo.training.learner import Learner, gate_width
-from proximo.training.progress import prompt_text
-from proximo.types import Batch, Completion, Grade, Group, Problem, Rollout
+from proximo.types import Batch, Completion, Grade, Group, Rollout
 
-PROBLEMS = 32
-"""Problems whose prompts and reference answers are looked at."""
 GROUPS, SIBLINGS, TOKENS = 4, 4, 64
 """What is sampled at most: enough for every path through the code, little enough for a laptop."""
 ROUNDING = 1e-4
 """How far float32 may drift between two ways of computing the same."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that must hold."""
-
-    name: str
-    value: float | None
-    """The size of the fault; None where there was nothing to check, and `detail` says why."""
-    bound: float
-    detail: str
-
-    @property
-    def ok(self) -> bool:
-        """A NaN is under no bound."""
-        return self.value is None or self.value <= self.bound
 
 
 def selfcheck(
@@ -74,113 +67,6 @@ def selfcheck(
     made_up = made_up_groups(model, groups, sampling, config.seed)
     yield from packed_is_padded(model, to_batch(made_up), sampling.temperature)
     yield micro_batches_add_up(model, made_up, config)
-
-
-# Prompts and the grader
-
-
-def prompts_have_tokens(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]) -> Check:
-    mistakes, shortest = [], math.inf
-    for problem in problems:
-        try:
-            shortest = min(shortest, len(prompt_tokens(tokenizer, problem.prompt)))
-        except ValueError as error:
-            mistakes.append(f"{problem.id}: {error}")
-    detail = mistakes[0] if mistakes else f"{len(problems)} prompts, the shortest has {shortest} tokens"
-    return Check("prompts without tokens", float(len(mistakes)), 0.0, detail)
-
-
-def prompts_decode_back(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]) -> Check:
-    """The model reads what was asked: nothing unknown to the tokenizer, nothing dropped by the chat template."""
-    lost = []
-    for problem in problems:
-        # A template may trim a turn; a text is used as it is.
-        asked = problem.prompt if isinstance(problem.prompt, str) else prompt_text(problem).strip()
-        read = tokenizer.decode(list(prompt_tokens(tokenizer, problem.prompt)), clean_up_tokenization_spaces=False)
-        if asked not in read:
-            lost.append(f"{_short(asked)} is read as {_short(read)}")
-    return Check("prompts not read as written", float(len(lost)), 0.0, lost[0] if lost else f"{len(problems)} prompts")
-
-
-def references_are_right(task: Task, seed: int) -> Check:
-    name, problems = "references graded wrong", _held_out(task, seed)
-    known = [(problem, text) for problem in problems if (text := task.reference(problem)) is not None]
-    if not known:
-        return Check(name, None, 0.0, "skipped: the task has no reference answers")
-    outcomes = _outcomes(task, [problem for problem, _ in known], [text for _, text in known])
-    wrong = [
-        f"{problem.id}: {_short(text)} scores {outcome:g}"
-        for (problem, text), outcome in zip(known, outcomes, strict=True)
-        if not outcome >= 1
-    ]
-    return Check(name, float(len(wrong)), 0.0, wrong[0] if wrong else f"{len(known)} references score at least 1")
-
-
-def silence_is_wrong(task: Task, seed: int) -> Check:
-    problems = _held_out(task, seed)
-    outcomes = _outcomes(task, problems, [""] * len(problems))
-    right = [problem.id for problem, outcome in zip(problems, outcomes, strict=True) if outcome >= 1]
-    detail = f"{right[0]}: no answer at all scores 1" if right else f"{len(problems)} empty answers score less than 1"
-    return Check("empty answers graded right", float(len(right)), 0.0, detail)
-
-
-def _held_out(task: Task, seed: int) -> list[Problem]:
-    size = task.size("held_out")
-    split = "train" if size == 0 else "held_out"
-    return [task.problem(index, split, seed) for index in range(min(size or PROBLEMS, PROBLEMS))]
-
-
-def _outcomes(task: Task, problems: list[Problem], texts: list[str]) -> list[float]:
-    completions = [Completion(tokens=(), logprobs=(), text=text, finish="stop") for text in texts]
-    return [grade.outcome for grade in task.grade(problems, completions)]
-
-
-# Completions and masks
-
-
-def end_of_sequence(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Check:
-    """Some token ends a completion, and the model can say it."""
-    name, ends, pad = "end-of-sequence ids missing", sorted(end_tokens(model, tokenizer)), tokenizer.pad_token_id
-    if not ends:
-        return Check(name, 1.0, 0.0, "neither the model nor the tokenizer names one: completions never end")
-    beyond = [token for token in ends if token >= _vocabulary(model)]
-    if beyond:
-        return Check(name, float(len(beyond)), 0.0, f"{beyond} is beyond the model's {_vocabulary(model)} tokens")
-    same = " (the same, which is fine: masks go by position)" if pad in ends else ""
-    return Check(name, 0.0, 0.0, f"ids {', '.join(map(str, ends))}; padding {pad}{same}")
-
-
-def completions_end(groups: Sequence[Group], ends: frozenset[int], sampling: SamplingOptions) -> Check:
-    """Each completion stops at its first end-of-sequence or at the limit, and says which."""
-    completions = _completions(groups)
-    wrong = [completion for completion in completions if not _ends_rightly(completion, ends, sampling)]
-    cut = sum(completion.finish == "length" for completion in completions)
-    detail = f"{len(completions) - cut} ended by themselves, {cut} at the limit of {sampling.max_tokens} tokens"
-    if wrong:
-        detail = f"finish is {wrong[0].finish!r}, the limit {sampling.max_tokens}, the tokens {wrong[0].tokens[-8:]}"
-    return Check("completions with a wrong end", float(len(wrong)), 0.0, detail)
-
-
-def _ends_rightly(completion: Completion, ends: frozenset[int], sampling: SamplingOptions) -> bool:
-    if not completion.tokens or ends.intersection(completion.tokens[:-1]):
-        return False
-    ended = completion.tokens[-1] in ends
-    if completion.finish == "length":
-        return not ended and len(completion.tokens) == sampling.max_tokens
-    return ended or bool(sampling.stop)
-
-
-def mask_counts_tokens(groups: Sequence[Group], batch: Batch) -> Check:
-    """The mask is True on exactly the sampled tokens, end-of-sequence included."""
-    lengths = [len(completion.tokens) for completion in _completions(groups)]
-    expected = torch.arange(batch.mask.shape[1]) < torch.tensor(lengths).unsqueeze(1)
-    wrong = (batch.mask != expected).any(dim=1)
-    detail = f"{sum(lengths)} tokens of {len(lengths)} completions, {int(batch.mask.sum())} in the mask"
-    return Check("rows with a wrong mask", float(wrong.sum()), 0.0, detail)
-
-
-def _completions(groups: Sequence[Group]) -> list[Completion]:
-    return [rollout.completion for group in groups for rollout in group.rollouts]
 
 
 # Numbers
@@ -224,7 +110,7 @@ def packed_is_padded(model: PreTrainedModel, batch: Batch, temperature: float) -
 
 def micro_batches_add_up(model: PreTrainedModel, groups: Sequence[Group], config: RunConfig) -> Check:
     """One update of the algorithm, with all groups in one forward pass and with each in its own."""
-    largest = sum(len(group.prompt_tokens) for group in groups) + sum(len(c.tokens) for c in _completions(groups))
+    largest = sum(len(group.prompt_tokens) for group in groups) + sum(len(c.tokens) for c in completions_of(groups))
     whole = _update_gradient(model, groups, config, token_budget=largest)
     split = _update_gradient(model, groups, config, token_budget=1)
     value = relative_difference(whole, split)
@@ -259,7 +145,7 @@ def made_up_groups(
 
     def rollout(number: int) -> Rollout:
         length = int(torch.randint(1, max(sampling.max_tokens, 2) + 1, (), generator=random))
-        tokens = torch.randint(_vocabulary(model), (length,), generator=random).tolist()
+        tokens = torch.randint(vocabulary_size(model), (length,), generator=random).tolist()
         return Rollout(Completion(tuple(tokens), (0.0,) * length, "", "stop"), Grade(float(number % 2)))
 
     drafts = [
@@ -272,9 +158,7 @@ def made_up_groups(
     def with_logprobs(rollout: Rollout) -> Rollout:
         """A correction for the sampler's mismatch must find none."""
         completion = rollout.completion
-        return replace(
-            rollout, completion=replace(completion, logprobs=tuple(next(rows)[: len(completion.tokens)]))
-        )
+        return replace(rollout, completion=replace(completion, logprobs=tuple(next(rows)[: len(completion.tokens)])))
 
     return [replace(group, rollouts=tuple(map(with_logprobs, group.rollouts))) for group in drafts]
 
@@ -287,9 +171,7 @@ def _update_gradient(
     learner = Learner(model, config.algorithm, options, temperature=config.sampling.temperature, seed=config.seed)
     for group in learner.optimizer.param_groups:
         group["lr"] = 0.0  # the model stays as it is
-    learner.update(
-        assemble(groups, [], config.algorithm, learner, config.sampling.max_tokens).batch, fresh=False
-    )
+    learner.update(assemble(groups, [], config.algorithm, learner, config.sampling.max_tokens).batch, fresh=False)
     return _taken_gradient(learner.parameters())
 
 
@@ -321,13 +203,3 @@ def _scored(
         temperature=temperature,
         layout=layout,
     )
-
-
-def _vocabulary(model: PreTrainedModel) -> int:
-    weight = model.get_input_embeddings().weight
-    assert isinstance(weight, Tensor)
-    return len(weight)
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:57] + "...")

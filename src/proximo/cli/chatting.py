@@ -1,0 +1,74 @@
+"""`proximo chat`: what a model says to each line."""
+
+import sys
+import unicodedata
+from collections.abc import Iterator
+
+from transformers.utils.logging import disable_progress_bar
+
+from proximo.cli.flags import changed, refuse, take_model, take_switch
+from proximo.models import load_model, load_tokenizer, prompt_tokens
+from proximo.models.shipped import resolve
+from proximo.samplers import SamplingOptions
+from proximo.samplers.embedded import local_sampler
+from proximo.types import Request
+
+JOINERS = "\u200c\u200d"
+"""Invisible, but harmless, and many scripts and emoji are not readable without them."""
+
+
+def run(arguments: list[str]) -> int:
+    """Answer each line by itself until the input ends; 1 where a line could not be answered."""
+    disable_progress_bar()
+    as_chat = take_switch(arguments, "--chat")
+    name = resolve(take_model(arguments, "proximo chat"))
+    options = changed(
+        SamplingOptions(),
+        arguments,
+        prog="proximo chat MODEL [--chat]",
+        description="Answer each line of the input by itself. A line is the prompt as it is, or, with --chat, "
+        "a user's turn in the tokenizer's chat template.",
+    )
+    try:
+        model, tokenizer = load_model(name), load_tokenizer(name)
+    except ValueError as error:
+        refuse(str(error))
+    if as_chat and tokenizer.chat_template is None:
+        refuse(f"--chat: the tokenizer of {name} has no chat template; leave --chat out to send lines as they are")
+    sampler, status = local_sampler(model, tokenizer), 0
+    for number, line in enumerate(_lines()):
+        try:
+            tokens = prompt_tokens(tokenizer, ({"role": "user", "content": line},) if as_chat else line)
+            # The line's number is the key: equal lines may be answered differently, equal inputs are not.
+            [[completion]] = sampler.sample([Request(number, tokens, num_samples=1)], options, seed=0, step=0)
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            status = 1
+        else:
+            print(visible(completion.text), flush=True)
+    return status
+
+
+def visible(text: str) -> str:
+    """A model's text, safe to print: what would steer the terminal or turn the writing round is spelled out."""
+    return "".join(character if _is_printed(character) else _spelled(character) for character in text)
+
+
+def _is_printed(character: str) -> bool:
+    return character in f"\n\t{JOINERS}" or unicodedata.category(character) not in ("Cc", "Cf", "Cs")
+
+
+def _spelled(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def _lines() -> Iterator[str]:
+    """Lines that are not blank."""
+    mark = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
+    while True:
+        try:
+            line = input(mark)
+        except EOFError:
+            return
+        if line.strip():
+            yield line

@@ -1,0 +1,227 @@
+"""The commands as a user types them: what is printed where, and with which exit status."""
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+
+from proximo import toml
+from proximo.algorithms import GSPO
+from proximo.cli import main
+from proximo.cli.chatting import visible
+from proximo.models import load_model, tiny_model, tiny_tokenizer
+from proximo.presets import PRESETS
+from proximo.tasks import Arithmetic
+from proximo.training.config import RunConfig
+
+TINY = ["--task.held-out", "20", "--evaluation.problems", "4", "--sampling.max-tokens", "3"]
+TINY_RUN = [
+    *TINY,
+    "--steps",
+    "1",
+    "--training.groups",
+    "2",
+    "--training.group-size",
+    "2",
+    "--training.minibatches",
+    "1",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("model")
+    tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64).save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+    return str(path)
+
+
+def refused(arguments: list[str], capsys) -> str:
+    """What stderr says of bad input; nothing else is printed."""
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    return printed.err
+
+
+# train
+
+
+def test_a_dry_run_prints_the_run_it_would_start(folder, capsys, tmp_path):
+    arguments = ["train", "--algorithm", "gspo", "--training.learning-rate", "0.01", "--model", folder]
+    assert main([*arguments, "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    preset = PRESETS[0].config
+    expected = replace(preset, algorithm=GSPO, model=folder, training=replace(preset.training, learning_rate=0.01))
+    assert toml.loads(printed, RunConfig) == expected
+    assert "# a step: 32 prompts × 8 completions = 256 completions" in printed
+    (tmp_path / "run.toml").write_text(printed)
+    assert main(["train", str(tmp_path / "run.toml"), "--dry-run"]) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_train_prints_one_json_object_and_nothing_else(folder, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert main(["train", "--model", folder, "--run", str(run), "--json", *TINY_RUN]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert list(result) == ["run", "steps", "held_out_before", "held_out_after", "generated_tokens", "seconds"]
+    assert (result["run"], result["steps"]) == (str(run), 1)
+    assert 4 <= result["generated_tokens"] <= 12  # 2 × 2 completions of 1 to 3 tokens
+    load_model(str(run / "checkpoints" / "step-000001"))
+
+    error = refused(["train", "--model", folder, "--run", str(run), *TINY_RUN], capsys)
+    assert error == f"error: --run {run}: there is a run in this folder already; choose another name or remove it\n"
+
+
+def test_bad_input_is_refused_with_a_way_out(capsys, tmp_path):
+    assert "no preset is called 'arithmetik', the nearest is 'arithmetic'" in refused(["train", "arithmetik"], capsys)
+    assert "none.toml: there is no such file" in refused(["train", "none.toml"], capsys)
+    assert "the nearest is 'gspo'" in refused(["train", "--algorithm", "gpso"], capsys)
+    assert "--algorithm needs a value" in refused(["train", "--algorithm"], capsys)
+    assert "the nearest is 'train'" in refused(["trian"], capsys)
+    assert "training.minibatches is 99" in refused(["train", "--training.minibatches", "99"], capsys)
+
+
+def test_all_problems_of_a_file_are_named_at_once(capsys, tmp_path):
+    file = tmp_path / "bad.toml"
+    file.write_text('step = 3\nseed = "one"\n\n[training]\ngroups = 0\n')
+    lines = refused(["train", str(file)], capsys).splitlines()
+    assert len(lines) == 3
+    assert f"{file}:1: step = 3 is unknown, perhaps steps" in lines[0]
+    assert f'{file}:2: seed is "one"' in lines[1]
+    assert "training.groups is 0" in lines[2]
+    file.write_text("steps 3\n")
+    assert "this is not TOML" in refused(["train", str(file)], capsys)
+
+
+# eval, sft, tasks
+
+
+def test_eval_prints_its_numbers(folder, capsys):
+    assert main(["eval", folder, "--json", *TINY]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["model"] == folder
+    assert result["held_out/problems"] == 4
+    assert 0 <= result["held_out/low"] <= result["held_out/accuracy"] <= result["held_out/high"] <= 1
+    assert main(["eval", folder, *TINY]) == 0
+    assert capsys.readouterr().out.startswith("held-out accuracy ")
+    assert "needs a model" in refused(["eval", "--json"], capsys)
+    assert "neither a folder nor a model" in refused(["eval", str(folder) + "-none"], capsys)
+
+
+@pytest.mark.parametrize("command", ["eval", "chat", "selfcheck", "train", "sft"])
+def test_every_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--help"])
+    assert stopped.value.code == 0
+    assert f"usage: proximo {command}" in capsys.readouterr().out
+
+
+def test_sft_leaves_a_model(folder, tmp_path, capsys):
+    out = tmp_path / "tuned"
+    steps = ["--model", folder, "--sft.steps", "1", "--sft.examples", "2", "--task.held-out", "20"]
+    assert main(["sft", "--out", str(out), *steps]) == 0
+    printed = capsys.readouterr()
+    assert str(out) in printed.out
+    assert printed.err.startswith("step 1/1  loss ")
+    load_model(str(out))
+    assert "sft needs --out DIR" in refused(["sft", *steps], capsys)
+
+
+def test_tasks_are_shown_by_example(capsys):
+    assert main(["tasks"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["Arithmetic", "Countdown", "Echo", "Gym", "File"]
+    assert "tasks takes nothing" in refused(["tasks", "more"], capsys)
+
+
+# selfcheck
+
+CHECKED = ["--sampling.max-tokens", "4", "--task.held-out", "20"]
+
+
+def test_selfcheck_prints_a_table_or_json(folder, capsys):
+    assert main(["selfcheck", "--model", folder, *CHECKED]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    head, *rows, last = printed.out.splitlines()
+    assert head.split() == ["check", "result", "bound", "ok"]
+    assert len(rows) == 13
+    assert all("  yes  " in row for row in rows)
+    assert last.startswith("13 checks in ")
+
+    assert main(["selfcheck", "--model", folder, "--algorithm", "gspo", "--json", *CHECKED]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["model"], result["ok"], len(result["checks"])) == (folder, True, 13)
+    assert set(result["checks"][0]) == {"name", "value", "bound", "detail", "ok"}
+    [gate] = [check for check in result["checks"] if check["name"] == "sampler = learner, log-ratio"]
+    assert gate["bound"] == pytest.approx(3e-5)
+
+
+def test_selfcheck_names_the_culprit(folder, capsys, monkeypatch):
+    monkeypatch.setattr(Arithmetic, "reference", lambda self, problem: "\x1b[31mwrong")
+    assert main(["selfcheck", "--model", folder, *CHECKED]) == 1
+    printed = capsys.readouterr()
+    assert "13 checks" in printed.out
+    assert "  NO  " in printed.out
+    [line] = printed.err.splitlines()
+    assert line.startswith("selfcheck failed: references graded wrong 20, bound 0 (arithmetic-")
+    assert "\x1b" not in printed.out + printed.err
+
+
+def test_selfcheck_refuses_what_it_cannot_load(capsys, folder):
+    assert "neither a folder nor a model" in refused(["selfcheck", "--model", "/no/such/folder"], capsys)
+    too_long = ["selfcheck", "--model", folder, "--sampling.max-tokens", "40", "--task.digits", "2100"]
+    assert "the model has 4096 positions" in refused([*too_long, "--task.held-out", "1"], capsys)
+
+
+# chat
+
+
+def chat(arguments: list[str], typed: str, monkeypatch) -> int:
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    return main(["chat", *arguments])
+
+
+def test_chat_answers_each_line_of_a_pipe(folder, capsys, monkeypatch):
+    # A line feed among the sampled characters would make two lines of a reply: greedy has none here.
+    greedy = [folder, "--temperature", "0", "--max_tokens", "3"]
+    assert chat(greedy, "1+2=\n\n3+4=\n1+2=", monkeypatch) == 0
+    printed = capsys.readouterr()
+    first, second, third = printed.out.splitlines()
+    assert first == third
+    assert 0 < len(second) <= 3
+    assert printed.err == ""
+    assert chat([*greedy, "--chat"], "1+2=\n", monkeypatch) == 0
+    assert len(capsys.readouterr().out) == 4
+    assert chat(greedy, "", monkeypatch) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_chat_goes_on_after_a_line_that_is_too_long(folder, capsys, monkeypatch):
+    arguments = [folder, "--temperature", "0", "--max-tokens", "3"]
+    assert chat(arguments, f"{'1' * 5000}\n1+2=\n", monkeypatch) == 1
+    printed = capsys.readouterr()
+    assert "the model has 4096 positions" in printed.err
+    assert len(printed.out.splitlines()) == 1
+
+
+def test_chat_refuses_what_it_cannot_do(folder, tmp_path, capsys):
+    assert "needs a model" in refused(["chat"], capsys)
+    assert "neither a folder nor a model" in refused(["chat", str(tmp_path / "none")], capsys)
+    assert "temperature is -1.0" in refused(["chat", folder, "--temperature", "-1"], capsys)
+    load_model(folder).save_pretrained(tmp_path)
+    bare = tiny_tokenizer()
+    bare.chat_template = None
+    bare.save_pretrained(tmp_path)
+    assert "has no chat template" in refused(["chat", str(tmp_path), "--chat"], capsys)
+
+
+def test_a_model_cannot_steer_the_terminal():
+    assert visible("a\x1b[2Jb\x07\r\x7f\x9b") == "a\\x1b[2Jb\\x07\\r\\x7f\\x9b"
+    assert visible("safe \u202egnirts") == "safe \\u202egnirts"
+    assert visible("half a pair \ud800") == "half a pair \\ud800"
+    assert visible("é 数\n\tनि\u200dx 👩\u200d🔬") == "é 数\n\tनि\u200dx 👩\u200d🔬"
