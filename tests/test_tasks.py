@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from proximo.types import Completion, Problem
 
 SUMS = Arithmetic(held_out=300)
 MIXED = Arithmetic(operations=("+", "-", "*"), digits=1, terms=3, held_out=200)
+ASKED = Arithmetic(operations=("+", "-"), digits=1, held_out=12, chat=True)
 COUNTDOWN = Countdown(held_out=100)
 ECHO = Echo()
-ENDLESS = [SUMS, MIXED, COUNTDOWN, ECHO]
+ENDLESS = [SUMS, MIXED, ASKED, COUNTDOWN, ECHO]
 
 
 def said(text: str) -> Completion:
@@ -141,6 +143,25 @@ def test_arithmetic_by_hand():
     wrong = ["84", "850", "85.", "085", "8 5", "", "\n", "x\n85"]
     assert [outcome(SUMS, problem, text) for text in right] == [1.0] * 4
     assert [outcome(SUMS, problem, text) for text in wrong] == [0.0] * 8
+
+
+def test_arithmetic_in_a_conversation_by_hand():
+    question = ({"role": "user", "content": "What is 3+5? Answer with the number only."},)
+    problem = next(p for p in (ASKED.problem(i, "train", 0) for i in range(1000)) if p.id == "arithmetic-3+5")
+    assert problem == Problem(id="arithmetic-3+5", prompt=question, answer="8")
+    right = ["8", "8.", "3 + 5 = 8", "The answer is 8.", "**8**", "3+5=7? No:\n\n8", "08"]
+    wrong = ["7", "8 is 3+5", "88", "-8", "8.5", "eight", "", "The sum of 3 and 5 is"]
+    assert [outcome(ASKED, problem, text) for text in right] == [1.0] * 7
+    assert [outcome(ASKED, problem, text) for text in wrong] == [0.0] * 8
+    below_zero = Problem(id="arithmetic-3-5", prompt=question, answer="-2")
+    assert [outcome(ASKED, below_zero, text) for text in ("3-5 = -2", "-2.", "2", "3-2")] == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_a_conversation_asks_the_same_problems():
+    plain = replace(ASKED, chat=False)
+    for index in range(20):
+        assert ASKED.problem(index, "train", 0).id == plain.problem(index, "train", 0).id
+        assert ASKED.problem(index, "held_out", 0).id == plain.problem(index, "held_out", 0).id
 
 
 def test_arithmetic_follows_precedence():

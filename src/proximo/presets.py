@@ -23,8 +23,18 @@ ARITHMETIC = RunConfig(
     steps=60,
 )
 
+SMOLLM_ARITHMETIC = RunConfig(
+    task=Arithmetic(operations=("+",), digits=1, terms=2, held_out=12, chat=True),
+    model="smollm2-135m",
+    sampling=SamplingOptions(temperature=1.0, max_tokens=16),
+    training=TrainingOptions(groups=4, group_size=4, minibatches=2, learning_rate=1e-5, warmup_steps=2),
+    evaluation=EvaluationOptions(problems=12),
+    steps=20,
+)
+
 PRESETS = (
     Preset(
         "arithmetic", ARITHMETIC, "two-digit sums with the tiny model that comes with Proximo; a few minutes on a CPU"
     ),
+    Preset("smollm-arithmetic", SMOLLM_ARITHMETIC, "one-digit sums asked of SmolLM2-135M; needs the extra smollm"),
 )

@@ -3,7 +3,7 @@
 Problem ─sample─▶ Completion ─grade─▶ Rollout ─gather─▶ Group ─assemble─▶ Batch ─update─▶ Stats
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -122,10 +122,16 @@ class Batch:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def to(self, device: torch.device) -> "Batch":
+        return self._each(lambda tensor: tensor.to(device))
+
     def rows(self, index: Tensor) -> "Batch":
         """Some of the rows; prompts are shared, so their numbers stay."""
+        return self._each(lambda tensor: tensor[index.to(tensor.device)])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         picked = {
-            each.name: value[index] for each in fields(self) if isinstance(value := getattr(self, each.name), Tensor)
+            each.name: change(value) for each in fields(self) if isinstance(value := getattr(self, each.name), Tensor)
         }
         return replace(self, **picked)
 

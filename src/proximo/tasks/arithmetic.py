@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from random import Random
 
+from proximo.rewards import ExactMatch
 from proximo.tasks.draws import Stream
 from proximo.tasks.protocol import Split
 from proximo.types import Completion, Grade, Problem
@@ -25,6 +26,8 @@ class Arithmetic:
     """How many numbers stand in a row."""
     held_out: int = 1000
     """Problems kept for evaluation; no ordering of their numbers is ever trained on."""
+    chat: bool = False
+    """Ask in a conversation, for models with a chat template; the last number of the reply counts."""
 
     def __post_init__(self) -> None:
         unknown = [operation for operation in self.operations if operation not in _KNOWN]
@@ -42,6 +45,8 @@ class Arithmetic:
         return _stream(self).problem(index, split, seed)
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
+        if self.chat:
+            return [Grade(outcome) for outcome in ExactMatch(last_number=True)(problems, completions)]
         return [Grade(float(_said(c) == p.answer)) for p, c in zip(problems, completions, strict=True)]
 
     def reference(self, problem: Problem) -> str:
@@ -58,7 +63,9 @@ class Arithmetic:
                 product *= number
             else:
                 total, product = total + product, number if sign == "+" else -number
-        return Problem(id=f"arithmetic-{text}", prompt=f"{text}=", answer=str(total + product))
+        question = ({"role": "user", "content": f"What is {text}? Answer with the number only."},)
+        prompt = question if self.chat else f"{text}="
+        return Problem(id=f"arithmetic-{text}", prompt=prompt, answer=str(total + product))
 
 
 @cache

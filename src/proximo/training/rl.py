@@ -56,7 +56,7 @@ class Run:
         self.config, self.log, self.progress = config, RunLog(folder), progress
         path = resolve(config.model)
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(path)
-        self.model: PreTrainedModel = load_model(path)
+        self.model: PreTrainedModel = load_model(path, device=_device(config.device))
         self.sampler = local_sampler(self.model, self.tokenizer)
         self.learner = Learner(
             self.model,
@@ -141,6 +141,12 @@ def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
     run.log.timings(step, clock.seconds | {"tokens": collected.sampled_tokens})
     run.progress.stepped(step, metrics, clock.seconds, collected)
     return collected
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _why_empty(collected: Collected, assembled: Assembled | None) -> str:

@@ -115,7 +115,9 @@ def micro_batches_add_up(model: PreTrainedModel, groups: Sequence[Group], config
     split = _update_gradient(model, groups, config, token_budget=1)
     value = relative_difference(whole, split)
     detail = f"relative difference, {len(groups)} groups at once and one by one"
-    return Check("micro-batches = batch, gradient", value, ROUNDING, "no gradient" if math.isnan(value) else detail)
+    if math.isnan(value):
+        detail = "the gradient is 0 or not a number"
+    return Check("micro-batches = batch, gradient", value, ROUNDING, detail)
 
 
 def relative_difference(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
