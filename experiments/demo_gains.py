@@ -18,7 +18,7 @@ from proximo.presets import ARITHMETIC
 from proximo.samplers.drawing import uniforms
 from proximo.tasks import Task
 from proximo.training.progress import Lines
-from proximo.training.rl import train
+from proximo.training.rl import Run, train
 from proximo.types import Completion, Grade, Problem
 
 FIVE = ("ppo", "grpo", "dapo", "gspo", "sapo")
@@ -83,7 +83,7 @@ def _result(name: str, seed: int, steps: int, out: Path) -> dict[str, float]:
     if name == "random":
         config = replace(config, task=RandomRewards(config.task))
     folder = out / f"{name}-{seed}"
-    outcome = train(config, folder, Lines(), toml.dumps(replace(config, task=ARITHMETIC.task)))
+    outcome = train(Run(config, folder, Lines()), toml.dumps(replace(config, task=ARITHMETIC.task)))
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     updates = [row for row in rows if "gate" in row]
     shares = {key: statistics.mean(row[key] for row in updates) for key in ("clip_low", "clip_high", "gate")}

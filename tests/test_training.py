@@ -22,7 +22,7 @@ from proximo.training.config import EvaluationOptions, RunConfig, TrainingOption
 from proximo.training.evaluate import wilson
 from proximo.training.learner import Learner
 from proximo.training.progress import Lines, sparkline
-from proximo.training.rl import train
+from proximo.training.rl import Run, train
 from proximo.types import Completion, Grade, Group, Problem, Request, Rollout
 
 TOKENIZER = tiny_tokenizer()
@@ -335,7 +335,7 @@ def test_a_run_leaves_its_folder_and_repeats_to_the_byte(name: str, tmp_path):
     torch.set_default_dtype(torch.float32)
     try:
         config = tiny_run(getattr(proximo, name))
-        outcomes = [train(config, tmp_path / run, Lines(), toml.dumps(config)) for run in ("a", "b")]
+        outcomes = [train(Run(config, tmp_path / run, Lines()), toml.dumps(config)) for run in ("a", "b")]
     finally:
         torch.set_default_dtype(torch.float64)
     first, second = (tmp_path / run / "metrics.jsonl" for run in ("a", "b"))

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from transformers.utils.logging import disable_progress_bar
 
 from proximo.cli.flags import changed, refuse, take_model, take_switch
-from proximo.models import load_model, load_tokenizer, prompt_tokens
-from proximo.models.shipped import resolve
+from proximo.cli.opening import open_model
+from proximo.models import prompt_tokens
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
 from proximo.types import Request
@@ -21,7 +21,7 @@ def run(arguments: list[str]) -> int:
     """Answer each line by itself until the input ends; 1 where a line could not be answered."""
     disable_progress_bar()
     as_chat = take_switch(arguments, "--chat")
-    name = resolve(take_model(arguments, "proximo chat"))
+    name = take_model(arguments, "proximo chat")
     options = changed(
         SamplingOptions(),
         arguments,
@@ -29,10 +29,7 @@ def run(arguments: list[str]) -> int:
         description="Answer each line of the input by itself. A line is the prompt as it is, or, with --chat, "
         "a user's turn in the tokenizer's chat template.",
     )
-    try:
-        model, tokenizer = load_model(name), load_tokenizer(name)
-    except ValueError as error:
-        refuse(str(error))
+    model, tokenizer = open_model(name)
     if as_chat and tokenizer.chat_template is None:
         refuse(f"--chat: the tokenizer of {name} has no chat template; leave --chat out to send lines as they are")
     sampler, status = local_sampler(model, tokenizer), 0

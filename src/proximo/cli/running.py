@@ -11,8 +11,8 @@ from transformers.utils.logging import disable_progress_bar
 from proximo import explain, toml
 from proximo.cli.flags import changed, nearest, refuse, take, take_model, take_switch
 from proximo.cli.live import LiveView
-from proximo.models import load_model, load_tokenizer, tiny_model, tiny_tokenizer
-from proximo.models.shipped import resolve
+from proximo.cli.opening import open_model
+from proximo.models import tiny_model, tiny_tokenizer
 from proximo.presets import PRESETS
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
@@ -21,7 +21,7 @@ from proximo.training.config import EvaluationOptions, RunConfig
 from proximo.training.estimate import batch_arithmetic, memory
 from proximo.training.evaluate import evaluate
 from proximo.training.progress import Lines, Progress, prompt_text, share
-from proximo.training.rl import Outcome, train
+from proximo.training.rl import Outcome, Run, train
 from proximo.training.sft import SftOptions, fine_tune
 
 
@@ -49,7 +49,11 @@ def run_train(arguments: list[str]) -> int:
         refuse(f"--run {path}: there is a run in this folder already; choose another name or remove it")
     progress: Progress = LiveView() if sys.stderr.isatty() else Lines()
     try:
-        outcome = train(config, path, progress, toml.dumps(config))
+        run = Run(config, path, progress)
+    except ValueError as error:
+        refuse(str(error))
+    try:
+        outcome = train(run, toml.dumps(config))
     finally:
         progress.stop()
     _print_result(config, path, outcome, as_json)
@@ -129,15 +133,12 @@ class EvalConfig:
 
 def run_eval(arguments: list[str]) -> int:
     as_json = take_switch(arguments, "--json")
-    model_name = resolve(take_model(arguments, "proximo eval"))
+    name = take_model(arguments, "proximo eval")
     config = changed(EvalConfig(), arguments, prog="proximo eval", description="Held-out accuracy of a model.")
-    try:
-        model, tokenizer = load_model(model_name), load_tokenizer(model_name)
-    except ValueError as error:
-        refuse(str(error))
+    model, tokenizer = open_model(name)
     sampler = local_sampler(model, tokenizer)
     result, _ = evaluate(config.task, sampler, tokenizer, config.sampling, config.evaluation, config.seed)
-    print(json.dumps({"model": model_name, **result.floats()}) if as_json else f"held-out accuracy {share(result)}")
+    print(json.dumps({"model": name, **result.floats()}) if as_json else f"held-out accuracy {share(result)}")
     return 0
 
 
@@ -158,7 +159,7 @@ def run_sft(arguments: list[str]) -> int:
     if config.model is None:
         model, tokenizer = tiny_model(seed=config.seed), tiny_tokenizer()
     else:
-        model, tokenizer = load_model(resolve(config.model)), load_tokenizer(resolve(config.model))
+        model, tokenizer = open_model(config.model)
     for step, loss in enumerate(fine_tune(model, tokenizer, config.task, config.sft, config.seed), start=1):
         if step % 10 == 0 or step == config.sft.steps:
             print(f"step {step}/{config.sft.steps}  loss {loss:.4f}", file=sys.stderr)

@@ -24,7 +24,10 @@ def batch_arithmetic(config: RunConfig) -> list[str]:
 
 def memory(config: RunConfig) -> str:
     """Weights, gradients and optimizer in float32; activations come on top, bounded by training.token_budget."""
-    shape = AutoConfig.from_pretrained(resolve(config.model), trust_remote_code=False)
+    try:
+        shape = AutoConfig.from_pretrained(resolve(config.model), trust_remote_code=False)
+    except (OSError, ValueError):
+        return f"memory: unknown, {config.model!r} is neither a folder nor a hub id within reach"
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(shape)
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -53,7 +53,7 @@ class Run:
     """Everything a run holds in memory, built from its config."""
 
     def __init__(self, config: RunConfig, folder: Path, progress: Progress) -> None:
-        self.config, self.log, self.progress = config, RunLog(folder), progress
+        self.config, self.folder, self.progress = config, folder, progress
         path = resolve(config.model)
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(path)
         self.model: PreTrainedModel = load_model(path, device=_device(config.device))
@@ -74,17 +74,17 @@ class Run:
             keep=config.algorithm.keep,
             seed=config.seed,
         )
+        self.log = RunLog(folder)
 
     def evaluate(self) -> tuple[Evaluation, list[Answered]]:
         config = self.config
         return evaluate(config.task, self.sampler, self.tokenizer, config.sampling, config.evaluation, config.seed)
 
 
-def train(config: RunConfig, folder: Path, progress: Progress, config_toml: str) -> Outcome:
+def train(run: Run, config_toml: str) -> Outcome:
     """Sample, grade, learn, repeat."""
     start = time.perf_counter()
-    torch.manual_seed(config.seed)
-    run = Run(config, folder, progress)
+    config, folder, progress = run.config, run.folder, run.progress
     run.log.start(config_toml)
     before, answers_before = run.evaluate()
     run.log.metrics(-1, before.floats())
