@@ -323,7 +323,7 @@ def tiny_run(algorithm: Algorithm) -> RunConfig:
         algorithm=algorithm,
         task=Arithmetic(),
         model="tiny-arithmetic",
-        sampling=SamplingOptions(max_tokens=4),
+        sampling=SamplingOptions(max_tokens=8),
         training=TrainingOptions(groups=4, group_size=4, minibatches=2, learning_rate=1e-4),
         evaluation=EvaluationOptions(problems=5, samples=2),
         steps=2,
