@@ -60,7 +60,7 @@ def without_carrying(prompt: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=3500)
-    parser.add_argument("--share", type=float, default=0.7)
+    parser.add_argument("--share", type=float, default=0.8)
     parser.add_argument("--out", default="src/proximo/models/weights/tiny-arithmetic")
     options = parser.parse_args()
     model, tokenizer = tiny_model(seed=0), tiny_tokenizer()

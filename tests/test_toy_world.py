@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from proximo.algorithms import Algorithm
-from proximo.maths import CurrentPolicy, KeepAll
+from proximo.maths import CurrentPolicy, Gae, KeepAll, TokenWhitened
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import EmbeddedSampler
@@ -44,6 +44,9 @@ class RightHalf:
 @pytest.mark.parametrize("name", NAMED)
 def test_every_algorithm_learns(name: str):
     algorithm: Algorithm = replace(NAMED[name], keep=KeepAll(), shape=None)
+    if name == "VAPO":
+        # Its λ = 1 − 1/(0.05·length) is made for long answers: 0 for these two tokens, and the first gets no credit.
+        algorithm = replace(algorithm, advantage=TokenWhitened(Gae(length_adaptive=20.0, critic_decay=1.0)))
     single = isinstance(algorithm.anchor, CurrentPolicy)
     training = TrainingOptions(
         groups=8, group_size=8, minibatches=1 if single else 2, learning_rate=2e-2, warmup_steps=0

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import pyarrow.parquet as pq
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 import proximo
 from proximo import toml
-from proximo.algorithms import CLIP_COV, DAPO, GRPO, GSPO, PPO, SAPO, VAPO, Algorithm
+from proximo.algorithms import CLIP_COV, DAPO, GRPO, GSPO, PPO, RLOO, SAPO, VAPO, Algorithm
 from proximo.maths import KeepAll, KeepMixed, SoftOverlong
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.samplers import SamplingOptions
@@ -28,8 +29,8 @@ from proximo.types import Completion, Grade, Group, Problem, Request, Rollout
 TOKENIZER = tiny_tokenizer()
 
 
-def small_model(dtype: torch.dtype = torch.float64):
-    return tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64, seed=1).to(dtype)
+def small_model():
+    return tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64, seed=1).double()
 
 
 # Fakes
@@ -75,7 +76,7 @@ class FakeTask:
 
 
 def collector(keep, task=None, **changes) -> Collector:
-    options = TrainingOptions(**({"groups": 4, "group_size": 2, "minibatches": 2} | changes))
+    options = replace(TrainingOptions(groups=4, group_size=2, minibatches=2), **changes)
     return Collector(task or FakeTask(), FakeSampler([]), TOKENIZER, SamplingOptions(), options, keep, seed=5)
 
 
@@ -132,6 +133,7 @@ def test_refilling_ends_after_its_rounds_and_trains_on_what_there_is():
 def test_the_same_prompt_is_sampled_anew_with_other_random_numbers():
     gather = collector(KeepMixed(), refill="same_prompt", refill_rounds=2)
     gather.collect(Frontier(), step=0, version=0)
+    assert isinstance(gather.sampler, FakeSampler)
     (first, second) = gather.sampler.calls
     assert first[0] == [0, 1, 2, 3]
     assert second[0][:2] == [1, 3]
@@ -141,7 +143,9 @@ def test_the_same_prompt_is_sampled_anew_with_other_random_numbers():
 # Assemble
 
 
-def group_of(outcomes: list[float], lengths: list[int], finish="stop", version=0, prompt=(5, 6, 7)) -> Group:
+def group_of(
+    outcomes: list[float], lengths: list[int], finish: Literal["stop", "length"] = "stop", version=0, prompt=(5, 6, 7)
+) -> Group:
     rollouts = tuple(
         Rollout(Completion(tuple(range(3, 3 + length)), (-1.0,) * length, "x", finish, version), Grade(outcome))
         for outcome, length in zip(outcomes, lengths, strict=True)
@@ -150,7 +154,7 @@ def group_of(outcomes: list[float], lengths: list[int], finish="stop", version=0
 
 
 def learner(algorithm: Algorithm, model=None, **options) -> Learner:
-    settings = TrainingOptions(**({"groups": 2, "group_size": 2, "minibatches": 2, "warmup_steps": 0} | options))
+    settings = replace(TrainingOptions(groups=2, group_size=2, minibatches=2, warmup_steps=0), **options)
     return Learner(model or small_model(), algorithm, settings, temperature=1.0, seed=0)
 
 
@@ -371,7 +375,7 @@ def test_sparkline_and_interval():
         ({"sampling": SamplingOptions(top_p=0.9)}, "cut the distribution"),
         ({"sampling": SamplingOptions(temperature=0.0)}, "greedy siblings are all the same"),
         ({"training": TrainingOptions(group_size=1)}, "group_size is 1"),
-        ({"algorithm": proximo.algorithms.RLOO}, "updates_per_batch is 4"),
+        ({"algorithm": RLOO}, "updates_per_batch is 4"),
     ],
 )
 def test_a_run_that_cannot_work_is_refused_before_anything_loads(changes: dict, message: str):

@@ -12,9 +12,8 @@ from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
 from proximo.cli.flags import changed, refuse, take_switch
+from proximo.cli.opening import open_model
 from proximo.cli.running import base_config
-from proximo.models import load_model, load_tokenizer
-from proximo.models.shipped import resolve
 from proximo.samplers.embedded import local_sampler
 from proximo.training.checks import Check
 from proximo.training.config import RunConfig
@@ -47,13 +46,12 @@ def run(arguments: list[str]) -> int:
 
 
 def _checks(config: RunConfig) -> list[Check]:
-    path = resolve(config.model)
-    try:
-        with Console(stderr=True).status("checking"):
-            model, tokenizer = load_model(path), load_tokenizer(path)
+    with Console(stderr=True).status("checking"):
+        model, tokenizer = open_model(config.model)
+        try:
             return list(selfcheck(config, model, tokenizer, local_sampler(model, tokenizer)))
-    except ValueError as error:
-        refuse(str(error))
+        except ValueError as error:
+            refuse(str(error))
 
 
 def _print_table(checks: list[Check]) -> None:

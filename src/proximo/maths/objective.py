@@ -201,7 +201,7 @@ def _stats(algorithm: Objective, rows: Rows, terms: Terms) -> Stats:
     positive, negative = rows.advantages > 0, rows.advantages < 0
     seen = {
         "ratio": ratio,
-        "ratio_squared": ratio.square(),
+        "ratio_squared": ratio.double().square(),
         "log_ratio": terms.token_log_ratio,
         "old_kl": bounded_exp(terms.token_log_ratio) - 1 - terms.token_log_ratio,
         "gate": through,

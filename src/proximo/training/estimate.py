@@ -26,8 +26,10 @@ def memory(config: RunConfig) -> str:
     """Weights, gradients and optimizer in float32; activations come on top, bounded by training.token_budget."""
     try:
         shape = AutoConfig.from_pretrained(resolve(config.model), trust_remote_code=False)
-    except (OSError, ValueError):
+    except OSError:
         return f"memory: unknown, {config.model!r} is neither a folder nor a hub id within reach"
+    except ValueError as error:
+        return f"memory: unknown, {error}"
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(shape)
     parameters = sum(parameter.numel() for parameter in model.parameters())

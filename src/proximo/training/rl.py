@@ -23,6 +23,10 @@ from proximo.training.progress import Progress
 from proximo.training.runlog import RunLog
 
 
+MOST_SLOTS = 512
+"""Rows decoded at a time; a step with more refills slots as rows end."""
+
+
 @dataclass
 class Clock:
     """Seconds by phase of one step."""
@@ -57,7 +61,8 @@ class Run:
         path = resolve(config.model)
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(path)
         self.model: PreTrainedModel = load_model(path, device=_device(config.device))
-        self.sampler = local_sampler(self.model, self.tokenizer)
+        rows = config.training.groups * config.training.group_size
+        self.sampler = local_sampler(self.model, self.tokenizer, slots=min(rows, MOST_SLOTS))
         self.learner = Learner(
             self.model,
             config.algorithm,
