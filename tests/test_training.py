@@ -212,9 +212,20 @@ def test_a_stale_row_keeps_its_samplers_log_probs():
     fresh, stale = group_of([1.0, 0.0], [2, 2], version=3), group_of([1.0, 0.0], [2, 2], version=2)
     trainer = learner(SAPO)
     trainer.version = 3
+    trainer.start_step()
     batch = assemble([fresh, stale], [], SAPO, trainer, 8).batch
     assert (batch.old_logprobs[2:] == -1.0).all()
     assert (batch.old_logprobs[:2] != -1.0).all()
+
+
+def test_with_one_update_a_step_only_stale_rows_have_a_ratio():
+    fresh, stale = group_of([1.0, 0.0], [2, 2], version=3), group_of([1.0, 0.0], [2, 2], version=2)
+    for groups, ratio_moves in (([fresh], False), ([fresh, stale], True)):
+        trainer = learner(SAPO, groups=2, minibatches=1)
+        trainer.version = 3
+        trainer.start_step()
+        update = trainer.update(assemble(groups, [], SAPO, trainer, 8).batch, fresh=True)
+        assert (update.stats.floats()["log_ratio_max"] > 1) is ratio_moves
 
 
 # Learner

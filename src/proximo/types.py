@@ -109,6 +109,8 @@ class Batch:
     """[B], shaped; NaN: unscored."""
     truncated: Tensor
     """[B]"""
+    version: Tensor
+    """[B]: how many updates the policy had seen when it said this."""
     rollout_logprobs: Tensor
     """[B, T]: the sampler's own."""
     old_logprobs: Tensor

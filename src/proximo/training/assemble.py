@@ -42,9 +42,7 @@ def assemble(
     # Credit over all rows needs every row's values or divergences; otherwise only rows that train are scored.
     score_all = algorithm.advantage.needs_values or kl_reward is not None
     scored_rows = (is_kept | score_all).nonzero().squeeze(1)
-    rollouts = [rollout for group in [*groups, *dropped] for rollout in group.rollouts]
-    stale = torch.tensor([rollout.completion.version < learner.version for rollout in rollouts], device=is_kept.device)
-    batch, gap = _with_scores(everyone, scored_rows, stale, algorithm, learner, needs_reference=kl_reward is not None)
+    batch, gap = _with_scores(everyone, scored_rows, algorithm, learner, needs_reference=kl_reward is not None)
 
     rewards = shaped_rewards(batch, algorithm, completion_limit)
     token_rewards = None
@@ -93,7 +91,6 @@ def shaped_rewards(batch: Batch, algorithm: Algorithm, completion_limit: int) ->
 def _with_scores(
     batch: Batch,
     index: Int[Tensor, " M"],
-    stale: Bool[Tensor, " B"],
     algorithm: Algorithm,
     learner: Learner,
     *,
@@ -107,10 +104,8 @@ def _with_scores(
     rows = batch.rows(index)
     if learner.needs_old_pass(algorithm):
         old = learner.old_scores(rows)
-        fresh = ~stale[index]
-        if fresh.any():
-            gap = learner.measure_gap(rows.rows(fresh.nonzero().squeeze(1)), old.logprobs[fresh])
-        known = torch.where(fresh.unsqueeze(1), old.logprobs, rows.rollout_logprobs)
+        gap = learner.measure_gap(rows, old.logprobs)
+        known = torch.where(learner.is_stale(rows).unsqueeze(1), rows.rollout_logprobs, old.logprobs)
         batch = replace(batch, old_logprobs=batch.old_logprobs.index_copy(0, index, known), values=old.values)
     if needs_reference or algorithm.kl is not None:
         reference = torch.zeros_like(batch.old_logprobs)
@@ -140,6 +135,7 @@ def to_batch(groups: Sequence[Group]) -> Batch:
         # One part that failed leaves the whole completion unscored.
         rewards=torch.where(outcome.isnan(), outcome, rewards),
         truncated=torch.tensor([rollout.completion.finish == "length" for _, rollout in rollouts]),
+        version=torch.tensor([rollout.completion.version for _, rollout in rollouts]),
         rollout_logprobs=logprobs,
         old_logprobs=logprobs,
         advantages=torch.zeros(shape, dtype=torch.float64),

@@ -18,7 +18,7 @@ from proximo.maths.rows import rows_of
 from proximo.maths.shaping import KlReward
 from proximo.maths.weights import TokenMean
 from proximo.models import Scores, micro_batches, score
-from proximo.shapes import Float, Int
+from proximo.shapes import Bool, Float, Int
 from proximo.training.config import TrainingOptions
 from proximo.types import Batch, Stats
 
@@ -61,6 +61,8 @@ class Learner:
             self.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay, betas=(0.9, 0.95)
         )
         self.version = 0
+        self.sampled_version = 0
+        """The version that sampled the step's fresh rows."""
         self.trusts_sampler = False
         """Whether the sampler's log-probs may stand for the old policy's; found out by measuring."""
         self._shuffle = torch.Generator().manual_seed(seed)
@@ -85,7 +87,7 @@ class Learner:
         with torch.no_grad():
             for index in self._micro_batches(batch):
                 scores = self._score(self.model, batch.rows(index))
-                logprobs[index, : scores.logprobs.shape[1]] = scores.logprobs.to(logprobs.dtype)
+                logprobs[index] = scores.logprobs.to(logprobs.dtype)
                 if values is not None:
                     values[index] = self._values(scores).to(values.dtype)
         return OldScores(logprobs, values)
@@ -103,13 +105,24 @@ class Learner:
         if self.reference is not None:
             self.reference = frozen_copy(self.model)
 
-    def measure_gap(self, batch: Batch, logprobs: Float[Tensor, "B T"]) -> float:
-        """Mean |learner − sampler| over tokens; also decides whether the sampler is trusted from now on."""
+    def start_step(self) -> None:
+        """From here on the policy differs from the one that sampled."""
+        self.sampled_version = self.version
+
+    def is_stale(self, batch: Batch) -> Bool[Tensor, " B"]:
+        """Rows carried over from an earlier step: only their sampler knows the policy that said them."""
+        return batch.version < self.sampled_version
+
+    def measure_gap(self, batch: Batch, logprobs: Float[Tensor, "B T"]) -> float | None:
+        """Mean |learner − sampler| over the fresh rows' tokens, None without any; decides whether to trust it."""
+        mask = batch.mask & ~self.is_stale(batch).unsqueeze(1)
+        if not mask.any():
+            return None
         difference = logprobs.detach().to(batch.rollout_logprobs.dtype) - batch.rollout_logprobs
         # GSPO's gate is 3e-4 wide: what counts is the sequence's mean log-ratio against a tenth of the width.
-        sequence_gap = row_mean(difference, batch.mask).abs().mean()
+        sequence_gap = row_mean(difference, mask)[mask.any(dim=1)].abs().mean()
         self.trusts_sampler = bool(sequence_gap < gate_width(self.algorithm) / 10)
-        return float((difference.abs() * batch.mask).sum() / batch.mask.sum().clamp(min=1))
+        return float((difference.abs() * mask).sum() / mask.sum())
 
     # The updates
 
@@ -158,11 +171,14 @@ class Learner:
         self, rows: Batch, scores: Scores, plan: Plan, value_weights: Float[Tensor, "B T"]
     ) -> tuple[Tensor, Stats]:
         algorithm = self.algorithm
-        single = self.options.updates == 1
+        old_logprobs = rows.old_logprobs
+        if self.options.updates == 1:  # the policy that sampled is the policy itself
+            own = scores.logprobs.detach().to(old_logprobs.dtype)
+            old_logprobs = torch.where(self.is_stale(rows).unsqueeze(1), old_logprobs, own)
         loss, stats = policy_loss(
             algorithm,
             logprobs=scores.logprobs,
-            old_logprobs=scores.logprobs.detach() if single else rows.old_logprobs,
+            old_logprobs=old_logprobs,
             advantages=rows.advantages,
             mask=rows.mask,
             group=rows.group,
@@ -212,7 +228,7 @@ class Learner:
                 logprobs[index], entropy[index] = scores.logprobs.to(logprobs.dtype), scores.entropy.to(entropy.dtype)
         return Scores(logprobs, entropy, states, where)
 
-    def _first_gap(self, batch: Batch, parts: list[tuple[Int[Tensor, " M"], Tensor]]) -> float:
+    def _first_gap(self, batch: Batch, parts: list[tuple[Int[Tensor, " M"], Tensor]]) -> float | None:
         index = torch.cat([index for index, _ in parts])
         return self.measure_gap(batch.rows(index), torch.cat([logprobs for _, logprobs in parts]))
 

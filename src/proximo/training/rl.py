@@ -22,7 +22,6 @@ from proximo.training.metrics import step_metrics
 from proximo.training.progress import Progress
 from proximo.training.runlog import RunLog
 
-
 MOST_SLOTS = 512
 """Rows decoded at a time; a step with more refills slots as rows end."""
 
@@ -122,6 +121,7 @@ def train(run: Run, config_toml: str) -> Outcome:
 def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
     """One step: rollouts, then the updates they allow."""
     config, learner, clock = run.config, run.learner, Clock()
+    learner.start_step()
     with clock.phase("rollout"):
         collected = run.collector.collect(frontier, step=step, version=learner.version)
     every = config.training.reset_reference_every
