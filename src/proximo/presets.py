@@ -18,9 +18,9 @@ ARITHMETIC = RunConfig(
     task=Arithmetic(operations=("+",), digits=2, terms=2, held_out=1000),
     model="tiny-arithmetic",
     sampling=SamplingOptions(temperature=1.0, max_tokens=8),
-    training=TrainingOptions(groups=32, group_size=8, minibatches=4, learning_rate=3e-5, warmup_steps=2),
+    training=TrainingOptions(groups=32, group_size=8, minibatches=4, learning_rate=2e-5, warmup_steps=2),
     evaluation=EvaluationOptions(problems=1000),
-    steps=120,
+    steps=150,
 )
 
 SMOLLM_ARITHMETIC = RunConfig(
