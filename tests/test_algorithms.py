@@ -186,7 +186,7 @@ def test_rules_of_a_run():
         DAPO.check_run(group_size=1, updates_per_batch=1)
     with pytest.raises(ValueError, match="group_size is 1: GroupNormalized compares siblings"):
         GRPO.check_run(group_size=1, updates_per_batch=1)
-    with pytest.raises(ValueError, match="updates_per_batch is 2: with anchor CurrentPolicy"):
+    with pytest.raises(ValueError, match="training.epochs is 2: with anchor CurrentPolicy"):
         RLOO.check_run(group_size=4, updates_per_batch=2)
 
 

@@ -16,6 +16,7 @@ from proximo.tasks import Arithmetic
 from proximo.training.config import RunConfig
 
 TINY = ["--task.held-out", "20", "--evaluation.problems", "4", "--sampling.max-tokens", "3"]
+TINY_EVAL = ["--task.held-out", "20", "--problems", "4", "--sampling.max-tokens", "3"]
 TINY_RUN = [
     *TINY,
     "--steps",
@@ -101,12 +102,12 @@ def test_all_problems_of_a_file_are_named_at_once(capsys, tmp_path):
 
 
 def test_eval_prints_its_numbers(folder, capsys):
-    assert main(["eval", folder, "--json", *TINY]) == 0
+    assert main(["eval", folder, "--json", *TINY_EVAL]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["model"] == folder
     assert result["held_out/problems"] == 4
     assert 0 <= result["held_out/low"] <= result["held_out/accuracy"] <= result["held_out/high"] <= 1
-    assert main(["eval", folder, *TINY]) == 0
+    assert main(["eval", folder, *TINY_EVAL]) == 0
     assert capsys.readouterr().out.startswith("held-out accuracy ")
     assert "needs a model" in refused(["eval", "--json"], capsys)
     assert "neither a folder nor a model" in refused(["eval", str(folder) + "-none"], capsys)
@@ -225,3 +226,8 @@ def test_a_model_cannot_steer_the_terminal():
     assert visible("safe \u202egnirts") == "safe \\u202egnirts"
     assert visible("half a pair \ud800") == "half a pair \\ud800"
     assert visible("é 数\n\tनि\u200dx 👩\u200d🔬") == "é 数\n\tनि\u200dx 👩\u200d🔬"
+
+
+def test_an_algorithm_of_one_update_gets_one(capsys):
+    assert main(["train", "--algorithm", "rloo", "--dry-run"]) == 0
+    assert "minibatches = 1" in capsys.readouterr().out

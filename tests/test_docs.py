@@ -48,7 +48,7 @@ def test_excerpt_stands_in_the_source(info: str, body: str):
 
 SMALLER = {
     "train": ["--training.groups", "4", "--evaluation.problems", "8"],
-    "eval": ["--evaluation.problems", "8"],
+    "eval": ["--problems", "8"],
 }
 """The documented command, with less to do: one step instead of many."""
 

@@ -12,17 +12,17 @@ import torch
 
 import proximo
 from proximo import toml
-from proximo.algorithms import CLIP_COV, DAPO, GRPO, GSPO, PPO, RLOO, SAPO, VAPO, Algorithm
-from proximo.maths import KeepAll, KeepMixed, SoftOverlong
+from proximo.algorithms import CLIP_COV, DAPO, DR_GRPO, GRPO, GSPO, PPO, RLOO, SAPO, VAPO, Algorithm
+from proximo.maths import ConstantLength, IcePop, KeepAll, KeepMixed, SoftOverlong
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.assemble import assemble, to_batch
 from proximo.training.collect import Collector, Frontier
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.training.evaluate import wilson
+from proximo.training.evaluate import evaluate, wilson
 from proximo.training.learner import Learner
-from proximo.training.progress import Lines, sparkline
+from proximo.training.progress import Lines, share, sparkline
 from proximo.training.rl import Run, train
 from proximo.types import Completion, Grade, Group, Problem, Request, Rollout
 
@@ -330,6 +330,84 @@ def test_warm_up_is_a_line():
     assert [trainer.set_learning_rate(step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
 
 
+# What a review found
+
+
+def test_a_length_left_to_the_run_is_filled_in():
+    assert DR_GRPO.within(64).weights == ConstantLength(64)
+    assert replace(DR_GRPO, weights=ConstantLength(8)).within(64).weights == ConstantLength(8)
+    assert GRPO.within(64) == GRPO
+
+
+def test_a_correction_always_has_an_old_pass_and_a_token_gap_cannot_cancel_within_a_row():
+    corrected = replace(GRPO, correct=IcePop())
+    trainer = learner(corrected)
+    batch = to_batch([group_of([1.0, 0.0], [2, 2])])
+    alternating = batch.rollout_logprobs.double() + torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
+    assert trainer.measure_gap(batch, alternating) == pytest.approx(1.0)
+    assert not trainer.trusts_sampler
+    trainer.trusts_sampler = True
+    assert trainer.needs_old_pass(corrected)
+    gspo = learner(GSPO)
+    gspo.measure_gap(batch, alternating)
+    assert gspo.trusts_sampler  # the mean over the row is what its ratio sees
+
+
+@pytest.mark.parametrize(("groups", "minibatches"), [(7, 4), (10, 4), (16, 6), (16, 12)])
+def test_there_are_never_more_updates_than_configured(groups: int, minibatches: int):
+    trainer = learner(SAPO, groups=groups, minibatches=minibatches)
+    batch = to_batch([group_of([1.0, 0.0], [1, 1], prompt=(5, number)) for number in range(groups)])
+    assert len(trainer._minibatches(batch)) == minibatches
+
+
+def test_one_unscored_part_leaves_the_whole_completion_out():
+    grade = Grade(1.0, {"correct": 1.0, "style": math.nan})
+    assert math.isnan(grade.reward)
+    assert math.isnan(grade.verdict)
+    assert Grade(0.5, {"correct": 0.5, "style": 0.25}).reward == 0.75
+    group = group_of([1.0, 0.0, 0.0], [2, 2, 2])
+    broken = replace(group, rollouts=(replace(group.rollouts[0], grade=grade), *group.rollouts[1:]))
+    trainer = learner(PPO)
+    assembled = assemble([broken], [], PPO, trainer, 8)
+    assert assembled.unscored == 1
+    assert all(math.isfinite(update.gradient_norm) for update in trainer.updates(assembled.batch))
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_weights_alone():
+    trainer = learner(SAPO)
+    batch = assemble([group_of([1.0, 0.0], [2, 2])], [], SAPO, trainer, 8).batch
+    before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    update = trainer.update(replace(batch, advantages=batch.advantages * math.inf), fresh=True)
+    assert not math.isfinite(update.gradient_norm)
+    assert all(torch.equal(old, new) for old, new in zip(before, trainer.model.parameters(), strict=True))
+
+
+@dataclass(frozen=True)
+class SmallTask(FakeTask):
+    """Three held-out problems; a grader that fails on the last of them."""
+
+    def size(self, split):
+        return 3
+
+    def grade(self, problems, completions) -> list[Grade]:
+        return [Grade(math.nan if problem.id == "2" else float(problem.id == "0")) for problem in problems]
+
+
+def test_evaluation_counts_each_problem_once_and_unscored_ones_not_at_all():
+    result, answered = evaluate(
+        SmallTask(), FakeSampler([]), TOKENIZER, SamplingOptions(), EvaluationOptions(problems=1000, samples=2), seed=0
+    )
+    assert len(answered) == 3
+    assert (result.accuracy, result.problems, result.unscored) == (0.5, 3, 1)
+    assert (result.mean_at_k, result.pass_at_k) == (0.5, 0.5)
+    assert "3 problems, 1 unscored" in share(result)
+
+
+def test_a_reference_that_is_not_there_cannot_be_reset():
+    with pytest.raises(ValueError, match="no reference to reset"):
+        RunConfig(algorithm=SAPO, training=TrainingOptions(reset_reference_every=5))
+
+
 # The whole loop
 
 
@@ -386,7 +464,7 @@ def test_sparkline_and_interval():
         ({"sampling": SamplingOptions(top_p=0.9)}, "cut the distribution"),
         ({"sampling": SamplingOptions(temperature=0.0)}, "greedy siblings are all the same"),
         ({"training": TrainingOptions(group_size=1)}, "group_size is 1"),
-        ({"algorithm": RLOO}, "updates_per_batch is 4"),
+        ({"algorithm": RLOO}, "training.epochs is 4"),
     ],
 )
 def test_a_run_that_cannot_work_is_refused_before_anything_loads(changes: dict, message: str):

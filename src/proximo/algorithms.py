@@ -90,6 +90,16 @@ class Algorithm:
     def extras(self) -> tuple[Extra, ...]:
         return _several(self.extra)
 
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a reference policy must be kept: for KL in the loss or in the reward."""
+        return self.kl is not None or any(isinstance(shape, KlReward) for shape in self.shapes)
+
+    def within(self, completion_limit: int) -> "Algorithm":
+        """The same algorithm with a length that was left to the run filled in."""
+        open_length = isinstance(self.weights, ConstantLength) and self.weights.length is None
+        return replace(self, weights=ConstantLength(completion_limit)) if open_length else self
+
     def check_run(self, *, group_size: int, updates_per_batch: int) -> None:
         """Refuse a run that this algorithm cannot learn from."""
         if group_size < 2 and isinstance(self.keep, KeepMixed):
@@ -101,8 +111,8 @@ class Algorithm:
             )
         if updates_per_batch > 1 and isinstance(self.anchor, CurrentPolicy):
             raise ValueError(
-                f"updates_per_batch is {updates_per_batch}: with anchor CurrentPolicy every update after the first "
-                "would be off-policy without a ratio; use 1, or anchor OldPolicy with a ratio"
+                f"training.minibatches × training.epochs is {updates_per_batch}: with anchor CurrentPolicy every "
+                "update after the first would be off-policy without a ratio; make both 1, or use OldPolicy with a ratio"
             )
 
 

@@ -68,8 +68,13 @@ class Grade:
 
     @property
     def reward(self) -> float:
-        """The parts' sum, or the outcome where there are none."""
-        return float(sum(self.parts.values())) if self.parts else self.outcome
+        """The parts' sum, or the outcome where there are none; NaN where the outcome or a part is unscored."""
+        return float(sum(self.parts.values())) + 0 * self.outcome if self.parts else self.outcome
+
+    @property
+    def verdict(self) -> float:
+        """The outcome, or NaN where any part of the reward is unscored: such a completion never trains."""
+        return self.outcome + 0 * self.reward
 
 
 @dataclass(frozen=True)

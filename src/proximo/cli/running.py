@@ -12,6 +12,7 @@ from proximo import explain, toml
 from proximo.cli.flags import changed, nearest, refuse, take, take_model, take_switch
 from proximo.cli.live import LiveView
 from proximo.cli.opening import open_model
+from proximo.maths.ratios import CurrentPolicy
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.presets import PRESETS
 from proximo.samplers import SamplingOptions
@@ -54,6 +55,9 @@ def run_train(arguments: list[str]) -> int:
         refuse(str(error))
     try:
         outcome = train(run, toml.dumps(config))
+    except ValueError as error:
+        print(f"error: {error}\nwhat was written so far is in {path}", file=sys.stderr)
+        return 1
     finally:
         progress.stop()
     _print_result(config, path, outcome, as_json)
@@ -70,8 +74,11 @@ def base_config(arguments: list[str]) -> RunConfig:
     if card is None:
         names = [each.name for each in explain.CARDS]
         refuse(f"--algorithm {name}: no algorithm is called so{nearest(name, names)}; there are {', '.join(names)}")
+    training = config.training
+    if isinstance(card.value.anchor, CurrentPolicy):  # it is defined for one update a step, so that is what it gets
+        training = replace(training, minibatches=1, epochs=1)
     try:
-        return replace(config, algorithm=card.value)
+        return replace(config, algorithm=card.value, training=training)
     except ValueError as error:
         refuse(str(error))
 
@@ -127,7 +134,12 @@ def _print_result(config: RunConfig, path: Path, outcome: Outcome, as_json: bool
 class EvalConfig:
     task: TaskOptions = field(default_factory=Arithmetic)
     sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(max_tokens=8))
-    evaluation: EvaluationOptions = field(default_factory=lambda: EvaluationOptions(problems=1000))
+    problems: int = 1000
+    """Held-out problems; the first so many of the task's held-out split, each once."""
+    samples: int = 0
+    """Completions per problem for mean@k and pass@k, at the sampling temperature. 0: greedy accuracy alone."""
+    device: str = "auto"
+    """As torch names it. `auto`: a GPU where there is one, else the CPU."""
     seed: int = 0
 
 
@@ -135,9 +147,13 @@ def run_eval(arguments: list[str]) -> int:
     as_json = take_switch(arguments, "--json")
     name = take_model(arguments, "proximo eval")
     config = changed(EvalConfig(), arguments, prog="proximo eval", description="Held-out accuracy of a model.")
-    model, tokenizer = open_model(name)
+    model, tokenizer = open_model(name, config.device)
     sampler = local_sampler(model, tokenizer)
-    result, _ = evaluate(config.task, sampler, tokenizer, config.sampling, config.evaluation, config.seed)
+    try:
+        options = EvaluationOptions(problems=config.problems, samples=config.samples)
+        result, _ = evaluate(config.task, sampler, tokenizer, config.sampling, options, config.seed)
+    except ValueError as error:
+        refuse(str(error))
     print(json.dumps({"model": name, **result.floats()}) if as_json else f"held-out accuracy {share(result)}")
     return 0
 
@@ -160,9 +176,12 @@ def run_sft(arguments: list[str]) -> int:
         model, tokenizer = tiny_model(seed=config.seed), tiny_tokenizer()
     else:
         model, tokenizer = open_model(config.model)
-    for step, loss in enumerate(fine_tune(model, tokenizer, config.task, config.sft, config.seed), start=1):
-        if step % 10 == 0 or step == config.sft.steps:
-            print(f"step {step}/{config.sft.steps}  loss {loss:.4f}", file=sys.stderr)
+    try:
+        for step, loss in enumerate(fine_tune(model, tokenizer, config.task, config.sft, config.seed), start=1):
+            if step % 10 == 0 or step == config.sft.steps:
+                print(f"step {step}/{config.sft.steps}  loss {loss:.4f}", file=sys.stderr)
+    except ValueError as error:
+        refuse(str(error))
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     print(f"the model   {out}   (try: proximo eval {out})")

@@ -206,6 +206,8 @@ def _stats(algorithm: Objective, rows: Rows, terms: Terms) -> Stats:
         "old_kl": bounded_exp(terms.token_log_ratio) - 1 - terms.token_log_ratio,
         "gate": through,
         "blocked": through == 0,
+        "blocked_positive": positive & (through == 0),
+        "blocked_negative": negative & (through == 0),
         "positive_above": positive & (ratio > highest),
         "positive_below": positive & (ratio < lowest),
         "negative_above": negative & (ratio > highest),

@@ -1,7 +1,14 @@
 """Models: loading them, and the log-probs of what they said."""
 
 from proximo.models.layout import micro_batches
-from proximo.models.loading import PaddedFallback, load_model, load_tokenizer, prompt_tokens, supports_packing
+from proximo.models.loading import (
+    PaddedFallback,
+    load_model,
+    load_tokenizer,
+    pick_device,
+    prompt_tokens,
+    supports_packing,
+)
 from proximo.models.scoring import Scores, score
 from proximo.models.tiny import tiny_model, tiny_tokenizer
 
@@ -11,6 +18,7 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "micro_batches",
+    "pick_device",
     "prompt_tokens",
     "score",
     "supports_packing",

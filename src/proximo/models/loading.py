@@ -27,6 +27,13 @@ class PaddedFallback(UserWarning):
     """The model is outside the fast path: correct, but each completion pays for its prompt again."""
 
 
+def pick_device(name: str) -> str:
+    """As torch names it; `auto` is a GPU where there is one, else the CPU."""
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def load_model(path: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
     """A causal language model in eval mode, from a folder or a hub id.
 

@@ -123,7 +123,7 @@ def to_batch(groups: Sequence[Group]) -> Batch:
     for row, (_, rollout) in enumerate(rollouts):
         tokens[row, : lengths[row]] = torch.tensor(rollout.completion.tokens, dtype=torch.long)
         logprobs[row, : lengths[row]] = torch.tensor(rollout.completion.logprobs, dtype=torch.float32)
-    outcome = torch.tensor([rollout.grade.outcome for _, rollout in rollouts], dtype=torch.float64)
+    outcome = torch.tensor([rollout.grade.verdict for _, rollout in rollouts], dtype=torch.float64)
     rewards = torch.tensor([rollout.grade.reward for _, rollout in rollouts], dtype=torch.float64)
     return Batch(
         prompts=tuple(group.prompt_tokens for group in groups),
@@ -132,8 +132,7 @@ def to_batch(groups: Sequence[Group]) -> Batch:
         mask=torch.arange(shape[1]) < lengths.unsqueeze(1),
         group=torch.tensor([number for number, _ in rollouts]),
         outcome=outcome,
-        # One part that failed leaves the whole completion unscored.
-        rewards=torch.where(outcome.isnan(), outcome, rewards),
+        rewards=rewards,
         truncated=torch.tensor([rollout.completion.finish == "length" for _, rollout in rollouts]),
         version=torch.tensor([rollout.completion.version for _, rollout in rollouts]),
         rollout_logprobs=logprobs,

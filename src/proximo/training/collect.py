@@ -39,6 +39,11 @@ class Collected:
     sampled_tokens: int
     """In this step, dropped and carried groups included."""
 
+    def outcomes(self) -> list[float]:
+        """Of everything that was sampled, dropped groups included; NaN where a grader failed."""
+        groups = [*self.groups, *self.dropped]
+        return [rollout.grade.outcome for group in groups for rollout in group.rollouts]
+
     @property
     def wasted_tokens(self) -> int:
         return sum(num_tokens(group) for group in self.dropped)
@@ -50,7 +55,7 @@ def num_tokens(group: Group) -> int:
 
 def is_mixed(group: Group) -> bool:
     """Whether the scored outcomes of a group differ."""
-    outcome = torch.tensor([rollout.grade.outcome for rollout in group.rollouts], dtype=torch.float64)
+    outcome = torch.tensor([rollout.grade.verdict for rollout in group.rollouts], dtype=torch.float64)
     return bool(KeepMixed()(outcome, torch.zeros(len(outcome), dtype=torch.long)).any())
 
 

@@ -109,4 +109,9 @@ class RunConfig:
             )
         if self.sampling.temperature == 0:
             raise ValueError("sampling.temperature is 0: greedy siblings are all the same; train with 1.0")
+        if self.training.reset_reference_every is not None and not self.algorithm.needs_reference:
+            raise ValueError(
+                f"training.reset_reference_every is {self.training.reset_reference_every}, but the algorithm has no "
+                "reference to reset: leave it out, or use kl=KlLoss()"
+            )
         self.algorithm.check_run(group_size=self.training.group_size, updates_per_batch=self.training.updates)

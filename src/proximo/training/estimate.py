@@ -5,7 +5,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from proximo.models.shipped import resolve
 from proximo.training.config import RunConfig
-from proximo.training.learner import needs_reference
 
 
 def batch_arithmetic(config: RunConfig) -> list[str]:
@@ -34,9 +33,9 @@ def memory(config: RunConfig) -> str:
         model = AutoModelForCausalLM.from_config(shape)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     # float32: the weights, their gradients and AdamW's two moments; a reference is one more set of weights.
-    copies = 4 + needs_reference(config.algorithm)
+    copies = 4 + config.algorithm.needs_reference
     return (
         f"memory: {parameters / 1e6:.1f} M parameters × 4 bytes × {copies} (weights, gradients, two moments"
-        f"{', reference' if needs_reference(config.algorithm) else ''}) = {parameters * 4 * copies / 1e9:.2f} GB, "
+        f"{', reference' if config.algorithm.needs_reference else ''}) = {parameters * 4 * copies / 1e9:.2f} GB, "
         f"and the activations of {config.training.token_budget} tokens at most"
     )

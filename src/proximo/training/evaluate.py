@@ -55,14 +55,19 @@ def evaluate(
     seed: int,
 ) -> tuple[Evaluation, list[Answered]]:
     """Greedy accuracy on the first held-out problems, and mean@k and pass@k where asked for."""
-    problems = [task.problem(index, "held_out", seed) for index in range(options.problems)]
+    size = task.size("held_out")
+    if size == 0:
+        raise ValueError("task.held_out leaves no problem to evaluate on: keep some")
+    # Asked for more than there are, each counts once: a repeated problem is no new evidence.
+    number = options.problems if size is None else min(options.problems, size)
+    problems = [task.problem(index, "held_out", seed) for index in range(number)]
     greedy = _answers(task, sampler, tokenizer, replace(sampling, temperature=0.0), problems, 1, seed)
     answered = [Answered(problem, completions[0], outcomes[0]) for problem, completions, outcomes in greedy]
     scored = [answer.outcome for answer in answered if not math.isnan(answer.outcome)]
     right = sum(outcome >= 1 for outcome in scored)
     low, high = wilson(right, len(scored))
     result = Evaluation(
-        accuracy=right / max(len(scored), 1),
+        accuracy=right / len(scored) if scored else math.nan,
         low=low,
         high=high,
         problems=len(problems),
@@ -70,8 +75,9 @@ def evaluate(
     )
     if options.samples:
         drawn = _answers(task, sampler, tokenizer, sampling, problems, options.samples, seed)
-        shares = [[outcome >= 1 for outcome in outcomes] for _, _, outcomes in drawn]
-        means = [sum(share) / options.samples for share in shares]
+        known = [[outcome >= 1 for outcome in outcomes if not math.isnan(outcome)] for _, _, outcomes in drawn]
+        shares = [share for share in known if share] or [[False]]
+        means = [sum(share) / len(share) for share in shares]
         spread = statistics.stdev(means) if len(means) > 1 else 0.0
         solved = sum(map(any, shares))
         pass_low, pass_high = wilson(solved, len(shares))

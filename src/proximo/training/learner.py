@@ -9,13 +9,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from proximo.algorithms import Algorithm
-from proximo.maths.arithmetic import row_mean
+from proximo.maths.arithmetic import sampled
 from proximo.maths.extras import EntropyBonus, ValueLoss
 from proximo.maths.gates import Clip
 from proximo.maths.objective import Plan, plan_step, policy_loss
 from proximo.maths.ratios import CurrentPolicy
 from proximo.maths.rows import rows_of
-from proximo.maths.shaping import KlReward
 from proximo.maths.weights import TokenMean
 from proximo.models import Scores, micro_batches, score
 from proximo.shapes import Bool, Float, Int
@@ -55,7 +54,7 @@ class Learner:
         self.algorithm = algorithm
         self.options = options
         self.temperature = temperature
-        self.reference = frozen_copy(model) if needs_reference(algorithm) else None
+        self.reference = frozen_copy(model) if algorithm.needs_reference else None
         self.value_head = value_head(model) if algorithm.advantage.needs_values else None
         self.optimizer = torch.optim.AdamW(
             self.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay, betas=(0.9, 0.95)
@@ -65,7 +64,7 @@ class Learner:
         """The version that sampled the step's fresh rows."""
         self.trusts_sampler = False
         """Whether the sampler's log-probs may stand for the old policy's; found out by measuring."""
-        self._shuffle = torch.Generator().manual_seed(seed)
+        self._seed, self._shuffle = seed, torch.Generator().manual_seed(seed)
 
     def parameters(self) -> list[nn.Parameter]:
         parts = [self.model] if self.value_head is None else [self.model, self.value_head]
@@ -75,7 +74,7 @@ class Learner:
 
     def needs_old_pass(self, algorithm: Algorithm) -> bool:
         """Not when the sampler's log-probs are trusted, nor when a single update makes every ratio 1."""
-        if algorithm.advantage.needs_values:
+        if algorithm.advantage.needs_values or algorithm.correct is not None:
             return True
         on_policy = self.options.updates == 1 or isinstance(algorithm.anchor, CurrentPolicy)
         return not (self.trusts_sampler or on_policy)
@@ -119,9 +118,9 @@ class Learner:
         if not mask.any():
             return None
         difference = logprobs.detach().to(batch.rollout_logprobs.dtype) - batch.rollout_logprobs
-        # GSPO's gate is 3e-4 wide: what counts is the sequence's mean log-ratio against a tenth of the width.
-        sequence_gap = row_mean(difference, mask)[mask.any(dim=1)].abs().mean()
-        self.trusts_sampler = bool(sequence_gap < gate_width(self.algorithm) / 10)
+        # GSPO's gate is 3e-4 wide: what counts is the gap in the algorithm's own ratio against a tenth of the width.
+        seen = self.algorithm.ratio(sampled(difference, mask), mask)
+        self.trusts_sampler = bool((seen.abs() * mask).sum() / mask.sum() < gate_width(self.algorithm) / 10)
         return float((difference.abs() * mask).sum() / mask.sum())
 
     # The updates
@@ -152,7 +151,8 @@ class Learner:
                 parameter.grad = torch.zeros_like(parameter)
         gap = self._first_gap(batch, first_logprobs) if fresh and first_logprobs else None
         norm = nn.utils.clip_grad_norm_(self.parameters(), self.options.max_gradient_norm)
-        self.optimizer.step()
+        if norm.isfinite():  # else the weights stay as they are; the caller sees the norm
+            self.optimizer.step()
         self.version += 1
         current = torch.full_like(batch.old_logprobs, torch.nan)
         for index, logprobs in first_logprobs:
@@ -216,7 +216,7 @@ class Learner:
         if select is not None and select.step_wide:
             current = self._current(batch)
             rows = replace(rows, logprobs=current.logprobs, entropy=current.entropy)
-        generator = torch.Generator().manual_seed(self.version)
+        generator = torch.Generator().manual_seed(self._seed + self.version)
         return plan_step(self.algorithm, rows, generator)
 
     def _current(self, batch: Batch) -> Scores:
@@ -245,7 +245,7 @@ class Learner:
         groups = batch.group.unique()
         order = groups[torch.randperm(len(groups), generator=self._shuffle)]
         size = max(1, self.options.groups // self.options.minibatches)
-        count = max(1, len(groups) // size)
+        count = min(self.options.minibatches, max(1, len(groups) // size))
         return [torch.isin(batch.group, part).nonzero().squeeze(1) for part in order.tensor_split(count) if len(part)]
 
     def _micro_batches(self, batch: Batch) -> list[Int[Tensor, " M"]]:
@@ -273,10 +273,6 @@ class Learner:
         assert self.value_head is not None
         values = self.value_head(scores.states).squeeze(1)
         return torch.zeros_like(scores.logprobs).masked_scatter(scores.where, values.to(scores.logprobs.dtype))
-
-
-def needs_reference(algorithm: Algorithm) -> bool:
-    return algorithm.kl is not None or any(isinstance(shape, KlReward) for shape in algorithm.shapes)
 
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:

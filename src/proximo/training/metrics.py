@@ -12,8 +12,8 @@ from proximo.types import Stats
 
 RENAMED = {
     "ref_kl": "kl",
-    "positive_above": "clip_high",
-    "negative_below": "clip_low",
+    "blocked_positive": "clip_high",
+    "blocked_negative": "clip_low",
     "unscored": None,
     "rows": None,
     "tokens": None,
@@ -29,7 +29,6 @@ def step_metrics(
     metrics = rollout_metrics(collected) | {"learning_rate": learning_rate, "updates": len(updates)}
     if assembled is not None:
         metrics |= {
-            "unscored": assembled.unscored,
             "dead_rows": assembled.dead_rows / max(len(assembled.batch), 1),
             "advantage_std": float(assembled.batch.advantages[assembled.batch.mask].std())
             if len(assembled.batch)
@@ -37,6 +36,10 @@ def step_metrics(
         }
     if updates:
         metrics |= update_metrics(updates)
+        # Dead rows that were skipped are in no statistic of the updates: the share of tokens those speak for.
+        seen = sum(float(update.stats.totals.get("tokens", 0)) for update in updates)
+        trained = assembled.batch.mask.sum(dim=1) if assembled else torch.zeros(1)
+        metrics["measured"] = seen / max(sum(int(trained[update.rows].sum()) for update in updates), 1)
         gaps = [gap for gap in (assembled.sampler_gap if assembled else None, updates[0].first_gap) if gap is not None]
         metrics["sampler_gap"] = gaps[0] if gaps else math.nan
     return metrics
@@ -46,7 +49,7 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
     """Over everything that was sampled for this step, dropped groups included."""
     groups = [*collected.groups, *collected.dropped]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    outcome = torch.tensor([rollout.grade.outcome for rollout in rollouts], dtype=torch.float64)
+    outcome = torch.tensor([rollout.grade.verdict for rollout in rollouts], dtype=torch.float64)
     reward = torch.tensor([rollout.grade.reward for rollout in rollouts], dtype=torch.float64)
     lengths = torch.tensor([len(rollout.completion.tokens) for rollout in rollouts], dtype=torch.float64)
     truncated = sum(rollout.completion.finish == "length" for rollout in rollouts)
@@ -56,6 +59,7 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
         "outcome": float(scored.mean()) if len(scored) else math.nan,
         "length": float(lengths.mean()),
         "truncated": truncated / len(rollouts),
+        "unscored": len(outcome) - len(scored),
         "groups": len(collected.groups),
         "dead_groups": sum(_is_dead(group.rollouts) for group in groups) / len(groups),
         "rounds": collected.rounds,

@@ -67,7 +67,14 @@ def prompt_text(problem: Problem) -> str:
 
 
 def share(evaluation: Evaluation) -> str:
-    return f"{evaluation.accuracy:.1%} ({evaluation.low:.1%} to {evaluation.high:.1%}, {evaluation.problems} problems)"
+    unscored = f", {evaluation.unscored} unscored" if evaluation.unscored else ""
+    problems = f"{evaluation.problems} problems{unscored}"
+    text = f"{evaluation.accuracy:.1%} ({evaluation.low:.1%} to {evaluation.high:.1%}, {problems})"
+    if evaluation.mean_at_k is not None:
+        text += f"; mean@{evaluation.k} {evaluation.mean_at_k:.1%} ± {evaluation.mean_half_width:.1%}"
+        text += f", pass@{evaluation.k} {evaluation.pass_at_k:.1%} "
+        text += f"({evaluation.pass_low:.1%} to {evaluation.pass_high:.1%})"
+    return text
 
 
 def sparkline(values: list[float], width: int = 60) -> str:

@@ -1,15 +1,15 @@
 """The loop: collect, assemble, update, log; evaluate before and after."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from proximo.models import load_model, load_tokenizer
+from proximo.models import load_model, load_tokenizer, pick_device
 from proximo.models.shipped import resolve
 from proximo.samplers.embedded import local_sampler
 from proximo.training.assemble import Assembled, assemble
@@ -57,14 +57,15 @@ class Run:
 
     def __init__(self, config: RunConfig, folder: Path, progress: Progress) -> None:
         self.config, self.folder, self.progress = config, folder, progress
+        config.task.problem(0, "train", config.seed)  # a task that cannot be read fails before a model loads
         path = resolve(config.model)
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(path)
-        self.model: PreTrainedModel = load_model(path, device=_device(config.device))
+        self.model: PreTrainedModel = load_model(path, device=pick_device(config.device))
         rows = config.training.groups * config.training.group_size
         self.sampler = local_sampler(self.model, self.tokenizer, slots=min(rows, MOST_SLOTS))
         self.learner = Learner(
             self.model,
-            config.algorithm,
+            config.algorithm.within(config.sampling.max_tokens),
             config.training,
             temperature=config.sampling.temperature,
             seed=config.seed,
@@ -132,12 +133,17 @@ def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
     if collected.groups:
         with clock.phase("assemble"):
             assembled = assemble(
-                collected.groups, collected.dropped, config.algorithm, learner, config.sampling.max_tokens
+                collected.groups, collected.dropped, learner.algorithm, learner, config.sampling.max_tokens
             )
         with clock.phase("update"):
             updates = list(learner.updates(assembled.batch)) if len(assembled.batch) else []
     if not updates:
         run.log.event(step, "empty_step", _why_empty(collected, assembled))
+    for number, update in enumerate(updates):
+        if not math.isfinite(update.gradient_norm):
+            run.log.event(
+                step, "skipped_update", f"update {number} had a gradient that is not finite; weights untouched"
+            )
     metrics = step_metrics(collected, assembled, updates, rate)
     run.log.metrics(step, metrics)
     if assembled is not None:
@@ -148,13 +154,9 @@ def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
     return collected
 
 
-def _device(name: str) -> str:
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def _why_empty(collected: Collected, assembled: Assembled | None) -> str:
+    if assembled is None and all(math.isnan(outcome) for outcome in collected.outcomes()):
+        return "no completion could be scored: look at the grader"
     if assembled is None:
         return (
             f"all {len(collected.dropped)} groups of {collected.rounds} rounds had equal outcomes, nothing was "

@@ -170,10 +170,11 @@ def _update_gradient(
 ) -> list[Tensor]:
     # Clipping to a norm would hide a gradient that is off by a factor.
     options = replace(config.training, token_budget=token_budget, max_gradient_norm=math.inf)
-    learner = Learner(model, config.algorithm, options, temperature=config.sampling.temperature, seed=config.seed)
+    algorithm = config.algorithm.within(config.sampling.max_tokens)
+    learner = Learner(model, algorithm, options, temperature=config.sampling.temperature, seed=config.seed)
     for group in learner.optimizer.param_groups:
         group["lr"] = 0.0  # the model stays as it is
-    learner.update(assemble(groups, [], config.algorithm, learner, config.sampling.max_tokens).batch, fresh=False)
+    learner.update(assemble(groups, [], algorithm, learner, config.sampling.max_tokens).batch, fresh=False)
     return _taken_gradient(learner.parameters())
 
 

@@ -65,7 +65,7 @@ def _step(
     parts = micro_batches([len(p) for p in prompts], lengths.tolist(), group.tolist(), options.token_budget)
     for part in map(torch.tensor, parts):
         scores = score(model, prompts=prompts, tokens=tokens[part], lengths=lengths[part], group=group[part])
-        loss = (supervised_loss(scores.logprobs) * weights[part].to(scores.logprobs.dtype)).sum()
+        loss = (supervised_loss(scores.logprobs) * weights[part].to(scores.logprobs)).sum()
         loss.backward()
         total += float(loss.detach())
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
