@@ -132,9 +132,8 @@ def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
     assembled, updates = None, []
     if collected.groups:
         with clock.phase("assemble"):
-            assembled = assemble(
-                collected.groups, collected.dropped, learner.algorithm, learner, config.sampling.max_tokens
-            )
+            limit = config.sampling.max_tokens
+            assembled = assemble(collected.groups, collected.dropped, learner.algorithm, learner, limit)
         with clock.phase("update"):
             updates = list(learner.updates(assembled.batch)) if len(assembled.batch) else []
     if not updates:
