@@ -70,7 +70,7 @@ def main() -> None:
         print(
             f"| {name} | {len(results)} | {_mean(results, 'before'):.1%} | {_mean(results, 'after'):.1%} "
             f"| {statistics.mean(gains):+.1f} ({', '.join(f'{gain:+.1f}' for gain in gains)}) "
-            f"| {_mean(results, 'clip_low'):.1%} / {_mean(results, 'clip_high'):.1%} | {_mean(results, 'gate'):.3f} "
+            f"| {_mean(results, 'clip_low'):.2%} / {_mean(results, 'clip_high'):.2%} | {_mean(results, 'gate'):.4f} "
             f"| {_mean(results, 'seconds'):.0f} |",
             flush=True,
         )
