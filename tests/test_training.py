@@ -59,7 +59,7 @@ class FakeTask:
 
     mixed_every: int = 2
 
-    def size(self, split):
+    def size(self, split) -> int | None:
         return None
 
     def problem(self, index: int, split, seed: int) -> Problem:
@@ -128,6 +128,13 @@ def test_refilling_ends_after_its_rounds_and_trains_on_what_there_is():
     )
     assert collected.groups == ()
     assert collected.rounds == 3
+
+
+def test_refilling_ends_when_its_tokens_are_spent():
+    gather = collector(KeepMixed(), task=FakeTask(mixed_every=10**6), refill_rounds=9, refill_tokens=17)
+    collected = gather.collect(Frontier(1), step=0, version=0)
+    # A round of four groups is 16 tokens: the second still starts, the third does not.
+    assert collected.rounds == 2
 
 
 def test_the_same_prompt_is_sampled_anew_with_other_random_numbers():
@@ -386,7 +393,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone():
 class SmallTask(FakeTask):
     """Three held-out problems; a grader that fails on the last of them."""
 
-    def size(self, split):
+    def size(self, split) -> int | None:
         return 3
 
     def grade(self, problems, completions) -> list[Grade]:
@@ -478,6 +485,7 @@ def test_a_run_that_cannot_work_is_refused_before_anything_loads(changes: dict, 
         ({"groups": 0}, "training.groups is 0"),
         ({"groups": 2, "minibatches": 4}, "there cannot be more"),
         ({"learning_rate": 0.0}, "training.learning_rate 0.0"),
+        ({"refill_tokens": 0}, "training.refill_tokens is 0"),
         ({"warmup_steps": -1}, "training.warmup_steps -1"),
         ({"reset_reference_every": 0}, "training.reset_reference_every is 0"),
     ],

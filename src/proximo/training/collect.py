@@ -76,7 +76,7 @@ class Collector:
         kept, dropped = list(frontier.carried), []
         next_problem, tokens, rounds = frontier.next_problem, 0, 0
         again: list[tuple[int, Problem]] = []
-        while len(kept) < self.training.groups and rounds < self.training.refill_rounds:
+        while len(kept) < self.training.groups and self._may_sample(rounds, tokens):
             wanted = self._draws(len(kept), len(dropped))
             drawn = again[:wanted]
             fresh = wanted - len(drawn)
@@ -101,6 +101,11 @@ class Collector:
             rounds=rounds,
             sampled_tokens=tokens,
         )
+
+    def _may_sample(self, rounds: int, tokens: int) -> bool:
+        """The first round always; then while neither rounds nor tokens are spent."""
+        most = self.training.refill_tokens
+        return rounds == 0 or (rounds < self.training.refill_rounds and (most is None or tokens < most))
 
     def _draws(self, num_kept: int, num_dropped: int) -> int:
         """How many prompts to sample now: the missing ones over the share that was kept so far."""

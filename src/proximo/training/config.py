@@ -32,6 +32,8 @@ class TrainingOptions:
     """What takes the place of a group that KeepMixed drops: other prompts, or the same prompt sampled anew."""
     refill_rounds: int = 4
     """Rounds of sampling in one step at most; then the step trains on what it has."""
+    refill_tokens: int | None = None
+    """Tokens after which no further round of a step begins. None: the rounds alone decide."""
 
     def __post_init__(self) -> None:
         for name in ("groups", "group_size", "minibatches", "epochs", "token_budget", "refill_rounds"):
@@ -42,6 +44,8 @@ class TrainingOptions:
                 f"training.minibatches is {self.minibatches}, training.groups {self.groups}: "
                 "a minibatch holds whole groups, so there cannot be more of them"
             )
+        if self.refill_tokens is not None and self.refill_tokens < 1:
+            raise ValueError(f"training.refill_tokens is {self.refill_tokens}: give a number of tokens, or None")
         if self.learning_rate <= 0 or self.max_gradient_norm <= 0:
             raise ValueError(
                 f"training.learning_rate {self.learning_rate}, training.max_gradient_norm {self.max_gradient_norm}: "
