@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from proximo import explain, toml
 from proximo.presets import ARITHMETIC
 from proximo.samplers.drawing import uniforms
@@ -49,8 +51,6 @@ class RandomRewards:
 
 
 def _toss(problem: Problem, completion: Completion, number: int) -> bool:
-    import torch
-
     counter = torch.tensor([hash((problem.data["index"], completion.tokens, number)) % 2**31])
     return bool(uniforms(0, 0, counter, counter, counter)[0] < 0.3)
 

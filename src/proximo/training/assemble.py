@@ -42,7 +42,7 @@ def assemble(
     # Credit over all rows needs every row's values or divergences; otherwise only rows that train are scored.
     score_all = algorithm.advantage.needs_values or kl_reward is not None
     scored_rows = (is_kept | score_all).nonzero().squeeze(1)
-    batch, gap = _with_scores(everyone, scored_rows, algorithm, learner, needs_reference=kl_reward is not None)
+    batch, gap = _with_scores(everyone, scored_rows, algorithm, learner)
 
     rewards = shaped_rewards(batch, algorithm, completion_limit)
     token_rewards = None
@@ -89,12 +89,7 @@ def shaped_rewards(batch: Batch, algorithm: Algorithm, completion_limit: int) ->
 
 
 def _with_scores(
-    batch: Batch,
-    index: Int[Tensor, " M"],
-    algorithm: Algorithm,
-    learner: Learner,
-    *,
-    needs_reference: bool,
+    batch: Batch, index: Int[Tensor, " M"], algorithm: Algorithm, learner: Learner
 ) -> tuple[Batch, float | None]:
     """Fill in old and reference log-probs and values at the rows that need them.
 
@@ -107,7 +102,7 @@ def _with_scores(
         gap = learner.measure_gap(rows, old.logprobs)
         known = torch.where(learner.is_stale(rows).unsqueeze(1), rows.rollout_logprobs, old.logprobs)
         batch = replace(batch, old_logprobs=batch.old_logprobs.index_copy(0, index, known), values=old.values)
-    if needs_reference or algorithm.kl is not None:
+    if algorithm.needs_reference:
         reference = torch.zeros_like(batch.old_logprobs)
         batch = replace(batch, ref_logprobs=reference.index_copy(0, index, learner.reference_logprobs(rows)))
     return batch, gap

@@ -27,7 +27,9 @@ class OldScores:
     """What the policy thought before the first update."""
 
     logprobs: Float[Tensor, "B T"]
+    entropy: Float[Tensor, "B T"]
     values: Float[Tensor, "B T"] | None
+    """None without a value head."""
 
 
 @dataclass(frozen=True)
@@ -80,24 +82,12 @@ class Learner:
         return not (self.trusts_sampler or on_policy)
 
     def old_scores(self, batch: Batch) -> OldScores:
-        """Log-probs and values of the policy as it stands."""
-        logprobs = torch.zeros_like(batch.rollout_logprobs)
-        values = torch.zeros_like(logprobs) if self.value_head is not None else None
-        with torch.no_grad():
-            for index in self._micro_batches(batch):
-                scores = self._score(self.model, batch.rows(index))
-                logprobs[index] = scores.logprobs.to(logprobs.dtype)
-                if values is not None:
-                    values[index] = self._values(scores).to(values.dtype)
-        return OldScores(logprobs, values)
+        """Log-probs, entropy and values of the policy as it stands."""
+        return self._without_gradient(self.model, batch)
 
     def reference_logprobs(self, batch: Batch) -> Float[Tensor, "B T"]:
         assert self.reference is not None
-        logprobs = torch.zeros_like(batch.rollout_logprobs)
-        with torch.no_grad():
-            for index in self._micro_batches(batch):
-                logprobs[index] = self._score(self.reference, batch.rows(index)).logprobs.to(logprobs.dtype)
-        return logprobs
+        return self._without_gradient(self.reference, batch).logprobs
 
     def reset_reference(self) -> None:
         """Iterative GRPO: from now on the policy is held near what it is today."""
@@ -214,19 +204,10 @@ class Learner:
         )
         select = self.algorithm.select
         if select is not None and select.step_wide:
-            current = self._current(batch)
+            current = self._without_gradient(self.model, batch)
             rows = replace(rows, logprobs=current.logprobs, entropy=current.entropy)
         generator = torch.Generator().manual_seed(self._seed + self.version)
         return plan_step(self.algorithm, rows, generator)
-
-    def _current(self, batch: Batch) -> Scores:
-        logprobs, entropy = torch.zeros_like(batch.old_logprobs), torch.zeros_like(batch.old_logprobs)
-        states, where = batch.old_logprobs.new_zeros(0, 0), batch.mask
-        with torch.no_grad():
-            for index in self._micro_batches(batch):
-                scores = self._score(self.model, batch.rows(index))
-                logprobs[index], entropy[index] = scores.logprobs.to(logprobs.dtype), scores.entropy.to(entropy.dtype)
-        return Scores(logprobs, entropy, states, where)
 
     def _first_gap(self, batch: Batch, parts: list[tuple[Int[Tensor, " M"], Tensor]]) -> float | None:
         index = torch.cat([index for index, _ in parts])
@@ -267,6 +248,17 @@ class Learner:
             temperature=self.temperature,
             entropy_gradient=any(isinstance(extra, EntropyBonus) for extra in self.algorithm.extras),
         )
+
+    @torch.no_grad()
+    def _without_gradient(self, model: PreTrainedModel, batch: Batch) -> OldScores:
+        logprobs, entropy = torch.zeros_like(batch.rollout_logprobs), torch.zeros_like(batch.rollout_logprobs)
+        values = torch.zeros_like(logprobs) if self.value_head is not None and model is self.model else None
+        for index in self._micro_batches(batch):
+            scores = self._score(model, batch.rows(index))
+            logprobs[index], entropy[index] = scores.logprobs.to(logprobs.dtype), scores.entropy.to(entropy.dtype)
+            if values is not None:
+                values[index] = self._values(scores).to(values.dtype)
+        return OldScores(logprobs, entropy, values)
 
     def _values(self, scores: Scores) -> Float[Tensor, "B T"]:
         """The value of the state before each completion token."""

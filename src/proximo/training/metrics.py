@@ -35,12 +35,13 @@ def step_metrics(
             else 0.0,
         }
     if updates:
+        assert assembled is not None
         metrics |= update_metrics(updates)
         # Dead rows that were skipped are in no statistic of the updates: the share of tokens those speak for.
         seen = sum(float(update.stats.totals.get("tokens", 0)) for update in updates)
-        trained = assembled.batch.mask.sum(dim=1) if assembled else torch.zeros(1)
-        metrics["measured"] = seen / max(sum(int(trained[update.rows].sum()) for update in updates), 1)
-        gaps = [gap for gap in (assembled.sampler_gap if assembled else None, updates[0].first_gap) if gap is not None]
+        tokens = assembled.batch.mask.sum(dim=1)
+        metrics["measured"] = seen / max(sum(int(tokens[update.rows].sum()) for update in updates), 1)
+        gaps = [gap for gap in (assembled.sampler_gap, updates[0].first_gap) if gap is not None]
         metrics["sampler_gap"] = gaps[0] if gaps else math.nan
     return metrics
 
