@@ -19,7 +19,8 @@ class TrainingOptions:
     """Optimizer updates in one pass over a step's groups. Whole groups stay together."""
     epochs: int = 1
     """Passes over a step's groups."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 1e-6
+    """Of AdamW. 1e-6 is what DeepSeekMath and DAPO use for models of billions of parameters; tiny models need more."""
     warmup_steps: int = 2
     """Steps over which the learning rate grows from 0 in a line."""
     weight_decay: float = 0.0
