@@ -96,9 +96,9 @@ def gradients(model, rows: Rows, **options) -> tuple[torch.Tensor, list[torch.Te
     """Of a loss that weighs every token, entropy and state differently."""
     scores = scored(model, rows, temperature=0.8, entropy_gradient=True, **options)
     weights = torch.linspace(-1, 1, scores.logprobs.numel(), dtype=model.dtype).view_as(scores.logprobs)
-    value = nn.Linear(scores.states.shape[1], 1, bias=False, dtype=model.dtype)
+    value = nn.Linear(scores.states.flat.shape[1], 1, bias=False, dtype=model.dtype)
     nn.init.ones_(value.weight)
-    values = torch.zeros_like(scores.logprobs).masked_scatter(scores.where, value(scores.states))
+    values = scores.states.aligned(value(scores.states.flat).squeeze(1))
     loss = (scores.logprobs * weights).sum() + (scores.entropy * weights.flip(0)).sum() + (values * weights**2).sum()
     return loss.detach(), list(torch.autograd.grad(loss, list(model.parameters())))
 
@@ -117,7 +117,7 @@ def test_packed_is_padded(family, dtype, tolerance):
     assert packed.logprobs.dtype == dtype
     assert_close(packed.logprobs, padded.logprobs, rtol=tolerance, atol=tolerance)
     assert_close(packed.entropy, padded.entropy, rtol=tolerance, atol=tolerance)
-    assert_close(packed.states, padded.states, rtol=tolerance, atol=tolerance)
+    assert_close(packed.states.flat, padded.states.flat, rtol=tolerance, atol=tolerance)
 
     loss, found = gradients(model, rows)
     expected_loss, expected = gradients(model, rows, layout="padded")
@@ -158,7 +158,7 @@ def test_micro_batches_add_up_to_the_whole_gradient():
 def test_only_empty_completions_still_have_a_gradient_of_zero():
     model, rows = build("llama", torch.float32), ragged(lengths=(0, 0), group=(0, 1))
     scores = scored(model, rows)
-    assert scores.states.shape == (0, 16)
+    assert scores.states.flat.shape == (0, 16)
     scores.logprobs.sum().backward()
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
 
@@ -174,10 +174,11 @@ def test_the_model_keeps_its_attention():
 def test_states_are_what_predicts_each_token():
     model, rows = build("qwen3", torch.float64), ragged()
     scores = scored(model, rows)
-    logprobs = (scores.states @ model.lm_head.weight.T).log_softmax(-1)
-    picked = logprobs.gather(-1, rows.tokens[scores.where][:, None])[:, 0]
-    assert_close(scores.logprobs[scores.where], picked, rtol=0, atol=1e-12)
-    assert scores.where.sum(1).tolist() == rows.lengths.tolist()
+    where = scores.states.where
+    logprobs = (scores.states.flat @ model.lm_head.weight.T).log_softmax(-1)
+    picked = logprobs.gather(-1, rows.tokens[where][:, None])[:, 0]
+    assert_close(scores.logprobs[where], picked, rtol=0, atol=1e-12)
+    assert where.sum(1).tolist() == rows.lengths.tolist()
 
 
 def test_the_byte_budget_changes_nothing():

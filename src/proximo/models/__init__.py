@@ -9,12 +9,14 @@ from proximo.models.loading import (
     prompt_tokens,
     supports_packing,
 )
-from proximo.models.scoring import Scores, score
+from proximo.models.scoring import Scores, States, completion_states, score
 from proximo.models.tiny import tiny_model, tiny_tokenizer
 
 __all__ = [
     "PaddedFallback",
     "Scores",
+    "States",
+    "completion_states",
     "load_model",
     "load_tokenizer",
     "micro_batches",

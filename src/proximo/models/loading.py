@@ -11,12 +11,17 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaForCausalLM,
+    LlamaForSequenceClassification,
     MistralForCausalLM,
+    MistralForSequenceClassification,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
     Qwen3ForCausalLM,
+    Qwen3ForSequenceClassification,
     SmolLM3ForCausalLM,
+    SmolLM3ForSequenceClassification,
 )
 
 from proximo.models.attention import NAME
@@ -85,22 +90,32 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Mes
     return tuple(tokens)
 
 
+_BY_LAYER_TYPES = (
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
+    Qwen3ForCausalLM,
+    Qwen3ForSequenceClassification,
+    SmolLM3ForCausalLM,
+    SmolLM3ForSequenceClassification,
+)
+
+
 def supports_packing(model: PreTrainedModel) -> bool:
-    """True where our attention and our log-probs are exact: full attention in each layer, logits = states · weightᵀ.
+    """True where our attention and our heads are exact: full attention in each layer, logits = states · weightᵀ.
 
     A table of what the tests cover, not a guess: other classes may scale or cap their logits or look through
     a window, and keep to transformers' own forward pass.
     """
     kind = type(model)
-    if kind is LlamaForCausalLM:
+    if kind in (LlamaForCausalLM, LlamaForSequenceClassification):
         full_attention = True
-    elif kind is MistralForCausalLM:
+    elif kind in (MistralForCausalLM, MistralForSequenceClassification):
         full_attention = model.config.sliding_window is None
-    elif kind in (Qwen2ForCausalLM, Qwen3ForCausalLM, SmolLM3ForCausalLM):
+    elif kind in _BY_LAYER_TYPES:
         full_attention = set(model.config.layer_types) == {"full_attention"}
     else:
         return False
-    head = model.get_submodule("lm_head")
+    head = dict(model.named_children()).get("lm_head") or model.get_submodule("score")
     return full_attention and type(head) is nn.Linear and head.bias is None
 
 

@@ -1,6 +1,7 @@
 """What a model thinks of completions: log-probs, entropy and hidden states, aligned with the tokens."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from proximo.models.attention import NAME, attention, body, hidden_states
+from proximo.models.attention import NAME, attention, hidden_states
 from proximo.models.layout import Padded, pack, pad
 from proximo.models.loading import supports_packing, warn_of_fallback
 from proximo.models.logprobs import check_temperature, token_logprobs
@@ -23,10 +24,25 @@ class Scores:
     """0 beyond each row's length."""
     entropy: Float[Tensor, "B T"]
     """Of the distribution each token was drawn from; carries a gradient only where that was asked for."""
-    states: Float[Tensor, "C E"]
-    """The hidden state that predicts each completion token, flat, row by row."""
+    states: "States"
+    """The hidden states behind them."""
+
+
+@dataclass(frozen=True)
+class States:
+    """The hidden states of a pass from which completion tokens are predicted: before each token is consumed."""
+
+    flat: Float[Tensor, "C E"]
+    """One for each completion token, row by row."""
     where: Bool[Tensor, "B T"]
-    """True at the C completion tokens: values = zeros.masked_scatter(where, head(states))."""
+    """True at the C completion tokens."""
+    places: Int[Tensor, " C"]
+    """Where they stood among the positions of the pass, flattened."""
+
+    def aligned(self, flat: Float[Tensor, " C"]) -> Float[Tensor, "B T"]:
+        """A number per completion token, in rows; 0 beyond each row's length."""
+        blank = torch.zeros(self.where.shape, dtype=flat.dtype, device=flat.device)
+        return blank.masked_scatter(self.where, flat)
 
 
 def score(
@@ -47,19 +63,13 @@ def score(
     padded is transformers' ordinary forward pass, for reference and for models that packing does not support.
     Rows of a group need not be neighbours. `byte_budget` bounds the logits held at a time.
     """
-    tokens, lengths, group = (tensor.to(model.device) for tensor in (tokens, lengths, group))
-    empty = [number for number in group.unique().tolist() if len(prompts[number]) == 0]
-    if empty:
-        raise ValueError(f"prompts[{empty[0]}] has no tokens: give at least one, from which a completion can start")
-    assert int(lengths.max()) <= tokens.shape[1], "a completion is longer than its row"
-    where = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
-    targets = tokens[where]
-
+    tokens, lengths, group = _checked(model, prompts, tokens, lengths, group)
+    targets = tokens[_where(tokens, lengths)]
     if supports_packing(model):
-        states = (_packed_states if layout == "packed" else _padded_states)(model, prompts, tokens, lengths, group)
+        states = completion_states(model, prompts=prompts, tokens=tokens, lengths=lengths, group=group, layout=layout)
         weight = model.get_submodule("lm_head").get_parameter("weight")
         logprobs, entropy = token_logprobs(
-            states,
+            states.flat,
             weight,
             targets,
             temperature=temperature,
@@ -69,28 +79,51 @@ def score(
     else:
         if layout == "packed":
             warn_of_fallback(type(model).__name__)
-        states, logprobs, entropy = _own_logits(model, pad(prompts, tokens, lengths, group), targets, temperature)
+        padded = pad(prompts, tokens, lengths, group)
+        flat, logprobs, entropy = _own_logits(model, padded, targets, temperature)
         entropy = entropy if entropy_gradient else entropy.detach()
-    blank = torch.zeros(where.shape, dtype=logprobs.dtype, device=where.device)
-    return Scores(blank.masked_scatter(where, logprobs), blank.masked_scatter(where, entropy), states, where)
+        states = States(flat, _where(tokens, lengths), padded.predictors)
+    return Scores(states.aligned(logprobs), states.aligned(entropy), states)
 
 
-def _packed_states(
+def completion_states(
+    model: PreTrainedModel,
+    *,
+    prompts: Sequence[Sequence[int]],
+    tokens: Int[Tensor, "B T"],
+    lengths: Int[Tensor, " B"],
+    group: Int[Tensor, " B"],
+    layout: Literal["packed", "padded"] = "packed",
+) -> States:
+    """The states alone, of a model with any head: each prompt runs once where packing is supported."""
+    tokens, lengths, group = _checked(model, prompts, tokens, lengths, group)
+    if supports_packing(model) and layout == "packed":
+        packed = pack(prompts, tokens, lengths, group)
+        with attention(model, NAME):
+            states = hidden_states(model, packed.tokens, packed.positions, packed.reader)
+        places = packed.predictors
+    else:
+        padded = pad(prompts, tokens, lengths, group)
+        # Outside the fast path a model's own attention may be part of what it computes.
+        with attention(model, "sdpa") if supports_packing(model) else nullcontext():
+            output = model.base_model(input_ids=padded.tokens, attention_mask=padded.mask, use_cache=False)
+        states, places = output.last_hidden_state, padded.predictors
+    return States(states.flatten(0, 1).index_select(0, places), _where(tokens, lengths), places)
+
+
+def _checked(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], tokens: Tensor, lengths: Tensor, group: Tensor
-) -> Float[Tensor, "C E"]:
-    packed = pack(prompts, tokens, lengths, group)
-    with attention(model, NAME):
-        states = hidden_states(model, packed.tokens, packed.positions, packed.reader)
-    return states[0].index_select(0, packed.predictors)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """On the model's device, and nothing empty."""
+    empty = [number for number in group.unique().tolist() if len(prompts[number]) == 0]
+    if empty:
+        raise ValueError(f"prompts[{empty[0]}] has no tokens: give at least one, from which a completion can start")
+    assert int(lengths.max()) <= tokens.shape[1], "a completion is longer than its row"
+    return tokens.to(model.device), lengths.to(model.device), group.to(model.device)
 
 
-def _padded_states(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], tokens: Tensor, lengths: Tensor, group: Tensor
-) -> Float[Tensor, "C E"]:
-    padded = pad(prompts, tokens, lengths, group)
-    with attention(model, "sdpa"):
-        output = body(model)(input_ids=padded.tokens, attention_mask=padded.mask, use_cache=False)
-    return output.last_hidden_state.flatten(0, 1).index_select(0, padded.predictors)
+def _where(tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Bool[Tensor, "B T"]:
+    return torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
 
 
 def _own_logits(

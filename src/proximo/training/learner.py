@@ -263,8 +263,7 @@ class Learner:
     def _values(self, scores: Scores) -> Float[Tensor, "B T"]:
         """The value of the state before each completion token."""
         assert self.value_head is not None
-        values = self.value_head(scores.states).squeeze(1)
-        return torch.zeros_like(scores.logprobs).masked_scatter(scores.where, values.to(scores.logprobs.dtype))
+        return scores.states.aligned(self.value_head(scores.states.flat).squeeze(1)).to(scores.logprobs.dtype)
 
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
