@@ -1,10 +1,10 @@
 """Chance that repeats: everything is drawn from a hash of what it is drawn for."""
 
-import hashlib
 from collections.abc import Callable
 from functools import lru_cache
 from random import Random
 
+from proximo.data import stable_hash
 from proximo.tasks.protocol import Split
 from proximo.types import Problem
 
@@ -12,12 +12,6 @@ _RESERVED = 5
 """One problem in five belongs to the held-out split, whether or not it is chosen for it."""
 _PATIENCE = 2000
 """So many draws in a row without a new problem, and the space counts as exhausted."""
-
-
-def stable_hash(*parts: object) -> int:
-    """The same 64-bit number for the same parts, in every process and on every machine."""
-    text = "\x1f".join(str(part) for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def reserved(key: str) -> bool:

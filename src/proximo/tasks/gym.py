@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
-from proximo.tasks.draws import stable_hash
+from proximo.data import stable_hash
 from proximo.tasks.protocol import Split
 from proximo.types import Completion, Grade, Problem
 

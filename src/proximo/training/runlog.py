@@ -18,7 +18,7 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from proximo.training.learner import Update
-from proximo.types import Batch
+from proximo.types import Batch, Group, Message
 
 
 class RunLog:
@@ -26,9 +26,16 @@ class RunLog:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        (folder / "rollouts").mkdir(parents=True, exist_ok=True)
+
+    @classmethod
+    def fresh(cls, folder: Path) -> "RunLog":
+        """Of a folder that holds no run yet; nothing is written before `start`."""
+        if (folder / "metrics.jsonl").exists():
+            raise ValueError(f"--run {folder}: there is a run in this folder already; choose another name or remove it")
+        return cls(folder)
 
     def start(self, config_toml: str) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "config.toml").write_text(config_toml)
         facts = {
             "argv": sys.argv,
@@ -53,6 +60,7 @@ class RunLog:
     def rollouts(self, step: int, batch: Batch, updates: Sequence[Update], tokenizer: PreTrainedTokenizerBase) -> None:
         """Every row trained, with enough to replay the step under any algorithm."""
         path = self.folder / "rollouts" / f"step-{step:06d}.parquet"
+        path.parent.mkdir(exist_ok=True)
         temporary = path.with_suffix(".partial")
         minibatch = torch.full_like(batch.group, -1)
         current = torch.full_like(batch.old_logprobs, torch.nan)
@@ -74,17 +82,21 @@ def _table(
     def ragged(tensor: torch.Tensor | None) -> list[list] | None:
         return None if tensor is None else [row[:length] for row, length in zip(tensor.tolist(), lengths, strict=True)]
 
-    tokens = ragged(batch.tokens)
-    assert tokens is not None
+    assert batch.sibling is not None, "an assembled batch knows its groups"
+    groups = [batch.groups[number] for number in batch.group.tolist()]
+    rollouts = [group.rollouts[number] for group, number in zip(groups, batch.sibling.tolist(), strict=True)]
     columns = {
         "group": batch.group.tolist(),
-        "prompt_tokens": [list(batch.prompts[number]) for number in batch.group.tolist()],
-        "prompt": [tokenizer.decode(list(batch.prompts[number])) for number in batch.group.tolist()],
-        "tokens": tokens,
-        "text": [tokenizer.decode(row) for row in tokens],
+        "problem": [group.problem.id for group in groups],
+        "messages": pa.array([_messages(group.problem.prompt) for group in groups], pa.string()),
+        "prompt_tokens": [list(group.prompt_tokens) for group in groups],
+        "prompt": [_text(group, tokenizer) for group in groups],
+        "tokens": ragged(batch.tokens),
+        "text": [rollout.completion.text for rollout in rollouts],
         "mask": ragged(batch.mask),
         "outcome": batch.outcome.tolist(),
         "reward": batch.rewards.tolist(),
+        "parts": pa.array([dict(rollout.grade.parts) for rollout in rollouts], pa.map_(pa.string(), pa.float64())),
         "truncated": batch.truncated.tolist(),
         "rollout_logprobs": ragged(batch.rollout_logprobs),
         "old_logprobs": ragged(batch.old_logprobs),
@@ -96,6 +108,18 @@ def _table(
         "advantages": ragged(batch.advantages),
     }
     return pa.table({name: column for name, column in columns.items() if column is not None})
+
+
+def _messages(prompt: str | Sequence[Message]) -> str | None:
+    return None if isinstance(prompt, str) else json.dumps([dict(message) for message in prompt], ensure_ascii=False)
+
+
+def _text(group: Group, tokenizer: PreTrainedTokenizerBase) -> str:
+    """A text as it was given; a conversation as the chat template renders it."""
+    prompt = group.problem.prompt
+    text = prompt if isinstance(prompt, str) else tokenizer.decode(list(group.prompt_tokens))
+    assert isinstance(text, str)
+    return text
 
 
 def _plain(value: object) -> object:

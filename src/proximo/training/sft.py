@@ -1,82 +1,145 @@
-"""Supervised fine-tuning on a task's own reference answers: the warm start of reinforcement learning."""
+"""Supervised fine-tuning: imitate completions from a file, or a task's own reference answers."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from proximo import toml
+from proximo.data import DataFile, Example, Mistakes, read_examples
 from proximo.maths.extras import supervised_loss
 from proximo.maths.weights import TokenMean
-from proximo.models import micro_batches, prompt_tokens, score
-from proximo.tasks import Task
+from proximo.models import load_model, load_tokenizer, pick_device, score, tiny_model, tiny_tokenizer
+from proximo.models.shipped import resolve
+from proximo.shapes import Float
+from proximo.tasks import Arithmetic, Split, Task, TaskOptions
+from proximo.training.encoding import Encoded, Prepared, Rows, encode, prepare, to_rows
+from proximo.training.fitting import FitOptions, Fitted, fit
+from proximo.training.runlog import RunLog
 
 
 @dataclass(frozen=True)
-class SftOptions:
-    steps: int = 200
-    examples: int = 128
-    """In one optimizer step."""
-    learning_rate: float = 2e-3
-    warmup_steps: int = 20
-    token_budget: int = 16384
-    """Tokens in one forward pass: memory only, it cannot change the result."""
+class References:
+    """A task's own answers to its own problems; its held-out problems are held out here, too."""
+
+    task: TaskOptions = field(default_factory=Arithmetic)
+    examples: int = 10_000
+    """Problems that make one epoch; a task that has fewer gives all it has."""
+    max_tokens: int = 2048
+    """Of a prompt and its answer together."""
 
     def __post_init__(self) -> None:
-        if min(self.steps, self.examples, self.token_budget) < 1 or self.learning_rate <= 0 or self.warmup_steps < 0:
-            raise ValueError(f"sft: {self} has a value out of range; all but warmup_steps are positive")
+        if self.examples < 1 or self.max_tokens < 2:
+            raise ValueError(
+                f"data.examples is {self.examples}, data.max_tokens {self.max_tokens}: give at least 1 and 2"
+            )
 
 
-def fine_tune(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, options: SftOptions, seed: int
-) -> Iterator[float]:
-    """Train on new problems at every step; yields the loss, a token mean over the whole step."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.0, betas=(0.9, 0.95))
-    for step in range(options.steps):
-        decay = 1 - step / options.steps
-        warmup = min(1.0, (step + 1) / options.warmup_steps) if options.warmup_steps else 1.0
-        for group in optimizer.param_groups:
-            group["lr"] = options.learning_rate * warmup * decay
-        indices = range(step * options.examples, (step + 1) * options.examples)
-        yield _step(model, tokenizer, task, indices, options, seed, optimizer)
+@dataclass(frozen=True)
+class SftConfig:
+    """Everything that decides a fine-tuned model's numbers."""
+
+    data: DataFile | References = field(default_factory=References)
+    """What to imitate."""
+    model: str | None = None
+    """A folder, a run's folder or a hub id to start from. None: a new tiny model, which knows ASCII only."""
+    fit: FitOptions = field(default_factory=FitOptions)
+    dynamic: bool = False
+    """Dynamic fine-tuning (DFT): each token's loss times its own probability, held constant."""
+    device: str = "auto"
+    """Where the model lives, as torch names it. `auto`: a GPU where there is one, else the CPU."""
+    seed: int = 0
 
 
-def _step(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    task: Task,
-    indices: range,
-    options: SftOptions,
-    seed: int,
-    optimizer: torch.optim.Optimizer,
-) -> float:
-    problems = [task.problem(index, "train", seed) for index in indices]
-    prompts = [prompt_tokens(tokenizer, problem.prompt) for problem in problems]
-    answers = [_answer_tokens(task, problem, tokenizer) for problem in problems]
-    lengths = torch.tensor([len(answer) for answer in answers])
-    mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
-    tokens = torch.zeros_like(mask, dtype=torch.long)
-    tokens[mask] = torch.tensor([token for answer in answers for token in answer])
-    group = torch.arange(len(problems))
-    weights = TokenMean()(mask, group)
+def sft(config: SftConfig, folder: Path, say: Callable[[str], None]) -> Fitted:
+    """Fine-tune into a run folder; data that cannot be used is refused before the model loads.
 
-    optimizer.zero_grad(set_to_none=True)
-    total = 0.0
-    parts = micro_batches([len(p) for p in prompts], lengths.tolist(), group.tolist(), options.token_budget)
-    for part in map(torch.tensor, parts):
-        scores = score(model, prompts=prompts, tokens=tokens[part], lengths=lengths[part], group=group[part])
-        loss = (supervised_loss(scores.logprobs) * weights[part].to(scores.logprobs)).sum()
-        loss.backward()
-        total += float(loss.detach())
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    return total
+    Example: sft(SftConfig(DataFile("chats.jsonl"), model="runs/base"), Path("runs/sft"), print)
+    """
+    log = RunLog.fresh(folder)
+    path = None if config.model is None else resolve(config.model)
+    tokenizer = tiny_tokenizer() if path is None else load_tokenizer(path)
+    data = _prepared(config, tokenizer)
+    model = tiny_model(seed=config.seed) if path is None else load_model(path)
+    model.to(device=pick_device(config.device))  # pyright: ignore[reportCallIssue]
+    data.check_room(model)
+    log.start(toml.dumps(config))
+    data.report(log, say)
+    stage = Supervised(model, data.train, data.held_out, token_budget=config.fit.token_budget, dynamic=config.dynamic)
+    fitted = fit(stage, config.fit, tokenizer=tokenizer, log=log, seed=config.seed, say=say)
+    return replace(fitted, skipped=len(data.mistakes))
 
 
-def _answer_tokens(task: Task, problem, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    text = task.reference(problem)
-    if text is None:
-        raise ValueError(f"task {task} has no reference answer for {problem.id}: supervised fine-tuning needs one")
-    end = tokenizer.eos_token_id
-    assert isinstance(end, int)
-    return [*tokenizer.encode(text, add_special_tokens=False), end]
+class Supervised:
+    """−log π of the completions' tokens: a token mean over each optimizer step, prompts never count."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        train: Sequence[Encoded],
+        held_out: Sequence[Encoded],
+        *,
+        token_budget: int,
+        dynamic: bool = False,
+    ) -> None:
+        self.model = model
+        self.size = len(train)
+        self._train, self._held_out = train, held_out
+        self._token_budget, self._dynamic = token_budget, dynamic
+
+    def losses(self, items: Sequence[int]) -> Iterator[tuple[Tensor, Mapping[str, float | Tensor]]]:
+        rows = to_rows([self._train[item] for item in items])
+        weights = TokenMean()(rows.mask, rows.group)
+        for part in rows.parts(self._token_budget):
+            losses = supervised_loss(self._logprobs(rows.at(part)), self._dynamic)
+            yield (losses * weights[part].to(losses)).sum(), {"tokens": float(rows.lengths[part].sum())}
+
+    @torch.no_grad()
+    def held_out(self) -> dict[str, float]:
+        """The token mean of −log π, never the dynamic loss, which a model can lower by being unsure."""
+        if not self._held_out:
+            return {}
+        rows = to_rows(self._held_out)
+        parts = [self._logprobs(rows.at(part)).double().sum() for part in rows.parts(self._token_budget)]
+        loss = -float(torch.stack(parts).sum()) / int(rows.lengths.sum())
+        return {"loss": loss, "perplexity": math.exp(min(loss, 80.0))}
+
+    def _logprobs(self, rows: Rows) -> Float[Tensor, "B T"]:
+        return score(
+            self.model, prompts=rows.prompts, tokens=rows.tokens, lengths=rows.lengths, group=rows.group
+        ).logprobs
+
+
+def _prepared(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> Prepared:
+    if isinstance(config.data, DataFile):
+        return prepare(config.data, read_examples, tokenizer)
+    data, mistakes = config.data, Mistakes()
+    train = reference_examples(data.task, "train", data.examples, config.seed)
+    held_out = reference_examples(data.task, "held_out", None, config.seed)
+    prepared = Prepared(
+        encode(tokenizer, train, data.max_tokens, mistakes),
+        encode(tokenizer, held_out, data.max_tokens, mistakes),
+        mistakes,
+    )
+    mistakes.refuse(f"data.task is {data.task}, with references that cannot be used:")
+    return prepared
+
+
+def reference_examples(task: Task, split: Split, count: int | None, seed: int) -> list[Example]:
+    """The first `count` problems of a split with the task's own answers; of a finite split no more than it has."""
+    known = [number for number in (count, task.size(split)) if number is not None]
+    assert known, "a held-out split is finite"
+    examples = []
+    for index in range(min(known)):
+        problem = task.problem(index, split, seed)
+        answer = task.reference(problem)
+        if answer is None:
+            raise ValueError(
+                f"data.task is {task}: it has no reference answer for {problem.id}, give completions in a file"
+            )
+        examples.append(Example(problem.id, problem.prompt, answer))
+    return examples

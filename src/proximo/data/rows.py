@@ -1,0 +1,178 @@
+"""Rows of a JSONL or Parquet file, and what is wrong with them."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from proximo.types import Message
+
+Prompt = str | tuple[Message, ...]
+"""Text that is used as it is, or a conversation for the chat template."""
+
+_SHOWN = 20
+"""Mistakes that an error spells out."""
+
+
+class Mistakes:
+    """Collects what is wrong with a file, so that all of it can be said at once.
+
+    Example: mistakes.add("pairs.jsonl:7", "no column 'chosen'"); mistakes.refuse("data.path is 'pairs.jsonl':")
+    """
+
+    def __init__(self) -> None:
+        self._found: list[tuple[str, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __str__(self) -> str:
+        """In the order of the file, whichever was found first."""
+        lines = [f"{place}: {what}" for place, what in sorted(self._found, key=lambda found: _numbered(found[0]))]
+        more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+        return "\n".join([*lines[:_SHOWN], *more])
+
+    def add(self, place: str, what: str) -> None:
+        self._found.append((place, what))
+
+    def refuse(self, heading: str) -> None:
+        """A ValueError with all of them, if there are any."""
+        if self._found:
+            raise ValueError(f"{heading}\n{self}")
+
+
+def _numbered(place: str) -> list[tuple[int, str]]:
+    """Sorts line 9 before line 10."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", place)]
+
+
+@dataclass(frozen=True)
+class Row:
+    place: str
+    """Where it stands, to name it by: `pairs.jsonl:7` or `pairs.parquet, row 7`."""
+    values: Mapping[str, Any]
+    """By column."""
+
+    def __getitem__(self, column: str) -> Any:
+        if column not in self.values:
+            raise ValueError(f"no column {column!r}, only {', '.join(self.values) or 'an empty row'}")
+        return self.values[column]
+
+    def has(self, *columns: str) -> bool:
+        """Whether all of these are filled; Parquet fills a column that only some rows have with None."""
+        return all(self.values.get(column) is not None for column in columns)
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """Texts to learn from, one row each."""
+
+    path: str
+    """A .jsonl or .parquet file."""
+    held_out: float | str = 0.1
+    """The share of prompts kept for evaluation, chosen by a hash of the prompt; or the path of a file of its own."""
+    max_tokens: int = 2048
+    """Of a prompt and its completion together; a longer row is a bad row."""
+    skip_bad: bool = False
+    """Leave bad rows out and count them, instead of refusing the file."""
+
+    def __post_init__(self) -> None:
+        check_share(self.held_out, "data.held_out")
+        if self.max_tokens < 2:
+            raise ValueError(f"data.max_tokens is {self.max_tokens}: give room for a prompt and a completion")
+
+
+def check_share(held_out: float | str, field: str) -> None:
+    if not isinstance(held_out, str) and not 0 <= held_out < 1:
+        raise ValueError(f"{field} is {held_out}: give a share from 0 up to 1, or a path")
+
+
+def read_rows(path: str, mistakes: Mistakes, *, field: str = "data.path") -> list[Row]:
+    """Every row that is an object with columns; `field` names the path to the user."""
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(f"{field} is {path!r}: there is no such file")
+    try:
+        match file.suffix:
+            case ".jsonl":
+                found = list(_lines(path, mistakes))
+            case ".parquet":
+                found = _table(path)
+            case suffix:
+                known = f"{suffix or 'no suffix'} is not a known format, use .jsonl or .parquet"
+                raise ValueError(f"{field} is {path!r}: {known}")
+    except OSError as error:
+        raise ValueError(f"{field} is {path!r}: it cannot be read, {error}") from error
+    rows = []
+    for place, values in found:
+        if isinstance(values, Mapping):
+            rows.append(Row(place, values))
+        else:
+            mistakes.add(place, f"{shortened(values)} is not an object with columns")
+    return rows
+
+
+def _lines(path: str, mistakes: Mistakes) -> Iterator[tuple[str, Any]]:
+    # Split at line feeds alone: a JSON string may hold other line separators as they are.
+    for number, line in enumerate(Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        if line.strip():
+            try:
+                yield f"{path}:{number}", json.loads(line.decode())
+            except UnicodeDecodeError as error:
+                mistakes.add(f"{path}:{number}", f"not UTF-8, {error.reason} at byte {error.start}")
+            except (ValueError, RecursionError) as error:
+                mistakes.add(f"{path}:{number}", f"not JSON, {error}")
+
+
+def _table(path: str) -> list[tuple[str, Any]]:
+    # Imported late, because only this format needs it.
+    from pyarrow import ArrowException, parquet
+
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except ArrowException as error:
+        raise OSError(f"not Parquet: {error}") from error
+    return [(f"{path}, row {number}", row) for number, row in enumerate(rows, start=1)]
+
+
+def read_prompt(value: Any, name: str = "the prompt") -> Prompt:
+    """A text, or a list of messages; `name` is what an error calls it."""
+    if is_text(value) and value:
+        return value
+    if isinstance(value, list) and value and all(_is_message(message) for message in value):
+        # Parquet fills a key that only some messages have with None.
+        return tuple({key: text for key, text in message.items() if text is not None} for message in value)
+    raise ValueError(f"{name} is {shortened(value)}: give a text, or a list of messages with role and content")
+
+
+def read_completion(value: Any, column: str) -> str:
+    """A text, or a list of one message by the assistant; never empty."""
+    if isinstance(value, list) and len(value) == 1 and _is_message(value[0]) and value[0]["role"] == "assistant":
+        value = value[0]["content"]
+    if not is_text(value):
+        raise ValueError(f"{column} is {shortened(value)}: give a text, or a list of one message by the assistant")
+    if not value.strip():
+        raise ValueError(f"{column} is empty")
+    return value
+
+
+def is_text(value: Any) -> TypeGuard[str]:
+    """A string that can be written: JSON can spell half a surrogate pair, which no tokenizer takes."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and all(is_text(message.get(key)) for key in ("role", "content"))
+
+
+def shortened(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."

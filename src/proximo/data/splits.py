@@ -1,0 +1,71 @@
+"""What trains and what is held out: decided by a hash of the prompt, so that rows added later move nothing."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Protocol, TypeVar, runtime_checkable
+
+from proximo.data.rows import Mistakes, Prompt
+
+
+def stable_hash(*parts: object) -> int:
+    """The same 64-bit number for the same parts, in every process and on every machine."""
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def prompt_key(prompt: Prompt) -> str:
+    return json.dumps(prompt)
+
+
+def is_held_out(key: str, share: float) -> bool:
+    """Equal keys get equal answers, at any place of any file."""
+    return stable_hash("held_out", key) < share * 2**64
+
+
+@runtime_checkable
+class Placed(Protocol):
+    @property
+    def place(self) -> str: ...
+
+    @property
+    def key(self) -> str:
+        """Items that share it stay on one side of a split."""
+        ...
+
+
+Item = TypeVar("Item", bound=Placed)
+Read_co = TypeVar("Read_co", bound=Placed, covariant=True)
+
+
+@runtime_checkable
+class Reader(Protocol[Read_co]):
+    def __call__(self, path: str, mistakes: Mistakes, *, field: str) -> Sequence[Read_co]: ...
+
+
+def read_splits(
+    read: Reader[Item], path: str, held_out: float | str, mistakes: Mistakes, *, field: str = "data"
+) -> tuple[list[Item], list[Item]]:
+    """What trains, and what is held out: a share of the file, or a file of its own that must not meet it."""
+    items = read(path, mistakes, field=f"{field}.path")
+    if not isinstance(held_out, str):
+        kept = [is_held_out(item.key, held_out) for item in items]
+        return (
+            [item for item, away in zip(items, kept, strict=True) if not away],
+            [item for item, away in zip(items, kept, strict=True) if away],
+        )
+    others = list(read(held_out, mistakes, field=f"{field}.held_out"))
+    known = {item.key for item in others}
+    for item in items:
+        if item.key in known:
+            mistakes.add(item.place, f"this prompt is also in {held_out}: remove one of them")
+    return [item for item in items if item.key not in known], others
+
+
+def refuse_empty(train: int, kept: int, path: str, held_out: float | str, *, field: str = "data") -> None:
+    """Nothing to train on, or nothing to evaluate on although that was asked for."""
+    said = f"{field}.path is {path!r} and {field}.held_out {held_out}"
+    if not train:
+        raise ValueError(f"{said}: no row is left for train")
+    if not kept and held_out != 0:
+        raise ValueError(f"{said}: no row is left for held_out, give a larger share, a file, or 0 for none")

@@ -1,0 +1,245 @@
+"""One loop for the stages that learn from files: fine-tuning, reward models, preferences."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from proximo.data import stable_hash
+from proximo.training.checkpoints import save
+from proximo.training.runlog import RunLog
+
+SAID_EVERY = 10
+"""Steps between two lines of progress."""
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    epochs: float = 1.0
+    """Passes over the data; 0.5 is half a pass."""
+    batch: int = 64
+    """Examples, or prompts with their completions, in one optimizer step at most: an epoch is divided evenly."""
+    learning_rate: float = 1e-5
+    """Of AdamW, at its peak. Models of billions of parameters need about 1e-5 or less, tiny ones 1e-3."""
+    warmup_steps: int = 10
+    """Steps over which the learning rate grows in a line, half of the run at most; then it falls in a line to 0."""
+    weight_decay: float = 0.0
+    max_gradient_norm: float = 1.0
+    token_budget: int = 16384
+    """Tokens in one forward pass: memory only, it cannot change the result."""
+    evaluate_every: int | None = None
+    """Steps between evaluations on held-out data. None: at the end of each epoch. Always before and at the end."""
+    patience: int | None = None
+    """Evaluations in a row without a better held-out loss after which training stops early. None: it never does."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "token_budget", "evaluate_every", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"fit.{name} is {value}: it must be at least 1")
+        for name in ("epochs", "learning_rate", "max_gradient_norm"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"fit.{name} is {getattr(self, name)}: it must be positive")
+        if self.warmup_steps < 0 or self.weight_decay < 0:
+            raise ValueError(
+                f"fit.warmup_steps {self.warmup_steps}, fit.weight_decay {self.weight_decay}: neither can be negative"
+            )
+
+
+@runtime_checkable
+class Stage(Protocol):
+    """What is learned: a model, its training items by number, and how well it does on others."""
+
+    @property
+    def model(self) -> PreTrainedModel: ...
+
+    @property
+    def size(self) -> int:
+        """Training items."""
+        ...
+
+    def losses(self, items: Sequence[int]) -> Iterator[tuple[Tensor, Mapping[str, float | Tensor]]]:
+        """A weighted loss for each micro-batch, which add up to the step's exact loss; and sums which add up to its
+        metrics."""
+        ...
+
+    def held_out(self) -> dict[str, float]:
+        """Metrics on held-out data, `loss` among them; empty where there is none."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a finished stage has to say."""
+
+    steps: int
+    """Optimizer steps taken."""
+    best_step: int
+    """After which of them the checkpoint was taken; 0: held-out loss was never better than before."""
+    before: dict[str, float]
+    """Held-out metrics before training; empty without held-out data."""
+    best: dict[str, float]
+    """Held-out metrics of the checkpoint."""
+    stopped_early: bool
+    checkpoint: Path
+    seconds: float
+    skipped: int = 0
+    """Bad rows that were left out."""
+
+
+def fit(
+    stage: Stage,
+    options: FitOptions,
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    log: RunLog,
+    seed: int,
+    say: Callable[[str], None],
+) -> Fitted:
+    """Train, evaluate and save the best weights, which the model holds at the end.
+
+    The best have the lowest held-out loss, before training included; without held-out data they are the last.
+    """
+    start = time.perf_counter()
+    fitting = _Fitting(stage, options, log, seed, say)
+    devices = [stage.model.device] if stage.model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)  # for models with dropout
+        steps = fitting.run()
+    best = fitting.best
+    best.restore(stage.model)
+    return Fitted(
+        steps=steps,
+        best_step=best.step,
+        before=fitting.before,
+        best=best.metrics,
+        stopped_early=steps < fitting.schedule.steps,
+        checkpoint=save(log.folder, best.step, stage.model, tokenizer),
+        seconds=time.perf_counter() - start,
+    )
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which items each step trains on, how fast, and after which steps it is evaluated."""
+
+    size: int
+    options: FitOptions
+    seed: int
+
+    @property
+    def epoch(self) -> int:
+        """Steps of one pass."""
+        return math.ceil(self.size / self.options.batch)
+
+    @property
+    def steps(self) -> int:
+        return math.ceil(self.epoch * self.options.epochs)
+
+    def items(self, step: int) -> list[int]:
+        """Each epoch visits all items in an order of its own, in batches of equal size, give or take one."""
+        epoch, position = divmod(step, self.epoch)
+        generator = torch.Generator().manual_seed(stable_hash("fit", self.seed, epoch) % 2**63)
+        return torch.randperm(self.size, generator=generator).tensor_split(self.epoch)[position].tolist()
+
+    def learning_rate(self, step: int) -> float:
+        warmup = min(self.options.warmup_steps, self.steps // 2)
+        share = (step + 1) / warmup if step < warmup else (self.steps - step) / (self.steps - warmup)
+        return self.options.learning_rate * share
+
+    def evaluates(self, step: int) -> bool:
+        """Whether the model is evaluated after this step."""
+        return (step + 1) % (self.options.evaluate_every or self.epoch) == 0 or step + 1 == self.steps
+
+
+class _Best:
+    """The best weights so far, on the CPU; without held-out data nothing is kept, and the last are the best."""
+
+    def __init__(self, metrics: dict[str, float], model: PreTrainedModel) -> None:
+        self.step, self.metrics, self.misses = 0, metrics, 0
+        self.weights = _copied(model) if metrics else None
+
+    def see(self, step: int, metrics: dict[str, float], model: PreTrainedModel) -> None:
+        # A loss that is not a number is no better than any.
+        if self.weights is None or metrics["loss"] < self.metrics["loss"] or math.isnan(self.metrics["loss"]):
+            self.step, self.metrics, self.misses = step, metrics, 0
+            self.weights = None if self.weights is None else _copied(model)
+        else:
+            self.misses += 1
+
+    @torch.no_grad()
+    def restore(self, model: PreTrainedModel) -> None:
+        if self.weights is not None:
+            for parameter, weight in zip(model.parameters(), self.weights, strict=True):
+                parameter.copy_(weight)
+
+
+def _copied(model: PreTrainedModel) -> list[Tensor]:
+    return [parameter.detach().to("cpu", copy=True) for parameter in model.parameters()]
+
+
+class _Fitting:
+    def __init__(self, stage: Stage, options: FitOptions, log: RunLog, seed: int, say: Callable[[str], None]) -> None:
+        self.stage, self.options, self.log, self.say = stage, options, log, say
+        self.schedule = Schedule(stage.size, options, seed)
+        self.parameters = [each for each in stage.model.parameters() if each.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=options.learning_rate, weight_decay=options.weight_decay, betas=(0.9, 0.95)
+        )
+        self.before = self._evaluate(-1)
+        if options.patience is not None and not self.before:
+            raise ValueError(f"fit.patience is {options.patience}, but no data is held out: leave it out, or hold some")
+        self.best = _Best(self.before, stage.model)
+
+    def run(self) -> int:
+        """All steps, or as many as patience allows; how many they were."""
+        for step in range(self.schedule.steps):
+            self._step(step)
+            if self.schedule.evaluates(step):
+                self.best.see(step + 1, self._evaluate(step), self.stage.model)
+                if self.best.misses == self.options.patience:
+                    self.say(f"stopped early: held-out loss was best after step {self.best.step}")
+                    return step + 1
+        return self.schedule.steps
+
+    def _step(self, step: int) -> None:
+        start = time.perf_counter()
+        rate = self.schedule.learning_rate(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.stage.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        total, sums = torch.zeros(()), dict[str, float | Tensor]()
+        for loss, part in self.stage.losses(self.schedule.items(step)):
+            loss.backward()
+            total = total.to(loss) + loss.detach()
+            sums |= {name: sums.get(name, 0.0) + value for name, value in part.items()}
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.options.max_gradient_norm)
+        if total.isfinite() and norm.isfinite():
+            self.optimizer.step()
+        else:
+            self.log.event(step, "skipped_update", "loss or gradient is not finite; weights untouched")
+        metrics = {"loss": float(total)} | {name: float(value) for name, value in sums.items()}
+        self.log.metrics(step, metrics | {"gradient_norm": float(norm), "learning_rate": rate})
+        self.log.timings(step, {"update": time.perf_counter() - start})
+        if (step + 1) % SAID_EVERY == 0 or step + 1 == self.schedule.steps:
+            self.say(f"step {step + 1}/{self.schedule.steps}  {_summary(metrics)}")
+
+    def _evaluate(self, step: int) -> dict[str, float]:
+        """Held-out metrics after a step; −1 is before the first."""
+        self.stage.model.eval()
+        metrics = self.stage.held_out()
+        if metrics:
+            self.log.metrics(step, {f"held_out/{name}": value for name, value in metrics.items()})
+            self.say(f"held-out {f'after step {step + 1}' if step >= 0 else 'before'}: {_summary(metrics)}")
+        return metrics
+
+
+def _summary(metrics: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())

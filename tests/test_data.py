@@ -1,0 +1,272 @@
+"""Files of texts: what every row becomes, and what is said of every row that cannot be used."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from proximo.data import DataFile, Example, Mistakes, Ranking, read_examples, read_rankings, read_rows, read_splits
+
+USER, SYSTEM = {"role": "user", "content": "hi"}, {"role": "system", "content": "Be brief."}
+REPLY = {"role": "assistant", "content": "hello"}
+AGAIN, BYE = {"role": "user", "content": "bye"}, {"role": "assistant", "content": "ciao"}
+
+
+def written(path: Path, rows: list[Any]) -> str:
+    """Rows that are texts are lines as they are."""
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n")
+    return str(path)
+
+
+def as_parquet(path: Path, rows: list[dict[str, Any]]) -> str:
+    columns = dict.fromkeys(column for row in rows for column in row)
+    table = pyarrow.table({column: [row.get(column) for row in rows] for column in columns})
+    parquet.write_table(table, path)
+    return str(path)
+
+
+def assert_said(read, rows: list[Any], path: Path, beginnings: list[str]) -> None:
+    """What is said of each bad row begins like this, behind the file's name."""
+    mistakes = Mistakes()
+    read(written(path, rows), mistakes)
+    said = [line.removeprefix(f"{path}:") for line in str(mistakes).splitlines()]
+    assert [line[: len(start)] for line, start in zip(said, beginnings, strict=True)] == beginnings
+
+
+# Rows.
+
+
+def test_rows_know_their_places(tmp_path: Path):
+    rows = [{"a": 1}, "", {"a": "x\u2028y"}]
+    mistakes = Mistakes()
+    found = read_rows(written(tmp_path / "x.jsonl", rows), mistakes)
+    assert [(row.place, dict(row.values)) for row in found] == [
+        (f"{tmp_path}/x.jsonl:1", {"a": 1}),
+        (f"{tmp_path}/x.jsonl:3", {"a": "x\u2028y"}),
+    ]
+    path = as_parquet(tmp_path / "x.parquet", [{"a": 1}, {"a": 2}])
+    assert [row.place for row in read_rows(path, mistakes)] == [f"{path}, row 1", f"{path}, row 2"]
+    assert not mistakes
+
+
+def test_lines_that_cannot_be_read(tmp_path: Path):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n{"a": \n"\xff"\n[1]\n' + b"[" * 100_000 + b"\n")
+    mistakes = Mistakes()
+    assert len(read_rows(str(path), mistakes)) == 1
+    said = [line.removeprefix(f"{path}:") for line in str(mistakes).splitlines()]
+    assert [line[:20] for line in said] == [
+        "2: not JSON, Expecti",
+        "3: not UTF-8, invali",
+        "4: [1] is not an obj",
+        "5: not JSON, maximum",
+    ]
+
+
+def test_files_that_cannot_be_read(tmp_path: Path):
+    (tmp_path / "x.csv").touch()
+    (tmp_path / "x.parquet").write_text("no")
+    for name, why in [
+        ("none.jsonl", "there is no such file"),
+        ("x.csv", "use .jsonl or .parquet"),
+        ("x.parquet", "cannot be read, not Parquet"),
+    ]:
+        with pytest.raises(ValueError, match=f"pairs is '.*{name}': .*{why}"):
+            read_rows(str(tmp_path / name), Mistakes(), field="pairs")
+
+
+def test_mistakes_are_told_in_the_order_of_the_file():
+    mistakes = Mistakes()
+    mistakes.refuse("nothing is wrong:")
+    for number in (10, 9, *range(11, 34)):
+        mistakes.add(f"x.jsonl:{number}", "bad")
+    with pytest.raises(ValueError, match="bad rows") as caught:
+        mistakes.refuse("bad rows:")
+    lines = str(caught.value).splitlines()
+    assert lines[:3] == ["bad rows:", "x.jsonl:9: bad", "x.jsonl:10: bad"]
+    assert lines[20:] == ["x.jsonl:28: bad", "and 5 more"]
+    assert len(mistakes) == 25
+
+
+# Examples.
+
+
+def test_what_an_example_can_be(tmp_path: Path):
+    rows = [
+        {"prompt": "1+1=", "completion": "2", "more": 3},
+        {"prompt": [SYSTEM, USER], "completion": "hello"},
+        {"prompt": [USER], "completion": [REPLY]},
+        {"messages": [USER, REPLY]},
+    ]
+    path, mistakes = written(tmp_path / "x.jsonl", rows), Mistakes()
+    assert read_examples(path, mistakes) == [
+        Example(f"{path}:1", "1+1=", "2"),
+        Example(f"{path}:2", (SYSTEM, USER), "hello"),
+        Example(f"{path}:3", (USER,), "hello"),
+        Example(f"{path}:4", (USER,), "hello"),
+    ]
+    assert not mistakes
+
+
+def test_each_reply_of_a_conversation_is_an_example(tmp_path: Path):
+    for path in (
+        written(tmp_path / "x.jsonl", [{"messages": [SYSTEM, USER, REPLY, AGAIN, BYE]}]),
+        as_parquet(tmp_path / "x.parquet", [{"messages": [SYSTEM, USER, REPLY, AGAIN, BYE]}]),
+    ):
+        first, second = read_examples(path, Mistakes())
+        assert (first.prompt, first.completion) == ((SYSTEM, USER), "hello")
+        assert (second.prompt, second.completion) == ((SYSTEM, USER, REPLY, AGAIN), "ciao")
+        assert first.place.endswith(", turn 3")
+        assert second.place.endswith(", turn 5")
+        # They stay together with each other, and with the same question asked elsewhere.
+        assert first.key == second.key == Example("", (SYSTEM, USER), "other").key
+
+
+def test_parquet_columns_that_only_some_rows_have(tmp_path: Path):
+    rows = [{"prompt": "a", "completion": "b"}, {"messages": [USER, REPLY]}]
+    mistakes = Mistakes()
+    found = read_examples(as_parquet(tmp_path / "x.parquet", rows), mistakes)
+    assert [(example.prompt, example.completion) for example in found] == [("a", "b"), ((USER,), "hello")]
+    assert not mistakes
+
+
+def test_every_bad_example_is_reported(tmp_path: Path):
+    rows = [
+        {"prompt": "1+1=", "completion": "2"},
+        "{not json",
+        "3",
+        {"question": "1+1=", "completion": "2"},
+        {"prompt": "1+1="},
+        {"prompt": "", "completion": "2"},
+        {"prompt": [{"role": "user"}], "completion": "2"},
+        {"prompt": "1+1=", "completion": " \n"},
+        {"prompt": "1+1=", "completion": 2},
+        {"prompt": "1+1=", "completion": [USER]},
+        {"messages": [USER, AGAIN]},
+        {"messages": [REPLY, USER, REPLY]},
+        {"messages": [USER, REPLY, AGAIN, BYE | {"content": ""}]},
+        {"messages": "hi"},
+        {"messages": []},
+        '{"prompt": "half a pair \\ud800", "completion": "2"}',
+    ]
+    beginnings = [
+        "2: not JSON, Expecting property name enclosed in double quotes: line 1 col",
+        "3: 3 is not an object with columns",
+        "4: no column 'prompt' or 'messages', only question, completion",
+        "5: no column 'completion', only prompt",
+        '6: the prompt is "": give a text, or a list of messages with role and cont',
+        '7: the prompt is [{"role": "user"}]: give a text, or a list of messages wi',
+        "8: completion is empty",
+        "9: completion is 2: give a text, or a list of one message by the assistant",
+        '10: completion is [{"role": "user", "content": "hi"}]: give a text, or a l',
+        "11: no turn of the conversation is the assistant's: there is nothing to le",
+        "12: the conversation begins with the assistant's turn: give what it replie",
+        "13: turn 4 is empty",
+        "14: messages is a text: give a list of messages with role and content, or ",
+        "15: messages is []: give a text, or a list of messages with role and con",
+        '16: the prompt is "half a pair \ud800": give a text, or a list of messages wit',
+    ]
+    assert_said(read_examples, rows, tmp_path / "x.jsonl", beginnings)
+
+
+# Rankings.
+
+
+def test_what_a_ranking_can_be(tmp_path: Path):
+    rows = [
+        {"prompt": "1+1=", "chosen": "2", "rejected": "3"},
+        {"prompt": "1+1=", "chosen": "2", "rejected": "3", "margin": 2},
+        {"prompt": [USER], "chosen": [REPLY], "rejected": [BYE]},
+        {"chosen": [SYSTEM, USER, REPLY], "rejected": [SYSTEM, USER, BYE]},
+        {"prompt": "hi", "chosen": [USER, REPLY], "rejected": [USER, BYE]},
+        {"prompt": "1+1=", "ranking": ["2", "3", "4"]},
+    ]
+    path, mistakes = written(tmp_path / "x.jsonl", rows), Mistakes()
+    assert read_rankings(path, mistakes) == [
+        Ranking(f"{path}:1", "1+1=", ("2", "3")),
+        Ranking(f"{path}:2", "1+1=", ("2", "3"), 2.0),
+        Ranking(f"{path}:3", (USER,), ("hello", "ciao")),
+        Ranking(f"{path}:4", (SYSTEM, USER), ("hello", "ciao")),
+        Ranking(f"{path}:5", (USER,), ("hello", "ciao")),
+        Ranking(f"{path}:6", "1+1=", ("2", "3", "4")),
+    ]
+    assert not mistakes
+    columns = [{"prompt": "a", "ranking": ["b", "c"]}, {"prompt": "a", "chosen": "b", "rejected": "c", "margin": 0.5}]
+    found = read_rankings(as_parquet(tmp_path / "x.parquet", columns), mistakes)
+    assert [(ranking.completions, ranking.margin) for ranking in found] == [(("b", "c"), None), (("b", "c"), 0.5)]
+
+
+def test_every_bad_ranking_is_reported(tmp_path: Path):
+    pair = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
+    rows = [
+        pair,
+        {"prompt": "1+1=", "chosen": "2"},
+        {"chosen": "2", "rejected": "3"},
+        pair | {"rejected": "2"},
+        pair | {"chosen": ""},
+        {"chosen": [USER, REPLY], "rejected": [AGAIN, BYE]},
+        {"chosen": [USER, AGAIN], "rejected": [USER, BYE]},
+        {"prompt": "other", "chosen": [USER, REPLY], "rejected": [USER, BYE]},
+        {"prompt": "1+1=", "ranking": ["2"]},
+        {"prompt": "1+1=", "ranking": ["2", "3", "2"]},
+        {"prompt": "1+1=", "ranking": ["2", ""]},
+        {"prompt": "1+1=", "ranking": ["2", "3", "4"], "margin": 1.0},
+        pair | {"margin": -1},
+        pair | {"margin": True},
+        pair | {"margin": float("nan")},
+        pair | {"chosen": [USER, REPLY]},
+    ]
+    beginnings = [
+        "2: no column 'rejected', only prompt, chosen",
+        "3: no column 'prompt', only chosen, rejected",
+        "4: chosen and rejected are equal: there is no preference to ",
+        "5: chosen is empty",
+        "6: chosen and rejected differ before their last turn: only t",
+        '7: chosen is [{"role": "user", "content": "bye"}]: give a te',
+        "8: the prompt is not in the conversations chosen and rejecte",
+        '9: ranking is ["2"]: give at least two completions, the best',
+        "10: ranking[0] and ranking[2] are equal: remove one",
+        "11: ranking[1] is empty",
+        "12: margin is 1.0 beside 3 completions: it belongs to a pair",
+        "13: margin is -1: give a number that is not negative",
+        "14: margin is true: give a number that is not negative",
+        "15: margin is NaN: give a number that is not negative",
+        '16: chosen is [{"role": "user", "content": "hi"}, {"role": "',
+    ]
+    assert_said(read_rankings, rows, tmp_path / "x.jsonl", beginnings)
+
+
+# Splits.
+
+
+def test_a_share_of_prompts_is_held_out(tmp_path: Path):
+    rows = [{"prompt": f"{i // 2}+1=", "completion": f"{i}"} for i in range(400)]
+    path, mistakes = written(tmp_path / "x.jsonl", rows), Mistakes()
+    train, held_out = read_splits(read_examples, path, 0.2, mistakes)
+    assert len(train) + len(held_out) == 400
+    assert 50 <= len(held_out) <= 110
+    assert not {example.prompt for example in train} & {example.prompt for example in held_out}
+    fewer = read_splits(read_examples, written(tmp_path / "y.jsonl", rows[100:]), 0.2, mistakes)[1]
+    assert {example.prompt for example in fewer} < {example.prompt for example in held_out}
+    assert [len(part) for part in read_splits(read_examples, path, 0.0, mistakes)] == [400, 0]
+
+
+def test_a_file_of_its_own_is_held_out(tmp_path: Path):
+    rows = [{"prompt": f"{i}+1=", "completion": f"{i + 1}"} for i in range(8)]
+    train, other = written(tmp_path / "x.jsonl", rows[:5]), written(tmp_path / "y.jsonl", rows[4:])
+    mistakes = Mistakes()
+    parts = read_splits(read_examples, train, other, mistakes)
+    assert [len(part) for part in parts] == [4, 4]
+    assert str(mistakes) == f"{train}:5: this prompt is also in {other}: remove one of them"
+    with pytest.raises(ValueError, match=r"data.held_out is 'none.jsonl': there is no such file"):
+        read_splits(read_examples, train, "none.jsonl", mistakes)
+
+
+def test_data_files_are_checked():
+    with pytest.raises(ValueError, match="data.held_out is 1.0: give a share"):
+        DataFile("x.jsonl", held_out=1.0)
+    with pytest.raises(ValueError, match="data.max_tokens is 1"):
+        DataFile("x.jsonl", max_tokens=1)
