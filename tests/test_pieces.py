@@ -1,14 +1,17 @@
 """Ratios, weights, divergences, corrections, selection, shaping, keeping, pairs and extras: values by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from proximo.algorithms import GRPO, PPO
 from proximo.maths import (
     K1,
     K2,
     K3,
+    AdaptiveKl,
     BradleyTerry,
     ClipCovariance,
     ConstantLength,
@@ -168,11 +171,24 @@ def test_what_each_divergence_pulls_on():
     assert_close(k3[1], golden("klgrad.true_forward_KL(ref||pi)"), tolerance=1e-8)
 
 
-def test_kl_needs_a_coefficient():
-    with pytest.raises(ValueError, match=r"kl.coefficient is 0.0: use kl=None"):
-        KlLoss(0.0)
-    with pytest.raises(ValueError, match=r"shape.coefficient is 0.0: use shape=None"):
-        KlReward(0.0)
+def test_a_kl_of_weight_0_is_no_kl():
+    assert replace(GRPO, kl=KlLoss(0.0)) == replace(GRPO, kl=None)
+    assert not replace(GRPO, kl=KlLoss(0.0)).needs_reference
+    assert replace(PPO, shape=KlReward(0.0)) == replace(PPO, shape=None)
+    assert replace(PPO, shape=(KlReward(0.0), SoftOverlong())) == replace(PPO, shape=SoftOverlong())
+    for wrong in (lambda: KlLoss(-0.1), lambda: KlReward(-0.1)):
+        with pytest.raises(ValueError, match=r"coefficient is -0.1: give 0 or more"):
+            wrong()
+
+
+def test_the_adaptive_coefficient():
+    controller = AdaptiveKl(target=6.0, horizon=10_000)
+    assert controller(0.2, kl=9.0, completions=256) == pytest.approx(0.201024, rel=1e-12)  # held at +20 %
+    assert controller(0.2, kl=5.4, completions=1000) == pytest.approx(0.2 * (1 - 0.1 * 0.1), rel=1e-12)
+    assert controller(0.2, kl=0.0, completions=5000) == pytest.approx(0.2 * (1 - 0.2 * 0.5), rel=1e-12)
+    assert controller(0.2, kl=6.0, completions=256) == 0.2
+    with pytest.raises(ValueError, match=r"target 0.0, horizon 10000"):
+        AdaptiveKl(target=0.0)
 
 
 # Corrections

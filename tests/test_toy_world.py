@@ -72,7 +72,7 @@ def learn(algorithm: Algorithm, training: TrainingOptions, steps: int) -> list[f
     for step in range(steps):
         collected = collector.collect(frontier, step=step, version=learner.version)
         frontier = collected.frontier
-        batch = assemble(collected.groups, collected.dropped, algorithm, learner, sampling.max_tokens).batch
+        batch = assemble(collected.groups, collected.dropped, learner, sampling.max_tokens).batch
         outcomes.append(float(batch.outcome.mean()))
         for _ in learner.updates(batch):
             pass

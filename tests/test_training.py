@@ -176,7 +176,7 @@ def test_tensors_of_ragged_groups():
 
 
 def test_unscored_rows_leave_and_advantages_know_nothing_of_them():
-    assembled = assemble([group_of([1.0, math.nan, 0.0], [2, 2, 2])], [], GRPO, learner(GRPO), 8)
+    assembled = assemble([group_of([1.0, math.nan, 0.0], [2, 2, 2])], [], learner(GRPO), 8)
     assert assembled.unscored == 1
     assert len(assembled.batch) == 2
     advantages, _ = proximo.advantages(
@@ -187,7 +187,7 @@ def test_unscored_rows_leave_and_advantages_know_nothing_of_them():
 
 def test_overlong_shaping_moves_the_reward_and_not_the_outcome():
     algorithm = replace(DAPO, shape=SoftOverlong(limit=4, cache=2))
-    assembled = assemble([group_of([1.0, 0.0], [4, 2])], [], algorithm, learner(algorithm), 8)
+    assembled = assemble([group_of([1.0, 0.0], [4, 2])], [], learner(algorithm), 8)
     assert assembled.batch.rewards.tolist() == [0.0, 0.0]
     assert assembled.batch.outcome.tolist() == [1.0, 0.0]
     assert assembled.dead_rows == 2
@@ -196,7 +196,7 @@ def test_overlong_shaping_moves_the_reward_and_not_the_outcome():
 def test_truncated_completions_can_be_masked():
     algorithm = replace(GRPO, keep=KeepAll(truncated=False))
     groups = [group_of([1.0, 0.0], [2, 2]), group_of([1.0, 0.0], [2, 2], finish="length")]
-    batch = assemble(groups, [], algorithm, learner(algorithm), 8).batch
+    batch = assemble(groups, [], learner(algorithm), 8).batch
     assert batch.mask.any(dim=1).tolist() == [True, True, False, False]
     assert (batch.advantages[2] != 0).all()
 
@@ -205,11 +205,11 @@ def test_only_what_the_algorithm_needs_is_computed():
     groups = [group_of([1.0, 0.0], [2, 3])]
     sapo = learner(SAPO)
     assert sapo.reference is None
-    assert assemble(groups, [], SAPO, sapo, 8).batch.ref_logprobs is None
+    assert assemble(groups, [], sapo, 8).batch.ref_logprobs is None
     single = learner(SAPO, groups=1, minibatches=1)
-    assert assemble(groups, [], SAPO, single, 8).sampler_gap is None  # one update: no old pass
-    assert assemble(groups, [], GRPO, learner(GRPO), 8).batch.ref_logprobs is not None
-    ppo = assemble(groups, [], PPO, learner(PPO), 8).batch
+    assert assemble(groups, [], single, 8).sampler_gap is None  # one update: no old pass
+    assert assemble(groups, [], learner(GRPO), 8).batch.ref_logprobs is not None
+    ppo = assemble(groups, [], learner(PPO), 8).batch
     assert ppo.values is not None
     assert ppo.returns is not None
     assert ppo.ref_logprobs is not None
@@ -220,7 +220,7 @@ def test_a_stale_row_keeps_its_samplers_log_probs():
     trainer = learner(SAPO)
     trainer.version = 3
     trainer.start_step()
-    batch = assemble([fresh, stale], [], SAPO, trainer, 8).batch
+    batch = assemble([fresh, stale], [], trainer, 8).batch
     assert (batch.old_logprobs[2:] == -1.0).all()
     assert (batch.old_logprobs[:2] != -1.0).all()
 
@@ -231,7 +231,7 @@ def test_with_one_update_a_step_only_stale_rows_have_a_ratio():
         trainer = learner(SAPO, groups=2, minibatches=1)
         trainer.version = 3
         trainer.start_step()
-        update = trainer.update(assemble(groups, [], SAPO, trainer, 8).batch, fresh=True)
+        update = trainer.update(assemble(groups, [], trainer, 8).batch, fresh=True)
         assert (update.stats.floats()["log_ratio_max"] > 1) is ratio_moves
 
 
@@ -258,7 +258,7 @@ def rollouts(model, seed: int = 0, num_groups: int = 4, group_size: int = 3) -> 
 def parameters_after(algorithm: Algorithm, **options) -> torch.Tensor:
     torch.manual_seed(0)
     trainer = learner(algorithm, **({"groups": 4, "minibatches": 2, "learning_rate": 1e-2} | options))
-    assembled = assemble(rollouts(trainer.model), [], algorithm, trainer, 8)
+    assembled = assemble(rollouts(trainer.model), [], trainer, 8)
     for _ in trainer.updates(assembled.batch):
         pass
     return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
@@ -278,7 +278,7 @@ def test_dead_groups_are_skipped_without_changing_the_update():
     trainer = learner(SAPO, groups=4, minibatches=1)
     groups = rollouts(trainer.model)
     dead = replace(groups[1], rollouts=tuple(replace(rollout, grade=Grade(0.0)) for rollout in groups[1].rollouts))
-    batch = assemble([groups[0], dead, *groups[2:]], [], SAPO, trainer, 8).batch
+    batch = assemble([groups[0], dead, *groups[2:]], [], trainer, 8).batch
     assert len(trainer._rows_with_gradient(batch)) == 9
     trainer.update(batch, fresh=True)
     skipped = [parameter.grad.clone() for parameter in trainer.model.parameters() if parameter.grad is not None]
@@ -294,10 +294,10 @@ def test_dead_groups_are_skipped_without_changing_the_update():
 def test_an_update_of_dead_rows_alone_is_a_gradient_of_zero_not_none():
     trainer = learner(SAPO, groups=4, minibatches=1, learning_rate=1e-2)
     groups = rollouts(trainer.model)
-    trainer.update(assemble(groups, [], SAPO, trainer, 8).batch, fresh=True)
+    trainer.update(assemble(groups, [], trainer, 8).batch, fresh=True)
     dead = [replace(g, rollouts=tuple(replace(r, grade=Grade(1.0)) for r in g.rollouts)) for g in groups]
     before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
-    update = trainer.update(assemble(dead, [], SAPO, trainer, 8).batch, fresh=True)
+    update = trainer.update(assemble(dead, [], trainer, 8).batch, fresh=True)
     assert update.gradient_norm == 0
     # AdamW's momentum still moves the weights, as it would had the rows been run.
     assert any((old != new).any() for old, new in zip(before, trainer.model.parameters(), strict=True))
@@ -324,7 +324,7 @@ def test_the_sampler_is_trusted_only_within_a_tenth_of_the_gate():
 
 def test_the_reference_can_be_reset_to_the_policy():
     trainer = learner(GRPO, groups=4, minibatches=2, learning_rate=1e-2)
-    batch = assemble(rollouts(trainer.model), [], GRPO, trainer, 8).batch
+    batch = assemble(rollouts(trainer.model), [], trainer, 8).batch
     updates = list(trainer.updates(batch))
     assert sorted(torch.cat([update.rows for update in updates]).tolist()) == list(range(len(batch)))
     assert not torch.allclose(trainer.reference_logprobs(batch), trainer.old_scores(batch).logprobs)
@@ -354,7 +354,7 @@ def test_a_correction_always_has_an_old_pass_and_a_token_gap_cannot_cancel_withi
     assert trainer.measure_gap(batch, alternating) == pytest.approx(1.0)
     assert not trainer.trusts_sampler
     trainer.trusts_sampler = True
-    assert trainer.needs_old_pass(corrected)
+    assert trainer.needs_old_pass()
     gspo = learner(GSPO)
     gspo.measure_gap(batch, alternating)
     assert gspo.trusts_sampler  # the mean over the row is what its ratio sees
@@ -375,14 +375,14 @@ def test_one_unscored_part_leaves_the_whole_completion_out():
     group = group_of([1.0, 0.0, 0.0], [2, 2, 2])
     broken = replace(group, rollouts=(replace(group.rollouts[0], grade=grade), *group.rollouts[1:]))
     trainer = learner(PPO)
-    assembled = assemble([broken], [], PPO, trainer, 8)
+    assembled = assemble([broken], [], trainer, 8)
     assert assembled.unscored == 1
     assert all(math.isfinite(update.gradient_norm) for update in trainer.updates(assembled.batch))
 
 
 def test_a_gradient_that_is_not_finite_leaves_the_weights_alone():
     trainer = learner(SAPO)
-    batch = assemble([group_of([1.0, 0.0], [2, 2])], [], SAPO, trainer, 8).batch
+    batch = assemble([group_of([1.0, 0.0], [2, 2])], [], trainer, 8).batch
     before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
     update = trainer.update(replace(batch, advantages=batch.advantages * math.inf), fresh=True)
     assert not math.isfinite(update.gradient_norm)

@@ -77,6 +77,12 @@ class Algorithm:
     """11. Terms beside the policy's own. A tuple adds several."""
 
     def __post_init__(self) -> None:
+        # A distance that counts for nothing is none: no piece of it is computed and no reference kept.
+        if self.kl is not None and self.kl.coefficient == 0:
+            object.__setattr__(self, "kl", None)
+        kept = tuple(shape for shape in self.shapes if not (isinstance(shape, KlReward) and shape.coefficient == 0))
+        if len(kept) < len(self.shapes):
+            object.__setattr__(self, "shape", kept[0] if len(kept) == 1 else kept or None)
         for contradiction in _contradictions(self):
             raise ValueError(contradiction)
         for remark in _unusual(self):
@@ -93,7 +99,11 @@ class Algorithm:
     @property
     def needs_reference(self) -> bool:
         """Whether a reference policy must be kept: for KL in the loss or in the reward."""
-        return self.kl is not None or any(isinstance(shape, KlReward) for shape in self.shapes)
+        return self.kl is not None or self.kl_reward is not None
+
+    @property
+    def kl_reward(self) -> KlReward | None:
+        return next((shape for shape in self.shapes if isinstance(shape, KlReward)), None)
 
     def within(self, completion_limit: int) -> "Algorithm":
         """The same algorithm with a length that was left to the run filled in."""
@@ -145,9 +155,8 @@ def _contradictions(algorithm: Algorithm) -> Iterator[str]:
         yield f"advantage {advantage} needs a value model, and nothing trains one: add extra=ValueLoss()"
     if value_losses and not advantage.needs_values:
         yield f"extra {value_losses[0]} trains a value model that advantage {advantage} never asks: leave it out"
-    kl_rewards = [shape for shape in algorithm.shapes if isinstance(shape, KlReward)]
-    if kl_rewards and isinstance(advantage, ProcessNormalized):
-        yield f"shape {kl_rewards[0]} would be normalised as if it were a process step: use kl=KlLoss() instead"
+    if algorithm.kl_reward is not None and isinstance(advantage, ProcessNormalized):
+        yield f"shape {algorithm.kl_reward} would be normalised as if it were a process step: use kl=KlLoss() instead"
     for pieces in (algorithm.shapes, algorithm.extras):
         kinds = [type(piece).__name__ for piece in pieces]
         if len(set(kinds)) < len(kinds):
@@ -166,7 +175,7 @@ def _unusual(algorithm: Algorithm) -> Iterator[str]:
         yield f"gate {gate}: tau_neg below tau_pos lets negative tokens push further, which SAPO found unstable"
     if algorithm.kl is not None and isinstance(algorithm.kl.estimator, K1):
         yield "kl.estimator is K1(): its expected gradient is 0, it pulls nowhere; use K3(), K2() or UnbiasedK3()"
-    if algorithm.kl is not None and any(isinstance(shape, KlReward) for shape in algorithm.shapes):
+    if algorithm.kl is not None and algorithm.kl_reward is not None:
         yield "KL is in the reward and in the loss: the reference pulls twice"
     if isinstance(weights, ConstantLength) and isinstance(algorithm.advantage, GroupNormalized):
         yield "weights ConstantLength with advantage GroupNormalized: Dr. GRPO drops the std too, use GroupCentred()"

@@ -17,6 +17,8 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
+from proximo.pieces import classes, given_fields, union_members
+
 T = TypeVar("T")
 
 _BROKEN: Any = object()
@@ -54,24 +56,14 @@ def loads(text: str, kind: type[T], source: str = "config") -> T:
     return value
 
 
-def _options(kind: Any) -> tuple[Any, ...]:
-    """The members of a union, or the one type itself."""
-    return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
-
-
-def _classes(kind: Any) -> list[type]:
-    """The dataclasses among the options."""
-    return [option for option in _options(kind) if isinstance(option, type) and dataclasses.is_dataclass(option)]
-
-
 def _container(kind: Any, *origins: type) -> Any | None:
     """The tuple or mapping among the options."""
-    return next((o for o in _options(kind) if o in origins or typing.get_origin(o) in origins), None)
+    return next((o for o in union_members(kind) if o in origins or typing.get_origin(o) in origins), None)
 
 
 def _value_kind(kind: Any) -> Any:
     """What the mapping among the options holds under its string keys; None where there is no mapping."""
-    if Any in _options(kind):
+    if Any in union_members(kind):
         return Any
     mapping = _container(kind, dict, Mapping)
     return None if mapping is None else (*typing.get_args(mapping), Any, Any)[1]
@@ -94,21 +86,12 @@ def _scalar(value: Any, options: tuple[Any, ...]) -> Any:
     return float(value) if type(value) is int and float in options else _BROKEN
 
 
-def _fields(kind: type) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
-    """Every field that can be given, with its resolved type."""
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        if field.init:
-            assert field.name != "type", f"{kind.__name__}.type would hide which class a table is"
-            yield field, hints[field.name]
-
-
 def _words(kind: Any) -> str:
     """What a field accepts, for the user."""
     simple = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
     simple |= {types.NoneType: '"none"', Any: "a string or a number"}
     words = []
-    for option in _options(kind):
+    for option in union_members(kind):
         if typing.get_origin(option) is Literal:
             words += [_inline(choice) for choice in typing.get_args(option)]
         elif typing.get_origin(option) is tuple:
@@ -117,7 +100,7 @@ def _words(kind: Any) -> str:
         elif option in simple:
             words.append(simple[option])
         else:
-            names = [name.__name__ for name in _classes(kind)]
+            names = [name.__name__ for name in classes(kind)]
             words.append(f"a table with a type ({', '.join(names)})" if len(names) > 1 else "a table")
     return " or ".join(dict.fromkeys(words))
 
@@ -126,10 +109,10 @@ def _words(kind: Any) -> str:
 
 
 def _plain(value: Any, kind: Any, path: str) -> Any:
-    if dataclasses.is_dataclass(value) and type(value) in _classes(kind):
-        name = {"type": type(value).__name__} if len(_classes(kind)) > 1 else {}
+    if dataclasses.is_dataclass(value) and type(value) in classes(kind):
+        name = {"type": type(value).__name__} if len(classes(kind)) > 1 else {}
         return name | _plain_fields(value, path)
-    if value is None and types.NoneType in _options(kind):
+    if value is None and types.NoneType in union_members(kind):
         return "none"
     if isinstance(value, tuple) and (several := _container(kind, tuple)) is not None:
         kinds = _item_kinds(several, len(value))
@@ -137,11 +120,11 @@ def _plain(value: Any, kind: Any, path: str) -> Any:
             return [_plain(item, kinds[i], f"{path}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, Mapping) and (inner := _value_kind(kind)) is not None:
         return {key: _plain(item, inner, _join(path, key)) for key, item in value.items()}
-    if isinstance(value, list) and Any in _options(kind):
+    if isinstance(value, list) and Any in union_members(kind):
         return [_plain(item, Any, f"{path}[{i}]") for i, item in enumerate(value)]
-    if value == "none" and types.NoneType in _options(kind):
+    if value == "none" and types.NoneType in union_members(kind):
         raise ValueError(f'{path} is the string "none", which would load as None: use another string')
-    scalar = _scalar(value, _options(kind))
+    scalar = _scalar(value, union_members(kind))
     if scalar is _BROKEN:
         raise ValueError(f"{path} is {value!r}, which would not load back: give {_words(kind)}")
     return scalar
@@ -149,7 +132,7 @@ def _plain(value: Any, kind: Any, path: str) -> Any:
 
 def _plain_fields(value: Any, path: str) -> dict[str, Any]:
     items = {}
-    for field, kind in _fields(type(value)):
+    for field, kind in given_fields(type(value)):
         item = getattr(value, field.name)
         # A default made by a factory is a piece, never None.
         if item is not None or field.default is not None:
@@ -209,11 +192,11 @@ class _Reader:
         return _BROKEN
 
     def value(self, data: Any, kind: Any, path: str) -> Any:
-        options = _options(kind)
+        options = union_members(kind)
         if data == "none" and types.NoneType in options:
             return None
-        if isinstance(data, dict) and _classes(kind):
-            return self.table(data, _classes(kind), path)
+        if isinstance(data, dict) and classes(kind):
+            return self.table(data, classes(kind), path)
         if isinstance(data, dict) and (inner := _value_kind(kind)) is not None:
             return {key: self.value(item, inner, _join(path, key)) for key, item in data.items()}
         if isinstance(data, list) and Any in options:
@@ -246,7 +229,7 @@ class _Reader:
             return self.refuse(path, f"{path or kind.__name__}: {error}")
 
     def arguments(self, data: dict[str, Any], kind: type, path: str) -> dict[str, Any]:
-        known = {field.name: (field, field_kind) for field, field_kind in _fields(kind)}
+        known = {field.name: (field, field_kind) for field, field_kind in given_fields(kind)}
         for key in [key for key in data if key not in known]:
             here, knows = _join(path, key), ", ".join(known) or "no keys"
             said = f"{here} = {_shortened(data[key])} is unknown{_nearest(key, list(known))}"

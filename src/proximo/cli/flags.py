@@ -1,27 +1,35 @@
 """Values changed by flags, and refusals. The only place that knows tyro."""
 
 import difflib
+import re
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import MISSING, is_dataclass, replace
 from typing import NoReturn, TypeVar
 
 import tyro
 
 from proximo.algorithms import UnusualChoice
+from proximo.pieces import classes, given_fields
 
 Value = TypeVar("Value")
 
 
 def changed(default: Value, flags: Sequence[str], *, prog: str, description: str) -> Value:
-    """A frozen value with some fields changed, like `--gate.high 0.2`; remarks on unusual choices go to stderr."""
+    """A frozen value with some fields changed, like `--gate.high 0.2`; remarks on unusual choices go to stderr.
+
+    `--gate.type SoftGate` puts another piece in a field's place, with its defaults.
+    """
+    flags = list(flags)
+    default = with_types(default, flags)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UnusualChoice)
         try:
             value = tyro.cli(
                 type(default),
                 default=default,
-                args=list(flags),
+                args=flags,
                 prog=prog,
                 description=description,
                 config=(tyro.conf.AvoidSubcommands,),
@@ -31,6 +39,46 @@ def changed(default: Value, flags: Sequence[str], *, prog: str, description: str
     for message in dict.fromkeys(str(warning.message) for warning in caught):
         print(f"unusual: {message}", file=sys.stderr)
     return value
+
+
+def with_types(value: Value, flags: list[str]) -> Value:
+    """The value with the pieces that `--field.type NAME` asks for, looked up among those the field may hold."""
+    for flag in [flag.partition("=")[0] for flag in flags if re.fullmatch(r"--[\w.-]+\.type(=.*)?", flag)]:
+        name = take(flags, flag)
+        assert name is not None
+        path = flag.removeprefix("--").removesuffix(".type").replace("-", "_")
+        try:
+            value = _with_type(value, path.split("."), name, flag.removesuffix(".type"), flags)
+        except ValueError as error:
+            refuse(str(error))
+    return value
+
+
+def _with_type(value: Value, path: list[str], name: str, prefix: str, flags: list[str]) -> Value:
+    field, *rest = path
+    kinds = {each.name: kind for each, kind in given_fields(type(value))} if is_dataclass(value) else {}
+    if field not in kinds:
+        refuse(f"{prefix}.type {name}: {type(value).__name__} has no field {field}{nearest(field, list(kinds))}")
+    if rest:
+        inner = _with_type(vars(value)[field], rest, name, prefix, flags)
+    else:
+        known = {each.__name__: each for each in classes(kinds[field])}
+        if name not in known:
+            refuse(f"{prefix}.type {name}: give one of {', '.join(known) or 'nothing, it holds no piece'}")
+        inner = known[name](**_required(known[name], prefix, flags))
+    return replace(value, **{field: inner})  # pyright: ignore[reportArgumentType]
+
+
+def _required(kind: type, prefix: str, flags: list[str]) -> dict[str, str]:
+    """What a piece cannot be made without, taken from the flags."""
+    values = {}
+    for field, field_kind in given_fields(kind):
+        if field.default is MISSING and field.default_factory is MISSING:
+            given = take(flags, f"{prefix}.{field.name.replace('_', '-')}")
+            if given is None or field_kind is not str:
+                refuse(f"{prefix}.type {kind.__name__} needs {prefix}.{field.name}, or a .toml file that says it")
+            values[field.name] = given
+    return values
 
 
 def take(arguments: list[str], flag: str) -> str | None:

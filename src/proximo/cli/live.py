@@ -51,5 +51,8 @@ class LiveView:
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
         self.console.print(f"held-out accuracy after step {step + 1}: {share(evaluation)}", highlight=False)
 
+    def warned(self, step: int, message: str) -> None:
+        self.console.print(f"warning at step {step + 1}: {message}", style="yellow", highlight=False)
+
     def stop(self) -> None:
         self.live.stop()

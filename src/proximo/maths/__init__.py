@@ -41,13 +41,14 @@ from proximo.maths.ratios import (
 )
 from proximo.maths.rows import Rows, rows_of
 from proximo.maths.selection import ClipCovariance, KlCovariance, OffPolicyMask, TopEntropy
-from proximo.maths.shaping import KlReward, LinearOverlong, SoftOverlong
+from proximo.maths.shaping import AdaptiveKl, KlReward, LinearOverlong, SoftOverlong
 from proximo.maths.weights import ConstantLength, PromptMean, SequenceMean, SequenceSum, TokenMean
 
 __all__ = [
     "K1",
     "K2",
     "K3",
+    "AdaptiveKl",
     "BatchScaled",
     "BetaNormalized",
     "BradleyTerry",

@@ -199,6 +199,25 @@ def advantages(
     to them. A NaN reward marks an unscored completion: its row comes back as NaN, and `policy_loss` then
     leaves it out of every term and denominator.
     """
+    feedback = _feedback(rewards, group, mask, values, token_rewards)
+    credit = assign(algorithm.advantage, feedback)
+    return credit.advantages, credit.returns
+
+
+@torch.no_grad()
+def returns_to_go(
+    algorithm: Credited, *, rewards: Tensor, group: Tensor, mask: Tensor, token_rewards: Tensor | None = None
+) -> Tensor:
+    """What each token really went on to earn, under the algorithm's own discount: the truth about a value model."""
+    advantage = algorithm.advantage
+    inner = advantage.of if isinstance(advantage, TokenWhitened | SignScaled) else advantage
+    discount = inner.discount if isinstance(inner, Gae | ReturnToGo) else 1.0
+    return assign(ReturnToGo(discount), _feedback(rewards, group, mask, None, token_rewards)).advantages
+
+
+def _feedback(
+    rewards: Tensor, group: Tensor, mask: Tensor, values: Tensor | None, token_rewards: Tensor | None
+) -> Feedback:
     mask = sampled_mask(mask)
     check_shape("rewards", rewards, mask.shape[:1])
     check_shape("group", group, mask.shape[:1])
@@ -206,15 +225,13 @@ def advantages(
         if tensor is not None:
             check_shape(name, tensor, mask.shape)
     rewards = at_least_float32(rewards)
-    feedback = Feedback(
+    return Feedback(
         rewards=rewards,
         group=group,
         mask=mask,
         values=None if values is None else values.to(rewards.dtype),
         token_rewards=None if token_rewards is None else token_rewards.to(rewards.dtype),
     )
-    credit = assign(algorithm.advantage, feedback)
-    return credit.advantages, credit.returns
 
 
 def assign(advantage: Advantage, feedback: Feedback) -> Credit:

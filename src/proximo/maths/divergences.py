@@ -79,11 +79,12 @@ class KlLoss:
     """coefficient · divergence added to each token's loss: weighted like it, but never corrected for mismatch."""
 
     coefficient: float = 0.04
+    """0 leaves it out: no reference is kept."""
     estimator: Divergence = field(default_factory=K3)
 
     def __post_init__(self) -> None:
-        if self.coefficient <= 0:
-            raise ValueError(f"kl.coefficient is {self.coefficient}: use kl=None to train without a reference")
+        if self.coefficient < 0:
+            raise ValueError(f"kl.coefficient is {self.coefficient}: give 0 or more; below 0 it pushes away")
 
     def __call__(
         self,

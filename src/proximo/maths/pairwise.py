@@ -5,10 +5,12 @@ Each returns one loss per pair; the caller weights and adds them, as everywhere.
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from proximo.shapes import Float
+from proximo.maths.groups import group_index
+from proximo.shapes import Float, Int
 
 
 @dataclass(frozen=True)
@@ -68,3 +70,40 @@ class BradleyTerry:
     ) -> Float[Tensor, " N"]:
         gap = chosen - rejected if margin is None else chosen - rejected - margin
         return -logsigmoid(gap) + self.centring * (chosen + rejected).square()
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Two rows of the same group each, and what they count for."""
+
+    chosen: Int[Tensor, " N"]
+    rejected: Int[Tensor, " N"]
+    weights: Float[Tensor, " N"]
+    """Add up to 1 in each group: a prompt counts once, however many completions it ranks."""
+
+
+def ranked_pairs(group: Int[Tensor, " B"]) -> Pairs:
+    """All pairs of rankings; the rows of a group stand best first, not necessarily side by side."""
+    chosen, rejected = (group[:, None] == group).triu(diagonal=1).nonzero(as_tuple=True)
+    index, num_groups = group_index(group)
+    found = torch.bincount(index[chosen], minlength=num_groups)
+    return Pairs(chosen, rejected, 1 / found[index[chosen]].double())
+
+
+def pair_accuracy(gap: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """1 where the chosen row scores higher, 0 where it scores lower; equal scores are a coin toss."""
+    return (gap > 0).to(gap.dtype) + (gap == 0).to(gap.dtype) / 2
+
+
+def calibration_error(gap: Float[Tensor, " N"], weights: Float[Tensor, " N"], bins: int = 10) -> Float[Tensor, ""]:
+    """How far confidence is from accuracy: the mean of their distance over equal bins of confidence.
+
+    A gap is chosen − rejected. Confidence is σ(|gap|), what the model believes of the row that it prefers itself,
+    so the bins divide ½ to 1.
+    """
+    confidence = gap.abs().sigmoid()
+    number = ((confidence - 0.5) * 2 * bins).long().clamp(max=bins - 1)
+    # A bin's share times |its mean confidence − its accuracy|: the bin's own weight cancels.
+    distance = torch.zeros(bins, dtype=gap.dtype, device=gap.device)
+    distance.index_add_(0, number, weights.to(gap.dtype) * (confidence - pair_accuracy(gap)))
+    return distance.abs().sum() / weights.sum().to(gap.dtype)

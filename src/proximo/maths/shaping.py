@@ -58,15 +58,39 @@ class LinearOverlong:
 
 
 @dataclass(frozen=True)
+class AdaptiveKl:
+    """β ← β·(1 + clip(KL/target − 1, ±0.2)·completions/horizon) after each step. Ziegler et al., 1909.08593."""
+
+    target: float = 6.0
+    """KL from the reference that a completion should have, in nats over all its tokens."""
+    horizon: int = 10_000
+    """Completions over which the coefficient may change by a fifth."""
+
+    def __post_init__(self) -> None:
+        if self.target <= 0 or self.horizon < 1:
+            raise ValueError(
+                f"shape.controller has target {self.target}, horizon {self.horizon}: give nats above 0 and at least "
+                "1 completion"
+            )
+
+    def __call__(self, coefficient: float, kl: float, completions: int) -> float:
+        error = min(max(kl / self.target - 1, -0.2), 0.2)
+        return coefficient * (1 + error * completions / self.horizon)
+
+
+@dataclass(frozen=True)
 class KlReward:
     """−coefficient · divergence from the reference at every sampled token, as part of the reward. RLHF's PPO."""
 
     coefficient: float = 0.05
+    """0 leaves it out: no reference is kept."""
     estimator: Divergence = field(default_factory=K1)
+    controller: AdaptiveKl | None = None
+    """Moves the coefficient from step to step towards a target. None: it stays."""
 
     def __post_init__(self) -> None:
-        if self.coefficient <= 0:
-            raise ValueError(f"shape.coefficient is {self.coefficient}: use shape=None to leave KL out of the reward")
+        if self.coefficient < 0:
+            raise ValueError(f"shape.coefficient is {self.coefficient}: give 0 or more; a reward pulls, it cannot push")
 
     def __call__(
         self,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms import Algorithm
-from proximo.maths.credit import advantages
+from proximo.maths.credit import advantages, returns_to_go
 from proximo.maths.keeping import trained_mask
 from proximo.maths.shaping import KlReward
 from proximo.shapes import Bool, Float, Int
@@ -30,33 +30,28 @@ class Assembled:
     """Rows that train with an advantage of exactly 0."""
     sampler_gap: float | None
     """Mean |log-prob of the learner − log-prob of the sampler| over tokens; None where no pass was needed."""
+    earned: Float[Tensor, "B T"] | None
+    """What each token of the batch really went on to earn; None without a value model."""
 
 
-def assemble(
-    groups: Sequence[Group], dropped: Sequence[Group], algorithm: Algorithm, learner: Learner, completion_limit: int
-) -> Assembled:
+def assemble(groups: Sequence[Group], dropped: Sequence[Group], learner: Learner, completion_limit: int) -> Assembled:
     """Everything the updates of one step read."""
+    algorithm, kl_reward = learner.algorithm, learner.kl_reward
     everyone = to_batch([*groups, *dropped]).to(learner.model.device)
     is_kept = everyone.group < len(groups)
-    kl_reward = next((shape for shape in algorithm.shapes if isinstance(shape, KlReward)), None)
     # Credit over all rows needs every row's values or divergences; otherwise only rows that train are scored.
     score_all = algorithm.advantage.needs_values or kl_reward is not None
     scored_rows = (is_kept | score_all).nonzero().squeeze(1)
-    batch, gap = _with_scores(everyone, scored_rows, algorithm, learner)
+    batch, gap = _with_scores(everyone, scored_rows, learner)
 
     rewards = shaped_rewards(batch, algorithm, completion_limit)
     token_rewards = None
     if kl_reward is not None:
         assert batch.ref_logprobs is not None
         token_rewards = kl_reward(batch.old_logprobs, batch.ref_logprobs, batch.mask)
-    credit, returns = advantages(
-        algorithm,
-        rewards=rewards,
-        group=batch.group,
-        mask=batch.mask,
-        values=batch.values,
-        token_rewards=token_rewards,
-    )
+    feedback = {"rewards": rewards, "group": batch.group, "mask": batch.mask, "token_rewards": token_rewards}
+    credit, returns = advantages(algorithm, values=batch.values, **feedback)
+    earned = returns_to_go(algorithm, **feedback) if batch.values is not None else None
     batch = replace(
         batch,
         rewards=rewards,
@@ -65,12 +60,14 @@ def assemble(
         mask=trained_mask(algorithm.keep, batch.mask, batch.truncated),
     )
     is_scored = ~torch.isnan(batch.outcome)
-    trains = batch.rows((is_kept & is_scored).nonzero().squeeze(1))
+    index = (is_kept & is_scored).nonzero().squeeze(1)
+    trains = batch.rows(index)
     return Assembled(
         batch=trains,
         unscored=int((is_kept & ~is_scored).sum()),
         dead_rows=int(is_dead(trains).sum()),
         sampler_gap=gap,
+        earned=None if earned is None else earned[index],
     )
 
 
@@ -88,21 +85,19 @@ def shaped_rewards(batch: Batch, algorithm: Algorithm, completion_limit: int) ->
     return rewards
 
 
-def _with_scores(
-    batch: Batch, index: Int[Tensor, " M"], algorithm: Algorithm, learner: Learner
-) -> tuple[Batch, float | None]:
+def _with_scores(batch: Batch, index: Int[Tensor, " M"], learner: Learner) -> tuple[Batch, float | None]:
     """Fill in old and reference log-probs and values at the rows that need them.
 
     A stale row was sampled before the latest update: only its sampler knows the policy that said it.
     """
     gap = None
     rows = batch.rows(index)
-    if learner.needs_old_pass(algorithm):
+    if learner.needs_old_pass():
         old = learner.old_scores(rows)
         gap = learner.measure_gap(rows, old.logprobs)
         known = torch.where(learner.is_stale(rows).unsqueeze(1), rows.rollout_logprobs, old.logprobs)
         batch = replace(batch, old_logprobs=batch.old_logprobs.index_copy(0, index, known), values=old.values)
-    if algorithm.needs_reference:
+    if learner.reference is not None:
         reference = torch.zeros_like(batch.old_logprobs)
         batch = replace(batch, ref_logprobs=reference.index_copy(0, index, learner.reference_logprobs(rows)))
     return batch, gap
@@ -133,4 +128,6 @@ def to_batch(groups: Sequence[Group]) -> Batch:
         rollout_logprobs=logprobs,
         old_logprobs=logprobs,
         advantages=torch.zeros(shape, dtype=torch.float64),
+        groups=tuple(groups),
+        sibling=torch.tensor([number for group in groups for number in range(len(group.rollouts))]),
     )

@@ -4,9 +4,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from proximo.algorithms import GRPO, Algorithm
+from proximo.models.values import TrunkHead, ValueForm
 from proximo.samplers import SamplingOptions
 from proximo.tasks import TaskOptions
 from proximo.tasks.arithmetic import Arithmetic
+from proximo.training.reward_mix import RewardMix, check_rewards
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,23 @@ class TrainingOptions:
 
 
 @dataclass(frozen=True)
+class ValueOptions:
+    """The value model of PPO and VAPO."""
+
+    form: ValueForm = field(default_factory=TrunkHead)
+    learning_rate: float | None = None
+    """Of what the value model has beside the policy's parameters. None: the policy's."""
+    pretrain_steps: int = 0
+    """The run's first so many steps train the value model alone, on what the policy's completions really earn."""
+
+    def __post_init__(self) -> None:
+        if self.learning_rate is not None and self.learning_rate <= 0:
+            raise ValueError(f"value.learning_rate is {self.learning_rate}: give a positive rate, or None")
+        if self.pretrain_steps < 0:
+            raise ValueError(f"value.pretrain_steps is {self.pretrain_steps}: give 0 or more")
+
+
+@dataclass(frozen=True)
 class EvaluationOptions:
     problems: int = 200
     """Held-out problems; the first so many of the task's held-out split."""
@@ -98,6 +117,9 @@ class RunConfig:
     """Where the model lives, as torch names it. `auto`: a GPU where there is one, else the CPU."""
     sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(max_tokens=8))
     training: TrainingOptions = field(default_factory=TrainingOptions)
+    rewards: RewardMix = field(default_factory=RewardMix)
+    value: ValueOptions | None = None
+    """None: where the algorithm asks for a value model, a head on the policy's trunk."""
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     steps: int = 40
     save_every: int | None = None
@@ -119,4 +141,15 @@ class RunConfig:
                 f"training.reset_reference_every is {self.training.reset_reference_every}, but the algorithm has no "
                 "reference to reset: leave it out, or use kl=KlLoss()"
             )
+        if self.value is not None and not self.algorithm.advantage.needs_values:
+            raise ValueError(
+                f"value is {self.value}, but advantage {type(self.algorithm.advantage).__name__} asks for no value "
+                "model: leave it out, or use PPO or VAPO"
+            )
+        if self.value is not None and self.value.pretrain_steps >= self.steps:
+            raise ValueError(
+                f"value.pretrain_steps is {self.value.pretrain_steps} of {self.steps} steps: no step is left for the "
+                "policy"
+            )
+        check_rewards(self.task, self.rewards, self.algorithm)
         self.algorithm.check_run(group_size=self.training.group_size, updates_per_batch=self.training.updates)

@@ -1,9 +1,13 @@
 """What a run will need, before anything is loaded."""
 
+from dataclasses import dataclass
+
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from proximo.models.shipped import resolve
+from proximo.models.values import OwnLayers, OwnModel
 from proximo.training.config import RunConfig
 
 
@@ -21,21 +25,64 @@ def batch_arithmetic(config: RunConfig) -> list[str]:
     ]
 
 
-def memory(config: RunConfig) -> str:
+@dataclass(frozen=True)
+class Held:
+    """Weights that a run keeps in memory."""
+
+    role: str
+    parameters: int
+    trained: bool
+
+
+def held_models(config: RunConfig) -> list[Held]:
+    """Every set of weights, the policy's first. A head on the policy's trunk is a part of it, not a model."""
+    policy = _skeleton(config.model)
+    held = [Held("policy", _count(policy), trained=True)]
+    if config.algorithm.needs_reference:
+        held.append(Held("reference", _count(policy), trained=False))
+    match config.value and config.value.form:
+        case OwnLayers(layers):
+            held.append(Held(f"value model's {layers} layers", _count(_last_layers(policy, layers)), trained=True))
+        case OwnModel(path):
+            model = policy if path is None else _skeleton(path)
+            held.append(Held("value model", _count(model.base_model), trained=True))
+    return held + [
+        Held(f"reward model {judge.path}", _count(_skeleton(judge.path)), trained=False)
+        for judge in config.rewards.models
+    ]
+
+
+def memory(config: RunConfig) -> list[str]:
     """Weights, gradients and optimizer in float32; activations come on top, bounded by training.token_budget."""
     try:
-        shape = AutoConfig.from_pretrained(resolve(config.model), trust_remote_code=False)
-    except OSError:
-        return f"memory: unknown, {config.model!r} is neither a folder nor a hub id within reach"
+        held = held_models(config)
     except ValueError as error:
-        return f"memory: unknown, {error}"
+        return [f"models in memory: unknown, {error}"]
+    # float32: the weights, and of what is trained their gradients and AdamW's two moments.
+    bytes_held = sum(each.parameters * 4 * (4 if each.trained else 1) for each in held)
+    parts = [f"{each.role} ({each.parameters / 1e6:.1f} M, {'trained' if each.trained else 'frozen'})" for each in held]
+    return [
+        f"models in memory: {len(held)}: {', '.join(parts)}",
+        f"memory: {bytes_held / 1e9:.2f} GB in float32 (weights; where trained also gradients and two moments), "
+        f"and the activations of {config.training.token_budget} tokens at most",
+    ]
+
+
+def _skeleton(name: str) -> PreTrainedModel:
+    """The model without its weights."""
+    try:
+        shape = AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
+    except OSError as error:
+        raise ValueError(f"{name!r} is neither a folder nor a hub id within reach") from error
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(shape)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    # float32: the weights, their gradients and AdamW's two moments; a reference is one more set of weights.
-    copies = 4 + config.algorithm.needs_reference
-    return (
-        f"memory: {parameters / 1e6:.1f} M parameters × 4 bytes × {copies} (weights, gradients, two moments"
-        f"{', reference' if config.algorithm.needs_reference else ''}) = {parameters * 4 * copies / 1e9:.2f} GB, "
-        f"and the activations of {config.training.token_budget} tokens at most"
-    )
+        return AutoModelForCausalLM.from_config(shape)
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _last_layers(model: PreTrainedModel, number: int) -> nn.Module:
+    layers = model.base_model.get_submodule("layers")
+    assert isinstance(layers, nn.ModuleList)
+    return layers[-number:]

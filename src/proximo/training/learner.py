@@ -1,7 +1,7 @@
 """The learner: scores completions and updates the policy. It knows no task, no sampler and no file."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,20 +16,13 @@ from proximo.maths.objective import Plan, plan_step, policy_loss
 from proximo.maths.ratios import CurrentPolicy
 from proximo.maths.rows import rows_of
 from proximo.maths.weights import TokenMean
-from proximo.models import Scores, micro_batches, score
+from proximo.models import Scores
+from proximo.models.values import TrunkHead, ValueModel, value_model
 from proximo.shapes import Bool, Float, Int
 from proximo.training.config import TrainingOptions
+from proximo.training.critic import Critic
+from proximo.training.passes import OldScores, Passes
 from proximo.types import Batch, Stats
-
-
-@dataclass(frozen=True)
-class OldScores:
-    """What the policy thought before the first update."""
-
-    logprobs: Float[Tensor, "B T"]
-    entropy: Float[Tensor, "B T"]
-    values: Float[Tensor, "B T"] | None
-    """None without a value head."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +31,9 @@ class Update:
 
     stats: Stats
     gradient_norm: float
+    """Of the policy's parameters, before clipping."""
+    value_gradient_norm: float | None
+    """Of what the value model has beside them; None without one."""
     first_gap: float | None
     """Sampler gap on this update's rows, known where the policy had not been updated since sampling."""
     rows: Int[Tensor, " M"]
@@ -47,19 +43,38 @@ class Update:
 
 
 class Learner:
-    """A policy, its optimizer, and where the algorithm asks for them a reference and a value head."""
+    """A policy, its optimizer, and where the algorithm asks for them a reference and a value model."""
 
     def __init__(
-        self, model: PreTrainedModel, algorithm: Algorithm, options: TrainingOptions, *, temperature: float, seed: int
+        self,
+        model: PreTrainedModel,
+        algorithm: Algorithm,
+        options: TrainingOptions,
+        *,
+        temperature: float,
+        seed: int,
+        value: ValueModel | None = None,
+        value_learning_rate: float | None = None,
     ) -> None:
+        """Without a `value` of its own, an algorithm that asks for one gets a head on the policy's trunk."""
         self.model = model
         self.algorithm = algorithm
         self.options = options
-        self.temperature = temperature
+        self.passes = Passes(
+            temperature,
+            options.token_budget,
+            entropy_gradient=any(isinstance(extra, EntropyBonus) for extra in algorithm.extras),
+        )
         self.reference = frozen_copy(model) if algorithm.needs_reference else None
-        self.value_head = value_head(model) if algorithm.advantage.needs_values else None
+        self.kl_reward = algorithm.kl_reward
+        """As it stands: a controller moves its coefficient."""
+        self.critic = critic_for(algorithm, model, value)
+        self.rates = (options.learning_rate, value_learning_rate or options.learning_rate)
         self.optimizer = torch.optim.AdamW(
-            self.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay, betas=(0.9, 0.95)
+            [{"params": self.policy_parameters()}, {"params": self.value_parameters()}],
+            lr=options.learning_rate,
+            weight_decay=options.weight_decay,
+            betas=(0.9, 0.95),
         )
         self.version = 0
         self.sampled_version = 0
@@ -68,31 +83,41 @@ class Learner:
         """Whether the sampler's log-probs may stand for the old policy's; found out by measuring."""
         self._seed, self._shuffle = seed, torch.Generator().manual_seed(seed)
 
-    def parameters(self) -> list[nn.Parameter]:
-        parts = [self.model] if self.value_head is None else [self.model, self.value_head]
-        return [parameter for part in parts for parameter in part.parameters() if parameter.requires_grad]
+    def policy_parameters(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """What the value model has beside the policy's."""
+        own = [] if self.critic is None else self.critic.model.parameters()
+        return [parameter for parameter in own if parameter.requires_grad]
 
     # Before the updates
 
-    def needs_old_pass(self, algorithm: Algorithm) -> bool:
+    def needs_old_pass(self) -> bool:
         """Not when the sampler's log-probs are trusted, nor when a single update makes every ratio 1."""
-        if algorithm.advantage.needs_values or algorithm.correct is not None:
+        if self.critic is not None or self.algorithm.correct is not None:
             return True
-        on_policy = self.options.updates == 1 or isinstance(algorithm.anchor, CurrentPolicy)
+        on_policy = self.options.updates == 1 or isinstance(self.algorithm.anchor, CurrentPolicy)
         return not (self.trusts_sampler or on_policy)
 
     def old_scores(self, batch: Batch) -> OldScores:
         """Log-probs, entropy and values of the policy as it stands."""
-        return self._without_gradient(self.model, batch)
+        return self.passes.without_gradient(self.model, batch, self.critic and self.critic.model)
 
     def reference_logprobs(self, batch: Batch) -> Float[Tensor, "B T"]:
         assert self.reference is not None
-        return self._without_gradient(self.reference, batch).logprobs
+        return self.passes.without_gradient(self.reference, batch).logprobs
 
     def reset_reference(self) -> None:
         """Iterative GRPO: from now on the policy is held near what it is today."""
         if self.reference is not None:
             self.reference = frozen_copy(self.model)
+
+    def adapt_kl(self, kl: float, completions: int) -> None:
+        """After a step: its KL from the reference, in nats per completion, moves the coefficient where asked for."""
+        if self.kl_reward is not None and self.kl_reward.controller is not None:
+            coefficient = self.kl_reward.controller(self.kl_reward.coefficient, kl, completions)
+            self.kl_reward = replace(self.kl_reward, coefficient=coefficient)
 
     def start_step(self) -> None:
         """From here on the policy differs from the one that sampled."""
@@ -117,10 +142,11 @@ class Learner:
 
     def updates(self, batch: Batch) -> Iterator[Update]:
         """Train on a step's rows: epochs × minibatches of whole groups, shuffled."""
-        for epoch in range(self.options.epochs):
-            for number, index in enumerate(self._minibatches(batch)):
-                update = self.update(batch.rows(index), fresh=epoch == 0 and number == 0)
-                yield replace(update, rows=index)
+        return self._each_minibatch(batch, lambda rows, number: self.update(rows, fresh=number == 0))
+
+    def value_updates(self, batch: Batch) -> Iterator[Update]:
+        """The same for the value model alone, on what completions really earned; the policy stays as it is."""
+        return self._each_minibatch(batch, lambda rows, _: self.update_value(rows))
 
     def update(self, batch: Batch, *, fresh: bool) -> Update:
         """One optimizer update, exact over any split into micro-batches."""
@@ -128,45 +154,69 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         stats, first_logprobs = Stats(), []
         trained = self._rows_with_gradient(batch)
-        for part in self._micro_batches(batch.rows(trained)):
+        for part in self.passes.parts(batch.rows(trained)):
             index = trained[part]
             rows = batch.rows(index)
-            scores = self._score(self.model, rows)
-            loss, part_stats = self._loss(rows, scores, plan.rows(index), value_weights[index])
+            scores, values = self.passes.with_values(self.model, self.critic and self.critic.model, rows)
+            loss, part_stats = self._loss(rows, scores, plan.rows(index))
+            if self.critic is not None:
+                assert values is not None
+                value_loss, value_stats = self.critic.term(values, rows, value_weights[index])
+                loss, part_stats = loss + value_loss, part_stats + value_stats
             loss.backward()
             stats = stats + part_stats
             first_logprobs.append((index, scores.logprobs.detach()))
         if not first_logprobs:  # all rows dead: the gradient is 0, which is not no gradient to an optimizer
-            for parameter in self.parameters():
+            for parameter in self.policy_parameters():
                 parameter.grad = torch.zeros_like(parameter)
         gap = self._first_gap(batch, first_logprobs) if fresh and first_logprobs else None
-        norm = nn.utils.clip_grad_norm_(self.parameters(), self.options.max_gradient_norm)
-        if norm.isfinite():  # else the weights stay as they are; the caller sees the norm
-            self.optimizer.step()
+        norms = self._apply()
         self.version += 1
         current = torch.full_like(batch.old_logprobs, torch.nan)
         for index, logprobs in first_logprobs:
             current[index] = logprobs.to(current.dtype)
-        return Update(stats, float(norm), gap, torch.arange(len(batch)), current)
+        return Update(stats, *norms, gap, torch.arange(len(batch)), current)
+
+    def update_value(self, batch: Batch) -> Update:
+        """One update of the value model's own parameters."""
+        assert self.critic is not None
+        critic, weights = self.critic.unclipped(), TokenMean()(batch.mask, batch.group)
+        self.optimizer.zero_grad(set_to_none=True)
+        stats = Stats()
+        for index in self.passes.parts(batch):
+            rows = batch.rows(index)
+            values = self.passes.values(self.model, critic.model, rows)
+            loss, part_stats = critic.term(values, rows, weights[index])
+            loss.backward()
+            stats = stats + part_stats
+        unseen = torch.full_like(batch.old_logprobs, torch.nan)
+        return Update(stats, *self._apply(), None, torch.arange(len(batch)), unseen)
 
     def set_learning_rate(self, step: int) -> float:
-        """Linear warm-up, then constant."""
+        """Linear warm-up, then constant; the policy's."""
         warmup = self.options.warmup_steps
-        rate = self.options.learning_rate * (min(1.0, (step + 1) / warmup) if warmup else 1.0)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        return rate
+        share = min(1.0, (step + 1) / warmup) if warmup else 1.0
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * share
+        return self.rates[0] * share
 
-    def _loss(
-        self, rows: Batch, scores: Scores, plan: Plan, value_weights: Float[Tensor, "B T"]
-    ) -> tuple[Tensor, Stats]:
-        algorithm = self.algorithm
+    def _apply(self) -> tuple[float, float | None]:
+        """Clip, step, and say how large the gradients were: the policy's, and the value model's own."""
+        most = self.options.max_gradient_norm
+        norm = nn.utils.clip_grad_norm_(self.policy_parameters(), most)
+        # Apart: a value model that is far off must not shrink the policy's step.
+        value_norm = None if self.critic is None else nn.utils.clip_grad_norm_(self.value_parameters(), most)
+        if norm.isfinite() and (value_norm is None or value_norm.isfinite()):
+            self.optimizer.step()  # else the weights stay as they are; the caller sees the norms
+        return float(norm), None if value_norm is None else float(value_norm)
+
+    def _loss(self, rows: Batch, scores: Scores, plan: Plan) -> tuple[Tensor, Stats]:
         old_logprobs = rows.old_logprobs
         if self.options.updates == 1:  # the policy that sampled is the policy itself
             own = scores.logprobs.detach().to(old_logprobs.dtype)
             old_logprobs = torch.where(self.is_stale(rows).unsqueeze(1), old_logprobs, own)
-        loss, stats = policy_loss(
-            algorithm,
+        return policy_loss(
+            self.algorithm,
             logprobs=scores.logprobs,
             old_logprobs=old_logprobs,
             advantages=rows.advantages,
@@ -178,15 +228,6 @@ class Learner:
             entropy=scores.entropy,
             outcome=rows.outcome,
         )
-        for extra in algorithm.extras:
-            if isinstance(extra, ValueLoss):
-                assert rows.values is not None
-                assert rows.returns is not None
-                errors = extra(self._values(scores), rows.values, rows.returns.to(scores.logprobs.dtype))
-                value_loss = (errors * value_weights.to(errors.dtype) * rows.mask).sum()
-                loss = loss + extra.coefficient * value_loss
-                stats = stats + Stats(totals={"value_loss": value_loss.detach()})
-        return loss, stats
 
     def _plan(self, batch: Batch) -> Plan:
         """Weights over the whole update; a choice among all its tokens needs a pass without gradient first."""
@@ -204,12 +245,12 @@ class Learner:
         )
         select = self.algorithm.select
         if select is not None and select.step_wide:
-            current = self._without_gradient(self.model, batch)
+            current = self.passes.without_gradient(self.model, batch)
             rows = replace(rows, logprobs=current.logprobs, entropy=current.entropy)
         generator = torch.Generator().manual_seed(self._seed + self.version)
         return plan_step(self.algorithm, rows, generator)
 
-    def _first_gap(self, batch: Batch, parts: list[tuple[Int[Tensor, " M"], Tensor]]) -> float | None:
+    def _first_gap(self, batch: Batch, parts: list[tuple[Tensor, Tensor]]) -> float | None:
         index = torch.cat([index for index, _ in parts])
         return self.measure_gap(batch.rows(index), torch.cat([logprobs for _, logprobs in parts]))
 
@@ -221,6 +262,11 @@ class Learner:
         alive = (batch.advantages != 0).any(dim=1) & batch.mask.any(dim=1)
         return torch.arange(len(batch)) if others else alive.nonzero().squeeze(1)
 
+    def _each_minibatch(self, batch: Batch, update: Callable[[Batch, int], Update]) -> Iterator[Update]:
+        for number in range(self.options.epochs):
+            for place, index in enumerate(self._minibatches(batch)):
+                yield replace(update(batch.rows(index), number + place), rows=index)
+
     def _minibatches(self, batch: Batch) -> list[Int[Tensor, " M"]]:
         """Whole groups, shuffled, in minibatches no smaller than a full step's."""
         groups = batch.group.unique()
@@ -229,55 +275,18 @@ class Learner:
         count = min(self.options.minibatches, max(1, len(groups) // size))
         return [torch.isin(batch.group, part).nonzero().squeeze(1) for part in order.tensor_split(count) if len(part)]
 
-    def _micro_batches(self, batch: Batch) -> list[Int[Tensor, " M"]]:
-        parts = micro_batches(
-            [len(prompt) for prompt in batch.prompts],
-            batch.lengths.tolist(),
-            batch.group.tolist(),
-            self.options.token_budget,
-        )
-        return [torch.tensor(part) for part in parts]
 
-    def _score(self, model: PreTrainedModel, batch: Batch) -> Scores:
-        return score(
-            model,
-            prompts=batch.prompts,
-            tokens=batch.tokens,
-            lengths=batch.lengths,
-            group=batch.group,
-            temperature=self.temperature,
-            entropy_gradient=any(isinstance(extra, EntropyBonus) for extra in self.algorithm.extras),
-        )
-
-    @torch.no_grad()
-    def _without_gradient(self, model: PreTrainedModel, batch: Batch) -> OldScores:
-        logprobs, entropy = torch.zeros_like(batch.rollout_logprobs), torch.zeros_like(batch.rollout_logprobs)
-        values = torch.zeros_like(logprobs) if self.value_head is not None and model is self.model else None
-        for index in self._micro_batches(batch):
-            scores = self._score(model, batch.rows(index))
-            logprobs[index], entropy[index] = scores.logprobs.to(logprobs.dtype), scores.entropy.to(entropy.dtype)
-            if values is not None:
-                values[index] = self._values(scores).to(values.dtype)
-        return OldScores(logprobs, entropy, values)
-
-    def _values(self, scores: Scores) -> Float[Tensor, "B T"]:
-        """The value of the state before each completion token."""
-        assert self.value_head is not None
-        return scores.states.aligned(self.value_head(scores.states.flat).squeeze(1)).to(scores.logprobs.dtype)
+def critic_for(algorithm: Algorithm, policy: PreTrainedModel, value: ValueModel | None) -> Critic | None:
+    """The value model with its loss, where the algorithm asks for one."""
+    loss = next((extra for extra in algorithm.extras if isinstance(extra, ValueLoss)), None)
+    if loss is None:
+        assert value is None, "a value model that nothing asks"
+        return None
+    return Critic(value or value_model(TrunkHead(), policy), loss)
 
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(model).requires_grad_(False).eval()
-
-
-def value_head(model: PreTrainedModel) -> nn.Linear:
-    """Starts at 0: the first advantages are returns, not noise."""
-    weight = model.get_input_embeddings().weight
-    assert isinstance(weight, Tensor)
-    head = nn.Linear(weight.shape[1], 1, device=weight.device, dtype=weight.dtype)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    return head
 
 
 def gate_width(algorithm: Algorithm) -> float:

@@ -7,8 +7,9 @@ import torch
 
 from proximo.training.assemble import Assembled
 from proximo.training.collect import Collected
+from proximo.training.critic import value_metrics
 from proximo.training.learner import Update
-from proximo.types import Stats
+from proximo.types import Batch, Rollout, Stats
 
 RENAMED = {
     "ref_kl": "kl",
@@ -28,12 +29,10 @@ def step_metrics(
     """Rollouts first, then what the updates saw."""
     metrics = rollout_metrics(collected) | {"learning_rate": learning_rate, "updates": len(updates)}
     if assembled is not None:
-        metrics |= {
-            "dead_rows": assembled.dead_rows / max(len(assembled.batch), 1),
-            "advantage_std": float(assembled.batch.advantages[assembled.batch.mask].std())
-            if len(assembled.batch)
-            else 0.0,
-        }
+        metrics |= {"dead_rows": assembled.dead_rows / max(len(assembled.batch), 1)}
+        metrics |= advantage_metrics(assembled.batch)
+        if assembled.earned is not None:
+            metrics |= value_metrics(assembled.batch, assembled.earned)
     if updates:
         assert assembled is not None
         metrics |= update_metrics(updates)
@@ -46,6 +45,19 @@ def step_metrics(
     return metrics
 
 
+def advantage_metrics(batch: Batch) -> dict[str, float]:
+    """Over the sampled tokens that train."""
+    advantages = batch.advantages[batch.mask]
+    if not len(advantages):
+        return {}
+    return {
+        "advantage": float(advantages.mean()),
+        "advantage_std": float(advantages.std(correction=0)),
+        "advantage_min": float(advantages.min()),
+        "advantage_max": float(advantages.max()),
+    }
+
+
 def rollout_metrics(collected: Collected) -> dict[str, float]:
     """Over everything that was sampled for this step, dropped groups included."""
     groups = [*collected.groups, *collected.dropped]
@@ -55,7 +67,7 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
     lengths = torch.tensor([len(rollout.completion.tokens) for rollout in rollouts], dtype=torch.float64)
     truncated = sum(rollout.completion.finish == "length" for rollout in rollouts)
     scored = outcome[~outcome.isnan()]
-    return {
+    return part_metrics(rollouts) | {
         "reward": float(reward[~reward.isnan()].mean()) if len(scored) else math.nan,
         "outcome": float(scored.mean()) if len(scored) else math.nan,
         "length": float(lengths.mean()),
@@ -70,7 +82,17 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
     }
 
 
-def _is_dead(rollouts) -> bool:
+def part_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """The mean of each part of the reward, weight included, over the completions that have it."""
+    found: dict[str, list[float]] = {}
+    for rollout in rollouts:
+        for name, value in rollout.grade.parts.items():
+            found.setdefault(name, []).append(value)
+    known = {name: [value for value in values if not math.isnan(value)] for name, values in found.items()}
+    return {f"rewards/{name}": sum(values) / len(values) if values else math.nan for name, values in known.items()}
+
+
+def _is_dead(rollouts: Sequence[Rollout]) -> bool:
     known = [rollout.grade.reward for rollout in rollouts if not math.isnan(rollout.grade.reward)]
     return not known or max(known) == min(known)
 
@@ -82,13 +104,17 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
         stats = stats + update.stats
     norms = [update.gradient_norm for update in updates]
     gradients = {"gradient_norm": sum(norms) / len(norms), "gradient_norm_max": max(norms)}
-    if not stats.totals:  # every row was dead
-        return gradients
+    value_norms = [update.value_gradient_norm for update in updates if update.value_gradient_norm is not None]
+    if value_norms:
+        gradients["value_gradient_norm"] = sum(value_norms) / len(value_norms)
     floats = stats.floats()
+    if "ratio" not in floats:  # every row was dead, or the value model trained alone
+        return gradients | {name: value / len(updates) for name, value in floats.items()}
     ess = floats["ratio"] ** 2 / floats["ratio_squared"] if floats["ratio_squared"] else math.nan
     spread = math.sqrt(max(floats["ratio_squared"] - floats["ratio"] ** 2, 0.0))
-    losses = {name: value / len(updates) for name, value in floats.items() if name.endswith("loss")}
-    rest = {name: value for name, value in floats.items() if not name.endswith("loss")}
+    per_update = {name for name in floats if name.endswith("loss")} | {"value_clip"} & floats.keys()
+    losses = {name: floats[name] / len(updates) for name in per_update}
+    rest = {name: value for name, value in floats.items() if name not in per_update}
     named = {RENAMED.get(name, name): value for name, value in rest.items()}
     known = {name: value for name, value in named.items() if name is not None}
     return known | losses | gradients | {"ess": ess, "ratio_spread": spread}

@@ -18,6 +18,7 @@ class Progress(Protocol):
         self, step: int, metrics: Mapping[str, float], seconds: Mapping[str, float], collected: Collected
     ) -> None: ...
     def evaluated(self, step: int, evaluation: Evaluation) -> None: ...
+    def warned(self, step: int, message: str) -> None: ...
     def stop(self) -> None: ...
 
 
@@ -29,7 +30,7 @@ class Lines:
 
     def start(self, steps: int, before: Evaluation) -> None:
         self.steps = steps
-        self._say(f"held-out accuracy before: {share(before)}")
+        self._say(f"held-out {measure(before)} before: {share(before)}")
 
     def stepped(
         self, step: int, metrics: Mapping[str, float], seconds: Mapping[str, float], collected: Collected
@@ -37,7 +38,10 @@ class Lines:
         self._say(f"step {step + 1}/{self.steps}  {summary(metrics)}  {sum(seconds.values()):.1f} s")
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
-        self._say(f"held-out accuracy after step {step + 1}: {share(evaluation)}")
+        self._say(f"held-out {measure(evaluation)} after step {step + 1}: {share(evaluation)}")
+
+    def warned(self, step: int, message: str) -> None:
+        self._say(f"warning at step {step + 1}: {message}")
 
     def stop(self) -> None:
         """Nothing to tidy up."""
@@ -66,14 +70,24 @@ def prompt_text(problem: Problem) -> str:
     return problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"]
 
 
+def measure(evaluation: Evaluation) -> str:
+    """What `share` begins with; outcomes that are not right or wrong have a mean and no accuracy."""
+    return "accuracy" if evaluation.is_share else "outcome"
+
+
 def share(evaluation: Evaluation) -> str:
     unscored = f", {evaluation.unscored} unscored" if evaluation.unscored else ""
     problems = f"{evaluation.problems} problems{unscored}"
     text = f"{evaluation.accuracy:.1%} ({evaluation.low:.1%} to {evaluation.high:.1%}, {problems})"
+    if not evaluation.is_share:
+        text = f"{evaluation.outcome:.3f} ({evaluation.accuracy:.1%} at least 1, {problems})"
     if evaluation.mean_at_k is not None:
         text += f"; mean@{evaluation.k} {evaluation.mean_at_k:.1%} ± {evaluation.mean_half_width:.1%}"
         text += f", pass@{evaluation.k} {evaluation.pass_at_k:.1%} "
         text += f"({evaluation.pass_low:.1%} to {evaluation.pass_high:.1%})"
+    if evaluation.parts:
+        parts = ", ".join(f"{name} {value:.3f}" for name, value in evaluation.parts.items())
+        text += f"; reward {evaluation.reward:.3f} ({parts})"
     return text
 
 

@@ -4,20 +4,24 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.models import load_model, load_tokenizer, pick_device
 from proximo.models.shipped import resolve
+from proximo.models.values import OwnModel, load_value_model, value_model
 from proximo.samplers.embedded import local_sampler
+from proximo.tasks import Task
 from proximo.training.assemble import Assembled, assemble
 from proximo.training.checkpoints import save
 from proximo.training.collect import Collected, Collector, Frontier
 from proximo.training.config import RunConfig
+from proximo.training.critic import BaselineWatch, kl_per_completion
 from proximo.training.evaluate import Answered, Evaluation, evaluate
-from proximo.training.learner import Learner
+from proximo.training.judging import judged
+from proximo.training.learner import Learner, Update
 from proximo.training.metrics import step_metrics
 from proximo.training.progress import Progress
 from proximo.training.runlog import RunLog
@@ -60,6 +64,8 @@ class Run:
         config.task.problem(0, "train", config.seed)  # a task that cannot be read fails before a model loads
         path = resolve(config.model)
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(path)
+        self.task: Task = judged(config.task, config.rewards, self.tokenizer)
+        backbone = _value_backbone(config, self.tokenizer)
         self.model: PreTrainedModel = load_model(path, device=pick_device(config.device))
         rows = config.training.groups * config.training.group_size
         self.sampler = local_sampler(self.model, self.tokenizer, slots=min(rows, MOST_SLOTS))
@@ -69,9 +75,12 @@ class Run:
             config.training,
             temperature=config.sampling.temperature,
             seed=config.seed,
+            value=config.value and value_model(config.value.form, self.model, backbone),
+            value_learning_rate=config.value and config.value.learning_rate,
         )
+        self.baselines = BaselineWatch()
         self.collector = Collector(
-            task=config.task,
+            task=self.task,
             sampler=self.sampler,
             tokenizer=self.tokenizer,
             sampling=config.sampling,
@@ -83,7 +92,7 @@ class Run:
 
     def evaluate(self) -> tuple[Evaluation, list[Answered]]:
         config = self.config
-        return evaluate(config.task, self.sampler, self.tokenizer, config.sampling, config.evaluation, config.seed)
+        return evaluate(self.task, self.sampler, self.tokenizer, config.sampling, config.evaluation, config.seed)
 
 
 def train(run: Run, config_toml: str) -> Outcome:
@@ -132,10 +141,9 @@ def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
     assembled, updates = None, []
     if collected.groups:
         with clock.phase("assemble"):
-            limit = config.sampling.max_tokens
-            assembled = assemble(collected.groups, collected.dropped, learner.algorithm, learner, limit)
+            assembled = assemble(collected.groups, collected.dropped, learner, config.sampling.max_tokens)
         with clock.phase("update"):
-            updates = list(learner.updates(assembled.batch)) if len(assembled.batch) else []
+            updates = list(_updates(run, assembled, step)) if len(assembled.batch) else []
     if not updates:
         run.log.event(step, "empty_step", _why_empty(collected, assembled))
     for number, update in enumerate(updates):
@@ -143,14 +151,51 @@ def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
             run.log.event(
                 step, "skipped_update", f"update {number} had a gradient that is not finite; weights untouched"
             )
-    metrics = step_metrics(collected, assembled, updates, rate)
+    metrics = step_metrics(collected, assembled, updates, rate) | _kl_metrics(learner, assembled)
     run.log.metrics(step, metrics)
+    if (warning := run.baselines.look(metrics)) is not None:
+        run.log.event(step, "weak_value_model", warning)
+        run.progress.warned(step, warning)
     if assembled is not None:
         with clock.phase("write"):
             run.log.rollouts(step, assembled.batch, updates, run.tokenizer)
     run.log.timings(step, clock.seconds | {"tokens": collected.sampled_tokens})
     run.progress.stepped(step, metrics, clock.seconds, collected)
     return collected
+
+
+def _updates(run: Run, assembled: Assembled, step: int) -> Iterator[Update]:
+    """The step's updates: of the value model alone while it is pre-trained, then of everything."""
+    if run.config.value is None or step >= run.config.value.pretrain_steps:
+        return run.learner.updates(assembled.batch)
+    assert assembled.earned is not None
+    return run.learner.value_updates(replace(assembled.batch, returns=assembled.earned))
+
+
+def _kl_metrics(learner: Learner, assembled: Assembled | None) -> dict[str, float]:
+    """How far the policy that sampled is from the reference; a controller then moves the coefficient."""
+    kl = None if assembled is None else kl_per_completion(assembled.batch)
+    if assembled is None or kl is None:
+        return {}
+    metrics = {"reference_kl": kl}
+    if learner.kl_reward is not None:
+        metrics["kl_coefficient"] = learner.kl_reward.coefficient
+        learner.adapt_kl(kl, len(assembled.batch))
+    return metrics
+
+
+def _value_backbone(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel | None:
+    """The value model's own weights, where it has a folder of its own; it must read the policy's tokens."""
+    form = config.value and config.value.form
+    if not isinstance(form, OwnModel) or form.path is None:
+        return None
+    path = resolve(form.path)
+    if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"value.form.path is {form.path!r}: its vocabulary is not the policy's, whose tokens it would have to "
+            "read; use a model of the same family"
+        )
+    return load_value_model(path, device=pick_device(config.device))
 
 
 def _why_empty(collected: Collected, assembled: Assembled | None) -> str:

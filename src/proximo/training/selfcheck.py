@@ -174,8 +174,8 @@ def _update_gradient(
     learner = Learner(model, algorithm, options, temperature=config.sampling.temperature, seed=config.seed)
     for group in learner.optimizer.param_groups:
         group["lr"] = 0.0  # the model stays as it is
-    learner.update(assemble(groups, [], algorithm, learner, config.sampling.max_tokens).batch, fresh=False)
-    return _taken_gradient(learner.parameters())
+    learner.update(assemble(groups, [], learner, config.sampling.max_tokens).batch, fresh=False)
+    return _taken_gradient([*learner.policy_parameters(), *learner.value_parameters()])
 
 
 def _score_with_gradient(

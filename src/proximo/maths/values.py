@@ -1,0 +1,59 @@
+"""How good a value model is, held against what completions really went on to earn.
+
+Returns are rewards to go, not a value model's own targets: those contain its estimates, and flatter it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proximo.maths.groups import siblings
+from proximo.shapes import Bool, Float, Int
+
+
+def explained_variance(
+    values: Float[Tensor, "B T"], returns: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+) -> Float[Tensor, ""]:
+    """1 − Var(return − value)/Var(return) over sampled tokens: 1 knows all, 0 no more than a constant does."""
+    known, earned = values[mask].double(), returns[mask].double()
+    spread = earned.var(correction=0)
+    unexplained = (earned - known).var(correction=0)
+    return torch.where(spread > 0, 1 - unexplained / spread, torch.nan)
+
+
+def error_by_position(
+    values: Float[Tensor, "B T"], returns: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], parts: int = 4
+) -> Float[Tensor, " K"]:
+    """Root mean squared error in each equal part of a completion, first to last; NaN where a part has no token."""
+    place = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    part = (place * parts // mask.sum(dim=1, keepdim=True).clamp(min=1))[mask]
+    squares = (values - returns)[mask].double().square()
+    total = torch.zeros(parts, dtype=torch.double, device=mask.device).index_add_(0, part, squares)
+    count = torch.zeros_like(total).index_add_(0, part, torch.ones_like(squares))
+    return (total / count).sqrt()
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Mean squared distances to the returns, over the sampled tokens of rows that have a sibling."""
+
+    value: Float[Tensor, ""]
+    """Of the value model's estimate at each token."""
+    group: Float[Tensor, ""]
+    """Of the mean of the siblings' returns, without the row's own: what GRPO and RLOO subtract, unbiased."""
+
+
+def compare_baselines(
+    values: Float[Tensor, "B T"], returns: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], group: Int[Tensor, " B"]
+) -> Baselines:
+    """What a value model is worth beside the baseline that needs none, on the same rollouts; NaN without siblings."""
+    first = mask & (mask.cumsum(dim=1) == 1)
+    totals = torch.where(first, returns.double(), 0.0).sum(dim=1)
+    totals = totals.masked_fill(~mask.any(dim=1), torch.nan)  # a row without a token has no return to compare
+    rows = siblings(totals, group)
+    others = totals - rows.deviation * rows.count / (rows.count - 1).clamp(min=1)
+    counted = mask & (rows.count > 1).unsqueeze(1)
+    by_value = (returns - values)[counted].double().square().mean()
+    by_group = (returns - others.unsqueeze(1))[counted].double().square().mean()
+    return Baselines(by_value, by_group)

@@ -1,0 +1,208 @@
+"""Value models: what is still to be earned, estimated before each completion token is consumed.
+
+Three forms, one protocol. All of them ride the packed layout, so a prompt is computed once per group there too.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedModel
+
+from proximo.models.attention import attention, body
+from proximo.models.judging import load_reward_model
+from proximo.models.loading import load_model, supports_packing
+from proximo.models.scoring import States, completion_states
+from proximo.shapes import Float
+from proximo.types import Batch
+
+# What a user chooses
+
+
+@dataclass(frozen=True)
+class TrunkHead:
+    """A linear head on the policy's own states: one pass for both, and nothing more in memory."""
+
+    trains_trunk: bool = True
+    """Whether the value loss also moves the policy's layers. False: the head takes the states as they come."""
+
+
+@dataclass(frozen=True)
+class OwnLayers:
+    """A head on its own copy of the policy's last layers, on top of the policy's pass below them, detached."""
+
+    layers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.layers < 1:
+            raise ValueError(f"value.form.layers is {self.layers}: copy at least 1, or use TrunkHead")
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """A model of its own, of any backbone with the policy's vocabulary."""
+
+    path: str | None = None
+    """A folder or hub id: a causal model gets a new head, a reward model brings its own. None: a copy of the policy."""
+
+
+ValueForm = TrunkHead | OwnLayers | OwnModel
+
+# What a learner holds
+
+
+@runtime_checkable
+class ValueModel(Protocol):
+    """Estimates that share the policy's pass where they can."""
+
+    @property
+    def needs_policy(self) -> bool:
+        """Whether it reads the policy's pass."""
+        ...
+
+    def beside(self, policy: PreTrainedModel) -> AbstractContextManager[None]:
+        """Held around a pass of the policy whose states are then handed to `estimate`."""
+        ...
+
+    def estimate(self, rows: Batch, states: States | None) -> Float[Tensor, "B T"]:
+        """The value before each completion token; `states` are the policy's, None where they are not needed."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """What it has beside the policy's parameters."""
+        ...
+
+
+class HeadOnTrunk(nn.Module):
+    needs_policy = True
+
+    def __init__(self, policy: PreTrainedModel, *, trains_trunk: bool) -> None:
+        super().__init__()
+        self.head = zero_head(policy)
+        self.trains_trunk = trains_trunk
+
+    def beside(self, policy: PreTrainedModel) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def estimate(self, rows: Batch, states: States | None) -> Float[Tensor, "B T"]:
+        assert states is not None
+        return read(self.head, states, states.flat if self.trains_trunk else states.flat.detach())
+
+
+class HeadOnOwnLayers(nn.Module):
+    needs_policy = True
+
+    def __init__(self, policy: PreTrainedModel, *, layers: int) -> None:
+        super().__init__()
+        if not supports_packing(policy):
+            kind = type(policy).__name__
+            raise ValueError(
+                f"value.form is OwnLayers, but {kind} is outside the packed path: use TrunkHead or OwnModel"
+            )
+        trunk = body(policy).get_submodule("layers")
+        assert isinstance(trunk, nn.ModuleList)
+        if layers > len(trunk):
+            raise ValueError(f"value.form.layers is {layers}, but the policy has {len(trunk)}: give at most as many")
+        self.first = len(trunk) - layers
+        # The config stays shared, so that the copies follow the policy's choice of attention.
+        kept: dict[int, Any] = {id(policy.config): policy.config}
+        self.layers = nn.ModuleList(copy.deepcopy(layer, kept) for layer in trunk[self.first :]).requires_grad_(True)
+        self.norm = copy.deepcopy(body(policy).get_submodule("norm"), kept).requires_grad_(True)
+        self.head = zero_head(policy)
+        self._seen: tuple[PreTrainedModel, str, Tensor, dict[str, Any]] | None = None
+
+    @contextmanager
+    def beside(self, policy: PreTrainedModel) -> Iterator[None]:
+        """Remembers what enters the first layer that has a copy."""
+
+        def remember(_: nn.Module, inputs: tuple[Any, ...], others: dict[str, Any]) -> None:
+            (hidden,) = inputs
+            name = policy.config._attn_implementation
+            assert name is not None
+            self._seen = policy, name, hidden.detach(), others
+
+        layer = body(policy).get_submodule(f"layers.{self.first}")
+        handle = layer.register_forward_pre_hook(remember, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def estimate(self, rows: Batch, states: States | None) -> Float[Tensor, "B T"]:
+        assert states is not None
+        assert self._seen is not None, "estimate comes after a pass inside `beside`"
+        policy, name, hidden, others = self._seen
+        self._seen = None  # nothing of the pass outlives its use
+        with attention(policy, name):
+            for layer in self.layers:
+                hidden = layer(hidden, **others)
+        return read(self.head, states, self.norm(hidden).flatten(0, 1).index_select(0, states.places))
+
+
+class HeadOnOwnModel(nn.Module):
+    needs_policy = False
+
+    def __init__(self, model: PreTrainedModel, head: nn.Linear) -> None:
+        super().__init__()
+        self.model = model.requires_grad_(False)
+        model.base_model.requires_grad_(True)  # its own head, if it has one, is not asked
+        self.head = head
+
+    def beside(self, policy: PreTrainedModel) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def estimate(self, rows: Batch, states: States | None) -> Float[Tensor, "B T"]:
+        own = completion_states(
+            self.model, prompts=rows.prompts, tokens=rows.tokens, lengths=rows.lengths, group=rows.group
+        )
+        return read(self.head, own, own.flat)
+
+
+def value_model(form: ValueForm, policy: PreTrainedModel, loaded: PreTrainedModel | None = None) -> ValueModel:
+    """The chosen form for this policy; `loaded` is the model that OwnModel names, None for a copy of the policy."""
+    match form:
+        case TrunkHead():
+            return HeadOnTrunk(policy, trains_trunk=form.trains_trunk)
+        case OwnLayers():
+            return HeadOnOwnLayers(policy, layers=form.layers)
+        case OwnModel():
+            model = copy.deepcopy(policy) if loaded is None else loaded
+            return HeadOnOwnModel(model, own_head(model))
+
+
+def load_value_model(path: str, *, device: str) -> PreTrainedModel:
+    """A backbone for OwnModel: a reward model with its head, or a causal model."""
+    names = AutoConfig.from_pretrained(path, trust_remote_code=False).architectures or ()
+    if any(name.endswith("ForSequenceClassification") for name in names):
+        return load_reward_model(path, device=device)
+    return load_model(path, device=device)
+
+
+def own_head(model: PreTrainedModel) -> nn.Linear:
+    """A reward model's own, in the precision of values; any other model gets a new one."""
+    score = dict(model.named_children()).get("score")
+    if not isinstance(score, nn.Linear):
+        return zero_head(model)
+    head = zero_head(model)
+    with torch.no_grad():
+        head.weight.copy_(score.weight)
+    return head
+
+
+def zero_head(model: PreTrainedModel) -> nn.Linear:
+    """Starts at 0: the first advantages are returns, not noise."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    wide = torch.promote_types(weight.dtype, torch.float32)  # half a digit of a value is not enough to learn from
+    head = nn.Linear(model.config.hidden_size, 1, device=weight.device, dtype=wide)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def read(head: nn.Linear, states: States, flat: Float[Tensor, "C E"]) -> Float[Tensor, "B T"]:
+    return states.aligned(head(flat.to(head.weight.dtype)).squeeze(1))

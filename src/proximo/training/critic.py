@@ -1,0 +1,95 @@
+"""The value model in training: its loss, what it is worth, and a warning when that is too little."""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from proximo.maths.extras import ValueLoss
+from proximo.maths.values import compare_baselines, error_by_position, explained_variance
+from proximo.models.values import ValueModel
+from proximo.shapes import Float
+from proximo.types import Batch, Stats
+
+
+@dataclass(frozen=True)
+class Critic:
+    """A value model and what it is trained by."""
+
+    model: ValueModel
+    loss: ValueLoss
+
+    def term(
+        self, values: Float[Tensor, "B T"], rows: Batch, weights: Float[Tensor, "B T"]
+    ) -> tuple[Float[Tensor, ""], Stats]:
+        """These rows' part of an update's loss, coefficient included; the statistics are without it."""
+        assert rows.values is not None
+        assert rows.returns is not None
+        weights = weights.to(values.dtype) * rows.mask
+        old = rows.values.to(values.dtype)
+        total = (self.loss(values, old, rows.returns.to(values.dtype)) * weights).sum()
+        beyond = (values.detach() - old).abs() > (self.loss.clip or math.inf)
+        stats = Stats(totals={"value_loss": total.detach(), "value_clip": (beyond * weights).sum()})
+        return self.loss.coefficient * total, stats
+
+    def unclipped(self) -> "Critic":
+        """To learn from frozen returns: nothing it trains on depends on where its values were."""
+        return replace(self, loss=replace(self.loss, clip=None))
+
+
+def value_metrics(batch: Batch, returns: Float[Tensor, "B T"]) -> dict[str, float]:
+    """What the values before the updates were worth; `returns` are what the tokens really went on to earn."""
+    assert batch.values is not None
+    values, mask = batch.values.to(returns.dtype), batch.mask
+    if not mask.any():
+        return {}
+    errors = error_by_position(values, returns, mask).tolist()
+    baselines = compare_baselines(values, returns, mask, batch.group)
+    return {
+        "value": float(values[mask].mean()),
+        "value_std": float(values[mask].std(correction=0)),
+        "return": float(returns[mask].mean()),
+        "return_std": float(returns[mask].std(correction=0)),
+        "explained_variance": float(explained_variance(values, returns, mask)),
+        **{f"value_error/quarter_{number}": error for number, error in enumerate(errors, start=1)},
+        "baseline_error/value": float(baselines.value),
+        "baseline_error/group": float(baselines.group),
+    }
+
+
+@dataclass
+class BaselineWatch:
+    """Says when the value model has been a worse baseline than the siblings' mean for a while: once per spell."""
+
+    window: int = 20
+    """Steps looked at; nothing is said before so many have passed, since a value model starts from nothing."""
+    errors: deque[tuple[float, float]] = field(default_factory=deque)
+    warned: bool = False
+
+    def look(self, metrics: dict[str, float]) -> str | None:
+        pair = metrics.get("baseline_error/value", math.nan), metrics.get("baseline_error/group", math.nan)
+        if not math.isfinite(sum(pair)):
+            return None
+        self.errors.append(pair)
+        if len(self.errors) > self.window:
+            self.errors.popleft()
+        if len(self.errors) < self.window:
+            return None
+        value, group = (math.fsum(column) / self.window for column in zip(*self.errors, strict=True))
+        worse, before, self.warned = value > group, self.warned, value > group
+        if not worse or before:
+            return None
+        return (
+            f"over the last {self.window} steps the value model's squared error is {value:.3g}, that of the mean of a "
+            f"completion's siblings {group:.3g}: as a baseline it is worse than none. Give it a higher "
+            "value.learning_rate, value.pretrain_steps or a larger value.form, or use a group advantage (GRPO)"
+        )
+
+
+def kl_per_completion(batch: Batch) -> float | None:
+    """Nats between the policy that sampled and the reference, summed over a completion's tokens; None without one."""
+    if batch.ref_logprobs is None or not len(batch):
+        return None
+    return float(torch.where(batch.mask, batch.old_logprobs - batch.ref_logprobs, 0.0).sum(dim=1).mean())
