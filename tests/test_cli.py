@@ -121,21 +121,78 @@ def test_every_command_has_help(command, capsys):
     assert f"usage: proximo {command}" in capsys.readouterr().out
 
 
-def test_sft_leaves_a_model(folder, tmp_path, capsys):
-    out = tmp_path / "tuned"
-    steps = ["--model", folder, "--sft.steps", "1", "--sft.examples", "2", "--task.held-out", "20"]
-    assert main(["sft", "--out", str(out), *steps]) == 0
+SUMS = "".join(f'{{"prompt": "{i}+1=", "completion": "{i + 1}"}}\n' for i in range(20))
+
+
+def test_sft_leaves_a_run(folder, tmp_path, capsys):
+    (tmp_path / "sums.jsonl").write_text(SUMS)
+    flags = ["--model", folder, "--data.held-out", "0.3", "--fit.batch", "8", "--json"]
+    assert main(["sft", str(tmp_path / "sums.jsonl"), "--run", str(tmp_path / "run"), *flags]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["run"], result["skipped"]) == (str(tmp_path / "run"), 0)
+    assert result["held_out_best"]["loss"] <= result["held_out_before"]["loss"]
+    load_model(result["checkpoint"])
+    # Its config is a run, too; and its folder is a model.
+    again = ["sft", str(tmp_path / "run" / "config.toml"), "--run", str(tmp_path / "again")]
+    assert main([*again, "--model", str(tmp_path / "run")]) == 0
+    assert str(tmp_path / "again" / "checkpoints") in capsys.readouterr().out
+    assert "there is a run in this folder already" in refused(again, capsys)
+
+
+def test_sft_learns_a_tasks_own_answers(folder, tmp_path, capsys):
+    flags = ["--data.task.held-out", "20", "--data.examples", "8", "--model", folder]
+    assert main(["sft", "--run", str(tmp_path / "run"), *flags]) == 0
     printed = capsys.readouterr()
-    assert str(out) in printed.out
-    assert printed.err.startswith("step 1/1  loss ")
-    load_model(str(out))
-    assert "sft needs --out DIR" in refused(["sft", *steps], capsys)
+    assert "held-out loss" in printed.out
+    assert "8 to train on, 20 held out" in printed.err
+    assert "--skip-bad is for data files" in refused(["sft", "--skip-bad", *flags], capsys)
+
+
+def test_bad_rows_are_refused_or_skipped(folder, tmp_path, capsys):
+    path = tmp_path / "sums.jsonl"
+    path.write_text(SUMS + '{"prompt": "1+1="\n{"prompt": "1+1=", "completion": ""}\n')
+    arguments = ["sft", str(path), "--model", folder, "--run", str(tmp_path / "run")]
+    lines = refused(arguments, capsys).splitlines()
+    assert len(lines) == 3
+    assert lines[1].startswith(f"{path}:21: not JSON")
+    assert lines[2] == f"{path}:22: completion is empty"
+    assert not (tmp_path / "run").exists()
+    assert main([*arguments, "--skip-bad"]) == 0
+    printed = capsys.readouterr()
+    assert f"2 bad rows were left out, see {tmp_path / 'run' / 'events.jsonl'}" in printed.out
+    assert "2 bad rows left out" in printed.err
+
+
+def test_sft_refuses_what_it_cannot_read(folder, tmp_path, capsys):
+    (tmp_path / "sums.csv").write_text("prompt,completion\n")
+    assert "use .jsonl or .parquet" in refused(["sft", str(tmp_path / "sums.csv")], capsys)
+    assert "none.toml: there is no such file" in refused(["sft", "none.toml"], capsys)
+    assert "'none.jsonl': there is no such file" in refused(["sft", "none.jsonl"], capsys)
+    assert "fit.batch is 0" in refused(["sft", "--fit.batch", "0"], capsys)
+    (tmp_path / "sums.jsonl").write_text(SUMS)
+    arguments = ["sft", str(tmp_path / "sums.jsonl"), "--run", str(tmp_path / "run"), "--model", folder]
+    error = refused([*arguments, "--data.held-out", "0", "--fit.patience", "2"], capsys)
+    assert "fit.patience is 2, but no data is held out" in error
+
+
+def test_sft_that_fails_on_the_way_says_what_is_left(folder, tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise ValueError("no room for a checkpoint")
+
+    monkeypatch.setattr("proximo.training.fitting.save", full)
+    (tmp_path / "sums.jsonl").write_text(SUMS)
+    arguments = ["sft", str(tmp_path / "sums.jsonl"), "--model", folder, "--data.held-out", "0.3"]
+    assert main([*arguments, "--run", str(tmp_path / "run")]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    last = f"error: no room for a checkpoint\nwhat was written so far is in {tmp_path / 'run'}\n"
+    assert printed.err.endswith(last)
 
 
 def test_tasks_are_shown_by_example(capsys):
     assert main(["tasks"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["Arithmetic", "Countdown", "Echo", "Gym", "File"]
+    assert [line.split()[0] for line in lines] == ["Arithmetic", "Countdown", "Echo", "Sorting", "Gym", "File"]
     assert "tasks takes nothing" in refused(["tasks", "more"], capsys)
 
 

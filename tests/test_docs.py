@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from proximo.cli import main
+from proximo.data import Mistakes, read_examples, read_rankings
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -26,15 +27,6 @@ def blocks(kind: str) -> list:
     return found
 
 
-@pytest.mark.parametrize(("info", "body"), blocks(r"python"))
-def test_code_runs(info: str, body: str):
-    torch.set_default_dtype(torch.float32)  # as a reader has it
-    try:
-        exec(compile(body, "documentation", "exec"), {"__name__": "documentation"})
-    finally:
-        torch.set_default_dtype(torch.float64)
-
-
 @pytest.mark.parametrize(("info", "body"), blocks(r"python src=.*"))
 def test_excerpt_stands_in_the_source(info: str, body: str):
     source = (ROOT / info.removeprefix("python src=")).read_text().splitlines()
@@ -49,25 +41,47 @@ def test_excerpt_stands_in_the_source(info: str, body: str):
 SMALLER = {
     "train": ["--training.groups", "4", "--evaluation.problems", "8"],
     "eval": ["--problems", "8"],
+    **{stage: ["--data.held-out", "0", "--fit.epochs", "0.1"] for stage in ("sft", "reward-model", "dpo")},
 }
 """The documented command, with less to do: one step instead of many."""
 
 
-@pytest.mark.parametrize(("info", "body"), blocks(r"sh"))
-def test_command_works(info: str, body: str, capsys, tmp_path, monkeypatch):
-    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page_works_from_top_to_bottom(page: Path, tmp_path, monkeypatch):
+    """Code, commands and data in order and in one folder, as a reader would."""
     monkeypatch.chdir(tmp_path)
-    torch.set_default_dtype(torch.float32)
+    torch.set_default_dtype(torch.float32)  # as a reader has it
+    text = page.read_text()
     try:
-        for line in re.sub(r"--steps \d+", "--steps 1", re.sub(r"step-\d+", "step-000001", body)).splitlines():
-            program, *arguments = shlex.split(line, comments=True)
-            if program == "make":
-                assert arguments[0] in targets
-            else:
-                assert program == "proximo"
-                assert main([*arguments, *SMALLER.get(arguments[0], [])]) == 0, line
+        for match in BLOCK.finditer(text):
+            place = f"{page.name}:{text.count(chr(10), 0, match.start()) + 1}"
+            match match["info"].strip(), match["body"]:
+                case "python", body:
+                    exec(compile(body, place, "exec"), {"__name__": "documentation"})
+                case "sh", body:
+                    run_commands(body, place)
+                case ("jsonl examples" | "jsonl rankings") as kind, body:
+                    check_data(body, read_examples if kind.endswith("examples") else read_rankings, place)
     finally:
         torch.set_default_dtype(torch.float64)
+
+
+def run_commands(body: str, place: str) -> None:
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for line in re.sub(r"--steps \d+", "--steps 1", re.sub(r"step-\d+", "step-000001", body)).splitlines():
+        program, *arguments = shlex.split(line, comments=True)
+        if program == "make":
+            assert arguments[0] in targets, place
+        else:
+            assert program == "proximo", place
+            assert main([*arguments, *SMALLER.get(arguments[0], [])]) == 0, f"{place}: {line}"
+
+
+def check_data(body: str, read, place: str) -> None:
+    Path("documented.jsonl").write_text(body)
+    mistakes = Mistakes()
+    assert len(read("documented.jsonl", mistakes)) >= body.count("\n"), place
+    assert not mistakes, f"{place}: {mistakes}"
 
 
 def test_links_lead_somewhere():

@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from proximo import toml
 from proximo.rewards import ExactMatch, FormatReward, MathVerify
-from proximo.tasks import Arithmetic, Countdown, Echo, File, Gym, Task
+from proximo.tasks import Arithmetic, Countdown, Echo, File, Gym, Sorting, Task
 from proximo.tasks.expressions import NotAnExpression, evaluate
 from proximo.types import Completion, Problem
 
@@ -25,7 +25,8 @@ MIXED = Arithmetic(operations=("+", "-", "*"), digits=1, terms=3, held_out=200)
 ASKED = Arithmetic(operations=("+", "-"), digits=1, held_out=12, chat=True)
 COUNTDOWN = Countdown(held_out=100)
 ECHO = Echo()
-ENDLESS = [SUMS, MIXED, ASKED, COUNTDOWN, ECHO]
+SORTING = Sorting()
+ENDLESS = [SUMS, MIXED, ASKED, COUNTDOWN, ECHO, SORTING]
 
 
 def said(text: str) -> Completion:
@@ -98,6 +99,7 @@ def test_the_first_problems_stay_what_they_are():
     [
         lambda: Arithmetic(digits=1),
         lambda: Echo(length=1, alphabet="ab", held_out=2),
+        lambda: Sorting(length=2, alphabet="abc"),
         lambda: Countdown(numbers=2, largest=4, highest_target=10, held_out=100),
     ],
 )
@@ -118,6 +120,9 @@ def test_a_space_too_small_for_the_held_out_set_is_refused(make: Any):
         (lambda: Countdown(numbers=1), "task.numbers is 1"),
         (lambda: Countdown(largest=0), "task.largest is 0"),
         (lambda: Countdown(numbers=8, largest=100, highest_target=10), "task.highest_target is 10"),
+        (lambda: Sorting(length=1), "task.length is 1"),
+        (lambda: Sorting(length=4, alphabet="abc"), "task.length is 4"),
+        (lambda: Sorting(alphabet="abcdea"), "task.alphabet"),
         (lambda: Gym("chain_sum", held_out=0), "task.held_out is 0"),
         (lambda: Gym("chain_sum", {"seed": 3}), "task.config has ['seed']"),
         (lambda: File("a.jsonl", held_out=1.0), "task.held_out is 1.0"),

@@ -457,7 +457,8 @@ def test_a_run_leaves_its_folder_and_repeats_to_the_byte(name: str, tmp_path):
 
 
 def test_sparkline_and_interval():
-    assert sparkline([0.0, 0.5, 1.0, math.nan, 2.0]) == "▁▅██"
+    assert sparkline([0.0, 0.5, 1.0, math.nan]) == "▁▅█"
+    assert sparkline([-1.0, 0.0, 3.0]) == "▁▃█"  # from the least to the most
     low, high = wilson(5, 10)
     assert (round(low, 4), round(high, 4)) == (0.2366, 0.7634)
     assert wilson(0, 0) == (0.0, 1.0)

@@ -125,6 +125,10 @@ class Batch:
     ref_logprobs: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
+    groups: tuple[Group, ...] = ()
+    """Where the rows come from, one for each prompt; empty where they were made of tensors alone."""
+    sibling: Tensor | None = None
+    """[B]: which of its group's rollouts."""
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -12,8 +12,14 @@ USAGE = """usage: proximo COMMAND ...
                        train a model; with nothing given, a small one that comes with Proximo
   proximo eval MODEL [--field VALUE ...]
                        held-out accuracy of a model folder on a task
-  proximo sft --out DIR [--field VALUE ...]
-                       fine-tune on a task's reference answers
+  proximo sft [DATA.jsonl | DATA.parquet | config.toml] [--run DIR] [--skip-bad] [--field VALUE ...]
+                       fine-tune on a file's completions, or on a task's reference answers
+  proximo reward-model DATA.jsonl|DATA.parquet|config.toml [--model MODEL] [--run DIR] [--skip-bad] [--field VALUE ...]
+                       a model that scores completions, from ranked ones; runs can be rewarded by it
+  proximo dpo DATA.jsonl|DATA.parquet|config.toml [--model MODEL] [--run DIR] [--skip-bad] [--field VALUE ...]
+                       a model that prefers what was ranked higher, without a reward model
+  proximo pairs RUN --out PAIRS.jsonl [--steps A:B] [--by outcome|reward] [--old FILE --old-share X] [--seed N]
+                       rank what a run said: data for the next reward-model or dpo
   proximo selfcheck [PRESET | run.toml] [--algorithm NAME] [--field VALUE ...]
                        do model, task and algorithm hold together? a minute before a run
   proximo chat MODEL [--chat] [--temperature X] [--max-tokens N]
@@ -23,11 +29,13 @@ USAGE = """usage: proximo COMMAND ...
   proximo explain --all
                        what an algorithm is, choice by choice
 
-Every command takes --help. train, eval and selfcheck take --json: data on stdout, progress on stderr.
-train takes --dry-run: the resolved run, and nothing is started.
+Every command takes --help. train, eval, selfcheck and what learns from files take --json: data on stdout,
+progress on stderr. train takes --dry-run: the resolved run, and nothing is started.
 """
 
-COMMANDS = ("train", "eval", "sft", "selfcheck", "chat", "tasks", "explain")
+STAGES = ("sft", "reward-model", "dpo")
+"""They learn from files."""
+COMMANDS = ("train", "eval", *STAGES, "pairs", "selfcheck", "chat", "tasks", "explain")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(command, rest)
     except KeyboardInterrupt:
-        kept = "; what was written so far is in the run folder" if command == "train" else ""
+        kept = "; what was written so far is in the run folder" if command in ("train", *STAGES) else ""
         print(f"interrupted{kept}", file=sys.stderr)
         return 130
 
@@ -61,6 +69,14 @@ def _run(command: str, arguments: list[str]) -> int:
         from proximo.cli import chatting
 
         return chatting.run(arguments)
+    if command == "pairs":
+        from proximo.cli import pairing
+
+        return pairing.run(arguments)
+    if command in STAGES:
+        from proximo.cli import stages
+
+        return stages.run(command, arguments)
     from proximo.cli import running
 
     return running.run(command, arguments)

@@ -12,7 +12,7 @@ from rich.text import Text
 from proximo.cli.chatting import visible
 from proximo.training.collect import Collected
 from proximo.training.evaluate import Evaluation
-from proximo.training.progress import prompt_text, share, sparkline, summary
+from proximo.training.progress import measure, prompt_text, share, sparkline, summary
 
 
 class LiveView:
@@ -25,7 +25,7 @@ class LiveView:
 
     def start(self, steps: int, before: Evaluation) -> None:
         self.steps, self.before = steps, before
-        self.console.print(f"held-out accuracy before: {share(before)}", highlight=False)
+        self.console.print(f"held-out {measure(before)} before: {share(before)}", highlight=False)
         self.live.start()
 
     def stepped(
@@ -49,7 +49,9 @@ class LiveView:
         )
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
-        self.console.print(f"held-out accuracy after step {step + 1}: {share(evaluation)}", highlight=False)
+        self.console.print(
+            f"held-out {measure(evaluation)} after step {step + 1}: {share(evaluation)}", highlight=False
+        )
 
     def warned(self, step: int, message: str) -> None:
         self.console.print(f"warning at step {step + 1}: {message}", style="yellow", highlight=False)

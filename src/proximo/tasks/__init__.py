@@ -10,7 +10,8 @@ from proximo.tasks.echo import Echo
 from proximo.tasks.file import File
 from proximo.tasks.gym import Gym
 from proximo.tasks.protocol import Split, Task
+from proximo.tasks.sorting import Sorting
 
-TaskOptions = Arithmetic | Countdown | Echo | Gym | File
+TaskOptions = Arithmetic | Countdown | Echo | Sorting | Gym | File
 
-__all__ = ["Arithmetic", "Countdown", "Echo", "File", "Gym", "Split", "Task", "TaskOptions"]
+__all__ = ["Arithmetic", "Countdown", "Echo", "File", "Gym", "Sorting", "Split", "Task", "TaskOptions"]

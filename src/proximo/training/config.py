@@ -76,7 +76,7 @@ class ValueOptions:
 
     form: ValueForm = field(default_factory=TrunkHead)
     learning_rate: float | None = None
-    """Of what the value model has beside the policy's parameters. None: the policy's."""
+    """Of what the value model has beside the policy's parameters. None: ten times the policy's."""
     pretrain_steps: int = 0
     """The run's first so many steps train the value model alone, on what the policy's completions really earn."""
 

@@ -83,8 +83,8 @@ class BaselineWatch:
             return None
         return (
             f"over the last {self.window} steps the value model's squared error is {value:.3g}, that of the mean of a "
-            f"completion's siblings {group:.3g}: as a baseline it is worse than none. Give it a higher "
-            "value.learning_rate, value.pretrain_steps or a larger value.form, or use a group advantage (GRPO)"
+            f"completion's siblings {group:.3g}: the group would be the better baseline. Give the value model a higher "
+            "value.learning_rate, some value.pretrain_steps or a larger value.form, or use a group advantage (GRPO)"
         )
 
 

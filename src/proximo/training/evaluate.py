@@ -2,7 +2,8 @@
 
 import math
 import statistics
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 
 from transformers import PreTrainedTokenizerBase
 
@@ -10,7 +11,7 @@ from proximo.models import prompt_tokens
 from proximo.samplers import Sampler, SamplingOptions
 from proximo.tasks import Task
 from proximo.training.config import EvaluationOptions
-from proximo.types import Completion, Problem, Request
+from proximo.types import Completion, Grade, Problem, Request
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,11 @@ class Evaluation:
     """Wilson's 95 % interval around it."""
     problems: int
     unscored: int
+    outcome: float
+    """Mean over the greedy answers that are scored, like reward and parts."""
+    reward: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """What the reward was made of, where it was more than the outcome."""
     k: int = 0
     """Completions sampled per problem for what follows."""
     mean_at_k: float | None = None
@@ -33,8 +39,14 @@ class Evaluation:
     pass_low: float | None = None
     pass_high: float | None = None
 
+    @property
+    def is_share(self) -> bool:
+        """Whether accuracy says it all, because each outcome is right or wrong, 1 or 0."""
+        return self.outcome == self.accuracy
+
     def floats(self) -> dict[str, float]:
-        return {f"held_out/{name}": value for name, value in asdict(self).items() if value is not None}
+        flat = asdict(self) | {f"parts/{name}": value for name, value in self.parts.items()}
+        return {f"held_out/{name}": value for name, value in flat.items() if value is not None and name != "parts"}
 
 
 @dataclass(frozen=True)
@@ -43,7 +55,11 @@ class Answered:
 
     problem: Problem
     completion: Completion
-    outcome: float
+    grade: Grade
+
+    @property
+    def outcome(self) -> float:
+        return self.grade.outcome
 
 
 def evaluate(
@@ -54,7 +70,7 @@ def evaluate(
     options: EvaluationOptions,
     seed: int,
 ) -> tuple[Evaluation, list[Answered]]:
-    """Greedy accuracy on the first held-out problems, and mean@k and pass@k where asked for."""
+    """Greedy accuracy and reward on the first held-out problems, and mean@k and pass@k where asked for."""
     size = task.size("held_out")
     if size == 0:
         raise ValueError("task.held_out leaves no problem to evaluate on: keep some")
@@ -62,7 +78,7 @@ def evaluate(
     number = options.problems if size is None else min(options.problems, size)
     problems = [task.problem(index, "held_out", seed) for index in range(number)]
     greedy = _answers(task, sampler, tokenizer, replace(sampling, temperature=0.0), problems, 1, seed)
-    answered = [Answered(problem, completions[0], outcomes[0]) for problem, completions, outcomes in greedy]
+    answered = [Answered(problem, completions[0], grades[0]) for problem, completions, grades in greedy]
     scored = [answer.outcome for answer in answered if not math.isnan(answer.outcome)]
     right = sum(outcome >= 1 for outcome in scored)
     low, high = wilson(right, len(scored))
@@ -72,10 +88,13 @@ def evaluate(
         high=high,
         problems=len(problems),
         unscored=len(answered) - len(scored),
+        outcome=known_mean(scored),
+        reward=known_mean(answer.grade.reward for answer in answered),
+        parts={name: known_mean(answer.grade.parts[name] for answer in answered) for name in answered[0].grade.parts},
     )
     if options.samples:
         drawn = _answers(task, sampler, tokenizer, sampling, problems, options.samples, seed)
-        known = [[outcome >= 1 for outcome in outcomes if not math.isnan(outcome)] for _, _, outcomes in drawn]
+        known = [[grade.outcome >= 1 for grade in grades if not math.isnan(grade.outcome)] for _, _, grades in drawn]
         shares = [share for share in known if share] or [[False]]
         means = [sum(share) / len(share) for share in shares]
         spread = statistics.stdev(means) if len(means) > 1 else 0.0
@@ -101,7 +120,7 @@ def _answers(
     problems: list[Problem],
     num_samples: int,
     seed: int,
-) -> list[tuple[Problem, tuple[Completion, ...], list[float]]]:
+) -> list[tuple[Problem, tuple[Completion, ...], list[Grade]]]:
     requests = [
         Request(key=index, prompt_tokens=prompt_tokens(tokenizer, problem.prompt), num_samples=num_samples)
         for index, problem in enumerate(problems)
@@ -115,9 +134,15 @@ def _answers(
         )
     )
     return [
-        (problem, completions, [next(grades).outcome for _ in completions])
+        (problem, completions, [next(grades) for _ in completions])
         for problem, completions in zip(problems, answers, strict=True)
     ]
+
+
+def known_mean(values: Iterable[float]) -> float:
+    """Without what is unscored; NaN where nothing is left."""
+    known = [value for value in values if not math.isnan(value)]
+    return math.fsum(known) / len(known) if known else math.nan
 
 
 def wilson(right: int, total: int, z: float = 1.96) -> tuple[float, float]:

@@ -24,6 +24,9 @@ from proximo.training.critic import Critic
 from proximo.training.passes import OldScores, Passes
 from proximo.types import Batch, Stats
 
+VALUE_PACE = 10
+"""How much faster than the policy a value model learns unless told otherwise: it starts from nothing."""
+
 
 @dataclass(frozen=True)
 class Update:
@@ -69,7 +72,7 @@ class Learner:
         self.kl_reward = algorithm.kl_reward
         """As it stands: a controller moves its coefficient."""
         self.critic = critic_for(algorithm, model, value)
-        self.rates = (options.learning_rate, value_learning_rate or options.learning_rate)
+        self.rates = (options.learning_rate, value_learning_rate or VALUE_PACE * options.learning_rate)
         self.optimizer = torch.optim.AdamW(
             [{"params": self.policy_parameters()}, {"params": self.value_parameters()}],
             lr=options.learning_rate,

@@ -92,6 +92,8 @@ def share(evaluation: Evaluation) -> str:
 
 
 def sparkline(values: list[float], width: int = 60) -> str:
-    """The last values between 0 and 1, one character each."""
-    known = [min(max(value, 0.0), 1.0) for value in values[-width:] if value == value]
+    """The last values, one character each: from 0 to 1, or from the least to the most where they go beyond."""
+    known = [value for value in values[-width:] if value == value]
+    low, high = min([0.0, *known]), max([1.0, *known])
+    known = [(value - low) / (high - low) for value in known]
     return "".join(BARS[min(int(value * len(BARS)), len(BARS) - 1)] for value in known)

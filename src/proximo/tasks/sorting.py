@@ -1,0 +1,78 @@
+"""Sorting letters: a reward with degrees, known exactly, which a learned reward can be held against."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from random import Random
+
+from proximo.tasks.draws import Stream
+from proximo.tasks.protocol import Split
+from proximo.types import Completion, Grade, Problem
+
+
+@dataclass(frozen=True)
+class Sorting:
+    """`sort:dbeac=` and the answer abcde, with partial credit; endless.
+
+    The outcome of the same letters in some order is the share of their pairs that stand in order: 1 for the sorted
+    string alone, 0 for the reversed one, a half on average for a random order. Anything else scores 0: a letter left
+    out, added or repeated, and silence.
+    """
+
+    length: int = 5
+    """Letters to sort, all different."""
+    alphabet: str = "abcdefghijkl"
+    """Letters to draw from; their order here is the order to sort by."""
+    held_out: int = 200
+    """Problems kept for evaluation; no ordering of their letters is ever trained on."""
+
+    def __post_init__(self) -> None:
+        if any(letter.isspace() for letter in self.alphabet) or len(set(self.alphabet)) < len(self.alphabet):
+            raise ValueError(f"task.alphabet is {self.alphabet!r}: give visible characters, each once")
+        if not 2 <= self.length <= len(self.alphabet):
+            raise ValueError(
+                f"task.length is {self.length}: give at least 2, and at most the {len(self.alphabet)} letters of "
+                "task.alphabet"
+            )
+        # Made now and remembered: a held-out set that cannot be filled is an error of the value.
+        _stream(self)
+
+    def size(self, split: Split) -> int | None:
+        return _stream(self).size(split)
+
+    def problem(self, index: int, split: Split, seed: int) -> Problem:
+        return _stream(self).problem(index, split, seed)
+
+    def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
+        return [Grade(_in_order(c.text.strip(), p.answer)) for p, c in zip(problems, completions, strict=True)]
+
+    def reference(self, problem: Problem) -> str:
+        return str(problem.answer)
+
+    def draw(self, random: Random) -> Problem:
+        """Any problem, reserved or not."""
+        letters = "".join(random.sample(self.alphabet, self.length))
+        return Problem(
+            id=f"sorting-{letters}",
+            prompt=f"sort:{letters}=",
+            answer="".join(sorted(letters, key=self.alphabet.index)),
+        )
+
+
+@cache
+def _stream(task: Sorting) -> Stream:
+    return Stream(task.draw, _letters, task.held_out)
+
+
+def _letters(problem: Problem) -> str:
+    """Without their order: who trained on dbeac has seen the answer to ecabd."""
+    return str(problem.answer)
+
+
+def _in_order(said: str, answer: str) -> float:
+    """The share of pairs in order, where the letters are the right ones."""
+    if len(said) != len(answer) or set(said) != set(answer):
+        return 0.0
+    pairs = [answer.index(first) < answer.index(second) for first, second in combinations(said, 2)]
+    return sum(pairs) / len(pairs)

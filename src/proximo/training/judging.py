@@ -1,0 +1,148 @@
+"""The task of a run whose reward is more than the task's own verdict, and the reward models behind it."""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jinja2 import TemplateError
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerBase
+
+from proximo.models import load_tokenizer, pick_device, prompt_tokens
+from proximo.models.judging import completion_scores, load_reward_model
+from proximo.models.shipped import resolve
+from proximo.rewards import RewardFailed
+from proximo.tasks import Split, Task
+from proximo.training.encoding import Rows, completion_tokens
+from proximo.training.reward_mix import RewardMix, RewardModel, has_verdict
+from proximo.types import Completion, Grade, Problem
+
+Scorer = Callable[[Sequence[Problem], Sequence[Completion]], list[float]]
+"""A rule or a reward model: one number for each completion, NaN where it is unscored."""
+
+
+def judged(task: Task, mix: RewardMix, tokenizer: PreTrainedTokenizerBase) -> Task:
+    """The task with the mix as its reward: itself, where its verdict is all; else reward models are loaded now."""
+    if mix == RewardMix():
+        return task
+    problem = task.problem(0, "train", 0)
+    for rule in mix.rules:
+        if rule.reward.needs_answer and problem.answer is None:
+            kind = type(rule.reward).__name__
+            raise ValueError(f"rewards.rules has {kind}, which needs an answer, but problem {problem.id} has none")
+    scorers: list[tuple[float, Scorer]] = [(model.weight, Judge(model, tokenizer, problem)) for model in mix.models]
+    scorers += [(rule.weight, rule.reward) for rule in mix.rules]
+    return Judged(task, mix.task, dict(zip(mix.names, scorers, strict=True)))
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A task whose completions are rewarded for more than, or for other things than, its own verdict."""
+
+    task: Task
+    weight: float
+    """Of the task's own reward."""
+    scorers: Mapping[str, tuple[float, Scorer]]
+    """By the name of the part, with its weight."""
+
+    def size(self, split: Split) -> int | None:
+        return self.task.size(split)
+
+    def problem(self, index: int, split: Split, seed: int) -> Problem:
+        return self.task.problem(index, split, seed)
+
+    def reference(self, problem: Problem) -> str | None:
+        return self.task.reference(problem)
+
+    def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
+        """The outcome is the task's verdict; of prompts alone, which have none, it is the reward."""
+        own = self.task.grade(problems, completions)
+        parts = {name: scorer(problems, completions) for name, (_, scorer) in self.scorers.items()}
+        weights = {name: weight for name, (weight, _) in self.scorers.items()}
+        grades = []
+        for row, grade in enumerate(own):
+            rewards = {"task": self.weight * grade.reward} if self.weight else {}
+            rewards |= {name: weights[name] * finite(scores[row]) for name, scores in parts.items()}
+            outcome = grade.outcome if has_verdict(self.task) else math.fsum(rewards.values())
+            grades.append(Grade(outcome, rewards))
+        return grades
+
+
+def finite(score: float) -> float:
+    """Anything else is unscored."""
+    return score if math.isfinite(score) else math.nan
+
+
+class Judge:
+    """A reward model that reads the policy's completions: as tokens where both have the same, else as text."""
+
+    def __init__(self, options: RewardModel, policy: PreTrainedTokenizerBase, problem: Problem) -> None:
+        """`policy` is the policy's tokenizer; a prompt that cannot be read is found with the first problem."""
+        path = resolve(options.path)
+        own = load_tokenizer(path)
+        self.name, self.token_budget = options.path, options.token_budget
+        self.same_tokens = same_tokens(own, policy)
+        self.tokenizer = policy if self.same_tokens else own
+        try:
+            prompt_tokens(self.tokenizer, problem.prompt)
+        except (ValueError, TemplateError) as error:
+            raise ValueError(f"rewards.models has {options.path!r}, which cannot read {problem.id}: {error}") from error
+        self.model = load_reward_model(path, device=pick_device(options.device), fresh_head=False)
+
+    @torch.no_grad()
+    def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float]:
+        scores = torch.full((len(completions),), torch.nan)
+        readable, rows = self._rows(problems, completions)
+        for part in rows.parts(self.token_budget) if readable else ():
+            some = rows.at(part)
+            found = completion_scores(
+                self.model, prompts=some.prompts, tokens=some.tokens, lengths=some.lengths, group=some.group
+            )
+            scores[torch.tensor(readable)[part]] = found.to(scores)
+        return [finite(score) for score in scores.tolist()]
+
+    def _rows(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> tuple[list[int], Rows]:
+        """The completions that can be read, by number, in groups that share a prompt."""
+        prompts: dict[int, tuple[int, ...]] = {}
+        readable, said = [], []
+        for row, (problem, completion) in enumerate(zip(problems, completions, strict=True)):
+            try:
+                if id(problem) not in prompts:  # siblings share their problem
+                    prompts[id(problem)] = prompt_tokens(self.tokenizer, problem.prompt)
+                said.append(torch.tensor(self._tokens(problem, completion), dtype=torch.long))
+                readable.append(row)
+            except (ValueError, TemplateError) as error:
+                message = f"{self.name} cannot read a completion of {problem.id}, which is unscored: {error}"
+                warnings.warn(message, RewardFailed, stacklevel=3)
+        numbers = {key: number for number, key in enumerate(prompts)}
+        tokens = pad_sequence(said, batch_first=True) if said else torch.zeros(0, 0, dtype=torch.long)
+        lengths = torch.tensor([len(each) for each in said], dtype=torch.long)
+        return readable, Rows(
+            prompts=tuple(prompts.values()),
+            tokens=tokens,
+            lengths=lengths,
+            mask=torch.arange(tokens.shape[1]) < lengths.unsqueeze(1),
+            group=torch.tensor([numbers[id(problems[row])] for row in readable], dtype=torch.long),
+        )
+
+    def _tokens(self, problem: Problem, completion: Completion) -> tuple[int, ...]:
+        """A finished completion ends with an end token, a truncated one does not."""
+        finished = completion.finish == "stop"
+        if not self.same_tokens:
+            tokens = completion_tokens(self.tokenizer, problem.prompt, completion.text)
+            return tokens if finished else tokens[:-1]
+        end, tokens = self.tokenizer.eos_token_id, completion.tokens
+        # One that a stop string ended has no end token of its own.
+        is_open = finished and (not tokens or tokens[-1] not in self.tokenizer.all_special_ids)
+        return (*tokens, end) if is_open and isinstance(end, int) else tokens
+
+
+def same_tokens(judge: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase) -> bool:
+    """Whether a judge can read a policy's tokens as they are: one vocabulary, one end, one way to write a chat."""
+    return (
+        judge.get_vocab() == policy.get_vocab()
+        and judge.eos_token_id == policy.eos_token_id
+        and judge.chat_template in (None, policy.chat_template)
+    )

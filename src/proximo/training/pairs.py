@@ -1,0 +1,177 @@
+"""Fresh rankings from a run's own rollouts: what the next reward model, or DPO, learns from."""
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+import pyarrow.parquet as pq
+
+from proximo.data.rankings import Ranking, read_rankings
+from proximo.data.rows import Mistakes, read_prompt
+
+
+@dataclass(frozen=True)
+class PairsConfig:
+    run: str
+    """A run folder of `proximo train`."""
+    out: str
+    """The .jsonl file to write."""
+    steps: str = ":"
+    """A:B, from step A up to but not including step B; either may be left out."""
+    by: Literal["outcome", "reward"] = "outcome"
+    """What ranks: the task's own verdict, or the reward that was trained on."""
+    old: str | None = None
+    """A file of earlier rankings to mix in, .jsonl or .parquet."""
+    old_share: float = 0.1
+    """Of the written rows, the share drawn from the old ones; 0.1 is what iterative GRPO replays."""
+    seed: int = 0
+    """Of the draw among the old rows."""
+
+    def __post_init__(self) -> None:
+        if not self.out.endswith(".jsonl"):
+            raise ValueError(f"out is {self.out!r}: give a name that ends with .jsonl")
+        if not 0 <= self.old_share < 1:
+            raise ValueError(f"old_share is {self.old_share}: give a share from 0 to below 1")
+        _range(self.steps)
+
+
+@dataclass
+class Counts:
+    """What became of everything that was looked at."""
+
+    groups: int = 0
+    fresh: int = 0
+    """Rankings, one for each group that has two levels at least."""
+    one_level: int = 0
+    """Groups without anything to rank."""
+    truncated: int = 0
+    unscored: int = 0
+    empty: int = 0
+    """Completions left out."""
+    old: int = 0
+    """Rankings drawn from the old file."""
+    old_missing: int = 0
+    """How many fewer those are than wanted, because the old file has no more."""
+
+
+def write_pairs(config: PairsConfig) -> Counts:
+    """Read a run's rollouts, write their rankings."""
+    out = Path(config.out)
+    if out.exists():
+        raise ValueError(f"out is {config.out!r}: there is such a file already; choose another name or remove it")
+    earlier = _earlier(config.old) if config.old is not None else []
+    counts = Counts()
+    rankings = list(_fresh(config, counts))
+    if not rankings:
+        raise ValueError(
+            f"run is {config.run!r}: none of its {counts.groups} groups has completions of different {config.by}s, "
+            "so there is nothing to rank"
+        )
+    if config.old is not None:
+        rankings += _drawn(earlier, config, counts)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(
+        "".join(json.dumps(_row(ranking), ensure_ascii=False) + "\n" for ranking in rankings), encoding="utf-8"
+    )
+    return counts
+
+
+# Fresh rankings
+
+
+def _fresh(config: PairsConfig, counts: Counts) -> Iterator[Ranking]:
+    for path in _files(config):
+        for group in _groups(path, config.by):
+            counts.groups += 1
+            completions = _ranked(group, config.by, counts)
+            if len(completions) < 2:
+                counts.one_level += 1
+                continue
+            counts.fresh += 1
+            first = group[0]
+            prompt = first["prompt"] if first["messages"] is None else read_prompt(json.loads(first["messages"]))
+            yield Ranking(f"{path}, group {first['group']}", prompt, completions)
+
+
+def _files(config: PairsConfig) -> list[Path]:
+    files = sorted((Path(config.run) / "rollouts").glob("step-*.parquet"))
+    if not files:
+        raise ValueError(f"run is {config.run!r}: it has no rollouts, give the folder of a run of proximo train")
+    chosen = [path for path in files if _step(path) in _range(config.steps)]
+    if not chosen:
+        steps = f"{_step(files[0])} to {_step(files[-1])}"
+        raise ValueError(f"steps is {config.steps!r}: {config.run} has steps {steps}, none of them in this range")
+    return chosen
+
+
+def _step(path: Path) -> int:
+    return int(path.stem.removeprefix("step-"))
+
+
+def _range(steps: str) -> range:
+    first, colon, last = steps.partition(":")
+    if not colon or not all(part == "" or part.isdecimal() for part in (first, last)):
+        raise ValueError(f"steps is {steps!r}: give A:B, such as 10:20, 10: or :20")
+    return range(int(first or 0), int(last or sys.maxsize))
+
+
+def _groups(path: Path, by: str) -> Iterator[list[Mapping[str, Any]]]:
+    columns = ["group", "prompt", "messages", "text", "truncated", by]
+    missing = set(columns) - set(pq.read_schema(path).names)
+    if missing:
+        raise ValueError(f"{path} has no column {', '.join(sorted(missing))}: it is from an older Proximo, train again")
+    groups: dict[int, list[Mapping[str, Any]]] = {}
+    for row in pq.read_table(path, columns=columns).to_pylist():
+        groups.setdefault(row["group"], []).append(row)
+    yield from groups.values()
+
+
+def _ranked(group: Sequence[Mapping[str, Any]], by: str, counts: Counts) -> tuple[str, ...]:
+    """One completion of each level, best first: the first whose text no better level has given."""
+    levels: dict[float, list[str]] = {}
+    for row in group:
+        if row["truncated"]:
+            counts.truncated += 1
+        elif math.isnan(row[by]):
+            counts.unscored += 1
+        elif not row["text"].strip():
+            counts.empty += 1
+        else:
+            levels.setdefault(row[by], []).append(row["text"])
+    chosen: list[str] = []
+    for level in sorted(levels, reverse=True):
+        chosen += [text for text in levels[level] if text not in chosen][:1]
+    return tuple(chosen)
+
+
+# Old rankings
+
+
+def _earlier(path: str) -> list[Ranking]:
+    mistakes = Mistakes()
+    rankings = read_rankings(path, mistakes, field="old")
+    mistakes.refuse(f"old is {path!r}, with bad rows:")
+    return rankings
+
+
+def _drawn(earlier: Sequence[Ranking], config: PairsConfig, counts: Counts) -> list[Ranking]:
+    """As many old rankings as make up their share of all."""
+    wanted = round(counts.fresh * config.old_share / (1 - config.old_share))
+    counts.old = min(wanted, len(earlier))
+    counts.old_missing = wanted - counts.old
+    return Random(config.seed).sample(earlier, counts.old)
+
+
+def _row(ranking: Ranking) -> dict[str, Any]:
+    prompt = ranking.prompt if isinstance(ranking.prompt, str) else [dict(message) for message in ranking.prompt]
+    match ranking.completions:
+        case chosen, rejected:
+            margin = {} if ranking.margin is None else {"margin": ranking.margin}
+            return {"prompt": prompt, "chosen": chosen, "rejected": rejected, **margin}
+        case several:
+            return {"prompt": prompt, "ranking": list(several)}

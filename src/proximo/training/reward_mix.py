@@ -1,0 +1,110 @@
+"""What a run is rewarded for: the task's own verdict, reward models and rules, weighted and added up."""
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from proximo.algorithms import Algorithm
+from proximo.maths.extras import PositiveNll
+from proximo.maths.keeping import KeepMixed
+from proximo.rewards import PythonFunction, Reward
+from proximo.tasks import File, Task
+
+
+@dataclass(frozen=True)
+class RewardModel:
+    """A model that scores completions, as `proximo reward-model` makes them, or any other with one label."""
+
+    path: str
+    """A folder or hub id in Hugging Face format, or the run folder of a stage."""
+    weight: float = 1.0
+    """Its scores count so many times."""
+    device: str = "auto"
+    """Where it lives, as torch names it. `auto`: a GPU where there is one, else the CPU."""
+    token_budget: int = 16384
+    """Tokens in one forward pass: memory only, it cannot change the result."""
+
+    def __post_init__(self) -> None:
+        _check_weight("rewards.models", self.weight)
+        if self.token_budget < 1:
+            raise ValueError(f"rewards.models: token_budget is {self.token_budget}: it must be at least 1")
+
+
+@dataclass(frozen=True)
+class WeightedRule:
+    """A reward that needs no model, beside the task's own verdict."""
+
+    reward: Reward
+    weight: float = 1.0
+    """What it says counts so many times; a negative weight is a penalty."""
+
+    def __post_init__(self) -> None:
+        _check_weight("rewards.rules", self.weight)
+
+
+@dataclass(frozen=True)
+class RewardMix:
+    """The reward is the sum of these, each times its weight. The outcome stays the task's own verdict."""
+
+    task: float = 1.0
+    """How much the task's own verdict counts. 0: it is only watched, to compare what is learned with what is true."""
+    models: tuple[RewardModel, ...] = ()
+    rules: tuple[WeightedRule, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.task):
+            raise ValueError(f"rewards.task is {self.task}: give a finite weight, 1.0 or 0.0")
+        if self.task == 0 and not self.models and not self.rules:
+            raise ValueError("rewards.task is 0 and nothing else is rewarded: add to rewards.models or rewards.rules")
+
+    @property
+    def names(self) -> list[str]:
+        """Of the parts beside the task's verdict: models, then rules."""
+        models = ["reward_model"] if len(self.models) == 1 else [_folder_name(each.path) for each in self.models]
+        names = models + [_rule_name(each.reward) for each in self.rules]
+        taken = ["task"]
+        for name in names:
+            numbered = (f"{name}_{number}" for number in range(2, len(names) + 3))
+            taken.append(next(each for each in (name, *numbered) if each not in taken))
+        return taken[1:]
+
+
+def _check_weight(field: str, weight: float) -> None:
+    if weight == 0 or not math.isfinite(weight):
+        raise ValueError(f"{field}: weight is {weight}: give a finite number that is not 0, or leave the reward out")
+
+
+def _folder_name(path: str) -> str:
+    """What tells folders apart at a glance: of a checkpoint, its run."""
+    folder = Path(path)
+    return folder.parents[1].name if folder.match("checkpoints/*") else folder.name
+
+
+def _rule_name(reward: Reward) -> str:
+    if isinstance(reward, PythonFunction):
+        return reward.path.rpartition(":")[2]
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(reward).__name__).lower()
+
+
+def check_rewards(task: Task, mix: RewardMix, algorithm: Algorithm) -> None:
+    """Refuse what would train on something that is not rewarded, or on nothing."""
+    if not has_verdict(task) and mix.task != 0:
+        raise ValueError(
+            f"rewards.task is {mix.task}, but a File without a reward has no verdict: set rewards.task to 0 and add "
+            "to rewards.models or rewards.rules, or set task.reward"
+        )
+    if mix.task == 0 and isinstance(algorithm.keep, KeepMixed):
+        raise ValueError(
+            "rewards.task is 0, but algorithm.keep is KeepMixed, which drops groups by the task's verdict: use KeepAll"
+        )
+    if mix.task == 0 and any(isinstance(extra, PositiveNll) for extra in algorithm.extras):
+        raise ValueError(
+            "rewards.task is 0, but algorithm.extra has PositiveNll, which imitates what the task's verdict calls "
+            "correct: leave it out"
+        )
+
+
+def has_verdict(task: Task) -> bool:
+    """False for prompts alone."""
+    return not (isinstance(task, File) and task.reward is None)
