@@ -199,12 +199,12 @@ def test_own_layers_are_copies_and_too_many_are_refused():
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_pretraining_moves_the_values_and_nothing_of_the_policy(form):
-    learner = trainer(form, learning_rate=2e-3)
+    learner = trainer(form, learning_rate=4e-3)
     before = [p.detach().clone() for p in learner.policy_parameters()]
     assembled = assemble(groups(), [], learner, 8)
     assert assembled.earned is not None
     batch = replace(assembled.batch, returns=assembled.earned)
-    losses = [float(update.stats.totals["value_loss"]) for _ in range(100) for update in learner.value_updates(batch)]
+    losses = [float(update.stats.totals["value_loss"]) for _ in range(60) for update in learner.value_updates(batch)]
     # What no value model can know: at the first token siblings share their state, not their return.
     least = (1 / 2 + 2 / 3) / 13 / 2
     assert losses[0] == pytest.approx(7 / 13 / 2)
@@ -282,10 +282,11 @@ def test_the_watch_warns_once_per_spell():
         {"baseline_error/value": 0.3, "baseline_error/group": 0.2},
         {"baseline_error/value": 0.1, "baseline_error/group": 0.2},
     )
-    said = [watch.look(metrics) for metrics in [bad] * 5 + [{}] + [good] * 3 + [bad] * 3]
-    assert [line is not None for line in said] == [False, False, True, *[False] * 7, True, False]
-    assert "squared error is 0.3" in str(said[2])
-    assert "siblings 0.2" in str(said[2])
+    said = [watch.look(metrics) for metrics in [bad] * 7 + [{}] + [good] * 3 + [bad] * 3]
+    # Three steps to learn, three to be looked at; one good spell; then two bad of three are worse again.
+    assert [number for number, line in enumerate(said) if line is not None] == [5, 12]
+    assert "squared error is 0.3" in str(said[5])
+    assert "siblings 0.2" in str(said[5])
 
 
 def test_kl_per_completion_by_hand():
@@ -321,12 +322,12 @@ def test_the_coefficient_follows_the_controller():
 def test_every_form_learns_what_a_prompt_is_worth():
     """Prompt a always earns 1, prompt b 0: after some updates the values say so."""
     for form in FORMS.values():
-        learner = trainer(form, learning_rate=3e-3, algorithm=replace(PPO, shape=None, extra=ValueLoss(1.0, clip=None)))
+        learner = trainer(form, learning_rate=1e-2, algorithm=replace(PPO, shape=None, extra=ValueLoss(1.0, clip=None)))
         told = [
             replace(group, rollouts=tuple(replace(each, grade=Grade(float(number == 0))) for each in group.rollouts))
             for number, group in enumerate(groups())
         ]
-        for _ in range(60):
+        for _ in range(20):
             list(learner.updates(assemble(told, [], learner, 8).batch))
         batch = assemble(told, [], learner, 8).batch
         assert batch.values is not None

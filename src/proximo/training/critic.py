@@ -64,7 +64,8 @@ class BaselineWatch:
     """Says when the value model has been a worse baseline than the siblings' mean for a while: once per spell."""
 
     window: int = 20
-    """Steps looked at; nothing is said before so many have passed, since a value model starts from nothing."""
+    """Steps looked at. The first so many are not: a value model starts from nothing."""
+    seen: int = 0
     errors: deque[tuple[float, float]] = field(default_factory=deque)
     warned: bool = False
 
@@ -72,10 +73,11 @@ class BaselineWatch:
         pair = metrics.get("baseline_error/value", math.nan), metrics.get("baseline_error/group", math.nan)
         if not math.isfinite(sum(pair)):
             return None
+        self.seen += 1
         self.errors.append(pair)
         if len(self.errors) > self.window:
             self.errors.popleft()
-        if len(self.errors) < self.window:
+        if self.seen < 2 * self.window:
             return None
         value, group = (math.fsum(column) / self.window for column in zip(*self.errors, strict=True))
         worse, before, self.warned = value > group, self.warned, value > group
