@@ -6,7 +6,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Fault:
     file: str
-    """Under src/proximo/maths."""
+    """Under src/proximo/maths, or with a room before it under src/proximo."""
     right: str
     """Must occur exactly once in the file."""
     wrong: str
@@ -72,4 +72,23 @@ FAULTS = (
     Fault("objective.py", "kl = algorithm.kl(rows.logprobs, rows.ref_logprobs, token_log_ratio) * weights", "kl = algorithm.kl(rows.logprobs, rows.ref_logprobs, token_log_ratio) * weights * (1 if correction is None else correction)", "KL corrected for mismatch"),
     Fault("objective.py", "algorithm.weights(rows.mask[rows.scored], rows.group[rows.scored])", "algorithm.weights(rows.mask, rows.group)[rows.scored]", "unscored rows in the denominator"),
     Fault("arithmetic.py", "return exponent.clamp(-MAX_LOG, MAX_LOG).exp()", "return exponent.exp()", "unbounded exponential"),
-)  # fmt: skip
+    Fault("values.py", "1 - unexplained / spread", "unexplained / spread", "explained variance: what is left for what is explained"),
+    Fault("values.py", "rows.deviation * rows.count / (rows.count - 1).clamp(min=1)", "rows.deviation", "baseline: a row among its own siblings"),
+    Fault("values.py", "mask.sum(dim=1, keepdim=True).clamp(min=1)", "mask.shape[1]", "value error by position in the padded width"),
+    Fault("values.py", "counted = mask & (rows.count > 1).unsqueeze(1)", "counted = mask", "baseline: rows without siblings counted"),
+    Fault("shaping.py", "-0.2), 0.2)", "-0.2), 2.0)", "adaptive KL: no upper bound"),
+    Fault("shaping.py", "error * completions / self.horizon", "error / self.horizon", "adaptive KL: completions forgotten"),
+    Fault("credit.py", "discount = inner.discount if", "discount = 1.0 if", "returns to go without the discount"),
+    Fault("pairwise.py", "triu(diagonal=1)", "triu(diagonal=0)", "ranking: a row against itself"),
+    Fault("pairwise.py", "1 / found[index[chosen]].double()", "torch.ones_like(chosen).double()", "ranking: long ones count for more"),
+    Fault("pairwise.py", "(confidence - 0.5) * 2 * bins", "confidence * bins", "calibration: bins from 0"),
+    Fault("pairwise.py", "distance.abs().sum() /", "distance.sum().abs() /", "calibration: errors cancel"),
+    Fault("models/values.py", "states.flat if self.trains_trunk else states.flat.detach()", "states.flat", "value head: moves a trunk that it must not"),
+    Fault("models/values.py", "policy, name, hidden.detach(), others", "policy, name, hidden, others", "own layers: gradient into the policy"),
+    Fault("models/values.py", ".index_select(0, states.places))", ".index_select(0, states.places.roll(1)))", "own layers: states off by one"),
+    Fault("models/values.py", "for layer in self.layers:", "for layer in self.layers[1:]:", "own layers: one left out"),
+    Fault("models/scoring.py", "return States(states.flatten(0, 1).index_select(0, places), _where(tokens, lengths), places)", "return States(states.flatten(0, 1).index_select(0, (places + 1).clamp(max=states.shape[0] * states.shape[1] - 1)), _where(tokens, lengths), places)", "values read after the token is consumed"),
+    Fault("models/judging.py", "lengths=lengths + 1, group=group, layout=layout", "lengths=lengths, group=group, layout=layout", "reward model: read one token too early"),
+    Fault("training/critic.py", "return self.loss.coefficient * total, stats", "return total, stats", "value loss without its coefficient"),
+    Fault("training/critic.py", "- batch.ref_logprobs, 0.0).sum(dim=1).mean()", "- batch.ref_logprobs, 0.0).mean(dim=1).mean()", "KL per token for KL per completion"),
+)
