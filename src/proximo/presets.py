@@ -1,16 +1,23 @@
 """Runs that are known to work, as values."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from proximo.algorithms import GRPO, PPO, VAPO
+from proximo.maths.divergences import KlLoss
+from proximo.maths.pairwise import BradleyTerry, Dpo
+from proximo.maths.shaping import KlReward
+from proximo.models.values import OwnLayers, OwnModel
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
-from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
+from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
+from proximo.training.fitting import FitOptions
+from proximo.training.pipeline import PipelineConfig, PreferenceOptions, ReinforcementOptions, RewardModelOptions
 
 
 @dataclass(frozen=True)
 class Preset:
     name: str
-    config: RunConfig
+    config: RunConfig | PipelineConfig
     what: str
 
 
@@ -23,6 +30,11 @@ ARITHMETIC = RunConfig(
     steps=150,
 )
 
+PPO_ARITHMETIC = replace(ARITHMETIC, algorithm=PPO, value=ValueOptions(OwnLayers(1), learning_rate=1e-3))
+VAPO_ARITHMETIC = replace(
+    ARITHMETIC, algorithm=VAPO, value=ValueOptions(OwnModel(), learning_rate=3e-4, pretrain_steps=20)
+)
+
 SMOLLM_ARITHMETIC = RunConfig(
     task=Arithmetic(operations=("+",), digits=1, terms=2, held_out=12, chat=True),
     model="smollm2-135m",
@@ -32,9 +44,35 @@ SMOLLM_ARITHMETIC = RunConfig(
     steps=20,
 )
 
+PIPELINE_DEMO = PipelineConfig(
+    sft=FitOptions(epochs=3.0, batch=64, learning_rate=3e-3, warmup_steps=20),
+    reward_model=RewardModelOptions(
+        loss=BradleyTerry(centring=0.01), fit=FitOptions(epochs=3.0, batch=32, learning_rate=1e-3)
+    ),
+    ppo=ReinforcementOptions(
+        algorithm=replace(PPO, shape=KlReward(0.2)),
+        training=TrainingOptions(groups=32, group_size=8, minibatches=2, learning_rate=1e-4),
+        value=ValueOptions(OwnLayers(1), learning_rate=1e-3),
+        steps=60,
+    ),
+    grpo=ReinforcementOptions(
+        algorithm=replace(GRPO, kl=KlLoss(0.2)),
+        training=TrainingOptions(groups=32, group_size=8, minibatches=2, learning_rate=1e-4),
+        steps=60,
+    ),
+    dpo=PreferenceOptions(loss=Dpo(beta=1.0), fit=FitOptions(epochs=1.0, batch=32, learning_rate=3e-4)),
+)
+
 PRESETS = (
     Preset(
         "arithmetic", ARITHMETIC, "two-digit sums with the tiny model that comes with Proximo; a few minutes on a CPU"
     ),
+    Preset("ppo-arithmetic", PPO_ARITHMETIC, "the same by PPO, with a value model on its own copy of the last layer"),
+    Preset("vapo-arithmetic", VAPO_ARITHMETIC, "the same by VAPO, with a value model of its own that learns first"),
     Preset("smollm-arithmetic", SMOLLM_ARITHMETIC, "one-digit sums asked of SmolLM2-135M; needs the extra smollm"),
+    Preset(
+        "pipeline-demo",
+        PIPELINE_DEMO,
+        "demonstrations, reward model, PPO, GRPO and DPO where the true reward is known; five minutes on a CPU",
+    ),
 )

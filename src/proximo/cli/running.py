@@ -1,4 +1,4 @@
-"""`proximo train`, `eval`, `sft` and `tasks`."""
+"""`proximo train`, `eval` and `tasks`."""
 
 import json
 import sys
@@ -9,26 +9,27 @@ from pathlib import Path
 from transformers.utils.logging import disable_progress_bar
 
 from proximo import explain, toml
+from proximo.cli import pipelining
 from proximo.cli.flags import changed, nearest, refuse, take, take_model, take_switch
 from proximo.cli.live import LiveView
 from proximo.cli.opening import open_model
 from proximo.maths.ratios import CurrentPolicy
-from proximo.models import tiny_model, tiny_tokenizer
-from proximo.presets import PRESETS
+from proximo.presets import ARITHMETIC, PRESETS
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
-from proximo.tasks import Arithmetic, Countdown, Echo, TaskOptions
-from proximo.training.config import EvaluationOptions, RunConfig
+from proximo.tasks import Arithmetic, Countdown, Echo, Sorting, TaskOptions
+from proximo.training.config import EvaluationOptions, RunConfig, ValueOptions
 from proximo.training.estimate import batch_arithmetic, memory
 from proximo.training.evaluate import evaluate
-from proximo.training.progress import Lines, Progress, prompt_text, share
+from proximo.training.pipeline import PipelineConfig
+from proximo.training.progress import Lines, Progress, measure, prompt_text, share
+from proximo.training.reward_mix import RewardModel
 from proximo.training.rl import Outcome, Run, train
-from proximo.training.sft import SftOptions, fine_tune
 
 
 def run(command: str, arguments: list[str]) -> int:
     disable_progress_bar()  # transformers' own bars would run through ours
-    commands = {"train": run_train, "eval": run_eval, "sft": run_sft, "tasks": run_tasks}
+    commands = {"train": run_train, "eval": run_eval, "tasks": run_tasks}
     return commands[command](arguments)
 
 
@@ -36,6 +37,9 @@ def run(command: str, arguments: list[str]) -> int:
 
 
 def run_train(arguments: list[str]) -> int:
+    chain = _preset(arguments[0]) if arguments else None
+    if isinstance(chain, PipelineConfig):
+        return pipelining.run(arguments[0], chain, arguments[1:])
     as_json, dry_run = take_switch(arguments, "--json"), take_switch(arguments, "--dry-run")
     folder = take(arguments, "--run")
     config = changed(
@@ -43,7 +47,7 @@ def run_train(arguments: list[str]) -> int:
     )
     if dry_run:
         print(toml.dumps(config))
-        print("\n".join(f"# {line}" for line in [*batch_arithmetic(config), memory(config)]))
+        print("\n".join(f"# {line}" for line in [*batch_arithmetic(config), *memory(config)]))
         return 0
     path = Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}"
     if (path / "metrics.jsonl").exists():
@@ -65,27 +69,45 @@ def run_train(arguments: list[str]) -> int:
 
 
 def base_config(arguments: list[str]) -> RunConfig:
-    """The preset or file that comes first, with the algorithm that is named; both are removed from the arguments."""
-    name = take(arguments, "--algorithm")
+    """The preset or file that comes first, with the algorithm and reward model that are named; all are taken."""
+    name, judge = take(arguments, "--algorithm"), take(arguments, "--reward-model")
     config = _preset_or_file(arguments)
-    if name is None:
-        return config
+    if name is not None:
+        config = _with_algorithm(config, name)
+    if judge is not None:
+        config = _with_judge(config, judge, take(arguments, "--rewards.task"))
+    if config.value is None and config.algorithm.advantage.needs_values:
+        config = replace(config, value=ValueOptions())  # so that its fields can be changed, and are written out
+    return config
+
+
+def _with_algorithm(config: RunConfig, name: str) -> RunConfig:
     card = explain.card(name)
     if card is None:
         names = [each.name for each in explain.CARDS]
         refuse(f"--algorithm {name}: no algorithm is called so{nearest(name, names)}; there are {', '.join(names)}")
-    training = config.training
+    training, value = config.training, config.value if card.value.advantage.needs_values else None
     if isinstance(card.value.anchor, CurrentPolicy):  # it is defined for one update a step, so that is what it gets
         training = replace(training, minibatches=1, epochs=1)
     try:
-        return replace(config, algorithm=card.value, training=training)
+        return replace(config, algorithm=card.value, training=training, value=value)
+    except ValueError as error:
+        refuse(str(error))
+
+
+def _with_judge(config: RunConfig, path: str, task_weight: str | None) -> RunConfig:
+    """Rewarded by a reward model too; the weight of the task's verdict is taken at once, as 0 may be the only one."""
+    try:
+        weight = config.rewards.task if task_weight is None else float(task_weight)
+        models = (*config.rewards.models, RewardModel(path))
+        return replace(config, rewards=replace(config.rewards, task=weight, models=models))
     except ValueError as error:
         refuse(str(error))
 
 
 def _preset_or_file(arguments: list[str]) -> RunConfig:
     if not arguments or arguments[0].startswith("-"):
-        return PRESETS[0].config
+        return ARITHMETIC
     name = arguments.pop(0)
     if name.endswith(".toml"):
         file = Path(name)
@@ -95,13 +117,19 @@ def _preset_or_file(arguments: list[str]) -> RunConfig:
             return toml.loads(file.read_text(), RunConfig, source=name)
         except ValueError as error:
             refuse(str(error))
-    names = [preset.name for preset in PRESETS]
-    found = next((preset for preset in PRESETS if preset.name == name), None)
+    found = _preset(name)
     if found is None:
+        names = [preset.name for preset in PRESETS]
         refuse(
             f"no preset is called {name!r}{nearest(name, names)}; there are {', '.join(names)}, or give a .toml file"
         )
-    return found.config
+    if isinstance(found, PipelineConfig):
+        refuse(f"{name} is a chain of runs, not one: proximo train {name}, without an algorithm")
+    return found
+
+
+def _preset(name: str) -> RunConfig | PipelineConfig | None:
+    return next((preset.config for preset in PRESETS if preset.name == name), None)
 
 
 def _print_result(config: RunConfig, path: Path, outcome: Outcome, as_json: bool) -> None:
@@ -116,9 +144,15 @@ def _print_result(config: RunConfig, path: Path, outcome: Outcome, as_json: bool
         }
         print(json.dumps(result))
         return
-    gain = 100 * (outcome.after.accuracy - outcome.before.accuracy)
-    print(f"\nheld-out accuracy  before {share(outcome.before)}")
-    print(f"                   after  {share(outcome.after)}   {gain:+.1f} points\n")
+    before, after = outcome.before, outcome.after
+    shares = before.is_share and after.is_share
+    gain = (
+        f"{100 * (after.accuracy - before.accuracy):+.1f} points"
+        if shares
+        else f"{after.outcome - before.outcome:+.3f}"
+    )
+    print(f"\nheld-out {measure(before):<9} before {share(before)}")
+    print(f"                   after  {share(after)}   {gain}\n")
     shown = [pair for pair in outcome.examples if pair[0].outcome != pair[1].outcome] or outcome.examples
     for before, after in shown[:3]:
         print(f"  {prompt_text(before.problem)!r}, right is {before.problem.answer!r}")
@@ -127,7 +161,7 @@ def _print_result(config: RunConfig, path: Path, outcome: Outcome, as_json: bool
     print(f"the model   {outcome.checkpoint}   (try: proximo eval {outcome.checkpoint})")
 
 
-# eval, sft, tasks
+# eval, tasks
 
 
 @dataclass(frozen=True)
@@ -154,44 +188,14 @@ def run_eval(arguments: list[str]) -> int:
         result, _ = evaluate(config.task, sampler, tokenizer, config.sampling, options, config.seed)
     except ValueError as error:
         refuse(str(error))
-    print(json.dumps({"model": name, **result.floats()}) if as_json else f"held-out accuracy {share(result)}")
-    return 0
-
-
-@dataclass(frozen=True)
-class SftConfig:
-    task: TaskOptions = field(default_factory=Arithmetic)
-    model: str | None = None
-    """A folder or hub id to start from. None: a new tiny model."""
-    sft: SftOptions = field(default_factory=SftOptions)
-    seed: int = 0
-
-
-def run_sft(arguments: list[str]) -> int:
-    out = take(arguments, "--out")
-    config = changed(SftConfig(), arguments, prog="proximo sft", description="Fine-tune on a task's reference answers.")
-    if out is None:
-        refuse("sft needs --out DIR, the folder of the fine-tuned model")
-    if config.model is None:
-        model, tokenizer = tiny_model(seed=config.seed), tiny_tokenizer()
-    else:
-        model, tokenizer = open_model(config.model)
-    try:
-        for step, loss in enumerate(fine_tune(model, tokenizer, config.task, config.sft, config.seed), start=1):
-            if step % 10 == 0 or step == config.sft.steps:
-                print(f"step {step}/{config.sft.steps}  loss {loss:.4f}", file=sys.stderr)
-    except ValueError as error:
-        refuse(str(error))
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    print(f"the model   {out}   (try: proximo eval {out})")
+    print(json.dumps({"model": name, **result.floats()}) if as_json else f"held-out {measure(result)} {share(result)}")
     return 0
 
 
 def run_tasks(arguments: list[str]) -> int:
     if arguments:
         refuse(f"tasks takes nothing, not {' '.join(arguments)}")
-    for task in (Arithmetic(), Countdown(), Echo()):
+    for task in (Arithmetic(), Countdown(), Echo(), Sorting()):
         problem = task.problem(0, "train", 0)
         print(f"{type(task).__name__:<11} {problem.prompt!r} → {task.reference(problem)!r}")
     print('Gym         any reasoning-gym task by its name: task.type = "Gym", task.name = "chain_sum"')

@@ -1,0 +1,107 @@
+"""Data whose truth is known: demonstrations by a careless sorter, rankings by a noisy judge of the true reward."""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from random import Random
+
+from proximo.data import stable_hash
+from proximo.models import load_model, load_tokenizer, pick_device, prompt_tokens
+from proximo.models.shipped import resolve
+from proximo.samplers.embedded import local_sampler
+from proximo.tasks import Sorting
+from proximo.training.pipeline.config import DEMONSTRATIONS, RANKINGS, SFT, PipelineConfig
+from proximo.training.rl import MOST_SLOTS
+from proximo.types import Completion, Problem, Request
+
+
+def write_demonstrations(config: PipelineConfig, folder: Path) -> None:
+    problems = (config.task.problem(index, "train", config.seed) for index in range(config.demonstrations.count))
+    _write(
+        folder / DEMONSTRATIONS,
+        (
+            {"prompt": problem.prompt, "completion": carelessly_sorted(problem, config, number)}
+            for number, problem in enumerate(problems)
+        ),
+    )
+
+
+def carelessly_sorted(problem: Problem, config: PipelineConfig, number: int) -> str:
+    """The problem's letters by where they seem to stand in the alphabet."""
+    random = Random(stable_hash("demonstration", config.seed, number))
+    places = {
+        letter: config.task.alphabet.index(letter) + random.gauss(0, config.demonstrations.spread)
+        for letter in str(problem.answer)
+    }
+    return "".join(sorted(places, key=lambda letter: places[letter]))
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """What became of the sampled completions."""
+
+    rankings: int
+    generated_tokens: int
+    agreement: float
+    """The share of pairs ranked as their true rewards are; pairs of equal true reward do not count."""
+
+
+def write_rankings(config: PipelineConfig, folder: Path) -> Ranked:
+    """Sample from the fine-tuned model on prompts it was not shown, and rank."""
+    options, count = config.rankings, config.demonstrations.count
+    problems = [config.task.problem(count + index, "train", config.seed) for index in range(options.prompts)]
+    path = resolve(str(folder / SFT))
+    tokenizer = load_tokenizer(path)
+    sampler = local_sampler(load_model(path, device=pick_device(config.device)), tokenizer, slots=MOST_SLOTS)
+    requests = [
+        Request(number, prompt_tokens(tokenizer, problem.prompt), options.samples)
+        for number, problem in enumerate(problems)
+    ]
+    answers = sampler.sample(requests, config.sampling, seed=config.seed, step=0)
+    rankings = list(_rankings(problems, answers, config))
+    if not rankings:
+        raise ValueError("rankings: the fine-tuned model says the same to every prompt; raise rankings.samples")
+    _write(
+        folder / RANKINGS,
+        ({"prompt": problem.prompt, "ranking": [text for text, _ in ranking]} for problem, ranking in rankings),
+    )
+    return Ranked(
+        rankings=len(rankings),
+        generated_tokens=sum(len(completion.tokens) for siblings in answers for completion in siblings),
+        agreement=_agreement([[true for _, true in ranking] for _, ranking in rankings]),
+    )
+
+
+def _rankings(
+    problems: list[Problem], answers: list[tuple[Completion, ...]], config: PipelineConfig
+) -> Iterator[tuple[Problem, list[tuple[str, float]]]]:
+    """Texts and their true rewards, the preferred first; what did not end, or is empty, is left out."""
+    for problem, siblings in zip(problems, answers, strict=True):
+        texts = dict.fromkeys(each.text for each in siblings if each.finish == "stop" and each.text.strip())
+        true = {text: true_reward(config.task, problem, text) for text in texts}
+        random = Random(stable_hash("ranking", config.seed, problem.id))
+        # Gumbel noise: of any two, the better wins with the odds of Bradley and Terry, e^(difference / noise).
+        seen = {text: reward + config.rankings.noise * _gumbel(random) for text, reward in true.items()}
+        if len(seen) > 1:
+            yield problem, [(text, true[text]) for text in sorted(seen, key=lambda text: -seen[text])]
+
+
+def true_reward(task: Sorting, problem: Problem, text: str) -> float:
+    [grade] = task.grade([problem], [Completion(tokens=(), logprobs=(), text=text, finish="stop")])
+    return grade.outcome
+
+
+def _gumbel(random: Random) -> float:
+    return -math.log(random.expovariate(1.0))
+
+
+def _agreement(rankings: Iterable[list[float]]) -> float:
+    pairs = [pair for rewards in rankings for pair in combinations(rewards, 2) if pair[0] != pair[1]]
+    return sum(better > worse for better, worse in pairs) / len(pairs) if pairs else math.nan
+
+
+def _write(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
