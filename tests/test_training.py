@@ -22,6 +22,7 @@ from proximo.training.collect import Collector, Frontier
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.evaluate import evaluate, wilson
 from proximo.training.learner import Learner
+from proximo.training.passes import minibatches
 from proximo.training.progress import Lines, share, sparkline
 from proximo.training.rl import Run, train
 from proximo.types import Completion, Grade, Group, Problem, Request, Rollout
@@ -306,7 +307,7 @@ def test_an_update_of_dead_rows_alone_is_a_gradient_of_zero_not_none():
 def test_minibatches_are_whole_groups_and_never_smaller_than_a_full_steps():
     trainer = learner(SAPO, groups=8, minibatches=4)
     batch = to_batch([group_of([1.0, 0.0], [2, 2], prompt=(5, number)) for number in range(5)])
-    parts = trainer._minibatches(batch)
+    parts = minibatches(batch, trainer.options, torch.Generator().manual_seed(0))
     assert sorted(torch.cat(parts).tolist()) == list(range(10))
     assert [len(part) for part in parts] == [6, 4]  # 3 and 2 groups: two minibatches, not three
     for part in parts:
@@ -318,7 +319,8 @@ def test_the_sampler_is_trusted_only_within_a_tenth_of_the_gate():
         trainer = learner(algorithm)
         batch = to_batch([group_of([1.0, 0.0], [2, 2])])
         measured = trainer.measure_gap(batch, batch.rollout_logprobs.double() + gap)
-        assert measured == pytest.approx(gap, rel=2e-2)
+        assert measured is not None
+        assert measured.gap == pytest.approx(gap, rel=2e-2)
         assert trainer.trusts_sampler is trusted
 
 
@@ -351,7 +353,9 @@ def test_a_correction_always_has_an_old_pass_and_a_token_gap_cannot_cancel_withi
     trainer = learner(corrected)
     batch = to_batch([group_of([1.0, 0.0], [2, 2])])
     alternating = batch.rollout_logprobs.double() + torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
-    assert trainer.measure_gap(batch, alternating) == pytest.approx(1.0)
+    measured = trainer.measure_gap(batch, alternating)
+    assert measured is not None
+    assert measured.gap == pytest.approx(1.0)
     assert not trainer.trusts_sampler
     trainer.trusts_sampler = True
     assert trainer.needs_old_pass()
@@ -360,11 +364,11 @@ def test_a_correction_always_has_an_old_pass_and_a_token_gap_cannot_cancel_withi
     assert gspo.trusts_sampler  # the mean over the row is what its ratio sees
 
 
-@pytest.mark.parametrize(("groups", "minibatches"), [(7, 4), (10, 4), (16, 6), (16, 12)])
-def test_there_are_never_more_updates_than_configured(groups: int, minibatches: int):
-    trainer = learner(SAPO, groups=groups, minibatches=minibatches)
+@pytest.mark.parametrize(("groups", "configured"), [(7, 4), (10, 4), (16, 6), (16, 12)])
+def test_there_are_never_more_updates_than_configured(groups: int, configured: int):
+    trainer = learner(SAPO, groups=groups, minibatches=configured)
     batch = to_batch([group_of([1.0, 0.0], [1, 1], prompt=(5, number)) for number in range(groups)])
-    assert len(trainer._minibatches(batch)) == minibatches
+    assert len(minibatches(batch, trainer.options, torch.Generator().manual_seed(0))) == configured
 
 
 def test_one_unscored_part_leaves_the_whole_completion_out():

@@ -4,6 +4,7 @@ Checked in tests only, by jaxtyping's import hook. jaxtyping is a development to
 the annotations fall back to plain tensors and `import proximo` still needs torch alone.
 
 Letters: P problems, G rollouts in a group, B rows, T positions, V vocabulary, N pairs.
+Of a mixture of experts: L layers, X experts, K of them for a token.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -55,6 +55,10 @@ class Completion:
     """Ended by itself (end of sequence or a stop string), or cut at the limit."""
     version: int = 0
     """How many updates the policy had seen."""
+    routes: Tensor | None = field(default=None, compare=False, repr=False)
+    """[T, L, K]: the experts each token went to when it was read back, -1 at the last, which never was; or None."""
+    prompt_routes: Tensor | None = field(default=None, compare=False, repr=False)
+    """The same of the prompt."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,10 @@ class Batch:
     """Where the rows come from, one for each prompt; empty where they were made of tensors alone."""
     sibling: Tensor | None = None
     """[B]: which of its group's rollouts."""
+    routes: Tensor | None = None
+    """[B, T, L, K]: the experts that completion tokens are sent to; -1: unknown. None: where their routers say."""
+    prompt_routes: tuple[Tensor, ...] = ()
+    """The same of each prompt."""
 
     def __len__(self) -> int:
         return len(self.lengths)

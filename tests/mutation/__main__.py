@@ -20,6 +20,7 @@ ORDER = [
     "tests/test_gates.py", "tests/test_pieces.py", "tests/test_advantages.py", "tests/test_credit.py",
     "tests/test_golden.py", "tests/test_objective.py", "tests/test_pairwise.py", "tests/test_reference.py",
     "tests/test_values.py", "tests/test_judging.py", "tests/test_laws.py",
+    "tests/test_mismatch.py", "tests/test_moe.py", "tests/test_routing.py",
 ]  # fmt: skip
 
 

@@ -33,7 +33,7 @@ from proximo.maths.credit import (
     TokenWhitened,
 )
 from proximo.maths.divergences import K1, K2, K3, Divergence, UnbiasedK3
-from proximo.maths.extras import EntropyBonus, Extra, PositiveNll, ValueLoss
+from proximo.maths.extras import EntropyBonus, Extra, PositiveNll, RouterBalance, ValueLoss
 from proximo.maths.gates import CappedScore, Clip, GammaScore, Gate, GeometricClip, Reinforce, SoftGate, Unclipped
 from proximo.maths.keeping import Keep, KeepAll, KeepMixed
 from proximo.maths.ratios import (
@@ -251,4 +251,8 @@ def of_extra(extra: Extra) -> str:
             return f"  + {coefficient:g} · entropy"
         case PositiveNll(coefficient):
             return f"  + {coefficient:g} · mean log π of correct completions"
+        case RouterBalance(coefficient):
+            return (
+                f"  − {coefficient:g} · X Σ_i f_i·P_i over X experts, f an expert's share of tokens, P its mean weight"
+            )
     assert_never(extra)

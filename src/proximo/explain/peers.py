@@ -22,7 +22,7 @@ from proximo.maths.corrections import (
 )
 from proximo.maths.credit import Gae, ProcessNormalized, ReturnToGo, SequenceWhitened, SignScaled, TokenWhitened
 from proximo.maths.divergences import KlLoss
-from proximo.maths.extras import EntropyBonus, PositiveNll, ValueLoss
+from proximo.maths.extras import EntropyBonus, PositiveNll, RouterBalance, ValueLoss
 from proximo.maths.gates import CappedScore, Clip, GammaScore, GeometricClip, Reinforce, SoftGate, Unclipped
 from proximo.maths.keeping import KeepAll, KeepMixed
 from proximo.maths.ratios import (
@@ -103,6 +103,7 @@ PEERS: dict[type, Peers] = {
     ValueLoss: Peers("none: PPOTrainer was removed", "critic.cliprange_value 0.5"),
     EntropyBonus: Peers("entropy_coef 0.0", "entropy_coeff 0"),
     PositiveNll: Peers("none", "none"),
+    RouterBalance: Peers("router_aux_loss_coef None: the model's own, so on for a mixture; prompts count too, per micro-batch", "off for Qwen3-MoE on Megatron (load balancing none); none on FSDP"),
 }  # fmt: skip
 
 UNUSED: dict[str, Peers] = {

@@ -24,7 +24,7 @@ from proximo.maths.credit import (
     advantages,
 )
 from proximo.maths.divergences import K1, K2, K3, KlLoss, UnbiasedK3
-from proximo.maths.extras import EntropyBonus, PositiveNll, ValueLoss, supervised_loss
+from proximo.maths.extras import EntropyBonus, PositiveNll, RouterBalance, ValueLoss, supervised_loss
 from proximo.maths.gates import CappedScore, Clip, GammaScore, GeometricClip, Reinforce, SoftGate, Unclipped
 from proximo.maths.keeping import KeepAll, KeepMixed, trained_mask
 from proximo.maths.objective import Plan, plan_step, policy_loss, token_terms
@@ -85,6 +85,7 @@ __all__ = [
     "PromptMean",
     "Reinforce",
     "ReturnToGo",
+    "RouterBalance",
     "Rows",
     "SamplerPolicy",
     "SequenceMasked",

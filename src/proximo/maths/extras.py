@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proximo.shapes import Bool, Float
+from proximo.maths.arithmetic import at_least_float32
+from proximo.shapes import Bool, Float, Int
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,31 @@ class PositiveNll:
         return -self.coefficient * logprobs
 
 
-Extra = ValueLoss | EntropyBonus | PositiveNll
+@dataclass(frozen=True)
+class RouterBalance:
+    """coefficient · X · Σ_i f_i·P_i over X experts: those that are used most become less likely. Switch Transformer.
+
+    f is each expert's share of assignments, P its mean probability, both over all layers and the tokens that train,
+    read where a token is predicted. f is counted once over the whole update and carries no gradient.
+    """
+
+    coefficient: float = 0.001
+
+    def __post_init__(self) -> None:
+        if self.coefficient <= 0:
+            raise ValueError(f"extra.coefficient is {self.coefficient}: a balance must count for something")
+
+    def assignments(self, logits: Float[Tensor, "M L X"], chosen: int) -> Int[Tensor, " X"]:
+        """How often each expert is among the `chosen` of a token and layer."""
+        return logits.topk(chosen).indices.flatten().bincount(minlength=logits.shape[2])
+
+    def __call__(self, logits: Float[Tensor, "M L X"], load: Float[Tensor, " X"]) -> Float[Tensor, " M"]:
+        """X · Σ_i f_i·p_i of each token, a mean over layers, before the coefficient; `load` is f."""
+        probabilities = at_least_float32(logits).softmax(dim=-1).mean(dim=1)
+        return len(load) * (probabilities * load.to(probabilities.dtype)).sum(dim=-1)
+
+
+Extra = ValueLoss | EntropyBonus | PositiveNll | RouterBalance
 
 
 def supervised_loss(logprobs: Float[Tensor, "B T"], dynamic: bool = False) -> Float[Tensor, "B T"]:

@@ -96,12 +96,30 @@ class SoftGate:
         opening = torch.sigmoid(tau * (bounded_exp(log_ratio) - 1))
         return (4.0 if self.normalised else tau) * opening * (1 - opening)
 
+    def sequence_gap(
+        self, log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+    ) -> Float[Tensor, "B T"]:
+        """|mean over the row of sech²(τ(r−1)/2) − sech²(τ·z̄/2)|, z̄ the mean of z = log r: repeated at every token.
+
+        SAPO's paper reads its gate as a soft gate on GSPO's sequence ratio e^z̄. For sech²(τz/2) that holds up to
+        τ²/4 · Var(z); from there to the real gate, with r−1 for z, there is no bound. Hence this number.
+        """
+        tau = self._tau(advantages)
+        real = sech_squared(tau * (bounded_exp(log_ratio) - 1) / 2)
+        pooled = sech_squared(tau * row_mean(log_ratio, mask) / 2)
+        return row_mean(real - pooled, mask).abs().expand_as(log_ratio)
+
     def _tau(self, advantages: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         return torch.where(
             advantages > 0,
             torch.full_like(advantages, self.tau_pos),
             torch.full_like(advantages, self.tau_neg),
         )
+
+
+def sech_squared(values: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+    """1/cosh², without the overflow of cosh."""
+    return 1 - values.tanh().square()
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from proximo.maths.arithmetic import bounded_exp
 from proximo.maths.extras import EntropyBonus, PositiveNll
+from proximo.maths.gates import SoftGate
 from proximo.maths.rows import Objective, Rows, rows_of
 from proximo.maths.selection import Candidates
 from proximo.shapes import Bool, Float, Int
@@ -180,7 +181,7 @@ def token_terms(algorithm: Objective, rows: Rows, plan: Plan) -> Terms:
 
 
 def _extra_terms(algorithm: Objective, rows: Rows, plan: Plan) -> Float[Tensor, "B T"]:
-    """Stage 11, as far as it concerns the policy; a value loss is the value model's own."""
+    """Stage 11, as far as log-probs know it; value loss and router balance are the learner's to add."""
     extra_terms = torch.zeros_like(rows.logprobs)
     for extra in algorithm.extras:
         if isinstance(extra, EntropyBonus):
@@ -214,6 +215,8 @@ def _stats(algorithm: Objective, rows: Rows, terms: Terms) -> Stats:
         "negative_below": negative & (ratio < lowest),
     }
     peaks = {"ratio_max": ratio, "log_ratio_max": terms.log_ratio.abs()}
+    if isinstance(algorithm.gate, SoftGate):
+        seen["sapo_gap"] = algorithm.gate.sequence_gap(terms.log_ratio, rows.advantages, mask)
     if rows.entropy is not None:
         seen["entropy"] = rows.entropy
     if rows.ref_logprobs is not None:
@@ -223,6 +226,7 @@ def _stats(algorithm: Objective, rows: Rows, terms: Terms) -> Stats:
         seen["selected"] = terms.chosen
     if terms.correction is not None:
         seen["correction"] = terms.correction
+        seen["correction_squared"] = terms.correction.double().square()
         seen["rejected"] = terms.correction == 0
         peaks["correction_max"] = terms.correction
     return Stats(

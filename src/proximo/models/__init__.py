@@ -3,6 +3,7 @@
 from proximo.models.layout import micro_batches
 from proximo.models.loading import (
     PaddedFallback,
+    frozen_copy,
     load_model,
     load_tokenizer,
     pick_device,
@@ -10,13 +11,14 @@ from proximo.models.loading import (
     supports_packing,
 )
 from proximo.models.scoring import Scores, States, completion_states, score
-from proximo.models.tiny import tiny_model, tiny_tokenizer
+from proximo.models.tiny import tiny_model, tiny_moe, tiny_tokenizer
 
 __all__ = [
     "PaddedFallback",
     "Scores",
     "States",
     "completion_states",
+    "frozen_copy",
     "load_model",
     "load_tokenizer",
     "micro_batches",
@@ -25,5 +27,6 @@ __all__ = [
     "score",
     "supports_packing",
     "tiny_model",
+    "tiny_moe",
     "tiny_tokenizer",
 ]

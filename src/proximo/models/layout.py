@@ -16,12 +16,27 @@ from proximo.shapes import Bool, Int
 
 
 @dataclass(frozen=True)
+class Places:
+    """Where the tokens that something is predicted from stand among the positions of a pass, flattened."""
+
+    prompts: Int[Tensor, " S"]
+    """The prompt of each stretch: packed, each prompt once; padded, one for every row."""
+    prompt_tokens: Int[Tensor, " M"]
+    """Stretch by stretch."""
+    completion_tokens: Int[Tensor, " D"]
+    """Row by row."""
+    consumed: Bool[Tensor, "B T"]
+    """True at those D: all but the last of each row."""
+
+
+@dataclass(frozen=True)
 class Packed:
     tokens: Int[Tensor, "1 N"]
     """A completion's last token is left out: nothing is predicted from it."""
     positions: Int[Tensor, "1 N"]
     predictors: Int[Tensor, " C"]
     """The place among the N whose state predicts each completion token, row by row."""
+    places: Places
     reader: PackedReader
 
 
@@ -31,6 +46,7 @@ class Padded:
     mask: Bool[Tensor, "B S"]
     predictors: Int[Tensor, " C"]
     """The place among the B·S, flattened, whose state predicts each completion token, row by row."""
+    places: Places
 
 
 def pack(
@@ -49,9 +65,10 @@ def pack(
     starts[order] = prompt_lengths.cumsum(0)[member[order]] + _before(own[order])
 
     prompt_places, places = _ranges(prompt_starts, prompt_lengths), _ranges(starts, own)
+    consumed = torch.arange(tokens.shape[1], device=device) < own[:, None]
     packed = torch.empty(int(totals.sum()), dtype=torch.long, device=device)
     packed[prompt_places] = flat_prompts
-    packed[places] = tokens[torch.arange(tokens.shape[1], device=device) < own[:, None]]
+    packed[places] = tokens[consumed]
     positions = torch.empty_like(packed)
     positions[prompt_places] = _ranges(torch.zeros_like(prompt_lengths), prompt_lengths)
     positions[places] = _ranges(prompt_lengths[member], own)
@@ -59,6 +76,7 @@ def pack(
         tokens=packed[None],
         positions=positions[None],
         predictors=predictors((prompt_starts + prompt_lengths - 1)[member], starts, lengths),
+        places=Places(used, prompt_places, places, consumed),
         reader=packed_reader(prompt_starts, prompt_lengths, starts, own, member),
     )
 
@@ -74,11 +92,18 @@ def pad(
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     sizes = torch.tensor([len(row) for row in rows], device=tokens.device)
     width = padded.shape[1]
-    starts = torch.arange(len(rows), device=tokens.device) * width + sizes - lengths
+    first = torch.arange(len(rows), device=tokens.device) * width
+    starts, own = first + sizes - lengths, (lengths - 1).clamp(min=0)
     return Padded(
         tokens=padded,
         mask=torch.arange(width, device=tokens.device) < sizes[:, None],
         predictors=predictors(starts - 1, starts, lengths),
+        places=Places(
+            prompts=group,
+            prompt_tokens=_ranges(first, sizes - lengths),
+            completion_tokens=_ranges(starts, own),
+            consumed=torch.arange(tokens.shape[1], device=tokens.device) < own[:, None],
+        ),
     )
 
 

@@ -1,5 +1,6 @@
 """Models and tokenizers from Hugging Face folders: safetensors only, no code from elsewhere."""
 
+import copy
 import warnings
 from collections.abc import Sequence
 from functools import cache
@@ -20,6 +21,7 @@ from transformers import (
     Qwen2ForSequenceClassification,
     Qwen3ForCausalLM,
     Qwen3ForSequenceClassification,
+    Qwen3MoeForCausalLM,
     SmolLM3ForCausalLM,
     SmolLM3ForSequenceClassification,
 )
@@ -58,6 +60,11 @@ def load_model(path: str, *, dtype: torch.dtype = torch.float32, device: str = "
     else:
         warn_of_fallback(type(model).__name__)
     return model.to(device=device).eval()  # pyright: ignore[reportCallIssue]
+
+
+def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """To be asked, never trained."""
+    return copy.deepcopy(model).requires_grad_(False).eval()
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
@@ -109,7 +116,7 @@ def supports_packing(model: PreTrainedModel) -> bool:
     kind = type(model)
     if kind in (LlamaForCausalLM, LlamaForSequenceClassification):
         full_attention = True
-    elif kind in (MistralForCausalLM, MistralForSequenceClassification):
+    elif kind in (MistralForCausalLM, MistralForSequenceClassification, Qwen3MoeForCausalLM):
         full_attention = model.config.sliding_window is None
     elif kind in _BY_LAYER_TYPES:
         full_attention = set(model.config.layer_types) == {"full_attention"}

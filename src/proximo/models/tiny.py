@@ -4,19 +4,30 @@ Example: tiny_model().save_pretrained(folder); tiny_tokenizer().save_pretrained(
 """
 
 import string
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from proximo.models.attention import NAME
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 SYMBOLS = (PAD, EOS, UNKNOWN, "\n", " ", *string.digits, *string.ascii_letters, *string.punctuation)
 """The vocabulary in the order of its ids: every printable ASCII character is a token of its own."""
+PAD_ID, EOS_ID = SYMBOLS.index(PAD), SYMBOLS.index(EOS)
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
@@ -47,27 +58,65 @@ def tiny_model(
 
     The same seed gives the same weights; the caller's random numbers are left as they were.
     """
+    config = Qwen3Config(**_shape(hidden, heads, kv_heads), num_hidden_layers=layers, intermediate_size=intermediate)
+    with _seeded(seed):
+        # from_config, not the constructor: the weights must not depend on torch's default dtype.
+        model = Qwen3ForCausalLM._from_config(config, dtype=torch.float32, attn_implementation=NAME)
+    model.generation_config = GenerationConfig(pad_token_id=PAD_ID, eos_token_id=EOS_ID)
+    return model.eval()
+
+
+def tiny_moe(
+    hidden: int = 64,
+    layers: int = 4,
+    heads: int = 4,
+    kv_heads: int = 2,
+    experts: int = 8,
+    chosen: int = 2,
+    intermediate: int = 96,
+    seed: int = 0,
+) -> Qwen3MoeForCausalLM:
+    """A mixture of experts like `tiny_model`: each token goes to `chosen` of the `experts` in every layer.
+
+    `intermediate` is one expert's width; 0.7 million weights by default, of which a token uses a third.
+    """
+    if not 1 <= chosen <= experts:
+        raise ValueError(f"chosen is {chosen} of {experts} experts: give at least 1 and at most all of them")
+    config = Qwen3MoeConfig(
+        **_shape(hidden, heads, kv_heads),
+        num_hidden_layers=layers,
+        moe_intermediate_size=intermediate,
+        num_experts=experts,
+        num_experts_per_tok=chosen,
+        norm_topk_prob=True,
+    )
+    with _seeded(seed):
+        model = Qwen3MoeForCausalLM._from_config(config, dtype=torch.float32, attn_implementation=NAME)
+    model.generation_config = GenerationConfig(pad_token_id=PAD_ID, eos_token_id=EOS_ID)
+    return model.eval()
+
+
+def _shape(hidden: int, heads: int, kv_heads: int) -> dict[str, Any]:
+    """What both kinds of model have in common."""
     if hidden % heads or heads % kv_heads:
         raise ValueError(
             f"hidden is {hidden}, heads {heads}, kv_heads {kv_heads}: make each a multiple of the one that follows"
         )
-    pad, eos = SYMBOLS.index(PAD), SYMBOLS.index(EOS)
-    config = Qwen3Config(
-        vocab_size=len(SYMBOLS),
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=hidden // heads,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        pad_token_id=pad,
-        eos_token_id=eos,
-    )
+    return {
+        "vocab_size": len(SYMBOLS),
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": hidden // heads,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+        "pad_token_id": PAD_ID,
+        "eos_token_id": EOS_ID,
+    }
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        # from_config, not the constructor: the weights must not depend on torch's default dtype.
-        model = Qwen3ForCausalLM._from_config(config, dtype=torch.float32, attn_implementation=NAME)
-    model.generation_config = GenerationConfig(pad_token_id=pad, eos_token_id=eos)
-    return model.eval()
+        yield

@@ -66,6 +66,7 @@ class Sampler(Protocol):
         """The completions of each request, in order.
 
         The random number behind a token depends on (seed, step, request.key, sample, position) and on nothing
-        else, so two requests of a call that share a key share their draws. `version` is passed through.
+        else, so two requests of a call that share a key share their draws. `version` is passed through, except by a
+        sampler with weights of its own, which knows better.
         """
         ...

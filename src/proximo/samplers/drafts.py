@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from proximo.models.routing import UNKNOWN
 from proximo.samplers import SamplingOptions
 from proximo.samplers.drawing import draw, signed, uniforms
-from proximo.shapes import Float
+from proximo.shapes import Float, Int
 from proximo.types import Completion, Request
 
 
@@ -27,6 +28,9 @@ class Draft:
     logprobs: list[float] = field(default_factory=list)
     finish: Literal["stop", "length"] | None = None
     """None while it goes on."""
+    routes: list[Int[Tensor, "L K"]] = field(default_factory=list)
+    """Where tokens went when they were read back; empty where that is not recorded."""
+    prompt_routes: Int[Tensor, "S L K"] | None = None
 
     @property
     def length(self) -> int:
@@ -87,6 +91,8 @@ class Pen:
             text=text[: min((text.find(stop) for stop in self.options.stop if stop in text), default=len(text))],
             finish=draft.finish,
             version=version,
+            routes=_routes(draft),
+            prompt_routes=draft.prompt_routes,
         )
 
     def _stopped(self, tokens: list[int]) -> bool:
@@ -101,6 +107,14 @@ class Pen:
         text = self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text
+
+
+def _routes(draft: Draft) -> Int[Tensor, "T L K"] | None:
+    """None where they were not recorded; the last token was not read back."""
+    if draft.prompt_routes is None:
+        return None
+    assert len(draft.routes) == len(draft.tokens) - 1
+    return torch.stack([*draft.routes, torch.full_like(draft.prompt_routes[0], UNKNOWN)])
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

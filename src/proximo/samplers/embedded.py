@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from proximo.models.attention import hidden_states, uses_our_attention
+from proximo.models.attention import Reader, hidden_states, uses_our_attention
 from proximo.models.logprobs import project
+from proximo.models.routing import needed_routers, recording
 from proximo.samplers import Sampler, SamplingOptions
 from proximo.samplers.cache import Cache, DecodeReader, PrefillReader
 from proximo.samplers.drafts import Draft, Pen, drafts_of, end_tokens, evaluating
 from proximo.samplers.plain import PlainSampler
-from proximo.shapes import Float
+from proximo.shapes import Float, Int
 from proximo.types import Completion, Request
 
 PREFILL_TOKENS = 8192
@@ -28,10 +29,12 @@ PREFILL_TOKENS = 8192
 Prompt = tuple[int, ...]
 
 
-def local_sampler(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, slots: int = 128) -> Sampler:
+def local_sampler(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, slots: int = 128, record_routes: bool = False
+) -> Sampler:
     """The engine of this process that fits the model."""
     fits = EmbeddedSampler if uses_our_attention(model) else PlainSampler
-    return fits(model, tokenizer, slots=slots)
+    return fits(model, tokenizer, slots=slots, record_routes=record_routes)
 
 
 class EmbeddedSampler:
@@ -45,12 +48,25 @@ class EmbeddedSampler:
         [completions] = sampler.sample([Request(0, (17, 12), 8)], SamplingOptions(max_tokens=64), seed=0, step=0)
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, slots: int = 128) -> None:
-        """`slots` is the most rows decoded at a time; each holds keys and values of the longest prompt + max_tokens."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        slots: int = 128,
+        record_routes: bool = False,
+    ) -> None:
+        """`slots` is the most rows decoded at a time; each holds keys and values of the longest prompt + max_tokens.
+
+        With `record_routes` completions say which experts each token went to, for a learner that replays them.
+        """
         if not uses_our_attention(model):
             raise ValueError(f"model is a {type(model).__name__} outside the fast path: sample with PlainSampler")
         if slots < 1:
             raise ValueError(f"slots is {slots}: give at least 1")
+        if record_routes:
+            needed_routers(model, "record_routes is on")
+        self._record_routes = record_routes
         self._model = model
         self._tokenizer = tokenizer
         self._slots = slots
@@ -62,7 +78,8 @@ class EmbeddedSampler:
         self._check_room(requests, options)
         pen = Pen(self._tokenizer, end_tokens(self._model, self._tokenizer), options, seed, step)
         with evaluating(self._model):
-            _Decoding(self._model, pen, [draft for siblings in drafts for draft in siblings], self._slots).run()
+            rows = [draft for siblings in drafts for draft in siblings]
+            _Decoding(self._model, pen, rows, self._slots, self._record_routes).run()
         return [tuple(pen.completion(draft, version) for draft in siblings) for siblings in drafts]
 
     def _check_room(self, requests: Sequence[Request], options: SamplingOptions) -> None:
@@ -82,13 +99,18 @@ class _Prefix:
     memory: Float[Tensor, "N 2 K S D"]
     logits: Float[Tensor, " V"]
     """Of the first token after it."""
+    routes: Int[Tensor, "S L C"] | None
+    """The C experts of each of L layers that its tokens went to, where that is recorded."""
 
 
 class _Decoding:
     """One call: rows wait, live in a slot and leave it."""
 
-    def __init__(self, model: PreTrainedModel, pen: Pen, drafts: Sequence[Draft], slots: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, pen: Pen, drafts: Sequence[Draft], slots: int, record_routes: bool
+    ) -> None:
         self._model = model
+        self._record_routes = record_routes
         self._pen = pen
         self._slots = min(slots, len(drafts))
         # The last token drawn is never read back, so it needs no room.
@@ -120,7 +142,21 @@ class _Decoding:
         newest = [[draft.tokens[-1], draft.length - 1] for draft in self._live]
         tokens, positions = torch.tensor(newest, device=self._head.device).unbind(dim=1)
         reader = DecodeReader(self._cache, positions, longest=max(draft.length for draft in self._live))
-        return self._logits(hidden_states(self._model, tokens.unsqueeze(1), positions.unsqueeze(1), reader)[:, 0])
+        states, routes = self._pass(tokens.unsqueeze(1), positions.unsqueeze(1), reader)
+        if routes is not None:
+            for draft, route in zip(self._live, routes[:, 0], strict=True):
+                draft.routes.append(route)
+        return self._logits(states[:, 0])
+
+    def _pass(
+        self, tokens: Int[Tensor, "R S"], positions: Int[Tensor, "R S"], reader: Reader
+    ) -> tuple[Float[Tensor, "R S E"], Int[Tensor, "R S L K"] | None]:
+        """Hidden states and, where they are recorded, the experts that each token went to."""
+        if not self._record_routes:
+            return hidden_states(self._model, tokens, positions, reader), None
+        with recording(self._model) as recorder:
+            states = hidden_states(self._model, tokens, positions, reader)
+        return states, recorder.chosen.cpu().unflatten(0, tuple(tokens.shape))
 
     def _admit(self, logits: Float[Tensor, "R V"]) -> Float[Tensor, "S V"]:
         """Fill the free slots; the logits of the rows that entered come last."""
@@ -135,6 +171,8 @@ class _Decoding:
             if self._cache is None:
                 self._cache = Cache(prefix.memory, self._slots, self._length)
             self._cache.enter(prefix.memory, first=len(self._live), count=len(siblings))
+            for draft in siblings:
+                draft.prompt_routes = prefix.routes
             self._live += siblings
             rows.append(prefix.logits.expand(len(siblings), -1))
             self._waiting_for[prompt] -= len(siblings)
@@ -152,11 +190,12 @@ class _Decoding:
             tokens = tokens.to(self._head.device)
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
             reader = PrefillReader()
-            states = hidden_states(self._model, tokens, positions, reader)
+            states, routes = self._pass(tokens, positions, reader)
             logits = self._logits(states[torch.arange(len(batch)), lengths - 1])
             memory = reader.memory
             for row, prompt in enumerate(batch):
-                self._prefixes[prompt] = _Prefix(memory[:, :, row, :, : len(prompt)], logits[row])
+                known = None if routes is None else routes[row, : len(prompt)]
+                self._prefixes[prompt] = _Prefix(memory[:, :, row, :, : len(prompt)], logits[row], known)
 
     def _logits(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R V"]:
         # The learner's own product: the same float32 logits, whatever the model's precision.

@@ -19,8 +19,20 @@ from proximo.types import Completion, Request
 class PlainSampler:
     """Samples from any causal language model of transformers that keeps its past in `past_key_values`."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, slots: int = 128) -> None:
-        """`slots` is the most rows decoded at a time."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        slots: int = 128,
+        record_routes: bool = False,
+    ) -> None:
+        """`slots` is the most rows decoded at a time. It cannot record routes, and says so when asked."""
+        if record_routes:
+            raise ValueError(
+                f"record_routes is on, but a {type(model).__name__} with its own attention is sampled without: "
+                'use replay="old_policy", which the learner records itself'
+            )
         if uses_our_attention(model):
             raise ValueError(f"model is a {type(model).__name__} with our attention: sample with EmbeddedSampler")
         if slots < 1:

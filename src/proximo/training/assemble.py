@@ -13,8 +13,10 @@ from torch import Tensor
 from proximo.algorithms import Algorithm
 from proximo.maths.credit import advantages, returns_to_go
 from proximo.maths.keeping import trained_mask
+from proximo.maths.mismatch import MismatchStats
 from proximo.maths.shaping import KlReward
 from proximo.shapes import Bool, Float, Int
+from proximo.training.experts import to_replay, with_routes
 from proximo.training.learner import Learner
 from proximo.types import Batch, Group
 
@@ -28,8 +30,8 @@ class Assembled:
     unscored: int
     dead_rows: int
     """Rows that train with an advantage of exactly 0."""
-    sampler_gap: float | None
-    """Mean |log-prob of the learner − log-prob of the sampler| over tokens; None where no pass was needed."""
+    sampler_gap: MismatchStats | None
+    """Between the learner's log-probs and the sampler's; None where no pass was needed."""
     earned: Float[Tensor, "B T"] | None
     """What each token of the batch really went on to earn; None without a value model."""
 
@@ -37,7 +39,7 @@ class Assembled:
 def assemble(groups: Sequence[Group], dropped: Sequence[Group], learner: Learner, completion_limit: int) -> Assembled:
     """Everything the updates of one step read."""
     algorithm, kl_reward = learner.algorithm, learner.kl_reward
-    everyone = to_batch([*groups, *dropped]).to(learner.model.device)
+    everyone = to_replay(to_batch([*groups, *dropped]), learner.replay).to(learner.model.device)
     is_kept = everyone.group < len(groups)
     # Credit over all rows needs every row's values or divergences; otherwise only rows that train are scored.
     score_all = algorithm.advantage.needs_values or kl_reward is not None
@@ -85,7 +87,7 @@ def shaped_rewards(batch: Batch, algorithm: Algorithm, completion_limit: int) ->
     return rewards
 
 
-def _with_scores(batch: Batch, index: Int[Tensor, " M"], learner: Learner) -> tuple[Batch, float | None]:
+def _with_scores(batch: Batch, index: Int[Tensor, " M"], learner: Learner) -> tuple[Batch, MismatchStats | None]:
     """Fill in old and reference log-probs and values at the rows that need them.
 
     A stale row was sampled before the latest update: only its sampler knows the policy that said it.
@@ -97,6 +99,7 @@ def _with_scores(batch: Batch, index: Int[Tensor, " M"], learner: Learner) -> tu
         gap = learner.measure_gap(rows, old.logprobs)
         known = torch.where(learner.is_stale(rows).unsqueeze(1), rows.rollout_logprobs, old.logprobs)
         batch = replace(batch, old_logprobs=batch.old_logprobs.index_copy(0, index, known), values=old.values)
+        batch = with_routes(batch, index, old.routes)
     if learner.reference is not None:
         reference = torch.zeros_like(batch.old_logprobs)
         batch = replace(batch, ref_logprobs=reference.index_copy(0, index, learner.reference_logprobs(rows)))

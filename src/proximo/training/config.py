@@ -6,9 +6,13 @@ from typing import Literal
 from proximo.algorithms import GRPO, Algorithm
 from proximo.models.values import TrunkHead, ValueForm
 from proximo.samplers import SamplingOptions
+from proximo.samplers.mismatch import Mismatch
 from proximo.tasks import TaskOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.reward_mix import RewardMix, check_rewards
+
+Replay = Literal["old_policy", "sampler"]
+"""Whose choice of experts an update replays."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,13 @@ class RunConfig:
     device: str = "auto"
     """Where the model lives, as torch names it. `auto`: a GPU where there is one, else the CPU."""
     sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(max_tokens=8))
+    mismatch: Mismatch | None = None
+    """How the sampler of the rollouts differs from the policy, to study that. None: not at all, it is the learner's
+    own module. Evaluation always is of the policy itself."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
+    replay: Replay | None = None
+    """For a mixture of experts: send tokens to the experts that they went to before. `old_policy`: in the pass before
+    the updates (R2). `sampler`: when they were sampled, in that pass too (R3). None: where their routers say."""
     rewards: RewardMix = field(default_factory=RewardMix)
     value: ValueOptions | None = None
     """None: where the algorithm asks for a value model, a head on the policy's trunk."""

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from proximo.algorithms import Algorithm
 from proximo.maths.extras import ValueLoss
 from proximo.maths.values import compare_baselines, error_by_position, explained_variance
-from proximo.models.values import ValueModel
+from proximo.models.values import TrunkHead, ValueModel, value_model
 from proximo.shapes import Float
 from proximo.types import Batch, Stats
 
@@ -37,6 +39,15 @@ class Critic:
     def unclipped(self) -> "Critic":
         """To learn from frozen returns: nothing it trains on depends on where its values were."""
         return replace(self, loss=replace(self.loss, clip=None))
+
+
+def critic_for(algorithm: Algorithm, policy: PreTrainedModel, value: ValueModel | None) -> Critic | None:
+    """The value model with its loss, where the algorithm asks for one."""
+    loss = next((extra for extra in algorithm.extras if isinstance(extra, ValueLoss)), None)
+    if loss is None:
+        assert value is None, "a value model that nothing asks"
+        return None
+    return Critic(value or value_model(TrunkHead(), policy), loss)
 
 
 def value_metrics(batch: Batch, returns: Float[Tensor, "B T"]) -> dict[str, float]:

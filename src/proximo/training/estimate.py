@@ -40,6 +40,9 @@ def held_models(config: RunConfig) -> list[Held]:
     held = [Held("policy", _count(policy), trained=True)]
     if config.algorithm.needs_reference:
         held.append(Held("reference", _count(policy), trained=False))
+    if config.mismatch is not None:
+        # The copy that samples, and a snapshot for each step that it may lag.
+        held.append(Held("mismatched sampler", (config.mismatch.lag + 2) * _count(policy), trained=False))
     match config.value and config.value.form:
         case OwnLayers(layers):
             held.append(Held(f"value model's {layers} layers", _count(_last_layers(policy, layers)), trained=True))

@@ -1,7 +1,7 @@
 """The learner: scores completions and updates the policy. It knows no task, no sampler and no file."""
 
-import copy
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,18 +10,20 @@ from transformers import PreTrainedModel
 
 from proximo.algorithms import Algorithm
 from proximo.maths.arithmetic import sampled
-from proximo.maths.extras import EntropyBonus, ValueLoss
+from proximo.maths.extras import EntropyBonus
 from proximo.maths.gates import Clip
+from proximo.maths.mismatch import MismatchStats, mismatch
 from proximo.maths.objective import Plan, plan_step, policy_loss
 from proximo.maths.ratios import CurrentPolicy
 from proximo.maths.rows import rows_of
 from proximo.maths.weights import TokenMean
-from proximo.models import Scores
-from proximo.models.values import TrunkHead, ValueModel, value_model
+from proximo.models import Scores, frozen_copy
+from proximo.models.values import ValueModel
 from proximo.shapes import Bool, Float, Int
-from proximo.training.config import TrainingOptions
-from proximo.training.critic import Critic
-from proximo.training.passes import OldScores, Passes
+from proximo.training.config import Replay, TrainingOptions
+from proximo.training.critic import critic_for
+from proximo.training.experts import agreement_stats, balance_for, check_agreement, check_replay
+from proximo.training.passes import OldScores, Passes, minibatches
 from proximo.types import Batch, Stats
 
 VALUE_PACE = 10
@@ -37,8 +39,8 @@ class Update:
     """Of the policy's parameters, before clipping."""
     value_gradient_norm: float | None
     """Of what the value model has beside them; None without one."""
-    first_gap: float | None
-    """Sampler gap on this update's rows, known where the policy had not been updated since sampling."""
+    first_gap: MismatchStats | None
+    """Of the sampler, on this update's rows, known where the policy had not been updated since sampling."""
     rows: Int[Tensor, " M"]
     """Of the step's batch."""
     logprobs: Float[Tensor, "M T"]
@@ -58,15 +60,19 @@ class Learner:
         seed: int,
         value: ValueModel | None = None,
         value_learning_rate: float | None = None,
+        replay: Replay | None = None,
     ) -> None:
         """Without a `value` of its own, an algorithm that asks for one gets a head on the policy's trunk."""
         self.model = model
         self.algorithm = algorithm
         self.options = options
+        self.replay: Replay | None = check_replay(model, replay)
+        self.balance = balance_for(algorithm, model)
         self.passes = Passes(
             temperature,
             options.token_budget,
             entropy_gradient=any(isinstance(extra, EntropyBonus) for extra in algorithm.extras),
+            router_logits=self.balance is not None,
         )
         self.reference = frozen_copy(model) if algorithm.needs_reference else None
         self.kl_reward = algorithm.kl_reward
@@ -97,19 +103,25 @@ class Learner:
     # Before the updates
 
     def needs_old_pass(self) -> bool:
-        """Not when the sampler's log-probs are trusted, nor when a single update makes every ratio 1."""
-        if self.critic is not None or self.algorithm.correct is not None:
+        """Not when the sampler's log-probs are trusted, nor when a single update makes every ratio 1.
+
+        A sampler with older weights is never trusted: it may have been close, and falls behind at any update.
+        """
+        if self.critic is not None or self.algorithm.correct is not None or self.replay == "old_policy":
             return True
         on_policy = self.options.updates == 1 or isinstance(self.algorithm.anchor, CurrentPolicy)
-        return not (self.trusts_sampler or on_policy)
+        trusted = self.trusts_sampler and self.sampled_version == self.version
+        return not (trusted or on_policy)
 
     def old_scores(self, batch: Batch) -> OldScores:
-        """Log-probs, entropy and values of the policy as it stands."""
-        return self.passes.without_gradient(self.model, batch, self.critic and self.critic.model)
+        """Log-probs, entropy and values of the policy as it stands; its routes, where those are to be replayed."""
+        value = self.critic and self.critic.model
+        return self.passes.without_gradient(self.model, batch, value, record=self.replay == "old_policy")
 
     def reference_logprobs(self, batch: Batch) -> Float[Tensor, "B T"]:
+        """Never replayed: it is what it is."""
         assert self.reference is not None
-        return self.passes.without_gradient(self.reference, batch).logprobs
+        return self.passes.without_gradient(self.reference, replace(batch, routes=None)).logprobs
 
     def reset_reference(self) -> None:
         """Iterative GRPO: from now on the policy is held near what it is today."""
@@ -122,24 +134,27 @@ class Learner:
             coefficient = self.kl_reward.controller(self.kl_reward.coefficient, kl, completions)
             self.kl_reward = replace(self.kl_reward, coefficient=coefficient)
 
-    def start_step(self) -> None:
-        """From here on the policy differs from the one that sampled."""
-        self.sampled_version = self.version
+    def start_step(self, sampled_version: int | None = None) -> None:
+        """From here on the policy differs from the one that sampled: itself, unless a sampler with older weights did.
+
+        Rows of a sampler that lags are fresh all the same: their old policy is this one, as it starts the step, and
+        what lies between sampler and old policy is a mismatch, for `correct` to repair.
+        """
+        self.sampled_version = self.version if sampled_version is None else sampled_version
 
     def is_stale(self, batch: Batch) -> Bool[Tensor, " B"]:
         """Rows carried over from an earlier step: only their sampler knows the policy that said them."""
         return batch.version < self.sampled_version
 
-    def measure_gap(self, batch: Batch, logprobs: Float[Tensor, "B T"]) -> float | None:
-        """Mean |learner − sampler| over the fresh rows' tokens, None without any; decides whether to trust it."""
+    def measure_gap(self, batch: Batch, logprobs: Float[Tensor, "B T"]) -> MismatchStats | None:
+        """How far the sampler of the fresh rows is from the policy, None without any; decides whether to trust it."""
         mask = batch.mask & ~self.is_stale(batch).unsqueeze(1)
-        if not mask.any():
-            return None
-        difference = logprobs.detach().to(batch.rollout_logprobs.dtype) - batch.rollout_logprobs
-        # GSPO's gate is 3e-4 wide: what counts is the gap in the algorithm's own ratio against a tenth of the width.
-        seen = self.algorithm.ratio(sampled(difference, mask), mask)
-        self.trusts_sampler = bool((seen.abs() * mask).sum() / mask.sum() < gate_width(self.algorithm) / 10)
-        return float((difference.abs() * mask).sum() / mask.sum())
+        log_weight = sampled(logprobs.detach().to(batch.rollout_logprobs.dtype) - batch.rollout_logprobs, mask)
+        if mask.any():
+            # GSPO's gate is 3e-4 wide: what counts is the gap in the algorithm's own ratio against a tenth of it.
+            seen = self.algorithm.ratio(log_weight, mask)
+            self.trusts_sampler = bool((seen.abs() * mask).sum() / mask.sum() < gate_width(self.algorithm) / 10)
+        return mismatch(log_weight, mask)
 
     # The updates
 
@@ -153,22 +168,29 @@ class Learner:
 
     def update(self, batch: Batch, *, fresh: bool) -> Update:
         """One optimizer update, exact over any split into micro-batches."""
-        plan, value_weights = self._plan(batch), TokenMean()(batch.mask, batch.group)
+        plan, token_weights = self._plan(batch), TokenMean()(batch.mask, batch.group)
+        balance = self.balance and self.balance.counted(self.passes, self.model, batch)
         self.optimizer.zero_grad(set_to_none=True)
-        stats, first_logprobs = Stats(), []
+        stats, first_logprobs, agreements = Stats(), [], []
         trained = self._rows_with_gradient(batch)
         for part in self.passes.parts(batch.rows(trained)):
             index = trained[part]
-            rows = batch.rows(index)
-            scores, values = self.passes.with_values(self.model, self.critic and self.critic.model, rows)
-            loss, part_stats = self._loss(rows, scores, plan.rows(index))
-            if self.critic is not None:
-                assert values is not None
-                value_loss, value_stats = self.critic.term(values, rows, value_weights[index])
-                loss, part_stats = loss + value_loss, part_stats + value_stats
-            loss.backward()
-            stats = stats + part_stats
+            rows, weights = batch.rows(index), token_weights[index]
+            with ExitStack() as until:
+                value = self.critic and self.critic.model
+                scores, values = self.passes.with_values(self.model, value, rows, until=until)
+                terms = [self._loss(rows, scores, plan.rows(index))]
+                if self.critic is not None:
+                    assert values is not None
+                    terms.append(self.critic.term(values, rows, weights))
+                if balance is not None:
+                    terms.append(balance.term(scores, rows, weights))
+                torch.stack([loss for loss, _ in terms]).sum().backward()
+            stats = sum((seen for _, seen in terms), stats) + agreement_stats(scores.agreement)
+            agreements.append(scores.agreement)
             first_logprobs.append((index, scores.logprobs.detach()))
+        if fresh:
+            check_agreement(agreements)
         if not first_logprobs:  # all rows dead: the gradient is 0, which is not no gradient to an optimizer
             for parameter in self.policy_parameters():
                 parameter.grad = torch.zeros_like(parameter)
@@ -253,7 +275,7 @@ class Learner:
         generator = torch.Generator().manual_seed(self._seed + self.version)
         return plan_step(self.algorithm, rows, generator)
 
-    def _first_gap(self, batch: Batch, parts: list[tuple[Tensor, Tensor]]) -> float | None:
+    def _first_gap(self, batch: Batch, parts: list[tuple[Tensor, Tensor]]) -> MismatchStats | None:
         index = torch.cat([index for index, _ in parts])
         return self.measure_gap(batch.rows(index), torch.cat([logprobs for _, logprobs in parts]))
 
@@ -267,29 +289,8 @@ class Learner:
 
     def _each_minibatch(self, batch: Batch, update: Callable[[Batch, int], Update]) -> Iterator[Update]:
         for number in range(self.options.epochs):
-            for place, index in enumerate(self._minibatches(batch)):
+            for place, index in enumerate(minibatches(batch, self.options, self._shuffle)):
                 yield replace(update(batch.rows(index), number + place), rows=index)
-
-    def _minibatches(self, batch: Batch) -> list[Int[Tensor, " M"]]:
-        """Whole groups, shuffled, in minibatches no smaller than a full step's."""
-        groups = batch.group.unique()
-        order = groups[torch.randperm(len(groups), generator=self._shuffle)]
-        size = max(1, self.options.groups // self.options.minibatches)
-        count = min(self.options.minibatches, max(1, len(groups) // size))
-        return [torch.isin(batch.group, part).nonzero().squeeze(1) for part in order.tensor_split(count) if len(part)]
-
-
-def critic_for(algorithm: Algorithm, policy: PreTrainedModel, value: ValueModel | None) -> Critic | None:
-    """The value model with its loss, where the algorithm asks for one."""
-    loss = next((extra for extra in algorithm.extras if isinstance(extra, ValueLoss)), None)
-    if loss is None:
-        assert value is None, "a value model that nothing asks"
-        return None
-    return Critic(value or value_model(TrunkHead(), policy), loss)
-
-
-def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
-    return copy.deepcopy(model).requires_grad_(False).eval()
 
 
 def gate_width(algorithm: Algorithm) -> float:

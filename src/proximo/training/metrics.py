@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict, fields
 
 import torch
 
+from proximo.maths.mismatch import MismatchStats, effective_share
 from proximo.training.assemble import Assembled
 from proximo.training.collect import Collected
 from proximo.training.critic import value_metrics
+from proximo.training.experts import routing_metrics
 from proximo.training.learner import Update
 from proximo.types import Batch, Rollout, Stats
 
@@ -19,6 +22,10 @@ RENAMED = {
     "rows": None,
     "tokens": None,
     "ratio_squared": None,
+    "routing_positions": None,
+    "routing_equal": None,
+    "routing_changed": None,
+    "correction_squared": None,
 }
 """Statistics of the loss that go by another name in the metrics, or are counted elsewhere."""
 
@@ -41,8 +48,14 @@ def step_metrics(
         tokens = assembled.batch.mask.sum(dim=1)
         metrics["measured"] = seen / max(sum(int(tokens[update.rows].sum()) for update in updates), 1)
         gaps = [gap for gap in (assembled.sampler_gap, updates[0].first_gap) if gap is not None]
-        metrics["sampler_gap"] = gaps[0] if gaps else math.nan
+        metrics |= mismatch_metrics(gaps[0] if gaps else None)
     return metrics
+
+
+def mismatch_metrics(gap: MismatchStats | None) -> dict[str, float]:
+    """Sampler against learner before the step's first update, whether or not a correction is on; NaN: not known."""
+    values = dict.fromkeys((each.name for each in fields(MismatchStats)), math.nan) if gap is None else asdict(gap)
+    return {"sampler_gap": values.pop("gap")} | {f"mismatch_{name}": value for name, value in values.items()}
 
 
 def advantage_metrics(batch: Batch) -> dict[str, float]:
@@ -110,11 +123,13 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
     floats = stats.floats()
     if "ratio" not in floats:  # every row was dead, or the value model trained alone
         return gradients | {name: value / len(updates) for name, value in floats.items()}
-    ess = floats["ratio"] ** 2 / floats["ratio_squared"] if floats["ratio_squared"] else math.nan
+    shares = {"ess": effective_share(floats["ratio"], floats["ratio_squared"])}
+    if "correction" in floats:
+        shares["correction_ess"] = effective_share(floats["correction"], floats["correction_squared"])
     spread = math.sqrt(max(floats["ratio_squared"] - floats["ratio"] ** 2, 0.0))
     per_update = {name for name in floats if name.endswith("loss")} | {"value_clip"} & floats.keys()
     losses = {name: floats[name] / len(updates) for name in per_update}
     rest = {name: value for name, value in floats.items() if name not in per_update}
     named = {RENAMED.get(name, name): value for name, value in rest.items()}
     known = {name: value for name, value in named.items() if name is not None}
-    return known | losses | gradients | {"ess": ess, "ratio_spread": spread}
+    return known | losses | gradients | shares | routing_metrics(stats) | {"ratio_spread": spread}

@@ -1,6 +1,7 @@
-"""Passes of models over a batch, in micro-batches that fit into memory."""
+"""Passes of models over a batch: minibatches for the updates, micro-batches that fit into memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -8,8 +9,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from proximo.models import Scores, micro_batches, score
+from proximo.models.routing import UNKNOWN, Routes
 from proximo.models.values import ValueModel
 from proximo.shapes import Float, Int
+from proximo.training.config import TrainingOptions
 from proximo.types import Batch
 
 
@@ -21,6 +24,8 @@ class OldScores:
     entropy: Float[Tensor, "B T"]
     values: Float[Tensor, "B T"] | None
     """None without a value model."""
+    routes: Routes | None = None
+    """Where tokens went, where that was to be recorded."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +35,18 @@ class Passes:
     temperature: float
     token_budget: int
     entropy_gradient: bool = False
+    router_logits: bool = False
+    """Whether the routers' logits are kept, for a loss on them."""
 
     def parts(self, batch: Batch) -> Iterator[Int[Tensor, " M"]]:
         """Row numbers of each micro-batch."""
         prompts, lengths = [len(prompt) for prompt in batch.prompts], batch.lengths.tolist()
         return map(torch.tensor, micro_batches(prompts, lengths, batch.group.tolist(), self.token_budget))
 
-    def scores(self, model: PreTrainedModel, rows: Batch) -> Scores:
+    def scores(
+        self, model: PreTrainedModel, rows: Batch, *, record: bool = False, until: ExitStack | None = None
+    ) -> Scores:
+        """Routes that the rows bring are replayed, through a backward pass inside `until` too."""
         return score(
             model,
             prompts=rows.prompts,
@@ -45,16 +55,26 @@ class Passes:
             group=rows.group,
             temperature=self.temperature,
             entropy_gradient=self.entropy_gradient,
+            routes=None if rows.routes is None else Routes(rows.prompt_routes, rows.routes),
+            record=record,
+            router_logits=self.router_logits,
+            until=until,
         )
 
     def with_values(
-        self, model: PreTrainedModel, value: ValueModel | None, rows: Batch
+        self,
+        model: PreTrainedModel,
+        value: ValueModel | None,
+        rows: Batch,
+        *,
+        record: bool = False,
+        until: ExitStack | None = None,
     ) -> tuple[Scores, Float[Tensor, "B T"] | None]:
         """The policy's scores and, from the same pass where that can be, the value before each token."""
         if value is None:
-            return self.scores(model, rows), None
+            return self.scores(model, rows, record=record, until=until), None
         with value.beside(model):
-            scores = self.scores(model, rows)
+            scores = self.scores(model, rows, record=record, until=until)
         return scores, value.estimate(rows, scores.states)
 
     def values(self, model: PreTrainedModel, value: ValueModel, rows: Batch) -> Float[Tensor, "B T"]:
@@ -66,13 +86,40 @@ class Passes:
         return value.estimate(rows, scores.states)
 
     @torch.no_grad()
-    def without_gradient(self, model: PreTrainedModel, batch: Batch, value: ValueModel | None = None) -> OldScores:
+    def without_gradient(
+        self, model: PreTrainedModel, batch: Batch, value: ValueModel | None = None, *, record: bool = False
+    ) -> OldScores:
         logprobs, entropy = torch.zeros_like(batch.rollout_logprobs), torch.zeros_like(batch.rollout_logprobs)
         values = None if value is None else torch.zeros_like(logprobs)
+        recorded: list[tuple[Tensor, Routes]] = []
         for index in self.parts(batch):
-            scores, estimates = self.with_values(model, value, batch.rows(index))
+            scores, estimates = self.with_values(model, value, batch.rows(index), record=record)
             logprobs[index], entropy[index] = scores.logprobs.to(logprobs.dtype), scores.entropy.to(entropy.dtype)
             if values is not None:
                 assert estimates is not None
                 values[index] = estimates.to(values.dtype)
-        return OldScores(logprobs, entropy, values)
+            if scores.routes is not None:
+                recorded.append((index, scores.routes))
+        return OldScores(logprobs, entropy, values, joined(recorded, batch))
+
+
+def minibatches(batch: Batch, options: TrainingOptions, random: torch.Generator) -> list[Int[Tensor, " M"]]:
+    """Row numbers of whole groups, shuffled, in minibatches no smaller than a full step's."""
+    groups = batch.group.unique()
+    order = groups[torch.randperm(len(groups), generator=random)]
+    size = max(1, options.groups // options.minibatches)
+    count = min(options.minibatches, max(1, len(groups) // size))
+    return [torch.isin(batch.group, part).nonzero().squeeze(1) for part in order.tensor_split(count) if len(part)]
+
+
+def joined(parts: Sequence[tuple[Int[Tensor, " M"], Routes]], batch: Batch) -> Routes | None:
+    """The routes of all rows from those of micro-batches, which hold whole groups: each prompt is in one of them."""
+    if not parts:
+        return None
+    rows = parts[0][1].rows.new_full((len(batch), *parts[0][1].rows.shape[1:]), UNKNOWN)
+    prompts = list(parts[0][1].prompts)
+    for index, routes in parts:
+        rows[index] = routes.rows
+        for number in batch.group[index].unique().tolist():
+            prompts[number] = routes.prompts[number]
+    return Routes(tuple(prompts), rows)

@@ -13,6 +13,7 @@ from proximo.models import load_model, load_tokenizer, pick_device
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, load_value_model, value_model
 from proximo.samplers.embedded import local_sampler
+from proximo.samplers.mismatch import MismatchedSampler
 from proximo.tasks import Task
 from proximo.training.assemble import Assembled, assemble
 from proximo.training.checkpoints import save
@@ -68,7 +69,13 @@ class Run:
         backbone = _value_backbone(config, self.tokenizer)
         self.model: PreTrainedModel = load_model(path, device=pick_device(config.device))
         rows = config.training.groups * config.training.group_size
-        self.sampler = local_sampler(self.model, self.tokenizer, slots=min(rows, MOST_SLOTS))
+        slots = min(rows, MOST_SLOTS)
+        self.sampler = local_sampler(self.model, self.tokenizer, slots=slots)
+        records = config.replay == "sampler"
+        self.mismatched = config.mismatch and MismatchedSampler(
+            self.model, self.tokenizer, config.mismatch, slots=slots, record_routes=records
+        )
+        """What samples the rollouts in the place of `sampler`, where a mismatch is asked for."""
         self.learner = Learner(
             self.model,
             config.algorithm.within(config.sampling.max_tokens),
@@ -77,11 +84,13 @@ class Run:
             seed=config.seed,
             value=config.value and value_model(config.value.form, self.model, backbone),
             value_learning_rate=config.value and config.value.learning_rate,
+            replay=config.replay,
         )
         self.baselines = BaselineWatch()
         self.collector = Collector(
             task=self.task,
-            sampler=self.sampler,
+            # One of its own: evaluation has no use for routes.
+            sampler=self.mismatched or local_sampler(self.model, self.tokenizer, slots=slots, record_routes=records),
             tokenizer=self.tokenizer,
             sampling=config.sampling,
             training=config.training,
@@ -131,7 +140,7 @@ def train(run: Run, config_toml: str) -> Outcome:
 def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
     """One step: rollouts, then the updates they allow."""
     config, learner, clock = run.config, run.learner, Clock()
-    learner.start_step()
+    learner.start_step(run.mismatched and run.mismatched.refresh(learner.version))
     with clock.phase("rollout"):
         collected = run.collector.collect(frontier, step=step, version=learner.version)
     every = config.training.reset_reference_every

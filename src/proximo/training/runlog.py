@@ -106,8 +106,24 @@ def _table(
         "values": ragged(batch.values),
         "returns": ragged(batch.returns),
         "advantages": ragged(batch.advantages),
+        **_route_columns(batch),
     }
     return pa.table({name: column for name, column in columns.items() if column is not None})
+
+
+def _route_columns(batch: Batch) -> dict[str, pa.Array]:
+    """Replayed experts in one flat list, [tokens, route_layers, route_experts]; -1 where the router decided."""
+    if batch.routes is None:
+        return {}
+    lengths, (layers, chosen) = batch.lengths.tolist(), batch.routes.shape[2:]
+    rows = [row[:length].flatten().tolist() for row, length in zip(batch.routes.cpu(), lengths, strict=True)]
+    prompts = [batch.prompt_routes[number].flatten().tolist() for number in batch.group.tolist()]
+    return {
+        "routes": pa.array(rows, pa.list_(pa.int16())),
+        "prompt_routes": pa.array(prompts, pa.list_(pa.int16())),
+        "route_layers": pa.array([layers] * len(rows), pa.int16()),
+        "route_experts": pa.array([chosen] * len(rows), pa.int16()),
+    }
 
 
 def _messages(prompt: str | Sequence[Message]) -> str | None:

@@ -24,7 +24,7 @@ SFT, REWARD_MODEL, DPO = "sft", "reward-model", "dpo"
 class DemonstrationOptions:
     """Answers by someone who sorts carelessly."""
 
-    count: int = 12_000
+    count: int = 10_000
     spread: float = 4.0
     """Each letter's place in the alphabet is misjudged by about so many places, normally distributed; 0 never errs."""
 
@@ -85,7 +85,7 @@ class HeldOutOptions:
 
     problems: int = 200
     """The first so many of the task's held-out split."""
-    samples: int = 8
+    samples: int = 4
     """Completions of each."""
 
     def __post_init__(self) -> None:

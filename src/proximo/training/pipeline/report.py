@@ -81,9 +81,9 @@ def _lines(name: str, curve: Curve) -> Iterable[str]:
     low, high = min(curve.learned), max(curve.learned)
     scaled = [(value - low) / (high - low or 1.0) for value in _thinned(curve.learned)]
     yield f"{name:<16} learned {sparkline(scaled, WIDTH)}  {curve.learned[0]:.2f} → {curve.learned[-1]:.2f}"
-    peak = f"highest {curve.true[curve.peak]:.3f} around step {curve.peak + 1}"
-    ends = f"{curve.true[0]:.3f} → {curve.true[-1]:.3f}"
-    yield f"{'':<16} true    {sparkline(_thinned(curve.true), WIDTH)}  {ends}, {peak}"
+    step, highest = curve.peak
+    numbers = f"{curve.true[0]:.3f} → {curve.true[-1]:.3f}, highest {highest:.3f} around step {step + 1}"
+    yield f"{'':<16} true    {sparkline(_thinned(curve.true), WIDTH)}  {numbers}"
 
 
 def _thinned(values: Sequence[float]) -> list[float]:

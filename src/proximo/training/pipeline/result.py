@@ -19,19 +19,25 @@ class Curve:
     true: tuple[float, ...]
 
     @property
-    def peak(self) -> int:
-        """The first step of the window in which the true reward was highest."""
-        means = _windows(self.true)
-        return max(range(len(means)), key=lambda start: means[start])
+    def peak(self) -> tuple[int, float]:
+        """The step around which the true reward was highest, and its mean there."""
+        window, true = self._peak, _windows(self.true)
+        return window + (len(self.true) - len(true)) // 2, true[window]
 
     @property
     def is_overoptimised(self) -> bool:
         """Whether the true reward fell clearly after its peak while the learned one went on rising."""
         learned, true = _windows(self.learned), _windows(self.true)
-        return true[self.peak] - true[-1] > CLEAR_FALL and learned[-1] > learned[self.peak]
+        return true[self._peak] - true[-1] > CLEAR_FALL and learned[-1] > learned[self._peak]
+
+    @property
+    def _peak(self) -> int:
+        true = _windows(self.true)
+        return max(range(len(true)), key=lambda window: true[window])
 
 
 def _windows(values: tuple[float, ...]) -> list[float]:
+    """Means over neighbouring steps; of a curve shorter than that, one."""
     width = min(WINDOW, len(values))
     return [sum(values[start : start + width]) / width for start in range(len(values) - width + 1)]
 
@@ -105,6 +111,6 @@ class Result:
         return now.learned - before.learned, now.true - before.true
 
     def is_hacking(self, policy: Policy) -> bool:
-        """Whether the learned reward rose while the true one fell."""
+        """Whether the learned reward rose while the true one fell, both by more than chance would have it."""
         learned, true = self.gains(policy)
-        return learned > 0 > true
+        return learned > policy.measured.learned_half_width and true < -policy.measured.true_half_width

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -50,7 +50,7 @@ class Ranked:
 
 
 def write_rankings(config: PipelineConfig, folder: Path) -> Ranked:
-    """Sample from the fine-tuned model on prompts it was not shown, and rank."""
+    """Sample from the fine-tuned model on further prompts, and rank."""
     options, count = config.rankings, config.demonstrations.count
     problems = [config.task.problem(count + index, "train", config.seed) for index in range(options.prompts)]
     path = resolve(str(folder / SFT))
@@ -61,22 +61,24 @@ def write_rankings(config: PipelineConfig, folder: Path) -> Ranked:
         for number, problem in enumerate(problems)
     ]
     answers = sampler.sample(requests, config.sampling, seed=config.seed, step=0)
-    rankings = list(_rankings(problems, answers, config))
-    if not rankings:
-        raise ValueError("rankings: the fine-tuned model says the same to every prompt; raise rankings.samples")
+    ranked = list(rankings(problems, answers, config))
+    if not ranked:
+        raise ValueError(
+            "rankings: after no prompt do two completions end and differ; raise rankings.samples or sft.epochs"
+        )
     _write(
         folder / RANKINGS,
-        ({"prompt": problem.prompt, "ranking": [text for text, _ in ranking]} for problem, ranking in rankings),
+        ({"prompt": problem.prompt, "ranking": [text for text, _ in ranking]} for problem, ranking in ranked),
     )
     return Ranked(
-        rankings=len(rankings),
+        rankings=len(ranked),
         generated_tokens=sum(len(completion.tokens) for siblings in answers for completion in siblings),
-        agreement=_agreement([[true for _, true in ranking] for _, ranking in rankings]),
+        agreement=agreement([true for _, true in ranking] for _, ranking in ranked),
     )
 
 
-def _rankings(
-    problems: list[Problem], answers: list[tuple[Completion, ...]], config: PipelineConfig
+def rankings(
+    problems: Sequence[Problem], answers: Sequence[tuple[Completion, ...]], config: PipelineConfig
 ) -> Iterator[tuple[Problem, list[tuple[str, float]]]]:
     """Texts and their true rewards, the preferred first; what did not end, or is empty, is left out."""
     for problem, siblings in zip(problems, answers, strict=True):
@@ -98,8 +100,9 @@ def _gumbel(random: Random) -> float:
     return -math.log(random.expovariate(1.0))
 
 
-def _agreement(rankings: Iterable[list[float]]) -> float:
-    pairs = [pair for rewards in rankings for pair in combinations(rewards, 2) if pair[0] != pair[1]]
+def agreement(rewards: Iterable[Sequence[float]]) -> float:
+    """The share of pairs in order among true rewards that stand as they were ranked; NaN where none differ."""
+    pairs = [pair for ranking in rewards for pair in combinations(ranking, 2) if pair[0] != pair[1]]
     return sum(better > worse for better, worse in pairs) / len(pairs) if pairs else math.nan
 
 

@@ -1,0 +1,198 @@
+"""Which experts each token goes to, recorded and replayed by hooks on the routers: no model code is patched.
+
+Only the choice of experts is kept. Replayed, their weights are computed anew from the live logits, so that the
+router still learns. What "weights" means differs from family to family; here it is Qwen3-MoE's.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+
+from proximo.models.layout import Places
+from proximo.shapes import Bool, Float, Int
+
+UNKNOWN = -1
+"""In place of an expert: not recorded, the router decides."""
+
+
+@dataclass(frozen=True)
+class Routes:
+    """The K experts of each of L layers that tokens went to when they were consumed, int16; -1 is unknown."""
+
+    prompts: tuple[Tensor, ...]
+    """[tokens, L, K] for each prompt; an empty tuple: unknown."""
+    rows: Int[Tensor, "B T L K"]
+    """Aligned with completion tokens. A completion's last token is never consumed, so it is unknown."""
+
+    def at(self, places: Places, positions: int) -> Int[Tensor, "N L K"]:
+        """Of each position of a pass."""
+        rows, device = self.rows.to(places.prompts.device), places.prompts.device
+        flat = rows.new_full((positions, *rows.shape[2:]), UNKNOWN)
+        flat[places.completion_tokens] = rows[places.consumed]
+        if self.prompts:
+            stretches = [self.prompts[number].to(device) for number in places.prompts.tolist()]
+            flat[places.prompt_tokens] = torch.cat(stretches)
+        return flat
+
+
+def routes_of(flat: Int[Tensor, "N L K"], places: Places, prompt_lengths: list[int]) -> Routes:
+    """What a pass recorded, aligned with tokens; prompts that no row of it belongs to are unknown."""
+    rows = flat.new_full((*places.consumed.shape, *flat.shape[1:]), UNKNOWN)
+    rows[places.consumed] = flat[places.completion_tokens]
+    prompts = [flat.new_full((length, *flat.shape[1:]), UNKNOWN) for length in prompt_lengths]
+    numbers = places.prompts.tolist()
+    stretches = flat[places.prompt_tokens].split([prompt_lengths[number] for number in numbers])
+    for number, stretch in zip(numbers, stretches, strict=True):
+        prompts[number] = stretch
+    return Routes(tuple(prompts), rows)
+
+
+def routers(model: nn.Module) -> list[Qwen3MoeTopKRouter]:
+    """In the order of layers; none in a dense model."""
+    found = [module for module in model.modules() if type(module).__name__.endswith("Router")]
+    known = [module for module in found if isinstance(module, Qwen3MoeTopKRouter)]
+    if len(known) < len(found):
+        kinds = ", ".join(sorted({type(module).__name__ for module in found} - {Qwen3MoeTopKRouter.__name__}))
+        raise ValueError(f"the model routes by {kinds}: only Qwen3-MoE's routers can be read and replayed")
+    return known
+
+
+def needed_routers(model: nn.Module, what: str) -> list[Qwen3MoeTopKRouter]:
+    """The routers, where `what` is no use without any."""
+    found = routers(model)
+    if not found:
+        raise ValueError(f"{what}, but {type(model).__name__} has no experts to choose from: leave it out")
+    return found
+
+
+class Recorder:
+    """What the routers of each layer said in one pass. The first time counts: checkpointed layers run twice."""
+
+    def __init__(self, layers: int, *, keeps_logits: bool) -> None:
+        self._chosen: list[Int[Tensor, "N K"] | None] = [None] * layers
+        self._logits: list[Float[Tensor, "N X"] | None] = [None] * layers
+        self._keeps_logits = keeps_logits
+
+    def hear(self, layer: int, logits: Float[Tensor, "N X"], chosen: Int[Tensor, "N K"]) -> None:
+        if self._chosen[layer] is None:
+            self._chosen[layer] = chosen.detach().to(torch.int16)
+            self._logits[layer] = logits if self._keeps_logits else None
+
+    @property
+    def chosen(self) -> Int[Tensor, "N L K"]:
+        """The experts that were used: replayed ones where there was a replay."""
+        return torch.stack([chosen for chosen in self._chosen if chosen is not None], dim=1)
+
+    @property
+    def logits(self) -> Float[Tensor, "N L X"]:
+        """Live, with their gradient."""
+        return torch.stack([logits for logits in self._logits if logits is not None], dim=1)
+
+
+@contextmanager
+def recording(model: nn.Module, *, keeps_logits: bool = False) -> Iterator[Recorder]:
+    """Listen to the routers of one pass."""
+    found = needed_routers(model, "routes are to be recorded")
+    recorder = Recorder(len(found), keeps_logits=keeps_logits)
+
+    def listener(layer: int):
+        def listen(_: nn.Module, __: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
+            recorder.hear(layer, output[0], output[2])
+
+        return listen
+
+    with _hooked(found, [listener(layer) for layer in range(len(found))]):
+        yield recorder
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far replayed choices are those that the routers would have made: sums over positions."""
+
+    positions: Int[Tensor, ""]
+    """With a known route."""
+    equal: Float[Tensor, " L"]
+    """Of each one's share of equal experts, by layer."""
+    changed: Int[Tensor, ""]
+    """Whose experts differ in some layer."""
+
+    def __add__(self, other: "Agreement") -> "Agreement":
+        return Agreement(self.positions + other.positions, self.equal + other.equal, self.changed + other.changed)
+
+    @property
+    def overlap(self) -> Float[Tensor, " L"]:
+        """The mean share of equal experts in each layer; 1 where nothing was replayed."""
+        return self.equal / self.positions if self.positions else torch.ones_like(self.equal)
+
+
+class Replay:
+    """Compares what is replayed with what the routers would have chosen, layer by layer, once each."""
+
+    def __init__(self, indices: Int[Tensor, "N L K"]) -> None:
+        self._indices = indices
+        self._known: Bool[Tensor, " N"] = (indices != UNKNOWN).flatten(1).all(dim=1)
+        self._equal: list[Int[Tensor, " N"] | None] = [None] * indices.shape[1]
+
+    def choose(self, layer: int, native: Int[Tensor, "N K"]) -> Int[Tensor, "N K"]:
+        wanted = self._indices[:, layer].long()
+        assert len(wanted) == len(native), "routes of another pass"
+        if self._equal[layer] is None:
+            self._equal[layer] = (native[:, :, None] == wanted[:, None, :]).sum(dim=(1, 2))
+        return torch.where(self._known[:, None], wanted, native)
+
+    def agreement(self, places: Int[Tensor, " M"]) -> Agreement:
+        """At some positions, after the pass."""
+        known, most = self._known[places], self._indices.shape[2]
+        equal = torch.stack([layer[places] for layer in self._equal if layer is not None], dim=1)[known]
+        return Agreement(known.sum(), (equal / most).sum(dim=0), (equal < most).any(dim=1).sum())
+
+
+@contextmanager
+def replaying(model: nn.Module, indices: Int[Tensor, "N L K"]) -> Iterator[Replay]:
+    """Send each position of one pass to the experts given; one that is -1 goes where its router says.
+
+    Where layers are checkpointed, this stays open until the backward pass is over: it runs them again.
+    """
+    found = needed_routers(model, "routes are to be replayed")
+    if indices.shape[1:] != (len(found), found[0].top_k):
+        raise ValueError(
+            f"routes are of {indices.shape[1]} layers and {indices.shape[2]} experts a token, the model has "
+            f"{len(found)} and {found[0].top_k}: replay only what a model of the same shape recorded"
+        )
+    replay = Replay(indices)
+
+    def player(layer: int):
+        def play(router: Qwen3MoeTopKRouter, _: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+            logits, _, native = output
+            chosen = replay.choose(layer, native)
+            return logits, gate_weights(logits, chosen, renormalise=router.norm_topk_prob), chosen
+
+        return play
+
+    with _hooked(found, [player(layer) for layer in range(len(found))]):
+        yield replay
+
+
+def gate_weights(
+    logits: Float[Tensor, "N X"], chosen: Int[Tensor, "N K"], *, renormalise: bool
+) -> Float[Tensor, "N K"]:
+    """What Qwen3-MoE weighs experts by, for any choice of them: to the last bit its own for its own."""
+    weights = logits.softmax(dim=-1, dtype=torch.float32).gather(-1, chosen)
+    if renormalise:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return weights.to(logits.dtype)
+
+
+@contextmanager
+def _hooked(found: list[Qwen3MoeTopKRouter], hooks: list[Any]) -> Iterator[None]:
+    handles = [router.register_forward_hook(hook) for router, hook in zip(found, hooks, strict=True)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
