@@ -56,6 +56,7 @@ def test_a_dry_run_prints_the_run_it_would_start(folder, capsys, tmp_path):
     assert main([*arguments, "--dry-run"]) == 0
     printed = capsys.readouterr().out
     preset = PRESETS[0].config
+    assert isinstance(preset, RunConfig)
     expected = replace(preset, algorithm=GSPO, model=folder, training=replace(preset.training, learning_rate=0.01))
     assert toml.loads(printed, RunConfig) == expected
     assert "# a step: 32 prompts × 8 completions = 256 completions" in printed

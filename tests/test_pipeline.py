@@ -6,14 +6,17 @@ import statistics
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
+import torch
+from transformers import PreTrainedModel
 
 from proximo import toml
 from proximo.cli import main
+from proximo.data import DataFile
 from proximo.models import load_model
+from proximo.models.attention import attention
 from proximo.models.shipped import resolve
 from proximo.presets import PIPELINE_DEMO
 from proximo.tasks import Sorting
@@ -32,14 +35,15 @@ from proximo.training.pipeline import (
     ReinforcementOptions,
     Result,
     RewardModelOptions,
-    pipeline,
     report,
 )
+from proximo.training.pipeline.measure import Measuring
 from proximo.training.pipeline.report import sentence
-from proximo.training.pipeline.world import Ranked, _rankings, carelessly_sorted, true_reward
+from proximo.training.pipeline.result import Fooled
+from proximo.training.pipeline.world import Ranked, agreement, carelessly_sorted, rankings, true_reward
 from proximo.training.reward_model import RewardModelConfig
 from proximo.training.sft import SftConfig
-from proximo.types import Completion, Problem
+from proximo.types import Completion, Grade, Problem, Request
 
 TRAINING = TrainingOptions(groups=2, group_size=3, minibatches=1, learning_rate=1e-3)
 SMALL = PipelineConfig(
@@ -50,7 +54,7 @@ SMALL = PipelineConfig(
     dpo=PreferenceOptions(PIPELINE_DEMO.dpo.loss, FitOptions(batch=8, learning_rate=1e-3)),
     task=Sorting(length=3, alphabet="abcdef", held_out=8),
     demonstrations=DemonstrationOptions(count=500, spread=2.0),
-    rankings=RankingOptions(prompts=24, samples=3),
+    rankings=RankingOptions(prompts=60, samples=3),
     sampling=replace(PIPELINE_DEMO.sampling, max_tokens=5),
     held_out=HeldOutOptions(problems=6, samples=2),
     seed=3,
@@ -82,6 +86,7 @@ def test_every_stage_leaves_its_folder_and_reads_the_one_before(ran):
     sft = toml.loads((folder / "sft" / "config.toml").read_text(), SftConfig)
     judge = toml.loads((folder / "reward-model" / "config.toml").read_text(), RewardModelConfig)
     preferred = toml.loads((folder / "dpo" / "config.toml").read_text(), DpoConfig)
+    assert isinstance(sft.data, DataFile)
     assert sft.data.path == str(folder / "demonstrations.jsonl")
     assert judge.data.path == preferred.data.path == str(folder / "rankings.jsonl")
     assert judge.model == preferred.model == str(folder / "sft")
@@ -154,10 +159,145 @@ def test_the_preset_can_be_looked_at_and_is_refused_where_one_run_is_meant(capsy
         (lambda: HeldOutOptions(problems=1), "held_out.problems is 1"),
         (lambda: replace(SMALL, sampling=replace(SMALL.sampling, max_tokens=3)), "sampling.max_tokens is 3"),
         (lambda: replace(SMALL, grpo=replace(SMALL.grpo, steps=0)), "steps is 0"),
-        (lambda: pipeline(SMALL, Path(__file__).parents[1] / "no" / "such", print) and None, "never"),
-    ][:-1],
+    ],
 )
 def test_settings_that_mean_nothing_are_refused(make: Any, why: str):
     with pytest.raises(ValueError) as caught:  # noqa: PT011  (the message is compared as text)
         make()
     assert why in str(caught.value)
+
+
+# The world.
+
+
+def test_demonstrations_are_the_right_letters_in_an_order_that_is_often_wrong():
+    task = PIPELINE_DEMO.task
+    problems = [task.problem(index, "train", 0) for index in range(400)]
+    careless = [carelessly_sorted(problem, PIPELINE_DEMO, index) for index, problem in enumerate(problems)]
+    assert all(sorted(said) == list(problem.answer) for said, problem in zip(careless, problems, strict=True))
+    rewards = [true_reward(task, problem, said) for problem, said in zip(problems, careless, strict=True)]
+    assert 0.70 < statistics.fmean(rewards) < 0.80
+    careful = replace(PIPELINE_DEMO, demonstrations=DemonstrationOptions(spread=0.0))
+    assert all(carelessly_sorted(problem, careful, 0) == problem.answer for problem in problems)
+
+
+PROBLEM = Problem(id="sorting-bca", prompt="sort:bca=", answer="abc")
+
+
+def said(text: str, finish: Any = "stop") -> Completion:
+    return Completion(tokens=(1,), logprobs=(-0.1,), text=text, finish=finish)
+
+
+def test_rankings_by_hand():
+    exact = replace(SMALL, rankings=RankingOptions(noise=0.0))
+    # Worth 2/3, 1, 0 and 1/3; the rest is a repetition, cut off, or empty.
+    siblings = (*map(said, ("bac", "abc", "cba", "bca", "abc")), said("acb", "length"), said(" "))
+    [(problem, ranking)] = rankings([PROBLEM], [siblings], exact)
+    assert problem == PROBLEM
+    assert ranking == [("abc", 1.0), ("bac", 2 / 3), ("bca", 1 / 3), ("cba", 0.0)]
+    assert list(rankings([PROBLEM], [(said("abc"), said("abc"))], exact)) == []
+    assert agreement([[1.0, 0.5, 0.5], [0.0, 1.0]]) == 2 / 3  # of the three pairs that differ
+    assert agreement([[0.5, 0.5]]) != agreement([[0.5, 0.5]])  # NaN: there is nothing to agree on
+
+
+def test_noise_gives_the_odds_of_bradley_and_terry():
+    noisy = replace(SMALL, rankings=RankingOptions(noise=1 / 3))
+    problems = [replace(PROBLEM, id=str(number)) for number in range(1500)]
+    # Worth 1 and 2/3: a difference of one noise, so the odds are e to 1.
+    ranked = list(rankings(problems, [(said("abc"), said("bac"))] * 1500, noisy))
+    share = sum(ranking[0][0] == "abc" for _, ranking in ranked) / 1500
+    assert share == pytest.approx(0.731, abs=0.03)
+    assert ranked == list(rankings(problems, [(said("abc"), said("bac"))] * 1500, noisy))
+
+
+# The report.
+
+
+def measured(learned: float, true: float, kl: float = 2.0, example: Fooled | None = None) -> Measured:
+    return Measured(learned, 0.1, true, 0.01, true / 2, 0.05, kl, 0.1, example)
+
+
+RISING = Curve(learned=(0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0), true=(0.5, 0.5, 0.6, 0.6, 0.7, 0.8, 0.8))
+FALLING = replace(RISING, true=(0.5, 0.7, 0.9, 0.9, 0.9, 0.9, 0.9, 0.6, 0.5), learned=tuple(map(float, range(9))))
+START = Policy("sft", measured(0.0, 0.6, kl=0.0), 0, 60.0)
+HEALTHY = Policy("ppo", measured(1.5, 0.9), 1000, 30.0, RISING)
+OVERDONE = Policy("grpo", measured(2.0, 0.65), 1000, 30.0, FALLING)
+FOOLED = Fooled("sort:bca=", "aac", 3.0, 0.0, "abc", 2.5)
+HACKED = Policy("grpo-without-kl", measured(2.5, 0.2, 9.0, FOOLED), 1000, 30.0, FALLING)
+RESULT = Result(
+    folder="runs/demo",
+    ranked=Ranked(rankings=100, generated_tokens=2400, agreement=0.87),
+    reward_model={"accuracy": 0.76},
+    policies=(START, HEALTHY, OVERDONE, HACKED),
+    seconds={"sft": 60.0, "ppo": 30.0},
+)
+
+
+def test_a_curve_knows_its_peak_and_a_clear_fall_after_it():
+    assert RISING.peak == (4, pytest.approx(0.7))  # of five steps each, 2 to 6 are the best
+    assert not RISING.is_overoptimised
+    assert FALLING.peak == (4, pytest.approx(0.9))
+    assert FALLING.is_overoptimised  # the last five have 0.76
+    assert not replace(FALLING, learned=FALLING.learned[::-1]).is_overoptimised
+    assert not Curve(learned=(0.0, 1.0), true=(0.9, 0.1)).is_overoptimised  # too short to tell
+
+
+def test_sentences_say_where_learned_and_true_reward_part_ways():
+    assert RESULT.gains(HEALTHY) == pytest.approx((1.5, 0.3))
+    assert sentence(RESULT, HEALTHY) == "ppo: learned +1.50, true +0.300, 2.0 nats from sft."
+    assert "true +0.050" in sentence(RESULT, OVERDONE)
+    assert "**Over-optimised**" in sentence(RESULT, OVERDONE)
+    by_chance = replace(HEALTHY, measured=measured(1.5, 0.595))  # ± 0.01
+    assert sentence(RESULT, by_chance) == "ppo: learned +1.50, true -0.005, 2.0 nats from sft."
+    hacked = sentence(RESULT, HACKED)
+    assert "**Reward hacking**: the learned reward rose while the true one fell." in hacked
+    assert "gives 'aac' after 'sort:bca=' 3.00, the right 'abc' 2.50; truly they are worth 0.00 and 1." in hacked
+
+
+def test_the_report_holds_every_policy_and_both_curves():
+    text = report(RESULT)
+    assert (
+        "| sft             | 0.00 ± 0.10    | 0.600 ± 0.010 | 30.0%  | 5.0%        | 0.00     | 0      | 60      |"
+        in text
+    )
+    assert "87.0% of their pairs as the true reward has them" in text
+    assert "orders 76.0% of held-out pairs" in text
+    assert "90 s in all" in text
+    assert "ppo              learned ▁▂▃▅▆▇█  0.00 → 6.00\n" in text
+    assert "                 true    ▅▅▅▅▆▇▇  0.500 → 0.800, highest 0.700 around step 5\n" in text
+    assert text.count(" true    ") == 3
+
+
+# The measuring, on the models of the chain above.
+
+
+@pytest.fixture
+def measuring(ran) -> Measuring:
+    return Measuring(replace(SMALL, seed=4), ran[0])
+
+
+def test_kl_is_what_plain_forward_passes_say(ran, measuring: Measuring):
+    policy = load_model(resolve(str(ran[0] / "dpo")))
+    prompt = (7, 8, 9)
+    siblings = (Completion((4, 5, 1), (), "", "stop"), Completion((6, 1), (), "", "stop"))
+
+    def logprob(model: PreTrainedModel, tokens: tuple[int, ...]) -> float:
+        with torch.no_grad(), attention(model, "sdpa"):
+            logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+        return float(logits.double().log_softmax(-1)[torch.arange(len(tokens)), list(tokens)].sum())
+
+    expected = [logprob(policy, each.tokens) - logprob(measuring.reference, each.tokens) for each in siblings]
+    assert min(map(abs, expected)) > 1e-3
+    assert measuring._kl(policy, [Request(0, prompt, 2)], [siblings]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_judge_is_fooled_by_what_it_prefers_to_the_right_answer(measuring: Measuring):
+    measuring.right = [Grade(1.0, {"reward_model": 2.0})] * len(measuring.problems)
+    said = [Completion((1,), (), text, "stop") for text in ("right", "liked", "worse", "best")]
+    rewards = ((1.0, 3.0), (0.0, 2.5), (0.0, 1.0), (0.5, 4.0))
+    grades = [Grade(outcome, {"reward_model": learned}) for outcome, learned in rewards]
+    first, second = measuring.problems[:2]  # two completions of each
+    assert measuring._fooled(said, grades) == [
+        Fooled(str(first.prompt), "liked", 2.5, 0.0, str(first.answer), 2.0),
+        Fooled(str(second.prompt), "best", 4.0, 0.5, str(second.answer), 2.0),
+    ]

@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing import assert_close
 
 from proximo.algorithms import GRPO, PPO, VAPO
@@ -47,7 +48,7 @@ def groups() -> list[Group]:
     ]
 
 
-def stirred(value: nn.Module, seed: int = 3) -> nn.Module:
+def stirred(value, seed: int = 3):
     """A head that says something: it starts at 0."""
     random = torch.Generator().manual_seed(seed)
     for name, parameter in value.named_parameters():
@@ -56,7 +57,7 @@ def stirred(value: nn.Module, seed: int = 3) -> nn.Module:
     return value
 
 
-def estimates(value, policy, batch, layout: str) -> Tensor:
+def estimates(value, policy, batch, layout: Literal["packed", "padded"]) -> Tensor:
     """Values of a batch by either layout, gradients to policy and value alike."""
     rows = {"prompts": batch.prompts, "tokens": batch.tokens, "lengths": batch.lengths, "group": batch.group}
     if value.needs_policy:
@@ -72,7 +73,8 @@ def test_packed_values_and_gradients_are_the_padded_ones(form):
     policy, batch = small_model(), to_batch(groups())
     value = stirred(value_model(form, policy))
     results = {}
-    for layout in ("packed", "padded"):
+    layouts: tuple[Literal["packed", "padded"], ...] = ("packed", "padded")
+    for layout in layouts:
         values = estimates(value, policy, batch, layout)
         weights = torch.linspace(-1, 2, values.numel(), dtype=torch.float64).view_as(values)
         parameters = [*policy.parameters(), *value.parameters()]
@@ -88,7 +90,7 @@ def test_packed_values_and_gradients_are_the_padded_ones(form):
 def test_a_value_is_read_before_its_token_is_consumed(form):
     """By hand: the state at the end of what came before, normed, times the head; later tokens cannot matter."""
     policy, batch = small_model(), to_batch(groups())
-    value = stirred(value_model(form, policy))
+    value: Any = stirred(value_model(form, policy))
     found = estimates(value, policy, batch, "packed")
     # All copies still equal the policy, so each form is head · (the policy's last state before the token).
     for row, length in enumerate(batch.lengths.tolist()):
@@ -156,6 +158,7 @@ def test_an_update_does_not_depend_on_its_micro_batches(form, algorithm):
     gradients = []
     for budget in (1, 10_000):
         learner = trainer(form, algorithm=algorithm, token_budget=budget, max_gradient_norm=math.inf)
+        assert learner.critic is not None
         stirred(learner.critic.model)
         learner.update(assemble(groups(), [], learner, 8).batch, fresh=True)
         gradients.append([p.grad for p in [*learner.policy_parameters(), *learner.value_parameters()]])
@@ -297,24 +300,31 @@ def test_kl_per_completion_by_hand():
     assert kl_per_completion(replace(batch, ref_logprobs=reference)) == pytest.approx(1.3 / 5, rel=1e-6)
 
 
+def coefficient(learner: Learner) -> float:
+    assert learner.kl_reward is not None
+    return learner.kl_reward.coefficient
+
+
 def test_the_coefficient_follows_the_controller():
     adaptive = replace(PPO, shape=KlReward(0.05, controller=AdaptiveKl(target=1.0, horizon=100)))
     learner = trainer(TrunkHead(), algorithm=adaptive)
     learner.adapt_kl(2.0, completions=50)
-    assert learner.kl_reward.coefficient == pytest.approx(0.05 * 1.1)
+    assert coefficient(learner) == pytest.approx(0.05 * 1.1)
     learner.adapt_kl(0.95, completions=50)
-    assert learner.kl_reward.coefficient == pytest.approx(0.05 * 1.1 * (1 - 0.05 * 0.5))
+    assert coefficient(learner) == pytest.approx(0.05 * 1.1 * (1 - 0.05 * 0.5))
     fixed = trainer(TrunkHead())
     fixed.adapt_kl(2.0, completions=50)
-    assert fixed.kl_reward.coefficient == 0.05
+    assert coefficient(fixed) == 0.05
     # What the reward then charges.
     model = learner.model
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     batch = assemble(groups(), [], learner, 8).batch
-    charge = learner.kl_reward.coefficient * (batch.old_logprobs - batch.ref_logprobs)
+    assert batch.ref_logprobs is not None
+    charge = coefficient(learner) * (batch.old_logprobs - batch.ref_logprobs)
     truth = assemble(groups(), [], learner, 8).earned
+    assert truth is not None
     first = torch.where(batch.mask, -charge, 0.0).sum(dim=1) + batch.rewards
     assert_close(truth[:, 0], first, rtol=0, atol=1e-6)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from proximo.algorithms import GRPO, PPO, VAPO
-from proximo.maths.divergences import KlLoss
+from proximo.maths.divergences import KlLoss, UnbiasedK3
 from proximo.maths.pairwise import BradleyTerry, Dpo
 from proximo.maths.shaping import KlReward
 from proximo.models.values import OwnLayers, OwnModel
@@ -45,7 +45,7 @@ SMOLLM_ARITHMETIC = RunConfig(
 )
 
 PIPELINE_DEMO = PipelineConfig(
-    sft=FitOptions(epochs=3.0, batch=64, learning_rate=3e-3, warmup_steps=20),
+    sft=FitOptions(epochs=3.0, batch=32, learning_rate=1e-3, warmup_steps=20),
     reward_model=RewardModelOptions(
         loss=BradleyTerry(centring=0.01), fit=FitOptions(epochs=3.0, batch=32, learning_rate=1e-3)
     ),
@@ -56,7 +56,8 @@ PIPELINE_DEMO = PipelineConfig(
         steps=60,
     ),
     grpo=ReinforcementOptions(
-        algorithm=replace(GRPO, kl=KlLoss(0.2)),
+        # K3 pulls no harder the further away a token is; this estimator does, and holds the policy.
+        algorithm=replace(GRPO, kl=KlLoss(0.5, UnbiasedK3())),
         training=TrainingOptions(groups=32, group_size=8, minibatches=2, learning_rate=1e-4),
         steps=60,
     ),

@@ -10,6 +10,8 @@ USAGE = """usage: proximo COMMAND ...
 
   proximo train [PRESET | run.toml] [--algorithm NAME] [--run DIR] [--steps N] [--seed N] [--field VALUE ...]
                        train a model; with nothing given, a small one that comes with Proximo
+  proximo train pipeline-demo [--run DIR] [--seed N] [--field VALUE ...]
+                       fine-tuning, reward model, PPO, GRPO and DPO, where the true reward is known: is it hacked?
   proximo eval MODEL [--field VALUE ...]
                        held-out accuracy of a model folder on a task
   proximo sft [DATA.jsonl | DATA.parquet | config.toml] [--run DIR] [--skip-bad] [--field VALUE ...]
