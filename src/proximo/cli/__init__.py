@@ -8,7 +8,7 @@ from proximo.cli.flags import nearest, refuse
 
 USAGE = """usage: proximo COMMAND ...
 
-  proximo train [PRESET | run.toml] [--algorithm NAME] [--run DIR] [--steps N] [--seed N] [--field VALUE ...]
+  proximo train [PRESET | run.toml] [--algorithm NAME] [--reward-model DIR] [--run DIR] [--steps N] [--field VALUE ...]
                        train a model; with nothing given, a small one that comes with Proximo
   proximo train pipeline-demo [--run DIR] [--seed N] [--field VALUE ...]
                        fine-tuning, reward model, PPO, GRPO and DPO, where the true reward is known: is it hacked?
