@@ -400,7 +400,7 @@ def test_a_completion_that_cannot_be_read_is_unscored_and_the_others_are_not(str
 def test_one_that_a_stop_string_ended_ends_with_the_end_token(folder):
     judge = Judge(RewardModel(str(folder)), tiny_tokenizer(), A)
     assert judge.same_tokens
-    stopped = replace(completion("ab", "length"), finish="stop")
+    stopped = replace(completion("ab5", "length"), text="ab", finish="stop")  # its tokens hold what stopped it
     assert judge([A], [stopped]) == judge([A], [completion("ab")]) != judge([A], [completion("ab", "length")])
 
 

@@ -15,15 +15,18 @@ from proximo import toml
 from proximo.algorithms import DAPO, GRPO, PPO, VAPO, Algorithm
 from proximo.cli import main
 from proximo.maths import AdaptiveKl, KlLoss, KlReward
-from proximo.models import tiny_model, tiny_tokenizer
+from proximo.models import load_model, pick_device, tiny_model, tiny_tokenizer
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
+from proximo.training.assemble import assemble
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
 from proximo.training.estimate import held_models
+from proximo.training.learner import Learner
 from proximo.training.progress import Lines
 from proximo.training.reward_mix import RewardMix, RewardModel
 from proximo.training.rl import Run, train
+from proximo.types import Completion, Grade, Group, Problem, Rollout
 
 
 @pytest.fixture(autouse=True)
@@ -228,3 +231,132 @@ def test_a_wrong_piece_is_one_clear_error(flags, message, capsys):
         main(["train", *flags, "--dry-run"])
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
+
+
+# What a review found
+
+
+def test_an_infinite_reward_is_unscored_and_spoils_nobody_elses():
+    assert math.isnan(Grade(math.inf).reward)
+    assert math.isnan(Grade(1.0, {"a": 1.0, "b": -math.inf}).reward)
+    model = tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64)
+    rollouts = [Rollout(Completion((7, 1), (-1.0, -1.0), "", "stop"), Grade(r)) for r in (1.0, 0.0, math.inf)]
+    for algorithm in (PPO, GRPO):
+        learner = Learner(model, algorithm, TrainingOptions(groups=1, minibatches=1), temperature=1.0, seed=0)
+        assembled = assemble([Group(Problem("a", "a", ""), (5, 6), tuple(rollouts))], [], learner, 8)
+        assert len(assembled.batch) == 2
+        assert assembled.unscored == 1
+        assert bool(assembled.batch.advantages[assembled.batch.mask].isfinite().all())
+        assert bool(assembled.batch.advantages.any())
+
+
+def test_a_verdict_that_is_only_watched_decides_nothing():
+    grade = Grade(math.nan, {"reward_model": 0.5})
+    assert grade.reward == 0.5
+    group = Group(
+        Problem("a", "a", ""), (5,), tuple(Rollout(Completion((7,), (-1.0,), "", "stop"), grade) for _ in "ab")
+    )
+    model = tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64)
+    learner = Learner(model, GRPO, TrainingOptions(groups=1, minibatches=1), temperature=1.0, seed=0)
+    assert len(assemble([group], [], learner, 8).batch) == 2
+
+
+def test_dropped_groups_take_part_in_the_values_and_the_whitening():
+    """GAE whitened over everything that was sampled: the dropped group's rows are scored, too."""
+    model = tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64)
+    learner = Learner(model, PPO, TrainingOptions(groups=1, minibatches=1), temperature=1.0, seed=0)
+
+    def group(name: str, *outcomes: float) -> Group:
+        said = Completion((7, 1), (-1.0, -1.0), "", "stop")
+        return Group(Problem(name, name, ""), (5, 6), tuple(Rollout(said, Grade(outcome)) for outcome in outcomes))
+
+    batch = assemble([group("a", 1.0, 0.0)], [group("b", 1.0, 1.0)], learner, 8).batch
+    # Values start at 0 and γ is 1: returns 1, 0 | 1, 1 by λ = 0.95 before the end; six tokens earn, two do not.
+    raw = torch.tensor([[0.95, 1.0], [0.0, 0.0], [0.95, 1.0], [0.95, 1.0]], dtype=torch.float64)
+    expected = (raw[:2] - raw.mean()) / raw.std(correction=1)
+    torch.testing.assert_close(batch.advantages, expected, rtol=0, atol=1e-5)
+    assert len(batch) == 2
+
+
+def test_the_policy_warms_up_after_the_values_are_pretrained(policy):
+    options = TrainingOptions(groups=2, minibatches=1, learning_rate=1e-3, warmup_steps=4)
+    learner = Learner(load_model(policy), PPO, options, temperature=1.0, seed=0)
+    assert learner.set_learning_rate(2, policy_step=-1) == 0.0
+    assert learner.optimizer.param_groups[1]["lr"] == pytest.approx(0.75e-2)
+    assert learner.set_learning_rate(3, policy_step=0) == pytest.approx(0.25e-3)
+
+
+def test_the_controller_waits_for_the_policy_and_is_bounded(policy, judge, tmp_path):
+    shape = KlReward(0.1, controller=AdaptiveKl(target=1.0, horizon=1))  # four completions a step
+    mix = RewardMix(task=0.0, models=(RewardModel(judge, device="cpu"),))
+    value = ValueOptions(TrunkHead(), pretrain_steps=2)
+    settings = config(policy, replace(PPO, shape=shape), value=value, rewards=mix, steps=4)
+    train(Run(settings, tmp_path, Lines()), "")
+    found = [row["kl_coefficient"] for row in rows(tmp_path, "metrics.jsonl") if "kl_coefficient" in row]
+    assert found == pytest.approx([0.1, 0.1, 0.1, 0.08])
+
+
+def test_values_are_pretrained_on_what_was_earned_and_a_weak_one_is_reported(policy, judge, tmp_path):
+    mix = RewardMix(task=0.0, models=(RewardModel(judge, device="cpu"),))
+    settings = config(policy, value=ValueOptions(TrunkHead(), pretrain_steps=1), rewards=mix, steps=3)
+    run = Run(settings, tmp_path, Lines())
+    run.baselines.window = 1
+    seen = []
+    updates = run.learner.value_updates
+    run.learner.value_updates = lambda batch: seen.append(batch) or updates(batch)
+    train(run, "")
+    [batch] = seen
+    torch.testing.assert_close(batch.returns[:, 0], batch.rewards, rtol=0, atol=1e-5)  # λ = 0.95 would be less
+    assert [row["kind"] for row in rows(tmp_path, "events.jsonl")] == ["weak_value_model"]
+
+
+def test_a_value_gradient_that_is_not_finite_is_reported(policy, judge, tmp_path):
+    mix = RewardMix(task=0.0, models=(RewardModel(judge, weight=1e30, device="cpu"),))
+    settings = config(policy, replace(PPO, shape=None), value=ValueOptions(OwnModel()), rewards=mix, steps=1)
+    train(Run(settings, tmp_path, Lines()), "")
+    assert "skipped_update" in [row["kind"] for row in rows(tmp_path, "events.jsonl")]
+
+
+def test_a_reward_model_is_no_policy(judge):
+    with pytest.raises(ValueError, match="holds a reward model"):
+        load_model(judge)
+
+
+@pytest.mark.parametrize("name", ["nope", "cuda:0"])
+def test_a_device_that_is_not_there(name):
+    if name == "cuda:0" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(ValueError, match=f"device is '{name}'"):
+        pick_device(name)
+
+
+def test_prompts_that_do_not_fit_are_named_before_a_model_loads_or_left_out(policy, tmp_path, capsys):
+    file = tmp_path / "problems.jsonl"
+    lines = [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(12)]
+    lines[3]["prompt"] = "1" * 5000
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines) + "not json\n")
+    flags = ["--model", policy, "--task.type", "File", "--task.path", str(file), "--task.held-out", "0.2"]
+    small = ["--steps", "1", "--training.groups", "2", "--training.minibatches", "1", "--evaluation.problems", "2"]
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", *flags, *small, "--run", str(tmp_path / "a")])
+    assert stopped.value.code == 2
+    assert f"{file}:13: not JSON" in capsys.readouterr().err
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(SystemExit):
+        main(["train", *flags, *small, "--run", str(tmp_path / "a")])
+    assert f"{file}:4: the prompt has 5000 tokens" in capsys.readouterr().err
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines) + "not json\n")
+    assert main(["train", *flags, *small, "--skip-bad", "--run", str(tmp_path / "b")]) == 0
+    events = rows(tmp_path / "b", "events.jsonl")
+    assert [row["kind"] for row in events][:2] == ["skipped_row", "skipped_row"]
+
+
+def test_selfcheck_refuses_what_the_run_would(policy, capsys):
+    flags = ["--model", policy, "--algorithm", "ppo", "--value.form.type", "OwnLayers", "--value.form.layers", "9"]
+    with pytest.raises(SystemExit) as stopped:
+        main(["selfcheck", *flags, "--task.held-out", "8"])
+    assert stopped.value.code == 2
+    assert "value.form.layers is 9, but the policy has 2" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["train", "--value.form.type", "OwnLayers", "--dry-run"])
+    assert "this run does not ask for it" in capsys.readouterr().err

@@ -59,7 +59,7 @@ def faults(checks) -> list[str]:
 
 
 def random_groups(model) -> list[Group]:
-    groups = sampled_groups(CONFIG, CONFIG.sampling, TOKENIZER, EmbeddedSampler(model, TOKENIZER))
+    groups = sampled_groups(CONFIG, CONFIG.task, CONFIG.sampling, TOKENIZER, EmbeddedSampler(model, TOKENIZER))
     return made_up_groups(model, groups, CONFIG.sampling, seed=0)
 
 

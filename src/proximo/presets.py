@@ -61,7 +61,7 @@ PIPELINE_DEMO = PipelineConfig(
         training=TrainingOptions(groups=32, group_size=8, minibatches=2, learning_rate=1e-4),
         steps=60,
     ),
-    dpo=PreferenceOptions(loss=Dpo(beta=1.0), fit=FitOptions(epochs=1.0, batch=32, learning_rate=3e-4)),
+    dpo=PreferenceOptions(loss=Dpo(beta=1.0), fit=FitOptions(epochs=1.0, batch=32, learning_rate=1e-4)),
 )
 
 PRESETS = (

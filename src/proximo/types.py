@@ -3,6 +3,7 @@
 Problem ─sample─▶ Completion ─grade─▶ Rollout ─gather─▶ Group ─assemble─▶ Batch ─update─▶ Stats
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
@@ -72,12 +73,13 @@ class Grade:
 
     @property
     def reward(self) -> float:
-        """The parts' sum, or the outcome where there are none; NaN where the outcome or a part is unscored."""
-        return float(sum(self.parts.values())) + 0 * self.outcome if self.parts else self.outcome
+        """The parts' sum, or the outcome where there are none; NaN where one of them is unscored or not finite."""
+        total = float(sum(self.parts.values())) if self.parts else self.outcome
+        return total if math.isfinite(total) else math.nan
 
     @property
     def verdict(self) -> float:
-        """The outcome, or NaN where any part of the reward is unscored: such a completion never trains."""
+        """The outcome, or NaN where the reward is unscored: such a completion never trains."""
         return self.outcome + 0 * self.reward
 
 

@@ -343,7 +343,10 @@ FAULTS = (
     ),
     Fault("shaping.py", "-0.2), 0.2)", "-0.2), 2.0)", "adaptive KL: no upper bound"),
     Fault(
-        "shaping.py", "error * completions / self.horizon", "error / self.horizon", "adaptive KL: completions forgotten"
+        "shaping.py",
+        "error * min(completions / self.horizon, 1.0)",
+        "error / self.horizon",
+        "adaptive KL: completions forgotten",
     ),
     Fault("credit.py", "discount = inner.discount if", "discount = 1.0 if", "returns to go without the discount"),
     Fault("pairwise.py", "triu(diagonal=1)", "triu(diagonal=0)", "ranking: a row against itself"),

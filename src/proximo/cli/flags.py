@@ -56,6 +56,8 @@ def with_types(value: Value, flags: list[str]) -> Value:
 
 def _with_type(value: Value, path: list[str], name: str, prefix: str, flags: list[str]) -> Value:
     field, *rest = path
+    if value is None:
+        refuse(f"{prefix}.type {name}: nothing is set there that it could change; this run does not ask for it")
     kinds = {each.name: kind for each, kind in given_fields(type(value))} if is_dataclass(value) else {}
     if field not in kinds:
         refuse(f"{prefix}.type {name}: {type(value).__name__} has no field {field}{nearest(field, list(kinds))}")

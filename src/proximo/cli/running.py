@@ -17,7 +17,7 @@ from proximo.maths.ratios import CurrentPolicy
 from proximo.presets import ARITHMETIC, PRESETS
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
-from proximo.tasks import Arithmetic, Countdown, Echo, Sorting, TaskOptions
+from proximo.tasks import Arithmetic, Countdown, Echo, File, Sorting, TaskOptions
 from proximo.training.config import EvaluationOptions, RunConfig, ValueOptions
 from proximo.training.estimate import batch_arithmetic, memory
 from proximo.training.evaluate import evaluate
@@ -41,10 +41,15 @@ def run_train(arguments: list[str]) -> int:
     if isinstance(chain, PipelineConfig):
         return pipelining.run(arguments[0], chain, arguments[1:])
     as_json, dry_run = take_switch(arguments, "--json"), take_switch(arguments, "--dry-run")
+    skip_bad = take_switch(arguments, "--skip-bad")
     folder = take(arguments, "--run")
     config = changed(
         base_config(arguments), arguments, prog="proximo train", description="Train a model by reinforcement learning."
     )
+    if skip_bad:
+        if not isinstance(config.task, File):
+            refuse("--skip-bad is for problems from a file: task.type File")
+        config = replace(config, task=replace(config.task, skip_bad=True))
     if dry_run:
         print(toml.dumps(config))
         print("\n".join(f"# {line}" for line in [*batch_arithmetic(config), *memory(config)]))
@@ -98,11 +103,18 @@ def _with_algorithm(config: RunConfig, name: str) -> RunConfig:
 def _with_judge(config: RunConfig, path: str, task_weight: str | None) -> RunConfig:
     """Rewarded by a reward model too; the weight of the task's verdict is taken at once, as 0 may be the only one."""
     try:
-        weight = config.rewards.task if task_weight is None else float(task_weight)
+        weight = config.rewards.task if task_weight is None else _number("--rewards.task", task_weight)
         models = (*config.rewards.models, RewardModel(path))
         return replace(config, rewards=replace(config.rewards, task=weight, models=models))
     except ValueError as error:
         refuse(str(error))
+
+
+def _number(flag: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        refuse(f"{flag} {text}: give a number")
 
 
 def _preset_or_file(arguments: list[str]) -> RunConfig:

@@ -28,9 +28,12 @@ class Mistakes:
     def __len__(self) -> int:
         return len(self._found)
 
+    def __iter__(self) -> Iterator[str]:
+        """All of them, in the order of the file, whichever was found first."""
+        return (f"{place}: {what}" for place, what in sorted(self._found, key=lambda found: _numbered(found[0])))
+
     def __str__(self) -> str:
-        """In the order of the file, whichever was found first."""
-        lines = [f"{place}: {what}" for place, what in sorted(self._found, key=lambda found: _numbered(found[0]))]
+        lines = list(self)
         more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
         return "\n".join([*lines[:_SHOWN], *more])
 

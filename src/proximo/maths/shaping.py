@@ -64,7 +64,7 @@ class AdaptiveKl:
     target: float = 6.0
     """KL from the reference that a completion should have, in nats over all its tokens."""
     horizon: int = 10_000
-    """Completions over which the coefficient may change by a fifth."""
+    """Completions over which the coefficient may change by a fifth; a step with more counts as so many."""
 
     def __post_init__(self) -> None:
         if self.target <= 0 or self.horizon < 1:
@@ -75,7 +75,7 @@ class AdaptiveKl:
 
     def __call__(self, coefficient: float, kl: float, completions: int) -> float:
         error = min(max(kl / self.target - 1, -0.2), 0.2)
-        return coefficient * (1 + error * completions / self.horizon)
+        return coefficient * (1 + error * min(completions / self.horizon, 1.0))
 
 
 @dataclass(frozen=True)

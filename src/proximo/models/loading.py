@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaForCausalLM,
@@ -36,9 +37,20 @@ class PaddedFallback(UserWarning):
 
 def pick_device(name: str) -> str:
     """As torch names it; `auto` is a GPU where there is one, else the CPU."""
+    found = torch.cuda.is_available()
     if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
+        return _checked_device(name, has_gpu=found)
+    return "cuda" if found else "cpu"
+
+
+def _checked_device(name: str, *, has_gpu: bool) -> str:
+    try:
+        kind = torch.device(name).type
+    except RuntimeError as error:
+        raise ValueError(f"device is {name!r}: torch knows no such device; give auto, cpu or cuda") from error
+    if kind == "cuda" and not has_gpu:
+        raise ValueError(f"device is {name!r}, but there is no GPU here that torch can use: give auto or cpu")
+    return name
 
 
 def load_model(path: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
@@ -51,6 +63,9 @@ def load_model(path: str, *, dtype: torch.dtype = torch.float32, device: str = "
         found = ", ".join(sorted(file.name for file in folder.glob("*.bin"))) or "no weights"
         raise ValueError(f"path {path!r} holds {found}: convert to safetensors (pickle is never read)")
     try:
+        kinds = AutoConfig.from_pretrained(path, trust_remote_code=False).architectures or ()
+        if any(kind.endswith("ForSequenceClassification") for kind in kinds):
+            raise ValueError(f"path {path!r} holds a reward model, which scores and cannot speak: give a causal model")
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True, trust_remote_code=False)
     except OSError as error:
         raise ValueError(f"path {path!r}: {_unreachable(folder)}") from error

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +29,8 @@ class File:
     """Judges the completions. None: prompts alone, whose completions only reward models or further rules judge."""
     held_out: float | str = 0.1
     """The share of prompts kept for evaluation, chosen by a hash of the prompt; or the path of a file of its own."""
+    skip_bad: bool = False
+    """Leave bad rows out and count them, instead of refusing."""
 
     def __post_init__(self) -> None:
         check_share(self.held_out, "task.held_out")
@@ -37,9 +39,23 @@ class File:
         return len(self._splits[split])
 
     def problem(self, index: int, split: Split, seed: int) -> Problem:
-        problems = self._splits[split]
+        rows = self._splits[split]
         # The held-out set keeps its order: evaluations look at the same problems for every seed.
-        return problems[shuffled(index, len(problems), seed) if split == "train" else index % len(problems)]
+        return rows[shuffled(index, len(rows), seed) if split == "train" else index % len(rows)].problem
+
+    def check(self, complaint: Callable[[Problem], str | None]) -> list[str]:
+        """Ask of every problem whether the run can use it. Those it cannot are refused at once, each with its row;
+        with `skip_bad` they leave the task, and what was left out, for this or another reason, is returned."""
+        mistakes = Mistakes()
+        for row in (row for split in self._splits.values() for row in split):
+            if (what := complaint(row.problem)) is not None:
+                mistakes.add(row.place, what)
+        if not self.skip_bad:
+            mistakes.refuse(f"task.path is {self.path!r}, with bad rows:")
+        for split, rows in self._splits.items():
+            self._splits[split] = [row for row in rows if complaint(row.problem) is None]
+        self._refuse_empty()
+        return [*self._left_out, *mistakes]
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
         if self.reward is None:
@@ -50,13 +66,24 @@ class File:
         return None if self.reward is None else self.reward.reference(problem)
 
     @cached_property
-    def _splits(self) -> dict[Split, list[Problem]]:
+    def _splits(self) -> dict[Split, list["_Placed"]]:
         """Everything is read at once, so that all bad rows are known before anything trains."""
         mistakes = Mistakes()
         train, held_out = read_splits(self._read, self.path, self.held_out, mistakes, field="task")
-        mistakes.refuse(f"task.path is {self.path!r}, with bad rows:")
+        if not self.skip_bad:
+            mistakes.refuse(f"task.path is {self.path!r}, with bad rows:")
+        self._left_out.extend(mistakes)
         refuse_empty(len(train), len(held_out), self.path, self.held_out, field="task")
-        return {"train": [row.problem for row in train], "held_out": [row.problem for row in held_out]}
+        return {"train": train, "held_out": held_out}
+
+    @cached_property
+    def _left_out(self) -> list[str]:
+        """Rows that could not be read."""
+        return []
+
+    def _refuse_empty(self) -> None:
+        train, held_out = (len(self._splits[split]) for split in ("train", "held_out"))
+        refuse_empty(train, held_out, self.path, self.held_out, field="task")
 
     def _read(self, path: str, mistakes: Mistakes, *, field: str) -> list["_Placed"]:
         problems = []

@@ -61,7 +61,7 @@ def assemble(groups: Sequence[Group], dropped: Sequence[Group], learner: Learner
         returns=returns,
         mask=trained_mask(algorithm.keep, batch.mask, batch.truncated),
     )
-    is_scored = ~torch.isnan(batch.outcome)
+    is_scored = ~torch.isnan(batch.rewards)
     index = (is_kept & is_scored).nonzero().squeeze(1)
     trains = batch.rows(index)
     return Assembled(

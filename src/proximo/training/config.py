@@ -136,6 +136,11 @@ class RunConfig:
     """Steps between checkpoints. None: one at the end."""
     seed: int = 0
 
+    @property
+    def pretrain_steps(self) -> int:
+        """Steps in which the value model learns alone."""
+        return 0 if self.value is None else self.value.pretrain_steps
+
     def __post_init__(self) -> None:
         if self.steps < 1 or (self.save_every is not None and self.save_every < 1):
             raise ValueError(f"steps is {self.steps}, save_every {self.save_every}: both are at least 1")

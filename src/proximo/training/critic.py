@@ -105,4 +105,6 @@ def kl_per_completion(batch: Batch) -> float | None:
     """Nats between the policy that sampled and the reference, summed over a completion's tokens; None without one."""
     if batch.ref_logprobs is None or not len(batch):
         return None
-    return float(torch.where(batch.mask, batch.old_logprobs - batch.ref_logprobs, 0.0).sum(dim=1).mean())
+    # Of all that was sampled: a completion that the loss leaves out is as far from the reference as any other.
+    said = torch.arange(batch.tokens.shape[1], device=batch.lengths.device) < batch.lengths.unsqueeze(1)
+    return float(torch.where(said, batch.old_logprobs - batch.ref_logprobs, 0.0).sum(dim=1).mean())

@@ -48,7 +48,7 @@ def held_models(config: RunConfig) -> list[Held]:
             held.append(Held(f"value model's {layers} layers", _count(_last_layers(policy, layers)), trained=True))
         case OwnModel(path):
             model = policy if path is None else _skeleton(path)
-            held.append(Held("value model", _count(model.base_model), trained=True))
+            held.append(Held("value model", _count(model), trained=True))
     return held + [
         Held(f"reward model {judge.path}", _count(_skeleton(judge.path)), trained=False)
         for judge in config.rewards.models

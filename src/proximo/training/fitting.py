@@ -140,7 +140,7 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        return math.ceil(self.epoch * self.options.epochs)
+        return math.ceil(self.epoch * self.options.epochs - 1e-9)  # 100 · 1.1 is a little over 110
 
     def items(self, step: int) -> list[int]:
         """Each epoch visits all items in an order of its own, in batches of equal size, give or take one."""

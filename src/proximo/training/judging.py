@@ -133,10 +133,10 @@ class Judge:
         if not self.same_tokens:
             tokens = completion_tokens(self.tokenizer, problem.prompt, completion.text)
             return tokens if finished else tokens[:-1]
-        end, tokens = self.tokenizer.eos_token_id, completion.tokens
-        # One that a stop string ended has no end token of its own.
+        tokens = completion.tokens
+        # One that a stop string ended has it in its tokens but not in its text, and no end token of its own.
         is_open = finished and (not tokens or tokens[-1] not in self.tokenizer.all_special_ids)
-        return (*tokens, end) if is_open and isinstance(end, int) else tokens
+        return completion_tokens(self.tokenizer, problem.prompt, completion.text) if is_open else tokens
 
 
 def same_tokens(judge: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase) -> bool:

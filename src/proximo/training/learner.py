@@ -217,13 +217,13 @@ class Learner:
         unseen = torch.full_like(batch.old_logprobs, torch.nan)
         return Update(stats, *self._apply(), None, torch.arange(len(batch)), unseen)
 
-    def set_learning_rate(self, step: int) -> float:
-        """Linear warm-up, then constant; the policy's."""
-        warmup = self.options.warmup_steps
-        share = min(1.0, (step + 1) / warmup) if warmup else 1.0
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = rate * share
-        return self.rates[0] * share
+    def set_learning_rate(self, step: int, *, policy_step: int | None = None) -> float:
+        """Linear warm-up, then constant; the policy's, which starts later where values are pre-trained."""
+        warmup = max(self.options.warmup_steps, 1)
+        steps = (step if policy_step is None else policy_step, step)
+        for group, rate, since in zip(self.optimizer.param_groups, self.rates, steps, strict=True):
+            group["lr"] = rate * min(max(since + 1, 0) / warmup, 1.0)
+        return self.optimizer.param_groups[0]["lr"]
 
     def _apply(self) -> tuple[float, float | None]:
         """Clip, step, and say how large the gradients were: the policy's, and the value model's own."""

@@ -25,6 +25,7 @@ from proximo.training.judging import judged
 from proximo.training.learner import Learner, Update
 from proximo.training.metrics import step_metrics
 from proximo.training.progress import Progress
+from proximo.training.prompts import check_prompts
 from proximo.training.runlog import RunLog
 
 MOST_SLOTS = 512
@@ -65,6 +66,7 @@ class Run:
         config.task.problem(0, "train", config.seed)  # a task that cannot be read fails before a model loads
         path = resolve(config.model)
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(path)
+        self.left_out = check_prompts(config, path, self.tokenizer)
         self.task: Task = judged(config.task, config.rewards, self.tokenizer)
         backbone = _value_backbone(config, self.tokenizer)
         self.model: PreTrainedModel = load_model(path, device=pick_device(config.device))
@@ -109,6 +111,8 @@ def train(run: Run, config_toml: str) -> Outcome:
     start = time.perf_counter()
     config, folder, progress = run.config, run.folder, run.progress
     run.log.start(config_toml)
+    for mistake in run.left_out:
+        run.log.event(-1, "skipped_row", mistake)
     before, answers_before = run.evaluate()
     run.log.metrics(-1, before.floats())
     progress.start(config.steps, before)
@@ -146,7 +150,7 @@ def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
     every = config.training.reset_reference_every
     if every is not None and step and step % every == 0:
         learner.reset_reference()
-    rate = learner.set_learning_rate(step)
+    rate = learner.set_learning_rate(step, policy_step=step - config.pretrain_steps)
     assembled, updates = None, []
     if collected.groups:
         with clock.phase("assemble"):
@@ -156,11 +160,11 @@ def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
     if not updates:
         run.log.event(step, "empty_step", _why_empty(collected, assembled))
     for number, update in enumerate(updates):
-        if not math.isfinite(update.gradient_norm):
+        if not math.isfinite(update.gradient_norm + (update.value_gradient_norm or 0.0)):
             run.log.event(
                 step, "skipped_update", f"update {number} had a gradient that is not finite; weights untouched"
             )
-    metrics = step_metrics(collected, assembled, updates, rate) | _kl_metrics(learner, assembled)
+    metrics = step_metrics(collected, assembled, updates, rate) | _kl_metrics(run, assembled, step)
     run.log.metrics(step, metrics)
     if (warning := run.baselines.look(metrics)) is not None:
         run.log.event(step, "weak_value_model", warning)
@@ -175,21 +179,23 @@ def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
 
 def _updates(run: Run, assembled: Assembled, step: int) -> Iterator[Update]:
     """The step's updates: of the value model alone while it is pre-trained, then of everything."""
-    if run.config.value is None or step >= run.config.value.pretrain_steps:
+    if step >= run.config.pretrain_steps:
         return run.learner.updates(assembled.batch)
     assert assembled.earned is not None
     return run.learner.value_updates(replace(assembled.batch, returns=assembled.earned))
 
 
-def _kl_metrics(learner: Learner, assembled: Assembled | None) -> dict[str, float]:
-    """How far the policy that sampled is from the reference; a controller then moves the coefficient."""
+def _kl_metrics(run: Run, assembled: Assembled | None, step: int) -> dict[str, float]:
+    """How far the policy that sampled is from the reference; once it moves, a controller moves the coefficient."""
+    learner = run.learner
     kl = None if assembled is None else kl_per_completion(assembled.batch)
     if assembled is None or kl is None:
         return {}
     metrics = {"reference_kl": kl}
     if learner.kl_reward is not None:
         metrics["kl_coefficient"] = learner.kl_reward.coefficient
-        learner.adapt_kl(kl, len(assembled.batch))
+        if step >= run.config.pretrain_steps:
+            learner.adapt_kl(kl, len(assembled.batch))
     return metrics
 
 

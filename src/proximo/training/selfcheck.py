@@ -16,8 +16,10 @@ from proximo.algorithms import Algorithm
 from proximo.maths.arithmetic import row_mean
 from proximo.maths.keeping import KeepAll
 from proximo.models import Scores, score, supports_packing
+from proximo.models.values import OwnModel, value_model
 from proximo.samplers import Sampler, SamplingOptions
 from proximo.samplers.drafts import end_tokens
+from proximo.tasks import Task
 from proximo.training.assemble import assemble, to_batch
 from proximo.training.checks import (
     PROBLEMS,
@@ -34,6 +36,7 @@ from proximo.training.checks import (
 )
 from proximo.training.collect import Collector, Frontier
 from proximo.training.config import RunConfig
+from proximo.training.judging import judged
 from proximo.training.learner import Learner, gate_width
 from proximo.types import Batch, Completion, Grade, Group, Rollout
 
@@ -47,6 +50,8 @@ def selfcheck(
     config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sampler: Sampler
 ) -> Iterator[Check]:
     """Every check, the cheap ones first; the model is left as it was."""
+    # Rewards and value models are those of the run: what it would refuse is refused here.
+    task = judged(config.task, config.rewards, tokenizer)
     problems = [config.task.problem(index, "train", config.seed) for index in range(PROBLEMS)]
     encoded = prompts_have_tokens(tokenizer, problems)
     yield encoded
@@ -58,7 +63,7 @@ def selfcheck(
     yield end_of_sequence(model, tokenizer)
 
     sampling = replace(config.sampling, max_tokens=min(config.sampling.max_tokens, TOKENS))
-    groups = sampled_groups(config, sampling, tokenizer, sampler)
+    groups = sampled_groups(config, task, sampling, tokenizer, sampler)
     batch = to_batch(groups)
     yield completions_end(groups, end_tokens(model, tokenizer), sampling)
     yield mask_counts_tokens(groups, batch)
@@ -128,11 +133,11 @@ def relative_difference(first: Sequence[Tensor], second: Sequence[Tensor]) -> fl
 
 
 def sampled_groups(
-    config: RunConfig, sampling: SamplingOptions, tokenizer: PreTrainedTokenizerBase, sampler: Sampler
+    config: RunConfig, task: Task, sampling: SamplingOptions, tokenizer: PreTrainedTokenizerBase, sampler: Sampler
 ) -> tuple[Group, ...]:
     siblings = min(config.training.group_size, SIBLINGS)
     training = replace(config.training, groups=GROUPS, group_size=siblings, minibatches=1)
-    collector = Collector(config.task, sampler, tokenizer, sampling, training, KeepAll(), config.seed)
+    collector = Collector(task, sampler, tokenizer, sampling, training, KeepAll(), config.seed)
     return collector.collect(Frontier(), step=0, version=0).groups
 
 
@@ -171,7 +176,17 @@ def _update_gradient(
     # Clipping to a norm would hide a gradient that is off by a factor.
     options = replace(config.training, token_budget=token_budget, max_gradient_norm=math.inf)
     algorithm = config.algorithm.within(config.sampling.max_tokens)
-    learner = Learner(model, algorithm, options, temperature=config.sampling.temperature, seed=config.seed)
+    form = config.value and config.value.form
+    if isinstance(form, OwnModel):
+        form = OwnModel()  # any weights will do
+    learner = Learner(
+        model,
+        algorithm,
+        options,
+        temperature=config.sampling.temperature,
+        seed=config.seed,
+        value=form and value_model(form, model),
+    )
     for group in learner.optimizer.param_groups:
         group["lr"] = 0.0  # the model stays as it is
     learner.update(assemble(groups, [], learner, config.sampling.max_tokens).batch, fresh=False)
