@@ -367,3 +367,10 @@ def test_whitening_keeps_the_targets():
     assert float(batch.advantages[batch.mask].std()) == pytest.approx(1.0, abs=1e-6)
     assert batch.returns is not None
     assert float(batch.returns[batch.mask].max()) == pytest.approx(1.0)
+
+
+def test_returns_to_go_have_the_algorithms_discount():
+    algorithm = replace(PPO, advantage=TokenWhitened(Gae(discount=0.5)))
+    rewards, mask, group = torch.tensor([1.0]), torch.tensor([[True, False, True, True]]), torch.tensor([0])
+    found = returns_to_go(algorithm, rewards=rewards, group=group, mask=mask)
+    assert_close(found, torch.tensor([[0.25, 0.0, 0.5, 1.0]]))  # no discount passes at a token nobody sampled

@@ -2,9 +2,12 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+
+import torch
 
 from proximo import toml
 from proximo.training.collect import Collected
@@ -31,6 +34,14 @@ def pipeline(config: PipelineConfig, folder: Path, say: Say) -> Result:
     if (folder / "config.toml").exists():
         raise ValueError(f"--run {folder}: there is a run in this folder already; choose another name or remove it")
     RunLog(folder).start(toml.dumps(config))
+    with _threads(config.threads):
+        result = _chain(config, folder, say)
+    (folder / "results.json").write_text(json.dumps(plain(asdict(result)), indent=2) + "\n")
+    (folder / "report.md").write_text(report(result))
+    return result
+
+
+def _chain(config: PipelineConfig, folder: Path, say: Say) -> Result:
     clock = Clock()
     with clock.phase("demonstrations"):
         write_demonstrations(config, folder)
@@ -52,7 +63,7 @@ def pipeline(config: PipelineConfig, folder: Path, say: Say) -> Result:
     with clock.phase("measuring"):
         measure = Measuring(config, folder)
         measured = {name: measure(name) for name in (SFT, *curves, DPO)}
-    result = Result(
+    return Result(
         folder=str(folder),
         ranked=ranked,
         reward_model=judge.best,
@@ -61,9 +72,16 @@ def pipeline(config: PipelineConfig, folder: Path, say: Say) -> Result:
         ),
         seconds=clock.seconds,
     )
-    (folder / "results.json").write_text(json.dumps(plain(asdict(result)), indent=2) + "\n")
-    (folder / "report.md").write_text(report(result))
-    return result
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def plain(value: object) -> object:
