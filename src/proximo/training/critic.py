@@ -91,7 +91,8 @@ class BaselineWatch:
         if self.seen < 2 * self.window:
             return None
         value, group = (math.fsum(column) / self.window for column in zip(*self.errors, strict=True))
-        worse, before, self.warned = value > group, self.warned, value > group
+        worse = value > 1.05 * group  # a near tie is none
+        before, self.warned = self.warned, worse
         if not worse or before:
             return None
         return (
