@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from transformers.utils import logging
 
 from proximo.models.layout import pad
-from proximo.models.loading import load_tokenizer, supports_packing, warn_of_fallback
+from proximo.models.loading import has_score, load_tokenizer, supports_packing, warn_of_fallback
 from proximo.models.scoring import completion_states
 from proximo.shapes import Float, Int
 
@@ -135,8 +135,7 @@ def _config(path: str) -> PreTrainedConfig:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"path {path!r}: no model there, neither in a folder nor on the hub; {error}") from error
-    has_head = any("ForSequenceClassification" in name for name in config.architectures or ())
-    if has_head and config.num_labels != 1:
+    if has_score(config) and config.num_labels != 1:
         raise ValueError(f"path {path!r}: a classifier of {config.num_labels} labels; a reward model has 1")
     config.num_labels = 1
     return config

@@ -16,6 +16,7 @@ from transformers import (
     LlamaForSequenceClassification,
     MistralForCausalLM,
     MistralForSequenceClassification,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Qwen2ForCausalLM,
@@ -63,8 +64,7 @@ def load_model(path: str, *, dtype: torch.dtype = torch.float32, device: str = "
         found = ", ".join(sorted(file.name for file in folder.glob("*.bin"))) or "no weights"
         raise ValueError(f"path {path!r} holds {found}: convert to safetensors (pickle is never read)")
     try:
-        kinds = AutoConfig.from_pretrained(path, trust_remote_code=False).architectures or ()
-        if any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        if has_score(AutoConfig.from_pretrained(path, trust_remote_code=False)):
             raise ValueError(f"path {path!r} holds a reward model, which scores and cannot speak: give a causal model")
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True, trust_remote_code=False)
     except OSError as error:
@@ -80,6 +80,11 @@ def load_model(path: str, *, dtype: torch.dtype = torch.float32, device: str = "
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
     """To be asked, never trained."""
     return copy.deepcopy(model).requires_grad_(False).eval()
+
+
+def has_score(config: PreTrainedConfig) -> bool:
+    """Whether this is a model that scores, a reward model or classifier, and not one that speaks."""
+    return any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:

@@ -15,7 +15,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from proximo.models.attention import attention, body
 from proximo.models.judging import load_reward_model
-from proximo.models.loading import load_model, supports_packing
+from proximo.models.loading import has_score, load_model, supports_packing
 from proximo.models.scoring import States, completion_states
 from proximo.shapes import Float
 from proximo.types import Batch
@@ -176,10 +176,8 @@ def value_model(form: ValueForm, policy: PreTrainedModel, loaded: PreTrainedMode
 
 def load_value_model(path: str, *, device: str) -> PreTrainedModel:
     """A backbone for OwnModel: a reward model with its head, or a causal model."""
-    names = AutoConfig.from_pretrained(path, trust_remote_code=False).architectures or ()
-    if any(name.endswith("ForSequenceClassification") for name in names):
-        return load_reward_model(path, device=device)
-    return load_model(path, device=device)
+    scores = has_score(AutoConfig.from_pretrained(path, trust_remote_code=False))
+    return (load_reward_model if scores else load_model)(path, device=device)
 
 
 def own_head(model: PreTrainedModel) -> nn.Linear:

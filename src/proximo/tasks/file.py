@@ -47,13 +47,17 @@ class File:
         """Ask of every problem whether the run can use it. Those it cannot are refused at once, each with its row;
         with `skip_bad` they leave the task, and what was left out, for this or another reason, is returned."""
         mistakes = Mistakes()
-        for row in (row for split in self._splits.values() for row in split):
-            if (what := complaint(row.problem)) is not None:
-                mistakes.add(row.place, what)
+        usable: dict[Split, list[_Placed]] = {"train": [], "held_out": []}
+        for split, rows in self._splits.items():
+            for row in rows:
+                what = complaint(row.problem)
+                if what is None:
+                    usable[split].append(row)
+                else:
+                    mistakes.add(row.place, what)
         if not self.skip_bad:
             mistakes.refuse(f"task.path is {self.path!r}, with bad rows:")
-        for split, rows in self._splits.items():
-            self._splits[split] = [row for row in rows if complaint(row.problem) is None]
+        self._splits.update(usable)
         self._refuse_empty()
         return [*self._left_out, *mistakes]
 
