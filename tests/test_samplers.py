@@ -68,8 +68,8 @@ def assert_scored_alike(model, requests, completions, temperature=1.0):
 def record_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
     """Filled with the [rows, positions] of every forward pass to come."""
     shapes: list[tuple[int, int]] = []
-    model.get_submodule("model").register_forward_pre_hook(
-        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    model.get_submodule("model.embed_tokens").register_forward_pre_hook(
+        lambda module, args: shapes.append(tuple(args[0].shape))
     )
     return shapes
 

@@ -1,8 +1,8 @@
 """Our attention behind transformers' public registry.
 
 A model whose config says `proximo` calls `attend` in every layer. What attention means there is not the
-layer's business but the caller's: it passes a `Reader` along with the tokens (`model(..., reader=...)`),
-for packed training or for decoding from a cache. No model code is patched.
+layer's business but the caller's: it passes a `Reader` along with the tokens, for packed training or for
+decoding from a cache. No model code is patched.
 """
 
 from collections.abc import Iterator
@@ -19,12 +19,11 @@ NAME = "proximo"
 
 
 @runtime_checkable
-class Reader(Protocol):
-    """Decides which keys and values each query sees."""
+class LayerReader(Protocol):
+    """Decides which keys and values each query of one layer sees."""
 
     def read(
         self,
-        layer: int,
         query: Float[Tensor, "R H S D"],
         key: Float[Tensor, "R K S D"],
         value: Float[Tensor, "R K S D"],
@@ -34,6 +33,13 @@ class Reader(Protocol):
         ...
 
 
+@runtime_checkable
+class Reader(Protocol):
+    """A layer's reader for each layer: what a compiled layer sees must not depend on its number."""
+
+    def layer(self, number: int) -> LayerReader: ...
+
+
 def attend(
     module: nn.Module,
     query: Tensor,
@@ -41,14 +47,12 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    reader: Reader,
+    reader: LayerReader,
     scaling: float,
     **_: object,
 ) -> tuple[Tensor, None]:
     """What transformers calls; the mask is None because the reader has its own."""
-    layer = module.layer_idx
-    assert isinstance(layer, int)
-    return reader.read(layer, query, key, value, scaling), None
+    return reader.read(query, key, value, scaling), None
 
 
 def no_mask(*_: object, **__: object) -> None:
@@ -64,10 +68,35 @@ def body(model: nn.Module) -> nn.Module:
     return model.get_submodule("model")
 
 
-def hidden_states(model: nn.Module, tokens: Tensor, positions: Tensor, reader: Reader) -> Float[Tensor, "R S E"]:
-    """Run the decoder's layers with our attention; [rows, positions] in, hidden states out."""
-    output = body(model)(input_ids=tokens, position_ids=positions, use_cache=False, reader=reader)
-    return output.last_hidden_state
+@runtime_checkable
+class LayerRun(Protocol):
+    """Runs one decoder layer; compiled or not."""
+
+    def __call__(self, layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:
+        """`angles` are the cosines and sines of the positions."""
+        ...
+
+
+def run_layer(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:
+    return layer(hidden, attention_mask=None, position_embeddings=angles, use_cache=False, reader=reader)
+
+
+def hidden_states(
+    model: nn.Module, tokens: Tensor, positions: Tensor, reader: Reader, run: LayerRun = run_layer
+) -> Float[Tensor, "R S E"]:
+    """Run the decoder's layers with our attention; [rows, positions] in, hidden states out.
+
+    The loop over the layers is ours, and the same for all families of the fast path: so each layer can be handed
+    its own keys and values, and one compilation serves all of them.
+    """
+    trunk = body(model)
+    hidden = trunk.get_submodule("embed_tokens")(tokens)
+    angles = trunk.get_submodule("rotary_emb")(hidden, positions)
+    layers = trunk.get_submodule("layers")
+    assert isinstance(layers, nn.ModuleList)
+    for number, layer in enumerate(layers):
+        hidden = run(layer, hidden, angles, reader.layer(number))
+    return trunk.get_submodule("norm")(hidden)
 
 
 def uses_our_attention(model: nn.Module) -> bool:

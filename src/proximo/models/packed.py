@@ -25,9 +25,11 @@ class PackedReader:
     source: Int[Tensor, " N"]
     """Where each place of the packed row finds its output among those of the two calls."""
 
+    def layer(self, number: int) -> "PackedReader":
+        return self
+
     def read(
         self,
-        layer: int,
         query: Float[Tensor, "1 H N D"],
         key: Float[Tensor, "1 K N D"],
         value: Float[Tensor, "1 K N D"],

@@ -5,12 +5,13 @@ no gather, no page table, and rows that have ended cost nothing.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from proximo.shapes import Float, Int
+from proximo.shapes import Bool, Float, Int
 
 ALIGNMENT = 16
 """Lengths are rounded up to it: kernels like aligned masks, and fewer shapes occur."""
@@ -34,15 +35,17 @@ class PrefillReader:
         """Of all N layers: keys and values."""
         return torch.stack(self._layers)
 
+    def layer(self, number: int) -> "PrefillReader":
+        assert number == len(self._layers)
+        return self
+
     def read(
         self,
-        layer: int,
         query: Float[Tensor, "R H S D"],
         key: Float[Tensor, "R K S D"],
         value: Float[Tensor, "R K S D"],
         scale: float,
     ) -> Float[Tensor, "R S H D"]:
-        assert layer == len(self._layers)
         self._layers.append(torch.stack((key, value)))
         output = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
         return output.transpose(1, 2)
@@ -68,38 +71,48 @@ class Cache:
             self.memory[:, :, targets, :, :length] = self.memory[:, :, sources, :, :length]
 
 
+@dataclass(frozen=True)
 class DecodeReader:
     """One new token for each of the first R slots: remembers its key and value, and looks at all before it."""
 
-    def __init__(self, cache: Cache, positions: Int[Tensor, " R"], longest: int) -> None:
-        """`positions` are the new tokens' places in their rows, all under `longest`."""
-        span = aligned(longest)
-        self._slots = torch.arange(len(positions), device=positions.device)
-        self._positions = positions
-        self._memory = cache.memory[:, :, : len(positions)]
-        self._span = span
-        # [R, 1, 1, span]: the same for all heads and layers.
-        self._visible = (torch.arange(span, device=positions.device) <= positions.unsqueeze(1))[:, None, None]
+    memory: Float[Tensor, "N 2 R K S D"]
+    positions: Int[Tensor, " R"]
+    visible: Bool[Tensor, "R 1 1 S"]
+    """The same for all heads and layers."""
+
+    def layer(self, number: int) -> "DecodeLayer":
+        keys, values = self.memory[number]
+        return DecodeLayer(keys, values, self.positions, self.visible)
+
+
+@dataclass(frozen=True)
+class DecodeLayer:
+    keys: Float[Tensor, "R K S D"]
+    values: Float[Tensor, "R K S D"]
+    positions: Int[Tensor, " R"]
+    visible: Bool[Tensor, "R 1 1 S"]
 
     def read(
         self,
-        layer: int,
         query: Float[Tensor, "R H 1 D"],
         key: Float[Tensor, "R K 1 D"],
         value: Float[Tensor, "R K 1 D"],
         scale: float,
     ) -> Float[Tensor, "R 1 H D"]:
-        keys, values = self._memory[layer]
-        keys[self._slots, :, self._positions] = key.squeeze(2)
-        values[self._slots, :, self._positions] = value.squeeze(2)
+        slots = torch.arange(len(self.positions), device=self.positions.device)
+        self.keys[slots, :, self.positions] = key.squeeze(2)
+        self.values[slots, :, self.positions] = value.squeeze(2)
         # The H / K query heads of a key-value head stand in for positions: each key is then read once
         # for all of them, by any attention kernel and with no repeated copy.
         rows, heads, _, width = query.shape
         output = scaled_dot_product_attention(
-            query.reshape(rows, key.shape[1], -1, width),
-            keys[:, :, : self._span],
-            values[:, :, : self._span],
-            attn_mask=self._visible,
-            scale=scale,
+            query.reshape(rows, key.shape[1], -1, width), self.keys, self.values, attn_mask=self.visible, scale=scale
         )
         return output.reshape(rows, 1, heads, width)
+
+
+def decode_reader(cache: Cache, positions: Int[Tensor, " R"], longest: int) -> DecodeReader:
+    """`positions` are the new tokens' places in their rows, all under `longest`."""
+    span = aligned(longest)
+    visible = torch.arange(span, device=positions.device) <= positions.unsqueeze(1)
+    return DecodeReader(cache.memory[:, :, : len(positions), :, :span], positions, visible[:, None, None])

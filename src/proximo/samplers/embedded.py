@@ -17,7 +17,7 @@ from proximo.models.attention import Reader, hidden_states, uses_our_attention
 from proximo.models.logprobs import project
 from proximo.models.routing import needed_routers, recording
 from proximo.samplers import Sampler, SamplingOptions
-from proximo.samplers.cache import Cache, DecodeReader, PrefillReader
+from proximo.samplers.cache import Cache, PrefillReader, decode_reader
 from proximo.samplers.drafts import Draft, Pen, drafts_of, end_tokens, evaluating
 from proximo.samplers.plain import PlainSampler
 from proximo.shapes import Float, Int
@@ -141,7 +141,7 @@ class _Decoding:
         assert self._cache is not None
         newest = [[draft.tokens[-1], draft.length - 1] for draft in self._live]
         tokens, positions = torch.tensor(newest, device=self._head.device).unbind(dim=1)
-        reader = DecodeReader(self._cache, positions, longest=max(draft.length for draft in self._live))
+        reader = decode_reader(self._cache, positions, longest=max(draft.length for draft in self._live))
         states, routes = self._pass(tokens.unsqueeze(1), positions.unsqueeze(1), reader)
         if routes is not None:
             for draft, route in zip(self._live, routes[:, 0], strict=True):
