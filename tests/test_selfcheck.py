@@ -150,7 +150,7 @@ def test_attention_that_sees_padding_and_the_future_is_found(model, monkeypatch)
 
 def test_attention_without_a_gradient_is_found(model, monkeypatch):
     read = PackedReader.read
-    detached = lambda self, layer, query, key, value, scale: read(self, layer, query, key, value.detach(), scale)  # noqa: E731
+    detached = lambda self, query, key, value, scale: read(self, query, key, value.detach(), scale)  # noqa: E731
     monkeypatch.setattr(PackedReader, "read", detached)
     assert faults(packed_is_padded(model, to_batch(random_groups(model)), 1.0)) == ["packed = padded, gradient"]
 
