@@ -32,6 +32,8 @@ class RandomRewards:
 
     of: Task
 
+    while_sampling = False  # a coin is tossed by its place among all that are graded together
+
     def size(self, split: Literal["train", "held_out"]) -> int | None:
         return self.of.size(split)
 

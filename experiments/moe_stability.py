@@ -78,6 +78,8 @@ class Careless:
     of: Task
     share: float = 0.7
 
+    while_sampling = True
+
     def size(self, split: Split) -> int | None:
         return self.of.size(split)
 

@@ -40,6 +40,8 @@ class Careless:
     share: float
     """Of examples done without carrying."""
 
+    while_sampling = True
+
     def size(self, split: Literal["train", "held_out"]) -> int | None:
         return self.of.size(split)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from math_verify.errors import TimeoutException
 
 from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction, Reward, RewardFailed
 from proximo.types import Completion, Problem
@@ -124,6 +125,15 @@ def test_math_verify_works_off_the_main_thread():
     thread.start()
     thread.join()
     assert scores == [1.0, 0.0]
+
+
+def test_math_verify_out_of_time_is_unscored_and_does_not_end_the_run(monkeypatch):
+    def endless(*_, **options):
+        assert options["parsing_timeout"] == 5
+        raise TimeoutException("Timeout during parsing")
+
+    monkeypatch.setattr("math_verify.parse", endless)
+    assert math.isnan(score(MathVerify(), "1/2", "$9^{9^{9}}$"))
 
 
 @pytest.mark.parametrize("answer", ["1/2", "3x+5", "so $7$", "text\n#### 12", 7])

@@ -25,6 +25,8 @@ from tests.batches import NAMED
 class RightHalf:
     """The prompt says which half is right, so a constant answer is only half the solution."""
 
+    while_sampling = True
+
     def size(self, split):
         return None
 

@@ -27,6 +27,10 @@ class PythonFunction:
 
     path: str
     """package.module:function, or path/to/file.py:function."""
+    while_sampling: bool = False
+    """Call it for each group as soon as it is sampled, on another thread, while decoding goes on: for functions that
+    are slow. Otherwise once, with everything, on the main thread, which those need that set themselves a time limit
+    by a signal, as math-verify does, and those that answer many completions at once."""
 
     needs_answer = False
 

@@ -19,6 +19,8 @@ class MathVerify:
     """For parsing and for comparing, each. Kept on the main thread only, where Python can be interrupted."""
 
     needs_answer = True
+    # Elsewhere than on the main thread nothing would end an expression that sympy never finishes.
+    while_sampling = False
 
     def __post_init__(self) -> None:
         if self.seconds < 1:
@@ -34,6 +36,7 @@ class MathVerify:
     def _score(self, answer: object, text: str) -> float:
         # Imported late: it brings sympy along, which other rewards need not wait for.
         from math_verify import parse, verify
+        from math_verify.errors import TimeoutException
 
         if answer is None:
             return math.nan
@@ -45,7 +48,9 @@ class MathVerify:
                 return math.nan
             said = parse(text, parsing_timeout=limit, raise_on_error=True)
             return float(verify(wanted, said, timeout_seconds=limit, raise_on_error=True))
-        except Exception:  # sympy fails on strange input in every possible way, and none of them is a verdict
+        # Sympy fails on strange input in every possible way, and none of them is a verdict. Neither is the time
+        # that ran out, which is no Exception.
+        except (Exception, TimeoutException):
             return math.nan
 
 

@@ -20,6 +20,7 @@ class ExactMatch:
     """Compare the last number in the completion with the last number in the answer: 1,000 and 1000.0 are equal."""
 
     needs_answer = True
+    while_sampling = True
 
     def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float]:
         return [self._score(p.answer, c.text) for p, c in zip(problems, completions, strict=True)]
@@ -45,6 +46,7 @@ class FormatReward:
     """Python's syntax; (?s) at its start lets a dot match line breaks."""
 
     needs_answer = False
+    while_sampling = True
 
     def __post_init__(self) -> None:
         try:

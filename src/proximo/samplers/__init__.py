@@ -1,12 +1,12 @@
 """What a sampler is asked and what it promises; the engines live in the files beside this one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from proximo.types import Completion, Request
 
-__all__ = ["Sampler", "SamplingOptions"]
+__all__ = ["Sampler", "SamplingOptions", "gathered"]
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,26 @@ class SamplingOptions:
 class Sampler(Protocol):
     """Anything that completes prompts."""
 
-    def sample(
+    def stream(
         self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
-    ) -> list[tuple[Completion, ...]]:
-        """The completions of each request, in order.
+    ) -> Iterator[tuple[int, tuple[Completion, ...]]]:
+        """The number of each request and its completions, as soon as all of them have ended: in any order, but in
+        the same one for equal calls. Between two of them the model and torch's modes are as the caller left them.
 
         The random number behind a token depends on (seed, step, request.key, sample, position) and on nothing
         else, so two requests of a call that share a key share their draws. `version` is passed through, except by a
         sampler with weights of its own, which knows better.
         """
         ...
+
+    def sample(
+        self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
+    ) -> list[tuple[Completion, ...]]:
+        """The completions of each request, in order: the whole stream, `gathered`."""
+        ...
+
+
+def gathered(stream: Iterable[tuple[int, tuple[Completion, ...]]], count: int) -> list[tuple[Completion, ...]]:
+    """What a stream gave for `count` requests, in their order."""
+    found = dict(stream)
+    return [found[number] for number in range(count)]

@@ -5,7 +5,7 @@ difference is known and of a chosen size, and a run that has it repeats to the l
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.models import frozen_copy
 from proximo.models.routing import needed_routers
-from proximo.samplers import SamplingOptions
+from proximo.samplers import SamplingOptions, gathered
 from proximo.samplers.drawing import signed
 from proximo.samplers.embedded import local_sampler
 from proximo.types import Completion, Request
@@ -90,11 +90,17 @@ class MismatchedSampler:
         self._snapshots.append(_Snapshot(version, [self._rounded(each) for each in self._policy.parameters()]))
         return self.version
 
+    def stream(
+        self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
+    ) -> Iterator[tuple[int, tuple[Completion, ...]]]:
+        """One at a time: streams share the copy, and each loads its own weights into it."""
+        self._load(seed, step)
+        yield from self._sampler.stream(requests, options, seed=seed, step=step, version=self.version)
+
     def sample(
         self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
     ) -> list[tuple[Completion, ...]]:
-        self._load(seed, step)
-        return self._sampler.sample(requests, options, seed=seed, step=step, version=self.version)
+        return gathered(self.stream(requests, options, seed=seed, step=step, version=version), len(requests))
 
     def _rounded(self, weight: Tensor) -> Tensor:
         dtype = self._mismatch.dtype

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.models.attention import uses_our_attention
-from proximo.samplers import SamplingOptions
+from proximo.samplers import SamplingOptions, gathered
 from proximo.samplers.drafts import Draft, Pen, drafts_of, end_tokens, evaluating
 from proximo.types import Completion, Request
 
@@ -41,15 +41,23 @@ class PlainSampler:
         self._tokenizer = tokenizer
         self._slots = slots
 
+    def stream(
+        self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
+    ) -> Iterator[tuple[int, tuple[Completion, ...]]]:
+        drafts = drafts_of(requests)
+        pen = Pen(self._tokenizer, end_tokens(self._model, self._tokenizer), options, seed, step)
+        waiting = dict(enumerate(drafts))
+        for batch in self._batches([draft for siblings in drafts for draft in siblings]):
+            with evaluating(self._model):
+                self._complete(batch, pen)
+            ended = [number for number, siblings in waiting.items() if all(draft.finish for draft in siblings)]
+            for number in ended:
+                yield number, tuple(pen.completion(draft, version) for draft in waiting.pop(number))
+
     def sample(
         self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
     ) -> list[tuple[Completion, ...]]:
-        drafts = drafts_of(requests)
-        pen = Pen(self._tokenizer, end_tokens(self._model, self._tokenizer), options, seed, step)
-        with evaluating(self._model):
-            for batch in self._batches([draft for siblings in drafts for draft in siblings]):
-                self._complete(batch, pen)
-        return [tuple(pen.completion(draft, version) for draft in siblings) for siblings in drafts]
+        return gathered(self.stream(requests, options, seed=seed, step=step, version=version), len(requests))
 
     def _batches(self, drafts: list[Draft]) -> Iterator[list[Draft]]:
         def width(draft: Draft) -> int:

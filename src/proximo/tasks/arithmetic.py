@@ -29,6 +29,8 @@ class Arithmetic:
     chat: bool = False
     """Ask in a conversation, for models with a chat template; the last number of the reply counts."""
 
+    while_sampling = True
+
     def __post_init__(self) -> None:
         unknown = [operation for operation in self.operations if operation not in _KNOWN]
         if unknown or not self.operations or len(set(self.operations)) < len(self.operations):

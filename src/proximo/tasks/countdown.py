@@ -25,6 +25,8 @@ class Countdown:
     held_out: int = 200
     """Problems kept for evaluation and never trained on, in no order of their numbers."""
 
+    while_sampling = True
+
     def __post_init__(self) -> None:
         if self.numbers < 2:
             raise ValueError(f"task.numbers is {self.numbers}: give at least 2")

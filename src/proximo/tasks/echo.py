@@ -21,6 +21,8 @@ class Echo:
     held_out: int = 50
     """Problems kept for evaluation and never trained on."""
 
+    while_sampling = True
+
     def __post_init__(self) -> None:
         if self.length < 1:
             raise ValueError(f"task.length is {self.length}: give at least 1")

@@ -35,6 +35,10 @@ class File:
     def __post_init__(self) -> None:
         check_share(self.held_out, "task.held_out")
 
+    @property
+    def while_sampling(self) -> bool:
+        return self.reward is None or self.reward.while_sampling
+
     def size(self, split: Split) -> int:
         return len(self._splits[split])
 

@@ -34,6 +34,8 @@ class Gym:
     held_out: int = 100
     """Problems kept for evaluation and never trained on."""
 
+    while_sampling = True
+
     def __post_init__(self) -> None:
         if self.held_out < 1:
             raise ValueError(f"task.held_out is {self.held_out}: give at least 1")

@@ -15,6 +15,12 @@ class Task(Protocol):
     Example: Arithmetic().problem(7, "train", seed=0) -> Problem("arithmetic-37+48", prompt="37+48=", answer="85")
     """
 
+    @property
+    def while_sampling(self) -> bool:
+        """Whether a group may be graded as soon as it is sampled, by itself and on another thread, while others are
+        still being sampled. False: all groups at once, on the caller's thread, when sampling has ended."""
+        ...
+
     def size(self, split: Split) -> int | None:
         """How many problems there are; None is endless."""
         ...

@@ -27,6 +27,8 @@ class Sorting:
     held_out: int = 200
     """Problems kept for evaluation; no ordering of their letters is ever trained on."""
 
+    while_sampling = True
+
     def __post_init__(self) -> None:
         if any(letter.isspace() for letter in self.alphabet) or len(set(self.alphabet)) < len(self.alphabet):
             raise ValueError(f"task.alphabet is {self.alphabet!r}: give visible characters, each once")

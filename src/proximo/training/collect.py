@@ -5,7 +5,7 @@ the run. Groups kept beyond what the step needs are carried over to the next one
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -15,7 +15,8 @@ from proximo.models import prompt_tokens
 from proximo.samplers import Sampler, SamplingOptions
 from proximo.tasks import Task
 from proximo.training.config import TrainingOptions
-from proximo.types import Group, Problem, Request, Rollout
+from proximo.training.grading import graded
+from proximo.types import Group, Problem, Request
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Collected:
     rounds: int
     sampled_tokens: int
     """In this step, dropped and carried groups included."""
+    grading_seconds: float = field(default=0.0, compare=False)
+    """Waited for grades when a round had been sampled; a grader that keeps up with the sampler takes none."""
 
     def outcomes(self) -> list[float]:
         """Of everything that was sampled, dropped groups included; NaN where a grader failed."""
@@ -74,7 +77,7 @@ class Collector:
     def collect(self, frontier: Frontier, *, step: int, version: int) -> Collected:
         """Fill a step with groups to train on."""
         kept, dropped = list(frontier.carried), []
-        next_problem, tokens, rounds = frontier.next_problem, 0, 0
+        next_problem, tokens, rounds, seconds = frontier.next_problem, 0, 0, 0.0
         again: list[tuple[int, Problem]] = []
         while len(kept) < self.training.groups and self._may_sample(rounds, tokens):
             wanted = self._draws(len(kept), len(dropped))
@@ -82,8 +85,8 @@ class Collector:
             fresh = wanted - len(drawn)
             drawn += [(index, self._problem(index)) for index in range(next_problem, next_problem + fresh)]
             next_problem += fresh
-            groups = self._sample(drawn, step=step, version=version, round_number=rounds)
-            rounds += 1
+            groups, waited = self._sample(drawn, step=step, version=version, round_number=rounds)
+            rounds, seconds = rounds + 1, seconds + waited
             tokens += sum(num_tokens(group) for group in groups)
             again = []
             for (index, problem), group in zip(drawn, groups, strict=True):
@@ -100,6 +103,7 @@ class Collector:
             frontier=Frontier(next_problem, tuple(kept[full:])),
             rounds=rounds,
             sampled_tokens=tokens,
+            grading_seconds=seconds,
         )
 
     def _may_sample(self, rounds: int, tokens: int) -> bool:
@@ -120,7 +124,8 @@ class Collector:
 
     def _sample(
         self, drawn: Sequence[tuple[int, Problem]], *, step: int, version: int, round_number: int
-    ) -> list[Group]:
+    ) -> tuple[list[Group], float]:
+        """A group for each problem, and how long its grades were waited for."""
         prompts = [prompt_tokens(self.tokenizer, problem.prompt) for _, problem in drawn]
         requests = [
             Request(key=index, prompt_tokens=tokens, num_samples=self.training.group_size)
@@ -128,11 +133,10 @@ class Collector:
         ]
         # A prompt that is sampled again in a later round of the same step must not draw the same numbers.
         seed = self.seed + 1_000_003 * round_number
-        answers = self.sampler.sample(requests, self.sampling, seed=seed, step=step, version=version)
-        completions = [completion for siblings in answers for completion in siblings]
-        problems = [problem for (_, problem), siblings in zip(drawn, answers, strict=True) for _ in siblings]
-        grades = iter(self.task.grade(problems, completions))
-        return [
-            Group(problem, tokens, tuple(Rollout(completion, next(grades)) for completion in siblings))
-            for (_, problem), tokens, siblings in zip(drawn, prompts, answers, strict=True)
+        stream = self.sampler.stream(requests, self.sampling, seed=seed, step=step, version=version)
+        found = graded(self.task, [problem for _, problem in drawn], stream)
+        groups = [
+            Group(problem, tokens, rollouts)
+            for (_, problem), tokens, rollouts in zip(drawn, prompts, found.rollouts, strict=True)
         ]
+        return groups, found.seconds

@@ -11,7 +11,8 @@ from proximo.models import prompt_tokens
 from proximo.samplers import Sampler, SamplingOptions
 from proximo.tasks import Task
 from proximo.training.config import EvaluationOptions
-from proximo.types import Completion, Grade, Problem, Request
+from proximo.training.grading import graded
+from proximo.types import Completion, Grade, Problem, Request, Rollout
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,9 @@ def evaluate(
     number = options.problems if size is None else min(options.problems, size)
     problems = [task.problem(index, "held_out", seed) for index in range(number)]
     greedy = _answers(task, sampler, tokenizer, replace(sampling, temperature=0.0), problems, 1, seed)
-    answered = [Answered(problem, completions[0], grades[0]) for problem, completions, grades in greedy]
+    answered = [
+        Answered(problem, said.completion, said.grade) for problem, (said,) in zip(problems, greedy, strict=True)
+    ]
     scored = [answer.outcome for answer in answered if not math.isnan(answer.outcome)]
     right = sum(outcome >= 1 for outcome in scored)
     low, high = wilson(right, len(scored))
@@ -94,7 +97,8 @@ def evaluate(
     )
     if options.samples:
         drawn = _answers(task, sampler, tokenizer, sampling, problems, options.samples, seed)
-        known = [[grade.outcome >= 1 for grade in grades if not math.isnan(grade.outcome)] for _, _, grades in drawn]
+        outcomes = [[rollout.grade.outcome for rollout in siblings] for siblings in drawn]
+        known = [[outcome >= 1 for outcome in siblings if not math.isnan(outcome)] for siblings in outcomes]
         shares = [share for share in known if share] or [[False]]
         means = [sum(share) / len(share) for share in shares]
         spread = statistics.stdev(means) if len(means) > 1 else 0.0
@@ -120,23 +124,14 @@ def _answers(
     problems: list[Problem],
     num_samples: int,
     seed: int,
-) -> list[tuple[Problem, tuple[Completion, ...], list[Grade]]]:
+) -> list[tuple[Rollout, ...]]:
+    """What was said to each problem, graded."""
     requests = [
         Request(key=index, prompt_tokens=prompt_tokens(tokenizer, problem.prompt), num_samples=num_samples)
         for index, problem in enumerate(problems)
     ]
     # Step −1 belongs to no training step, so evaluation shares no random number with it.
-    answers = sampler.sample(requests, sampling, seed=seed, step=-1)
-    grades = iter(
-        task.grade(
-            [problem for problem in problems for _ in range(num_samples)],
-            [completion for completions in answers for completion in completions],
-        )
-    )
-    return [
-        (problem, completions, [next(grades) for _ in completions])
-        for problem, completions in zip(problems, answers, strict=True)
-    ]
+    return graded(task, problems, sampler.stream(requests, sampling, seed=seed, step=-1)).rollouts
 
 
 def known_mean(values: Iterable[float]) -> float:
