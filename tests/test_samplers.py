@@ -82,10 +82,12 @@ def num_differing(ours, theirs):
     return sum(left != right for left, right in zip(rows(ours), rows(theirs), strict=True))
 
 
+@pytest.mark.parametrize("shared_prefix", [None, True])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_logprobs_are_the_learners(temperature):
+def test_logprobs_are_the_learners(temperature, shared_prefix):
     options = replace(OPTIONS, temperature=temperature)
-    completions = EmbeddedSampler(sharp_model(), TOKENIZER).sample(REQUESTS, options, seed=0, step=0)
+    sampler = EmbeddedSampler(sharp_model(), TOKENIZER, shared_prefix=shared_prefix)
+    completions = sampler.sample(REQUESTS, options, seed=0, step=0)
     assert_scored_alike(plain_model(), REQUESTS, completions, temperature)
 
     lengths = torch.tensor([len(tokens) for tokens in rows(completions)])
@@ -129,11 +131,13 @@ def test_a_request_alone_draws_what_it_draws_among_others():
     assert_scored_alike(plain_model(), REQUESTS, alone)
 
 
+@pytest.mark.parametrize("shared_prefix", [None, True])
 @pytest.mark.parametrize("slots", [1, 3, 8])
-def test_waiting_rows_take_the_slots_of_finished_ones(slots):
+def test_waiting_rows_take_the_slots_of_finished_ones(slots, shared_prefix):
     ends = list(range(1, 12))
     enough = EmbeddedSampler(sharp_model(ends), TOKENIZER).sample(REQUESTS, OPTIONS, seed=0, step=0)
-    scarce = EmbeddedSampler(sharp_model(ends), TOKENIZER, slots=slots).sample(REQUESTS, OPTIONS, seed=0, step=0)
+    sampler = EmbeddedSampler(sharp_model(ends), TOKENIZER, slots=slots, shared_prefix=shared_prefix)
+    scarce = sampler.sample(REQUESTS, OPTIONS, seed=0, step=0)
     assert len({len(tokens) for tokens in rows(scarce)}) > 5  # rows leave at different times
     assert num_differing(enough, scarce) <= 1
     assert_scored_alike(plain_model(), REQUESTS, scarce)
@@ -152,7 +156,7 @@ def test_prompts_are_read_once_and_only_live_rows_are_computed():
 
 
 def test_large_prefills_are_split(monkeypatch):
-    monkeypatch.setattr("proximo.samplers.embedded.PREFILL_TOKENS", 10)
+    monkeypatch.setattr("proximo.samplers.prefill.PREFILL_TOKENS", 10)
     model = sharp_model()
     shapes = record_shapes(model)
     completions = EmbeddedSampler(model, TOKENIZER).sample(REQUESTS, OPTIONS, seed=0, step=0)

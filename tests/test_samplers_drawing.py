@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from proximo.samplers import SamplingOptions
-from proximo.samplers.drawing import draw, sampling_logprobs, uniforms
+from proximo.samplers.drawing import draw, row_states, sampling_logprobs, uniforms, uniforms_at
 
 LAST = 1 - 2**-53
 """The largest uniform number there is."""
@@ -21,6 +21,14 @@ def grid(seeds=1, steps=1, keys=1, samples=1, positions=1):
 
 def logits_of(*probabilities):
     return torch.tensor([probabilities]).log()
+
+
+def one_level(logits, numbers, temperature):
+    """The whole cumulative distribution in float64: the token, and how near the number is to a change of token."""
+    heights = (logits.double() / temperature).softmax(-1).cumsum(-1)
+    target = numbers.unsqueeze(1) * heights[:, -1:]
+    tokens = torch.searchsorted(heights, target, right=True).squeeze(1)
+    return tokens, (heights - target).abs().min(-1).values
 
 
 def splitmix64(word):
@@ -74,6 +82,77 @@ def test_a_row_draws_the_same_in_any_company():
     together = uniforms(5, 6, keys, samples, positions)
     alone = [uniforms(5, 6, keys[i : i + 1], samples[i : i + 1], positions[i : i + 1]).item() for i in range(3)]
     assert together.tolist() == alone
+
+
+def test_seed_and_step_may_be_tensors_and_a_rows_part_may_be_kept():
+    keys, samples, positions = torch.tensor([[4, -9, 2**62], [0, 3, 1], [7, 7, 2]])
+    for seed, step in [(0, 0), (5, 6), (-7, 2**62), (2**63 - 1, 1)]:
+        numbers = uniforms(seed, step, keys, samples, positions)
+        both = torch.tensor(seed), torch.tensor(step)
+        for first, second in [both, (seed, both[1]), (both[0], step)]:
+            assert torch.equal(uniforms(first, second, keys, samples, positions), numbers)
+        kept = row_states(*both, keys, samples)
+        assert torch.equal(uniforms_at(kept, positions), numbers)
+
+
+def test_nothing_in_a_draw_depends_on_values():
+    # Tensors without values raise wherever a shape or a branch would ask for one: what a recorded graph needs.
+    words = torch.zeros(3, 4, dtype=torch.int64, device="meta").unbind()
+    number = torch.zeros((), dtype=torch.int64, device="meta")
+    numbers = uniforms(number, number, *words)
+    for vocabulary, options in product((100, 300, 384), (SamplingOptions(), SamplingOptions(0.7, 0.9, 5, 0.1))):
+        tokens, logprobs = draw(torch.zeros(4, vocabulary, device="meta"), numbers, options)
+        assert tokens.shape == logprobs.shape == (4,)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 127, 128, 129, 256, 300, 1000, 5000])
+@pytest.mark.parametrize(("scale", "temperature"), [(0.0, 1.0), (1.0, 1.0), (4.0, 0.7), (1e4, 1.0)])
+def test_blocks_draw_what_the_whole_cumulative_distribution_does(vocabulary, scale, temperature):
+    random = torch.Generator().manual_seed(vocabulary)
+    logits = torch.randn(400, vocabulary, generator=random).float() * scale
+    # A third of the tokens, and in half of the rows whole blocks, have no probability.
+    logits[torch.rand(logits.shape, generator=random) < 1 / 3] = -torch.inf
+    logits[:200, vocabulary // 4 : vocabulary // 2] = -torch.inf
+    logits[:, vocabulary // 2] = 0.0
+    numbers = torch.rand(400, generator=random)
+    numbers[:2] = torch.tensor([0.0, LAST])
+    tokens, logprobs = draw(logits, numbers, SamplingOptions(temperature=temperature))
+    expected, room = one_level(logits, numbers, temperature)
+    certain = room > 2e-6
+    assert certain.sum() >= 380
+    assert torch.equal(tokens[certain], expected[certain])
+    scores = (logits / temperature).log_softmax(-1)
+    torch.testing.assert_close(logprobs, scores.gather(1, tokens[:, None])[:, 0])
+    assert logprobs.isfinite().all()
+
+
+@pytest.mark.parametrize("vocabulary", [100, 1000, 1024])
+def test_the_ends_of_the_distribution_are_met(vocabulary):
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(60, vocabulary, generator=random)
+    logits[:, :10] = -torch.inf
+    logits[:, -30:] = -torch.inf
+    for number, token in [(0.0, 10), (LAST, vocabulary - 31)]:
+        tokens, _ = draw(logits, torch.full((60,), number), SamplingOptions())
+        assert tokens.tolist() == [token] * 60
+
+
+def test_rare_tokens_keep_their_share():
+    # Float32 sums would lose both: one in a block with a likely token, one in a block of its own.
+    logits = torch.full((5, 1000), -torch.inf)
+    logits[:, [0, 1, 700]] = torch.tensor([1.0, 1e-12, 2e-12]).log()
+    numbers = 1 - torch.tensor([3.1e-12, 2.9e-12, 2.1e-12, 1.9e-12, 1e-13])
+    assert draw(logits, numbers, SamplingOptions())[0].tolist() == [0, 1, 1, 700, 700]
+
+
+@pytest.mark.parametrize("vocabulary", [5, 300])
+def test_logits_that_are_no_numbers_show_in_the_logprob(vocabulary):
+    for wrong in (math.nan, math.inf):
+        logits = torch.zeros(2, vocabulary)
+        logits[1, 3] = wrong
+        tokens, logprobs = draw(logits, torch.tensor([0.5, 0.5]), SamplingOptions())
+        assert logprobs.isnan().tolist() == [False, True]
+        assert 0 <= tokens.min() <= tokens.max() < vocabulary
 
 
 def test_draw_inverts_the_cumulative_distribution():

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import PreTrainedModel
 
+from proximo.samplers.table import Table
 from proximo.shapes import Bool, Float, Int
 
 ALIGNMENT = 16
@@ -19,6 +21,38 @@ ALIGNMENT = 16
 
 def aligned(length: int) -> int:
     return -(-length // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class KeyShape:
+    """Of a model's keys and values."""
+
+    layers: int
+    heads: int
+    width: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.layers * 2 * self.heads * self.width * self.dtype.itemsize
+
+    def zeros(self, rows: int, tokens: int) -> Float[Tensor, "N 2 R K S D"]:
+        """Not empty memory: attention multiplies what lies behind a row's end by 0, so it must not be NaN."""
+        shape = (self.layers, 2, rows, self.heads, aligned(tokens), self.width)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def side(self, rows: int, tokens: int) -> Float[Tensor, "R K S D"]:
+        """One layer's keys or values."""
+        shape = (rows, self.heads, aligned(tokens), self.width)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+
+def key_shape(model: PreTrainedModel) -> KeyShape:
+    config, weight = model.config, model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return KeyShape(config.num_hidden_layers, config.num_key_value_heads, width, weight.dtype, weight.device)
 
 
 class PrefillReader:
@@ -51,24 +85,43 @@ class PrefillReader:
         return output.transpose(1, 2)
 
 
-class Cache:
-    """All layers' keys and values in one tensor, so that moving a row is one operation."""
+class SlotCache:
+    """Prompt and own tokens of each row side by side, all layers in one tensor: moving a row is one operation."""
 
-    def __init__(self, prefix: Float[Tensor, "N 2 K S D"], slots: int, length: int) -> None:
-        """Room for `slots` rows of `length` tokens, of the kind that `prefix` is."""
-        layers, two, heads, _, width = prefix.shape
-        # Zeros, since attention multiplies what lies behind a row's end by 0: it must not be NaN.
-        self.memory = prefix.new_zeros(layers, two, slots, heads, aligned(length), width)
+    def __init__(self, shape: KeyShape, prompt_room: int, slots: int, room: int) -> None:
+        self._memory = shape.zeros(slots, prompt_room + room)
+        self._prompt_room, self._live = prompt_room, 0
 
-    def enter(self, prefix: Float[Tensor, "N 2 K S D"], *, first: int, count: int) -> None:
-        """Put a prompt into `count` slots from the first on."""
-        self.memory[:, :, first : first + count, :, : prefix.shape[3]] = prefix.unsqueeze(2)
+    def clear(self) -> None:
+        """No rows."""
+        self._live = 0
 
-    def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy the first `length` tokens of rows to other slots."""
+    def reserve(self, prompt: tuple[int, ...]) -> bool:
+        """Each slot has room for a prompt."""
+        return True
+
+    def enter(self, prompt: tuple[int, ...], prefix: Float[Tensor, "N 2 K T D"], *, count: int) -> None:
+        """Rows of a prompt, behind those that are there."""
+        self._memory[:, :, self._live : self._live + count, :, : len(prompt)] = prefix.unsqueeze(2)
+        self._live += count
+
+    def release(self, gone: Sequence[int], sources: Sequence[int], targets: Sequence[int], own: int, left: int) -> None:
+        """Rows leave; others, of at most `own` own tokens, move into holes; the first `left` slots stay."""
         assert not set(sources) & set(targets)
+        length = self._prompt_room + own
         if sources:
-            self.memory[:, :, targets, :, :length] = self.memory[:, :, sources, :, :length]
+            self._memory[:, :, targets, :, :length] = self._memory[:, :, sources, :, :length]
+        self._live = left
+
+    def settle(self) -> None:
+        """Nothing is written down about rows."""
+
+    def reader(self, rows: int, table: Table, longest: int) -> "DecodeReader":
+        """`longest` is the length of the longest row, its new token included."""
+        positions = table.prompts[:rows] + table.counts[:rows] - 1
+        span = aligned(longest)
+        visible = torch.arange(span, device=positions.device) <= positions.unsqueeze(1)
+        return DecodeReader(self._memory[:, :, :rows, :, :span], positions, visible[:, None, None])
 
 
 @dataclass(frozen=True)
@@ -109,10 +162,3 @@ class DecodeLayer:
             query.reshape(rows, key.shape[1], -1, width), self.keys, self.values, attn_mask=self.visible, scale=scale
         )
         return output.reshape(rows, 1, heads, width)
-
-
-def decode_reader(cache: Cache, positions: Int[Tensor, " R"], longest: int) -> DecodeReader:
-    """`positions` are the new tokens' places in their rows, all under `longest`."""
-    span = aligned(longest)
-    visible = torch.arange(span, device=positions.device) <= positions.unsqueeze(1)
-    return DecodeReader(cache.memory[:, :, : len(positions), :, :span], positions, visible[:, None, None])

@@ -82,6 +82,16 @@ class Pen:
             elif len(draft.tokens) == self.options.max_tokens:
                 draft.finish = "length"
 
+    def take(self, draft: Draft, tokens: list[int], logprobs: list[float]) -> None:
+        """What a row has said so far, drawn elsewhere; what follows its end is not its."""
+        for count in range(len(draft.tokens) + 1, len(tokens) + 1) if self.options.stop else (len(tokens),):
+            draft.tokens, draft.logprobs = tokens[:count], logprobs[:count]
+            if tokens[count - 1] in self.end_tokens or self._stopped(draft.tokens):
+                draft.finish = "stop"
+                return
+        if len(tokens) == self.options.max_tokens:
+            draft.finish = "length"
+
     def completion(self, draft: Draft, version: int) -> Completion:
         assert draft.finish is not None
         text = self._text(draft.tokens)

@@ -5,6 +5,8 @@ A generator's state would tie a token to everything drawn before it. Here each t
 resumed in any way and draw the same.
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,10 @@ SECOND_FACTOR = 0x94D049BB133111EB - 2**64
 
 
 BLOCK = 128
-"""Tokens are drawn in two steps, a block of so many and then one of it: only the blocks' masses are summed up."""
+"""A token is drawn in two steps, a block of so many and then one of it: only the blocks are summed up all along."""
+
+WHOLE = 2.0**61
+"""A distribution in integers sums to about this: exact and the same in any order, with room for rounding."""
 
 
 def uniforms(
@@ -28,15 +33,35 @@ def uniforms(
     samples: Int[Tensor, " R"],
     positions: Int[Tensor, " R"],
 ) -> Float[Tensor, " R"]:
-    """One float64 number in [0, 1) for each row, a function of its counter alone.
+    """One float64 number in [0, 1) for each row, a function of its counter alone."""
+    return uniforms_at(row_states(seed, step, keys, samples), positions)
+
+
+def row_states(
+    seed: int | Int[Tensor, ""], step: int | Int[Tensor, ""], keys: Int[Tensor, " R"], samples: Int[Tensor, " R"]
+) -> Int[Tensor, " R"]:
+    """What is the same for all tokens of a row: an engine that keeps it mixes one word a token, not five.
 
     Seed and step may be tensors on the device, which a recorded graph reads anew each time it is replayed.
     """
-    state = torch.zeros_like(keys)
-    for word in (seed, step, keys, samples, positions):
-        # Mixing between the words makes their order count: (1, 2) and (2, 1) are different counters.
-        state = _mixed(state + (signed(word) if isinstance(word, int) else word))
-    return _shifted(state, 11).double() * 2.0**-53
+    if isinstance(seed, int) and isinstance(step, int):
+        state = _root(signed(seed), signed(step))
+    else:
+        state = torch.zeros((), dtype=torch.int64, device=keys.device)
+        for word in (seed, step):
+            state = _mixed(state + (signed(word) if isinstance(word, int) else word))
+    # Mixing between the words makes their order count: (1, 2) and (2, 1) are different counters.
+    return _mixed(_mixed(keys + state) + samples)
+
+
+def uniforms_at(states: Int[Tensor, " R"], positions: Int[Tensor, " R"]) -> Float[Tensor, " R"]:
+    """The rows' numbers at these positions."""
+    return _shifted(_mixed(states + positions), 11).double() * 2.0**-53
+
+
+@lru_cache(maxsize=64)
+def _root(seed: int, step: int) -> int:
+    return int(_mixed(_mixed(torch.tensor(seed)) + step))
 
 
 def draw(
@@ -45,33 +70,35 @@ def draw(
     """A token for each row, and its log-prob under the distribution it was really drawn from.
 
     With temperature 0 that distribution is a point mass, so the log-prob is 0. Nothing here waits for the device or
-    has a shape that depends on values, so it can be recorded in a CUDA graph.
+    has a shape that depends on values: it can be recorded in a CUDA graph.
     """
     if options.greedy:
         highest, tokens = logits.float().max(dim=-1)
         return tokens, highest - highest  # 0, but NaN where the logits are
-    scores = sampling_logprobs(logits, options) if options.truncates else logits.float() / options.temperature
+    scores = sampling_logprobs(logits, options) if options.truncates else _tempered(logits, options.temperature)
     highest = scores.amax(dim=-1, keepdim=True)
     masses = _block_masses((scores - highest).exp_())
-    total = masses.sum(dim=-1, keepdim=True)
-    block, below, mass = _inverted(masses, uniforms.unsqueeze(1) * total)
-    # Of the chosen block's mass, the share that lies below the target.
-    share = (uniforms.unsqueeze(1) * total - below) / mass
-    places = block * BLOCK + torch.arange(BLOCK, device=logits.device)
-    inside = (scores.gather(1, places.clamp(max=logits.shape[1] - 1)) - highest).exp_().double()
-    inside = inside.masked_fill(places >= logits.shape[1], 0.0)
-    place, _, _ = _inverted(inside, share * inside.sum(dim=-1, keepdim=True))
-    tokens = block * BLOCK + place
-    logprobs = (scores.gather(1, tokens) - highest).double() - total.log()
+    number = uniforms.unsqueeze(1)
+    if logits.shape[1] <= BLOCK:
+        tokens, _ = _inverted(masses, number)
+    else:
+        block, number = _inverted(masses, number)
+        places = block * BLOCK + torch.arange(BLOCK, device=logits.device)
+        inside = (scores.gather(1, places.clamp(max=logits.shape[1] - 1)) - highest).exp_().double()
+        place, _ = _inverted(inside.masked_fill(places >= logits.shape[1], 0.0), number)
+        tokens = block * BLOCK + place
+    logprobs = (scores.gather(1, tokens) - highest).double() - masses.sum(dim=-1, keepdim=True).log()
     return tokens.squeeze(1), logprobs.squeeze(1).float()
 
 
 def _block_masses(weights: Float[Tensor, "R V"]) -> Float[Tensor, "R N"]:
-    """The sum of each block, the last of which may be shorter.
+    """The sum of each block of a large vocabulary, the last of which may be shorter; each token's of a small one.
 
     In float32 inside a block, whose rounding is that of the weights themselves; in float64 from there on, since in
     a float32 sum over all of them rare tokens would vanish.
     """
+    if weights.shape[1] <= BLOCK:
+        return weights.double()
     whole = weights.shape[1] // BLOCK * BLOCK
     masses = weights[:, :whole].unflatten(1, (-1, BLOCK)).sum(dim=-1)
     if whole < weights.shape[1]:
@@ -80,25 +107,26 @@ def _block_masses(weights: Float[Tensor, "R V"]) -> Float[Tensor, "R N"]:
 
 
 def _inverted(
-    widths: Float[Tensor, "R N"], target: Float[Tensor, "R 1"]
-) -> tuple[Int[Tensor, "R 1"], Float[Tensor, "R 1"], Float[Tensor, "R 1"]]:
-    """The place at which the sum of the widths passes the target, the sum before it and the width there.
+    widths: Float[Tensor, "R N"], number: Float[Tensor, "R 1"]
+) -> tuple[Int[Tensor, "R 1"], Float[Tensor, "R 1"]]:
+    """Lay the widths side by side on [0, 1): the place that holds the number, and how far inside it lies, in [0, 1].
 
-    A place without width is never returned, whatever a parallel sum rounds to, nor one behind the last that has one,
-    whatever the target was rounded to.
+    In integers a sum has no rounding, so a place without width is never met, however a device orders its additions.
     """
-    heights = widths.cumsum(dim=-1)
-    reached = heights.masked_fill(widths == 0, -1.0)
-    top = reached.amax(dim=-1, keepdim=True)
-    target = torch.minimum(target, torch.nextafter(top, torch.zeros_like(top)))
-    # The first of the highest: argmax promises it.
-    place = (reached > target).byte().argmax(dim=-1, keepdim=True)
-    return place, (heights - widths).gather(1, place), widths.gather(1, place)
+    shares = (widths * (WHOLE / widths.sum(dim=-1, keepdim=True))).long()
+    heights = shares.cumsum(dim=-1)
+    total = heights[:, -1:]
+    # The product is rounded to 53 bits and must not reach the total: beyond it there is nothing.
+    target = torch.minimum((number * total).long(), total - 1)
+    # The bound is for sums of NaN alone, which the log-prob will show.
+    place = torch.searchsorted(heights, target, right=True).clamp(max=widths.shape[1] - 1)
+    width = shares.gather(1, place)
+    return place, (target - heights.gather(1, place) + width).double() / width
 
 
 def sampling_logprobs(logits: Float[Tensor, "R V"], options: SamplingOptions) -> Float[Tensor, "R V"]:
     """The distribution tokens are drawn from, in float32; -inf on tokens that truncation leaves out."""
-    logprobs = torch.log_softmax(logits.float() / options.temperature, dim=-1)
+    logprobs = torch.log_softmax(_tempered(logits, options.temperature), dim=-1)
     if not options.truncates:
         return logprobs
     # Each of the three keeps the most likely tokens up to some rank, so the smallest count decides.
@@ -119,7 +147,11 @@ def sampling_logprobs(logits: Float[Tensor, "R V"], options: SamplingOptions) ->
     return torch.log_softmax(logprobs.masked_fill(left_out, -torch.inf), dim=-1)
 
 
-def _mixed(words: Int[Tensor, " R"]) -> Int[Tensor, " R"]:
+def _tempered(logits: Float[Tensor, "R V"], temperature: float) -> Float[Tensor, "R V"]:
+    return logits.float() if temperature == 1 else logits.float() / temperature
+
+
+def _mixed(words: Int[Tensor, "*R"]) -> Int[Tensor, "*R"]:
     """A bijection of 64-bit integers in which every bit of the input moves every bit of the output."""
     words = words + INCREMENT
     words = (words ^ _shifted(words, 30)) * FIRST_FACTOR
@@ -127,7 +159,7 @@ def _mixed(words: Int[Tensor, " R"]) -> Int[Tensor, " R"]:
     return words ^ _shifted(words, 31)
 
 
-def _shifted(words: Int[Tensor, " R"], bits: int) -> Int[Tensor, " R"]:
+def _shifted(words: Int[Tensor, "*R"], bits: int) -> Int[Tensor, "*R"]:
     """Shifted right without the sign: torch's shift of a negative integer fills with ones."""
     return (words >> bits) & (2 ** (64 - bits) - 1)
 

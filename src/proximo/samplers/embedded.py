@@ -1,32 +1,33 @@
 """The embedded engine: the learner's own module decodes, so there are no weights to synchronise.
 
-Each distinct prompt is read once and its keys and values copied to the slots of its samples. All live rows
-are decoded in one batch; a row that ends leaves its slot to one that waits.
+Each distinct prompt is read once. All live rows are decoded in one batch; a row that ends leaves its slot to one that
+waits. On a GPU the steps are replayed as graphs, tokens are drawn and ends are seen there, and the host looks every
+few steps.
 """
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from proximo.models.attention import Reader, hidden_states, uses_our_attention
-from proximo.models.logprobs import project
-from proximo.models.routing import needed_routers, recording
-from proximo.samplers import Sampler, SamplingOptions
-from proximo.samplers.cache import Cache, PrefillReader, decode_reader
+from proximo.models.attention import uses_our_attention
+from proximo.models.compiling import compiles
+from proximo.models.routing import needed_routers
+from proximo.samplers import Sampler, SamplingOptions, gathered
 from proximo.samplers.drafts import Draft, Pen, drafts_of, end_tokens, evaluating
+from proximo.samplers.drawing import draw
+from proximo.samplers.fused import decode_states
+from proximo.samplers.graphs import compiled_draw, compiled_states, size_for
 from proximo.samplers.plain import PlainSampler
-from proximo.shapes import Float, Int
+from proximo.samplers.prefill import Passes, Prefills
+from proximo.samplers.room import Room, Rooms, plan_for
 from proximo.types import Completion, Request
 
-PREFILL_TOKENS = 8192
-"""Prompts are read in batches of about this many tokens, padding included: enough to keep a device busy."""
-
-Prompt = tuple[int, ...]
+LOOK_EVERY = 16
+"""Steps that a GPU does between two looks of the host; rows that ended in between wait so long for others."""
 
 
 def local_sampler(
@@ -55,10 +56,15 @@ class EmbeddedSampler:
         *,
         slots: int = 128,
         record_routes: bool = False,
+        shared_prefix: bool | None = None,
+        graphs: bool = True,
     ) -> None:
-        """`slots` is the most rows decoded at a time; each holds keys and values of the longest prompt + max_tokens.
+        """`slots` is the most rows decoded at a time.
 
         With `record_routes` completions say which experts each token went to, for a learner that replays them.
+        `shared_prefix`: whether a prompt's keys are read once for several of its samples; None: where that is faster,
+        which is on a GPU.
+        `graphs`: whether a GPU replays captured steps.
         """
         if not uses_our_attention(model):
             raise ValueError(f"model is a {type(model).__name__} outside the fast path: sample with PlainSampler")
@@ -70,17 +76,34 @@ class EmbeddedSampler:
         self._model = model
         self._tokenizer = tokenizer
         self._slots = slots
+        # Routes are collected by the host, step by step.
+        self._ends = end_tokens(model, tokenizer)
+        self._rooms = Rooms(model, self._ends, shared_prefix=shared_prefix, graphs=graphs and not record_routes)
 
     def sample(
         self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
     ) -> list[tuple[Completion, ...]]:
+        return gathered(self.stream(requests, options, seed=seed, step=step, version=version), len(requests))
+
+    def stream(
+        self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
+    ) -> Iterator[tuple[int, tuple[Completion, ...]]]:
         drafts = drafts_of(requests)
         self._check_room(requests, options)
-        pen = Pen(self._tokenizer, end_tokens(self._model, self._tokenizer), options, seed, step)
-        with evaluating(self._model):
-            rows = [draft for siblings in drafts for draft in siblings]
-            _Decoding(self._model, pen, rows, self._slots, self._record_routes).run()
-        return [tuple(pen.completion(draft, version) for draft in siblings) for siblings in drafts]
+        pen = Pen(self._tokenizer, self._ends, options, seed, step)
+        unfinished = {id(draft): number for number, siblings in enumerate(drafts) for draft in siblings}
+        left = Counter(unfinished.values())
+        rows = [draft for siblings in drafts for draft in siblings]
+        decoding = _Decoding(self._model, pen, rows, self._rooms, self._slots, self._record_routes)
+        while not decoding.done:
+            # The caller may use the model between two groups, so it must not find it in our mode.
+            with evaluating(self._model):
+                ended = decoding.go_on()
+            for draft in ended:
+                number = unfinished[id(draft)]
+                left[number] -= 1
+                if not left[number]:
+                    yield number, tuple(pen.completion(each, version) for each in drafts[number])
 
     def _check_room(self, requests: Sequence[Request], options: SamplingOptions) -> None:
         room = self._model.config.max_position_embeddings
@@ -92,138 +115,143 @@ class EmbeddedSampler:
                 )
 
 
-@dataclass(frozen=True)
-class _Prefix:
-    """A prompt that has been read."""
-
-    memory: Float[Tensor, "N 2 K S D"]
-    logits: Float[Tensor, " V"]
-    """Of the first token after it."""
-    routes: Int[Tensor, "S L C"] | None
-    """The C experts of each of L layers that its tokens went to, where that is recorded."""
-
-
 class _Decoding:
     """One call: rows wait, live in a slot and leave it."""
 
     def __init__(
-        self, model: PreTrainedModel, pen: Pen, drafts: Sequence[Draft], slots: int, record_routes: bool
+        self,
+        model: PreTrainedModel,
+        pen: Pen,
+        drafts: Sequence[Draft],
+        rooms: Rooms,
+        slots: int,
+        record_routes: bool,
     ) -> None:
-        self._model = model
-        self._record_routes = record_routes
-        self._pen = pen
-        self._slots = min(slots, len(drafts))
-        # The last token drawn is never read back, so it needs no room.
-        self._length = max((len(draft.prompt) for draft in drafts), default=0) + pen.options.max_tokens - 1
+        self._pen, self._record_routes = pen, record_routes
         self._waiting = deque(drafts)
         self._waiting_for = Counter(draft.prompt for draft in drafts)
         self._live: list[Draft] = []
         """The draft in slot i, for the first slots."""
-        self._prefixes: dict[Prompt, _Prefix] = {}
-        """Prompts of which samples still wait."""
-        self._cache: Cache | None = None
-        head = model.get_output_embeddings()
-        assert isinstance(head, torch.nn.Linear)
-        # The models of the fast path have none, and the learner's log-probs know of none.
-        assert head.bias is None
-        self._head = head.weight
+        self._least = 0
+        """What the live rows have drawn at least."""
+        self._longest = 0
+        """Prompt and completion of the longest."""
+        self._rooms, self._slots, self._room_found = rooms, slots, None
+        self._passes = Passes(model, record_routes)
+        self._prefills = Prefills(self._passes)
+        self._states = compiled_states(model) or decode_states(model)
+        self._draw = compiled_draw() if compiles(model.device) else draw
 
-    def run(self) -> None:
-        while self._live or self._waiting:
-            logits = self._admit(self._decode())
-            self._pen.write(self._live, logits)
-            self._release()
+    @property
+    def done(self) -> bool:
+        return not self._live and not self._waiting
 
-    def _decode(self) -> Float[Tensor, "R V"]:
-        """Feed each live row its newest token."""
-        if not self._live:
-            return torch.empty(0, len(self._head), device=self._head.device, dtype=torch.float32)
-        assert self._cache is not None
-        newest = [[draft.tokens[-1], draft.length - 1] for draft in self._live]
-        tokens, positions = torch.tensor(newest, device=self._head.device).unbind(dim=1)
-        reader = decode_reader(self._cache, positions, longest=max(draft.length for draft in self._live))
-        states, routes = self._pass(tokens.unsqueeze(1), positions.unsqueeze(1), reader)
-        if routes is not None:
-            for draft, route in zip(self._live, routes[:, 0], strict=True):
-                draft.routes.append(route)
-        return self._logits(states[:, 0])
+    def go_on(self) -> list[Draft]:
+        """Until drafts have ended: those."""
+        room = self._room()
+        ended: list[Draft] = []
+        while not ended and not self.done:
+            while self._admit(room):
+                ended += self._look(room)  # a first token may be the last
+            if self._live:
+                self._decode(room)
+                ended += self._look(room)
+        return ended
 
-    def _pass(
-        self, tokens: Int[Tensor, "R S"], positions: Int[Tensor, "R S"], reader: Reader
-    ) -> tuple[Float[Tensor, "R S E"], Int[Tensor, "R S L K"] | None]:
-        """Hidden states and, where they are recorded, the experts that each token went to."""
-        if not self._record_routes:
-            return hidden_states(self._model, tokens, positions, reader), None
-        with recording(self._model) as recorder:
-            states = hidden_states(self._model, tokens, positions, reader)
-        return states, recorder.chosen.cpu().unflatten(0, tuple(tokens.shape))
+    def _room(self) -> Room:
+        """Made by the first who goes on, in inference mode like everything that touches it."""
+        if self._room_found is None:
+            plan = plan_for(self._waiting_for, self._pen.options.max_tokens, self._slots)
+            self._room_found = self._rooms.room(plan, self._pen.seed, self._pen.step)
+            self._slots = min(plan.slots, self._room_found.plan.slots)
+        return self._room_found
 
-    def _admit(self, logits: Float[Tensor, "R V"]) -> Float[Tensor, "S V"]:
-        """Fill the free slots; the logits of the rows that entered come last."""
-        free = min(self._slots - len(self._live), len(self._waiting))
-        if free == 0:
-            return logits
-        entering = [self._waiting.popleft() for _ in range(free)]
-        self._prefill({draft.prompt for draft in entering} - self._prefixes.keys())
-        rows = [logits]
+    # Rows that enter
+
+    def _admit(self, room: Room) -> bool:
+        """Fill the free slots and draw the first token of who entered; False where nobody did."""
+        entering: list[Draft] = []
+        while self._waiting and len(self._live) + len(entering) < self._slots:
+            if not room.cache.reserve(self._waiting[0].prompt):
+                break
+            entering.append(self._waiting.popleft())
+        if not entering:
+            return False
+        self._prefills.read({draft.prompt for draft in entering})
+        first, logits = len(self._live), []
         for prompt, neighbours in groupby(entering, key=lambda draft: draft.prompt):
-            prefix, siblings = self._prefixes[prompt], list(neighbours)
-            if self._cache is None:
-                self._cache = Cache(prefix.memory, self._slots, self._length)
-            self._cache.enter(prefix.memory, first=len(self._live), count=len(siblings))
+            prefix, siblings = self._prefills[prompt], list(neighbours)
+            room.cache.enter(prompt, prefix.memory, count=len(siblings))
             for draft in siblings:
                 draft.prompt_routes = prefix.routes
             self._live += siblings
-            rows.append(prefix.logits.expand(len(siblings), -1))
+            logits.append(prefix.logits.expand(len(siblings), -1))
             self._waiting_for[prompt] -= len(siblings)
             if not self._waiting_for[prompt]:
-                del self._prefixes[prompt]
-        return torch.cat(rows)
+                self._prefills.forget(prompt)
+        room.table.enter(entering, first)
+        room.table.advance(first, torch.cat(logits), self._pen.options, room.ends)
+        room.cache.settle()
+        return True
 
-    def _prefill(self, prompts: set[Prompt]) -> None:
-        """Read each prompt once."""
-        for batch in _batches(prompts):
-            lengths = torch.tensor([len(prompt) for prompt in batch])
-            tokens = torch.zeros(len(batch), int(lengths.max()), dtype=torch.int64)
-            for row, prompt in zip(tokens, batch, strict=True):
-                row[: len(prompt)] = torch.tensor(prompt)
-            tokens = tokens.to(self._head.device)
-            positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-            reader = PrefillReader()
-            states, routes = self._pass(tokens, positions, reader)
-            logits = self._logits(states[torch.arange(len(batch)), lengths - 1])
-            memory = reader.memory
-            for row, prompt in enumerate(batch):
-                known = None if routes is None else routes[row, : len(prompt)]
-                self._prefixes[prompt] = _Prefix(memory[:, :, row, :, : len(prompt)], logits[row], known)
+    # Rows that go on
 
-    def _logits(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R V"]:
-        # The learner's own product: the same float32 logits, whatever the model's precision.
-        return project(states, self._head.T)
+    def _decode(self, room: Room) -> None:
+        """Feed each live row its newest token, a few times where nobody needs to look in between."""
+        left = self._pen.options.max_tokens - self._least
+        looks_later = self._passes.on_gpu and not self._record_routes
+        for number in range(min(LOOK_EVERY, left) if looks_later else 1):
+            if room.replays is None:
+                self._step(room, len(self._live), self._longest + number)
+            else:
+                size = size_for(len(self._live), room.plan.slots)
+                room.replays.run((size, self._pen.options), partial(self._step, room, size, 0))
 
-    def _release(self) -> None:
-        """Finished rows leave; the last live rows move into the holes, so that the first slots are all live."""
-        live = [draft.finish is None for draft in self._live]
-        left = sum(live)
-        if left == len(live):
-            return
-        assert self._cache is not None
-        holes = [slot for slot in range(left) if not live[slot]]
-        movers = [slot for slot in range(left, len(live)) if live[slot]]
-        self._cache.move(movers, holes, max((self._live[slot].length for slot in movers), default=0))
+    def _step(self, room: Room, rows: int, longest: int) -> None:
+        table = room.table
+        reader = room.cache.reader(rows, table, longest)
+        # A slot that nobody has taken yet has a row of 0 tokens, whose newest would stand before its first.
+        positions = (table.prompts[:rows] + table.counts[:rows] - 1).clamp(min=0).unsqueeze(1)
+        states, routes = self._passes.run(self._states, table.tokens[:rows].unsqueeze(1), positions, reader)
+        if routes is not None:
+            for draft, route in zip(self._live, routes[:, 0], strict=True):
+                draft.routes.append(route)
+        table.advance(0, self._passes.logits(states[:, 0]), self._pen.options, room.ends, self._draw)
+
+    # Rows that leave
+
+    def _look(self, room: Room) -> list[Draft]:
+        """What has happened on the device; finished rows leave.
+
+        The last live rows move into the holes, so that the first slots are all live.
+        """
+        counts, goes_on, broken = room.table.look(len(self._live))
+        if broken:
+            raise ValueError("the model's logits are NaN: its weights have diverged, go back to a checkpoint")
+        reads = bool(self._pen.options.stop)  # only the host can read
+        due = [slot for slot, on in enumerate(goes_on) if reads or not on]
+        if due:
+            texts = zip(due, *room.table.texts(due, max(counts[slot] for slot in due)), strict=True)
+            for slot, tokens, logprobs in texts:
+                self._pen.take(self._live[slot], tokens[: counts[slot]], logprobs[: counts[slot]])
+        gone = [slot for slot, draft in enumerate(self._live) if draft.finish is not None]
+        ended = [self._live[slot] for slot in gone]
+        if gone:
+            self._release(room, gone, counts)
+        stays = [counts[slot] for slot in range(len(counts)) if slot not in set(gone)]
+        self._least = min(stays, default=0)
+        self._longest = max((len(d.prompt) for d in self._live), default=0) + max(stays, default=0)
+        return ended
+
+    def _release(self, room: Room, gone: list[int], counts: list[int]) -> None:
+        left = len(self._live) - len(gone)
+        leaving = set(gone)
+        holes = [slot for slot in gone if slot < left]
+        movers = [slot for slot in range(left, len(self._live)) if slot not in leaving]
+        room.cache.release(gone, movers, holes, max((counts[slot] for slot in movers), default=0), left)
+        if movers:
+            room.table.move(movers, holes)
         for mover, hole in zip(movers, holes, strict=True):
             self._live[hole] = self._live[mover]
         del self._live[left:]
-
-
-def _batches(prompts: set[Prompt]) -> Iterator[list[Prompt]]:
-    """Prompts of similar length together, padded to at most about `PREFILL_TOKENS`."""
-    batch: list[Prompt] = []
-    # The prompt itself breaks ties: a set has no order, and equal calls must batch alike.
-    for prompt in sorted(prompts, key=lambda prompt: (len(prompt), prompt)):
-        if batch and (len(batch) + 1) * len(prompt) > PREFILL_TOKENS:
-            yield batch
-            batch = []
-        batch.append(prompt)
-    if batch:
-        yield batch
+        room.cache.settle()

@@ -1,0 +1,109 @@
+"""Reading prompts, each once, and the passes through the model that reading and decoding have in common."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from proximo.models.attention import Reader, hidden_states
+from proximo.models.logprobs import project
+from proximo.models.routing import recording
+from proximo.samplers.cache import PrefillReader
+from proximo.shapes import Float, Int
+
+PREFILL_TOKENS = 8192
+"""Prompts are read in batches of about this many tokens, padding included: enough to keep a device busy."""
+
+Prompt = tuple[int, ...]
+
+
+class Passes:
+    """A model's passes with its head, its experts written down where that is asked for."""
+
+    def __init__(self, model: PreTrainedModel, record_routes: bool) -> None:
+        self.model, self._record_routes = model, record_routes
+        head = model.get_output_embeddings()
+        assert isinstance(head, torch.nn.Linear)
+        # The models of the fast path have none, and the learner's log-probs know of none.
+        assert head.bias is None
+        self._head = head.weight
+
+    @property
+    def device(self) -> torch.device:
+        return self._head.device
+
+    @property
+    def on_gpu(self) -> bool:
+        return self._head.is_cuda
+
+    def run(
+        self, states: Callable[..., Tensor], tokens: Int[Tensor, "R S"], positions: Int[Tensor, "R S"], reader: Reader
+    ) -> tuple[Float[Tensor, "R S E"], Int[Tensor, "R S L K"] | None]:
+        """Hidden states and, where they are recorded, the experts that each token went to."""
+        if not self._record_routes:
+            return states(tokens, positions, reader), None
+        with recording(self.model) as recorder:
+            found = states(tokens, positions, reader)
+        return found, recorder.chosen.cpu().unflatten(0, tuple(tokens.shape))
+
+    def logits(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R V"]:
+        # The learner's own product: the same float32 logits, whatever the model's precision.
+        return project(states, self._head.T)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A prompt that has been read."""
+
+    memory: Float[Tensor, "N 2 K S D"]
+    logits: Float[Tensor, " V"]
+    """Of the first token after it."""
+    routes: Int[Tensor, "S L C"] | None
+    """The C experts of each of L layers that its tokens went to, where that is recorded."""
+
+
+class Prefills:
+    """Prompts of which samples still wait."""
+
+    def __init__(self, passes: Passes) -> None:
+        self._passes = passes
+        self._prefixes: dict[Prompt, Prefix] = {}
+
+    def __getitem__(self, prompt: Prompt) -> Prefix:
+        return self._prefixes[prompt]
+
+    def forget(self, prompt: Prompt) -> None:
+        del self._prefixes[prompt]
+
+    def read(self, prompts: set[Prompt]) -> None:
+        """Those that have not been read."""
+        for batch in _batches(prompts - self._prefixes.keys()):
+            lengths = torch.tensor([len(prompt) for prompt in batch])
+            tokens = torch.zeros(len(batch), int(lengths.max()), dtype=torch.int64)
+            for row, prompt in zip(tokens, batch, strict=True):
+                row[: len(prompt)] = torch.tensor(prompt)
+            tokens = tokens.to(self._passes.device)
+            positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+            reader = PrefillReader()
+            states, routes = self._passes.run(partial(hidden_states, self._passes.model), tokens, positions, reader)
+            logits = self._passes.logits(states[torch.arange(len(batch)), lengths - 1])
+            memory = reader.memory
+            for row, prompt in enumerate(batch):
+                known = None if routes is None else routes[row, : len(prompt)]
+                self._prefixes[prompt] = Prefix(memory[:, :, row, :, : len(prompt)], logits[row], known)
+
+
+def _batches(prompts: set[Prompt]) -> Iterator[list[Prompt]]:
+    """Prompts of similar length together, padded to at most about `PREFILL_TOKENS`."""
+    batch: list[Prompt] = []
+    # The prompt itself breaks ties: a set has no order, and equal calls must batch alike.
+    for prompt in sorted(prompts, key=lambda prompt: (len(prompt), prompt)):
+        if batch and (len(batch) + 1) * len(prompt) > PREFILL_TOKENS:
+            yield batch
+            batch = []
+        batch.append(prompt)
+    if batch:
+        yield batch

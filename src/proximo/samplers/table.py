@@ -1,0 +1,115 @@
+"""The rows of a decode batch as tensors: what each has said and whether it goes on.
+
+Drawing, the tests for an end and the counting happen here, on the device; the host looks now and then. Everything is
+changed in place and nothing depends on a value, so that a captured graph can do it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proximo.samplers import SamplingOptions
+from proximo.samplers.drafts import Draft
+from proximo.samplers.drawing import draw, signed, uniforms
+from proximo.shapes import Bool, Float, Int
+
+
+@dataclass(frozen=True)
+class Table:
+    """S slots with room for R tokens each."""
+
+    tokens: Int[Tensor, " S"]
+    """The newest of each row."""
+    counts: Int[Tensor, " S"]
+    """How many it has drawn."""
+    live: Bool[Tensor, " S"]
+    """False from its last token on, until its slot is taken again."""
+    prompts: Int[Tensor, " S"]
+    """Lengths."""
+    keys: Int[Tensor, " S"]
+    samples: Int[Tensor, " S"]
+    said: Int[Tensor, "S R1"]
+    """All tokens; one place more than there is room for takes what rows that have ended would say."""
+    logprobs: Float[Tensor, "S R1"]
+    seed: Int[Tensor, ""]
+    step: Int[Tensor, ""]
+    broken: Bool[Tensor, ""]
+    """A live row's log-prob was NaN."""
+
+    def begin(self, seed: int, step: int) -> None:
+        self.seed.fill_(signed(seed))
+        self.step.fill_(signed(step))
+        self.broken.fill_(False)
+        self.live.fill_(False)
+
+    def enter(self, drafts: Sequence[Draft], first: int) -> None:
+        """Empty rows for drafts, in neighbouring slots."""
+        here = slice(first, first + len(drafts))
+        rows = [[signed(draft.key), draft.sample, len(draft.prompt)] for draft in drafts]
+        entering = torch.tensor(rows, device=self.tokens.device)
+        self.keys[here], self.samples[here], self.prompts[here] = entering.unbind(dim=1)
+        self.counts[here], self.live[here] = 0, True
+
+    def advance(
+        self,
+        first: int,
+        logits: Float[Tensor, "N V"],
+        options: SamplingOptions,
+        ends: Int[Tensor, " E"],
+        draw: Callable[..., tuple[Tensor, Tensor]] = draw,
+    ) -> None:
+        """One token for each of the rows from the first on; rows that have ended stay as they are."""
+        here = slice(first, first + len(logits))
+        live, counts = self.live[here], self.counts[here]
+        drawn = uniforms(self.seed, self.step, self.keys[here], self.samples[here], counts)
+        tokens, logprobs = draw(logits, drawn, options)
+        self.tokens[here] = tokens
+        self.said[here].scatter_(1, counts.unsqueeze(1), tokens.unsqueeze(1))
+        self.logprobs[here].scatter_(1, counts.unsqueeze(1), logprobs.unsqueeze(1))
+        self.broken.logical_or_((live & logprobs.isnan()).any())
+        counts += live
+        live &= (tokens.unsqueeze(1) != ends).all(dim=1) & (counts < options.max_tokens)
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Rows to other slots."""
+        for column in (
+            self.tokens,
+            self.counts,
+            self.live,
+            self.prompts,
+            self.keys,
+            self.samples,
+            self.said,
+            self.logprobs,
+        ):
+            column[targets] = column[sources]
+
+    def look(self, rows: int) -> tuple[list[int], list[bool], bool]:
+        """Counts, who goes on, and whether something is broken, in one transfer."""
+        seen = torch.cat((self.counts[:rows], self.live[:rows], self.broken[None])).tolist()
+        return seen[:rows], [bool(live) for live in seen[rows:-1]], bool(seen[-1])
+
+    def texts(self, slots: Sequence[int], longest: int) -> tuple[list[list[int]], list[list[float]]]:
+        """The first tokens of rows, with their log-probs."""
+        return self.said[slots, :longest].tolist(), self.logprobs[slots, :longest].tolist()
+
+
+def empty_table(slots: int, room: int, device: torch.device) -> Table:
+    def integers(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.long, device=device)
+
+    return Table(
+        tokens=integers(slots),
+        counts=integers(slots),
+        live=integers(slots).bool(),
+        prompts=integers(slots),
+        keys=integers(slots),
+        samples=integers(slots),
+        said=integers(slots, room + 1),
+        logprobs=torch.zeros(slots, room + 1, dtype=torch.float32, device=device),
+        seed=integers(),
+        step=integers(),
+        broken=integers().bool(),
+    )
