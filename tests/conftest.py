@@ -1,3 +1,4 @@
+import pytest
 import torch
 from hypothesis import settings
 
@@ -8,3 +9,11 @@ torch.set_default_dtype(torch.float64)
 # No deadline: a busy machine is not a bug. Examples are the same in every run, so a red test stays red.
 settings.register_profile("house", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("house")
+
+
+@pytest.fixture(autouse=True)
+def machine_as_it_stands(monkeypatch):
+    """Commands neither measure the machine nor change its threads for the tests behind them."""
+    from proximo import machine
+
+    monkeypatch.setattr(machine, "machine_for", lambda parameters: machine.Machine.current())

@@ -226,6 +226,7 @@ def test_the_parts_are_weighted_and_add_up(folder):
     mix = RewardMix(task=2.0, models=(RewardModel(str(folder), weight=0.5),), rules=(LENGTH,))
     task = judged(Echo(), mix, tiny_tokenizer())
     assert isinstance(task, Task)
+    assert not task.while_sampling  # the model shares the sampler's device, and reads many rows best
     right, wrong, cut = completion(A.answer), completion("no"), completion("7", "length")
     grades = task.grade([A, B, A], [right, wrong, cut])
     for grade, problem, said, outcome in zip(grades, [A, B, A], [right, wrong, cut], [1.0, 0.0, 0.0], strict=True):

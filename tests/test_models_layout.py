@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from proximo.models import micro_batches
 from proximo.models.layout import pack, pad, predictors
+from proximo.models.packed import PackedReader
 
 # Two prompts, three completions: rows 0 and 2 continue prompt 1, row 1 prompt 0.
 PROMPTS = [[50], [60, 61, 62]]
@@ -26,6 +27,7 @@ def test_packed_by_hand():
 
 def test_who_sees_whom_by_hand():
     reader = pack(PROMPTS, TOKENS, LENGTHS, GROUP).reader
+    assert isinstance(reader, PackedReader)
     assert reader.prompts.tolist() == [[0, 0, 0], [2, 3, 4]]
     # The rows with states of their own: row 0 at places 5 and 6, row 1 at place 1.
     assert reader.completions.tolist() == [[5, 6], [1, 0]]

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from proximo.models.logprobs import project, token_logprobs
+from proximo.models import logprobs as module
+from proximo.models.logprobs import gradient_once, project, read_once, token_logprobs
 
 TOKENS, WIDTH, VOCABULARY = 7, 5, 11
 
@@ -62,6 +63,54 @@ def test_values_and_gradients_are_those_of_all_logits_at_once(rows, temperature,
     assert_close(logprobs, expected_logprobs, rtol=0, atol=1e-12)
     assert_close(entropy, expected_entropy, rtol=0, atol=1e-12)
     assert_close(found, torch.autograd.grad(expected, (states, weight)), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_what_a_gpu_compiles_is_the_same(temperature, entropy_gradient, monkeypatch):
+    """Uncompiled here: that it can be compiled is tested where types are not checked, and on a GPU."""
+
+    def found():
+        states, weight, targets = example()
+        logprobs, entropy = token_logprobs(
+            states,
+            weight,
+            targets,
+            temperature=temperature,
+            byte_budget=3 * VOCABULARY * 4,
+            entropy_gradient=entropy_gradient,
+        )
+        loss = (logprobs * torch.linspace(-1, 2, TOKENS)).sum()
+        if entropy_gradient:
+            loss = loss + (entropy * torch.linspace(0.5, -1, TOKENS)).sum()
+        return logprobs.detach(), entropy.detach(), *torch.autograd.grad(loss, (states, weight))
+
+    plain = found()
+    monkeypatch.setattr(module, "_PLAIN", module._Passes(read_once, gradient_once))
+    assert_close(found(), plain, rtol=0, atol=1e-12)
+
+
+def test_rare_words_are_no_trouble_to_one_pass():
+    # exp(−1000) is 0: its part of the entropy is 0, and its log-prob is what it is.
+    logits = torch.tensor([[0.0, -1000.0], [1000.0, 1000.0]])
+    logprobs, entropy, normaliser = read_once(logits, torch.tensor([1, 0]), 1.0)
+    assert_close(logprobs, torch.tensor([-1000.0, -math.log(2)]))
+    assert_close(entropy, torch.tensor([0.0, math.log(2)]))
+    assert_close(normaliser, torch.tensor([0.0, 1000 + math.log(2)]))
+
+
+def test_the_chunk_is_the_devices_choice_unless_given(monkeypatch):
+    sizes = []
+
+    def watching(left, right):
+        sizes.append(len(left))
+        return left @ right
+
+    monkeypatch.setattr("proximo.models.logprobs.project", watching)
+    monkeypatch.setattr("proximo.models.logprobs.ELSEWHERE", 5 * VOCABULARY * 4)
+    states, weight, targets = example()
+    token_logprobs(states, weight, targets, temperature=1.0)
+    assert sizes == [5, 2]
 
 
 def test_gradients_agree_with_finite_differences():

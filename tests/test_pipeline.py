@@ -158,7 +158,6 @@ def test_the_preset_can_be_looked_at_and_is_refused_where_one_run_is_meant(capsy
         (lambda: RankingOptions(noise=-0.1), "rankings.noise -0.1"),
         (lambda: HeldOutOptions(problems=1), "held_out.problems is 1"),
         (lambda: replace(SMALL, sampling=replace(SMALL.sampling, max_tokens=3)), "sampling.max_tokens is 3"),
-        (lambda: replace(SMALL, threads=0), "threads is 0"),
         (lambda: replace(SMALL, grpo=replace(SMALL.grpo, steps=0)), "steps is 0"),
     ],
 )

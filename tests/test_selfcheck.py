@@ -3,7 +3,7 @@
 import json
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from proximo.algorithms import CLIP_COV, GRPO, GSPO, PPO, SAPO
 from proximo.models import PaddedFallback, tiny_model, tiny_tokenizer
 from proximo.models.packed import PackedReader
-from proximo.samplers import Sampler, SamplingOptions
+from proximo.samplers import Sampler, SamplingOptions, gathered
 from proximo.samplers.embedded import EmbeddedSampler, local_sampler
 from proximo.tasks import Arithmetic, Echo, File, Split
 from proximo.training.assemble import to_batch
@@ -112,13 +112,21 @@ class OffBy:
     sampler: Sampler
     amount: float
 
+    def stream(
+        self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
+    ) -> Iterator[tuple[int, tuple[Completion, ...]]]:
+        for number, siblings in self.sampler.stream(requests, options, seed=seed, step=step, version=version):
+            yield (
+                number,
+                tuple(
+                    replace(each, logprobs=tuple(value + self.amount for value in each.logprobs)) for each in siblings
+                ),
+            )
+
     def sample(
         self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
     ) -> list[tuple[Completion, ...]]:
-        return [
-            tuple(replace(each, logprobs=tuple(value + self.amount for value in each.logprobs)) for each in siblings)
-            for siblings in self.sampler.sample(requests, options, seed=seed, step=step, version=version)
-        ]
+        return gathered(self.stream(requests, options, seed=seed, step=step, version=version), len(requests))
 
 
 def test_a_sampler_that_disagrees_with_the_learner_is_found(model):
@@ -273,6 +281,8 @@ class Graded:
     outcome: float = 0.0
     echo: Echo = ECHO
     answer: str | None = "abc"
+
+    while_sampling = True
 
     def size(self, split: Split) -> int | None:
         return self.echo.size(split)

@@ -15,7 +15,7 @@ from proximo import toml
 from proximo.algorithms import CLIP_COV, DAPO, DR_GRPO, GRPO, GSPO, PPO, RLOO, SAPO, VAPO, Algorithm
 from proximo.maths import ConstantLength, IcePop, KeepAll, KeepMixed, SoftOverlong
 from proximo.models import tiny_model, tiny_tokenizer
-from proximo.samplers import SamplingOptions
+from proximo.samplers import SamplingOptions, gathered
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.assemble import assemble, to_batch
 from proximo.training.collect import Collector, Frontier
@@ -43,15 +43,19 @@ class FakeSampler:
 
     calls: list
 
-    def sample(self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0):
+    def stream(self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0):
         self.calls.append(([request.key for request in requests], seed, step))
-        return [
-            tuple(
-                Completion((7, 8), (-0.1, -0.2), f"{request.key}.{number}", "stop", version)
-                for number in range(request.num_samples)
+        for number, request in enumerate(requests):
+            yield (
+                number,
+                tuple(
+                    Completion((7, 8), (-0.1, -0.2), f"{request.key}.{sample}", "stop", version)
+                    for sample in range(request.num_samples)
+                ),
             )
-            for request in requests
-        ]
+
+    def sample(self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0):
+        return gathered(self.stream(requests, options, seed=seed, step=step, version=version), len(requests))
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class FakeTask:
     """Even problems have mixed outcomes; others are all wrong, or unscored where they say so."""
 
     mixed_every: int = 2
+
+    while_sampling = True
 
     def size(self, split) -> int | None:
         return None

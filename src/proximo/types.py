@@ -98,6 +98,13 @@ class Group:
     rollouts: tuple[Rollout, ...]
 
 
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """On a device. A copy to a GPU starts and is not waited for: from ordinary memory it would stop all work there."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
 @dataclass(frozen=True)
 class Batch:
     """Completions as tensors, aligned with their tokens; prompts are kept once per group.
@@ -144,7 +151,8 @@ class Batch:
         return len(self.lengths)
 
     def to(self, device: torch.device) -> "Batch":
-        return self._each(lambda tensor: tensor.to(device))
+        """Without waiting for what the device is doing."""
+        return self._each(lambda tensor: sent(tensor, device))
 
     def rows(self, index: Tensor) -> "Batch":
         """Some of the rows; prompts are shared, so their numbers stay."""

@@ -379,8 +379,8 @@ FAULTS = (
     Fault("models/values.py", "for layer in self.layers:", "for layer in self.layers[1:]:", "own layers: one left out"),
     Fault(
         "models/scoring.py",
-        "index_select(0, laid.predictors), where, laid.predictors)",
-        "index_select(0, (laid.predictors + 1).clamp(max=states.shape[0] * states.shape[1] - 1)), where, laid.predictors)",
+        "index_select(0, laid.predictors), where, laid)",
+        "index_select(0, (laid.predictors + 1).clamp(max=states.shape[0] * states.shape[1] - 1)), where, laid)",
         "values read after the token is consumed",
     ),
     Fault(
@@ -478,8 +478,8 @@ FAULTS = (
     ),
     Fault(
         "models/routing.py",
-        "flat[places.completion_tokens] = rows[places.consumed]",
-        "flat[places.completion_tokens] = rows.roll(1, 1)[places.consumed]",
+        "flat[places.completion_tokens] = self.rows[places.consumed]",
+        "flat[places.completion_tokens] = self.rows.roll(1, 1)[places.consumed]",
         "replay shifted by one token",
     ),
     Fault(
@@ -509,5 +509,50 @@ FAULTS = (
         "prompts[number] = routes.prompts[number]",
         "prompts[number] = prompts[number]",
         "old pass: prompts' routes of other micro-batches lost",
+    ),
+    Fault(
+        "models/flex.py",
+        "other < prompt_end[place]",
+        "other <= prompt_end[place]",
+        "blocks: a completion sees its sibling's first token",
+    ),
+    Fault(
+        "models/flex.py",
+        "(first_query + 1) // BLOCK - 1",
+        "block",
+        "blocks: called full where the first query sees only a part",
+    ),
+    Fault(
+        "models/flex.py",
+        "own_start // BLOCK, block)",
+        "own_start // BLOCK, block - 1)",
+        "blocks: one is left out",
+    ),
+    Fault(
+        "training/optimizer.py",
+        "master.grad += gradient",
+        "master.grad = gradient.float()",
+        "masters: the last micro-batch alone",
+    ),
+    Fault(
+        "training/optimizer.py",
+        "self._adam.step()\n        self._write()",
+        "self._adam.step()",
+        "masters that never reach the weights",
+    ),
+    Fault(
+        "training/optimizer.py",
+        'copy.deepcopy(state["adam"])',
+        'state["adam"]',
+        "a resumed optimizer shares its moments",
+    ),
+    Fault(
+        "models/logprobs.py",
+        "(weights * below).sum(-1) / total",
+        "(weights * scaled).sum(-1) / total",
+        "one pass: entropy off by the largest logit",
+    ),
+    Fault(
+        "training/learner.py", "plan.rows(index).to(device)", "plan.rows(index)", "weights of the loss left on the CPU"
     ),
 )

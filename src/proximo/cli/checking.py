@@ -47,7 +47,7 @@ def run(arguments: list[str]) -> int:
 
 def _checks(config: RunConfig) -> list[Check]:
     with Console(stderr=True).status("checking"):
-        model, tokenizer = open_model(config.model, config.device)
+        model, tokenizer = open_model(config.model, config.device, config.dtype)
         try:
             return list(selfcheck(config, model, tokenizer, local_sampler(model, tokenizer)))
         except ValueError as error:

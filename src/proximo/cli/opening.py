@@ -1,15 +1,46 @@
-"""A model by name for a command: loaded, or refused with one clear error."""
+"""A model by name for a command: loaded, or refused with one clear error; and the machine made ready for it."""
 
+import math
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from proximo import machine
 from proximo.cli.flags import refuse
-from proximo.models import load_model, load_tokenizer, pick_device
+from proximo.models import Precision, load_model, load_tokenizer, pick_device, pick_dtype
 from proximo.models.shipped import resolve
 
 
-def open_model(name: str, device: str = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def open_model(
+    name: str, device: str = "auto", dtype: Precision = "auto"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    suit_machine(name, device)
     try:
-        path = resolve(name)
-        return load_model(path, device=pick_device(device)), load_tokenizer(path)
+        path, place = resolve(name), pick_device(device)
+        return load_model(path, dtype=pick_dtype(dtype, place), device=place), load_tokenizer(path)
     except ValueError as error:
         refuse(str(error))
+
+
+def suit_machine(name: str | None, device: str = "auto") -> None:
+    """Threads and libraries as the model is fastest with on this CPU; None is a new one of ours, which is small.
+
+    What is wrong with a model is said when it loads.
+    """
+    try:
+        place = pick_device(device)
+        parameters = 0 if name is None else num_parameters(Path(resolve(name)))
+    except (SafetensorError, ValueError):
+        return
+    if place == "cpu":
+        machine.machine_for(parameters).apply()
+
+
+def num_parameters(folder: Path) -> int | None:
+    """From the headers of its files; None where there are none, as of a model that is still to be downloaded."""
+    count = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as weights:
+            count += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.offset_keys())
+    return count or None

@@ -12,8 +12,9 @@ from proximo import explain, toml
 from proximo.cli import pipelining
 from proximo.cli.flags import changed, nearest, refuse, take, take_model, take_switch
 from proximo.cli.live import LiveView
-from proximo.cli.opening import open_model
+from proximo.cli.opening import open_model, suit_machine
 from proximo.maths.ratios import CurrentPolicy
+from proximo.models import Precision
 from proximo.presets import ARITHMETIC, PRESETS
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
@@ -57,6 +58,7 @@ def run_train(arguments: list[str]) -> int:
     path = Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}"
     if (path / "metrics.jsonl").exists():
         refuse(f"--run {path}: there is a run in this folder already; choose another name or remove it")
+    suit_machine(config.model, config.device)
     progress: Progress = LiveView() if sys.stderr.isatty() else Lines()
     try:
         run = Run(config, path, progress)
@@ -186,6 +188,8 @@ class EvalConfig:
     """Completions per problem for mean@k and pass@k, at the sampling temperature. 0: greedy accuracy alone."""
     device: str = "auto"
     """As torch names it. `auto`: a GPU where there is one, else the CPU."""
+    dtype: Precision = "auto"
+    """Of the weights. `auto`: bfloat16 on a GPU, float32 on a CPU."""
     seed: int = 0
 
 
@@ -193,7 +197,7 @@ def run_eval(arguments: list[str]) -> int:
     as_json = take_switch(arguments, "--json")
     name = take_model(arguments, "proximo eval")
     config = changed(EvalConfig(), arguments, prog="proximo eval", description="Held-out accuracy of a model.")
-    model, tokenizer = open_model(name, config.device)
+    model, tokenizer = open_model(name, config.device, config.dtype)
     sampler = local_sampler(model, tokenizer)
     try:
         options = EvaluationOptions(problems=config.problems, samples=config.samples)

@@ -16,7 +16,7 @@ from proximo.maths.gates import SoftGate
 from proximo.maths.rows import Objective, Rows, rows_of
 from proximo.maths.selection import Candidates
 from proximo.shapes import Bool, Float, Int
-from proximo.types import Stats
+from proximo.types import Stats, sent
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,13 @@ class Plan:
             weights=self.weights[index],
             chosen=None if self.chosen is None else self.chosen[index],
             nll_weights=None if self.nll_weights is None else self.nll_weights[index],
+        )
+
+    def to(self, device: torch.device) -> "Plan":
+        return Plan(
+            weights=sent(self.weights, device),
+            chosen=None if self.chosen is None else sent(self.chosen, device),
+            nll_weights=None if self.nll_weights is None else sent(self.nll_weights, device),
         )
 
 

@@ -11,6 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from proximo.maths.groups import group_index
 from proximo.shapes import Float, Int
+from proximo.types import sent
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,9 @@ class Pairs:
     rejected: Int[Tensor, " N"]
     weights: Float[Tensor, " N"]
     """Add up to 1 in each group: a prompt counts once, however many completions it ranks."""
+
+    def to(self, device: torch.device) -> "Pairs":
+        return Pairs(*(sent(part, device) for part in (self.chosen, self.rejected, self.weights)))
 
 
 def ranked_pairs(group: Int[Tensor, " B"]) -> Pairs:

@@ -3,18 +3,22 @@
 from proximo.models.layout import micro_batches
 from proximo.models.loading import (
     PaddedFallback,
+    Precision,
     frozen_copy,
     load_model,
     load_tokenizer,
     pick_device,
+    pick_dtype,
     prompt_tokens,
     supports_packing,
+    with_precision,
 )
 from proximo.models.scoring import Scores, States, completion_states, score
 from proximo.models.tiny import tiny_model, tiny_moe, tiny_tokenizer
 
 __all__ = [
     "PaddedFallback",
+    "Precision",
     "Scores",
     "States",
     "completion_states",
@@ -23,10 +27,12 @@ __all__ = [
     "load_tokenizer",
     "micro_batches",
     "pick_device",
+    "pick_dtype",
     "prompt_tokens",
     "score",
     "supports_packing",
     "tiny_model",
     "tiny_moe",
     "tiny_tokenizer",
+    "with_precision",
 ]

@@ -6,9 +6,10 @@ decoding from a cache. No model code is patched.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
@@ -52,7 +53,8 @@ def attend(
     **_: object,
 ) -> tuple[Tensor, None]:
     """What transformers calls; the mask is None because the reader has its own."""
-    return reader.read(query, key, value, scaling), None
+    # Angles are as wide as the residual stream; attention is as wide as the weights.
+    return reader.read(query.to(value.dtype), key.to(value.dtype), value, scaling), None
 
 
 def no_mask(*_: object, **__: object) -> None:
@@ -91,12 +93,25 @@ def hidden_states(
     """
     trunk = body(model)
     hidden = trunk.get_submodule("embed_tokens")(tokens)
-    angles = trunk.get_submodule("rotary_emb")(hidden, positions)
     layers = trunk.get_submodule("layers")
     assert isinstance(layers, nn.ModuleList)
-    for number, layer in enumerate(layers):
-        hidden = run(layer, hidden, angles, reader.layer(number))
-    return trunk.get_submodule("norm")(hidden)
+    dtype = hidden.dtype
+    with wide_sums(dtype, hidden.device):
+        hidden = hidden.to(torch.promote_types(dtype, torch.float32))
+        angles = trunk.get_submodule("rotary_emb")(hidden, positions)
+        for number, layer in enumerate(layers):
+            hidden = run(layer, hidden, angles, reader.layer(number))
+        return trunk.get_submodule("norm")(hidden).to(dtype)
+
+
+def wide_sums(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
+    """Layers of half precision whose sum, the residual stream, is in float32.
+
+    Rounded after each of its terms, it would be the largest error of a pass, and another one in each way of computing
+    it: what separates a sampler from a learner.
+    """
+    half = dtype in (torch.bfloat16, torch.float16)
+    return torch.autocast(device.type, dtype=dtype) if half else nullcontext()
 
 
 def uses_our_attention(model: nn.Module) -> bool:

@@ -14,6 +14,7 @@ from proximo.models.layout import pad
 from proximo.models.loading import has_score, load_tokenizer, supports_packing, warn_of_fallback
 from proximo.models.scoring import completion_states
 from proximo.shapes import Float, Int
+from proximo.types import sent
 
 HEAD = "score"
 
@@ -80,19 +81,17 @@ def completion_scores(
     Equal to `model(input_ids, attention_mask).logits` of each whole sequence. Packed runs each prompt once.
     """
     # One more token, which nothing reads: the state that predicts it is that of the last real token.
-    tokens = widened(tokens, (0, 1)).to(model.device)
-    prompts, lengths, group = _until_scored(
-        prompts, tokens, lengths.to(model.device), group.to(model.device), pad_token(model.config)
-    )
+    tokens = widened(tokens.cpu(), (0, 1))
+    prompts, lengths, group = _until_scored(prompts, tokens, lengths.cpu(), group.cpu(), pad_token(model.config))
     if supports_packing(model):
         states = completion_states(
             model, prompts=prompts, tokens=tokens, lengths=lengths + 1, group=group, layout=layout
         )
-        last = (lengths + 1).cumsum(0) - 1
+        last = sent((lengths + 1).cumsum(0) - 1, model.device)
         return model.get_submodule(HEAD)(states.flat.index_select(0, last)).squeeze(1)
     if layout == "packed":
         warn_of_fallback(type(model).__name__)
-    padded = pad(prompts, tokens, lengths, group)
+    padded = pad(prompts, tokens, lengths, group).to(model.device)
     filled = padded.tokens.masked_fill(~padded.mask, pad_token(model.config))
     return model(input_ids=filled, attention_mask=padded.mask, use_cache=False).logits.squeeze(1)
 
@@ -115,7 +114,7 @@ def _until_scored(
 
     Where padding is the end of sequence, as in SmolLM2, that is the token before it.
     """
-    after = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+    after = torch.arange(1, tokens.shape[1] + 1)
     counted = (after <= lengths[:, None]) & (tokens != padding)
     lengths = (after * counted).amax(dim=1)
     prompts, group = list(prompts), group.clone()

@@ -3,16 +3,20 @@
 Packed: one row without padding; each prompt once, followed by its completions, whose positions continue the
 prompt's. Padded: one row per completion, its prompt repeated; the reference. `predictors` is the only place in
 the project where anything is shifted by one.
+
+All of it is arithmetic of indices, done where the batch lives, on the CPU; only what is finished goes to a device.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from proximo.models.flex import BLOCK, FlexReader, flex_reader, padded_length
 from proximo.models.packed import PackedReader, packed_reader
 from proximo.shapes import Bool, Int
+from proximo.types import sent
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,24 @@ class Places:
 
 @dataclass(frozen=True)
 class Packed:
-    tokens: Int[Tensor, "1 N"]
-    """A completion's last token is left out: nothing is predicted from it."""
-    positions: Int[Tensor, "1 N"]
+    tokens: Int[Tensor, "R S"]
+    """[1, N], or R blocks of S where attention goes by blocks. A completion's last token is left out: nothing is
+    predicted from it."""
+    positions: Int[Tensor, "R S"]
     predictors: Int[Tensor, " C"]
-    """The place among the N whose state predicts each completion token, row by row."""
+    """The place among the R · S whose state predicts each completion token, row by row."""
     places: Places
-    reader: PackedReader
+    reader: PackedReader | FlexReader
+
+    def to(self, device: torch.device) -> "Packed":
+        """What a pass reads; the places stay where they are."""
+        return replace(
+            self,
+            tokens=sent(self.tokens, device),
+            positions=sent(self.positions, device),
+            predictors=sent(self.predictors, device),
+            reader=self.reader.to(device),
+        )
 
 
 @dataclass(frozen=True)
@@ -48,12 +63,28 @@ class Padded:
     """The place among the B·S, flattened, whose state predicts each completion token, row by row."""
     places: Places
 
+    def to(self, device: torch.device) -> "Padded":
+        """What a pass reads; the places stay where they are."""
+        return replace(
+            self,
+            tokens=sent(self.tokens, device),
+            mask=sent(self.mask, device),
+            predictors=sent(self.predictors, device),
+        )
+
 
 def pack(
-    prompts: Sequence[Sequence[int]], tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"], group: Int[Tensor, " B"]
+    prompts: Sequence[Sequence[int]],
+    tokens: Int[Tensor, "B T"],
+    lengths: Int[Tensor, " B"],
+    group: Int[Tensor, " B"],
+    *,
+    in_blocks: bool = False,
 ) -> Packed:
-    """Prompts that no row belongs to are left out; the rows of a group stand behind their prompt in any given order."""
-    device = tokens.device
+    """Prompts that no row belongs to are left out; the rows of a group stand behind their prompt in any given order.
+
+    With `in_blocks` the row is padded to whole blocks, for attention that goes by blocks.
+    """
     used, member = group.unique(return_inverse=True)
     flat_prompts, prompt_lengths = _prompts(prompts, used)
     own = (lengths - 1).clamp(min=0)
@@ -65,19 +96,22 @@ def pack(
     starts[order] = prompt_lengths.cumsum(0)[member[order]] + _before(own[order])
 
     prompt_places, places = _ranges(prompt_starts, prompt_lengths), _ranges(starts, own)
-    consumed = torch.arange(tokens.shape[1], device=device) < own[:, None]
-    packed = torch.empty(int(totals.sum()), dtype=torch.long, device=device)
+    consumed = torch.arange(tokens.shape[1]) < own[:, None]
+    size = int(totals.sum())
+    packed = torch.zeros(padded_length(size) if in_blocks else size, dtype=torch.long)
     packed[prompt_places] = flat_prompts
     packed[places] = tokens[consumed]
-    positions = torch.empty_like(packed)
+    positions = torch.zeros_like(packed)
     positions[prompt_places] = _ranges(torch.zeros_like(prompt_lengths), prompt_lengths)
     positions[places] = _ranges(prompt_lengths[member], own)
+    shape = (-1, BLOCK) if in_blocks else (1, -1)
+    reader = flex_reader if in_blocks else packed_reader
     return Packed(
-        tokens=packed[None],
-        positions=positions[None],
+        tokens=packed.reshape(shape),
+        positions=positions.reshape(shape),
         predictors=predictors((prompt_starts + prompt_lengths - 1)[member], starts, lengths),
         places=Places(used, prompt_places, places, consumed),
-        reader=packed_reader(prompt_starts, prompt_lengths, starts, own, member),
+        reader=reader(prompt_starts, prompt_lengths, starts, own, member),
     )
 
 
@@ -86,23 +120,23 @@ def pad(
 ) -> Padded:
     """Rows [prompt; completion], padded on the right."""
     rows = [
-        torch.cat((torch.tensor(prompts[number], device=tokens.device), row[:length]))
+        torch.cat((torch.tensor(prompts[number]), row[:length]))
         for number, row, length in zip(group.tolist(), tokens, lengths.tolist(), strict=True)
     ]
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    sizes = torch.tensor([len(row) for row in rows], device=tokens.device)
+    sizes = torch.tensor([len(row) for row in rows])
     width = padded.shape[1]
-    first = torch.arange(len(rows), device=tokens.device) * width
+    first = torch.arange(len(rows)) * width
     starts, own = first + sizes - lengths, (lengths - 1).clamp(min=0)
     return Padded(
         tokens=padded,
-        mask=torch.arange(width, device=tokens.device) < sizes[:, None],
+        mask=torch.arange(width) < sizes[:, None],
         predictors=predictors(starts - 1, starts, lengths),
         places=Places(
             prompts=group,
             prompt_tokens=_ranges(first, sizes - lengths),
             completion_tokens=_ranges(starts, own),
-            consumed=torch.arange(tokens.shape[1], device=tokens.device) < own[:, None],
+            consumed=torch.arange(tokens.shape[1]) < own[:, None],
         ),
     )
 
@@ -145,8 +179,8 @@ def micro_batches(
 
 def _prompts(prompts: Sequence[Sequence[int]], used: Int[Tensor, " P"]) -> tuple[Int[Tensor, " M"], Int[Tensor, " P"]]:
     chosen = [prompts[number] for number in used.tolist()]
-    flat = torch.tensor([token for prompt in chosen for token in prompt], dtype=torch.long, device=used.device)
-    return flat, torch.tensor([len(prompt) for prompt in chosen], device=used.device)
+    flat = torch.tensor([token for prompt in chosen for token in prompt], dtype=torch.long)
+    return flat, torch.tensor([len(prompt) for prompt in chosen])
 
 
 def _before(sizes: Int[Tensor, " R"]) -> Int[Tensor, " R"]:
@@ -157,4 +191,4 @@ def _before(sizes: Int[Tensor, " R"]) -> Int[Tensor, " R"]:
 def _ranges(starts: Int[Tensor, " R"], lengths: Int[Tensor, " R"]) -> Int[Tensor, " C"]:
     """starts[0], starts[0] + 1, … (lengths[0] of them), starts[1], …"""
     shifts = (starts - _before(lengths)).repeat_interleave(lengths)
-    return shifts + torch.arange(len(shifts), device=starts.device)
+    return shifts + torch.arange(len(shifts))

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import nn
@@ -31,6 +32,8 @@ from transformers import (
 from proximo.models.attention import NAME
 from proximo.types import Message
 
+Precision = Literal["auto", "float32", "bfloat16"]
+
 
 class PaddedFallback(UserWarning):
     """The model is outside the fast path: correct, but each completion pays for its prompt again."""
@@ -54,6 +57,14 @@ def _checked_device(name: str, *, has_gpu: bool) -> str:
     return name
 
 
+def pick_dtype(name: Precision, device: str) -> torch.dtype:
+    """Of the weights; `auto` is bfloat16 on a GPU that computes in it, else float32."""
+    if name != "auto":
+        return getattr(torch, name)
+    halves = torch.device(device).type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if halves else torch.float32
+
+
 def load_model(path: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
     """A causal language model in eval mode, from a folder or a hub id.
 
@@ -75,6 +86,13 @@ def load_model(path: str, *, dtype: torch.dtype = torch.float32, device: str = "
     else:
         warn_of_fallback(type(model).__name__)
     return model.to(device=device).eval()  # pyright: ignore[reportCallIssue]
+
+
+def with_precision(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """The same model with its weights rounded. Buffers stay: rotary frequencies in half precision would be others."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:

@@ -1,16 +1,25 @@
 """Log-probs and entropy of tokens straight from hidden states, a few rows of logits at a time.
 
 With a vocabulary of 150 000 the logits of 16 000 tokens take 10 GB, several times over in a backward pass. Here
-they exist only for one chunk of rows; the backward pass computes them again.
+they exist only for one chunk of rows; the backward pass computes them again. On a GPU what is done to a chunk is
+compiled: each pass over it is a trip to memory, and costs as much as the matrix product that made it.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from proximo.models.compiling import compiles
 from proximo.shapes import Float, Int
+
+CHUNK_BYTES = {"cuda": 2**30}
+"""Of logits held at a time, by kind of device: a GPU wants large products, a CPU what its cache holds."""
+ELSEWHERE = 2**26
 
 
 def token_logprobs(
@@ -19,7 +28,7 @@ def token_logprobs(
     targets: Int[Tensor, " C"],
     *,
     temperature: float,
-    byte_budget: int,
+    byte_budget: int | None = None,
     entropy_gradient: bool = False,
 ) -> tuple[Float[Tensor, " C"], Float[Tensor, " C"]]:
     """Log-prob of each target under softmax(states · weightᵀ / temperature), and that distribution's entropy.
@@ -28,6 +37,8 @@ def token_logprobs(
     pass holds a handful of such chunks. The entropy carries a gradient only where `entropy_gradient` asks.
     """
     check_temperature(temperature)
+    if byte_budget is None:
+        byte_budget = CHUNK_BYTES.get(states.device.type, ELSEWHERE)
     rows = max(1, byte_budget // (weight.shape[0] * 4))
     return _TokenLogprobs.apply(states, weight, targets, temperature, rows, entropy_gradient)
 
@@ -51,14 +62,12 @@ class _TokenLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, states: Tensor, weight: Tensor, targets: Tensor, temperature: float, rows: int, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
+        passes = _passes(states.device)
         logprobs, entropy, normalisers = [], [], []
         for chunk, wanted in zip(states.split(rows), targets.split(rows), strict=True):
-            logits = project(chunk, weight.T).div_(temperature)
-            normaliser = logits.logsumexp(-1)
-            everything = logits.sub_(normaliser[:, None])
-            logprobs.append(everything.gather(-1, wanted[:, None])[:, 0])
-            entropy.append(-(everything.exp().mul_(everything)).sum(-1))
-            normalisers.append(normaliser)
+            found = passes.read(project(chunk, weight.T), wanted, temperature)
+            for values, value in zip((logprobs, entropy, normalisers), found, strict=True):
+                values.append(value)
         results = torch.cat(logprobs), torch.cat(entropy)
         ctx.save_for_backward(states, weight, targets, torch.cat(normalisers), results[1])
         ctx.temperature, ctx.rows, ctx.entropy_gradient = temperature, rows, entropy_gradient
@@ -76,20 +85,130 @@ class _TokenLogprobs(torch.autograd.Function):
         need_states, need_weight = ctx.needs_input_grad[:2]
         to_states = torch.zeros_like(states) if need_states else None
         to_weight = torch.zeros_like(weight, dtype=entropy.dtype) if need_weight else None
+        passes = _passes(states.device)
         for start in range(0, len(states), ctx.rows):
             here = slice(start, start + ctx.rows)
-            everything = project(states[here], weight.T).div_(ctx.temperature).sub_(normalisers[here, None])
-            to_logits = everything.exp()
-            if ctx.entropy_gradient:
-                # d entropy / d logit_j = −p_j (log p_j + entropy)
-                steepness = everything.add_(entropy[here, None]).mul_(entropy_gradient[here, None])
-                to_logits.mul_(steepness.add_(logprob_gradient[here, None])).neg_()
-            else:
-                to_logits.mul_(-logprob_gradient[here, None])
-            to_logits.scatter_add_(-1, targets[here, None], logprob_gradient[here, None])
-            to_logits = to_logits.div_(ctx.temperature).to(states.dtype)
+            to_logits = passes.gradient(
+                project(states[here], weight.T),
+                targets[here],
+                normalisers[here],
+                logprob_gradient[here],
+                (entropy[here], entropy_gradient[here]) if ctx.entropy_gradient else None,
+                ctx.temperature,
+                states.dtype,
+            )
             if to_states is not None:
                 to_states[here] = project(to_logits, weight)
             if to_weight is not None:
                 to_weight += project(to_logits.T, states[here])
+            del to_logits  # before the next logits are there
         return to_states, None if to_weight is None else to_weight.to(weight.dtype), None, None, None, None
+
+
+# What is done to one chunk of logits, which nobody needs afterwards
+
+
+@dataclass(frozen=True)
+class _Passes:
+    read: Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
+    gradient: Callable[
+        [Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None, float, torch.dtype],
+        Tensor,
+    ]
+
+
+def _read(
+    logits: Float[Tensor, "C V"], targets: Int[Tensor, " C"], temperature: float
+) -> tuple[Float[Tensor, " C"], Float[Tensor, " C"], Float[Tensor, " C"]]:
+    """The targets' log-probs, the entropy, and the logarithm of the sum of exponentials."""
+    logits = logits.div_(temperature)
+    normaliser = logits.logsumexp(-1)
+    everything = logits.sub_(normaliser[:, None])
+    logprobs = everything.gather(-1, targets[:, None])[:, 0]
+    return logprobs, -(everything.exp().mul_(everything)).sum(-1), normaliser
+
+
+def _gradient(
+    logits: Float[Tensor, "C V"],
+    targets: Int[Tensor, " C"],
+    normaliser: Float[Tensor, " C"],
+    pull: Float[Tensor, " C"],
+    entropy: tuple[Float[Tensor, " C"], Float[Tensor, " C"]] | None,
+    temperature: float,
+    dtype: torch.dtype,
+) -> Float[Tensor, "C V"]:
+    """Of the logits. `pull` is that of the log-probs; `entropy` its value and its gradient, where it has one."""
+    everything = logits.div_(temperature).sub_(normaliser[:, None])
+    to_logits = everything.exp()
+    if entropy is None:
+        to_logits.mul_(-pull[:, None])
+    else:
+        # d entropy / d logit_j = −p_j (log p_j + entropy)
+        value, its_pull = entropy
+        steepness = everything.add_(value[:, None]).mul_(its_pull[:, None])
+        to_logits.mul_(steepness.add_(pull[:, None])).neg_()
+    return to_logits.scatter_add_(-1, targets[:, None], pull[:, None]).div_(temperature).to(dtype)
+
+
+def read_once(
+    logits: Float[Tensor, "C V"], targets: Int[Tensor, " C"], temperature: float | None
+) -> tuple[Float[Tensor, " C"], Float[Tensor, " C"], Float[Tensor, " C"]]:
+    """`_read` as one kernel: the largest logit, then both sums together, and nothing written but the results."""
+    scaled = logits if temperature is None else logits / temperature
+    top = scaled.amax(-1, keepdim=True)
+    below = scaled - top
+    weights = below.exp()
+    total = weights.sum(-1)
+    rest = total.log()
+    logprobs = below.gather(-1, targets[:, None])[:, 0] - rest
+    return logprobs, rest - (weights * below).sum(-1) / total, top[:, 0] + rest
+
+
+def gradient_once(
+    logits: Float[Tensor, "C V"],
+    targets: Int[Tensor, " C"],
+    normaliser: Float[Tensor, " C"],
+    pull: Float[Tensor, " C"],
+    entropy: tuple[Float[Tensor, " C"], Float[Tensor, " C"]] | None,
+    temperature: float | None,
+    dtype: torch.dtype,
+) -> Float[Tensor, "C V"]:
+    """`_gradient` as one kernel, rounded on its way out."""
+    everything = (logits if temperature is None else logits / temperature) - normaliser[:, None]
+    chances = everything.exp()
+    is_target = torch.arange(logits.shape[1], device=logits.device, dtype=torch.int32) == targets[:, None].int()
+    to_logits = torch.where(is_target, pull[:, None], 0.0) - chances * pull[:, None]
+    if entropy is not None:
+        value, its_pull = entropy
+        to_logits = to_logits - chances * (everything + value[:, None]) * its_pull[:, None]
+    return (to_logits if temperature is None else to_logits / temperature).to(dtype)
+
+
+_PLAIN = _Passes(_read, _gradient)
+
+
+def _passes(device: torch.device) -> _Passes:
+    return _compiled_passes() if compiles(device) else _PLAIN
+
+
+@cache
+def _compiled_passes() -> _Passes:
+    read, gradient = torch.compile(read_once, fullgraph=True), torch.compile(gradient_once, fullgraph=True)
+    return _Passes(_for_any_rows(read), _for_any_rows(gradient))
+
+
+def _for_any_rows(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The last chunk has fewer rows than the others: the number of rows is marked as one that may differ.
+
+    A temperature of 1 is left out: a division is a tenth of such a pass.
+    """
+
+    def call(*given: Any) -> Any:
+        arguments = [None if isinstance(value, float) and value == 1 else value for value in given]
+        for value in arguments:
+            for tensor in value if isinstance(value, tuple) else (value,):
+                if isinstance(tensor, Tensor):
+                    torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return function(*arguments)
+
+    return call

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proximo.shapes import Bool, Float, Int
+from proximo.types import sent
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class PackedReader:
 
     def layer(self, number: int) -> "PackedReader":
         return self
+
+    def to(self, device: torch.device) -> "PackedReader":
+        return PackedReader(**{name: sent(tensor, device) for name, tensor in vars(self).items()})
 
     def read(
         self,
@@ -70,7 +74,7 @@ def packed_reader(
     prompts, prompt_real = _grid(prompt_starts, prompt_lengths)
     completions, real = _grid(starts, lengths)
     width = completions.shape[1]
-    causal = torch.ones(width, width, dtype=torch.bool, device=starts.device).tril()
+    causal = torch.ones(width, width, dtype=torch.bool).tril()
     to_prompt = prompt_real[member][:, None, None, :].expand(-1, 1, width, -1)
     to_itself = (causal & real[:, None, :])[:, None]
 
@@ -88,7 +92,7 @@ def packed_reader(
 def _grid(starts: Int[Tensor, " R"], lengths: Int[Tensor, " R"]) -> tuple[Int[Tensor, "R S"], Bool[Tensor, "R S"]]:
     """Spans as rows of equal width, and which entries are real."""
     width = int(lengths.max()) if len(lengths) else 0
-    steps = torch.arange(width, device=starts.device)
+    steps = torch.arange(width)
     real = steps < lengths[:, None]
     return torch.where(real, starts[:, None] + steps, 0), real
 

@@ -31,12 +31,10 @@ class Routes:
 
     def at(self, places: Places, positions: int) -> Int[Tensor, "N L K"]:
         """Of each position of a pass."""
-        rows, device = self.rows.to(places.prompts.device), places.prompts.device
-        flat = rows.new_full((positions, *rows.shape[2:]), UNKNOWN)
-        flat[places.completion_tokens] = rows[places.consumed]
+        flat = self.rows.new_full((positions, *self.rows.shape[2:]), UNKNOWN)
+        flat[places.completion_tokens] = self.rows[places.consumed]
         if self.prompts:
-            stretches = [self.prompts[number].to(device) for number in places.prompts.tolist()]
-            flat[places.prompt_tokens] = torch.cat(stretches)
+            flat[places.prompt_tokens] = torch.cat([self.prompts[number] for number in places.prompts.tolist()])
         return flat
 
 
@@ -147,6 +145,7 @@ class Replay:
 
     def agreement(self, places: Int[Tensor, " M"]) -> Agreement:
         """At some positions, after the pass."""
+        places = places.to(self._known.device)
         known, most = self._known[places], self._indices.shape[2]
         equal = torch.stack([layer[places] for layer in self._equal if layer is not None], dim=1)[known]
         return Agreement(known.sum(), (equal / most).sum(dim=0), (equal < most).any(dim=1).sum())

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from proximo.models.attention import NAME, attention, hidden_states
+from proximo.models.attention import NAME, attention, hidden_states, uses_our_attention
+from proximo.models.compiling import layer_run, reads_blocks
 from proximo.models.layout import Packed, Padded, pack, pad
 from proximo.models.loading import supports_packing, warn_of_fallback
 from proximo.models.logprobs import check_temperature, token_logprobs
 from proximo.models.routing import Agreement, Recorder, Replay, Routes, recording, replaying, routes_of
 from proximo.shapes import Bool, Float, Int
+from proximo.types import sent
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,14 @@ class States:
     """True at the C completion tokens."""
     places: Int[Tensor, " C"]
     """Where they stood among the positions of the pass, flattened."""
+    entries: Int[Tensor, " C"]
+    """Where they belong among the B · T, flattened."""
 
     def aligned(self, flat: Float[Tensor, " C"]) -> Float[Tensor, "B T"]:
         """A number per completion token, in rows; 0 beyond each row's length."""
-        blank = torch.zeros(self.where.shape, dtype=flat.dtype, device=flat.device)
-        return blank.masked_scatter(self.where, flat)
+        blank = flat.new_zeros(self.where.numel())
+        # By index, not by mask: the gradient of a masked scatter stops to count the mask.
+        return blank.index_copy(0, self.entries, flat).reshape(self.where.shape)
 
 
 def score(
@@ -60,7 +65,7 @@ def score(
     lengths: Int[Tensor, " B"],
     group: Int[Tensor, " B"],
     temperature: float = 1.0,
-    byte_budget: int = 2**26,
+    byte_budget: int | None = None,
     layout: Literal["packed", "padded"] = "packed",
     entropy_gradient: bool = False,
     routes: Routes | None = None,
@@ -72,14 +77,16 @@ def score(
 
     Both layouts give the same numbers and gradients. Packed runs each prompt once, in one row without padding;
     padded is transformers' ordinary forward pass, for reference and for models that packing does not support.
-    Rows of a group need not be neighbours. `byte_budget` bounds the logits held at a time.
+    Rows of a group need not be neighbours. `byte_budget` bounds the logits held at a time; None: the device decides.
+    The rows are laid out on the CPU, and what is found stays on the model's device.
 
     In a mixture of experts, tokens go where `routes` says, and `record` says where they went. A replay ends with
     this call, or with `until`: layers that are checkpointed run once more in the backward pass.
     """
-    tokens, lengths, group = _checked(model, prompts, tokens, lengths, group)
+    tokens, lengths, group = _checked(prompts, tokens, lengths, group)
     where = _where(tokens, lengths)
-    laid = _laid_out(model, prompts, tokens, lengths, group, layout)
+    targets = sent(tokens[where], model.device)
+    laid = _laid_out(model, prompts, tokens, lengths, group, layout).to(model.device)
     places = laid.places
     with ExitStack() as stack:
         replay, recorder = _experts(model, laid, routes, record or router_logits, router_logits, stack, until)
@@ -88,7 +95,7 @@ def score(
             logprobs, entropy = token_logprobs(
                 states.flat,
                 model.get_submodule("lm_head").get_parameter("weight"),
-                tokens[where],
+                targets,
                 temperature=temperature,
                 byte_budget=byte_budget,
                 entropy_gradient=entropy_gradient,
@@ -97,14 +104,14 @@ def score(
             if layout == "packed":
                 warn_of_fallback(type(model).__name__)
             assert isinstance(laid, Padded)
-            flat, logprobs, entropy = _own_logits(model, laid, tokens[where], temperature)
+            flat, logprobs, entropy = _own_logits(model, laid, targets, temperature)
             entropy = entropy if entropy_gradient else entropy.detach()
-            states = States(flat, where, laid.predictors)
+            states = _placed(flat, where, laid)
     return Scores(
         logprobs=states.aligned(logprobs),
         entropy=states.aligned(entropy),
         states=states,
-        routes=routes_of(recorder.chosen, places, [*map(len, prompts)]) if recorder and record else None,
+        routes=routes_of(recorder.chosen.cpu(), places, [*map(len, prompts)]) if recorder and record else None,
         router_logits=recorder.logits[laid.predictors] if recorder and router_logits else None,
         agreement=replay and (replay.agreement(places.completion_tokens), replay.agreement(places.prompt_tokens)),
     )
@@ -125,7 +132,7 @@ def _experts(
         again = torch.is_grad_enabled() and model.is_gradient_checkpointing
         assert until is not None or not again, "checkpointed layers would run again without their routes"
         indices = routes.at(laid.places, laid.tokens.numel())
-        replay = (until or stack).enter_context(replaying(model, indices))
+        replay = (until or stack).enter_context(replaying(model, sent(indices, model.device)))
     return replay, stack.enter_context(recording(model, keeps_logits=keeps_logits)) if listen else None
 
 
@@ -139,8 +146,9 @@ def completion_states(
     layout: Literal["packed", "padded"] = "packed",
 ) -> States:
     """The states alone, of a model with any head: each prompt runs once where packing is supported."""
-    tokens, lengths, group = _checked(model, prompts, tokens, lengths, group)
-    return _states(model, _laid_out(model, prompts, tokens, lengths, group, layout), _where(tokens, lengths))
+    tokens, lengths, group = _checked(prompts, tokens, lengths, group)
+    laid = _laid_out(model, prompts, tokens, lengths, group, layout).to(model.device)
+    return _states(model, laid, _where(tokens, lengths))
 
 
 def _laid_out(
@@ -151,35 +159,43 @@ def _laid_out(
     group: Int[Tensor, " B"],
     layout: Literal["packed", "padded"],
 ) -> Packed | Padded:
-    return (pack if supports_packing(model) and layout == "packed" else pad)(prompts, tokens, lengths, group)
+    if supports_packing(model) and layout == "packed":
+        return pack(prompts, tokens, lengths, group, in_blocks=reads_blocks(model))
+    return pad(prompts, tokens, lengths, group)
 
 
 def _states(model: PreTrainedModel, laid: Packed | Padded, where: Bool[Tensor, "B T"]) -> States:
     """Of a pass through the body."""
     if isinstance(laid, Packed):
-        with attention(model, NAME):
-            states = hidden_states(model, laid.tokens, laid.positions, laid.reader)
+        with nullcontext() if uses_our_attention(model) else attention(model, NAME):
+            states = hidden_states(model, laid.tokens, laid.positions, laid.reader, layer_run(model))
     else:
         # Outside the fast path a model's own attention may be part of what it computes.
         with attention(model, "sdpa") if supports_packing(model) else nullcontext():
             output = model.base_model(input_ids=laid.tokens, attention_mask=laid.mask, use_cache=False)
         states = output.last_hidden_state
-    return States(states.flatten(0, 1).index_select(0, laid.predictors), where, laid.predictors)
+    return _placed(states.flatten(0, 1).index_select(0, laid.predictors), where, laid)
+
+
+def _placed(flat: Float[Tensor, "C E"], where: Bool[Tensor, "B T"], laid: Packed | Padded) -> States:
+    entries = where.flatten().nonzero()[:, 0]
+    return States(flat, sent(where, flat.device), laid.predictors, sent(entries, flat.device))
 
 
 def _checked(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], tokens: Tensor, lengths: Tensor, group: Tensor
+    prompts: Sequence[Sequence[int]], tokens: Tensor, lengths: Tensor, group: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """On the model's device, and nothing empty."""
+    """On the CPU, and nothing empty."""
+    tokens, lengths, group = tokens.cpu(), lengths.cpu(), group.cpu()
     empty = [number for number in group.unique().tolist() if len(prompts[number]) == 0]
     if empty:
         raise ValueError(f"prompts[{empty[0]}] has no tokens: give at least one, from which a completion can start")
     assert int(lengths.max()) <= tokens.shape[1], "a completion is longer than its row"
-    return tokens.to(model.device), lengths.to(model.device), group.to(model.device)
+    return tokens, lengths, group
 
 
 def _where(tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Bool[Tensor, "B T"]:
-    return torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+    return torch.arange(tokens.shape[1]) < lengths[:, None]
 
 
 def _own_logits(

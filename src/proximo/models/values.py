@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
-from proximo.models.attention import attention, body
+from proximo.models.attention import attention, body, wide_sums
 from proximo.models.judging import load_reward_model
 from proximo.models.loading import has_score, load_model, supports_packing
 from proximo.models.scoring import States, completion_states
@@ -137,7 +137,8 @@ class HeadOnOwnLayers(nn.Module):
         assert self._seen is not None, "estimate comes after a pass inside `beside`"
         policy, name, hidden, others = self._seen
         self._seen = None  # nothing of the pass outlives its use
-        with attention(policy, name):
+        # As `hidden_states` runs them.
+        with attention(policy, name), wide_sums(policy.dtype, hidden.device):
             for layer in self.layers:
                 hidden = layer(hidden, **others)
         return read(self.head, states, self.norm(hidden).flatten(0, 1).index_select(0, states.places))
@@ -174,10 +175,10 @@ def value_model(form: ValueForm, policy: PreTrainedModel, loaded: PreTrainedMode
             return HeadOnOwnModel(model, own_head(model))
 
 
-def load_value_model(path: str, *, device: str) -> PreTrainedModel:
+def load_value_model(path: str, *, device: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A backbone for OwnModel: a reward model with its head, or a causal model."""
     scores = has_score(AutoConfig.from_pretrained(path, trust_remote_code=False))
-    return (load_reward_model if scores else load_model)(path, device=device)
+    return (load_reward_model if scores else load_model)(path, device=device, dtype=dtype)
 
 
 def own_head(model: PreTrainedModel) -> nn.Linear:

@@ -15,9 +15,11 @@ from proximo.maths.credit import advantages, returns_to_go
 from proximo.maths.keeping import trained_mask
 from proximo.maths.mismatch import MismatchStats
 from proximo.maths.shaping import KlReward
+from proximo.models.values import HeadOnOwnModel
 from proximo.shapes import Bool, Float, Int
 from proximo.training.experts import to_replay, with_routes
 from proximo.training.learner import Learner
+from proximo.training.memory import with_room
 from proximo.types import Batch, Group
 
 
@@ -39,7 +41,8 @@ class Assembled:
 def assemble(groups: Sequence[Group], dropped: Sequence[Group], learner: Learner, completion_limit: int) -> Assembled:
     """Everything the updates of one step read."""
     algorithm, kl_reward = learner.algorithm, learner.kl_reward
-    everyone = to_replay(to_batch([*groups, *dropped]), learner.replay).to(learner.model.device)
+    everyone = to_replay(to_batch([*groups, *dropped]), learner.replay)
+    make_room(learner, everyone)
     is_kept = everyone.group < len(groups)
     # Credit over all rows needs every row's values or divergences; otherwise only rows that train are scored.
     score_all = algorithm.advantage.needs_values or kl_reward is not None
@@ -71,6 +74,14 @@ def assemble(groups: Sequence[Group], dropped: Sequence[Group], learner: Learner
         sampler_gap=gap,
         earned=None if earned is None else earned[index],
     )
+
+
+def make_room(learner: Learner, batch: Batch) -> None:
+    """A budget for the memory that is there, unless one is given; here, where all that is sampled is known."""
+    if learner.options.token_budget is None:
+        value = learner.critic and learner.critic.model
+        models = [learner.model, value.model] if isinstance(value, HeadOnOwnModel) else [learner.model]
+        learner.passes = with_room(learner.passes, models, batch, learner.optimizer.pending_bytes)
 
 
 def is_dead(batch: Batch) -> Bool[Tensor, " B"]:
@@ -109,25 +120,27 @@ def _with_scores(batch: Batch, index: Int[Tensor, " M"], learner: Learner) -> tu
 def to_batch(groups: Sequence[Group]) -> Batch:
     """Tensors of the groups' completions, before anything is computed from them."""
     rollouts = [(number, rollout) for number, group in enumerate(groups) for rollout in group.rollouts]
-    lengths = torch.tensor([len(rollout.completion.tokens) for _, rollout in rollouts])
+    completions = [rollout.completion for _, rollout in rollouts]
+    lengths = torch.tensor([len(completion.tokens) for completion in completions])
     shape = (len(rollouts), max(1, int(lengths.max())))
-    tokens = torch.zeros(shape, dtype=torch.long)
-    logprobs = torch.zeros(shape, dtype=torch.float32)
-    for row, (_, rollout) in enumerate(rollouts):
-        tokens[row, : lengths[row]] = torch.tensor(rollout.completion.tokens, dtype=torch.long)
-        logprobs[row, : lengths[row]] = torch.tensor(rollout.completion.logprobs, dtype=torch.float32)
+    where = torch.arange(shape[1]) < lengths.unsqueeze(1)
+    # All rows at once: a tensor made and copied for each would take longer than everything else here.
+    tokens = torch.tensor([token for completion in completions for token in completion.tokens], dtype=torch.long)
+    logprobs = torch.tensor([each for completion in completions for each in completion.logprobs], dtype=torch.float32)
+    tokens = torch.zeros(shape, dtype=torch.long).masked_scatter(where, tokens)
+    logprobs = torch.zeros(shape, dtype=torch.float32).masked_scatter(where, logprobs)
     outcome = torch.tensor([rollout.grade.verdict for _, rollout in rollouts], dtype=torch.float64)
     rewards = torch.tensor([rollout.grade.reward for _, rollout in rollouts], dtype=torch.float64)
     return Batch(
         prompts=tuple(group.prompt_tokens for group in groups),
         tokens=tokens,
         lengths=lengths,
-        mask=torch.arange(shape[1]) < lengths.unsqueeze(1),
+        mask=where,
         group=torch.tensor([number for number, _ in rollouts]),
         outcome=outcome,
         rewards=rewards,
-        truncated=torch.tensor([rollout.completion.finish == "length" for _, rollout in rollouts]),
-        version=torch.tensor([rollout.completion.version for _, rollout in rollouts]),
+        truncated=torch.tensor([completion.finish == "length" for completion in completions]),
+        version=torch.tensor([completion.version for completion in completions]),
         rollout_logprobs=logprobs,
         old_logprobs=logprobs,
         advantages=torch.zeros(shape, dtype=torch.float64),

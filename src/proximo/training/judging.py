@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from proximo.models import load_tokenizer, pick_device, prompt_tokens
+from proximo.models import Precision, load_tokenizer, pick_device, pick_dtype, prompt_tokens
 from proximo.models.judging import completion_scores, load_reward_model
 from proximo.models.shipped import resolve
 from proximo.rewards import RewardFailed
@@ -23,7 +23,7 @@ Scorer = Callable[[Sequence[Problem], Sequence[Completion]], list[float]]
 """A rule or a reward model: one number for each completion, NaN where it is unscored."""
 
 
-def judged(task: Task, mix: RewardMix, tokenizer: PreTrainedTokenizerBase) -> Task:
+def judged(task: Task, mix: RewardMix, tokenizer: PreTrainedTokenizerBase, dtype: Precision = "auto") -> Task:
     """The task with the mix as its reward: itself, where its verdict is all; else reward models are loaded now."""
     if mix == RewardMix():
         return task
@@ -32,9 +32,13 @@ def judged(task: Task, mix: RewardMix, tokenizer: PreTrainedTokenizerBase) -> Ta
         if rule.reward.needs_answer and problem.answer is None:
             kind = type(rule.reward).__name__
             raise ValueError(f"rewards.rules has {kind}, which needs an answer, but problem {problem.id} has none")
-    scorers: list[tuple[float, Scorer]] = [(model.weight, Judge(model, tokenizer, problem)) for model in mix.models]
+    judges = [Judge(model, tokenizer, problem, dtype) for model in mix.models]
+    scorers: list[tuple[float, Scorer]] = [
+        (model.weight, judge) for model, judge in zip(mix.models, judges, strict=True)
+    ]
     scorers += [(rule.weight, rule.reward) for rule in mix.rules]
-    return Judged(task, mix.task, dict(zip(mix.names, scorers, strict=True)))
+    while_sampling = not mix.models and task.while_sampling and all(rule.reward.while_sampling for rule in mix.rules)
+    return Judged(task, mix.task, dict(zip(mix.names, scorers, strict=True)), while_sampling)
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,8 @@ class Judged:
     """Of the task's own reward."""
     scorers: Mapping[str, tuple[float, Scorer]]
     """By the name of the part, with its weight."""
+    while_sampling: bool = False
+    """Not with reward models: they would share the device with the sampler, and read many rows at once best."""
 
     def size(self, split: Split) -> int | None:
         return self.task.size(split)
@@ -78,7 +84,9 @@ def finite(score: float) -> float:
 class Judge:
     """A reward model that reads the policy's completions: as tokens where both have the same, else as text."""
 
-    def __init__(self, options: RewardModel, policy: PreTrainedTokenizerBase, problem: Problem) -> None:
+    def __init__(
+        self, options: RewardModel, policy: PreTrainedTokenizerBase, problem: Problem, dtype: Precision = "auto"
+    ) -> None:
         """`policy` is the policy's tokenizer; a prompt that cannot be read is found with the first problem."""
         path = resolve(options.path)
         own = load_tokenizer(path)
@@ -89,7 +97,8 @@ class Judge:
             prompt_tokens(self.tokenizer, problem.prompt)
         except (ValueError, TemplateError) as error:
             raise ValueError(f"rewards.models has {options.path!r}, which cannot read {problem.id}: {error}") from error
-        self.model = load_reward_model(path, device=pick_device(options.device), fresh_head=False)
+        device = pick_device(options.device)
+        self.model = load_reward_model(path, device=device, dtype=pick_dtype(dtype, device), fresh_head=False)
 
     @torch.no_grad()
     def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float]:

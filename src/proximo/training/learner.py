@@ -20,12 +20,15 @@ from proximo.maths.weights import TokenMean
 from proximo.models import Scores, frozen_copy
 from proximo.models.values import ValueModel
 from proximo.shapes import Bool, Float, Int
-from proximo.training.config import Replay, TrainingOptions
+from proximo.training.config import CPU_TOKENS, Replay, TrainingOptions
 from proximo.training.critic import critic_for
 from proximo.training.experts import agreement_stats, balance_for, check_agreement, check_replay
+from proximo.training.optimizer import Optimizer
 from proximo.training.passes import OldScores, Passes, minibatches
-from proximo.types import Batch, Stats
+from proximo.types import Batch, Stats, sent
 
+POLICY, VALUE = 0, 1
+"""The optimizer's two groups of parameters."""
 VALUE_PACE = 10
 """How much faster than the policy a value model learns unless told otherwise: it starts from nothing."""
 
@@ -70,7 +73,7 @@ class Learner:
         self.balance = balance_for(algorithm, model)
         self.passes = Passes(
             temperature,
-            options.token_budget,
+            options.token_budget or CPU_TOKENS,
             entropy_gradient=any(isinstance(extra, EntropyBonus) for extra in algorithm.extras),
             router_logits=self.balance is not None,
         )
@@ -79,11 +82,10 @@ class Learner:
         """As it stands: a controller moves its coefficient."""
         self.critic = critic_for(algorithm, model, value)
         self.rates = (options.learning_rate, value_learning_rate or VALUE_PACE * options.learning_rate)
-        self.optimizer = torch.optim.AdamW(
-            [{"params": self.policy_parameters()}, {"params": self.value_parameters()}],
-            lr=options.learning_rate,
+        self.optimizer = Optimizer(
+            [self.policy_parameters(), self.value_parameters()],
+            learning_rate=options.learning_rate,
             weight_decay=options.weight_decay,
-            betas=(0.9, 0.95),
         )
         self.version = 0
         self.sampled_version = 0
@@ -170,16 +172,17 @@ class Learner:
         """One optimizer update, exact over any split into micro-batches."""
         plan, token_weights = self._plan(batch), TokenMean()(batch.mask, batch.group)
         balance = self.balance and self.balance.counted(self.passes, self.model, batch)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         stats, first_logprobs, agreements = Stats(), [], []
-        trained = self._rows_with_gradient(batch)
+        trained, device = self._rows_with_gradient(batch), self.model.device
         for part in self.passes.parts(batch.rows(trained)):
             index = trained[part]
-            rows, weights = batch.rows(index), token_weights[index]
+            rows = batch.rows(index)
             with ExitStack() as until:
                 value = self.critic and self.critic.model
                 scores, values = self.passes.with_values(self.model, value, rows, until=until)
-                terms = [self._loss(rows, scores, plan.rows(index))]
+                rows, weights = rows.to(device), sent(token_weights[index], device)
+                terms = [self._loss(rows, scores, plan.rows(index).to(device))]
                 if self.critic is not None:
                     assert values is not None
                     terms.append(self.critic.term(values, rows, weights))
@@ -192,11 +195,11 @@ class Learner:
         if fresh:
             check_agreement(agreements)
         if not first_logprobs:  # all rows dead: the gradient is 0, which is not no gradient to an optimizer
-            for parameter in self.policy_parameters():
-                parameter.grad = torch.zeros_like(parameter)
-        gap = self._first_gap(batch, first_logprobs) if fresh and first_logprobs else None
+            self.optimizer.fill_zeros(POLICY)
         norms = self._apply()
         self.version += 1
+        first_logprobs = [(index, logprobs.cpu()) for index, logprobs in first_logprobs]
+        gap = self._first_gap(batch, first_logprobs) if fresh and first_logprobs else None
         current = torch.full_like(batch.old_logprobs, torch.nan)
         for index, logprobs in first_logprobs:
             current[index] = logprobs.to(current.dtype)
@@ -206,12 +209,12 @@ class Learner:
         """One update of the value model's own parameters."""
         assert self.critic is not None
         critic, weights = self.critic.unclipped(), TokenMean()(batch.mask, batch.group)
-        self.optimizer.zero_grad(set_to_none=True)
-        stats = Stats()
+        self.optimizer.zero_grad()
+        stats, device = Stats(), self.model.device
         for index in self.passes.parts(batch):
             rows = batch.rows(index)
             values = self.passes.values(self.model, critic.model, rows)
-            loss, part_stats = critic.term(values, rows, weights[index])
+            loss, part_stats = critic.term(values, rows.to(device), sent(weights[index], device))
             loss.backward()
             stats = stats + part_stats
         unseen = torch.full_like(batch.old_logprobs, torch.nan)
@@ -221,19 +224,14 @@ class Learner:
         """Linear warm-up, then constant; the policy's, which starts later where values are pre-trained."""
         warmup = max(self.options.warmup_steps, 1)
         steps = (step if policy_step is None else policy_step, step)
-        for group, rate, since in zip(self.optimizer.param_groups, self.rates, steps, strict=True):
-            group["lr"] = rate * min(max(since + 1, 0) / warmup, 1.0)
-        return self.optimizer.param_groups[0]["lr"]
+        rates = [rate * min(max(since + 1, 0) / warmup, 1.0) for rate, since in zip(self.rates, steps, strict=True)]
+        self.optimizer.set_rates(*rates)
+        return rates[POLICY]
 
     def _apply(self) -> tuple[float, float | None]:
-        """Clip, step, and say how large the gradients were: the policy's, and the value model's own."""
-        most = self.options.max_gradient_norm
-        norm = nn.utils.clip_grad_norm_(self.policy_parameters(), most)
-        # Apart: a value model that is far off must not shrink the policy's step.
-        value_norm = None if self.critic is None else nn.utils.clip_grad_norm_(self.value_parameters(), most)
-        if norm.isfinite() and (value_norm is None or value_norm.isfinite()):
-            self.optimizer.step()  # else the weights stay as they are; the caller sees the norms
-        return float(norm), None if value_norm is None else float(value_norm)
+        """How large the gradients were: the policy's, and the value model's own, which must not shrink its step."""
+        norms = self.optimizer.apply(self.options.max_gradient_norm)
+        return norms[POLICY], None if self.critic is None else norms[VALUE]
 
     def _loss(self, rows: Batch, scores: Scores, plan: Plan) -> tuple[Tensor, Stats]:
         old_logprobs = rows.old_logprobs

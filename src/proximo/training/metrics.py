@@ -106,7 +106,7 @@ def part_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _is_dead(rollouts: Sequence[Rollout]) -> bool:
-    known = [rollout.grade.reward for rollout in rollouts if not math.isnan(rollout.grade.reward)]
+    known = [reward for rollout in rollouts if not math.isnan(reward := rollout.grade.reward)]
     return not known or max(known) == min(known)
 
 

@@ -1,4 +1,8 @@
-"""Passes of models over a batch: minibatches for the updates, micro-batches that fit into memory."""
+"""Passes of models over a batch: minibatches for the updates, micro-batches that fit into memory.
+
+One rule of places: a batch lives on the CPU, and so does what is kept of a pass. A micro-batch is laid out there, and
+goes to the model's device for its pass and its loss; nothing waits for the device between two micro-batches.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -37,6 +41,8 @@ class Passes:
     entropy_gradient: bool = False
     router_logits: bool = False
     """Whether the routers' logits are kept, for a loss on them."""
+    is_planned: bool = False
+    """Whether the budget is for the memory of this machine."""
 
     def parts(self, batch: Batch) -> Iterator[Int[Tensor, " M"]]:
         """Row numbers of each micro-batch."""
@@ -89,18 +95,21 @@ class Passes:
     def without_gradient(
         self, model: PreTrainedModel, batch: Batch, value: ValueModel | None = None, *, record: bool = False
     ) -> OldScores:
-        logprobs, entropy = torch.zeros_like(batch.rollout_logprobs), torch.zeros_like(batch.rollout_logprobs)
-        values = None if value is None else torch.zeros_like(logprobs)
-        recorded: list[tuple[Tensor, Routes]] = []
-        for index in self.parts(batch):
-            scores, estimates = self.with_values(model, value, batch.rows(index), record=record)
-            logprobs[index], entropy[index] = scores.logprobs.to(logprobs.dtype), scores.entropy.to(entropy.dtype)
+        """Over all rows; what is found is on the CPU."""
+        parts = list(self.parts(batch))
+        found = [self.with_values(model, value, batch.rows(index), record=record) for index in parts]
+        blank = torch.zeros_like(batch.rollout_logprobs)
+        logprobs, entropy, values = blank.clone(), blank.clone(), None if value is None else blank
+        for index, (scores, estimates) in zip(parts, found, strict=True):
+            logprobs[index], entropy[index] = (
+                scores.logprobs.to(blank.dtype).cpu(),
+                scores.entropy.to(blank.dtype).cpu(),
+            )
             if values is not None:
                 assert estimates is not None
-                values[index] = estimates.to(values.dtype)
-            if scores.routes is not None:
-                recorded.append((index, scores.routes))
-        return OldScores(logprobs, entropy, values, joined(recorded, batch))
+                values[index] = estimates.to(blank.dtype).cpu()
+        routes = [(index, scores.routes) for index, (scores, _) in zip(parts, found, strict=True) if scores.routes]
+        return OldScores(logprobs, entropy, values, joined(routes, batch))
 
 
 def minibatches(batch: Batch, options: TrainingOptions, random: torch.Generator) -> list[Int[Tensor, " M"]]:

@@ -12,7 +12,8 @@ from proximo import toml
 from proximo.data import DataFile, read_rankings
 from proximo.maths.arithmetic import at_least_float32
 from proximo.maths.pairwise import BradleyTerry, calibration_error, pair_accuracy, ranked_pairs
-from proximo.models import load_tokenizer, pick_device
+from proximo.models import Precision, load_tokenizer, pick_device, pick_dtype
+from proximo.models.compiling import allow_compiling
 from proximo.models.judging import completion_scores, load_reward_model, pad_token
 from proximo.models.shipped import resolve
 from proximo.shapes import Float
@@ -34,6 +35,10 @@ class RewardModelConfig:
     fit: FitOptions = field(default_factory=FitOptions)
     device: str = "auto"
     """Where the model lives, as torch names it. `auto`: a GPU where there is one, else the CPU."""
+    dtype: Precision = "auto"
+    """Of the weights. `auto`: bfloat16 on a GPU, where the optimizer keeps float32 masters, and float32 on a CPU."""
+    compile: bool = True
+    """On a GPU: compile the layers, which takes some seconds once. On a CPU nothing is compiled either way."""
     seed: int = 0
 
 
@@ -46,7 +51,9 @@ def train_reward_model(config: RewardModelConfig, folder: Path, say: Callable[[s
     path = resolve(config.model)
     tokenizer = load_tokenizer(path)
     data = prepare(config.data, read_rankings, tokenizer)
-    model = load_reward_model(path, device=pick_device(config.device), seed=config.seed)
+    allow_compiling(config.compile)
+    device = pick_device(config.device)
+    model = load_reward_model(path, device=device, dtype=pick_dtype(config.dtype, device), seed=config.seed)
     if tokenizer.pad_token_id is None:  # whoever pads with this tokenizer must pad with what the model leaves out
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token(model.config))
     data.check_room(model)
@@ -122,7 +129,7 @@ class Judgement:
                     self.model, prompts=part.prompts, tokens=part.tokens, lengths=part.lengths, group=part.group
                 )
             )
-            pairs = ranked_pairs(part.group.to(scores.device))
+            pairs = ranked_pairs(part.group).to(scores.device)
             chosen, rejected = scores[pairs.chosen], scores[pairs.rejected]
             margin = margins[part.group].to(scores)[pairs.chosen]
             losses = self.loss(chosen, rejected, margin)

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from proximo.models import load_model, load_tokenizer, pick_device
+from proximo.models import load_model, load_tokenizer, pick_device, pick_dtype
+from proximo.models.compiling import allow_compiling
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, load_value_model, value_model
+from proximo.samplers import Sampler
 from proximo.samplers.embedded import local_sampler
 from proximo.samplers.mismatch import MismatchedSampler
 from proximo.tasks import Task
@@ -44,6 +46,11 @@ class Clock:
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
+    def split(self, name: str, part: str, seconds: float) -> None:
+        """Count so many seconds of a phase as one of their own."""
+        self.seconds[name] -= seconds
+        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -67,9 +74,11 @@ class Run:
         path = resolve(config.model)
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(path)
         self.left_out = check_prompts(config, path, self.tokenizer)
-        self.task: Task = judged(config.task, config.rewards, self.tokenizer)
+        allow_compiling(config.compile)
+        self.task: Task = judged(config.task, config.rewards, self.tokenizer, config.dtype)
         backbone = _value_backbone(config, self.tokenizer)
-        self.model: PreTrainedModel = load_model(path, device=pick_device(config.device))
+        device = pick_device(config.device)
+        self.model: PreTrainedModel = load_model(path, device=device, dtype=pick_dtype(config.dtype, device))
         rows = config.training.groups * config.training.group_size
         slots = min(rows, MOST_SLOTS)
         self.sampler = local_sampler(self.model, self.tokenizer, slots=slots)
@@ -91,8 +100,7 @@ class Run:
         self.baselines = BaselineWatch()
         self.collector = Collector(
             task=self.task,
-            # One of its own: evaluation has no use for routes.
-            sampler=self.mismatched or local_sampler(self.model, self.tokenizer, slots=slots, record_routes=records),
+            sampler=self.mismatched or self._sampler(slots, record_routes=records),
             tokenizer=self.tokenizer,
             sampling=config.sampling,
             training=config.training,
@@ -100,6 +108,12 @@ class Run:
             seed=config.seed,
         )
         self.log = RunLog(folder)
+
+    def _sampler(self, slots: int, *, record_routes: bool) -> Sampler:
+        """Evaluation's, with its keys and captured steps, unless it is to note routes, for which that has no use."""
+        if not record_routes:
+            return self.sampler
+        return local_sampler(self.model, self.tokenizer, slots=slots, record_routes=True)
 
     def evaluate(self) -> tuple[Evaluation, list[Answered]]:
         config = self.config
@@ -147,6 +161,7 @@ def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
     learner.start_step(run.mismatched and run.mismatched.refresh(learner.version))
     with clock.phase("rollout"):
         collected = run.collector.collect(frontier, step=step, version=learner.version)
+    clock.split("rollout", "grade", collected.grading_seconds)
     every = config.training.reset_reference_every
     if every is not None and step and step % every == 0:
         learner.reset_reference()
@@ -210,7 +225,8 @@ def _value_backbone(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Pr
             f"value.form.path is {form.path!r}: its vocabulary is not the policy's, whose tokens it would have to "
             "read; use a model of the same family"
         )
-    return load_value_model(path, device=pick_device(config.device))
+    device = pick_device(config.device)
+    return load_value_model(path, device=device, dtype=pick_dtype(config.dtype, device))
 
 
 def _why_empty(collected: Collected, assembled: Assembled | None) -> str:

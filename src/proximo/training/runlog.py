@@ -17,6 +17,7 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
+from proximo.machine import Machine
 from proximo.training.learner import Update
 from proximo.types import Batch, Group, Message
 
@@ -43,8 +44,8 @@ class RunLog:
             "python": platform.python_version(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
-            "machine": platform.machine(),
-            "threads": torch.get_num_threads(),
+            "processor": platform.machine(),
+            "machine": Machine.current().to_dict(),
         }
         (self.folder / "run.json").write_text(json.dumps(facts, indent=2) + "\n")
 

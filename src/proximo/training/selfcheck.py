@@ -1,11 +1,11 @@
 """Do this model, tokenizer, task and algorithm hold together? Checked on a few completions, before a run.
 
-Here stand the numbers that two ways of computing must agree on, up to the rounding of float32.
+Here stand the numbers that two ways of computing must agree on, up to the rounding of the model's precision.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.algorithms import Algorithm
-from proximo.maths.arithmetic import row_mean
+from proximo.maths.arithmetic import at_least_float32, row_mean
 from proximo.maths.keeping import KeepAll
 from proximo.models import Scores, score, supports_packing
+from proximo.models.compiling import allow_compiling
 from proximo.models.values import OwnModel, value_model
 from proximo.samplers import Sampler, SamplingOptions
 from proximo.samplers.drafts import end_tokens
@@ -37,21 +38,48 @@ from proximo.training.checks import (
 from proximo.training.collect import Collector, Frontier
 from proximo.training.config import RunConfig
 from proximo.training.judging import judged
-from proximo.training.learner import Learner, gate_width
+from proximo.training.learner import POLICY, VALUE, Learner, gate_width
+from proximo.training.optimizer import HALVES
 from proximo.types import Batch, Completion, Grade, Group, Rollout
 
 GROUPS, SIBLINGS, TOKENS = 4, 4, 64
 """What is sampled at most: enough for every path through the code, little enough for a laptop."""
-ROUNDING = 1e-4
-"""How far float32 may drift between two ways of computing the same."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How far two ways of computing the same may drift apart."""
+
+    mean: float
+    """Of log-probs, over tokens."""
+    largest: float
+    """Of a token's log-prob."""
+    relative: float
+    """Of all log-probs, or of a gradient, as a share of its norm."""
+    trusts: bool
+    """Whether a sampler that is the model itself must be close enough for the gate to take its word."""
+
+
+FLOAT32 = Bounds(mean=1e-4, largest=1e-4, relative=1e-4, trusts=True)
+# bfloat16 rounds to 8 digits: 2⁻⁹ = 0.2 % of every state, a few hundred times on the way through some thirty layers
+# and, for a gradient, back. Errors of random sign grow with the root of their number: 0.2 % · √(10 · 30 · 2) = 5 % of a
+# gradient, and of a logit around 10 some 0.02, of which a log-prob sees the difference to its neighbours. The bounds
+# are twice that. What they are to find is far outside: a token or a mask in a wrong place moves log-probs by nats, a
+# wrong normaliser a gradient by tens of per cent.
+BFLOAT16 = Bounds(mean=2e-3, largest=0.1, relative=0.1, trusts=False)
+
+
+def bounds_of(model: PreTrainedModel) -> Bounds:
+    return BFLOAT16 if model.dtype in HALVES else FLOAT32
 
 
 def selfcheck(
     config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sampler: Sampler
 ) -> Iterator[Check]:
     """Every check, the cheap ones first; the model is left as it was."""
+    allow_compiling(config.compile)
     # Rewards and value models are those of the run: what it would refuse is refused here.
-    task = judged(config.task, config.rewards, tokenizer)
+    task = judged(config.task, config.rewards, tokenizer, config.dtype)
     problems = [config.task.problem(index, "train", config.seed) for index in range(PROBLEMS)]
     encoded = prompts_have_tokens(tokenizer, problems)
     yield encoded
@@ -84,32 +112,40 @@ def sampler_is_learner(
     with torch.no_grad():
         logprobs = _scored(model, batch, temperature).logprobs.cpu()
     difference = logprobs - batch.rollout_logprobs.to(logprobs.dtype)
-    gaps, width = difference.abs()[batch.mask], gate_width(algorithm)
-    sequences = row_mean(difference, batch.mask).abs()
+    gaps, bounds = difference.abs()[batch.mask], bounds_of(model)
     return (
-        Check("sampler = learner, largest gap", float(gaps.max()), ROUNDING, f"log-probs of {len(gaps)} tokens"),
-        Check("sampler = learner, mean gap", float(gaps.mean()), ROUNDING, f"log-probs of {len(gaps)} tokens"),
-        Check(
-            "sampler = learner, log-ratio",
-            float(sequences.mean()),
-            width / 10,
-            f"of {len(sequences)} completions; the bound is a tenth of the gate's width {width:g}",
-        ),
+        Check("sampler = learner, largest gap", float(gaps.max()), bounds.largest, f"log-probs of {len(gaps)} tokens"),
+        Check("sampler = learner, mean gap", float(gaps.mean()), bounds.mean, f"log-probs of {len(gaps)} tokens"),
+        _ratio_check(row_mean(difference, batch.mask).abs(), gate_width(algorithm), bounds),
     )
+
+
+def _ratio_check(ratios: Tensor, width: float, bounds: Bounds) -> Check:
+    """What the gate would see. In half precision a gate may be narrower than rounding: that is no fault, since a run
+    measures the same and then computes the old policy's log-probs itself."""
+    value, trusted = float(ratios.mean()), width / 10
+    detail = f"of {len(ratios)} completions; the bound is a tenth of the gate's width {width:g}"
+    if bounds.trusts or value < trusted:
+        return Check("sampler = learner, log-ratio", value, trusted, detail)
+    detail = (
+        f"of {len(ratios)} completions: above a tenth of the gate's width {width:g}, so a run with several updates a "
+        "step takes the old log-probs from a pass of its own, not from the sampler"
+    )
+    return Check("sampler = learner, log-ratio", value, bounds.mean, detail)
 
 
 def packed_is_padded(model: PreTrainedModel, batch: Batch, temperature: float) -> tuple[Check, Check]:
     """Our attention over packed rows against transformers' own over padded ones."""
-    names = "packed = padded, log-probs", "packed = padded, gradient"
+    names, bound = ("packed = padded, log-probs", "packed = padded, gradient"), bounds_of(model).relative
     if not supports_packing(model):
         why = f"skipped: {type(model).__name__} is always scored padded"
-        return Check(names[0], None, ROUNDING, why), Check(names[1], None, ROUNDING, why)
+        return Check(names[0], None, bound, why), Check(names[1], None, bound, why)
     packed, packed_gradient = _score_with_gradient(model, batch, temperature, "packed")
     padded, padded_gradient = _score_with_gradient(model, batch, temperature, "padded")
     detail = f"relative difference, {len(batch)} random completions"
     return (
-        Check(names[0], relative_difference([padded], [packed]), ROUNDING, detail),
-        Check(names[1], relative_difference(padded_gradient, packed_gradient), ROUNDING, detail),
+        Check(names[0], relative_difference([padded], [packed]), bound, detail),
+        Check(names[1], relative_difference(padded_gradient, packed_gradient), bound, detail),
     )
 
 
@@ -122,11 +158,12 @@ def micro_batches_add_up(model: PreTrainedModel, groups: Sequence[Group], config
     detail = f"relative difference, {len(groups)} groups at once and one by one"
     if math.isnan(value):
         detail = "the gradient is 0 or not a number"
-    return Check("micro-batches = batch, gradient", value, ROUNDING, detail)
+    return Check("micro-batches = batch, gradient", value, bounds_of(model).relative, detail)
 
 
 def relative_difference(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
     """|first − second| / |first| over all tensors together; NaN where the first is 0, for then nothing was shown."""
+    first, second = [*map(at_least_float32, first)], [*map(at_least_float32, second)]
     gap = math.hypot(*(float((a - b).norm()) for a, b in zip(first, second, strict=True)))
     size = math.hypot(*(float(a.norm()) for a in first))
     return gap / size if size else math.nan
@@ -187,10 +224,11 @@ def _update_gradient(
         seed=config.seed,
         value=form and value_model(form, model),
     )
-    for group in learner.optimizer.param_groups:
-        group["lr"] = 0.0  # the model stays as it is
+    optimizer = learner.optimizer
+    optimizer.set_rates(0.0, 0.0)  # the model stays as it is
     learner.update(assemble(groups, [], learner, config.sampling.max_tokens).batch, fresh=False)
-    return _taken_gradient([*learner.policy_parameters(), *learner.value_parameters()])
+    optimizer.close()
+    return _taken_gradient([*optimizer.held(POLICY), *optimizer.held(VALUE)])
 
 
 def _score_with_gradient(

@@ -13,7 +13,18 @@ from proximo import toml
 from proximo.data import DataFile, Example, Mistakes, read_examples
 from proximo.maths.extras import supervised_loss
 from proximo.maths.weights import TokenMean
-from proximo.models import load_model, load_tokenizer, pick_device, score, tiny_model, tiny_tokenizer
+from proximo.models import (
+    Precision,
+    load_model,
+    load_tokenizer,
+    pick_device,
+    pick_dtype,
+    score,
+    tiny_model,
+    tiny_tokenizer,
+    with_precision,
+)
+from proximo.models.compiling import allow_compiling
 from proximo.models.shipped import resolve
 from proximo.shapes import Float
 from proximo.tasks import Arithmetic, Split, Task, TaskOptions
@@ -52,6 +63,10 @@ class SftConfig:
     """Dynamic fine-tuning (DFT): each token's loss times its own probability, held constant."""
     device: str = "auto"
     """Where the model lives, as torch names it. `auto`: a GPU where there is one, else the CPU."""
+    dtype: Precision = "auto"
+    """Of the weights. `auto`: bfloat16 on a GPU, where the optimizer keeps float32 masters, and float32 on a CPU."""
+    compile: bool = True
+    """On a GPU: compile the layers, which takes some seconds once. On a CPU nothing is compiled either way."""
     seed: int = 0
 
 
@@ -64,8 +79,11 @@ def sft(config: SftConfig, folder: Path, say: Callable[[str], None]) -> Fitted:
     path = None if config.model is None else resolve(config.model)
     tokenizer = tiny_tokenizer() if path is None else load_tokenizer(path)
     data = _prepared(config, tokenizer)
+    allow_compiling(config.compile)
+    device = pick_device(config.device)
     model = tiny_model(seed=config.seed) if path is None else load_model(path)
-    model.to(device=pick_device(config.device))  # pyright: ignore[reportCallIssue]
+    model = with_precision(model, pick_dtype(config.dtype, device))
+    model.to(device=device)  # pyright: ignore[reportCallIssue]
     data.check_room(model)
     log.start(toml.dumps(config))
     data.report(log, say)

@@ -113,8 +113,6 @@ class PipelineConfig:
     held_out: HeldOutOptions = HeldOutOptions()
     device: str = "auto"
     """Where the models live, as torch names it. `auto`: a GPU where there is one, else the CPU."""
-    threads: int = 1
-    """Of the CPU. Models this small gain little from more, and lose much where other programs keep the cores busy."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -123,8 +121,6 @@ class PipelineConfig:
                 f"sampling.max_tokens is {self.sampling.max_tokens}: {self.task.length} letters and their end need "
                 f"{self.task.length + 1}"
             )
-        if self.threads < 1:
-            raise ValueError(f"threads is {self.threads}: give at least 1")
         self.runs(Path())  # what no run can mean fails now
 
     @property

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from proximo.models import load_model, load_tokenizer, pick_device, prompt_tokens, score
+from proximo.models import load_model, load_tokenizer, pick_device, pick_dtype, prompt_tokens, score
 from proximo.models.shipped import resolve
 from proximo.samplers.embedded import local_sampler
 from proximo.shapes import Float
@@ -66,7 +66,8 @@ class Measuring:
 
     def _open(self, name: str) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
         path = resolve(str(self.folder / name))
-        return load_tokenizer(path), load_model(path, device=pick_device(self.config.device))
+        device = pick_device(self.config.device)
+        return load_tokenizer(path), load_model(path, device=device, dtype=pick_dtype("auto", device))
 
     def _right(self, problem: Problem) -> Completion:
         text = str(problem.answer)

@@ -2,12 +2,9 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-
-import torch
 
 from proximo import toml
 from proximo.training.collect import Collected
@@ -34,8 +31,7 @@ def pipeline(config: PipelineConfig, folder: Path, say: Say) -> Result:
     if (folder / "config.toml").exists():
         raise ValueError(f"--run {folder}: there is a run in this folder already; choose another name or remove it")
     RunLog(folder).start(toml.dumps(config))
-    with _threads(config.threads):
-        result = _chain(config, folder, say)
+    result = _chain(config, folder, say)
     (folder / "results.json").write_text(json.dumps(plain(asdict(result)), indent=2) + "\n")
     (folder / "report.md").write_text(report(result))
     return result
@@ -72,16 +68,6 @@ def _chain(config: PipelineConfig, folder: Path, say: Say) -> Result:
         ),
         seconds=clock.seconds,
     )
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def plain(value: object) -> object:

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 from proximo.data import stable_hash
-from proximo.models import load_model, load_tokenizer, pick_device, prompt_tokens
+from proximo.models import load_model, load_tokenizer, pick_device, pick_dtype, prompt_tokens
 from proximo.models.shipped import resolve
 from proximo.samplers.embedded import local_sampler
 from proximo.tasks import Sorting
@@ -55,7 +55,9 @@ def write_rankings(config: PipelineConfig, folder: Path) -> Ranked:
     problems = [config.task.problem(count + index, "train", config.seed) for index in range(options.prompts)]
     path = resolve(str(folder / SFT))
     tokenizer = load_tokenizer(path)
-    sampler = local_sampler(load_model(path, device=pick_device(config.device)), tokenizer, slots=MOST_SLOTS)
+    device = pick_device(config.device)
+    model = load_model(path, device=device, dtype=pick_dtype("auto", device))
+    sampler = local_sampler(model, tokenizer, slots=MOST_SLOTS)
     requests = [
         Request(number, prompt_tokens(tokenizer, problem.prompt), options.samples)
         for number, problem in enumerate(problems)

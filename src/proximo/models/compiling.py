@@ -1,0 +1,110 @@
+"""Compiled layers on a GPU: one compilation for all layers of a model and all sizes of a micro-batch.
+
+On a CPU nothing is compiled: the compiler takes longer than it saves there.
+"""
+
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from proximo.models.attention import LayerReader, LayerRun, body, run_layer
+from proximo.models.flex import LEAST_WIDTH, FlexReader
+from proximo.models.routing import routers
+
+VARIANTS = 64
+"""Compilations of a layer that torch may keep: with and without gradient, of policies, value and reward models."""
+
+_allowed = True
+
+
+def allow_compiling(allowed: bool) -> None:
+    """For the whole process; what is compiled already stays so."""
+    global _allowed
+    _allowed = allowed
+
+
+def compiles(device: torch.device) -> bool:
+    """Whether passes on this device are compiled: on a GPU, unless that was switched off."""
+    return _allowed and device.type == "cuda"
+
+
+def reads_blocks(model: PreTrainedModel) -> bool:
+    """Whether a packed row is laid out in blocks, for attention that has to be compiled."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    config = model.config.get_text_config()
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return compiles(weight.device) and width >= LEAST_WIDTH and weight.dtype != torch.float64
+
+
+def compiles_layers(model: PreTrainedModel) -> bool:
+    """Not of experts: they are chosen by data, which no one graph can follow, and hooks listen to their routers."""
+    return compiles(model.device) and not routers(model)
+
+
+def checkpoint_layers(model: PreTrainedModel, wanted: bool) -> None:
+    """Whether training passes keep only what enters each layer, and run it again in the backward pass.
+
+    Unlike transformers' switch this leaves the embeddings alone, so that sampling does not notice.
+    """
+    layers: Any = body(model).get_submodule("layers")
+    for layer in layers:
+        layer.gradient_checkpointing = wanted
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+
+
+def layer_run(model: PreTrainedModel) -> LayerRun:
+    """How each layer of a training pass is run: compiled where that can be, and again in the backward pass where the
+    layer is checkpointed, whether or not it is in training mode."""
+    may_compile = compiles_layers(model)
+
+    def run(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:
+        one = compiled_layer if may_compile and fits(layer, reader) else run_layer
+        if not (torch.is_grad_enabled() and getattr(layer, "gradient_checkpointing", False)):
+            return one(layer, hidden, angles, reader)
+        if one is run_layer:
+            one = _call
+        again: Any = layer._gradient_checkpointing_func
+        return again(partial(_with_hidden, one, layer, angles, reader), hidden)
+
+    return run
+
+
+def fits(layer: nn.Module, reader: LayerReader) -> bool:
+    """Hooks and compilation do not mix, and only blocks keep the shapes apart from the sizes."""
+    return isinstance(reader, FlexReader) and not (layer._forward_hooks or layer._forward_pre_hooks)
+
+
+def compiled_layer(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:
+    """The number of blocks is marked, so that the first compilation is for any."""
+    for tensor in (hidden, *angles):
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)
+    return _compiled()(layer, hidden, angles, reader)
+
+
+@cache
+def _compiled() -> LayerRun:
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
+    return torch.compile(_forward, fullgraph=True)
+
+
+def _forward(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:
+    """Not the call: checkpoints and hooks are seen to outside."""
+    return layer.forward(hidden, attention_mask=None, position_embeddings=angles, use_cache=False, reader=reader)
+
+
+def _call(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:
+    """With its hooks, without transformers' own checkpoint around it."""
+    return nn.Module.__call__(
+        layer, hidden, attention_mask=None, position_embeddings=angles, use_cache=False, reader=reader
+    )
+
+
+def _with_hidden(
+    run: LayerRun, layer: nn.Module, angles: tuple[Tensor, Tensor], reader: LayerReader, hidden: Tensor
+) -> Tensor:
+    return run(layer, hidden, angles, reader)
