@@ -59,9 +59,19 @@ def test_prompts_nobody_continues_are_left_out():
 
 
 def test_micro_batches_by_hand():
-    # Groups of 5 + 7 = 12, 2 + 6 = 8, 3 + 1 = 4 and 1 + 2 = 3 tokens under a budget of 12: alone, then 8 + 4, then 3.
+    # Groups of 5 + 7 = 12, 2 + 6 = 8, 3 + 1 = 4 and 1 + 2 = 3 tokens need three batches of 12: 12, 8 and 4 + 3.
     parts = micro_batches([5, 2, 3, 1], [3, 4, 6, 1, 2], [0, 0, 1, 2, 3], token_budget=12)
-    assert parts == [[0, 1], [2, 3], [4]]
+    assert parts == [[0, 1], [2], [3, 4]]
+
+
+def test_micro_batches_that_fit_only_unevenly():
+    # 5 + 4 and 3 + 3 + 3 fill two batches of 9; into the emptiest first, 5 + 3 and 4 + 3 leave no room for the last 3.
+    assert micro_batches([4, 3, 2, 2, 2], [1] * 5, [0, 1, 2, 3, 4], token_budget=9) == [[0, 1], [2, 3, 4]]
+
+
+def test_equal_groups_are_spread_evenly():
+    parts = micro_batches([1] * 16, [1] * 16, list(range(16)), token_budget=7)
+    assert sorted(map(len, parts)) == [2, 2, 3, 3, 3, 3]
 
 
 def test_a_group_larger_than_the_budget_stands_alone():

@@ -7,7 +7,7 @@ the project where anything is shifted by one.
 All of it is arithmetic of indices, done where the batch lives, on the CPU; only what is finished goes to a device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -154,7 +154,7 @@ def predictors(
 def micro_batches(
     prompt_lengths: Sequence[int], completion_lengths: Sequence[int], group: Sequence[int], token_budget: int
 ) -> list[list[int]]:
-    """Row numbers of each micro-batch: whole groups, longest first, each where it first fits under the budget.
+    """Row numbers of each micro-batch: whole groups, as few batches as fit under the budget, of even sizes.
 
     Row b has `completion_lengths[b]` tokens after the prompt of `prompt_lengths[group[b]]`, which its group shares.
     A group larger than the budget stands alone. The batches' tokens add up to the same whatever the budget.
@@ -165,16 +165,32 @@ def micro_batches(
     for row, number in enumerate(group):
         rows.setdefault(number, []).append(row)
     sizes = {number: prompt_lengths[number] + sum(completion_lengths[row] for row in rows[number]) for number in rows}
-    batches: list[list[int]] = []
+    batches = _spread(sizes, token_budget)
+    return [sorted(row for number in batch for row in rows[number]) for batch in batches]
+
+
+def _spread(sizes: Mapping[int, int], budget: int) -> list[list[int]]:
+    """Largest first, each where it first fits: so many batches are enough. Then again, each into the emptiest of them:
+    a last one with little in it would keep a device no less busy than a full one."""
+    order = sorted(sizes, key=lambda number: (-sizes[number], number))
+    packed: list[list[int]] = []
     room: list[int] = []
-    for number in sorted(rows, key=lambda number: (-sizes[number], number)):
-        fitting = next((index for index, left in enumerate(room) if sizes[number] <= left), len(batches))
-        if fitting == len(batches):
-            batches.append([])
-            room.append(token_budget)
-        batches[fitting] += rows[number]
+    for number in order:
+        fitting = next((index for index, left in enumerate(room) if sizes[number] <= left), len(packed))
+        if fitting == len(packed):
+            packed.append([])
+            room.append(budget)
+        packed[fitting].append(number)
         room[fitting] -= sizes[number]
-    return [sorted(batch) for batch in batches]
+    even: list[list[int]] = [[] for _ in packed]
+    filled = [0] * len(packed)
+    for number in order:
+        emptiest = filled.index(min(filled))
+        if filled[emptiest] and filled[emptiest] + sizes[number] > budget:
+            return packed  # evenly they do not fit
+        even[emptiest].append(number)
+        filled[emptiest] += sizes[number]
+    return even
 
 
 def _prompts(prompts: Sequence[Sequence[int]], used: Int[Tensor, " P"]) -> tuple[Int[Tensor, " M"], Int[Tensor, " P"]]:
