@@ -26,6 +26,8 @@ USAGE = """usage: proximo COMMAND ...
                        do model, task and algorithm hold together? a minute before a run
   proximo chat MODEL [--chat] [--temperature X] [--max-tokens N]
                        what a model says to each line of the terminal or of a pipe
+  proximo bench TABLE [--only ROW ...] [--steps N] [--peers SETTING ... | none] [--ablate] [--field VALUE ...]
+                       rollout, train, step, memory or growth: times beside TRL's and beside the machine's limit
   proximo tasks        the tasks there are, with an example of each
   proximo explain NAME [--stage.field VALUE ...]
   proximo explain --all
@@ -37,7 +39,7 @@ progress on stderr. train takes --dry-run: the resolved run, and nothing is star
 
 STAGES = ("sft", "reward-model", "dpo")
 """They learn from files."""
-COMMANDS = ("train", "eval", *STAGES, "pairs", "selfcheck", "chat", "tasks", "explain")
+COMMANDS = ("train", "eval", *STAGES, "pairs", "selfcheck", "chat", "bench", "tasks", "explain")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,6 +73,10 @@ def _run(command: str, arguments: list[str]) -> int:
         from proximo.cli import chatting
 
         return chatting.run(arguments)
+    if command == "bench":
+        from proximo.cli import benching
+
+        return benching.run(arguments)
     if command == "pairs":
         from proximo.cli import pairing
 

@@ -1,0 +1,69 @@
+"""What `proximo bench` can be told, read without the command line's dependencies: GPUs are often bare machines."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PEERS = ("best", "default", "static", "compiled")
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    only: tuple[str, ...] = ()
+    """Rows; empty: all that this device is meant for."""
+    steps: int = 5
+    """Turns that count, after the one in which numbers are compared and after the warm-up."""
+    warmup: int = 1
+    device: str = "auto"
+    peers: tuple[str, ...] = ("best", "default", "static")
+    """TRL's settings that are measured beside ours."""
+    ablate: bool = False
+    """Our own techniques switched off one by one, in the place of the peers."""
+    token_budget: int | None = None
+    """Of our forward passes. None: as a run has it."""
+    peer_rows: int | None = None
+    """Of TRL's micro-batch at its best settings. None: the workload's, halved while memory runs out."""
+    threads: int = 1
+    """On a CPU; more than one is fair on a quiet machine only."""
+    results: str = "benchmarks/results"
+    """The folder for the JSON file."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.warmup < 0 or self.threads < 1:
+            raise ValueError(
+                f"steps is {self.steps}, warmup {self.warmup}, threads {self.threads}: give at least 1, 0 and 1"
+            )
+        unknown = [name for name in self.peers if name not in PEERS]
+        if unknown:
+            raise ValueError(f"peers has {unknown[0]!r}: give some of {', '.join(PEERS)}, or none")
+
+
+def parsed(arguments: Sequence[str], tables: Sequence[tuple[str, str]], prog: str) -> tuple[str, BenchOptions]:
+    """The table's name and the options; `tables` are names with what each shows."""
+    listed = "\n".join(f"  {name:<9}{what}" for name, what in tables)
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=f"Measure Proximo, and TRL's GRPOTrainer beside it where it is installed.\n\ntables:\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    default = BenchOptions()
+    parser.add_argument("table", choices=[name for name, _ in tables], help="which table")
+    parser.add_argument("--only", nargs="+", default=(), metavar="ROW", help="these rows alone")
+    parser.add_argument("--steps", type=int, default=default.steps, help="turns that count (default 5)")
+    parser.add_argument("--warmup", type=int, default=default.warmup, help="turns before them (default 1)")
+    parser.add_argument("--device", default=default.device, help="auto, cpu or cuda")
+    parser.add_argument(
+        "--peers", nargs="+", default=default.peers, metavar="SETTING", help=f"of {', '.join(PEERS)}, or none"
+    )
+    parser.add_argument("--ablate", action="store_true", help="our techniques off one by one, without the peers")
+    parser.add_argument("--token-budget", type=int, help="tokens of our forward passes")
+    parser.add_argument("--peer-rows", type=int, help="rows of TRL's micro-batch at its best settings")
+    parser.add_argument("--threads", type=int, default=default.threads, help="on a CPU (default 1)")
+    parser.add_argument("--results", default=default.results, help="folder for the JSON file")
+    given = vars(parser.parse_args(list(arguments)))
+    table = given.pop("table")
+    peers = () if list(given["peers"]) == ["none"] else tuple(given["peers"])
+    try:
+        return table, BenchOptions(**given | {"only": tuple(given["only"]), "peers": peers})
+    except ValueError as error:
+        parser.error(str(error))

@@ -1,0 +1,151 @@
+"""How fast a machine could be: bytes over bandwidth, operations over arithmetic, launches over their latency.
+
+Only what cannot be avoided is counted: weights and live keys and values read once for a token drawn, each prompt
+computed once for its group.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from proximo.bench.shapes import Shape
+from proximo.bench.workloads import Workload
+
+KERNELS_PER_LAYER, KERNELS_BESIDE = 9, 6
+"""The fewest launches of a decoder written without kernels of its own."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a device can do at best."""
+
+    name: str
+    bandwidth: float
+    """Bytes a second."""
+    arithmetic: float
+    """Operations a second, in the precision of training."""
+    kernel_seconds: float
+    """From one small kernel of a graph to the next."""
+    number_bytes: int
+    """Of a weight, key or value."""
+
+
+H200 = Machine("NVIDIA H200", 4.3e12, 790e12, 3e-6, 2)
+
+
+@dataclass(frozen=True)
+class DecodeStep:
+    """One token for each of `rows` sequences."""
+
+    rows: int
+    context: int
+    """Tokens that all rows look at together."""
+    read: int
+    """Of those, how many are read: less than the context where siblings share a prompt."""
+
+    def bytes(self, shape: Shape, width: int) -> int:
+        return width * (shape.body + shape.head) + shape.kv_bytes(width) * self.read
+
+    def operations(self, shape: Shape) -> int:
+        attention = 4 * shape.layers * shape.query_width * self.context
+        return 2 * (shape.body + shape.head) * self.rows + attention
+
+    def seconds(self, shape: Shape, machine: Machine) -> float:
+        return max(
+            self.bytes(shape, machine.number_bytes) / machine.bandwidth,
+            self.operations(shape) / machine.arithmetic,
+            (KERNELS_PER_LAYER * shape.layers + KERNELS_BESIDE) * machine.kernel_seconds,
+        )
+
+
+def decode_step(workload: Workload, done: int, *, shared: bool) -> DecodeStep:
+    """The step of a workload in which each row has `done` tokens of its own."""
+    own, rows = workload.rows * done, workload.rows
+    prompts = workload.groups if shared else rows
+    return DecodeStep(rows, rows * workload.prompt + own, prompts * workload.prompt + own)
+
+
+def prefill_seconds(workload: Workload, machine: Machine) -> float:
+    """Each prompt once."""
+    shape, tokens = workload.shape, workload.groups * workload.prompt
+    attention = 2 * shape.layers * shape.query_width * tokens * workload.prompt
+    return (2 * shape.body * tokens + attention) / machine.arithmetic
+
+
+def decode_seconds(workload: Workload, machine: Machine, *, shared: bool) -> float:
+    """All steps of a workload of even lengths; the first token comes out of the prompts."""
+    steps = (decode_step(workload, done, shared=shared) for done in range(1, workload.longest))
+    return sum(step.seconds(workload.shape, machine) for step in steps)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What an update must look at: each prompt once, each completion once."""
+
+    tokens: int
+    """Through the layers."""
+    scored: int
+    """Through the head."""
+    attended: float
+    """Pairs of a query and a key that it sees."""
+
+    def model_operations(self, shape: Shape) -> float:
+        """Forward and backward, nothing twice."""
+        return 6 * shape.body * self.tokens + 6 * shape.head * self.scored + 12 * self._attention(shape)
+
+    def hardware_operations(self, shape: Shape) -> float:
+        """With what is computed again in the backward pass: logits, and attention's weights."""
+        return 6 * shape.body * self.tokens + 8 * shape.head * self.scored + 14 * self._attention(shape)
+
+    def _attention(self, shape: Shape) -> float:
+        return shape.layers * shape.query_width * self.attended
+
+    def use(self, shape: Shape, machine: Machine, seconds: float) -> float:
+        """The share of the machine's arithmetic that model operations took up: model FLOP utilisation."""
+        return self.model_operations(shape) / (seconds * machine.arithmetic)
+
+
+def training(groups: int, prompt: int, lengths: Sequence[int]) -> Training:
+    """`lengths` are of all completions; unique tokens, so without padding and with each prompt once."""
+    return Training(
+        tokens=groups * prompt + sum(lengths),
+        scored=sum(lengths),
+        attended=groups * prompt**2 / 2 + sum(length * prompt + length**2 / 2 for length in lengths),
+    )
+
+
+def training_of(workload: Workload) -> Training:
+    return training(workload.groups, workload.prompt, workload.lengths)
+
+
+def machine_of(device: str) -> Machine:
+    """Known ceilings where they are known, else measured now."""
+    if torch.device(device).type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        return H200 if H200.name in name else _measured(name, device, torch.bfloat16, kernel_seconds=3e-6)
+    return _measured("cpu", device, torch.float32, kernel_seconds=0.0)
+
+
+def _measured(name: str, device: str, dtype: torch.dtype, *, kernel_seconds: float) -> Machine:
+    size = 8192 if dtype == torch.bfloat16 else 1024
+    matrix = torch.randn(size, size, device=device, dtype=dtype)
+    source = torch.zeros(2**28 if dtype == torch.bfloat16 else 2**26, device=device)
+    target = torch.empty_like(source)
+    product = _quickest(device, lambda: matrix @ matrix)
+    copy = _quickest(device, lambda: target.copy_(source))
+    number = matrix.element_size()
+    return Machine(name, 2 * source.nbytes / copy, 2 * size**3 / product, kernel_seconds, number)
+
+
+def _quickest(device: str, work: Callable[[], object]) -> float:
+    """Seconds of the best of a few: a ceiling is what was reached once."""
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        work()
+        if torch.device(device).type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - start)
+    return min(times)

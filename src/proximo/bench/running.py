@@ -1,0 +1,70 @@
+"""One table from beginning to end: measured, saved, printed."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from proximo.bench import trl
+from proximo.bench.memory import release
+from proximo.bench.options import BenchOptions, parsed
+from proximo.bench.report import Row, rendered, save
+from proximo.bench.session import Session
+from proximo.bench.tables import TABLES, Table
+from proximo.bench.timing import clock_of, surroundings
+from proximo.models import pick_device
+
+
+def main(arguments: Sequence[str], prog: str = "python -m proximo.bench") -> int:
+    """0 done, whatever the verdicts; 1 where a row is refused: numbers differ, or memory ran out; 2 bad input."""
+    name, options = parsed(arguments, [(table.name, table.what) for table in TABLES], prog)
+    table = next(each for each in TABLES if each.name == name)
+    try:
+        rows, path, session = measured(table, options)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if not trl.is_there() and options.peers and not options.ablate:
+        print(trl.MISSING)
+    print(f"written to {path}\n\n{title(table, session)}\n{rendered(rows, figures=session.on_gpu)}")
+    return 1 if any(row.refused for row in rows) else 0
+
+
+def measured(table: Table, options: BenchOptions) -> tuple[list[Row], Path, Session]:
+    """Rows are saved one by one: what comes later may fail."""
+    device = pick_device(options.device)
+    if torch.device(device).type == "cpu":
+        torch.set_num_threads(options.threads)
+    session = Session(options, device, clock_of(device), _say)
+    rows, path = [], Path()
+    for line in table.lines(session):
+        session.say(f"{table.name} {line.name}")
+        around = {"options": asdict(options), **surroundings(device)}
+        try:
+            found = line.run(session)
+        except torch.OutOfMemoryError:
+            found = [Row(line.name, note="out of memory", refused=True)]
+        release(device)
+        path = save(Path(options.results), table.name, _slug(session), around, found)
+        rows += found
+    return rows, path, session
+
+
+def title(table: Table, session: Session) -> str:
+    """What a reader must know to believe the numbers."""
+    facts = surroundings(session.device)
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version)
+    load = ", ".join(f"{each:.1f}" for each in facts["load"])
+    told = f"{facts['device']}, {facts['clock']}, {facts['threads']} threads, load {load}; {versions}"
+    return f"{table.name}: {table.what}\n{told}"
+
+
+def _slug(session: Session) -> str:
+    name = torch.cuda.get_device_name(session.device) if session.on_gpu else "cpu"
+    return "-".join(name.lower().removeprefix("nvidia ").split())
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,105 @@
+"""A table being measured: on which machine, by which clock, against whom."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from proximo.bench import trl
+from proximo.bench.memory import release
+from proximo.bench.numerics import TOLERANCE, Agreement, Learned
+from proximo.bench.options import BenchOptions
+from proximo.bench.ours import Ours
+from proximo.bench.roofline import Machine, machine_of
+from proximo.bench.timing import Clock, Phases, Say, Side, interleaved
+from proximo.bench.trl import Settings, Trl
+from proximo.bench.workloads import Workload
+from proximo.machine import machine_for
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A side that is one function."""
+
+    name: str
+    turn: Callable[[], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A peer that could not do it."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Session:
+    options: BenchOptions
+    device: str
+    clock: Clock
+    say: Say
+    known: Machine | None = None
+    """None: to be found out when it is asked for, which can take seconds."""
+
+    @cached_property
+    def machine(self) -> Machine:
+        return self.known or machine_of(self.device)
+
+    @property
+    def on_gpu(self) -> bool:
+        return torch.device(self.device).type == "cuda"
+
+    def measure(self, sides: Sequence[Side], *, begun: int = 0) -> list[Phases]:
+        """The last `begun` of the sides have had their first turn, in which things are compiled and captured."""
+        for side in sides[: len(sides) - begun]:
+            self.say(f"  {side.name}: first turn")
+            side.turn()
+        return interleaved(sides, steps=self.options.steps, warmup=self.options.warmup, say=self.say)
+
+    def ours(self, workload: Workload, **changes: Any) -> Ours:
+        """On a CPU the machine is made ready for the model as a run would, for the peers too."""
+        budget, shape = self.options.token_budget, workload.shape
+        if not self.on_gpu:
+            replace(machine_for(shape.body + shape.head), threads=self.options.threads).apply()
+        return Ours(workload, self.device, self.clock, token_budget=budget, **changes)
+
+    def settings(self, workload: Workload, *wanted: str) -> list[Settings]:
+        """Of the peers that were asked for and make sense here; none where TRL is not installed."""
+        made = {"best": trl.best(workload), "default": trl.DEFAULT, "compiled": trl.compiled(workload)}
+        if self.on_gpu:
+            made["static"] = trl.static(workload)
+        if not trl.is_there():
+            return []
+        if (rows := self.options.peer_rows) is not None:
+            made = {name: each if each == trl.DEFAULT else replace(each, rows=rows) for name, each in made.items()}
+        return [made[name] for name in wanted if name in made and name in self.options.peers]
+
+    def opened(self, workload: Workload, settings: Settings, first: Callable[[Trl], object]) -> Trl | Failed:
+        """The trainer after its first turn, with the largest micro-batch that memory allows."""
+        while True:
+            peer = Trl(workload, settings, device=self.device, clock=self.clock)
+            try:
+                first(peer)
+                return peer
+            except torch.OutOfMemoryError:
+                in_rollout = peer.generating
+            peer.close()
+            release(self.device)
+            if in_rollout or settings.rows == 1:
+                return Failed(settings.name, f"out of memory in {'the rollout' if in_rollout else 'training'}")
+            settings = replace(settings, rows=settings.rows // 2)
+            self.say(f"  {settings.name}: out of memory, now with {settings.rows} rows in a micro-batch")
+
+    def agreement(self, ours: Learned, peer: Trl) -> Agreement:
+        """After both took the same update."""
+        tolerance = TOLERANCE[torch.bfloat16 if self.on_gpu else torch.float32]
+        found = Agreement(ours, Learned(*peer.loss_and_norm(), scale=ours.scale), tolerance)
+        self.say(f"  ours and {peer.settings.name}: {found}")
+        return found
+
+
+def seconds_of(phases: Phases) -> dict[str, list[float]]:
+    return {name: list(times.seconds) for name, times in phases.items()}

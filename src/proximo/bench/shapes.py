@@ -1,0 +1,93 @@
+"""Models of known shapes with random weights, and a tokenizer whose end token no model can say."""
+
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
+
+POSITIONS = 16384
+PAD_ID = 0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a decoder's cost follows from; head and embedding are tied."""
+
+    name: str
+    family: type[LlamaConfig] | type[Qwen3Config]
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    vocabulary: int
+
+    @property
+    def body(self) -> int:
+        """Weights of the matrix products in the layers."""
+        attention = self.hidden * (2 * self.heads + 2 * self.kv_heads) * self.head_width
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def head(self) -> int:
+        """Weights of the head, which are the embedding's too."""
+        return self.hidden * self.vocabulary
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_width
+
+    def kv_bytes(self, width: int) -> int:
+        """Keys and values of one token in all layers, at `width` bytes a number."""
+        return 2 * self.layers * self.kv_heads * self.head_width * width
+
+    def model(self, *, attention: str, dtype: torch.dtype, device: str, seed: int = 0) -> PreTrainedModel:
+        """The same seed and device give the same weights; the caller's random numbers are left as they were."""
+        config = self.family(
+            vocab_size=self.vocabulary,
+            hidden_size=self.hidden,
+            intermediate_size=self.intermediate,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=self.head_width,
+            max_position_embeddings=POSITIONS,
+            tie_word_embeddings=True,
+            pad_token_id=PAD_ID,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+        place = torch.device(device)
+        with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []), place:
+            torch.manual_seed(seed)
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+        assert isinstance(model, PreTrainedModel)
+        model.generation_config = GenerationConfig(pad_token_id=PAD_ID)
+        return model.to(device).eval()  # pyright: ignore[reportArgumentType]
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """Token i is the word `ti`. The end token lies beyond the vocabulary: no completion ends before its limit."""
+        words = {f"t{number}": number for number in range(1, self.vocabulary)}
+        words |= {"<pad>": PAD_ID, "<end>": self.vocabulary}
+        tokens = Tokenizer(WordLevel(words, unk_token="<pad>"))
+        tokens.pre_tokenizer = WhitespaceSplit()
+        return PreTrainedTokenizerFast(
+            tokenizer_object=tokens, pad_token="<pad>", eos_token="<end>", clean_up_tokenization_spaces=False
+        )
+
+
+TINY = Shape("tiny", Qwen3Config, 4, 128, 384, 4, 2, 32, 1024)
+SMOLLM_135M = Shape("SmolLM2-135M", LlamaConfig, 30, 576, 1536, 9, 3, 64, 49152)
+QWEN_600M = Shape("Qwen3-0.6B", Qwen3Config, 28, 1024, 3072, 16, 8, 128, 151936)
+QWEN_4B = Shape("Qwen3-4B", Qwen3Config, 36, 2560, 9728, 32, 8, 128, 151936)

@@ -1,0 +1,148 @@
+"""What the tables of times have in common: ours beside the peers, phase by phase."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from proximo.bench.numerics import Agreement, our_update
+from proximo.bench.ours import Ours
+from proximo.bench.report import Row, Verdict, short
+from proximo.bench.session import Failed, Session, Turn, seconds_of
+from proximo.bench.timing import Phases, Ratio
+from proximo.bench.trl import Settings, Trl
+from proximo.bench.workloads import Workload
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Target:
+    """At least so many times as fast as a peer, in a phase."""
+
+    phase: str
+    factor: float
+    peer: str = "TRL best"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Ours and those of the peers that could do it."""
+
+    ours: Phases
+    theirs: dict[str, Phases]
+    failed: tuple[Failed, ...]
+    refused: str
+    """Not empty where somebody computes something else."""
+    details: dict[str, Any]
+
+    def ratio(self, phase: str, peer: str) -> Ratio | None:
+        """How many times as long as ours the peer takes."""
+        return self.theirs[peer][phase] / self.ours[phase] if peer in self.theirs else None
+
+    def verdicts(self, targets: Sequence[Target]) -> tuple[Verdict, ...]:
+        found = [(target, self.ratio(target.phase, target.peer)) for target in targets]
+        return tuple(
+            Verdict(f"× {target.peer}", ratio.median, target.factor) for target, ratio in found if ratio is not None
+        )
+
+    def ratios(self, phase: str) -> dict[str, str]:
+        """How many times as long as ours each peer takes."""
+        found = {peer: self.theirs[peer][phase] / self.ours[phase] for peer in self.theirs}
+        return {f"× {peer}": spread(ratio) for peer, ratio in found.items()}
+
+    def figures(self, phase: str, unit: str, of: Callable[[float], float]) -> dict[str, str]:
+        """A number made of each side's median seconds."""
+        sides = {"ours": self.ours} | self.theirs
+        return {f"{name} {unit}": short(of(phases[phase].median)) for name, phases in sides.items()}
+
+    def peak(self) -> dict[str, str]:
+        """Of ours, where it was alone in memory."""
+        most = max(self.details["peaks"]["ours"].values(), default=0)
+        return {} if self.theirs else {"ours GiB": f"{most / GIB:.1f}"}
+
+    @property
+    def note(self) -> str:
+        return self.refused or "; ".join(f"{each.name} {each.why}" for each in self.failed)
+
+
+def compared(
+    session: Session,
+    workload: Workload,
+    settings: Sequence[Settings],
+    *,
+    ours: Callable[[Ours], Turn],
+    theirs: Callable[[Trl], Turn],
+    first: Callable[[Trl], object],
+    samples: bool,
+    learns: bool,
+) -> Compared:
+    """`first` is a peer's first turn: it shows what fits into memory. Where a turn `learns`, the first update of both
+    sides is compared before anything counts; where it `samples` too, that comes first, as in a run."""
+    peers, failed, agreements = [], [], {}
+    with ExitStack() as stack:
+        for each in settings:
+            peer = session.opened(workload, each, first)
+            if isinstance(peer, Failed):
+                session.say(f"  {peer.name}: {peer.why}")
+                failed.append(peer)
+            else:
+                stack.callback(peer.close)
+                peers.append(peer)
+        own = session.ours(workload)
+        sides = [ours(own), *map(theirs, peers)]
+        if learns:
+            agreements = _agreements(session, own, peers, samples=samples)
+        differing = [f"ours and {name} differ: {each}" for name, each in agreements.items() if not each.holds]
+        phases = [] if differing else session.measure(sides, begun=len(peers))
+        details = _details(own, workload, peers, sides, phases, agreements)
+    names = [peer.settings.name for peer in peers]
+    mine, others = (phases[0], dict(zip(names, phases[1:], strict=True))) if phases else ({}, {})
+    return Compared(mine, others, tuple(failed), "; ".join(differing), details)
+
+
+def _agreements(session: Session, own: Ours, peers: Sequence[Trl], *, samples: bool) -> dict[str, Agreement]:
+    if samples:
+        own.rollout()  # the learner plans with the memory that is left
+    learned = our_update(own)
+    return {peer.settings.name: session.agreement(learned, peer) for peer in peers}
+
+
+def _details(
+    own: Ours,
+    workload: Workload,
+    peers: Sequence[Trl],
+    sides: Sequence[Turn],
+    phases: Sequence[Phases],
+    agreements: dict[str, Agreement],
+) -> dict[str, Any]:
+    return {
+        "workload": described(workload),
+        "settings": {peer.settings.name: vars(peer.settings) for peer in peers},
+        "training": vars(own.options),
+        "seconds": {side.name: seconds_of(each) for side, each in zip(sides, phases, strict=False)},
+        "peaks": {"ours": dict(own.watch.peaks), **{peer.settings.name: dict(peer.watch.peaks) for peer in peers}},
+        "numerics": {
+            name: {"ours": vars(each.ours), "theirs": vars(each.theirs), "gap": each.gap}
+            for name, each in agreements.items()
+        },
+    }
+
+
+def described(workload: Workload) -> dict[str, Any]:
+    lengths = workload.lengths
+    shape = {**vars(workload.shape), "family": workload.shape.family.__name__}
+    return {
+        **vars(replace(workload)),
+        "shape": shape,
+        "completion": {"tokens": sum(lengths), "longest": max(lengths), "rows": len(lengths)},
+    }
+
+
+def spread(ratio: Ratio) -> str:
+    """The median, with the lowest and the highest turn."""
+    return f"{short(ratio.median)} ({short(ratio.lowest)}–{short(ratio.highest)})"
+
+
+def refused_row(name: str, found: Compared) -> Row:
+    return Row(name, note=found.note, refused=True, details=found.details)

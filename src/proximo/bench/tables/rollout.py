@@ -1,0 +1,177 @@
+"""`rollout`: tokens a second of sampling, beside TRL's `generate` and beside the machine's limit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from proximo.bench.ablations import rollouts_without
+from proximo.bench.report import Row, Verdict, short
+from proximo.bench.roofline import decode_seconds, decode_step, prefill_seconds
+from proximo.bench.session import Session, Turn, seconds_of
+from proximo.bench.shapes import QWEN_600M, Shape
+from proximo.bench.tables.comparing import Target, compared, described, spread
+from proximo.bench.timing import Phases
+from proximo.bench.workloads import C_135M_64, C_135M_256, C_TINY, MEDIUM, SHARED, SMALL, Workload
+
+STATIC = "TRL static"
+EARLY, LATE = 64, 192
+"""Tokens after which a rollout's clock is read: what lies between is decoding alone."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Whole rollouts, ours and TRL's."""
+
+    workload: Workload
+    targets: tuple[Target, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.workload.name
+
+    def run(self, session: Session) -> list[Row]:
+        workload = self.workload
+        found = compared(
+            session,
+            workload,
+            session.settings(workload, "best", "default", "static"),
+            ours=lambda ours: Turn("ours", ours.rollout),
+            theirs=lambda peer: Turn(peer.settings.name, peer.rollout),
+            first=lambda peer: peer.rollout(),
+            samples=True,
+            learns=False,
+        )
+        tokens, limit = workload.completion_tokens, _limit(session, workload)
+        figures = found.figures("rollout", "tok/s", lambda seconds: tokens / seconds)
+        share = limit / found.ours["rollout"].median
+        return [
+            Row(
+                self.name,
+                figures=figures | {"of the limit": f"{share:.0%}"},
+                ratios=found.ratios("rollout"),
+                verdicts=found.verdicts(self.targets),
+                note=found.note,
+                details=found.details | {"limit seconds": limit, "machine": vars(session.machine)},
+            )
+        ]
+
+
+@dataclass(frozen=True)
+class DecodeShare:
+    """Decoding steps near the end of a context of `length`, against what the machine could do."""
+
+    length: int
+    bound: float
+    rows: int = 256
+    shape: Shape = QWEN_600M
+
+    @property
+    def name(self) -> str:
+        return f"decode-{self.length}"
+
+    def run(self, session: Session) -> list[Row]:
+        workload = Workload(self.name, self.shape, self.rows, 1, self.length - LATE, LATE, 1)
+        ours = session.ours(workload)
+        early, late = session.measure(
+            [Turn(f"first {EARLY}", partial(ours.rollout, EARLY)), Turn(f"first {LATE}", partial(ours.rollout, LATE))]
+        )
+        limit = sum(
+            decode_step(workload, done, shared=False).seconds(workload.shape, session.machine)
+            for done in range(EARLY, LATE)
+        )
+        seconds = late["rollout"].median - early["rollout"].median
+        step = seconds / (LATE - EARLY)
+        return [
+            Row(
+                self.name,
+                figures={"ours tok/s": short(self.rows / step), "ms a step": short(1000 * step)},
+                verdicts=(Verdict("share of the limit", limit / seconds, self.bound),),
+                details={
+                    "workload": described(workload),
+                    "seconds": {"early": seconds_of(early), "late": seconds_of(late)},
+                    "limit seconds": limit,
+                    "machine": vars(session.machine),
+                },
+            )
+        ]
+
+
+@dataclass(frozen=True)
+class SharedGain:
+    """Decoding with each prompt's keys and values read once for its group, where that is chosen, and without."""
+
+    workload: Workload
+    bound: float
+
+    @property
+    def name(self) -> str:
+        return f"prefix-{self.workload.prompt}"
+
+    def run(self, session: Session) -> list[Row]:
+        ours = session.ours(self.workload)
+        off = replace(ours, switches={"shared_prefix": False}, policy=ours.model)
+        sides = [("shared", ours), ("repeated", off)]
+        turns = [Turn(name, side.rollout) for name, side in sides]
+        turns += [Turn(f"{name}, prompts alone", partial(side.rollout, 1)) for name, side in sides]
+        found = session.measure(turns)
+        shared, repeated = (
+            whole["rollout"].median - prompts["rollout"].median
+            for whole, prompts in zip(found[:2], found[2:], strict=True)
+        )
+        limit, steps = decode_seconds(self.workload, session.machine, shared=True), self.workload.longest - 1
+        return [
+            Row(
+                self.name,
+                figures={"ms a step": short(1000 * shared / steps), "of the limit": f"{limit / shared:.0%}"},
+                verdicts=(Verdict("decode vs repeated prompts", repeated / shared, self.bound),),
+                details=_seconds(self.workload, turns, found),
+            )
+        ]
+
+
+@dataclass(frozen=True)
+class Without:
+    """Whole rollouts with one technique off at a time."""
+
+    workload: Workload
+
+    @property
+    def name(self) -> str:
+        return self.workload.name
+
+    def run(self, session: Session) -> list[Row]:
+        ours = session.ours(self.workload)
+        turns = [Turn("ours", ours.rollout), *rollouts_without(ours)]
+        return without_rows(self.workload, turns, session.measure(turns), "rollout")
+
+
+def without_rows(workload: Workload, turns: Sequence[Turn], found: Sequence[Phases], phase: str) -> list[Row]:
+    """How many times as long it takes without."""
+    whole, details = found[0][phase], _seconds(workload, turns, found)
+    rows = [Row(workload.name, figures={"seconds": short(whole.median)}, details=details)]
+    for turn, phases in zip(turns[1:], found[1:], strict=True):
+        figures, ratios = {"seconds": short(phases[phase].median)}, {"times as long": spread(phases[phase] / whole)}
+        rows.append(Row(f"{workload.name}, {turn.name}", figures=figures, ratios=ratios))
+    return rows
+
+
+def _seconds(workload: Workload, turns: Sequence[Turn], found: Sequence[Phases]) -> dict[str, object]:
+    measured = {turn.name: seconds_of(phases) for turn, phases in zip(turns, found, strict=True)}
+    return {"workload": described(workload), "seconds": measured}
+
+
+def _limit(session: Session, workload: Workload) -> float:
+    """Each prompt read once, in the prefill and in every step."""
+    return prefill_seconds(workload, session.machine) + decode_seconds(workload, session.machine, shared=True)
+
+
+CPU = (Beside(C_TINY), Beside(C_135M_64), Beside(C_135M_256))
+GPU = (
+    Beside(SMALL, (Target("rollout", 14.0),)),
+    Beside(MEDIUM, (Target("rollout", 6.0), Target("rollout", 3.0, STATIC))),
+    DecodeShare(512, 0.50),
+    DecodeShare(2048, 0.75),
+    SharedGain(SHARED, 1.7),
+    SharedGain(MEDIUM, 1.0),
+)
+GPU_WITHOUT = (Without(MEDIUM), Without(SHARED))

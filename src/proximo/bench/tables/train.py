@@ -1,0 +1,128 @@
+"""`train`: the training phase on fixed completions, beside TRL's, and how much of the machine's arithmetic it uses."""
+
+from dataclasses import dataclass
+
+import torch
+
+from proximo.bench.ablations import training_without
+from proximo.bench.report import Row, Verdict
+from proximo.bench.roofline import training_of
+from proximo.bench.session import Session, Turn
+from proximo.bench.shapes import QWEN_600M, TINY, Shape
+from proximo.bench.tables.comparing import Target, compared, refused_row
+from proximo.bench.tables.rollout import without_rows
+from proximo.bench.workloads import (
+    C_135M_64,
+    C_135M_256,
+    C_135M_TAIL,
+    C_TINY,
+    LONG_PROMPT,
+    MEDIUM,
+    MEDIUM_4B,
+    TAIL,
+    Tail,
+    Workload,
+)
+from proximo.models.attention import NAME
+from proximo.training.assemble import to_batch
+from proximo.training.selfcheck import packed_is_padded
+
+
+@dataclass(frozen=True)
+class Beside:
+    workload: Workload
+    factor: float | None = None
+    """Times as fast as TRL at its best."""
+    use: float | None = None
+    """Share of the machine's arithmetic."""
+    alone: bool = False
+    """Without peers."""
+
+    @property
+    def name(self) -> str:
+        return self.workload.name
+
+    def run(self, session: Session) -> list[Row]:
+        workload = self.workload
+        found = compared(
+            session,
+            workload,
+            [] if self.alone else session.settings(workload, "best", "default", "compiled"),
+            ours=lambda ours: Turn("ours", ours.training),
+            theirs=lambda peer: Turn(peer.settings.name, peer.training),
+            first=lambda peer: peer.training(),
+            samples=False,
+            learns=True,
+        )
+        if found.refused:
+            return [refused_row(self.name, found)]
+        work, seconds = training_of(workload), found.ours["train"].median
+        use = work.use(workload.shape, session.machine, seconds)
+        verdicts = found.verdicts([Target("train", self.factor)] if self.factor else [])
+        if self.use is not None:
+            verdicts += (Verdict("use of the arithmetic", use, self.use),)
+        figures = found.figures("train", "s", lambda seconds: seconds)
+        return [
+            Row(
+                self.name,
+                figures=figures | {"use": f"{use:.0%}"} | found.peak(),
+                ratios=found.ratios("train"),
+                verdicts=verdicts,
+                note=found.note,
+                details=found.details | {"unique tokens": work.tokens, "use": use, "machine": vars(session.machine)},
+            )
+        ]
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Gradients of the fast path and of the padded reference, in float32."""
+
+    shape: Shape
+
+    @property
+    def name(self) -> str:
+        return f"gradient-{self.shape.name}"
+
+    def run(self, session: Session) -> list[Row]:
+        workload = Workload(self.name, self.shape, 2, 4, 48, Tail(24, 64), 1)
+        ours = session.ours(workload, policy=_full_precision(self.shape, session.device))
+        logprobs, gradient = packed_is_padded(ours.model, to_batch(ours.fixed_groups), 1.0)
+        assert gradient.value is not None
+        return [
+            Row(
+                self.name,
+                verdicts=(Verdict("gradient vs padded, relative", gradient.value, 1e-5, at_least=False),),
+                details={"log-probs": logprobs.value, "gradient": gradient.value},
+            )
+        ]
+
+
+def _full_precision(shape: Shape, device: str):
+    return shape.model(attention=NAME, dtype=torch.float32, device=device)
+
+
+@dataclass(frozen=True)
+class Without:
+    workload: Workload
+
+    @property
+    def name(self) -> str:
+        return self.workload.name
+
+    def run(self, session: Session) -> list[Row]:
+        ours = session.ours(self.workload)
+        turns = [Turn("ours", ours.training), *training_without(ours)]
+        return without_rows(self.workload, turns, session.measure(turns), "train")
+
+
+CPU = (Exact(TINY), Beside(C_TINY), Beside(C_135M_64), Beside(C_135M_256), Beside(C_135M_TAIL))
+GPU = (
+    Exact(QWEN_600M),
+    Beside(MEDIUM, factor=3.0, use=0.40),
+    Beside(LONG_PROMPT, factor=10.0),
+    Beside(TAIL, factor=6.0),
+    Beside(MEDIUM_4B, use=0.50, alone=True),
+)
+CPU_WITHOUT = (Without(C_TINY), Without(C_135M_64))
+GPU_WITHOUT = (Without(MEDIUM), Without(LONG_PROMPT))

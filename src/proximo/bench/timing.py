@@ -1,0 +1,149 @@
+"""Who takes how long: turn by turn, after warm-ups, with medians and their spread."""
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from proximo.bench.memory import peak_bytes, reset_peak
+
+Clock = Callable[[], float]
+"""Seconds since whenever."""
+Say = Callable[[str], None]
+
+TOTAL = "step"
+"""The phase that is all the others."""
+
+
+@runtime_checkable
+class Side(Protocol):
+    """One of those that are compared."""
+
+    @property
+    def name(self) -> str: ...
+
+    def turn(self) -> Mapping[str, float]:
+        """Do the work once; the seconds of each phase."""
+        ...
+
+
+def clock_of(device: str) -> Clock:
+    """On a GPU the time on the wall, once it has done what it was asked; on a CPU the seconds it spent on us."""
+    if torch.device(device).type == "cuda":
+
+        def on_the_wall() -> float:
+            torch.cuda.synchronize(device)
+            return time.perf_counter()
+
+        return on_the_wall
+    return time.process_time
+
+
+@dataclass
+class Watch:
+    """Seconds of the phases of one turn, and the most memory that each phase ever had."""
+
+    device: str
+    clock: Clock
+    seconds: dict[str, float] = field(default_factory=dict)
+    peaks: dict[str, int] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        reset_peak(self.device)
+        start = self.clock()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + self.clock() - start
+        self.peaks[name] = max(self.peaks.get(name, 0), peak_bytes(self.device))
+
+    def taken(self) -> dict[str, float]:
+        """The turn's seconds, which are forgotten."""
+        seconds, self.seconds = self.seconds, {}
+        return seconds
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of one phase, turn by turn, warm-ups left out."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Half of what lies between quickest and slowest, as a share of the median."""
+        return (max(self.seconds) - min(self.seconds)) / 2 / self.median if self.median else 0.0
+
+    def __truediv__(self, other: "Times") -> "Ratio":
+        """Turn by turn, because neighbours had the same machine."""
+        return Ratio(tuple(ours / theirs for ours, theirs in zip(self.seconds, other.seconds, strict=True)))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    turns: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.turns)
+
+    @property
+    def lowest(self) -> float:
+        return min(self.turns)
+
+    @property
+    def highest(self) -> float:
+        return max(self.turns)
+
+
+Phases = dict[str, Times]
+
+
+def interleaved(sides: Sequence[Side], *, steps: int, warmup: int, say: Say) -> list[Phases]:
+    """Every side's turn in every round: A B A B, so that what changes on the machine meets all of them."""
+    found: list[list[Mapping[str, float]]] = [[] for _ in sides]
+    for number in range(warmup + steps):
+        for side, turns in zip(sides, found, strict=True):
+            seconds = side.turn()
+            kind = "warm-up" if number < warmup else f"turn {number - warmup + 1}"
+            say(f"  {side.name:<24} {kind:<8} " + "  ".join(f"{name} {value:.3f} s" for name, value in seconds.items()))
+            if number >= warmup:
+                turns.append(seconds)
+    return [_phases(turns) for turns in found]
+
+
+def _phases(turns: Sequence[Mapping[str, float]]) -> Phases:
+    return {name: Times(tuple(turn[name] for turn in turns)) for name in turns[0]}
+
+
+def surroundings(device: str) -> dict[str, Any]:
+    """Everything about the machine that a time depends on."""
+    on_gpu = torch.device(device).type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if on_gpu else platform.processor() or platform.machine(),
+        "clock": "seconds on the wall, synchronised" if on_gpu else "CPU seconds of the process",
+        "threads": torch.get_num_threads(),
+        "onednn": bool(torch.backends.mkldnn.enabled),
+        "cores": os.cpu_count(),
+        "load": list(os.getloadavg()),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in ("torch", "transformers", "trl", "accelerate", "triton")},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

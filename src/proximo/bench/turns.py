@@ -1,0 +1,64 @@
+"""A loop that somebody else wrote, run one round at a time."""
+
+from collections.abc import Callable
+from threading import Semaphore, Thread
+
+import torch
+
+
+class Stopped(BaseException):
+    """Ends a loop from within; not an Exception, so that nothing on the way takes it for an error of its own."""
+
+
+class Rounds:
+    """Runs `loop` on a thread of its own, which stands still whenever it calls `pause`, until the next `resume`.
+
+    Example: rounds = Rounds(trainer.train); trainer.add_callback(...rounds.pause...); rounds.resume()
+    """
+
+    def __init__(self, loop: Callable[[], object]) -> None:
+        self._loop = loop
+        self._go, self._done = Semaphore(0), Semaphore(0)
+        self._threads = torch.get_num_threads()
+        self._failure: BaseException | None = None
+        self._stops, self._ended = False, False
+        self._thread = Thread(target=self._work, name="rounds", daemon=True)
+
+    def resume(self) -> None:
+        """On to the next pause; what the loop raised is raised here."""
+        if self._thread.ident is None:
+            self._thread.start()
+        self._go.release()
+        self._done.acquire()
+        if self._failure is not None:
+            # Without its traceback, whose frames would hold the memory that may just have run out.
+            raise self._failure.with_traceback(None)
+        assert not self._ended, "the loop ended by itself"
+
+    def pause(self) -> None:
+        """Called by the loop, at the end of each round."""
+        self._done.release()
+        self._go.acquire()
+        if self._stops:
+            raise Stopped
+
+    def stop(self) -> None:
+        """The loop ends where it stands."""
+        if self._thread.is_alive():
+            self._stops = True
+            self._go.release()
+            self._thread.join()
+
+    def _work(self) -> None:
+        self._go.acquire()
+        torch.set_num_threads(self._threads)  # every thread has a number of its own
+        try:
+            self._loop()
+        except Stopped:
+            pass
+        except BaseException as failure:
+            self._failure = failure
+        finally:
+            self._ended = True
+            del self._loop
+            self._done.release()

@@ -1,0 +1,102 @@
+"""What both sides are given: prompts, how long each completion is, and what it earns. The same in every run."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from proximo.bench.shapes import QWEN_4B, QWEN_600M, SMOLLM_135M, TINY, Shape
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Lengths of a log-normal distribution with this mean, cut at `most`."""
+
+    mean: int
+    most: int
+    sigma: float = 1.0
+
+    def lengths(self, count: int) -> list[int]:
+        """Its quantiles at equal steps, in a fixed shuffled order: no luck in the draw."""
+        normal = torch.distributions.Normal(0.0, 1.0)
+        steps = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+        location = math.log(self.mean) - self.sigma**2 / 2
+        lengths = (location + self.sigma * normal.icdf(steps)).exp().round().clamp(1, self.most)
+        lengths[-1] = self.most
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+        return [int(length) for length in lengths[order].tolist()]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`groups` prompts of `prompt` tokens, `siblings` completions of each."""
+
+    name: str
+    shape: Shape
+    groups: int
+    siblings: int
+    prompt: int
+    completion: int | Tail
+    peer_rows: int
+    """Rows of TRL's micro-batch at its best settings: the first to be tried, halved while memory runs out."""
+
+    @property
+    def rows(self) -> int:
+        return self.groups * self.siblings
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of every completion, group by group."""
+        if isinstance(self.completion, Tail):
+            return self.completion.lengths(self.rows)
+        return [self.completion] * self.rows
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+    @property
+    def even(self) -> bool:
+        """Whether all completions are as long as each other, so that a sampler's limit alone fixes them."""
+        return len(set(self.lengths)) == 1
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(self.lengths)
+
+    def prompts(self) -> list[tuple[int, ...]]:
+        """Random tokens, without padding's."""
+        random = torch.Generator().manual_seed(1)
+        drawn = torch.randint(1, self.shape.vocabulary, (self.groups, self.prompt), generator=random)
+        return [tuple(row) for row in drawn.tolist()]
+
+    def completions(self) -> list[list[tuple[int, ...]]]:
+        """Random completions of each prompt, for what is trained without having been sampled."""
+        random = torch.Generator().manual_seed(2)
+        rows = [
+            tuple(torch.randint(1, self.shape.vocabulary, (length,), generator=random).tolist())
+            for length in self.lengths
+        ]
+        return [rows[start : start + self.siblings] for start in range(0, self.rows, self.siblings)]
+
+    def rewards(self) -> list[list[float]]:
+        """Random numbers: no two siblings earn the same, so no group is dead."""
+        random = torch.Generator().manual_seed(3)
+        return torch.rand(self.groups, self.siblings, dtype=torch.float64, generator=random).tolist()
+
+    def text(self, prompt: Sequence[int]) -> str:
+        """What the shape's tokenizer reads as exactly these tokens."""
+        return " ".join(f"t{token}" for token in prompt)
+
+
+C_TINY = Workload("c-tiny", TINY, 2, 8, 64, 32, 16)
+C_135M_64 = Workload("c-135m-64", SMOLLM_135M, 2, 8, 64, 32, 16)
+C_135M_256 = Workload("c-135m-256", SMOLLM_135M, 2, 8, 256, 32, 16)
+C_135M_TAIL = Workload("c-135m-tail", SMOLLM_135M, 2, 8, 128, Tail(32, 128), 16)
+SMALL = Workload("small", QWEN_600M, 8, 8, 256, 256, 64)
+MEDIUM = Workload("medium", QWEN_600M, 16, 16, 512, 512, 16)
+MEDIUM_4B = Workload("medium-4b", QWEN_4B, 16, 16, 512, 512, 8)
+SHARED = Workload("shared", QWEN_600M, 16, 16, 2048, 512, 8)
+LONG_PROMPT = Workload("long-prompt", QWEN_600M, 8, 16, 4096, 256, 4)
+TAIL = Workload("tail", QWEN_600M, 16, 8, 256, Tail(1024, 8192), 2)
