@@ -7,7 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from proximo.samplers.cache import KeyShape
 from proximo.samplers.graphs import size_for
-from proximo.samplers.room import Plan, _fitted, plan_for
+from proximo.samplers.room import Plan, fitted, plan_for
 from proximo.samplers.shared import SharedCache, plain_attention
 from proximo.samplers.table import empty_table
 
@@ -114,20 +114,26 @@ def test_plans_by_hand():
     rows = Counter({(1,) * 7: 4, (2,) * 3: 4, (3,): 4})
     assert plan_for(rows, max_tokens=9, slots=4) == Plan(slots=4, prompts=2, prompt_room=7, max_tokens=9, siblings=4)
     assert plan_for(rows, max_tokens=9, slots=99) == Plan(12, 3, 7, 9, 4)
-    assert plan_for(rows, 9, 99).tokens == 3 * 7 + 12 * 8
+    assert plan_for(rows, 9, 99).tokens(shared=True) == 3 * 7 + 12 * 9
+    assert plan_for(rows, 9, 99).tokens(shared=False) == 12 * 7 + 12 * 9
     assert plan_for(rows, 9, 4).joined(plan_for(rows, 9, 99)) == plan_for(rows, 9, 99)
     assert plan_for(rows, 10, 4).joined(plan_for(rows, 9, 99)) == Plan(12, 3, 7, 10, 4)
 
 
 def test_slots_follow_the_memory_there_is():
-    plan = Plan(slots=8, prompts=2, prompt_room=10, max_tokens=11, siblings=4)
-    token = 2 * 2 * 2 * 4 * 8  # layers, keys and values, heads, width, float64
-    assert SHAPE.bytes_per_token == token
-    # Six tenths of it are for keys: 20 tokens of prompts and 10 for each row.
-    assert _fitted(plan, SHAPE, lambda: int(100.1 * token / 0.6)) == plan
-    assert _fitted(plan, SHAPE, lambda: int(59 * token / 0.6)) == replace(plan, slots=3)
-    with pytest.raises(ValueError, match="max_tokens is 11 and prompts have up to 10 tokens"):
-        _fitted(plan, SHAPE, lambda: int(25 * token / 0.6))
+    plan = Plan(slots=8, prompts=2, prompt_room=10, max_tokens=10, siblings=4)
+    assert SHAPE.bytes_per_token == 2 * 2 * 2 * 4 * 8  # layers, keys and values, heads, width, float64
+    assert fitted(plan, 100, shared=True) == plan  # 2 · 10 + 8 · 10
+    assert fitted(plan, 59, shared=True) == plan.with_slots(3)  # 2 · 10 + 3 · 10
+    assert fitted(plan, 39, shared=True) == replace(plan, slots=1, prompts=1)  # 1 · 10 + 1 · 10
+    assert fitted(plan, 159, shared=False) == plan.with_slots(7)  # 7 · 10 + 7 · 10
+    with pytest.raises(ValueError, match="max_tokens is 10 and prompts have up to 10 tokens"):
+        fitted(plan, 19, shared=True)
+
+
+def test_many_prompts_of_one_sample_wait_for_each_other():
+    plan = Plan(slots=512, prompts=400, prompt_room=3000, max_tokens=100, siblings=1)
+    assert fitted(plan, 310_000, shared=True) == replace(plan, slots=100, prompts=100)
 
 
 def test_steps_are_captured_for_few_sizes():

@@ -119,7 +119,7 @@ class SlotCache:
     def reader(self, rows: int, table: Table, longest: int) -> "DecodeReader":
         """`longest` is the length of the longest row, its new token included."""
         positions = table.prompts[:rows] + table.counts[:rows] - 1
-        span = aligned(longest)
+        span = min(aligned(longest), self._memory.shape[4])
         visible = torch.arange(span, device=positions.device) <= positions.unsqueeze(1)
         return DecodeReader(self._memory[:, :, :rows, :, :span], positions, visible[:, None, None])
 

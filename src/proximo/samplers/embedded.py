@@ -7,8 +7,8 @@ few steps.
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import groupby
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -22,7 +22,7 @@ from proximo.samplers.drawing import draw
 from proximo.samplers.fused import decode_states
 from proximo.samplers.graphs import compiled_draw, compiled_states, size_for
 from proximo.samplers.plain import PlainSampler
-from proximo.samplers.prefill import Passes, Prefills
+from proximo.samplers.prefill import Passes, Prefills, Prompt
 from proximo.samplers.room import Room, Rooms, plan_for
 from proximo.types import Completion, Request
 
@@ -94,16 +94,20 @@ class EmbeddedSampler:
         unfinished = {id(draft): number for number, siblings in enumerate(drafts) for draft in siblings}
         left = Counter(unfinished.values())
         rows = [draft for siblings in drafts for draft in siblings]
-        decoding = _Decoding(self._model, pen, rows, self._rooms, self._slots, self._record_routes)
-        while not decoding.done:
-            # The caller may use the model between two groups, so it must not find it in our mode.
-            with evaluating(self._model):
-                ended = decoding.go_on()
-            for draft in ended:
-                number = unfinished[id(draft)]
-                left[number] -= 1
-                if not left[number]:
-                    yield number, tuple(pen.completion(each, version) for each in drafts[number])
+        if not rows:
+            return
+        plan = plan_for(Counter(draft.prompt for draft in rows), options.max_tokens, self._slots)
+        with self._rooms.room(plan, seed, step) as room:
+            decoding = _Decoding(self._model, pen, rows, room, self._record_routes)
+            while not decoding.done:
+                # The caller may use the model between two groups, so it must not find it in our mode.
+                with evaluating(self._model):
+                    ended = decoding.go_on()
+                for draft in ended:
+                    number = unfinished[id(draft)]
+                    left[number] -= 1
+                    if not left[number]:
+                        yield number, tuple(pen.completion(each, version) for each in drafts[number])
 
     def _check_room(self, requests: Sequence[Request], options: SamplingOptions) -> None:
         room = self._model.config.max_position_embeddings
@@ -123,8 +127,7 @@ class _Decoding:
         model: PreTrainedModel,
         pen: Pen,
         drafts: Sequence[Draft],
-        rooms: Rooms,
-        slots: int,
+        room: Room,
         record_routes: bool,
     ) -> None:
         self._pen, self._record_routes = pen, record_routes
@@ -136,7 +139,7 @@ class _Decoding:
         """What the live rows have drawn at least."""
         self._longest = 0
         """Prompt and completion of the longest."""
-        self._rooms, self._slots, self._room_found = rooms, slots, None
+        self._room = room
         self._passes = Passes(model, record_routes)
         self._prefills = Prefills(self._passes)
         self._states = compiled_states(model) or decode_states(model)
@@ -148,67 +151,61 @@ class _Decoding:
 
     def go_on(self) -> list[Draft]:
         """Until drafts have ended: those."""
-        room = self._room()
         ended: list[Draft] = []
         while not ended and not self.done:
-            while self._admit(room):
-                ended += self._look(room)  # a first token may be the last
+            while self._admit():
+                ended += self._look()  # a first token may be the last
             if self._live:
-                self._decode(room)
-                ended += self._look(room)
+                self._decode()
+                ended += self._look()
         return ended
-
-    def _room(self) -> Room:
-        """Made by the first who goes on, in inference mode like everything that touches it."""
-        if self._room_found is None:
-            plan = plan_for(self._waiting_for, self._pen.options.max_tokens, self._slots)
-            self._room_found = self._rooms.room(plan, self._pen.seed, self._pen.step)
-            self._slots = min(plan.slots, self._room_found.plan.slots)
-        return self._room_found
 
     # Rows that enter
 
-    def _admit(self, room: Room) -> bool:
+    def _admit(self) -> bool:
         """Fill the free slots and draw the first token of who entered; False where nobody did."""
-        entering: list[Draft] = []
-        while self._waiting and len(self._live) + len(entering) < self._slots:
-            if not room.cache.reserve(self._waiting[0].prompt):
+        room, first = self._room, len(self._live)
+        entering: dict[Prompt, list[Draft]] = {}
+        for _ in range(room.plan.slots - first):
+            if not self._waiting or not room.cache.reserve(self._waiting[0].prompt):
                 break
-            entering.append(self._waiting.popleft())
+            draft = self._waiting.popleft()
+            entering.setdefault(draft.prompt, []).append(draft)
         if not entering:
             return False
-        self._prefills.read({draft.prompt for draft in entering})
-        first, logits = len(self._live), []
-        for prompt, neighbours in groupby(entering, key=lambda draft: draft.prompt):
-            prefix, siblings = self._prefills[prompt], list(neighbours)
+        logits = []
+        # One batch of prompts after the other: each is in the cache before the next is read.
+        for prompt, prefix in self._prefills.read(entering.keys()):
+            siblings = entering[prompt]
             room.cache.enter(prompt, prefix.memory, count=len(siblings))
             for draft in siblings:
                 draft.prompt_routes = prefix.routes
             self._live += siblings
             logits.append(prefix.logits.expand(len(siblings), -1))
             self._waiting_for[prompt] -= len(siblings)
-            if not self._waiting_for[prompt]:
-                self._prefills.forget(prompt)
-        room.table.enter(entering, first)
+            self._prefills.keep(prompt, prefix if self._waiting_for[prompt] else None)
+        room.table.enter(self._live[first:], first)
         room.table.advance(first, torch.cat(logits), self._pen.options, room.ends)
         room.cache.settle()
         return True
 
     # Rows that go on
 
-    def _decode(self, room: Room) -> None:
+    def _decode(self) -> None:
         """Feed each live row its newest token, a few times where nobody needs to look in between."""
-        left = self._pen.options.max_tokens - self._least
+        room, options = self._room, self._pen.options
+        left = options.max_tokens - self._least
         looks_later = self._passes.on_gpu and not self._record_routes
         for number in range(min(LOOK_EVERY, left) if looks_later else 1):
             if room.replays is None:
-                self._step(room, len(self._live), self._longest + number)
+                self._step(len(self._live), self._longest + number)
             else:
                 size = size_for(len(self._live), room.plan.slots)
-                room.replays.run((size, self._pen.options), partial(self._step, room, size, 0))
+                kind = size, replace(options, stop=())  # strings are the host's business
+                room.replays.run(kind, partial(self._step, size, 0))
 
-    def _step(self, room: Room, rows: int, longest: int) -> None:
-        table = room.table
+    def _step(self, rows: int, longest: int) -> None:
+        room, table = self._room, self._room.table
         reader = room.cache.reader(rows, table, longest)
         # A slot that nobody has taken yet has a row of 0 tokens, whose newest would stand before its first.
         positions = (table.prompts[:rows] + table.counts[:rows] - 1).clamp(min=0).unsqueeze(1)
@@ -220,11 +217,12 @@ class _Decoding:
 
     # Rows that leave
 
-    def _look(self, room: Room) -> list[Draft]:
+    def _look(self) -> list[Draft]:
         """What has happened on the device; finished rows leave.
 
         The last live rows move into the holes, so that the first slots are all live.
         """
+        room = self._room
         counts, goes_on, broken = room.table.look(len(self._live))
         if broken:
             raise ValueError("the model's logits are NaN: its weights have diverged, go back to a checkpoint")
@@ -237,20 +235,20 @@ class _Decoding:
         gone = [slot for slot, draft in enumerate(self._live) if draft.finish is not None]
         ended = [self._live[slot] for slot in gone]
         if gone:
-            self._release(room, gone, counts)
+            self._release(gone, counts)
         stays = [counts[slot] for slot in range(len(counts)) if slot not in set(gone)]
         self._least = min(stays, default=0)
         self._longest = max((len(d.prompt) for d in self._live), default=0) + max(stays, default=0)
         return ended
 
-    def _release(self, room: Room, gone: list[int], counts: list[int]) -> None:
+    def _release(self, gone: list[int], counts: list[int]) -> None:
+        room = self._room
         left = len(self._live) - len(gone)
         leaving = set(gone)
         holes = [slot for slot in gone if slot < left]
         movers = [slot for slot in range(left, len(self._live)) if slot not in leaving]
         room.cache.release(gone, movers, holes, max((counts[slot] for slot in movers), default=0), left)
-        if movers:
-            room.table.move(movers, holes)
+        room.table.release(movers, holes, left)
         for mover, hole in zip(movers, holes, strict=True):
             self._live[hole] = self._live[mover]
         del self._live[left:]

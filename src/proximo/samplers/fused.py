@@ -1,8 +1,8 @@
 """A small model's pass by hand, without gradient: on a CPU, going through modules takes longer than their arithmetic.
 
 The weights are laid out anew for each call of a sampler: queries, keys and values in one product, gate and up in
-another, norms folded in, all transposed, which is what small products are fastest with. Of a small model that costs
-less than one step; a large one spends its time inside the products and stays with its modules.
+another, norms folded in. Of a small model that costs less than one step; a large one spends its time inside the
+products and stays with its modules.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
+from torch.nn.functional import linear, rms_norm
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, MistralRMSNorm
@@ -92,16 +92,16 @@ class _Fused:
 
 @dataclass(frozen=True)
 class _Product:
-    """x · weight + bias."""
+    """x · weightᵀ + bias."""
 
-    weight: Float[Tensor, "I O"]
+    weight: Float[Tensor, "O I"]
     bias: Float[Tensor, " O"] | None
 
     def of(self, inputs: Float[Tensor, "R I"]) -> Float[Tensor, "R O"]:
-        return inputs @ self.weight if self.bias is None else torch.addmm(self.bias, inputs, self.weight)
+        return linear(inputs, self.weight, self.bias)
 
     def added(self, inputs: Float[Tensor, "R I"], to: Float[Tensor, "R O"]) -> Float[Tensor, "R O"]:
-        total = torch.addmm(to, inputs, self.weight)
+        total = torch.addmm(to, inputs, self.weight.T)
         return total if self.bias is None else total.add_(self.bias)
 
 
@@ -158,9 +158,9 @@ def _block(layer: Any) -> _Block:
         head_norm = weight, attention.q_norm.variance_epsilon
     return _Block(
         states=_product(attention.q_proj, attention.k_proj, attention.v_proj, behind=first),
-        output=_product(attention.o_proj),
+        output=_Product(attention.o_proj.weight, attention.o_proj.bias),
         gated=_product(mlp.gate_proj, mlp.up_proj, behind=second),
-        down=_product(mlp.down_proj),
+        down=_Product(mlp.down_proj.weight, mlp.down_proj.bias),
         activation=mlp.act_fn,
         epsilons=(first.variance_epsilon, second.variance_epsilon),
         head_norm=head_norm,
@@ -175,10 +175,10 @@ def _product(*parts: nn.Linear, behind: Any = None) -> _Product:
     """Projections of the same inputs side by side; the weight of a norm that they stand behind becomes part of them."""
     weight = torch.cat(tuple(part.weight for part in parts))
     if behind is not None:
-        weight = weight * behind.weight
+        weight.mul_(behind.weight)
     biases = tuple(part.bias for part in parts if part.bias is not None)
     assert len(biases) in (0, len(parts))
-    return _Product(weight.T.contiguous(), torch.cat(biases) if biases else None)
+    return _Product(weight, torch.cat(biases) if biases else None)
 
 
 def _normed(inputs: Float[Tensor, "*R E"], epsilon: float) -> Float[Tensor, "*R E"]:

@@ -16,6 +16,10 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rows for which a step is captured; fewer run in the next larger one, whose last rows compute nothing of use."""
 
 
+MOST_KINDS = 64
+"""Captured steps that are kept; each has memory of its own."""
+
+
 def size_for(rows: int, slots: int) -> int:
     return min(next((size for size in SIZES if size >= rows), slots), slots)
 
@@ -31,9 +35,11 @@ class Replays:
     def run(self, kind: Hashable, step: Callable[[], None]) -> None:
         """Do the step. The first one of its kind runs as it is, which compiles and chooses its kernels."""
         if kind not in self._seen:
-            self._seen.add(kind)
             step()
+            self._seen.add(kind)
             return
+        if len(self._graphs) >= MOST_KINDS:  # a temperature that never stays the same
+            self._graphs.clear()
         if kind not in self._graphs:
             graph = torch.cuda.CUDAGraph()
             # Only this thread's work is captured; graders may be busy beside it.

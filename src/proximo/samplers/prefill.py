@@ -1,7 +1,7 @@
 """Reading prompts, each once, and the passes through the model that reading and decoding have in common."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -66,34 +66,41 @@ class Prefix:
 
 
 class Prefills:
-    """Prompts of which samples still wait."""
+    """Reads prompts, and remembers those of which samples still wait."""
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
-        self._prefixes: dict[Prompt, Prefix] = {}
+        self._kept: dict[Prompt, Prefix] = {}
 
-    def __getitem__(self, prompt: Prompt) -> Prefix:
-        return self._prefixes[prompt]
+    def keep(self, prompt: Prompt, prefix: Prefix | None) -> None:
+        """For samples that still wait; None where none do. A copy: a part of a batch would hold all of it."""
+        if prefix is None:
+            self._kept.pop(prompt, None)
+        elif prompt not in self._kept:
+            self._kept[prompt] = replace(prefix, memory=prefix.memory.clone())
 
-    def forget(self, prompt: Prompt) -> None:
-        del self._prefixes[prompt]
+    def read(self, prompts: Collection[Prompt]) -> Iterator[tuple[Prompt, Prefix]]:
+        """Each of them, those that are known first."""
+        known = [prompt for prompt in prompts if prompt in self._kept]
+        for prompt in known:
+            yield prompt, self._kept[prompt]
+        for batch in _batches(set(prompts) - set(known)):
+            yield from self._read(batch)
 
-    def read(self, prompts: set[Prompt]) -> None:
-        """Those that have not been read."""
-        for batch in _batches(prompts - self._prefixes.keys()):
-            lengths = torch.tensor([len(prompt) for prompt in batch])
-            tokens = torch.zeros(len(batch), int(lengths.max()), dtype=torch.int64)
-            for row, prompt in zip(tokens, batch, strict=True):
-                row[: len(prompt)] = torch.tensor(prompt)
-            tokens = tokens.to(self._passes.device)
-            positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-            reader = PrefillReader()
-            states, routes = self._passes.run(partial(hidden_states, self._passes.model), tokens, positions, reader)
-            logits = self._passes.logits(states[torch.arange(len(batch)), lengths - 1])
-            memory = reader.memory
-            for row, prompt in enumerate(batch):
-                known = None if routes is None else routes[row, : len(prompt)]
-                self._prefixes[prompt] = Prefix(memory[:, :, row, :, : len(prompt)], logits[row], known)
+    def _read(self, batch: list[Prompt]) -> Iterator[tuple[Prompt, Prefix]]:
+        lengths = torch.tensor([len(prompt) for prompt in batch])
+        tokens = torch.zeros(len(batch), int(lengths.max()), dtype=torch.int64)
+        for row, prompt in zip(tokens, batch, strict=True):
+            row[: len(prompt)] = torch.tensor(prompt)
+        tokens = tokens.to(self._passes.device)
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        reader = PrefillReader()
+        states, routes = self._passes.run(partial(hidden_states, self._passes.model), tokens, positions, reader)
+        logits = self._passes.logits(states[torch.arange(len(batch)), lengths - 1])
+        memory = reader.memory
+        for row, prompt in enumerate(batch):
+            known = None if routes is None else routes[row, : len(prompt)]
+            yield prompt, Prefix(memory[:, :, row, :, : len(prompt)], logits[row], known)
 
 
 def _batches(prompts: set[Prompt]) -> Iterator[list[Prompt]]:

@@ -4,7 +4,8 @@ A GPU's room is kept for the next call.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 
@@ -33,15 +34,14 @@ class Plan:
     siblings: int
     """Samples of a prompt."""
 
-    @property
-    def own_room(self) -> int:
-        """The last token drawn is never read back, so it needs no room."""
-        return max(self.max_tokens - 1, 1)
+    def tokens(self, *, shared: bool) -> int:
+        """Whose keys are kept, prompts once or in every slot. The last token drawn is never read back, but a row that
+        has ended goes on writing in its place, until somebody looks."""
+        prompts = self.prompts if shared else self.slots
+        return prompts * self.prompt_room + self.slots * self.max_tokens
 
-    @property
-    def tokens(self) -> int:
-        """With keys shared by siblings."""
-        return self.prompts * self.prompt_room + self.slots * self.own_room
+    def with_slots(self, slots: int) -> "Plan":
+        return replace(self, slots=slots, prompts=min(self.prompts, slots))
 
     def joined(self, other: "Plan") -> "Plan":
         """Room enough for both."""
@@ -68,54 +68,82 @@ class Room:
 
 
 class Rooms:
-    """Makes rooms for one model's calls; on a GPU the last one is used again where it is large enough."""
+    """Makes rooms for one model's calls; on a GPU the last one is used again where it fits."""
 
     def __init__(
         self, model: PreTrainedModel, ends: frozenset[int], *, shared_prefix: bool | None, graphs: bool
     ) -> None:
         self._model, self._ends = model, sorted(ends)
         self._shared_prefix, self._graphs = shared_prefix, graphs
-        self._kept: tuple[Room, tuple[int, ...]] | None = None
-        self._asked: Plan | None = None
-        """What all calls so far would have fitted into: training and evaluation take turns, and neither must make
-        the other's steps be captured anew."""
+        self._kept: tuple[Room, Plan, tuple[int, ...]] | None = None
+        """With what was asked for, of which memory may have left less, and where the weights lay."""
+        self._lent = False
 
-    def room(self, plan: Plan, seed: int, step: int) -> Room:
-        room = self._found(plan)
-        room.table.begin(seed, step)
-        room.cache.clear()
-        return room
+    @contextmanager
+    def room(self, plan: Plan, seed: int, step: int) -> Iterator[Room]:
+        """A call's own until it ends: a second call in between gets another."""
+        keeps = self._keeps and not self._lent
+        with torch.inference_mode():
+            room = self._kept_room(plan) if keeps else self._made(plan)
+            room.table.begin(seed, step)
+            room.cache.clear()
+        self._lent = self._lent or keeps
+        try:
+            yield room
+        finally:
+            if keeps:
+                self._lent = False
 
-    def _found(self, plan: Plan) -> Room:
-        shape = key_shape(self._model)
-        if shape.device.type != "cuda":
-            return self._made(plan, shape)
+    @property
+    def _keeps(self) -> bool:
+        return is_gpu(self._model.device)
+
+    def _kept_room(self, plan: Plan) -> Room:
         # Captured steps read the weights where they lay.
         addresses = tuple(parameter.data_ptr() for parameter in self._model.parameters())
-        asked = plan if self._asked is None else plan.joined(self._asked)
-        if self._kept is None or self._kept[1] != addresses or asked != self._asked:
+        if self._kept is not None:
+            room, asked, lay = self._kept
+            # Evaluation with its many prompts would make training's steps slower: they do not share.
+            if asked.siblings == plan.siblings:
+                plan = plan.joined(asked)
+            if lay == addresses and plan == asked:
+                return room
             self._kept = None  # before the new one takes its memory
-            self._kept = self._made(_fitted(asked, shape), shape), addresses
-            self._asked = asked
+            del room
+        self._kept = self._made(plan), plan, addresses
         return self._kept[0]
 
-    def _made(self, plan: Plan, shape: KeyShape) -> Room:
-        on_gpu = shape.device.type == "cuda"
-        if (on_gpu and has_kernels(shape)) or self._shared_prefix:
-            repeats = self._model.config.num_attention_heads // shape.heads
-            siblings = 1 if self._shared_prefix is False else min(plan.siblings, max(1, MOST_LANES // repeats))
-            members = 1 << (siblings - 1).bit_length()
-            cache = SharedCache(shape, plan.prompts, plan.prompt_room, plan.slots, plan.own_room, members)
+    def _made(self, plan: Plan) -> Room:
+        shape = key_shape(self._model)
+        on_gpu = is_gpu(shape.device)
+        shares = (on_gpu and has_kernels(shape)) or bool(self._shared_prefix)
+        if on_gpu:
+            plan = fitted(plan, int(_free_memory() * MEMORY_SHARE) // shape.bytes_per_token, shared=shares)
+        if shares:
+            cache = SharedCache(
+                shape, plan.prompts, plan.prompt_room, plan.slots, plan.max_tokens, self._members(plan, shape)
+            )
         else:
-            cache = SlotCache(shape, plan.prompt_room, plan.slots, plan.own_room)
-        captures = self._graphs and on_gpu and isinstance(cache, SharedCache)
+            cache = SlotCache(shape, plan.prompt_room, plan.slots, plan.max_tokens)
         return Room(
             plan=plan,
             table=empty_table(plan.slots, plan.max_tokens, shape.device),
             cache=cache,
             ends=torch.tensor(self._ends, dtype=torch.long, device=shape.device),
-            replays=Replays() if captures else None,
+            replays=Replays() if self._graphs and on_gpu and shares else None,
         )
+
+    def _members(self, plan: Plan, shape: KeyShape) -> int:
+        """How many rows share a read of their prompt: a power of two."""
+        if self._shared_prefix is False:
+            return 1
+        repeats = self._model.config.num_attention_heads // shape.heads
+        most = 1 << (max(1, MOST_LANES // repeats).bit_length() - 1)
+        return min(most, 1 << (plan.siblings - 1).bit_length())
+
+
+def is_gpu(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
 def has_kernels(shape: KeyShape) -> bool:
@@ -123,19 +151,19 @@ def has_kernels(shape: KeyShape) -> bool:
     return find_spec("triton") is not None and shape.width >= 16 and shape.width & (shape.width - 1) == 0
 
 
-def _fitted(plan: Plan, shape: KeyShape, free: Callable[[], int] | None = None) -> Plan:
-    """With fewer slots where memory asks for it."""
-    room = (free or _free_memory)() * MEMORY_SHARE / shape.bytes_per_token
-    for_rows = room - plan.prompts * plan.prompt_room
-    slots = int(for_rows // plan.own_room)
-    if slots >= plan.slots:
+def fitted(plan: Plan, room: int, *, shared: bool) -> Plan:
+    """With fewer slots where there is room for `room` tokens only; prompts without a slot wait for one."""
+    if plan.tokens(shared=shared) <= room:
         return plan
+    slots = max((room - plan.prompts * plan.prompt_room) // plan.max_tokens, 0)
+    if slots < plan.prompts or not shared:
+        slots = room // (plan.prompt_room + plan.max_tokens)
     if slots < 1:
         raise ValueError(
             f"sampling.max_tokens is {plan.max_tokens} and prompts have up to {plan.prompt_room} tokens: the keys of "
-            f"{plan.prompts} prompts and one completion do not fit into this GPU's free memory; shorten one of the two"
+            f"one completion do not fit into this GPU's free memory ({room} tokens); shorten one of the two"
         )
-    return replace(plan, slots=slots)
+    return plan.with_slots(slots)
 
 
 def _free_memory() -> int:

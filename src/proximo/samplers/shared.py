@@ -167,7 +167,7 @@ class SharedCache:
             prefixes=self._prefixes,
             own=self._own,
             prefix_lengths=self._prefix_lengths,
-            places=(table.counts[:rows] - 1).clamp(min=0),
+            places=(table.counts[:rows] - 1).clamp(min=0),  # a slot that nobody has taken has said nothing
             unit_prefix=self._unit_prefix[:units],
             unit_rows=self._unit_rows[:units],
             attend=self._attend,

@@ -72,19 +72,13 @@ class Table:
         counts += live
         live &= (tokens.unsqueeze(1) != ends).all(dim=1) & (counts < options.max_tokens)
 
-    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Rows to other slots."""
-        for column in (
-            self.tokens,
-            self.counts,
-            self.live,
-            self.prompts,
-            self.keys,
-            self.samples,
-            self.said,
-            self.logprobs,
-        ):
-            column[targets] = column[sources]
+    def release(self, sources: Sequence[int], targets: Sequence[int], left: int) -> None:
+        """Rows move to other slots, and only the first `left` are taken: nobody goes on in the others."""
+        if sources:
+            columns = (self.tokens, self.counts, self.live, self.prompts, self.keys, self.samples)
+            for column in (*columns, self.said, self.logprobs):
+                column[targets] = column[sources]
+        self.live[left:] = False
 
     def look(self, rows: int) -> tuple[list[int], list[bool], bool]:
         """Counts, who goes on, and whether something is broken, in one transfer."""
