@@ -357,3 +357,23 @@ def test_a_step_says_how_long_it_waited_for_grades(tmp_path):
 def test_the_fakes_are_what_they_play():
     assert isinstance(Script(), Task)
     assert isinstance(Script(), Sampler)
+
+
+def test_what_a_task_has_raised_stops_the_sampling_too():
+    class Broken(Echo):
+        def grade(self, problems, completions):
+            raise RuntimeError("the grader is broken")
+
+    given = []
+
+    def stream():
+        for number in range(9):
+            given.append(number)
+            yield number, (Completion((1,), (0.0,), "", "stop"),)
+            for thread in threading.enumerate():  # by now it has raised, so its thread ends
+                if thread.name == "grader":
+                    thread.join(SOON)
+
+    with pytest.raises(RuntimeError, match="the grader is broken"):
+        graded(Broken(), [Broken().problem(0, "train", 0)] * 9, stream())
+    assert given == [0, 1]

@@ -1,5 +1,6 @@
 """AdamW with float32 masters for half-precision weights: what is small adds up, and addresses stay."""
 
+import copy
 import gc
 
 import pytest
@@ -197,3 +198,20 @@ def test_who_listens_no_more_leaves_gradients_alone(how):
         gc.collect()
     pull(halves, 0).backward()
     assert halves[0].grad is not None
+
+
+def test_a_second_optimizer_of_the_same_half_precision_weights_is_refused():
+    """It would see no gradient and train nothing; once the first is closed or gone, it may."""
+    parameters = weights(torch.bfloat16)
+    first = Optimizer([parameters], learning_rate=1e-2)
+    with pytest.raises(ValueError, match="has an optimizer already.*close"):
+        Optimizer([parameters], learning_rate=1e-2)
+    pull(parameters, 0).backward()
+    assert first.apply(1.0)[0] > 0
+    copied = Optimizer([copy.deepcopy(parameters)], learning_rate=1e-2)
+    first.close()
+    second = Optimizer([parameters], learning_rate=1e-2)
+    pull(parameters, 1).backward()
+    assert second.apply(1.0)[0] > 0
+    del second, copied
+    Optimizer([parameters], learning_rate=1e-2)

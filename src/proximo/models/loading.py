@@ -54,6 +54,11 @@ def _checked_device(name: str, *, has_gpu: bool) -> str:
         raise ValueError(f"device is {name!r}: torch knows no such device; give auto, cpu or cuda") from error
     if kind == "cuda" and not has_gpu:
         raise ValueError(f"device is {name!r}, but there is no GPU here that torch can use: give auto or cpu")
+    if kind == "cuda" and (number := torch.device(name).index) is not None:
+        count = torch.cuda.device_count()
+        if number >= count:
+            raise ValueError(f"device is {name!r}, but there are {count} GPUs here: count from cuda:0")
+        torch.cuda.set_device(number)  # kernels and captured steps run where torch stands
     return name
 
 

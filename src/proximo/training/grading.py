@@ -79,7 +79,9 @@ class Grader:
         self._groups.put(None)
 
     def give(self, number: int, problem: Problem, completions: tuple[Completion, ...]) -> None:
-        """To be graded; returns at once."""
+        """To be graded; returns at once. What the task has raised by now is raised here."""
+        if self._failure is not None:
+            raise self._failure
         self._groups.put((number, problem, completions))
 
     def finish(self) -> dict[int, tuple[Rollout, ...]]:

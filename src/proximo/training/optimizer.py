@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 HALVES = (torch.bfloat16, torch.float16)
+OWNER = "_proximo_optimizer"
+"""The attribute of a parameter that says who takes its gradients."""
 
 
 class Optimizer:
@@ -33,6 +35,8 @@ class Optimizer:
     def __init__(
         self, groups: Sequence[Sequence[nn.Parameter]], *, learning_rate: float, weight_decay: float = 0.0
     ) -> None:
+        for parameter in (parameter for group in groups for parameter in group if parameter.dtype in HALVES):
+            _claim(parameter, self)
         self._masters = {
             parameter: nn.Parameter(parameter.detach().float())
             for group in groups
@@ -101,6 +105,12 @@ class Optimizer:
         gradients = sum(each.numel() * each.itemsize for each in held if each.grad is None)
         return gradients + sum(2 * each.numel() * each.itemsize for each in held if each not in self._adam.state)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes gradients."""
+        finalizer = getattr(self, "_finalizer", None)
+        return finalizer is not None and finalizer.alive
+
     def close(self) -> None:
         """Listen no more: gradients stay with the parameters again."""
         self._finalizer()
@@ -131,12 +141,23 @@ class Optimizer:
             copy_all(list(self._masters), list(self._masters.values()))
 
 
+def _claim(parameter: nn.Parameter, owner: Optimizer) -> None:
+    """A gradient goes to one master: a second optimizer would see none, and train nothing without a word."""
+    known = getattr(parameter, OWNER, None)
+    other = known and known()
+    if other is not None and other is not owner and other.is_open:
+        raise ValueError(
+            "a half-precision parameter has an optimizer already, which takes its gradients: close() that one first, "
+            "or train a copy of the model"
+        )
+    setattr(parameter, OWNER, weakref.ref(owner))
+
+
 @torch.no_grad()
 def _collect(master: nn.Parameter, parameter: Tensor) -> None:
     """Take over a gradient as soon as it is whole, so that at most one is there in half precision."""
     gradient, parameter.grad = parameter.grad, None
-    if gradient is None:  # another optimizer of the same parameter was faster
-        return
+    assert gradient is not None
     if master.grad is None:
         master.grad = gradient.float()
     else:

@@ -97,19 +97,21 @@ class Passes:
     ) -> OldScores:
         """Over all rows; what is found is on the CPU."""
         parts = list(self.parts(batch))
-        found = [self.with_values(model, value, batch.rows(index), record=record) for index in parts]
+        # Of each pass only what is asked for: its states and its routers' logits are not to outlive it.
+        found = [self._said(model, value, batch.rows(index), record) for index in parts]
         blank = torch.zeros_like(batch.rollout_logprobs)
         logprobs, entropy, values = blank.clone(), blank.clone(), None if value is None else blank
-        for index, (scores, estimates) in zip(parts, found, strict=True):
-            logprobs[index], entropy[index] = (
-                scores.logprobs.to(blank.dtype).cpu(),
-                scores.entropy.to(blank.dtype).cpu(),
-            )
+        for index, each in zip(parts, found, strict=True):
+            logprobs[index], entropy[index] = each.logprobs.to(blank.dtype).cpu(), each.entropy.to(blank.dtype).cpu()
             if values is not None:
-                assert estimates is not None
-                values[index] = estimates.to(blank.dtype).cpu()
-        routes = [(index, scores.routes) for index, (scores, _) in zip(parts, found, strict=True) if scores.routes]
+                assert each.values is not None
+                values[index] = each.values.to(blank.dtype).cpu()
+        routes = [(index, each.routes) for index, each in zip(parts, found, strict=True) if each.routes]
         return OldScores(logprobs, entropy, values, joined(routes, batch))
+
+    def _said(self, model: PreTrainedModel, value: ValueModel | None, rows: Batch, record: bool) -> OldScores:
+        scores, values = self.with_values(model, value, rows, record=record)
+        return OldScores(scores.logprobs, scores.entropy, values, scores.routes)
 
 
 def minibatches(batch: Batch, options: TrainingOptions, random: torch.Generator) -> list[Int[Tensor, " M"]]:
