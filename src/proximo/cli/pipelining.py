@@ -8,6 +8,7 @@ from pathlib import Path
 
 from proximo import toml
 from proximo.cli.flags import changed, refuse, take, take_switch
+from proximo.cli.opening import suit_machine
 from proximo.training.pipeline import PipelineConfig, pipeline, plain, report
 
 
@@ -27,6 +28,7 @@ def run(name: str, default: PipelineConfig, arguments: list[str]) -> int:
         return 0
     path = Path(folder) if folder else Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     used = (path / "config.toml").exists()
+    suit_machine(config.sft_config(path).model, config.device)
     try:
         result = pipeline(config, path, _say)
     except ValueError as error:

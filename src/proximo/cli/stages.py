@@ -12,6 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from proximo import toml
 from proximo.cli.flags import changed, refuse, take, take_switch
+from proximo.cli.opening import suit_machine
 from proximo.data import DataFile
 from proximo.training.dpo import DpoConfig, dpo
 from proximo.training.fitting import Fitted
@@ -68,6 +69,7 @@ def run_stage(
         config = replace(config, data=replace(config.data, skip_bad=True))
     path = Path(folder) if folder else Path("runs") / f"{command}-{datetime.now():%Y%m%d-%H%M%S}"
     used = (path / "metrics.jsonl").exists()
+    suit_machine(config.model, config.device)
     try:
         fitted = stage(config, path, _say)
     except ValueError as error:

@@ -1,0 +1,207 @@
+"""How this machine multiplies fastest: found out once by measuring, then kept, so that equal runs give equal bits.
+
+What a processor says it can do does not tell: a library may be slower than none, half precision may run without
+hardware for it, and small products lose more at the threads' barriers than they gain. Training on a CPU stays in
+float32 whatever bfloat16 would gain; its speed is measured to be reported.
+"""
+
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+SMALL_MODEL = 20_000_000
+"""Parameters. Below it a step is many small products, above it few large ones."""
+
+SMALL = ((16, 128, 384), (64, 128, 384))
+LARGE = ((32, 576, 1536), (512, 576, 1536))
+"""Rows, width and inner width of MLPs. A small model's step is as much bookkeeping as arithmetic: more threads gain it
+no more than products of few rows."""
+CAUTIOUS = (16, 576, 576)
+"""For half precision first: without hardware for it, it can be hundreds of times slower."""
+
+WITHOUT = 1.2
+"""How many times faster than with oneDNN products must be without: a busy moment is no reason to change."""
+DOUBLED = 1.5
+"""How many times faster twice the threads must be; less, and they are better left to other programs."""
+SECONDS = 0.06
+"""For each reading, of which there are a few dozen at most."""
+
+Shape = tuple[int, int, int]
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a run computes with. Another choice gives other roundings, so a run that goes on keeps to its own."""
+
+    threads: int
+    onednn: bool
+    """Whether products may go through oneDNN; on some processors they are faster without."""
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ValueError(f"threads is {self.threads}: give at least 1")
+
+    @classmethod
+    def current(cls) -> "Machine":
+        """As torch stands."""
+        return cls(torch.get_num_threads(), bool(torch.backends.mkldnn.enabled))
+
+    def apply(self) -> None:
+        """For all that this process computes from now on."""
+        torch.set_num_threads(self.threads)
+        torch.backends.mkldnn.set_flags(self.onednn)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> "Machine":
+        return cls(threads=int(facts["threads"]), onednn=bool(facts["onednn"]))
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What was measured: the choice for small and for large models, and how fast large products then are."""
+
+    small: Machine
+    large: Machine
+    speeds: Mapping[str, float]
+    """GFLOP/s by dtype."""
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> "Readings":
+        speeds = {str(name): float(speed) for name, speed in facts["speeds"].items()}
+        return cls(Machine.from_dict(facts["small"]), Machine.from_dict(facts["large"]), speeds)
+
+
+def machine_for(parameters: int | None) -> Machine:
+    """The choice for a model of so many parameters; None: nobody knows, it counts as large.
+
+    Who has set OMP_NUM_THREADS has chosen the threads.
+    """
+    found = readings()
+    chosen = found.small if parameters is not None and parameters < SMALL_MODEL else found.large
+    by_hand = os.environ.get("OMP_NUM_THREADS")
+    return Machine(torch.get_num_threads(), chosen.onednn) if by_hand else chosen
+
+
+def readings(clock: Clock = time.perf_counter) -> Readings:
+    """From the user's cache, or measured now: the same for every run with this processor and this torch."""
+    file, key = cache_file(), _key()
+    known = _stored(file)
+    if key in known:
+        with suppress(AttributeError, KeyError, TypeError, ValueError):  # an entry that is not as we write it
+            return Readings.from_dict(known[key])
+    found = measure(clock)
+    _store(file, {**known, key: asdict(found)})
+    return found
+
+
+def measure(clock: Clock = time.perf_counter) -> Readings:
+    """Takes about a second; torch is left as it was."""
+    before = Machine.current()
+    try:
+        small = _fastest(SMALL, before.threads, clock)
+        large = _fastest(LARGE, before.threads, clock)
+        large.apply()
+        single, half = _speed(LARGE[1], torch.float32, clock), _speed(CAUTIOUS, torch.bfloat16, clock)
+        if 10 * half > single:
+            half = _speed(LARGE[1], torch.bfloat16, clock)
+    finally:
+        before.apply()
+    return Readings(small, large, {"float32": single, "bfloat16": half})
+
+
+def _fastest(shapes: Sequence[Shape], most_threads: int, clock: Clock) -> Machine:
+    """From one thread with oneDNN, step by step, as long as each pays."""
+
+    def seconds(machine: Machine) -> float:
+        machine.apply()
+        return sum(_seconds(shape, torch.float32, clock) for shape in shapes)
+
+    chosen, other = Machine(1, True), Machine(1, False)
+    best, without = seconds(chosen), seconds(other)
+    if without * WITHOUT < best:
+        chosen, best = other, without
+    while chosen.threads < most_threads:
+        more = replace(chosen, threads=min(2 * chosen.threads, most_threads))
+        found = seconds(more)
+        if found * DOUBLED >= best:
+            break
+        chosen, best = more, found
+    return chosen
+
+
+def _speed(shape: Shape, dtype: torch.dtype, clock: Clock) -> float:
+    rows, width, inner = shape
+    return 6e-9 * rows * width * inner / _seconds(shape, dtype, clock)
+
+
+def _seconds(shape: Shape, dtype: torch.dtype, clock: Clock) -> float:
+    """Of one MLP, the shortest time of as many as fit in a reading: what else is running lengthens only some."""
+    rows, width, inner = shape
+    hidden, gate, up, down = (
+        torch.ones(size, dtype=dtype) for size in ((rows, width), (width, inner), (width, inner), (inner, width))
+    )
+
+    def mlp() -> Tensor:
+        return (silu(hidden @ gate) * (hidden @ up)) @ down
+
+    mlp()  # the first call also sets things up
+    shortest, start = float("inf"), clock()
+    end = start
+    while end - start < SECONDS:
+        begin = clock()
+        mlp()
+        end = clock()
+        shortest = min(shortest, end - begin)
+    return shortest
+
+
+# The cache
+
+
+def cache_file() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "proximo" / "machine.json"
+
+
+def _key() -> str:
+    """Homes travel between machines: what the readings depend on is part of their name."""
+    return f"{_processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _stored(file: Path) -> dict[str, Any]:
+    try:
+        known = json.loads(file.read_text())
+    except (OSError, ValueError):  # not there, not readable, not JSON: it is only a cache
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _store(file: Path, known: Mapping[str, Any]) -> None:
+    """In one piece, so that nobody reads half of it; where that fails the next run measures again."""
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix="machine.", delete=False) as partial:
+            partial.write(json.dumps(known, indent=2) + "\n")
+        os.replace(partial.name, file)

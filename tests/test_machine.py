@@ -1,0 +1,197 @@
+"""The machine's probe: what it chooses, what it remembers, and that it never stands in the way."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from proximo import machine
+from proximo.cli.opening import num_parameters, suit_machine
+from proximo.machine import CAUTIOUS, LARGE, SMALL, Machine, Readings, machine_for, measure, readings
+from proximo.models import tiny_model
+from proximo.training.runlog import RunLog
+
+FOUND = Readings(Machine(1, True), Machine(8, False), {"float32": 100.0, "bfloat16": 0.5})
+
+
+@dataclass
+class Watch:
+    """A clock that moves, each time it is read, by what torch as it stands takes for the work."""
+
+    seconds: Callable[[Machine], float]
+    now: float = 0.0
+
+    def __call__(self):
+        self.now += self.seconds(Machine.current())
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def torch_left_alone():
+    before = Machine.current()
+    yield
+    before.apply()
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    return tmp_path / "proximo" / "machine.json"
+
+
+def with_margin(machine):
+    return 0.1 if machine.onednn else 0.07
+
+
+def without_margin(machine):
+    return 0.1 if machine.onednn else 0.09
+
+
+def only_on_one_thread(machine):
+    return 0.1 if machine.onednn or machine.threads > 1 else 0.07
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most", "chosen"),
+    [
+        (lambda machine: 0.1, 8, Machine(1, True)),
+        (lambda machine: 0.1 / machine.threads, 1, Machine(1, True)),
+        (lambda machine: 0.1 / machine.threads, 8, Machine(8, True)),
+        (lambda machine: 0.1 / machine.threads, 7, Machine(7, True)),
+        # Half as much again is asked of twice the threads: √2 is too little, and then no more are tried.
+        (lambda machine: 0.1 / machine.threads**0.5, 8, Machine(1, True)),
+        (lambda machine: 0.1 / min(machine.threads, 4), 8, Machine(4, True)),
+        (lambda machine: 0.1 / {1: 1, 2: 1.4, 4: 4}[machine.threads], 4, Machine(1, True)),
+        (with_margin, 2, Machine(1, False)),
+        (without_margin, 2, Machine(1, True)),
+        (lambda machine: with_margin(machine) / machine.threads, 4, Machine(4, False)),
+        (only_on_one_thread, 4, Machine(1, False)),
+    ],
+)
+def test_each_step_away_from_the_plain_choice_must_pay(seconds, most, chosen):
+    assert machine._fastest(SMALL, most, Watch(seconds)) == chosen
+
+
+def test_a_reading_is_the_shortest_of_several():
+    times = iter([1.0, 1.0, 1.04, 1.04, 1.055, 1.055, 1.085])  # 40, 15 and 30 ms, until 60 ms are over
+    assert machine._seconds((2, 2, 2), torch.float32, lambda: next(times)) == pytest.approx(0.015)
+
+
+@pytest.mark.parametrize(
+    ("half", "speed"),
+    [
+        # 6 · 16 · 576 · 576 operations in a second: hopeless, and not tried with more.
+        ({CAUTIOUS: 1.0}, 6e-9 * 16 * 576**2),
+        ({CAUTIOUS: 1e-4, LARGE[1]: 0.02}, 6e-9 * 512 * 576 * 1536 * 50),
+    ],
+)
+def test_small_and_large_models_have_their_own_choice_and_torch_is_left_as_it_was(monkeypatch, half, speed):
+    def seconds(shape, dtype, clock):
+        if dtype == torch.bfloat16:
+            return half[shape]
+        return 0.001 if shape in SMALL else 0.1 / Machine.current().threads
+
+    monkeypatch.setattr(machine, "_seconds", seconds)
+    torch.set_num_threads(4)
+    found = measure()
+    assert found.small == Machine(1, True)
+    assert found.large == Machine(4, True)
+    # 6 · 512 · 576 · 1536 operations of an update's MLP in a fortieth of a second.
+    assert found.speeds == pytest.approx({"float32": 6e-9 * 512 * 576 * 1536 * 40, "bfloat16": speed})
+    assert Machine.current() == Machine(4, True)
+
+
+def test_a_probe_that_is_interrupted_leaves_torch_as_it_was():
+    torch.set_num_threads(3)
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(interrupted)
+    assert Machine.current() == Machine(3, True)
+
+
+def test_a_real_probe_finishes():
+    found = measure()
+    assert {found.small.threads, found.large.threads} == {1}  # there is one to choose from
+    assert min(found.speeds.values()) > 0
+
+
+def test_it_is_measured_once_for_each_processor_and_torch(cache, monkeypatch):
+    calls = []
+    monkeypatch.setattr(machine, "measure", lambda clock: calls.append(clock) or FOUND)
+    assert readings() == FOUND
+    assert readings() == FOUND
+    assert len(calls) == 1
+    monkeypatch.setattr(torch, "__version__", "9.0")
+    readings()
+    assert len(calls) == 2
+    monkeypatch.setattr(machine, "_processor", lambda: "another")
+    readings()
+    assert len(calls) == 3
+    assert len(json.loads(cache.read_text())) == 3
+    assert [path.name for path in cache.parent.iterdir()] == [cache.name]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"KEY": 3}', '{"KEY": {"small": {}}}', '{"KEY": {"small": 1}}'])
+def test_a_broken_cache_is_measured_again_and_mended(cache, monkeypatch, text):
+    monkeypatch.setattr(machine, "measure", lambda clock: FOUND)
+    cache.parent.mkdir()
+    cache.write_text(text.replace("KEY", machine._key()))
+    assert readings() == FOUND
+    monkeypatch.setattr(machine, "measure", None)
+    assert readings() == FOUND
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(machine, "measure", lambda clock: FOUND)
+    assert readings() == FOUND
+
+
+def test_the_choice_goes_by_the_models_size_and_threads_set_by_hand_stay(cache, monkeypatch):
+    monkeypatch.setattr(machine, "measure", lambda clock: FOUND)
+    assert machine_for(800_000) == machine_for(0) == FOUND.small
+    assert machine_for(135_000_000) == machine_for(None) == FOUND.large
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert machine_for(135_000_000) == Machine(1, False)
+
+
+def test_it_is_applied_and_travels_as_json():
+    for choice in (Machine(2, False), Machine(1, True)):
+        choice.apply()
+        assert torch.get_num_threads() == choice.threads
+        assert torch.backends.mkldnn.enabled == choice.onednn
+        assert Machine.current() == choice
+        assert Machine.from_dict(json.loads(json.dumps(choice.to_dict()))) == choice
+    with pytest.raises(ValueError, match="threads is 0: "):
+        Machine(0, True)
+
+
+def test_a_run_says_what_it_computed_with(tmp_path):
+    Machine(2, False).apply()
+    RunLog(tmp_path).start("")
+    facts = json.loads((tmp_path / "run.json").read_text())
+    assert Machine.from_dict(facts["machine"]) == Machine(2, False)
+
+
+def test_commands_suit_the_machine_to_their_model(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(machine, "machine_for", lambda parameters: asked.append(parameters) or Machine(2, True))
+    model = tiny_model(hidden=8, layers=1, heads=2, kv_heads=1, intermediate=8)
+    model.save_pretrained(tmp_path)
+    size = sum(weight.numel() for weight in model.parameters())
+    assert num_parameters(tmp_path) == size
+    for name in (str(tmp_path), None, "nowhere/at-all"):
+        suit_machine(name, "cpu")
+    assert asked == [size, 0, None]
+    assert torch.get_num_threads() == 2
+    (tmp_path / "model.safetensors").write_bytes(b"broken")
+    suit_machine(str(tmp_path), "cpu")  # loading it will say more
+    suit_machine(None, "no such device")
+    assert len(asked) == 3
