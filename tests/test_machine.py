@@ -95,6 +95,7 @@ def test_small_and_large_models_have_their_own_choice_and_torch_is_left_as_it_wa
         return 0.001 if shape in SMALL else 0.1 / Machine.current().threads
 
     monkeypatch.setattr(machine, "_seconds", seconds)
+    monkeypatch.setattr(machine, "THREADS", 4)
     torch.set_num_threads(4)
     found = measure()
     assert found.small == Machine(1, True)
@@ -115,10 +116,17 @@ def test_a_probe_that_is_interrupted_leaves_torch_as_it_was():
     assert Machine.current() == Machine(3, True)
 
 
-def test_a_real_probe_finishes():
+def test_a_real_probe_finishes(monkeypatch):
+    monkeypatch.setattr(machine, "THREADS", 1)
     found = measure()
     assert {found.small.threads, found.large.threads} == {1}  # there is one to choose from
     assert min(found.speeds.values()) > 0
+
+
+def test_a_choice_that_was_applied_is_not_what_there_is(cache, monkeypatch):
+    key = machine._key()
+    Machine(3, False).apply()
+    assert machine._key() == key
 
 
 def test_it_is_measured_once_for_each_processor_and_torch(cache, monkeypatch):

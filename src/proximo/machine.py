@@ -41,6 +41,10 @@ Shape = tuple[int, int, int]
 Clock = Callable[[], float]
 
 
+THREADS = torch.get_num_threads()
+"""As torch came: a choice that is applied must not be taken for what there is."""
+
+
 @dataclass(frozen=True)
 class Machine:
     """What a run computes with. Another choice gives other roundings, so a run that goes on keeps to its own."""
@@ -113,8 +117,8 @@ def measure(clock: Clock = time.perf_counter) -> Readings:
     """Takes about a second; torch is left as it was."""
     before = Machine.current()
     try:
-        small = _fastest(SMALL, before.threads, clock)
-        large = _fastest(LARGE, before.threads, clock)
+        small = _fastest(SMALL, THREADS, clock)
+        large = _fastest(LARGE, THREADS, clock)
         large.apply()
         single, half = _speed(LARGE[1], torch.float32, clock), _speed(CAUTIOUS, torch.bfloat16, clock)
         if 10 * half > single:
@@ -179,7 +183,7 @@ def cache_file() -> Path:
 
 def _key() -> str:
     """Homes travel between machines: what the readings depend on is part of their name."""
-    return f"{_processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    return f"{_processor()}, {THREADS} threads, torch {torch.__version__}"
 
 
 def _processor() -> str:

@@ -28,13 +28,28 @@ def suit_machine(name: str | None, device: str = "auto") -> None:
 
     What is wrong with a model is said when it loads.
     """
+    chosen = _machine(name, device)
+    if chosen is not None:
+        chosen.apply()
+
+
+def machine_line(name: str, device: str) -> str:
+    """What a run would compute with."""
+    chosen = _machine(name, device)
+    if chosen is None:
+        return f"machine: {device}"
+    speeds = ", ".join(f"{dtype} {speed:.0f} GFLOP/s" for dtype, speed in machine.readings().speeds.items())
+    return f"machine: {chosen.threads} threads, oneDNN {'on' if chosen.onednn else 'off'} ({speeds}; float32 is used)"
+
+
+def _machine(name: str | None, device: str) -> machine.Machine | None:
+    """None on a GPU, and where the model or the device cannot be opened."""
     try:
         place = pick_device(device)
         parameters = 0 if name is None else num_parameters(Path(resolve(name)))
     except (SafetensorError, ValueError):
-        return
-    if place == "cpu":
-        machine.machine_for(parameters).apply()
+        return None
+    return machine.machine_for(parameters) if place == "cpu" else None
 
 
 def num_parameters(folder: Path) -> int | None:

@@ -12,7 +12,7 @@ from proximo import explain, toml
 from proximo.cli import pipelining
 from proximo.cli.flags import changed, nearest, refuse, take, take_model, take_switch
 from proximo.cli.live import LiveView
-from proximo.cli.opening import open_model, suit_machine
+from proximo.cli.opening import machine_line, open_model, suit_machine
 from proximo.maths.ratios import CurrentPolicy
 from proximo.models import Precision
 from proximo.presets import ARITHMETIC, PRESETS
@@ -53,7 +53,8 @@ def run_train(arguments: list[str]) -> int:
         config = replace(config, task=replace(config.task, skip_bad=True))
     if dry_run:
         print(toml.dumps(config))
-        print("\n".join(f"# {line}" for line in [*batch_arithmetic(config), *memory(config)]))
+        lines = [*batch_arithmetic(config), *memory(config), machine_line(config.model, config.device)]
+        print("\n".join(f"# {line}" for line in lines))
         return 0
     path = Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}"
     if (path / "metrics.jsonl").exists():
