@@ -123,6 +123,9 @@ def attention(model: PreTrainedModel, name: str) -> Iterator[None]:
     """The model with another attention for a while."""
     before = model.config._attn_implementation
     assert before is not None
+    if before == name:  # transformers' switch walks through all modules
+        yield
+        return
     model.set_attn_implementation(name)
     try:
         yield

@@ -152,9 +152,9 @@ class DecodeLayer:
         value: Float[Tensor, "R K 1 D"],
         scale: float,
     ) -> Float[Tensor, "R 1 H D"]:
-        slots = torch.arange(len(self.positions), device=self.positions.device)
-        self.keys[slots, :, self.positions] = key.squeeze(2)
-        self.values[slots, :, self.positions] = value.squeeze(2)
+        here = self.positions[:, None, None, None].expand_as(key)
+        self.keys.scatter_(2, here, key)
+        self.values.scatter_(2, here, value)
         # The H / K query heads of a key-value head stand in for positions: each key is then read once
         # for all of them, by any attention kernel and with no repeated copy.
         rows, heads, _, width = query.shape

@@ -142,11 +142,12 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> fr
 @contextmanager
 def evaluating(model: PreTrainedModel) -> Iterator[None]:
     """No dropout and no gradients inside; the learner finds its model as it left it."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    training = [module for module in model.modules() if module.training]  # often none, and then nothing is set
+    for module in training:
+        module.training = False
     try:
         with torch.inference_mode():
             yield
     finally:
-        for module, training in modes:
-            module.training = training
+        for module in training:
+            module.training = True

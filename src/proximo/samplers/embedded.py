@@ -141,8 +141,9 @@ class _Decoding:
         """Prompt and completion of the longest."""
         self._room = room
         self._passes = Passes(model, record_routes)
-        self._prefills = Prefills(self._passes)
-        self._states = compiled_states(model) or decode_states(model)
+        by_hand = decode_states(model)
+        self._prefills = Prefills(self._passes, by_hand)
+        self._states = compiled_states(model) or by_hand
         self._draw = compiled_draw() if compiles(model.device) else draw
 
     @property
@@ -236,7 +237,8 @@ class _Decoding:
         ended = [self._live[slot] for slot in gone]
         if gone:
             self._release(gone, counts)
-        stays = [counts[slot] for slot in range(len(counts)) if slot not in set(gone)]
+        leaves = set(gone)
+        stays = [count for slot, count in enumerate(counts) if slot not in leaves]
         self._least = min(stays, default=0)
         self._longest = max((len(d.prompt) for d in self._live), default=0) + max(stays, default=0)
         return ended

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from proximo.models.attention import Reader, hidden_states
+from proximo.models.attention import Reader
 from proximo.models.logprobs import project
 from proximo.models.routing import recording
 from proximo.samplers.cache import PrefillReader
@@ -68,8 +67,8 @@ class Prefix:
 class Prefills:
     """Reads prompts, and remembers those of which samples still wait."""
 
-    def __init__(self, passes: Passes) -> None:
-        self._passes = passes
+    def __init__(self, passes: Passes, states: Callable[..., Tensor]) -> None:
+        self._passes, self._states = passes, states
         self._kept: dict[Prompt, Prefix] = {}
 
     def keep(self, prompt: Prompt, prefix: Prefix | None) -> None:
@@ -95,7 +94,7 @@ class Prefills:
         tokens = tokens.to(self._passes.device)
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         reader = PrefillReader()
-        states, routes = self._passes.run(partial(hidden_states, self._passes.model), tokens, positions, reader)
+        states, routes = self._passes.run(self._states, tokens, positions, reader)
         logits = self._passes.logits(states[torch.arange(len(batch)), lengths - 1])
         memory = reader.memory
         for row, prompt in enumerate(batch):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from proximo.samplers import SamplingOptions
 from proximo.samplers.drafts import Draft
-from proximo.samplers.drawing import draw, signed, uniforms
+from proximo.samplers.drawing import draw, row_states, signed, uniforms_at
 from proximo.shapes import Bool, Float, Int
 
 
@@ -28,8 +28,8 @@ class Table:
     """False from its last token on, until its slot is taken again."""
     prompts: Int[Tensor, " S"]
     """Lengths."""
-    keys: Int[Tensor, " S"]
-    samples: Int[Tensor, " S"]
+    states: Int[Tensor, " S"]
+    """Of the random numbers: what is the same for all tokens of a row."""
     said: Int[Tensor, "S R1"]
     """All tokens; one place more than there is room for takes what rows that have ended would say."""
     logprobs: Float[Tensor, "S R1"]
@@ -49,7 +49,8 @@ class Table:
         here = slice(first, first + len(drafts))
         rows = [[signed(draft.key), draft.sample, len(draft.prompt)] for draft in drafts]
         entering = torch.tensor(rows, device=self.tokens.device)
-        self.keys[here], self.samples[here], self.prompts[here] = entering.unbind(dim=1)
+        keys, samples, self.prompts[here] = entering.unbind(dim=1)
+        self.states[here] = row_states(self.seed, self.step, keys, samples)
         self.counts[here], self.live[here] = 0, True
 
     def advance(
@@ -63,8 +64,7 @@ class Table:
         """One token for each of the rows from the first on; rows that have ended stay as they are."""
         here = slice(first, first + len(logits))
         live, counts = self.live[here], self.counts[here]
-        drawn = uniforms(self.seed, self.step, self.keys[here], self.samples[here], counts)
-        tokens, logprobs = draw(logits, drawn, options)
+        tokens, logprobs = draw(logits, uniforms_at(self.states[here], counts), options)
         self.tokens[here] = tokens
         self.said[here].scatter_(1, counts.unsqueeze(1), tokens.unsqueeze(1))
         self.logprobs[here].scatter_(1, counts.unsqueeze(1), logprobs.unsqueeze(1))
@@ -75,7 +75,7 @@ class Table:
     def release(self, sources: Sequence[int], targets: Sequence[int], left: int) -> None:
         """Rows move to other slots, and only the first `left` are taken: nobody goes on in the others."""
         if sources:
-            columns = (self.tokens, self.counts, self.live, self.prompts, self.keys, self.samples)
+            columns = (self.tokens, self.counts, self.live, self.prompts, self.states)
             for column in (*columns, self.said, self.logprobs):
                 column[targets] = column[sources]
         self.live[left:] = False
@@ -99,8 +99,7 @@ def empty_table(slots: int, room: int, device: torch.device) -> Table:
         counts=integers(slots),
         live=integers(slots).bool(),
         prompts=integers(slots),
-        keys=integers(slots),
-        samples=integers(slots),
+        states=integers(slots),
         said=integers(slots, room + 1),
         logprobs=torch.zeros(slots, room + 1, dtype=torch.float32, device=device),
         seed=integers(),
