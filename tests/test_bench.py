@@ -26,7 +26,7 @@ from proximo.bench.tables.growth import exponent
 from proximo.bench.tables.memory import head_bytes, our_head, plain_head
 from proximo.bench.tables.rollout import DecodeShare, SharedGain
 from proximo.bench.tables.step import Beside
-from proximo.bench.tables.train import Exact, Without
+from proximo.bench.tables.train import CPU_WITHOUT, Exact
 from proximo.bench.timing import Ratio, Times, Watch, interleaved
 from proximo.bench.trl import Settings, Trl
 from proximo.bench.turns import Rounds
@@ -423,7 +423,7 @@ def test_gradients_are_held_against_the_padded_reference():
 
 
 def test_techniques_are_switched_off_beside_ours():
-    rows = Without(SMALLEST).run(alone())
+    rows = replace(CPU_WITHOUT[0], workload=SMALLEST).run(alone())
     assert [row.name for row in rows] == [
         "smallest",
         "smallest, without shared prompts",

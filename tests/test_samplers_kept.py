@@ -36,7 +36,7 @@ class Direct(Replays):
 def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "is_gpu", lambda device: True)
     monkeypatch.setattr(room, "has_kernels", lambda shape: True)
-    monkeypatch.setattr(room, "_free_memory", lambda: 10**12)
+    monkeypatch.setattr(room, "free_bytes", lambda device: 10**12)
     monkeypatch.setattr(room, "Replays", Direct)
     monkeypatch.setattr(prefill.Passes, "on_gpu", property(lambda self: True))
     monkeypatch.setattr(Direct, "kinds", [])

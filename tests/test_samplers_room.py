@@ -1,4 +1,5 @@
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -6,7 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from proximo.samplers.cache import KeyShape
-from proximo.samplers.graphs import size_for
+from proximo.samplers.graphs import MOST_KINDS, Replays, size_for
 from proximo.samplers.room import Plan, fitted, plan_for
 from proximo.samplers.shared import SharedCache, plain_attention
 from proximo.samplers.table import empty_table
@@ -139,3 +140,26 @@ def test_many_prompts_of_one_sample_wait_for_each_other():
 def test_steps_are_captured_for_few_sizes():
     assert [size_for(rows, 100) for rows in (1, 3, 9, 65, 97, 100)] == [1, 4, 16, 96, 100, 100]
     assert size_for(1500, 2000) == 2000
+
+
+def test_a_step_that_was_captured_stays_so(monkeypatch):
+    """The first of its kind runs as it is, the second is captured; with many kinds, the old ones make room once."""
+    captured, replayed = [], []
+
+    class Graph:
+        def replay(self) -> None:
+            replayed.append(1)
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **_: nullcontext(captured.append(graph)))
+    replays = Replays()
+    for kind in range(MOST_KINDS):
+        for _ in range(3):
+            replays.run(kind, lambda: None)
+    assert (len(captured), len(replayed)) == (MOST_KINDS, 2 * MOST_KINDS)
+    replays.run(0, lambda: None)
+    assert len(captured) == MOST_KINDS  # as many as may be kept: nothing is captured again
+    for _ in range(3):
+        replays.run("another", lambda: None)
+    assert len(captured) == MOST_KINDS + 1

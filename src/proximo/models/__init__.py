@@ -4,6 +4,7 @@ from proximo.models.layout import micro_batches
 from proximo.models.loading import (
     PaddedFallback,
     Precision,
+    free_bytes,
     frozen_copy,
     load_model,
     load_tokenizer,
@@ -22,6 +23,7 @@ __all__ = [
     "Scores",
     "States",
     "completion_states",
+    "free_bytes",
     "frozen_copy",
     "load_model",
     "load_tokenizer",

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from proximo.shapes import Float
@@ -112,6 +112,11 @@ def wide_sums(dtype: torch.dtype, device: torch.device) -> AbstractContextManage
     """
     half = dtype in (torch.bfloat16, torch.float16)
     return torch.autocast(device.type, dtype=dtype) if half else nullcontext()
+
+
+def head_width(config: PreTrainedConfig) -> int:
+    """Not every family says it."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def uses_our_attention(model: nn.Module) -> bool:

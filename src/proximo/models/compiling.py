@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from proximo.models.attention import LayerReader, LayerRun, body, run_layer
+from proximo.models.attention import LayerReader, LayerRun, body, head_width, run_layer
 from proximo.models.flex import LEAST_WIDTH, FlexReader
 from proximo.models.routing import routers
 
@@ -37,8 +37,7 @@ def reads_blocks(model: PreTrainedModel) -> bool:
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, Tensor)
     config = model.config.get_text_config()
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return compiles(weight.device) and width >= LEAST_WIDTH and weight.dtype != torch.float64
+    return compiles(weight.device) and head_width(config) >= LEAST_WIDTH and weight.dtype != torch.float64
 
 
 def compiles_layers(model: PreTrainedModel) -> bool:
@@ -89,10 +88,10 @@ def compiled_layer(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tenso
 @cache
 def _compiled() -> LayerRun:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
-    return torch.compile(_forward, fullgraph=True)
+    return torch.compile(forward, fullgraph=True)
 
 
-def _forward(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:
+def forward(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:
     """Not the call: checkpoints and hooks are seen to outside."""
     return layer.forward(hidden, attention_mask=None, position_embeddings=angles, use_cache=False, reader=reader)
 

@@ -70,6 +70,12 @@ def pick_dtype(name: Precision, device: str) -> torch.dtype:
     return torch.bfloat16 if halves else torch.float32
 
 
+def free_bytes(device: torch.device) -> int:
+    """On a GPU: what nobody holds, and what torch holds without using it."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+
 def load_model(path: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
     """A causal language model in eval mode, from a folder or a hub id.
 

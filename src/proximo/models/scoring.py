@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from proximo.models.attention import NAME, attention, hidden_states, uses_our_attention
+from proximo.models.attention import NAME, attention, hidden_states
 from proximo.models.compiling import layer_run, reads_blocks
 from proximo.models.layout import Packed, Padded, pack, pad
 from proximo.models.loading import supports_packing, warn_of_fallback
@@ -167,7 +167,7 @@ def _laid_out(
 def _states(model: PreTrainedModel, laid: Packed | Padded, where: Bool[Tensor, "B T"]) -> States:
     """Of a pass through the body."""
     if isinstance(laid, Packed):
-        with nullcontext() if uses_our_attention(model) else attention(model, NAME):
+        with attention(model, NAME):
             states = hidden_states(model, laid.tokens, laid.positions, laid.reader, layer_run(model))
     else:
         # Outside the fast path a model's own attention may be part of what it computes.

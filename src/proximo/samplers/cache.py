@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
+from proximo.models.attention import head_width
 from proximo.samplers.table import Table
 from proximo.shapes import Bool, Float, Int
 
@@ -51,8 +52,9 @@ class KeyShape:
 def key_shape(model: PreTrainedModel) -> KeyShape:
     config, weight = model.config, model.get_input_embeddings().weight
     assert isinstance(weight, Tensor)
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return KeyShape(config.num_hidden_layers, config.num_key_value_heads, width, weight.dtype, weight.device)
+    return KeyShape(
+        config.num_hidden_layers, config.num_key_value_heads, head_width(config), weight.dtype, weight.device
+    )
 
 
 class PrefillReader:
@@ -118,7 +120,7 @@ class SlotCache:
 
     def reader(self, rows: int, table: Table, longest: int) -> "DecodeReader":
         """`longest` is the length of the longest row, its new token included."""
-        positions = table.prompts[:rows] + table.counts[:rows] - 1
+        positions = table.positions(rows)
         span = min(aligned(longest), self._memory.shape[4])
         visible = torch.arange(span, device=positions.device) <= positions.unsqueeze(1)
         return DecodeReader(self._memory[:, :, :rows, :, :span], positions, visible[:, None, None])

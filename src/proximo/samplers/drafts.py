@@ -15,6 +15,8 @@ from proximo.samplers.drawing import draw, signed, uniforms
 from proximo.shapes import Float, Int
 from proximo.types import Completion, Request
 
+DIVERGED = "the model's logits are NaN: its weights have diverged, go back to a checkpoint"
+
 
 @dataclass
 class Draft:
@@ -74,22 +76,24 @@ class Pen:
         tokens, logprobs = draw(logits, uniforms(self.seed, self.step, keys, samples, positions), self.options)
         for draft, token, logprob in zip(drafts, tokens.tolist(), logprobs.tolist(), strict=True):
             if logprob != logprob:
-                raise ValueError("the model's logits are NaN: its weights have diverged, go back to a checkpoint")
+                raise ValueError(DIVERGED)
             draft.tokens.append(token)
             draft.logprobs.append(logprob)
-            if token in self.end_tokens or self._stopped(draft.tokens):
-                draft.finish = "stop"
-            elif len(draft.tokens) == self.options.max_tokens:
-                draft.finish = "length"
+            self._end(draft)
 
     def take(self, draft: Draft, tokens: list[int], logprobs: list[float]) -> None:
         """What a row has said so far, drawn elsewhere; what follows its end is not its."""
         for count in range(len(draft.tokens) + 1, len(tokens) + 1) if self.options.stop else (len(tokens),):
             draft.tokens, draft.logprobs = tokens[:count], logprobs[:count]
-            if tokens[count - 1] in self.end_tokens or self._stopped(draft.tokens):
-                draft.finish = "stop"
+            self._end(draft)
+            if draft.finish is not None:
                 return
-        if len(tokens) == self.options.max_tokens:
+
+    def _end(self, draft: Draft) -> None:
+        """Whether its newest token was its last."""
+        if draft.tokens[-1] in self.end_tokens or self._stopped(draft.tokens):
+            draft.finish = "stop"
+        elif len(draft.tokens) == self.options.max_tokens:
             draft.finish = "length"
 
     def completion(self, draft: Draft, version: int) -> Completion:

@@ -17,7 +17,7 @@ from proximo.models.attention import uses_our_attention
 from proximo.models.compiling import compiles
 from proximo.models.routing import needed_routers
 from proximo.samplers import Sampler, SamplingOptions, gathered
-from proximo.samplers.drafts import Draft, Pen, drafts_of, end_tokens, evaluating
+from proximo.samplers.drafts import DIVERGED, Draft, Pen, drafts_of, end_tokens, evaluating
 from proximo.samplers.drawing import draw
 from proximo.samplers.fused import decode_states
 from proximo.samplers.graphs import compiled_draw, compiled_states, size_for
@@ -208,9 +208,8 @@ class _Decoding:
     def _step(self, rows: int, longest: int) -> None:
         room, table = self._room, self._room.table
         reader = room.cache.reader(rows, table, longest)
-        # A slot that nobody has taken yet has a row of 0 tokens, whose newest would stand before its first.
-        positions = (table.prompts[:rows] + table.counts[:rows] - 1).clamp(min=0).unsqueeze(1)
-        states, routes = self._passes.run(self._states, table.tokens[:rows].unsqueeze(1), positions, reader)
+        tokens, positions = table.tokens[:rows].unsqueeze(1), table.positions(rows).unsqueeze(1)
+        states, routes = self._passes.run(self._states, tokens, positions, reader)
         if routes is not None:
             for draft, route in zip(self._live, routes[:, 0], strict=True):
                 draft.routes.append(route)
@@ -226,7 +225,7 @@ class _Decoding:
         room = self._room
         counts, goes_on, broken = room.table.look(len(self._live))
         if broken:
-            raise ValueError("the model's logits are NaN: its weights have diverged, go back to a checkpoint")
+            raise ValueError(DIVERGED)
         reads = bool(self._pen.options.stop)  # only the host can read
         due = [slot for slot, on in enumerate(goes_on) if reads or not on]
         if due:

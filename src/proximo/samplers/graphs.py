@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from proximo.models.attention import LayerReader, LayerRun, hidden_states
-from proximo.models.compiling import compiles
-from proximo.models.routing import routers
+from proximo.models.compiling import compiles_layers, forward
 from proximo.samplers.drawing import draw
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -38,9 +37,9 @@ class Replays:
             step()
             self._seen.add(kind)
             return
-        if len(self._graphs) >= MOST_KINDS:  # a temperature that never stays the same
-            self._graphs.clear()
         if kind not in self._graphs:
+            if len(self._graphs) >= MOST_KINDS:  # a temperature that never stays the same
+                self._graphs.clear()
             graph = torch.cuda.CUDAGraph()
             # Only this thread's work is captured; graders may be busy beside it.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
@@ -51,10 +50,7 @@ class Replays:
 
 def compiled_states(model: PreTrainedModel) -> Callable[..., Tensor] | None:
     """A decode step's hidden states by compiled layers, one compilation for all; None where nothing is compiled."""
-    # Experts are chosen by data, which no one compilation can follow.
-    if not compiles(model.device) or routers(model):
-        return None
-    return partial(hidden_states, model, run=_compiled_layer())
+    return partial(hidden_states, model, run=_compiled_layer()) if compiles_layers(model) else None
 
 
 @cache
@@ -69,4 +65,5 @@ def _compiled_layer() -> LayerRun:
 
 
 def _layer(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:
-    return layer.forward(hidden, attention_mask=None, position_embeddings=angles, use_cache=False, reader=reader)
+    """A function of its own: torch keeps what it compiled by function, and training passes have theirs."""
+    return forward(layer, hidden, angles, reader)

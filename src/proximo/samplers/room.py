@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from proximo.models import free_bytes
 from proximo.samplers.cache import KeyShape, SlotCache, key_shape
 from proximo.samplers.graphs import Replays
 from proximo.samplers.shared import MOST_LANES, SharedCache
@@ -118,7 +119,7 @@ class Rooms:
         on_gpu = is_gpu(shape.device)
         shares = (on_gpu and has_kernels(shape)) or bool(self._shared_prefix)
         if on_gpu:
-            plan = fitted(plan, int(_free_memory() * MEMORY_SHARE) // shape.bytes_per_token, shared=shares)
+            plan = fitted(plan, int(free_bytes(shape.device) * MEMORY_SHARE) // shape.bytes_per_token, shared=shares)
         if shares:
             cache = SharedCache(
                 shape, plan.prompts, plan.prompt_room, plan.slots, plan.max_tokens, self._members(plan, shape)
@@ -164,8 +165,3 @@ def fitted(plan: Plan, room: int, *, shared: bool) -> Plan:
             f"one completion do not fit into this GPU's free memory ({room} tokens); shorten one of the two"
         )
     return plan.with_slots(slots)
-
-
-def _free_memory() -> int:
-    free, _ = torch.cuda.mem_get_info()
-    return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()

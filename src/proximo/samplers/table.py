@@ -72,6 +72,10 @@ class Table:
         counts += live
         live &= (tokens.unsqueeze(1) != ends).all(dim=1) & (counts < options.max_tokens)
 
+    def positions(self, rows: int) -> Int[Tensor, " N"]:
+        """Of the newest tokens. A slot that nobody has taken has none, and stands at the beginning."""
+        return (self.prompts[:rows] + self.counts[:rows] - 1).clamp(min=0)
+
     def release(self, sources: Sequence[int], targets: Sequence[int], left: int) -> None:
         """Rows move to other slots, and only the first `left` are taken: nobody goes on in the others."""
         if sources:

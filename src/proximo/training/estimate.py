@@ -6,11 +6,11 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from proximo.models import pick_device, pick_dtype
+from proximo.models import free_bytes, pick_device, pick_dtype
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnLayers, OwnModel
 from proximo.training.config import CPU_TOKENS, RunConfig
-from proximo.training.memory import free_bytes, is_planned_on, plan_memory, room_for_activations, token_cost
+from proximo.training.memory import is_planned_on, plan_memory, room_for_activations, token_cost
 from proximo.training.optimizer import HALVES
 
 

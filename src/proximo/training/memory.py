@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from proximo.models import supports_packing
+from proximo.models import free_bytes, supports_packing
+from proximo.models.attention import head_width
 from proximo.models.compiling import checkpoint_layers, compiles_layers
 from proximo.training.passes import Passes
 from proximo.types import Batch
@@ -48,7 +49,7 @@ def token_cost(config: PreTrainedConfig, dtype: torch.dtype, *, compiled: bool) 
     """From a decoder's shape: its norms, projections, attention and MLP as transformers writes them."""
     hidden, layers, heads = config.hidden_size, config.num_hidden_layers, config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
-    width = getattr(config, "head_dim", None) or hidden // heads
+    width = head_width(config)
     if getattr(config, "num_experts_per_tok", None):
         inner = config.num_experts_per_tok * config.moe_intermediate_size
     else:
@@ -79,12 +80,6 @@ def room_for_activations(free: int, *, pending: int, vocabulary: int, hidden: in
 def is_planned_on(device: torch.device) -> bool:
     """A CPU has its budget: more tokens at once make it no faster."""
     return device.type == "cuda"
-
-
-def free_bytes(device: torch.device) -> int:
-    """On a GPU: what nobody holds, and what torch holds without using it."""
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def with_room(passes: Passes, models: Sequence[PreTrainedModel], batch: Batch, pending: int) -> Passes:

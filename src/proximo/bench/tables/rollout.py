@@ -1,10 +1,11 @@
 """`rollout`: tokens a second of sampling, beside TRL's `generate` and beside the machine's limit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from proximo.bench.ablations import rollouts_without
+from proximo.bench.ours import Ours
 from proximo.bench.report import Row, Verdict, short
 from proximo.bench.roofline import decode_seconds, decode_step, prefill_seconds
 from proximo.bench.session import Session, Turn, seconds_of
@@ -131,21 +132,27 @@ class SharedGain:
 
 @dataclass(frozen=True)
 class Without:
-    """Whole rollouts with one technique off at a time."""
+    """A phase with one technique off at a time."""
 
     workload: Workload
+    phase: str
+    turns: Callable[[Ours], Sequence[Turn]]
+    """Ours first, then without this and that."""
 
     @property
     def name(self) -> str:
         return self.workload.name
 
     def run(self, session: Session) -> list[Row]:
-        ours = session.ours(self.workload)
-        turns = [Turn("ours", ours.rollout), *rollouts_without(ours)]
-        return without_rows(self.workload, turns, session.measure(turns), "rollout")
+        turns = self.turns(session.ours(self.workload))
+        return _without_rows(self.workload, turns, session.measure(turns), self.phase)
 
 
-def without_rows(workload: Workload, turns: Sequence[Turn], found: Sequence[Phases], phase: str) -> list[Row]:
+def _rollouts(ours: Ours) -> list[Turn]:
+    return [Turn("ours", ours.rollout), *rollouts_without(ours)]
+
+
+def _without_rows(workload: Workload, turns: Sequence[Turn], found: Sequence[Phases], phase: str) -> list[Row]:
     """How many times as long it takes without."""
     whole, details = found[0][phase], _seconds(workload, turns, found)
     rows = [Row(workload.name, figures={"seconds": short(whole.median)}, details=details)]
@@ -174,4 +181,4 @@ GPU = (
     SharedGain(SHARED, 1.7),
     SharedGain(MEDIUM, 1.0),
 )
-GPU_WITHOUT = (Without(MEDIUM), Without(SHARED))
+GPU_WITHOUT = (Without(MEDIUM, "rollout", _rollouts), Without(SHARED, "rollout", _rollouts))

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import torch
 
 from proximo.bench.ablations import training_without
+from proximo.bench.ours import Ours
 from proximo.bench.report import Row, Verdict
 from proximo.bench.roofline import training_of
 from proximo.bench.session import Session, Turn
 from proximo.bench.shapes import QWEN_600M, TINY, Shape
 from proximo.bench.tables.comparing import Target, compared, refused_row
-from proximo.bench.tables.rollout import without_rows
+from proximo.bench.tables.rollout import Without
 from proximo.bench.workloads import (
     C_135M_64,
     C_135M_256,
@@ -102,18 +103,8 @@ def _full_precision(shape: Shape, device: str):
     return shape.model(attention=NAME, dtype=torch.float32, device=device)
 
 
-@dataclass(frozen=True)
-class Without:
-    workload: Workload
-
-    @property
-    def name(self) -> str:
-        return self.workload.name
-
-    def run(self, session: Session) -> list[Row]:
-        ours = session.ours(self.workload)
-        turns = [Turn("ours", ours.training), *training_without(ours)]
-        return without_rows(self.workload, turns, session.measure(turns), "train")
+def _trainings(ours: Ours) -> list[Turn]:
+    return [Turn("ours", ours.training), *training_without(ours)]
 
 
 CPU = (Exact(TINY), Beside(C_TINY), Beside(C_135M_64), Beside(C_135M_256), Beside(C_135M_TAIL))
@@ -124,5 +115,5 @@ GPU = (
     Beside(TAIL, factor=6.0),
     Beside(MEDIUM_4B, use=0.50, alone=True),
 )
-CPU_WITHOUT = (Without(C_TINY), Without(C_135M_64))
-GPU_WITHOUT = (Without(MEDIUM), Without(LONG_PROMPT))
+CPU_WITHOUT = (Without(C_TINY, "train", _trainings), Without(C_135M_64, "train", _trainings))
+GPU_WITHOUT = (Without(MEDIUM, "train", _trainings), Without(LONG_PROMPT, "train", _trainings))
