@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 from torch.testing import assert_close
 
-from proximo.models.flex import BLOCK, FlexReader, attend_blocks, block_matrices, padded_length
+from proximo.models.flex import BLOCK, FlexReader, attend_blocks, block_matrices, filled_up, padded_length
 from proximo.models.flex import _spans as spans_of
 from proximo.models.layout import pack
 
@@ -27,28 +27,30 @@ def rows_of(prompts: list[int], completions: list[tuple[int, int]]):
     }
 
 
+def room(length: int) -> int:
+    """What a span takes up: a whole number of blocks where it is short of that by a 64th of itself at most."""
+    return next((size for size in range(length, length + length // 64 + 1) if size % BLOCK == 0), length)
+
+
 def seen_pairs(rows) -> Tensor:
-    """Of all places, token by token, from the layout's own positions: the places of each token's past, by its text."""
-    packed = pack(**rows)
-    size = packed.tokens.shape[1]
-    seen = torch.zeros(padded_length(size), padded_length(size), dtype=torch.bool)
-    ends = {}
-    place = 0
+    """Of all places, token by token: who is where, counted by hand. A place that fills a span up sees as its span does,
+    and is seen by nothing but what comes after it there."""
+    spans, place = [], 0
     for number in sorted(set(rows["group"].tolist())):
         prompt = range(place, place + len(rows["prompts"][number]))
-        for query in prompt:
-            seen[query, prompt.start : query + 1] = True
-        place = ends[number] = prompt.stop
+        spans.append((range(place, place + room(len(prompt))), range(0)))
+        place += room(len(prompt))
         for member, length in zip(rows["group"].tolist(), rows["lengths"].tolist(), strict=True):
             if member == number:
-                own = range(place, place + max(length - 1, 0))
-                for query in own:
-                    seen[query, prompt.start : prompt.stop] = True
-                    seen[query, own.start : query + 1] = True
-                place = own.stop
-    assert place == size
-    for query in range(size, len(seen)):
-        seen[query, size : query + 1] = True
+                size = room(max(length - 1, 0))
+                spans.append((range(place, place + size), prompt))
+                place += size
+    spans.append((range(place, padded_length(place)), range(0)))
+    seen = torch.zeros(padded_length(place), padded_length(place), dtype=torch.bool)
+    for own, prompt in spans:
+        for query in own:
+            seen[query, prompt.start : prompt.stop] = True
+            seen[query, own.start : query + 1] = True
     return seen
 
 
@@ -92,6 +94,7 @@ CASES = {
     "no room left for padding": rows_of([128], [(0, 129)]),
     "the first completion joins its prompt": rows_of([100], [(0, 400), (0, 30)]),
     "rows that are no neighbours": rows_of([10, 260], [(1, 90), (0, 90), (1, 300), (0, 1)]),
+    "spans just short of blocks": rows_of([127, 510], [(0, 128), (0, 60), (1, 255), (0, 257), (1, 385), (1, 128)]),
     "a prompt that nobody continues": rows_of([50, 60, 70], [(2, 9), (0, 8)]),
 }
 
@@ -125,6 +128,18 @@ def test_two_blocks_by_hand():
     assert reader.prompt_end[[0, 129, 130, 229, 230]].tolist() == [0, 0, 130, 130, 0]
 
 
+def test_spans_fill_up_where_little_is_missing():
+    # 126 lacks 2, more than a 64th of it; 512 lacks nothing; 508 lacks 4, and 7 would be a 64th.
+    lengths = torch.tensor([0, 1, 126, 127, 128, 129, 252, 253, 508, 512])
+    assert filled_up(lengths).tolist() == [0, 1, 126, 128, 128, 129, 252, 256, 512, 512]
+    assert [room(length) for length in lengths.tolist()] == filled_up(lengths).tolist()
+    # Two groups of prompts and completions of one token less than a block: every block but the diagonal is full.
+    reader = pack(**rows_of([128, 128], [(0, 128), (0, 128), (1, 128)]), in_blocks=True).reader
+    assert isinstance(reader, FlexReader)
+    assert listed(reader.kv_num, reader.kv_which).equal(torch.eye(5, dtype=torch.bool))
+    assert reader.full_kv_num[0, 0].tolist() == [0, 1, 1, 0, 1]
+
+
 def test_a_row_has_at_least_two_blocks():
     # torch compiles a size of 1 apart from all others.
     assert [padded_length(length) for length in (1, 128, 256, 257)] == [256, 256, 256, 384]
@@ -151,11 +166,17 @@ def test_attention_is_that_of_the_packed_reader(rows, heads, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(1, heads, padded, 16, generator=generator)
     key, value = torch.randn(2, 1, 2, padded, 16, generator=generator)
-    expected = row.reader.read(query[:, :, :size], key[:, :, :size], value[:, :, :size], 0.3)
+    # Where the row's tokens stand among the blocks.
+    at = torch.empty(size, dtype=torch.long)
+    at[row.places.prompt_tokens], at[row.places.completion_tokens] = (
+        blocks.places.prompt_tokens,
+        blocks.places.completion_tokens,
+    )
+    expected = row.reader.read(query[:, :, at], key[:, :, at], value[:, :, at], 0.3)
     in_blocks = [each[0].unflatten(1, (-1, BLOCK)).transpose(0, 1) for each in (query, key, value)]
     assert isinstance(blocks.reader, FlexReader)
     found = attend_blocks(blocks.reader, in_blocks[0], in_blocks[1], in_blocks[2], 0.3).flatten(0, 1)
-    assert_close(found[:size], expected[0], rtol=0, atol=1e-12)
+    assert_close(found[at], expected[0], rtol=0, atol=1e-12)
     assert found.isfinite().all()
 
 

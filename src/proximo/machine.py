@@ -101,6 +101,13 @@ def machine_for(parameters: int | None) -> Machine:
     return Machine(torch.get_num_threads(), chosen.onednn) if by_hand else chosen
 
 
+def beside_gpu() -> Machine:
+    """The choice where a GPU computes: all that is left for the host is small, and its threads would take longer to wake
+    up than their work takes, which a GPU waits for."""
+    now = Machine.current()
+    return now if os.environ.get("OMP_NUM_THREADS") else replace(now, threads=1)
+
+
 def readings(clock: Clock = time.perf_counter) -> Readings:
     """From the user's cache, or measured now: the same for every run with this processor and this torch."""
     file, key = cache_file(), _key()

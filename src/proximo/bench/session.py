@@ -16,7 +16,7 @@ from proximo.bench.roofline import Machine, machine_of
 from proximo.bench.timing import Clock, Phases, Say, Side, interleaved
 from proximo.bench.trl import Settings, Trl
 from proximo.bench.workloads import Workload
-from proximo.machine import machine_for
+from proximo.machine import beside_gpu, machine_for
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class Session:
         return interleaved(sides, steps=self.options.steps, warmup=self.options.warmup, say=self.say)
 
     def ours(self, workload: Workload, **changes: Any) -> Ours:
-        """On a CPU the machine is made ready for the model as a run would, for the peers too."""
+        """The machine is made ready for the model as a run would, for the peers too."""
         budget, shape = self.options.token_budget, workload.shape
-        if not self.on_gpu:
-            replace(machine_for(shape.body + shape.head), threads=self.options.threads).apply()
+        chosen = beside_gpu() if self.on_gpu else machine_for(shape.body + shape.head)
+        (chosen if self.on_gpu else replace(chosen, threads=self.options.threads)).apply()
         return Ours(workload, self.device, self.clock, token_budget=budget, **changes)
 
     def settings(self, workload: Workload, *wanted: str) -> list[Settings]:

@@ -17,6 +17,8 @@ from proximo.types import sent
 
 BLOCK = 128
 """Tokens of a block: what FlexAttention's kernels are made for."""
+SMALL_PART = 64
+"""A span is filled up to a block where that takes no more than one in so many of its tokens."""
 LEAST_WIDTH = 16
 """Of a head: below it the kernels refuse."""
 
@@ -24,6 +26,16 @@ LEAST_WIDTH = 16
 def padded_length(length: int) -> int:
     """Whole blocks; at least two, since torch compiles a size of 1 apart."""
     return max(2, -(-length // BLOCK)) * BLOCK
+
+
+def filled_up(lengths: Int[Tensor, " S"]) -> Int[Tensor, " S"]:
+    """What spans take up: those that end just before a block does take all of it.
+
+    Where spans begin and end with blocks, fewer blocks are looked at and most of those need no mask. Completions that
+    were cut at a limit, usually a power of two, are one token short of it.
+    """
+    missing = -lengths % BLOCK
+    return torch.where(missing * SMALL_PART <= lengths, lengths + missing, lengths)
 
 
 @dataclass(frozen=True)
@@ -138,7 +150,7 @@ def flex_reader(
     lengths: Int[Tensor, " C"],
     member: Int[Tensor, " C"],
 ) -> FlexReader:
-    """The reader of spans in a packed row; completion c belongs to prompt `member[c]`."""
+    """The reader of spans in a packed row, each `filled_up`; completion c belongs to prompt `member[c]`."""
     spans = _spans(prompt_starts, prompt_lengths, starts, lengths, member)
     sizes = spans.end - spans.start
     touched, full = block_matrices(spans)
@@ -171,10 +183,12 @@ def _spans(
     """Of prompts, of completions that have any, and of the padding, which only itself looks at."""
     some = lengths > 0
     starts, lengths, member = starts[some], lengths[some], member[some]
-    used = prompt_lengths.sum() + lengths.sum()
+    # What fills a span up is a part of it that nobody reads: of a prompt only its tokens are seen.
+    prompt_rooms, rooms = filled_up(prompt_lengths), filled_up(lengths)
+    used = prompt_rooms.sum() + rooms.sum()
     nothing, padding = torch.zeros_like(prompt_starts), used.reshape(1)
     start = torch.cat((prompt_starts, starts, padding))
-    end = torch.cat((prompt_starts + prompt_lengths, starts + lengths, padding.new_tensor([padded_length(int(used))])))
+    end = torch.cat((prompt_starts + prompt_rooms, starts + rooms, padding.new_tensor([padded_length(int(used))])))
     seen_start = torch.cat((nothing, prompt_starts[member], padding.new_zeros(1)))
     seen_end = torch.cat((nothing, (prompt_starts + prompt_lengths)[member], padding.new_zeros(1)))
     order = start.argsort(stable=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from proximo.models.flex import BLOCK, FlexReader, flex_reader, padded_length
+from proximo.models.flex import BLOCK, FlexReader, filled_up, flex_reader, padded_length
 from proximo.models.packed import PackedReader, packed_reader
 from proximo.shapes import Bool, Int
 from proximo.types import sent
@@ -83,17 +83,19 @@ def pack(
 ) -> Packed:
     """Prompts that no row belongs to are left out; the rows of a group stand behind their prompt in any given order.
 
-    With `in_blocks` the row is padded to whole blocks, for attention that goes by blocks.
+    With `in_blocks` the row is padded to whole blocks, and so are spans that almost end with one: for attention that
+    goes by blocks.
     """
     used, member = group.unique(return_inverse=True)
     flat_prompts, prompt_lengths = _prompts(prompts, used)
     own = (lengths - 1).clamp(min=0)
-    totals = prompt_lengths.index_add(0, member, own)
+    prompt_rooms, rooms = (filled_up(prompt_lengths), filled_up(own)) if in_blocks else (prompt_lengths, own)
+    totals = prompt_rooms.index_add(0, member, rooms)
     prompt_starts = _before(totals)
     # Before a completion stand the prompts up to its own and the completions of the rows that come earlier.
     order = member.argsort(stable=True)
     starts = torch.empty_like(own)
-    starts[order] = prompt_lengths.cumsum(0)[member[order]] + _before(own[order])
+    starts[order] = prompt_rooms.cumsum(0)[member[order]] + _before(rooms[order])
 
     prompt_places, places = _ranges(prompt_starts, prompt_lengths), _ranges(starts, own)
     consumed = torch.arange(tokens.shape[1]) < own[:, None]

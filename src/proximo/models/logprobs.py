@@ -57,6 +57,14 @@ def project(left: Float[Tensor, "M K"], right: Float[Tensor, "K N"]) -> Float[Te
     return left.float() @ right.float()
 
 
+def add_product(total: Float[Tensor, "M N"], left: Float[Tensor, "M K"], right: Float[Tensor, "K N"]) -> None:
+    """Onto a total in full precision; on a GPU without a trip to memory for the product itself."""
+    if left.is_cuda and left.dtype in (torch.bfloat16, torch.float16):
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    else:
+        total += project(left, right)
+
+
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -100,7 +108,7 @@ class _TokenLogprobs(torch.autograd.Function):
             if to_states is not None:
                 to_states[here] = project(to_logits, weight)
             if to_weight is not None:
-                to_weight += project(to_logits.T, states[here])
+                add_product(to_weight, to_logits.T, states[here])
             del to_logits  # before the next logits are there
         return to_states, None if to_weight is None else to_weight.to(weight.dtype), None, None, None, None
 

@@ -39,28 +39,38 @@ def decode_states(model: PreTrainedModel) -> DecodeStates:
 
     The result may hold a copy of the weights: ask again after an update.
     """
-    trunk = body(model)
-    layers = list(trunk.get_submodule("layers").children())
+    trunk, layers = body(model), decoder_layers(model)
     if not _fits(trunk, layers):
         return partial(hidden_states, model)
     with torch.no_grad():
         return _Fused(trunk, [_block(layer) for layer in layers])
 
 
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    return list(body(model).get_submodule("layers").children())
+
+
 def _fits(trunk: nn.Module, layers: Sequence[nn.Module]) -> bool:
     """On a CPU, small, of a known kind, as transformers made it: nobody listens or has put something in its place."""
-    if not all(type(layer) in KNOWN for layer in layers):
+    if not all(is_plain(layer) for layer in layers):
         return False
     weights = [weight for layer in layers for weight in layer.parameters()]
     return (
         all(weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64) for weight in weights)
         and sum(weight.numel() for weight in weights) <= MOST_WEIGHTS
-        and not any(module._forward_hooks or module._forward_pre_hooks for module in trunk.modules())
-        and all(_is_plain(layer) for layer in layers)
+        and not is_heard(trunk)
     )
 
 
-def _is_plain(layer: Any) -> bool:
+def is_heard(model: nn.Module) -> bool:
+    """Whether somebody listens to a part of it."""
+    return any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def is_plain(layer: Any) -> bool:
+    """Whether a layer is of a known kind, with nothing put in the place of its parts."""
+    if type(layer) not in KNOWN:
+        return False
     attention, mlp = layer.self_attn, layer.mlp
     linear = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
     linear += (mlp.gate_proj, mlp.up_proj, mlp.down_proj)

@@ -10,6 +10,8 @@ from transformers import PreTrainedModel
 from proximo.models.attention import LayerReader, LayerRun, hidden_states
 from proximo.models.compiling import compiles_layers, forward
 from proximo.samplers.drawing import draw
+from proximo.samplers.fused import decoder_layers, is_heard, is_plain
+from proximo.samplers.joined import joined_layers, run_joined
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rows for which a step is captured; fewer run in the next larger one, whose last rows compute nothing of use."""
@@ -50,7 +52,17 @@ class Replays:
 
 def compiled_states(model: PreTrainedModel) -> Callable[..., Tensor] | None:
     """A decode step's hidden states by compiled layers, one compilation for all; None where nothing is compiled."""
-    return partial(hidden_states, model, run=_compiled_layer()) if compiles_layers(model) else None
+    if not compiles_layers(model):
+        return None
+    layers = decoder_layers(model)
+    if not all(is_plain(layer) for layer in layers) or is_heard(model):
+        return partial(hidden_states, model, run=_compiled_layer())
+    joined, run = joined_layers(layers), _compiled_joined()
+
+    def one(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:
+        return run(layer, joined[layer], hidden, angles, reader)
+
+    return partial(hidden_states, model, run=one)
 
 
 @cache
@@ -62,6 +74,11 @@ def compiled_draw() -> Callable[..., tuple[Tensor, Tensor]]:
 @cache
 def _compiled_layer() -> LayerRun:
     return torch.compile(_layer, dynamic=True, fullgraph=True)
+
+
+@cache
+def _compiled_joined() -> Callable[..., Tensor]:
+    return torch.compile(run_joined, dynamic=True, fullgraph=True)
 
 
 def _layer(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:

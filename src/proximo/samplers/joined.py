@@ -1,0 +1,95 @@
+"""Decoding with projections of the same inputs as one product: queries, keys and values; gate and up.
+
+Their weights are laid side by side in memory, once, and stay the model's own parameters: an update is seen at once, and
+nothing is there twice. A product over few rows is limited by how fast weights are read and, on a GPU, by how many
+kernels are started: four a layer are better than seven.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from proximo.models.attention import LayerReader
+from proximo.shapes import Float
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The weights of one decoder layer, of a family that `fused.is_plain` knows."""
+
+    states: Float[Tensor, "O E"]
+    """Of queries, keys and values."""
+    bias: Float[Tensor, " O"] | None
+    gated: Float[Tensor, "F E"]
+    """Of gate and up."""
+    gated_bias: Float[Tensor, " F"] | None
+
+
+def run_joined(
+    layer: Any, joined: Joined, hidden: Float[Tensor, "R S E"], angles: tuple[Tensor, Tensor], reader: LayerReader
+) -> Float[Tensor, "R S E"]:
+    """What the layer computes."""
+    attention, mlp, width = layer.self_attn, layer.mlp, layer.self_attn.head_dim
+    states = linear(layer.input_layernorm(hidden), joined.states, joined.bias).unflatten(-1, (-1, width))
+    keys = attention.k_proj.out_features // width
+    query, key, value = states.split((states.shape[2] - 2 * keys, keys, keys), dim=2)
+    if hasattr(attention, "q_norm"):
+        query, key = attention.q_norm(query), attention.k_norm(key)
+    if getattr(attention, "use_rope", True):  # SmolLM3 has layers without
+        query, key = _turned(query, angles), _turned(key, angles)
+    query, key, value = (each.to(value.dtype).transpose(1, 2) for each in (query, key, value))
+    seen = reader.read(query, key, value, attention.scaling)
+    hidden = hidden + attention.o_proj(seen.flatten(2))
+    gate, up = linear(layer.post_attention_layernorm(hidden), joined.gated, joined.gated_bias).chunk(2, dim=-1)
+    return hidden + mlp.down_proj(mlp.act_fn(gate) * up)
+
+
+def _turned(heads: Float[Tensor, "R S H D"], angles: tuple[Tensor, Tensor]) -> Float[Tensor, "R S H D"]:
+    """By the angles of their positions, as transformers writes it."""
+    cosines, sines = (each.unsqueeze(2) for each in angles)
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cosines + torch.cat((-second, first), dim=-1) * sines
+
+
+def joined_layers(layers: Sequence[Any]) -> dict[nn.Module, Joined]:
+    """Each layer's weights side by side; where they are not, they are moved there."""
+    return {layer: _joined(layer) for layer in layers}
+
+
+def _joined(layer: Any) -> Joined:
+    attention, mlp = layer.self_attn, layer.mlp
+    states, gated = (attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)
+    return Joined(
+        states=side_by_side([each.weight for each in states]),
+        bias=_biases(states),
+        gated=side_by_side([each.weight for each in gated]),
+        gated_bias=_biases(gated),
+    )
+
+
+def _biases(parts: Sequence[nn.Linear]) -> Tensor | None:
+    biases = [part.bias for part in parts if part.bias is not None]
+    assert len(biases) in (0, len(parts))
+    return side_by_side(biases) if biases else None
+
+
+@torch.no_grad()
+def side_by_side(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """One tensor of which the parameters are the parts, in order: they keep their names, values and gradients."""
+    first, whole = parameters[0], sum(len(parameter) for parameter in parameters)
+    place = first.storage_offset()
+    for parameter in parameters:
+        together = parameter.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not (together and parameter.storage_offset() == place and parameter.is_contiguous()):
+            break
+        place += parameter.numel()
+    else:
+        return first.detach().as_strided((whole, *first.shape[1:]), first.stride())
+    moved = torch.cat([parameter.detach() for parameter in parameters])
+    for parameter, part in zip(parameters, moved.split([len(each) for each in parameters]), strict=True):
+        parameter.data = part
+    return moved
