@@ -9,8 +9,8 @@ import pytest
 from proximo import toml
 from proximo.algorithms import GSPO
 from proximo.cli import main
-from proximo.cli.chatting import visible
 from proximo.models import load_model, tiny_model, tiny_tokenizer
+from proximo.plain_text import visible
 from proximo.presets import PRESETS
 from proximo.tasks import Arithmetic
 from proximo.training.config import RunConfig
@@ -74,8 +74,9 @@ def test_train_prints_one_json_object_and_nothing_else(folder, tmp_path, capsys)
     assert 4 <= result["generated_tokens"] <= 12  # 2 × 2 completions of 1 to 3 tokens
     load_model(str(run / "checkpoints" / "step-000001"))
 
-    error = refused(["train", "--model", folder, "--run", str(run), *TINY_RUN], capsys)
-    assert error == f"error: --run {run}: there is a run in this folder already; choose another name or remove it\n"
+    error = refused(["train", "--model", folder, "--run", str(run), *TINY_RUN, "--seed", "1"], capsys)
+    assert f"error: --run {run} holds a run with another config." in error
+    assert error.endswith("  seed was 0, now 1  (--allow-change seed)\n")
 
 
 def test_bad_input_is_refused_with_a_way_out(capsys, tmp_path):
@@ -137,7 +138,7 @@ def test_sft_leaves_a_run(folder, tmp_path, capsys):
     again = ["sft", str(tmp_path / "run" / "config.toml"), "--run", str(tmp_path / "again")]
     assert main([*again, "--model", str(tmp_path / "run")]) == 0
     assert str(tmp_path / "again" / "checkpoints") in capsys.readouterr().out
-    assert "there is a run in this folder already" in refused(again, capsys)
+    assert "model was " in refused(again, capsys)  # without --model it would be another run
 
 
 def test_sft_learns_a_tasks_own_answers(folder, tmp_path, capsys):
@@ -174,6 +175,7 @@ def test_sft_refuses_what_it_cannot_read(folder, tmp_path, capsys):
     arguments = ["sft", str(tmp_path / "sums.jsonl"), "--run", str(tmp_path / "run"), "--model", folder]
     error = refused([*arguments, "--data.held-out", "0", "--fit.patience", "2"], capsys)
     assert "fit.patience is 2, but no data is held out" in error
+    assert main([*arguments, "--data.held-out", "0"]) == 0  # nothing was computed, so it may become another run
 
 
 def test_sft_that_fails_on_the_way_says_what_is_left(folder, tmp_path, capsys, monkeypatch):
@@ -186,14 +188,14 @@ def test_sft_that_fails_on_the_way_says_what_is_left(folder, tmp_path, capsys, m
     assert main([*arguments, "--run", str(tmp_path / "run")]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    last = f"error: no room for a checkpoint\nwhat was written so far is in {tmp_path / 'run'}\n"
-    assert printed.err.endswith(last)
+    last = f"error: no room for a checkpoint\nwhat was written so far is in {tmp_path / 'run'}; the same command"
+    assert last in printed.err
 
 
 def test_tasks_are_shown_by_example(capsys):
     assert main(["tasks"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["Arithmetic", "Countdown", "Echo", "Sorting", "Gym", "File"]
+    assert [line.split()[0] for line in lines] == ["Arithmetic", "Countdown", "Echo", "Sorting", "Gym", "File", "Code"]
     assert "tasks takes nothing" in refused(["tasks", "more"], capsys)
 
 

@@ -153,7 +153,7 @@ def test_every_bad_example_is_reported(tmp_path: Path):
         '{"prompt": "half a pair \\ud800", "completion": "2"}',
     ]
     beginnings = [
-        "2: not JSON, Expecting property name enclosed in double quotes: line 1 col",
+        "2: not JSON, Expecting property name enclosed in double quotes at column 2",
         "3: 3 is not an object with columns",
         "4: no column 'prompt' or 'messages', only question, completion",
         "5: no column 'completion', only prompt",

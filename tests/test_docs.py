@@ -10,6 +10,7 @@ import torch
 
 from proximo.cli import main
 from proximo.data import Mistakes, read_examples, read_rankings
+from tests.captivity import needs_sandbox
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -52,6 +53,8 @@ def test_page_works_from_top_to_bottom(page: Path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float32)  # as a reader has it
     text = page.read_text()
+    if "import Job, Limits, Sandbox" in text:
+        needs_sandbox()
     try:
         for match in BLOCK.finditer(text):
             place = f"{page.name}:{text.count(chr(10), 0, match.start()) + 1}"

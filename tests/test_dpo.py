@@ -255,8 +255,9 @@ def test_a_planted_preference_is_learned(tmp_path):
     assert rows[1]["loss"] == pytest.approx(math.log(2), abs=1e-5)
     assert rows[1]["margin"] == pytest.approx(0, abs=1e-5)
     assert toml.loads((tmp_path / "run" / "config.toml").read_text(), DpoConfig) == config
-    with pytest.raises(ValueError, match="there is a run in this folder already"):
-        dpo(config, tmp_path / "run", quiet)
+    assert dpo(config, tmp_path / "run", quiet) == fitted  # it is finished
+    with pytest.raises(ValueError, match="seed was 0, now 1"):
+        dpo(replace(config, seed=1), tmp_path / "run", quiet)
 
 
 @pytest.mark.usefixtures("single_precision")
@@ -364,9 +365,11 @@ def test_what_is_stored_is_what_the_reference_says(tmp_path):
 
 def test_a_reference_with_another_vocabulary_is_refused(tmp_path):
     config = config_of(tmp_path, reference=saved(tmp_path / "other"))
-    other = tiny_tokenizer()
-    other.add_tokens(["word"])
-    other.save_pretrained(tmp_path / "other")
+    file = tmp_path / "other" / "tokenizer.json"
+    other = json.loads(file.read_text())
+    words = other["model"]["vocab"]
+    words["a"], words["b"] = words["b"], words["a"]
+    file.write_text(json.dumps(other))
     with pytest.raises(ValueError, match="their vocabularies differ"):
         dpo(config, tmp_path / "run", quiet)
 

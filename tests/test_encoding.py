@@ -121,7 +121,7 @@ def test_what_a_tokenizer_refuses_is_told():
     # Two characters that this vocabulary does not know.
     assert encode(TINY, [Ranking("x:3", "a", ("é", "è"))], 99, mistakes) == []
     assert str(mistakes).splitlines() == [
-        "x:1: begin with the user",
+        "x:1: the chat template refuses it: begin with the user",
         "x:2: prompt is a conversation, but the tokenizer has no chat template: give the prompt as text",
         "x:3: two of its completions are the same tokens: there is no preference to learn",
     ]

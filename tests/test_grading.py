@@ -5,7 +5,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -14,7 +14,8 @@ from proximo import toml
 from proximo.algorithms import GRPO
 from proximo.maths import KeepAll, KeepMixed
 from proximo.models import tiny_model, tiny_tokenizer
-from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction, RewardFailed
+from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction
+from proximo.rewards.failures import TALLY
 from proximo.samplers import Sampler, SamplingOptions, gathered
 from proximo.samplers.embedded import local_sampler
 from proximo.tasks import Arithmetic, Countdown, Echo, File, Gym, Sorting, Task
@@ -208,23 +209,25 @@ def test_a_task_with_too_few_verdicts_is_found():
             collect(Short(while_sampling=while_sampling))
 
 
-def fails_on_two(prompts, completions, **_):
-    if "2.1" in completions:
-        raise KeyError("two")
-    return [float(text) for text in completions]
+def test_a_reward_function_that_breaks_costs_its_completion_and_not_the_step(tmp_path):
+    path = tmp_path / "picky.py"
+    path.write_text(
+        "def picky(completions, **_):\n"
+        "    if '2.1' in completions:\n"
+        "        raise KeyError('two')\n"
+        "    return [float(text) for text in completions]\n"
+    )
 
-
-def test_a_reward_function_that_breaks_costs_its_group_and_not_the_step():
     @dataclass
     class WithFunction(Script):
         def grade(self, problems, completions):
-            function = PythonFunction("tests.test_grading:fails_on_two", while_sampling=True)
+            function = PythonFunction(f"{path}:picky")
             return [Grade(outcome) for outcome in function(problems, completions)]
 
-    with pytest.warns(RewardFailed, match="KeyError: 'two'; 2 completions are unscored"):
-        outcomes = collect(WithFunction()).outcomes()
-    assert outcomes[:4] == [0.0, 0.1, 1.0, 1.1]
-    assert all(math.isnan(outcome) for outcome in outcomes[4:])
+    outcomes = collect(WithFunction()).outcomes()
+    assert outcomes[:5] == [0.0, 0.1, 1.0, 1.1, 2.0]
+    assert math.isnan(outcomes[5])
+    assert [(failures.kind, failures.unscored) for failures in TALLY.take()] == [("KeyError", 1)]
 
 
 # Results that do not depend on it
@@ -292,13 +295,10 @@ def test_who_may_be_graded_while_sampling_goes_on(tmp_path):
     for task in (Arithmetic(), Countdown(), Echo(), Sorting(), Gym("chain_sum"), File("a.jsonl", reward=None)):
         assert isinstance(task, Task)
         assert task.while_sampling
-    function = PythonFunction("a.b:c")
-    may = {ExactMatch(): True, FormatReward("a"): True, MathVerify(): False, function: False}
-    may[replace(function, while_sampling=True)] = True
-    for reward, expected in may.items():
-        assert File("a.jsonl", reward=reward).while_sampling is expected
+    for reward in (ExactMatch(), FormatReward("a"), MathVerify(), PythonFunction("a.b:c")):
+        assert File("a.jsonl", reward=reward).while_sampling
         mix = RewardMix(rules=(WeightedRule(FormatReward("b")), WeightedRule(reward)))
-        assert judged(Echo(), mix, TOKENIZER).while_sampling is expected
+        assert judged(Echo(), mix, TOKENIZER).while_sampling
     mix = RewardMix(rules=(WeightedRule(FormatReward("b")),))
     assert not judged(Script(while_sampling=False), mix, TOKENIZER).while_sampling
 

@@ -32,7 +32,8 @@ from proximo.models import load_model, prompt_tokens, tiny_model, tiny_tokenizer
 from proximo.models.judging import completion_scores, load_reward_model
 from proximo.models.tiny import EOS as EOS_TEXT
 from proximo.models.tiny import PAD, SYMBOLS, UNKNOWN
-from proximo.rewards import ExactMatch, PythonFunction, RewardFailed
+from proximo.rewards import ExactMatch, PythonFunction
+from proximo.rewards.failures import TALLY
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
 from proximo.tasks import Echo, File, Task
@@ -174,7 +175,7 @@ def test_without_a_pad_token_it_is_the_end_of_sequence(tmp_path):
 
 
 def test_wrong_folders_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="nowhere.*no model there"):
+    with pytest.raises(ValueError, match="nowhere.*neither a folder nor a model"):
         load_reward_model(str(tmp_path / "nowhere"))
     policy = save_policy(tmp_path / "policy")
     with pytest.raises(ValueError, match="no score head, so its scores would be random.*proximo reward-model"):
@@ -187,7 +188,7 @@ def test_wrong_folders_are_refused(tmp_path):
         load_reward_model(str(tmp_path / "labels"))
     weights = policy / "model.safetensors"
     weights.rename(policy / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="not a decoder with safetensors weights"):
+    with pytest.raises(ValueError, match="pytorch_model.bin: convert to safetensors"):
         load_reward_model(str(policy))
 
 
@@ -214,11 +215,7 @@ def plain_score(folder: Path, prompt: list[int], tokens: list[int]) -> float:
         return float(model(torch.tensor([prompt + tokens])).logits[0, 0])
 
 
-def longer_is_better(prompts, completions, **_):
-    return [float(len(text)) for text in completions]
-
-
-LENGTH = WeightedRule(PythonFunction("tests.test_judging:longer_is_better"), weight=-0.1)
+LENGTH = WeightedRule(PythonFunction("tests.hostile_rewards:longer_is_better"), weight=-0.1)
 A, B = Echo().problem(0, "train", 0), Echo().problem(1, "train", 0)
 
 
@@ -390,12 +387,15 @@ def test_a_completion_that_cannot_be_read_is_unscored_and_the_others_are_not(str
     other_tokenizer(stranger)
     judge = Judge(RewardModel(str(stranger)), tiny_tokenizer(), A)
     good, bad = completion("hello"), completion("<eos> hello")
-    with pytest.warns(RewardFailed, match="before its end"):
-        found = judge([A, A, B], [bad, good, good])
+    TALLY.take()
+    found = judge([A, A, B], [bad, good, good])
+    [failures] = TALLY.take()
+    assert (failures.kind, failures.unscored) == ("unreadable", 1)
+    assert "before its end" in failures.example
     assert math.isnan(found[0])
     assert found[1:] == pytest.approx(judge([A, B], [good, good]), abs=1e-5)
-    with pytest.warns(RewardFailed):
-        assert math.isnan(judge([A], [bad])[0])
+    assert math.isnan(judge([A], [bad])[0])
+    assert len(TALLY.take()) == 1
 
 
 def test_one_that_a_stop_string_ended_ends_with_the_end_token(folder):

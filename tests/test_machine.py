@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from proximo import machine
+from proximo.cli import opening
 from proximo.cli.opening import num_parameters, suit_machine
 from proximo.machine import CAUTIOUS, LARGE, SMALL, Machine, Readings, machine_for, measure, readings
 from proximo.models import tiny_model
@@ -203,3 +204,16 @@ def test_commands_suit_the_machine_to_their_model(tmp_path, monkeypatch):
     suit_machine(str(tmp_path), "cpu")  # loading it will say more
     suit_machine(None, "no such device")
     assert len(asked) == 3
+
+
+def test_beside_a_gpu_the_host_has_one_thread(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    Machine(4, True).apply()
+    assert machine.beside_gpu() == Machine(1, True)
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert machine.beside_gpu() == Machine(4, True)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(opening, "pick_device", lambda name: "cuda")
+    suit_machine("nowhere/at-all", "auto")
+    assert torch.get_num_threads() == 1
+    assert opening.machine_line("nowhere/at-all", "auto") == "machine: cuda, 1 CPU thread beside it"

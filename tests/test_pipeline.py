@@ -1,7 +1,9 @@
 """The pipeline: the whole chain with minimal settings, the world's data by hand, and what the report says of it."""
 
+import copy
 import io
 import json
+import shutil
 import statistics
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -137,7 +139,32 @@ def test_a_used_folder_is_refused(ran, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["train", "pipeline-demo", "--run", str(folder)])
     assert stopped.value.code == 2
-    assert "there is a run in this folder already" in capsys.readouterr().err
+    assert "holds a run with another config" in capsys.readouterr().err
+
+
+def test_a_pipeline_that_died_trains_only_what_is_missing(ran, capsys):
+    folder, before = ran[0], copy.deepcopy(ran[1])
+    shutil.rmtree(folder / "dpo")
+    for name in ("result.json", "results.json", "report.md", "ppo/result.json"):
+        (folder / name).unlink()
+    arguments = ["train", "pipeline-demo", str(folder.parent / "pipeline.toml"), "--run", str(folder), "--seed", "4"]
+    assert main([*arguments, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    for result in (printed, before):
+        assert result.pop("seconds", None) is not None
+        assert all(policy.pop("seconds") >= 0 for policy in result["policies"])
+    assert printed == before
+
+    def attempts(name: str) -> list[str | None]:
+        return [each["from"] for each in json.loads((folder / name / "run.json").read_text())["attempts"]]
+
+    assert attempts(".") == [None, None]
+    assert attempts("ppo") == [None, "step-000002"]
+    assert [attempts(name) for name in ("sft", "reward-model", "grpo", "grpo-without-kl", "dpo")] == [[None]] * 5
+    assert main([*arguments, "--json"]) == 0  # finished: nothing is done again
+    again = capsys.readouterr()
+    assert "this run is finished" in again.err
+    assert json.loads(again.out)["ranked"] == before["ranked"]
 
 
 def test_the_preset_can_be_looked_at_and_is_refused_where_one_run_is_meant(capsys):

@@ -2,14 +2,14 @@
 
 import math
 import re
-import threading
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
-from math_verify.errors import TimeoutException
 
-from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction, Reward, RewardFailed
+from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction, Reward
+from proximo.rewards.failures import TALLY
 from proximo.types import Completion, Problem
 
 
@@ -117,25 +117,6 @@ def test_math_verify(answer: Any, text: str, expected: float):
     assert score(MathVerify(), answer, text) == pytest.approx(expected, nan_ok=True)
 
 
-def test_math_verify_works_off_the_main_thread():
-    scores: list[float] = []
-    thread = threading.Thread(
-        target=lambda: scores.extend(MathVerify()([asked("1/2")] * 2, [said("$0.5$"), said("$0.6$")]))
-    )
-    thread.start()
-    thread.join()
-    assert scores == [1.0, 0.0]
-
-
-def test_math_verify_out_of_time_is_unscored_and_does_not_end_the_run(monkeypatch):
-    def endless(*_, **options):
-        assert options["parsing_timeout"] == 5
-        raise TimeoutException("Timeout during parsing")
-
-    monkeypatch.setattr("math_verify.parse", endless)
-    assert math.isnan(score(MathVerify(), "1/2", "$9^{9^{9}}$"))
-
-
 @pytest.mark.parametrize("answer", ["1/2", "3x+5", "so $7$", "text\n#### 12", 7])
 @pytest.mark.parametrize("reward", [ExactMatch(), MathVerify()])
 def test_a_reference_scores_one(reward: ExactMatch | MathVerify, answer: Any):
@@ -144,78 +125,84 @@ def test_a_reference_scores_one(reward: ExactMatch | MathVerify, answer: Any):
     assert score(reward, answer, reference) == 1.0
 
 
-# Functions.
+# Functions; how they fail is in test_workers.py.
 
 
-def length_reward(prompts: list[str], completions: list[str], answer: list[Any], level: list[Any], **_: Any):
-    assert prompts == ["question", "question"]
-    return [len(text) * level if level else None for text, level in zip(completions, level, strict=True)]
+FUNCTIONS = """
+def length_reward(prompts, completions, answer, level, **_):
+    assert prompts == ["question"] * len(completions)
+    return [len(text) * each if each else None for text, each in zip(completions, level, strict=True)]
 
-
-def conversation_reward(completions: Any, completion_ids: list[list[int]], **_: Any):
+def conversation_reward(prompts, completions, completion_ids, **_):
+    assert prompts == [[{"role": "user", "content": "hi"}]]
     assert completions == [[{"role": "assistant", "content": "hello"}]]
     return [float(len(ids)) for ids in completion_ids]
 
-
-def short_reward(completions: Any, **_: Any):
-    return [1.0]
-
-
-def broken_reward(completions: Any, **_: Any):
-    raise RuntimeError("no network")
+def type_reward(completions, made, share, odd, **_):
+    assert share == [None] or share == [float("inf")]
+    assert odd == ["half a pair: \\udc80"]
+    return [float(made[0] == "2024-05-06")]
+"""
 
 
-def wordy_reward(completions: Any, **_: Any):
-    return ["good"] * len(completions)
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "my_rewards.py"
+    path.write_text(FUNCTIONS)
+    return path
 
 
-def function(name: str) -> PythonFunction:
-    return PythonFunction(f"{__name__}:{name}")
-
-
-def test_a_function_sees_columns_and_none_is_unscored():
+def test_a_function_sees_columns_and_none_is_unscored(file: Path):
+    TALLY.take()
     problems = [asked("a", level=2), asked("b", level=0)]
-    first, second = function("length_reward")(problems, [said("hello"), said("bye")])
+    first, second = PythonFunction(f"{file}:length_reward")(problems, [said("hello"), said("bye")])
     assert first == 10.0
     assert math.isnan(second)
+    [failures] = TALLY.take()
+    assert (failures.kind, failures.unscored) == ("none", 1)
 
 
-def test_a_conversation_is_answered_with_messages():
+def test_a_conversation_is_answered_with_messages(file: Path):
     problem = Problem(id="p", prompt=({"role": "user", "content": "hi"},), answer=None)
-    assert function("conversation_reward")([problem], [said("hello")]) == [2.0]
+    assert PythonFunction(f"{file}:conversation_reward")([problem], [said("hello")]) == [2.0]
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("short_reward", "it returned 1 scores for 2 completions"),
-        ("broken_reward", "RuntimeError: no network"),
-        ("wordy_reward", "could not convert string to float: 'good'"),
-    ],
-)
-def test_a_broken_function_leaves_its_batch_unscored_and_says_so(name: str, why: str):
-    with pytest.warns(RewardFailed, match=f"{name}: .*{why}.*2 completions are unscored"):
-        scores = function(name)([asked("a")] * 2, [said("x")] * 2)
-    assert len(scores) == 2
-    assert all(math.isnan(value) for value in scores)
+def test_what_json_has_no_word_for_arrives_as_text(file: Path):
+    odd = "half a pair: \udc80"
+    for share in (None, math.inf):
+        problem = asked("a", made=date(2024, 5, 6), share=share, odd=odd)
+        assert PythonFunction(f"{file}:type_reward")([problem], [said(odd)]) == [1.0]
 
 
-def test_a_function_from_a_file(tmp_path: Path):
-    path = tmp_path / "my_rewards.py"
-    path.write_text(
-        "def f(completions, answer, **_):\n    return [float(c == a) for c, a in zip(completions, answer)]\n"
-    )
-    reward = PythonFunction(f"{path}:f")
-    assert reward([asked("a"), asked("b")], [said("a"), said("a")]) == [1.0, 0.0]
+def test_a_column_that_cannot_be_sent_is_the_users_error(file: Path):
+    with pytest.raises(ValueError, match="a column of the data cannot be given to a reward function"):
+        PythonFunction(f"{file}:type_reward")([asked("a", made={(1, 2): 3})], [said("x")])
+
+
+def test_a_function_of_a_module():
+    assert PythonFunction("tests.hostile_rewards:drops")([asked("a")], [said("x")]) == [1.0]
 
 
 def test_a_path_that_leads_nowhere_is_the_users_error(tmp_path: Path):
     with pytest.raises(ValueError, match="give package.module:function or file.py:function"):
         PythonFunction("json")
+    broken = tmp_path / "broken.py"
+    broken.write_text("import nothing_of_this_name")
     for path, why in [
-        ("no_such_module:f", "no_such_module cannot be imported"),
-        (f"{tmp_path}/missing.py:f", "missing.py cannot be imported"),
+        ("no_such_module:f", "no_such_module cannot be imported, ModuleNotFoundError"),
+        (f"{tmp_path}/missing.py:f", "missing.py cannot be imported, FileNotFoundError"),
+        (f"{broken}:f", "broken.py cannot be imported, ModuleNotFoundError: No module named 'nothing_of_this_name'"),
         ("json:dumpz", "json has no function dumpz"),
     ]:
         with pytest.raises(ValueError, match=why):
             PythonFunction(path)([asked("a")], [said("a")])
+
+
+def test_limits_that_make_no_sense_are_the_users_error():
+    for make in (lambda: PythonFunction("a:b", seconds=0.0), lambda: MathVerify(seconds=math.inf)):
+        with pytest.raises(ValueError, match=r"reward.seconds is .*: give a positive number"):
+            make()
+    with pytest.raises(ValueError, match="reward.seconds is -1"):
+        FormatReward("a", seconds=-1.0)
+    with pytest.raises(ValueError, match="reward.memory_mb is 1: Python itself needs 64"):
+        PythonFunction("a:b", memory_mb=1)

@@ -143,6 +143,7 @@ def test_a_run_from_a_file(tmp_path: Path, folder: str):
         "checkpoints",
         "config.toml",
         "metrics.jsonl",
+        "result.json",
         "run.json",
         "timings.jsonl",
     }

@@ -398,7 +398,7 @@ def test_bad_rows_are_reported_all_at_once(tmp_path: Path):
         File(str(path)).size("train")
     assert [line.removeprefix(f"{path}:")[:60] for line in str(caught.value).splitlines()[1:]] == [
         "3: not JSON, Expecting property name enclosed in double quot",
-        "4: [1] is not an object with columns",
+        "4: [1] is not an object with columns: write one object to a ",
         "5: no column 'prompt', only question: set task.prompt_column",
         "6: the prompt is 3: give a text, or a list of messages with ",
         '7: the prompt is [{"role": "user"}]: give a text, or a list ',

@@ -102,8 +102,8 @@ def machine_for(parameters: int | None) -> Machine:
 
 
 def beside_gpu() -> Machine:
-    """The choice where a GPU computes: all that is left for the host is small, and its threads would take longer to wake
-    up than their work takes, which a GPU waits for."""
+    """The choice where a GPU computes: what is left for the host is small, and its threads would take longer to wake up
+    than their work takes, which a GPU waits for."""
     now = Machine.current()
     return now if os.environ.get("OMP_NUM_THREADS") else replace(now, threads=1)
 

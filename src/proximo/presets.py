@@ -9,7 +9,7 @@ from proximo.maths.shaping import KlReward
 from proximo.models.values import OwnLayers, OwnModel
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
-from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
+from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
 from proximo.training.fitting import FitOptions
 from proximo.training.pipeline import PipelineConfig, PreferenceOptions, ReinforcementOptions, RewardModelOptions
 
@@ -27,6 +27,7 @@ ARITHMETIC = RunConfig(
     sampling=SamplingOptions(temperature=1.0, max_tokens=8),
     training=TrainingOptions(groups=32, group_size=8, minibatches=4, learning_rate=2e-5, warmup_steps=2),
     evaluation=EvaluationOptions(problems=1000),
+    checkpoints=CheckpointOptions(every=50),  # its steps are short: saving is to take less than a hundredth of the time
     steps=150,
 )
 

@@ -10,23 +10,25 @@ None, which TOML lacks, is a key left out where the default is None, and the str
 import dataclasses
 import difflib
 import json
+import math
 import re
 import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from proximo.pieces import classes, given_fields, union_members
+from proximo.toml_lines import BARE_KEY, line_numbers
 
 T = TypeVar("T")
 
 _BROKEN: Any = object()
 """Stands for a value whose problem is already noted."""
 
-_BARE_KEY = r"[A-Za-z0-9_-]+"
-_KEY = rf"(?:{_BARE_KEY}|\"[^\"]*\"|'[^']*')"
-_DOTTED = rf"{_KEY}(?:\s*\.\s*{_KEY})*"
+MOST = 1_000_000
+"""Bytes of a config; a real one has a few thousand."""
 
 
 class ConfigError(ValueError):
@@ -42,14 +44,32 @@ def dumps(value: Any) -> str:
     return "\n".join(_table_lines(_plain(value, type(value), ""), "")).strip() + "\n"
 
 
-def loads(text: str, kind: type[T], source: str = "config") -> T:
-    """The dataclass `kind` from TOML; `source` names the text in a ConfigError."""
+def load(path: str, kind: type[T]) -> T:
+    """The dataclass `kind` from a file; a ConfigError names the file and says what to do."""
+    if not Path(path).is_file():
+        raise ConfigError([f"{path}: there is no such file{', but a folder' * Path(path).is_dir()}"])
+    with Path(path).open("rb") as file:
+        data = file.read(MOST + 1)
+    if len(data) > MOST:
+        raise ConfigError([f"{path}: more than {MOST} bytes, which is no config; give a .toml file of settings"])
+    try:
+        return loads(data.decode("utf-8-sig"), kind, path, finite=True)
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise ConfigError([f"{path}:{line}: not UTF-8, {error.reason}; save the file as UTF-8"]) from None
+
+
+def loads(text: str, kind: type[T], source: str = "config", *, finite: bool = False) -> T:
+    """The dataclass `kind` from TOML; `source` names the text in a ConfigError. `finite` numbers only, where asked."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError([f"{source}: this is not TOML: {error}"]) from None
-    reader = _Reader(_line_numbers(text))
-    value = reader.table(data, [kind], "")
+    reader = _Reader(line_numbers(text), finite)
+    try:
+        value = reader.table(data, [kind], "")
+    except RecursionError:
+        raise ConfigError([f"{source}: its tables are nested too deeply for any config"]) from None
     if reader.problems:
         found = sorted(reader.problems, key=lambda problem: problem[0])
         raise ConfigError([f"{source}:{line}: {what}" if line else f"{source}: {what}" for line, what in found])
@@ -171,7 +191,7 @@ def _inline(value: Any) -> str:
 
 
 def _key(name: str) -> str:
-    return name if re.fullmatch(_BARE_KEY, name) else _inline(name)
+    return name if re.fullmatch(BARE_KEY, name) else _inline(name)
 
 
 def _join(path: str, name: str) -> str:
@@ -181,6 +201,7 @@ def _join(path: str, name: str) -> str:
 @dataclasses.dataclass
 class _Reader:
     lines: Mapping[str, int]
+    finite: bool
     problems: list[tuple[int, str]] = dataclasses.field(default_factory=list)
 
     def refuse(self, path: str, what: str) -> Any:
@@ -208,6 +229,8 @@ class _Reader:
         scalar = _scalar(data, options)
         if scalar is _BROKEN:
             return self.refuse(path, f"{path} is {_shortened(data)}: give {_words(kind)}")
+        if self.finite and isinstance(scalar, float) and not math.isfinite(scalar):
+            return self.refuse(path, f"{path} is {scalar}: give a finite number")
         return scalar
 
     def table(self, data: dict[str, Any], classes: Sequence[type], path: str) -> Any:
@@ -252,29 +275,3 @@ def _nearest(name: Any, names: list[str]) -> str:
     lowered = {known.lower(): known for known in names}
     close = difflib.get_close_matches(str(name).lower(), lowered, n=1)
     return f", perhaps {lowered[close[0]]}" if close else ""
-
-
-def _line_numbers(text: str) -> dict[str, int]:
-    """Where each key and table stands. Keys inside inline tables have none; the nearest table around them does."""
-    lines: dict[str, int] = {}
-    tables: dict[str, int] = {}
-    header = ""
-    for number, line in enumerate(text.split("\n"), start=1):
-        if found := re.match(rf"\s*(\[\[?)\s*({_DOTTED})\s*\]", line):
-            *outer, last = _names(found[2])
-            header = ""
-            for name in outer:
-                header = _join(header, name)
-                header += f"[{tables[header]}]" if header in tables else ""
-            header = _join(header, last)
-            if found[1] == "[[":
-                tables[header] = tables.get(header, -1) + 1
-                header += f"[{tables[header]}]"
-            lines.setdefault(header, number)
-        elif found := re.match(rf"\s*({_DOTTED})\s*=", line):
-            lines.setdefault(_join(header, ".".join(_names(found[1]))), number)
-    return lines
-
-
-def _names(dotted: str) -> list[str]:
-    return [name.strip("\"'") for name in re.findall(_KEY, dotted)]

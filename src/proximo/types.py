@@ -96,6 +96,8 @@ class Group:
     problem: Problem
     prompt_tokens: tuple[int, ...]
     rollouts: tuple[Rollout, ...]
+    ordinal: int | None = field(default=None, compare=False)
+    """Which of a run's draws the problem was, counted from 0; None outside of runs."""
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:

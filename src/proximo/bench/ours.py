@@ -20,7 +20,8 @@ from proximo.tasks import Split
 from proximo.training.assemble import assemble
 from proximo.training.collect import Collector, Frontier
 from proximo.training.config import TrainingOptions
-from proximo.training.learner import Learner, Update
+from proximo.training.guarding import Update
+from proximo.training.learner import Learner
 from proximo.types import Completion, Grade, Group, Problem, Request, Rollout
 
 ALGORITHM = replace(GRPO, kl=None, weights=TokenMean(), advantage=GroupNormalized(epsilon=1e-4))

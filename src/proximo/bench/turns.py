@@ -5,6 +5,9 @@ from threading import Semaphore, Thread
 
 import torch
 
+LONGEST = 3600.0
+"""Seconds that a round may take; a benchmark's are a thousand times shorter."""
+
 
 class Stopped(BaseException):
     """Ends a loop from within; not an Exception, so that nothing on the way takes it for an error of its own."""
@@ -29,7 +32,8 @@ class Rounds:
         if self._thread.ident is None:
             self._thread.start()
         self._go.release()
-        self._done.acquire()
+        if not self._done.acquire(timeout=LONGEST):
+            raise TimeoutError(f"a round of the other loop has not ended in {LONGEST:.0f} s")
         if self._failure is not None:
             # Without its traceback, whose frames would hold the memory that may just have run out.
             raise self._failure.with_traceback(None)
@@ -47,7 +51,7 @@ class Rounds:
         if self._thread.is_alive():
             self._stops = True
             self._go.release()
-            self._thread.join()
+            self._thread.join(LONGEST)
 
     def _work(self) -> None:
         self._go.acquire()

@@ -1,5 +1,7 @@
 """The command line. Heavy imports wait until a command needs them, so that help is instant."""
 
+import io
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -34,7 +36,8 @@ USAGE = """usage: proximo COMMAND ...
                        what an algorithm is, choice by choice
 
 Every command takes --help. train, eval, selfcheck and what learns from files take --json: data on stdout,
-progress on stderr. train takes --dry-run: the resolved run, and nothing is started.
+progress on stderr. train takes --dry-run: the resolved run, and nothing is started. The same command with the same
+--run goes on with a run that ended early; --allow-change FIELD lets a field be another than it began with.
 """
 
 STAGES = ("sft", "reward-model", "dpo")
@@ -43,8 +46,29 @@ COMMANDS = ("train", "eval", *STAGES, "pairs", "selfcheck", "chat", "bench", "ta
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. 0 done, 1 failed, 2 bad input, 130 interrupted, 143 terminated."""
+    """Run one command. 0 done, 1 failed, 2 bad input, 130 interrupted, 141 nobody reads it, 143 terminated."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _make_streams_patient()
+    try:
+        status = _answer(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # of `proximo ... | head`, which has seen enough
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (what is still to be flushed goes nowhere)
+        return 141
+
+
+def _make_streams_patient() -> None:
+    """Output that cannot be encoded is spelled out, output that was closed from the start goes nowhere."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _answer(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help") or arguments in (["explain"], ["explain", "--help"]):
         print(USAGE, end="")
         return 0

@@ -1,7 +1,6 @@
 """`proximo chat`: what a model says to each line."""
 
 import sys
-import unicodedata
 from collections.abc import Iterator
 
 from transformers.utils.logging import disable_progress_bar
@@ -9,12 +8,10 @@ from transformers.utils.logging import disable_progress_bar
 from proximo.cli.flags import changed, refuse, take_model, take_switch
 from proximo.cli.opening import open_model
 from proximo.models import prompt_tokens
+from proximo.plain_text import MOST, visible
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
 from proximo.types import Request
-
-JOINERS = "\u200c\u200d"
-"""Invisible, but harmless, and many scripts and emoji are not readable without them."""
 
 
 def run(arguments: list[str]) -> int:
@@ -39,24 +36,11 @@ def run(arguments: list[str]) -> int:
             # The line's number is the key: equal lines may be answered differently, equal inputs are not.
             [[completion]] = sampler.sample([Request(number, tokens, num_samples=1)], options, seed=0, step=0)
         except ValueError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {visible(str(error), MOST)}", file=sys.stderr)
             status = 1
         else:
             print(visible(completion.text), flush=True)
     return status
-
-
-def visible(text: str) -> str:
-    """A model's text, safe to print: what would steer the terminal or turn the writing round is spelled out."""
-    return "".join(character if _is_printed(character) else _spelled(character) for character in text)
-
-
-def _is_printed(character: str) -> bool:
-    return character in f"\n\t{JOINERS}" or unicodedata.category(character) not in ("Cc", "Cf", "Cs")
-
-
-def _spelled(character: str) -> str:
-    return character.encode("unicode_escape").decode()
 
 
 def _lines() -> Iterator[str]:

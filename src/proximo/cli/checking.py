@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
-from proximo.cli.flags import changed, refuse, take_switch
+from proximo.cli.flags import changed, refuse, say, take_switch
 from proximo.cli.opening import open_model
 from proximo.cli.running import base_config
+from proximo.plain_text import visible
 from proximo.samplers.embedded import local_sampler
 from proximo.training.checks import Check
 from proximo.training.config import RunConfig
@@ -41,7 +42,7 @@ def run(arguments: list[str]) -> int:
         _print_table(checks)
         print(f"{len(checks)} checks in {seconds:.1f} s, {len(failed)} failed")
     if failed:
-        print(f"selfcheck failed: {'; '.join(map(_fault, failed))}", file=sys.stderr)
+        say(f"selfcheck failed: {'; '.join(map(_fault, failed))}")
     return 1 if failed else 0
 
 
@@ -67,7 +68,11 @@ def _print_table(checks: list[Check]) -> None:
         )
         detail = check.detail.removeprefix("skipped: ")
         table.add_row(
-            check.name, _number(check.value), _number(check.bound), Text(word, style), Text(detail, style="dim")
+            check.name,
+            _number(check.value),
+            _number(check.bound),
+            Text(word, style),
+            Text(visible(detail), style="dim"),
         )
     # Wide enough for any detail where the output goes to a file or a pipe.
     (Console() if sys.stdout.isatty() else Console(width=200)).print(table)

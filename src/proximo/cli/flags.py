@@ -1,10 +1,12 @@
 """Values changed by flags, and refusals. The only place that knows tyro."""
 
 import difflib
+import math
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, is_dataclass, replace
 from typing import NoReturn, TypeVar
 
@@ -12,6 +14,8 @@ import tyro
 
 from proximo.algorithms import UnusualChoice
 from proximo.pieces import classes, given_fields
+from proximo.plain_text import MOST, visible
+from proximo.redacting import masked
 
 Value = TypeVar("Value")
 
@@ -37,8 +41,31 @@ def changed(default: Value, flags: Sequence[str], *, prog: str, description: str
         except ValueError as error:
             refuse(str(error))
     for message in dict.fromkeys(str(warning.message) for warning in caught):
-        print(f"unusual: {message}", file=sys.stderr)
+        print(f"unusual: {visible(message)}", file=sys.stderr)
+    if complaints := list(_complaints(value, "")):
+        refuse("\n".join(complaints))
     return value
+
+
+def _complaints(value: object, path: str) -> Iterator[str]:
+    """What no field may hold, whatever its own rules: a number that is none, a secret that would be written down."""
+    if is_dataclass(value) and not isinstance(value, type):
+        for field, _ in given_fields(type(value)):
+            yield from _complaints(vars(value)[field.name], f"{path}.{field.name}".removeprefix("."))
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _complaints(item, f"{path}.{name}")
+    elif isinstance(value, tuple | list):
+        for number, item in enumerate(value):
+            yield from _complaints(item, f"{path}[{number}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield f"{path} is {value}: give a finite number"
+    elif isinstance(value, int) and abs(value) >= 2**63:
+        yield f"{path} is {value}: give a number of 64 bits"
+    elif isinstance(value, str) and masked(value) != value:
+        yield f"{path} is {masked(value)!r}, with a secret that the run folder would keep: leave it to the environment"
+    elif isinstance(value, str) and "\0" in value:
+        yield f"{path} has a NUL character: remove it"
 
 
 def with_types(value: Value, flags: list[str]) -> Value:
@@ -122,5 +149,11 @@ def nearest(name: str, names: Sequence[str]) -> str:
 
 def refuse(message: str) -> NoReturn:
     """Bad input: one clear error, nothing started."""
-    print(f"error: {message}", file=sys.stderr)
+    say(f"error: {message}")
     raise SystemExit(2)
+
+
+def say(message: str) -> None:
+    """On stderr; without secrets, and without what would steer the terminal: messages quote models and files."""
+    with suppress(OSError):  # nobody reads it any more: no reason to stop
+        print(visible(masked(message), MOST), file=sys.stderr, flush=True)

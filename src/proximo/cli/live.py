@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from proximo.cli.chatting import visible
+from proximo.plain_text import MOST, visible
 from proximo.training.collect import Collected
 from proximo.training.evaluate import Evaluation
 from proximo.training.progress import measure, prompt_text, share, sparkline, summary
@@ -42,7 +42,7 @@ class LiveView:
         if collected.groups:
             group = collected.groups[0]
             best = max(group.rollouts, key=lambda rollout: rollout.grade.reward)
-            sample = Text(visible(f"{prompt_text(group.problem)}{best.completion.text}".strip()[:200]), style="italic")
+            sample = Text(visible(f"{prompt_text(group.problem)}{best.completion.text}".strip(), 200), style="italic")
             sample.append(f"   outcome {best.grade.outcome:g}", style="dim")
         self.live.update(
             Stack(bar, Text(f"outcome {sparkline(self.outcomes)}", style="cyan"), Text(summary(metrics)), sample)
@@ -54,7 +54,8 @@ class LiveView:
         )
 
     def warned(self, step: int, message: str) -> None:
-        self.console.print(f"warning at step {step + 1}: {message}", style="yellow", highlight=False)
+        # Not as markup: a message may quote what a model or a file says.
+        self.console.print(Text(f"warning at step {step + 1}: {visible(message, MOST)}", style="yellow"))
 
     def stop(self) -> None:
         self.live.stop()

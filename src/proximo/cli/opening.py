@@ -3,12 +3,12 @@
 import math
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo import machine
 from proximo.cli.flags import refuse
 from proximo.models import Precision, load_model, load_tokenizer, pick_device, pick_dtype
+from proximo.models.inspecting import tensors
 from proximo.models.shipped import resolve
 
 
@@ -24,7 +24,7 @@ def open_model(
 
 
 def suit_machine(name: str | None, device: str = "auto") -> None:
-    """Threads and libraries as the model is fastest with on this CPU; None is a new one of ours, which is small.
+    """Threads and libraries as the model is fastest with here; None is a new one of ours, which is small.
 
     What is wrong with a model is said when it loads.
     """
@@ -38,24 +38,25 @@ def machine_line(name: str, device: str) -> str:
     chosen = _machine(name, device)
     if chosen is None:
         return f"machine: {device}"
+    if pick_device(device) != "cpu":
+        return f"machine: {pick_device(device)}, {chosen.threads} CPU thread{'s' * (chosen.threads > 1)} beside it"
     speeds = ", ".join(f"{dtype} {speed:.0f} GFLOP/s" for dtype, speed in machine.readings().speeds.items())
     return f"machine: {chosen.threads} threads, oneDNN {'on' if chosen.onednn else 'off'} ({speeds}; float32 is used)"
 
 
 def _machine(name: str | None, device: str) -> machine.Machine | None:
-    """None on a GPU, and where the model or the device cannot be opened."""
+    """None where the model or the device cannot be opened."""
     try:
-        place = pick_device(device)
+        if pick_device(device) != "cpu":
+            return machine.beside_gpu()
         parameters = 0 if name is None else num_parameters(Path(resolve(name)))
-    except (SafetensorError, ValueError):
+    except ValueError:
         return None
-    return machine.machine_for(parameters) if place == "cpu" else None
+    return machine.machine_for(parameters)
 
 
 def num_parameters(folder: Path) -> int | None:
     """From the headers of its files; None where there are none, as of a model that is still to be downloaded."""
-    count = 0
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as weights:
-            count += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.offset_keys())
+    shapes = [shape for file in folder.glob("*.safetensors") for shape in tensors(file).values()]
+    count = sum(map(math.prod, shapes))
     return count or None

@@ -1,15 +1,13 @@
 """`proximo train pipeline-demo`: every stage from demonstrations to PPO, GRPO and DPO, judged by the true reward."""
 
 import json
-import sys
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
 from proximo import toml
-from proximo.cli.flags import changed, refuse, take, take_switch
-from proximo.cli.opening import suit_machine
-from proximo.training.pipeline import PipelineConfig, pipeline, plain, report
+from proximo.cli.flags import changed, refuse, say, take, take_switch
+from proximo.cli.resuming import suit_attempt, taken
+from proximo.training.pipeline import PipelineConfig, pipeline
 
 
 def run(name: str, default: PipelineConfig, arguments: list[str]) -> int:
@@ -27,19 +25,22 @@ def run(name: str, default: PipelineConfig, arguments: list[str]) -> int:
         print(f"# in turn: {', '.join(config.stages)}")
         return 0
     path = Path(folder) if folder else Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    used = (path / "config.toml").exists()
-    suit_machine(config.sft_config(path).model, config.device)
-    try:
-        result = pipeline(config, path, _say)
-    except ValueError as error:
-        if used:
-            refuse(str(error))
-        print(f"error: {error}\nwhat was written so far is in {path}", file=sys.stderr)
-        return 1
+    with taken(path, toml.dumps(config), ()) as attempt:
+        if attempt.result is not None:
+            say(f"{path}: this run is finished")
+        else:
+            suit_attempt(attempt, config.sft_config(path).model, config.device)
+            try:
+                pipeline(config, path, say, attempt)
+            except (OSError, ValueError) as error:
+                attempt.end(f"failed: {error}")
+                say(f"error: {error}\nwhat was written so far is in {path}; the same command goes on from there")
+                return 1
     if as_json:
-        print(json.dumps(plain(asdict(result))))
+        print(json.dumps(json.loads((path / "results.json").read_text())))
     else:
-        print(f"\n{report(result)}\nrun folder  {path}, with report.md and results.json")
+        report = (path / "report.md").read_text(encoding="utf-8")
+        print(f"\n{report}\nrun folder  {path}, with report.md and results.json")
     return 0
 
 
@@ -48,13 +49,9 @@ def _from_file(arguments: list[str], default: PipelineConfig) -> PipelineConfig:
     if not arguments or arguments[0].startswith("-"):
         return default
     name = arguments.pop(0)
-    if not name.endswith(".toml") or not Path(name).is_file():
-        refuse(f"{name}: there is no such file; give the config.toml of a pipeline, or nothing")
+    if not name.endswith(".toml"):
+        refuse(f"{name}: give the config.toml of a pipeline, or nothing")
     try:
-        return toml.loads(Path(name).read_text(), PipelineConfig, source=name)
+        return toml.load(name, PipelineConfig)
     except ValueError as error:
         refuse(str(error))
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -10,20 +10,24 @@ from transformers.utils.logging import disable_progress_bar
 
 from proximo import explain, toml
 from proximo.cli import pipelining
-from proximo.cli.flags import changed, nearest, refuse, take, take_model, take_switch
+from proximo.cli.flags import changed, nearest, refuse, say, take, take_model, take_switch
 from proximo.cli.live import LiveView
-from proximo.cli.opening import machine_line, open_model, suit_machine
+from proximo.cli.opening import machine_line, open_model
+from proximo.cli.resuming import suit_attempt, take_allowed, taken
 from proximo.maths.ratios import CurrentPolicy
 from proximo.models import Precision
+from proximo.plain_text import quoted
 from proximo.presets import ARITHMETIC, PRESETS
+from proximo.rewards.failures import TALLY
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
-from proximo.tasks import Arithmetic, Countdown, Echo, File, Sorting, TaskOptions
+from proximo.tasks import Arithmetic, Code, Countdown, Echo, File, Sorting, TaskOptions
 from proximo.training.config import EvaluationOptions, RunConfig, ValueOptions
 from proximo.training.estimate import batch_arithmetic, memory
 from proximo.training.evaluate import evaluate
 from proximo.training.pipeline import PipelineConfig
 from proximo.training.progress import Lines, Progress, measure, prompt_text, share
+from proximo.training.resume import Attempt
 from proximo.training.reward_mix import RewardModel
 from proximo.training.rl import Outcome, Run, train
 
@@ -43,13 +47,13 @@ def run_train(arguments: list[str]) -> int:
         return pipelining.run(arguments[0], chain, arguments[1:])
     as_json, dry_run = take_switch(arguments, "--json"), take_switch(arguments, "--dry-run")
     skip_bad = take_switch(arguments, "--skip-bad")
-    folder = take(arguments, "--run")
+    folder, allowed = take(arguments, "--run"), take_allowed(arguments)
     config = changed(
         base_config(arguments), arguments, prog="proximo train", description="Train a model by reinforcement learning."
     )
     if skip_bad:
-        if not isinstance(config.task, File):
-            refuse("--skip-bad is for problems from a file: task.type File")
+        if not isinstance(config.task, File | Code):
+            refuse("--skip-bad is for problems from a file: task.type File or Code")
         config = replace(config, task=replace(config.task, skip_bad=True))
     if dry_run:
         print(toml.dumps(config))
@@ -57,23 +61,36 @@ def run_train(arguments: list[str]) -> int:
         print("\n".join(f"# {line}" for line in lines))
         return 0
     path = Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}"
-    if (path / "metrics.jsonl").exists():
-        refuse(f"--run {path}: there is a run in this folder already; choose another name or remove it")
-    suit_machine(config.model, config.device)
+    with taken(path, toml.dumps(config), allowed) as attempt:
+        outcome = _finished(config, attempt) if attempt.result is not None else _train(config, attempt)
+    if outcome is None:
+        return 1
+    _print_result(config, path, outcome, as_json)
+    return 0
+
+
+def _finished(config: RunConfig, attempt: Attempt) -> Outcome:
+    assert attempt.result is not None
+    say(f"{attempt.folder}: this run is finished; more steps: --steps N --allow-change steps")
+    return Outcome.from_dict(attempt.result, attempt.folder, config.task, config.seed)
+
+
+def _train(config: RunConfig, attempt: Attempt) -> Outcome | None:
+    """None where it failed on the way, which was said."""
+    suit_attempt(attempt, config.model, config.device)
     progress: Progress = LiveView() if sys.stderr.isatty() else Lines()
     try:
-        run = Run(config, path, progress)
+        run = Run(config, attempt.folder, progress)
     except ValueError as error:
         refuse(str(error))
     try:
-        outcome = train(run, toml.dumps(config))
-    except ValueError as error:
-        print(f"error: {error}\nwhat was written so far is in {path}", file=sys.stderr)
-        return 1
+        return train(run, toml.dumps(config), attempt)
+    except (OSError, ValueError) as error:
+        attempt.end(f"failed: {error}")
+        say(f"error: {error}\nwhat was written so far is in {attempt.folder}; the same command goes on from there")
+        return None
     finally:
         progress.stop()
-    _print_result(config, path, outcome, as_json)
-    return 0
 
 
 def base_config(arguments: list[str]) -> RunConfig:
@@ -125,11 +142,8 @@ def _preset_or_file(arguments: list[str]) -> RunConfig:
         return ARITHMETIC
     name = arguments.pop(0)
     if name.endswith(".toml"):
-        file = Path(name)
-        if not file.is_file():
-            refuse(f"{name}: there is no such file")
         try:
-            return toml.loads(file.read_text(), RunConfig, source=name)
+            return toml.load(name, RunConfig)
         except ValueError as error:
             refuse(str(error))
     found = _preset(name)
@@ -170,8 +184,8 @@ def _print_result(config: RunConfig, path: Path, outcome: Outcome, as_json: bool
     print(f"                   after  {share(after)}   {gain}\n")
     shown = [pair for pair in outcome.examples if pair[0].outcome != pair[1].outcome] or outcome.examples
     for before, after in shown[:3]:
-        print(f"  {prompt_text(before.problem)!r}, right is {before.problem.answer!r}")
-        print(f"    before {before.completion.text!r}, after {after.completion.text!r}")
+        print(f"  {quoted(prompt_text(before.problem))}, right is {quoted(before.problem.answer)}")
+        print(f"    before {quoted(before.completion.text)}, after {quoted(after.completion.text)}")
     print(f"\nrun folder  {path}")
     print(f"the model   {outcome.checkpoint}   (try: proximo eval {outcome.checkpoint})")
 
@@ -205,6 +219,8 @@ def run_eval(arguments: list[str]) -> int:
         result, _ = evaluate(config.task, sampler, tokenizer, config.sampling, options, config.seed)
     except ValueError as error:
         refuse(str(error))
+    for failures in TALLY.take():
+        print(f"warning: {failures}", file=sys.stderr)
     print(json.dumps({"model": name, **result.floats()}) if as_json else f"held-out {measure(result)} {share(result)}")
     return 0
 
@@ -217,4 +233,5 @@ def run_tasks(arguments: list[str]) -> int:
         print(f"{type(task).__name__:<11} {problem.prompt!r} → {task.reference(problem)!r}")
     print('Gym         any reasoning-gym task by its name: task.type = "Gym", task.name = "chain_sum"')
     print('File        JSONL or Parquet with a prompt and an answer column: task.type = "File", task.path = "…"')
+    print('Code        the same with tests, for answers that are programs: task.type = "Code", task.path = "…"')
     return 0

@@ -1,7 +1,6 @@
 """`proximo sft` and its sisters: stages that learn from files, each into a run folder."""
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -11,11 +10,13 @@ from typing import TypeVar
 from transformers.utils.logging import disable_progress_bar
 
 from proximo import toml
-from proximo.cli.flags import changed, refuse, take, take_switch
-from proximo.cli.opening import suit_machine
+from proximo.cli.flags import changed, refuse, say, take, take_switch
+from proximo.cli.resuming import suit_attempt, take_allowed, taken
 from proximo.data import DataFile
 from proximo.training.dpo import DpoConfig, dpo
 from proximo.training.fitting import Fitted
+from proximo.training.points import POINTS
+from proximo.training.resume import Attempt
 from proximo.training.reward_model import RewardModelConfig, train_reward_model
 from proximo.training.sft import SftConfig, sft
 
@@ -47,7 +48,7 @@ def run_stage(
     arguments: list[str],
     description: str,
     default: Config,
-    stage: Callable[[Config, Path, Callable[[str], None]], Fitted],
+    stage: Callable[[Config, Path, Callable[[str], None], Attempt], Fitted],
     *,
     needs_data: bool = True,
 ) -> int:
@@ -56,11 +57,12 @@ def run_stage(
     A data file that comes first takes the place of the default's.
     """
     as_json, skip_bad = take_switch(arguments, "--json"), take_switch(arguments, "--skip-bad")
-    folder = take(arguments, "--run")
+    folder, allowed = take(arguments, "--run"), take_allowed(arguments)
     config = changed(
         _named(command, arguments, default, needs_data),
         arguments,
-        prog=f"proximo {command} [DATA.jsonl | DATA.parquet | config.toml] [--run DIR] [--skip-bad] [--json]",
+        prog=f"proximo {command} [DATA.jsonl | DATA.parquet | config.toml] [--run DIR] [--allow-change FIELD ...] "
+        "[--skip-bad] [--json]",
         description=description,
     )
     if skip_bad:
@@ -68,15 +70,19 @@ def run_stage(
             refuse("--skip-bad is for data files: name one")
         config = replace(config, data=replace(config.data, skip_bad=True))
     path = Path(folder) if folder else Path("runs") / f"{command}-{datetime.now():%Y%m%d-%H%M%S}"
-    used = (path / "metrics.jsonl").exists()
-    suit_machine(config.model, config.device)
-    try:
-        fitted = stage(config, path, _say)
-    except ValueError as error:
-        if used or not (path / "metrics.jsonl").exists():
-            refuse(str(error))
-        print(f"error: {error}\nwhat was written so far is in {path}", file=sys.stderr)
-        return 1
+    with taken(path, toml.dumps(config), allowed, POINTS) as attempt:
+        if attempt.result is not None:
+            say(f"{path}: this run is finished")
+        else:
+            suit_attempt(attempt, config.model, config.device)
+        try:
+            fitted = stage(config, path, say, attempt)
+        except (OSError, ValueError) as error:
+            if attempt.is_empty:
+                refuse(str(error))
+            attempt.end(f"failed: {error}")
+            say(f"error: {error}\nwhat was written so far is in {path}; the same command goes on from there")
+            return 1
     print(json.dumps(_facts(path, fitted)) if as_json else _result(path, fitted))
     return 0
 
@@ -90,10 +96,8 @@ def _named(command: str, arguments: list[str], default: Config, needs_data: bool
     name = arguments.pop(0)
     if not name.endswith(".toml"):
         return replace(default, data=DataFile(name))
-    if not Path(name).is_file():
-        refuse(f"{name}: there is no such file")
     try:
-        return toml.loads(Path(name).read_text(), type(default), source=name)
+        return toml.load(name, type(default))
     except ValueError as error:
         refuse(str(error))
 
@@ -123,7 +127,3 @@ def _result(path: Path, fitted: Fitted) -> str:
     if fitted.skipped:
         lines.append(f"{fitted.skipped} bad rows were left out, see {path / 'events.jsonl'}")
     return "\n".join([*lines, f"run folder  {path}", f"the model   {fitted.checkpoint}"])
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

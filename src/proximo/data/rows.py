@@ -113,18 +113,23 @@ def read_rows(path: str, mistakes: Mistakes, *, field: str = "data.path") -> lis
         if isinstance(values, Mapping):
             rows.append(Row(place, values))
         else:
-            mistakes.add(place, f"{shortened(values)} is not an object with columns")
+            mistakes.add(place, f"{shortened(values)} is not an object with columns: write one object to a line")
     return rows
 
 
 def _lines(path: str, mistakes: Mistakes) -> Iterator[tuple[str, Any]]:
+    data = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf")
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise OSError("it is UTF-16: save it as UTF-8")
     # Split at line feeds alone: a JSON string may hold other line separators as they are.
-    for number, line in enumerate(Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+    for number, line in enumerate(data.split(b"\n"), start=1):
         if line.strip():
             try:
                 yield f"{path}:{number}", json.loads(line.decode())
             except UnicodeDecodeError as error:
                 mistakes.add(f"{path}:{number}", f"not UTF-8, {error.reason} at byte {error.start}")
+            except json.JSONDecodeError as error:
+                mistakes.add(f"{path}:{number}", f"not JSON, {error.msg} at column {error.colno}")
             except (ValueError, RecursionError) as error:
                 mistakes.add(f"{path}:{number}", f"not JSON, {error}")
 
@@ -143,8 +148,9 @@ def _table(path: str) -> list[tuple[str, Any]]:
 def read_prompt(value: Any, name: str = "the prompt") -> Prompt:
     """A text, or a list of messages; `name` is what an error calls it."""
     if is_text(value) and value:
-        return value
+        return _without_nul(value, name)
     if isinstance(value, list) and value and all(_is_message(message) for message in value):
+        _without_nul("".join(message["content"] for message in value), name)
         # Parquet fills a key that only some messages have with None.
         return tuple({key: text for key, text in message.items() if text is not None} for message in value)
     raise ValueError(f"{name} is {shortened(value)}: give a text, or a list of messages with role and content")
@@ -158,7 +164,14 @@ def read_completion(value: Any, column: str) -> str:
         raise ValueError(f"{column} is {shortened(value)}: give a text, or a list of one message by the assistant")
     if not value.strip():
         raise ValueError(f"{column} is empty")
-    return value
+    return _without_nul(value, column)
+
+
+def _without_nul(text: str, name: str) -> str:
+    """Much that stores or shows text ends it there, so that what is judged is not what was read."""
+    if "\0" in text:
+        raise ValueError(f"{name} has a NUL character, its {text.index(chr(0)) + 1}th: remove it")
+    return text
 
 
 def is_text(value: Any) -> TypeGuard[str]:

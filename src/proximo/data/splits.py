@@ -66,6 +66,6 @@ def refuse_empty(train: int, kept: int, path: str, held_out: float | str, *, fie
     """Nothing to train on, or nothing to evaluate on although that was asked for."""
     said = f"{field}.path is {path!r} and {field}.held_out {held_out}"
     if not train:
-        raise ValueError(f"{said}: no row is left for train")
+        raise ValueError(f"{said}: no row is left for train, give more rows or a smaller share")
     if not kept and held_out != 0:
         raise ValueError(f"{said}: no row is left for held_out, give a larger share, a file, or 0 for none")

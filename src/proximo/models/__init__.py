@@ -10,11 +10,11 @@ from proximo.models.loading import (
     load_tokenizer,
     pick_device,
     pick_dtype,
-    prompt_tokens,
     supports_packing,
     with_precision,
 )
 from proximo.models.scoring import Scores, States, completion_states, score
+from proximo.models.templates import prompt_tokens
 from proximo.models.tiny import tiny_model, tiny_moe, tiny_tokenizer
 
 __all__ = [

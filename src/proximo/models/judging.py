@@ -1,17 +1,22 @@
 """Reward models: one number for a prompt and its completion, read where transformers reads it."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad as widened
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
-from transformers.utils import logging
+from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
 from proximo.models.layout import pad
-from proximo.models.loading import has_score, load_tokenizer, supports_packing, warn_of_fallback
+from proximo.models.loading import (
+    has_score,
+    load_tokenizer,
+    load_weights,
+    read_config,
+    supports_packing,
+    warn_of_fallback,
+)
 from proximo.models.scoring import completion_states
 from proximo.shapes import Float, Int
 from proximo.types import sent
@@ -34,22 +39,13 @@ def load_reward_model(
     Example: judge = load_reward_model("runs/judge/checkpoints/step-000040")
     """
     config = _config(path)
-    try:
-        with _quiet(), torch.random.fork_rng(devices=[]):
-            model, found = AutoModelForSequenceClassification.from_pretrained(
-                path,
-                config=config,
-                dtype=dtype,
-                use_safetensors=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-    except (OSError, RuntimeError, ValueError) as error:  # no weights, weights of other shapes, no such class
-        raise ValueError(f"path {path!r}: not a decoder with safetensors weights to score with; {error}") from error
+    with torch.random.fork_rng(devices=[]):
+        model, missing = load_weights(
+            path, AutoModelForSequenceClassification, dtype=dtype, config=config, unused=("lm_head.weight",)
+        )
     head = dict(model.named_children()).get(HEAD)
     if type(head) is not nn.Linear:
         raise ValueError(f"path {path!r}: {type(model).__name__} has no linear {HEAD!r} head; use a decoder's folder")
-    missing = found["missing_keys"]
     if missing - {f"{HEAD}.weight"}:
         raise ValueError(f"path {path!r}: the weights lack {', '.join(sorted(missing))}; save the model again, whole")
     if missing and not fresh_head:
@@ -64,7 +60,7 @@ def load_reward_model(
         with torch.no_grad():
             head.weight.copy_(weight)
     _set_pad(model, path, is_fresh=bool(missing))
-    return model.to(device=device).eval()
+    return model.to(device=device).eval()  # pyright: ignore[reportCallIssue]
 
 
 def completion_scores(
@@ -130,10 +126,7 @@ def _until_scored(
 
 def _config(path: str) -> PreTrainedConfig:
     """With one label; a head of several is no reward model."""
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"path {path!r}: no model there, neither in a folder nor on the hub; {error}") from error
+    config = read_config(path)
     if has_score(config) and config.num_labels != 1:
         raise ValueError(f"path {path!r}: a classifier of {config.num_labels} labels; a reward model has 1")
     config.num_labels = 1
@@ -148,14 +141,3 @@ def _set_pad(model: PreTrainedModel, path: str, *, is_fresh: bool) -> None:
         config.pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     if config.pad_token_id is None:
         raise ValueError(f"path {path!r}: neither a pad nor an eos token; set tokenizer.pad_token and save it again")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' report of weights that are new or unused: both are meant here."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)

@@ -1,17 +1,23 @@
-"""Models and tokenizers from Hugging Face folders: safetensors only, no code from elsewhere."""
+"""Models and tokenizers from Hugging Face folders: safetensors only, no code from elsewhere.
+
+Every folder is opened here, after a look at what it holds, and nowhere else.
+"""
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from huggingface_hub import snapshot_download
 from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
@@ -28,11 +34,20 @@ from transformers import (
     SmolLM3ForCausalLM,
     SmolLM3ForSequenceClassification,
 )
+from transformers.utils import logging
 
 from proximo.models.attention import NAME
-from proximo.types import Message
+from proximo.models.inspecting import inspect, refuse_file
+from proximo.models.templates import check_template
 
 Precision = Literal["auto", "float32", "bfloat16"]
+
+TEXTS: tuple[str, ...] = ("*.json", "*.jinja", "*.txt", "*.model")
+"""Configs and tokenizers; of a model on the hub nothing else but safetensors is fetched."""
+VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json")
+"""Files that say which tokens there are; one of them is there."""
+INCOMPLETE = "the folder is incomplete; save model and tokenizer into it with save_pretrained"
+UNREACHABLE = "neither a folder nor a model that the hub or its local cache has; check the name, or download it first"
 
 
 class PaddedFallback(UserWarning):
@@ -81,22 +96,126 @@ def load_model(path: str, *, dtype: torch.dtype = torch.float32, device: str = "
 
     Example: model = load_model("runs/first/checkpoints/step-000100")
     """
-    folder = Path(path)
-    if folder.is_dir() and not any(folder.glob("*.safetensors")):
-        found = ", ".join(sorted(file.name for file in folder.glob("*.bin"))) or "no weights"
-        raise ValueError(f"path {path!r} holds {found}: convert to safetensors (pickle is never read)")
-    try:
-        if has_score(AutoConfig.from_pretrained(path, trust_remote_code=False)):
-            raise ValueError(f"path {path!r} holds a reward model, which scores and cannot speak: give a causal model")
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True, trust_remote_code=False)
-    except OSError as error:
-        raise ValueError(f"path {path!r}: {_unreachable(folder)}") from error
-    assert isinstance(model, PreTrainedModel)
+    if has_score(read_config(str(_opened(path, weights=True)))):
+        raise ValueError(f"path {path!r} holds a reward model, which scores and cannot speak: give a causal model")
+    model, absent = load_weights(path, AutoModelForCausalLM, dtype=dtype)
+    if absent:
+        raise ValueError(f"path {path!r}: the weights lack {_listed(absent)}; save the model again, whole")
     if supports_packing(model):
         model.set_attn_implementation(NAME)
     else:
         warn_of_fallback(type(model).__name__)
     return model.to(device=device).eval()  # pyright: ignore[reportCallIssue]
+
+
+def read_config(path: str) -> PreTrainedConfig:
+    """What a model is, without its weights."""
+    folder = _opened(path, weights=False)
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"path {path!r}: there is no config.json; {INCOMPLETE}")
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # a config of another kind fails wherever its first odd value is read
+        raise ValueError(f"path {path!r}: transformers cannot read its config.json; {_first_line(error)}") from error
+
+
+def load_weights(
+    path: str,
+    kind: type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification],
+    *,
+    dtype: torch.dtype,
+    config: PreTrainedConfig | None = None,
+    unused: tuple[str, ...] = (),
+) -> tuple[PreTrainedModel, set[str]]:
+    """A model, and the names of its weights that the files lack; `unused` ones they may hold in vain.
+
+    Weights that are not finite, of another shape or of another model are refused.
+    """
+    folder = _opened(path, weights=True)
+    try:
+        with _quiet():
+            loaded: Any = kind.from_pretrained(
+                folder,
+                config=config or read_config(str(folder)),
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+            )
+    except Exception as error:  # no class for this config, a config that contradicts itself
+        raise ValueError(f"path {path!r}: transformers cannot load the model; {_first_line(error)}") from error
+    model, found = loaded
+    assert isinstance(model, PreTrainedModel)
+    if found["mismatched_keys"]:
+        name, held, wanted = min(found["mismatched_keys"])
+        raise ValueError(
+            f"path {path!r}: {name} has shape {list(held)} in the weights, and {list(wanted)} by config.json; "
+            "one of the two is of another model"
+        )
+    if surplus := set(found["unexpected_keys"]) - set(unused):
+        raise ValueError(
+            f"path {path!r}: the weights hold {_listed(surplus)}, which {type(model).__name__} does not have; "
+            "config.json or the weights are of another model"
+        )
+    _refuse_non_finite(model, path, set(found["missing_keys"]))
+    return model, set(found["missing_keys"])
+
+
+def skeleton(path: str) -> PreTrainedModel:
+    """The model without its weights, to be counted."""
+    config = read_config(path)
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config)
+    except Exception as error:
+        raise ValueError(f"path {path!r}: transformers cannot build the model; {_first_line(error)}") from error
+
+
+def _opened(path: str, *, weights: bool) -> Path:
+    """The folder of a model, fetched where it is on the hub, when nothing in it is refused."""
+    refuse_file(path)
+    folder = Path(path)
+    if not path or not folder.is_dir():
+        wanted = [*TEXTS, "*.safetensors"] if weights else list(TEXTS)
+        try:
+            # Not what lies deeper: other formats of the same weights.
+            folder = Path(snapshot_download(path, allow_patterns=wanted, ignore_patterns=["*/*", "consolidated*"]))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"path {path!r}: {UNREACHABLE}") from error
+    inspect(folder, weights=weights)
+    return folder
+
+
+def _refuse_non_finite(model: PreTrainedModel, path: str, absent: set[str]) -> None:
+    """A sum is not finite where an element is not, and cheap; where it is not, one looks."""
+    named = [(name, tensor) for name, tensor in model.state_dict().items() if name not in absent]
+    sums = torch.stack([tensor.sum(dtype=torch.float32) for _, tensor in named])
+    bad = {named[place][0] for place in (~sums.isfinite()).nonzero()[:, 0].tolist()}
+    bad = {name for name, tensor in named if name in bad and not tensor.isfinite().all()}
+    if bad:
+        raise ValueError(f"path {path!r}: NaN or infinity in {_listed(bad)}; fetch the model again, or an older one")
+
+
+def _listed(names: set[str], shown: int = 3) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(sorted(names)[:shown]) + more
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return text[:300] or type(error).__name__
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' report of weights that are new or unused: what matters of it is said by us."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def with_precision(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
@@ -118,32 +237,24 @@ def has_score(config: PreTrainedConfig) -> bool:
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or a hub id."""
+    folder = _opened(path, weights=False)
+    config = read_config(str(folder)).get_text_config() if (folder / "config.json").is_file() else None
+    if not any(
+        found for name in VOCABULARIES for found in folder.glob(name)
+    ):  # transformers would make up an empty one
+        raise ValueError(f"path {path!r}: there is no tokenizer; {INCOMPLETE}")
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError) as error:  # transformers raises either, depending on which file is missing
-        raise ValueError(f"path {path!r}: {_unreachable(Path(path))}") from error
-
-
-def _unreachable(folder: Path) -> str:
-    if folder.is_dir():
-        return "the folder is incomplete; save model and tokenizer into it with save_pretrained"
-    return "neither a folder nor a model that the hub or its local cache has; check the name, or download it first"
-
-
-def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Message]) -> tuple[int, ...]:
-    """Text is encoded as it is, nothing added; a conversation goes through the chat template, ready for an answer."""
-    if isinstance(prompt, str):
-        tokens = tokenizer.encode(prompt, add_special_tokens=False)
-    elif tokenizer.chat_template is None:
-        raise ValueError("prompt is a conversation, but the tokenizer has no chat template: give the prompt as text")
-    else:
-        messages = [dict(message) for message in prompt]
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        assert isinstance(text, str)
-        tokens = tokenizer.encode(text, add_special_tokens=False)
-    if not tokens:
-        raise ValueError(f"prompt {prompt!r} has no tokens: give at least one")
-    return tuple(tokens)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # transformers raises many kinds, depending on which file is missing or odd
+        raise ValueError(f"path {path!r}: no tokenizer can be read there; {INCOMPLETE}") from error
+    check_template(tokenizer, path)
+    rows = getattr(config, "vocab_size", len(tokenizer))
+    if len(tokenizer) > rows:  # or its last tokens would be an index error far from here
+        raise ValueError(
+            f"path {path!r}: the tokenizer has {len(tokenizer)} tokens, the model {rows}; they are not of one model, "
+            "or model.resize_token_embeddings was forgotten"
+        )
+    return tokenizer
 
 
 _BY_LAYER_TYPES = (

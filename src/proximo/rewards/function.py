@@ -1,20 +1,12 @@
 """Any Python function as a reward, with the signature that TRL's users already have."""
 
-import functools
-import importlib
-import importlib.util
-import math
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from proximo.rewards.processes import Job
+from proximo.rewards.workers import check_seconds, groups, score
 from proximo.types import Completion, Problem
-
-
-class RewardFailed(UserWarning):
-    """A reward function broke; its batch is unscored and the run goes on."""
 
 
 @dataclass(frozen=True)
@@ -22,15 +14,21 @@ class PythonFunction:
     """Calls `f(prompts, completions, **columns)` and takes its list of floats; None means unscored.
 
     Columns are the data set's, the answer and the completions' token ids (`completion_ids`), as in TRL.
-    Completions are strings, or lists of messages where the prompt is a conversation.
+    Completions are strings, or lists of messages where the prompt is a conversation. A call has one group's
+    completions, and runs in a process of its own: whatever it does there, the run goes on, and what it leaves
+    unscored takes no part in training. It may be replaced at any time, so a function that keeps a state of its own
+    is not the same after a resume. Random numbers that it draws are: they are seeded with what it is asked.
     """
 
     path: str
     """package.module:function, or path/to/file.py:function."""
-    while_sampling: bool = False
-    """Call it for each group as soon as it is sampled, on another thread, while decoding goes on: for functions that
-    are slow. Otherwise once, with everything, on the main thread, which those need that set themselves a time limit
-    by a signal, as math-verify does, and those that answer many completions at once."""
+    seconds: float = 10.0
+    """For one call; then its process is killed, and its completions are tried one by one, each as long."""
+    memory_mb: int = 4096
+    """That its process may fill with data, before it gets a MemoryError."""
+    siblings: bool = False
+    """It compares a group's completions with each other. Where it fails none of them is tried alone, which would be
+    another question: the whole group is unscored."""
 
     needs_answer = False
 
@@ -38,45 +36,20 @@ class PythonFunction:
         place, _, function = self.path.rpartition(":")
         if not place or not function.isidentifier():
             raise ValueError(f"reward.path is {self.path!r}: give package.module:function or file.py:function")
+        check_seconds(self.seconds)
+        if self.memory_mb < 64:
+            raise ValueError(f"reward.memory_mb is {self.memory_mb}: Python itself needs 64")
 
     def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float]:
-        function = load_function(self.path)
-        try:
-            scores = [
-                math.nan if score is None else float(score) for score in function(**_columns(problems, completions))
-            ]
-            if len(scores) != len(completions):
-                raise ValueError(f"it returned {len(scores)} scores for {len(completions)} completions")
-        except Exception as error:  # the user's code may raise anything; one bad batch must not end a run
-            unscored = f"{len(completions)} completions are unscored"
-            warnings.warn(f"{self.path}: {type(error).__name__}: {error}; {unscored}", RewardFailed, stacklevel=2)
-            return [math.nan] * len(completions)
+        job = Job(self.path, self.seconds, self.memory_mb)
+        scores = []
+        for asked, said in groups(problems, completions):
+            scores += score(job, said, _columns(asked, said), grader=self.path, alone=not self.siblings)
         return scores
 
     def reference(self, problem: Problem) -> str | None:
         """None: only the function knows what it likes."""
         return None
-
-
-@functools.cache
-def load_function(path: str) -> Callable[..., Any]:
-    """Import the module or file once and take the function from it."""
-    place, _, name = path.rpartition(":")
-    try:
-        if place.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(place)
-    except Exception as error:  # a user's module may raise anything while it is imported
-        raise ValueError(f"reward.path is {path!r}: {place} cannot be imported, {error!r}") from error
-    function = vars(module).get(name)
-    if not callable(function):
-        raise ValueError(f"reward.path is {path!r}: {place} has no function {name}")
-    return function
 
 
 def _columns(problems: Sequence[Problem], completions: Sequence[Completion]) -> dict[str, list[Any]]:
@@ -85,7 +58,8 @@ def _columns(problems: Sequence[Problem], completions: Sequence[Completion]) -> 
     return columns | {
         "answer": [problem.answer for problem in problems],
         "prompts": [
-            problem.prompt if isinstance(problem.prompt, str) else list(problem.prompt) for problem in problems
+            problem.prompt if isinstance(problem.prompt, str) else [dict(message) for message in problem.prompt]
+            for problem in problems
         ],
         "completions": [
             completion.text if isinstance(problem.prompt, str) else [{"role": "assistant", "content": completion.text}]

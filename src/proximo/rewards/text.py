@@ -5,8 +5,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 
+from proximo.rewards.processes import Job
+from proximo.rewards.workers import check_seconds, groups, score
 from proximo.types import Completion, Problem
+
+MEMORY_MB = 512
 
 # A sign counts only where it does not subtract: the last number of "5-3" is 3. Commas group thousands.
 _NUMBER = re.compile(r"(?:(?<![\d.)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?", re.ASCII)
@@ -20,7 +25,6 @@ class ExactMatch:
     """Compare the last number in the completion with the last number in the answer: 1,000 and 1000.0 are equal."""
 
     needs_answer = True
-    while_sampling = True
 
     def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float]:
         return [self._score(p.answer, c.text) for p, c in zip(problems, completions, strict=True)]
@@ -45,17 +49,26 @@ class FormatReward:
     pattern: str
     """Python's syntax; (?s) at its start lets a dot match line breaks."""
 
+    seconds: float = 5.0
+    """For one group; then the search is killed, and its completions are tried one by one, each as long. Some patterns
+    take for ever on some texts."""
+
     needs_answer = False
-    while_sampling = True
 
     def __post_init__(self) -> None:
+        check_seconds(self.seconds)
         try:
             re.compile(self.pattern)
         except re.error as error:
             raise ValueError(f"reward.pattern is {self.pattern!r}: not a regular expression, {error}") from None
 
     def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float]:
-        return [float(re.fullmatch(self.pattern, completion.text) is not None) for completion in completions]
+        job = Job(f"{Path(__file__).with_name('patterns.py')}:matched", self.seconds, MEMORY_MB)
+        scores = []
+        for _, said in groups(problems, completions):
+            texts = [completion.text for completion in said]
+            scores += score(job, said, {"texts": texts}, {"pattern": self.pattern}, grader="FormatReward")
+        return scores
 
     def reference(self, problem: Problem) -> str | None:
         """None: a pattern does not say what it matches."""

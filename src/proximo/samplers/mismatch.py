@@ -48,7 +48,9 @@ class Mismatch:
 
 
 @dataclass(frozen=True)
-class _Snapshot:
+class Snapshot:
+    """A policy's weights, as they were after so many updates."""
+
     version: int
     weights: list[Tensor]
 
@@ -75,7 +77,7 @@ class MismatchedSampler:
         noise = mismatch.router_noise
         self._routers = needed_routers(self._copy, f"mismatch.router_noise is {noise}") if noise else []
         self._sampler = local_sampler(self._copy, tokenizer, slots=slots, record_routes=record_routes)
-        self._snapshots: deque[_Snapshot] = deque(maxlen=mismatch.lag + 1)
+        self._snapshots: deque[Snapshot] = deque(maxlen=mismatch.lag + 1)
         self.refresh(0)
 
     @property
@@ -87,8 +89,18 @@ class MismatchedSampler:
     def refresh(self, version: int) -> int:
         """Take the policy's weights, which have seen `version` updates; the version it samples with from now on."""
         # Parameters, not a state dict: weights that are tied are kept once.
-        self._snapshots.append(_Snapshot(version, [self._rounded(each) for each in self._policy.parameters()]))
+        self._snapshots.append(Snapshot(version, [self._rounded(each) for each in self._policy.parameters()]))
         return self.version
+
+    def kept(self) -> list[Snapshot]:
+        """The weights that later steps sample with, the oldest first; none without a lag."""
+        return list(self._snapshots)[-self._mismatch.lag :] if self._mismatch.lag else []
+
+    def load(self, kept: Sequence[Snapshot]) -> None:
+        """What `kept` gave."""
+        if kept:
+            self._snapshots.clear()
+            self._snapshots.extend(kept)
 
     def stream(
         self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0

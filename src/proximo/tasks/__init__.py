@@ -5,6 +5,7 @@ resume. The held-out split never meets training and does not depend on the seed,
 """
 
 from proximo.tasks.arithmetic import Arithmetic
+from proximo.tasks.code import Code
 from proximo.tasks.countdown import Countdown
 from proximo.tasks.echo import Echo
 from proximo.tasks.file import File
@@ -12,6 +13,6 @@ from proximo.tasks.gym import Gym
 from proximo.tasks.protocol import Split, Task
 from proximo.tasks.sorting import Sorting
 
-TaskOptions = Arithmetic | Countdown | Echo | Sorting | Gym | File
+TaskOptions = Arithmetic | Countdown | Echo | Sorting | Gym | File | Code
 
-__all__ = ["Arithmetic", "Countdown", "Echo", "File", "Gym", "Sorting", "Split", "Task", "TaskOptions"]
+__all__ = ["Arithmetic", "Code", "Countdown", "Echo", "File", "Gym", "Sorting", "Split", "Task", "TaskOptions"]

@@ -1,19 +1,243 @@
-"""A checkpoint is a Hugging Face folder; it exists only when it is complete."""
+"""Checkpoints: a Hugging Face folder each, with the run's state beside the weights; complete, or not there.
 
-import shutil
+In `state/`: standing.json and random.safetensors (see state.py), optimizer.safetensors (moments and float32 masters),
+value.safetensors (the value model's own parameters), reference.safetensors (only where it was reset) and
+sampler.safetensors (older weights of a sampler that lags).
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from proximo.models import load_model, supports_packing
+from proximo.models.attention import body
+from proximo.models.compiling import checkpoint_layers
+from proximo.samplers.mismatch import MismatchedSampler, Snapshot
+from proximo.storage.folders import complaints, remove_folder, write_folder
+from proximo.training.config import CheckpointOptions
+from proximo.training.critic import BaselineWatch
+from proximo.training.learner import Learner
+from proximo.training.state import (
+    Standing,
+    copy_into,
+    numbered,
+    random_states,
+    read_tensors,
+    set_random_states,
+    write_tensors,
+)
+from proximo.training.unscored import UnscoredWatch
 
-def save(folder: Path, step: int, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
-    """Write checkpoints/step-N beside its final name, then rename it."""
-    target = folder / "checkpoints" / f"step-{step:06d}"
-    temporary = target.with_name(target.name + ".partial")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    model.save_pretrained(temporary)
-    tokenizer.save_pretrained(temporary)
-    shutil.rmtree(target, ignore_errors=True)
-    temporary.rename(target)
+CHECKPOINTS = "checkpoints"
+STATE = "state"
+MOST_FAILURES = 3
+"""Saves in a row that may fail."""
+
+
+def place(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:06d}"
+
+
+def saved(folder: Path) -> list[Path]:
+    """Everything that has a checkpoint's name, the newest first: by step, not by time."""
+    found = [path for path in folder.iterdir() if re.fullmatch(r"step-\d+", path.name)] if folder.is_dir() else []
+    return sorted(found, key=lambda path: -step_of(path))
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def newest_valid(
+    folder: Path, complaint: Callable[[Path], str | None] = lambda _: None
+) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that is whole, and what is wrong with newer ones; `complaint` may find something, too."""
+    damaged = []
+    for path in saved(folder):
+        wrong = complaints(path) or [found for found in [complaint(path)] if found is not None]
+        if not wrong:
+            return path, damaged
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        damaged.append(f"{path} is damaged ({'; '.join(wrong[:3])}{more})")
+    return None, damaged
+
+
+def save(
+    folder: Path,
+    step: int,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    write_state: Callable[[Path], None] | None = None,
+) -> Path:
+    """Into the run's `checkpoints/step-N`; raises OSError, and leaves all as it was, where that cannot be."""
+    target = place(folder / CHECKPOINTS, step)
+    write_checkpoint(target, model, tokenizer, write_state)
     return target
+
+
+def write_checkpoint(
+    target: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    write_state: Callable[[Path], None] | None = None,
+) -> None:
+    def fill(path: Path) -> None:
+        try:
+            model.save_pretrained(path)
+            tokenizer.save_pretrained(path)
+            if write_state is not None:
+                (path / STATE).mkdir()
+                write_state(path / STATE)
+        except OSError:
+            raise
+        except Exception as error:  # the libraries below have names of their own for a full disk
+            raise OSError(f"{target}: {error}") from error
+
+    write_folder(target, fill)
+
+
+def retain(folder: Path, options: CheckpointOptions, best: int | None) -> None:
+    """Remove all but the newest ones and the best."""
+    for path in saved(folder / CHECKPOINTS)[options.keep :]:
+        if not (options.keep_best and step_of(path) == best):
+            remove_folder(path)
+
+
+class Saver:
+    """Saves that may fail: a full disk is no reason to stop, until it has been full for long."""
+
+    def __init__(self, log: Callable[[int, str, str], None], say: Callable[[int, str], None]) -> None:
+        """`log` takes the step, the kind and the message of an event."""
+        self._log, self._say, self._failures = log, say, 0
+
+    def save(self, step: int, write: Callable[[], None], *, last: bool = False) -> bool:
+        """Whether it worked; raises OSError where the last save of a run fails, or too many in a row have."""
+        try:
+            write()
+        except OSError as error:
+            self._failures += 1
+            message = f"no checkpoint after step {step}: {error}; older ones are as they were"
+            self._log(step - 1, "save_failed", message)
+            if last or self._failures >= MOST_FAILURES:
+                raise OSError(
+                    f"{message}. {self._failures} saves in a row have failed: make room or the folder writable, then "
+                    "give the same command again"
+                ) from error
+            self._say(step - 1, f"{message}; trying again at the next one")
+            return False
+        self._failures = 0
+        return True
+
+
+@dataclass(frozen=True)
+class Holders:
+    """What of a run has a memory."""
+
+    learner: Learner
+    baselines: BaselineWatch
+    unscored: UnscoredWatch
+    mismatched: MismatchedSampler | None
+    resets_reference_every: int | None
+
+    def remember(self, standing: Standing) -> Standing:
+        """With all that is small, as it is now; weights are left where they are."""
+        learner, watch = self.learner, self.baselines
+        tensors = random_states(learner.model.device)
+        parts = {
+            "version": learner.version,
+            "sampled_version": learner.sampled_version,
+            "trusts_sampler": learner.trusts_sampler,
+            "kl_coefficient": learner.kl_reward and learner.kl_reward.coefficient,
+            "token_budget": learner.passes.token_budget,
+            "is_planned": learner.passes.is_planned,
+            "checkpointed": is_checkpointed(learner.model),
+            "guard": learner.guard.state(),
+            "unscored": self.unscored.state(),
+            "baselines": {"seen": watch.seen, "errors": [list(pair) for pair in watch.errors], "warned": watch.warned},
+        }
+        kept = [] if self.mismatched is None else self.mismatched.kept()
+        parts["snapshot_versions"] = [each.version for each in kept]
+        tensors["shuffle"] = learner.shuffle.get_state()
+        return replace(standing, parts=parts, tensors=tensors, snapshots=tuple(kept))
+
+    def write(self, folder: Path, standing: Standing) -> None:
+        """Everything that is large."""
+        learner = self.learner
+        write_tensors(folder / "optimizer.safetensors", learner.optimizer.tensors())
+        write_tensors(folder / "value.safetensors", numbered(learner.value_parameters()))
+        if self._was_reset(standing.step):
+            assert learner.reference is not None
+            write_tensors(folder / "reference.safetensors", numbered(list(learner.reference.parameters())))
+        weights = {
+            f"{place}.{number}": weight
+            for place, snapshot in enumerate(standing.snapshots)
+            for number, weight in enumerate(snapshot.weights)
+        }
+        write_tensors(folder / "sampler.safetensors", weights)
+
+    def restore(self, checkpoint: Path, standing: Standing) -> None:
+        """Into the parts as they were made from the config."""
+        learner, watch, parts, state = self.learner, self.baselines, standing.parts, checkpoint / STATE
+        load_weights(learner.model, load_model(str(checkpoint), dtype=learner.model.dtype))
+        learner.optimizer.load_tensors(read_tensors(state / "optimizer.safetensors"))
+        copy_into(learner.value_parameters(), read_tensors(state / "value.safetensors"), "the value model")
+        if self._was_reset(standing.step):
+            assert learner.reference is not None
+            stored = read_tensors(state / "reference.safetensors")
+            copy_into(list(learner.reference.parameters()), stored, "the reference")
+        learner.version, learner.sampled_version = parts["version"], parts["sampled_version"]
+        learner.trusts_sampler = parts["trusts_sampler"]
+        if learner.kl_reward is not None and parts["kl_coefficient"] is not None:
+            learner.kl_reward = replace(learner.kl_reward, coefficient=parts["kl_coefficient"])
+        learner.guard.load(parts["guard"])
+        self.unscored.load(parts["unscored"])
+        learner.shuffle.set_state(standing.tensors["shuffle"])
+        self._restore_budget(parts)
+        watch.seen, watch.warned = parts["baselines"]["seen"], parts["baselines"]["warned"]
+        watch.errors.clear()
+        watch.errors.extend((value, group) for value, group in parts["baselines"]["errors"])
+        if self.mismatched is not None:
+            self.mismatched.load(self._snapshots(state / "sampler.safetensors", standing))
+        set_random_states(learner.model.device, standing.tensors)
+
+    def _restore_budget(self, parts: Mapping[str, Any]) -> None:
+        learner = self.learner
+        if learner.options.token_budget is None:
+            learner.passes = replace(learner.passes, token_budget=parts["token_budget"], is_planned=parts["is_planned"])
+            if parts["checkpointed"]:
+                checkpoint_layers(learner.model, True)
+        learner.passes = learner.passes.within(learner.guard.most_tokens)
+
+    def _snapshots(self, file: Path, standing: Standing) -> list[Snapshot]:
+        stored, policy = read_tensors(file), list(self.learner.model.parameters())
+        found = []
+        for place, version in enumerate(standing.parts["snapshot_versions"]):
+            weights = [torch.empty_like(each) for each in policy]
+            known = {key.partition(".")[2]: value for key, value in stored.items() if key.startswith(f"{place}.")}
+            copy_into(weights, known, "the sampler's older weights")
+            found.append(Snapshot(version, weights))
+        return found
+
+    def _was_reset(self, step: int) -> bool:
+        """Whether a step before this one has made the policy its reference."""
+        every = self.resets_reference_every
+        return every is not None and step > every
+
+
+@torch.no_grad()
+def load_weights(model: PreTrainedModel, stored: PreTrainedModel) -> None:
+    """Into the parameters where they are: samplers and captured steps read them there."""
+    copy_into(list(model.parameters()), numbered(list(stored.parameters())), "the model")
+
+
+def is_checkpointed(model: PreTrainedModel) -> bool:
+    """Whether its layers are run again in the backward pass."""
+    if not supports_packing(model):
+        return False
+    first = body(model).get_submodule("layers.0")
+    return bool(getattr(first, "gradient_checkpointing", False))

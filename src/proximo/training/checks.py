@@ -12,9 +12,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.models import prompt_tokens
+from proximo.rewards.failures import TALLY
 from proximo.samplers import SamplingOptions
 from proximo.samplers.drafts import end_tokens
 from proximo.tasks import Task
+from proximo.training.calibration import probed, short, with_references
 from proximo.training.progress import prompt_text
 from proximo.types import Batch, Completion, Group, Problem
 
@@ -61,28 +63,23 @@ def prompts_decode_back(tokenizer: PreTrainedTokenizerBase, problems: Sequence[P
         read = tokenizer.decode(list(prompt_tokens(tokenizer, problem.prompt)), clean_up_tokenization_spaces=False)
         assert isinstance(read, str)
         if asked not in read:
-            lost.append(f"{_short(asked)} is read as {_short(read)}")
+            lost.append(f"{short(asked)} is read as {short(read)}")
     return Check("prompts not read as written", float(len(lost)), 0.0, lost[0] if lost else f"{len(problems)} prompts")
 
 
 def references_are_right(task: Task, seed: int) -> Check:
     name, problems = "references graded wrong", _held_out(task, seed)
-    known = [(problem, text) for problem in problems if (text := task.reference(problem)) is not None]
+    known = with_references(task, problems)
     if not known:
         return Check(name, None, 0.0, "skipped: the task has no reference answers")
-    outcomes = _outcomes(task, [problem for problem, _ in known], [text for _, text in known])
-    wrong = [
-        f"{problem.id}: {_short(text)} scores {outcome:g}"
-        for (problem, text), outcome in zip(known, outcomes, strict=True)
-        if not outcome >= 1
-    ]
-    return Check(name, float(len(wrong)), 0.0, wrong[0] if wrong else f"{len(known)} references score at least 1")
+    wrong = [str(probe) for probe in probed(task, known) if not probe.is_right]
+    detail = "; ".join([*wrong[:1], *map(str, TALLY.take())]) if wrong else f"{len(known)} references score at least 1"
+    return Check(name, float(len(wrong)), 0.0, detail)
 
 
 def silence_is_wrong(task: Task, seed: int) -> Check:
     problems = _held_out(task, seed)
-    outcomes = _outcomes(task, problems, [""] * len(problems))
-    right = [problem.id for problem, outcome in zip(problems, outcomes, strict=True) if outcome >= 1]
+    right = [probe.problem.id for probe in probed(task, [(problem, "") for problem in problems]) if probe.is_right]
     detail = f"{right[0]}: no answer at all scores 1" if right else f"{len(problems)} empty answers score less than 1"
     return Check("empty answers graded right", float(len(right)), 0.0, detail)
 
@@ -91,11 +88,6 @@ def _held_out(task: Task, seed: int) -> list[Problem]:
     size = task.size("held_out")
     split = "train" if size == 0 else "held_out"
     return [task.problem(index, split, seed) for index in range(min(size or PROBLEMS, PROBLEMS))]
-
-
-def _outcomes(task: Task, problems: list[Problem], texts: list[str]) -> list[float]:
-    completions = [Completion(tokens=(), logprobs=(), text=text, finish="stop") for text in texts]
-    return [grade.outcome for grade in task.grade(problems, completions)]
 
 
 # Completions and masks
@@ -150,7 +142,3 @@ def vocabulary_size(model: PreTrainedModel) -> int:
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, Tensor)
     return len(weight)
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:57] + "...")

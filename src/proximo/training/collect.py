@@ -136,7 +136,7 @@ class Collector:
         stream = self.sampler.stream(requests, self.sampling, seed=seed, step=step, version=version)
         found = graded(self.task, [problem for _, problem in drawn], stream)
         groups = [
-            Group(problem, tokens, rollouts)
-            for (_, problem), tokens, rollouts in zip(drawn, prompts, found.rollouts, strict=True)
+            Group(problem, tokens, rollouts, ordinal=index)
+            for (index, problem), tokens, rollouts in zip(drawn, prompts, found.rollouts, strict=True)
         ]
         return groups, found.seconds

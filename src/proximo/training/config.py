@@ -47,9 +47,14 @@ class TrainingOptions:
     """Rounds of sampling in one step at most; then the step trains on what it has."""
     refill_tokens: int | None = None
     """Tokens after which no further round of a step begins. None: the rounds alone decide."""
+    skip_spikes: float | None = None
+    """Leave out an update whose gradient norm is over so many times the median of the last 64. None: it is applied,
+    clipped like any other, and reported from 100 times on."""
+    most_skipped: int = 5
+    """Updates in a row that may be left out, because they are not finite or spikes, before the run ends."""
 
     def __post_init__(self) -> None:
-        for name in ("groups", "group_size", "minibatches", "epochs", "token_budget", "refill_rounds"):
+        for name in ("groups", "group_size", "minibatches", "epochs", "token_budget", "refill_rounds", "most_skipped"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"training.{name} is {getattr(self, name)}: it must be at least 1")
         if self.minibatches > self.groups:
@@ -59,6 +64,8 @@ class TrainingOptions:
             )
         if self.refill_tokens is not None and self.refill_tokens < 1:
             raise ValueError(f"training.refill_tokens is {self.refill_tokens}: give a number of tokens, or None")
+        if self.skip_spikes is not None and not self.skip_spikes > 1:
+            raise ValueError(f"training.skip_spikes is {self.skip_spikes}: give a multiple over 1, such as 20, or None")
         if self.learning_rate <= 0 or self.max_gradient_norm <= 0:
             raise ValueError(
                 f"training.learning_rate {self.learning_rate}, training.max_gradient_norm {self.max_gradient_norm}: "
@@ -115,6 +122,22 @@ class EvaluationOptions:
 
 
 @dataclass(frozen=True)
+class CheckpointOptions:
+    """When the whole state of a run is saved, and which of its checkpoints stay. Nothing here changes a number."""
+
+    every: int = 10
+    """Steps between checkpoints: a run that dies has so many to do again at most. The last step is always saved."""
+    keep: int = 2
+    """The newest so many stay: should one be damaged, the one before it serves."""
+    keep_best: bool = True
+    """Whether the one with the highest outcome on held-out problems is saved and stays too; see evaluation.every."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.keep < 1:
+            raise ValueError(f"checkpoints.every is {self.every}, checkpoints.keep {self.keep}: both are at least 1")
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """Everything that decides a run's numbers."""
 
@@ -141,9 +164,8 @@ class RunConfig:
     value: ValueOptions | None = None
     """None: where the algorithm asks for a value model, a head on the policy's trunk."""
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
+    checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
     steps: int = 40
-    save_every: int | None = None
-    """Steps between checkpoints. None: one at the end."""
     seed: int = 0
 
     @property
@@ -152,8 +174,8 @@ class RunConfig:
         return 0 if self.value is None else self.value.pretrain_steps
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or (self.save_every is not None and self.save_every < 1):
-            raise ValueError(f"steps is {self.steps}, save_every {self.save_every}: both are at least 1")
+        if self.steps < 1:
+            raise ValueError(f"steps is {self.steps}: give at least 1")
         if self.sampling.truncates:
             raise ValueError(
                 f"sampling {self.sampling}: top_p, top_k and min_p cut the distribution that the ratios are taken "

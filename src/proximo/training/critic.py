@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from proximo.algorithms import Algorithm
+from proximo.maths.arithmetic import sampled
 from proximo.maths.extras import ValueLoss
 from proximo.maths.values import compare_baselines, error_by_position, explained_variance
 from proximo.models.values import TrunkHead, ValueModel, value_model
@@ -30,8 +31,10 @@ class Critic:
         assert rows.values is not None
         assert rows.returns is not None
         weights = weights.to(values.dtype) * rows.mask
-        old = rows.values.to(values.dtype)
-        total = (self.loss(values, old, rows.returns.to(values.dtype)) * weights).sum()
+        # Cleaned before any arithmetic: what stands off the mask must reach neither the loss nor its gradient.
+        old, returns = (sampled(each.to(values.dtype), rows.mask) for each in (rows.values, rows.returns))
+        values = sampled(values, rows.mask)
+        total = (self.loss(values, old, returns) * weights).sum()
         beyond = (values.detach() - old).abs() > (self.loss.clip or math.inf)
         stats = Stats(totals={"value_loss": total.detach(), "value_clip": (beyond * weights).sum()})
         return self.loss.coefficient * total, stats

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from proximo.models.shipped import resolve
 from proximo.shapes import Float
 from proximo.training.encoding import Encoded, Prepared, Rows, prepare
 from proximo.training.fitting import FitOptions, Fitted, fit
+from proximo.training.points import once
 from proximo.training.reference import (
     Reference,
     Sums,
@@ -26,7 +28,7 @@ from proximo.training.reference import (
     weights_fingerprint,
     write_reference,
 )
-from proximo.training.runlog import RunLog
+from proximo.training.resume import Attempt
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,17 @@ class DpoConfig:
     seed: int = 0
 
 
-def dpo(config: DpoConfig, folder: Path, say: Callable[[str], None]) -> Fitted:
+def dpo(config: DpoConfig, folder: Path, say: Callable[[str], None], attempt: Attempt | None = None) -> Fitted:
     """Check the data, ask the reference once, then train with one model in memory.
 
     Example: dpo(DpoConfig(DataFile("pairs.jsonl"), model="runs/sft"), Path("runs/dpo"), print)
     """
-    log = RunLog.fresh(folder)
+    result = once(folder, toml.dumps(config), attempt, lambda taken: _dpo(config, taken, say))
+    return Fitted.from_dict(result, folder)
+
+
+def _dpo(config: DpoConfig, attempt: Attempt, say: Callable[[str], None]) -> dict[str, Any]:
+    """A `Fitted`, as it is kept."""
     allow_compiling(config.compile)
     path, device = resolve(config.model), pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
@@ -77,17 +84,17 @@ def dpo(config: DpoConfig, folder: Path, say: Callable[[str], None]) -> Fitted:
             f"reference_logprobs is {config.reference_logprobs!r}: it was computed by another model than "
             f"{reference_path!r}; leave it out to compute it anew"
         )
-    log.start(toml.dumps(config))
+    log = attempt.start()
     data.report(log, say)
     known = stored or compute_reference(model, data, config.fit.batch, config.fit.token_budget)
-    write_reference(folder / "reference.parquet", known, data)
+    write_reference(attempt.folder / "reference.parquet", known, data)
     if reference_path != path:
         del model  # before the next one is loaded, so that there is never more than one
         model = load_model(path, device=device, dtype=dtype)
         data.check_room(model)
     stage = Preferences(model, data, known, config.loss, config.fit)
-    fitted = fit(stage, config.fit, tokenizer=tokenizer, log=log, seed=config.seed, say=say)
-    return replace(fitted, skipped=len(data.mistakes))
+    fitted = fit(stage, config.fit, tokenizer=tokenizer, log=log, seed=config.seed, say=say, point=attempt.point)
+    return replace(fitted, skipped=len(data.mistakes)).to_dict()
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.data import DataFile, Example, Mistakes, Prompt, Ranking, read_splits
 from proximo.data.splits import Reader, refuse_empty
 from proximo.models import micro_batches, prompt_tokens, supports_packing
+from proximo.models.templates import rendered
 from proximo.shapes import Bool, Int
 from proximo.training.runlog import RunLog
 
@@ -77,7 +77,7 @@ def encode(
     for item in items:
         try:
             encoded.append(_encoded(tokenizer, item, max_tokens))
-        except (ValueError, TemplateError) as error:
+        except ValueError as error:
             mistakes.add(item.place, str(error))
     return encoded
 
@@ -111,9 +111,9 @@ def completion_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, text: 
     if word in text.removesuffix(word):
         raise ValueError(f"a completion says {word!r} before its end: a sampler would have stopped there")
     if not isinstance(prompt, str):
-        rendered = _rendered_reply(tokenizer, prompt, text)
-        if end in rendered:
-            return rendered[: rendered.index(end) + 1]
+        reply = _rendered_reply(tokenizer, prompt, text)
+        if end in reply:
+            return reply[: reply.index(end) + 1]
     tokens = tuple(tokenizer.encode(text.removesuffix(word), add_special_tokens=False))
     return (*tokens, end)
 
@@ -128,12 +128,8 @@ def _end(tokenizer: PreTrainedTokenizerBase) -> tuple[int, str]:
 
 def _rendered_reply(tokenizer: PreTrainedTokenizerBase, prompt: Sequence, text: str) -> tuple[int, ...]:
     """What the chat template writes of a reply behind its generation prompt; empty where it writes something else."""
-    messages = [dict(message) for message in prompt]
-    asked = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    reply = {"role": "assistant", "content": text}
-    answered = tokenizer.apply_chat_template([*messages, reply], tokenize=False)
-    assert isinstance(asked, str)
-    assert isinstance(answered, str)
+    asked = rendered(tokenizer, prompt, for_answer=True)
+    answered = rendered(tokenizer, [*prompt, {"role": "assistant", "content": text}], for_answer=False)
     if not answered.startswith(asked):
         return ()
     return tuple(tokenizer.encode(answered.removeprefix(asked), add_special_tokens=False))

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from proximo.models import free_bytes, pick_device, pick_dtype
+from proximo.models.loading import read_config, skeleton
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnLayers, OwnModel
 from proximo.training.config import CPU_TOKENS, RunConfig
@@ -39,7 +40,7 @@ class Held:
 
 def held_models(config: RunConfig) -> list[Held]:
     """Every set of weights, the policy's first. A head on the policy's trunk is a part of it, not a model."""
-    policy = _skeleton(config.model)
+    policy = skeleton(resolve(config.model))
     held = [Held("policy", _count(policy), trained=True)]
     if config.algorithm.needs_reference:
         held.append(Held("reference", _count(policy), trained=False))
@@ -50,10 +51,10 @@ def held_models(config: RunConfig) -> list[Held]:
         case OwnLayers(layers):
             held.append(Held(f"value model's {layers} layers", _count(_last_layers(policy, layers)), trained=True))
         case OwnModel(path):
-            model = policy if path is None else _skeleton(path)
+            model = policy if path is None else skeleton(resolve(path))
             held.append(Held("value model", _count(model), trained=True))
     return held + [
-        Held(f"reward model {judge.path}", _count(_skeleton(judge.path)), trained=False)
+        Held(f"reward model {judge.path}", _count(skeleton(resolve(judge.path))), trained=False)
         for judge in config.rewards.models
     ]
 
@@ -86,7 +87,7 @@ def _activations(config: RunConfig, device: torch.device, dtype: torch.dtype, by
     training = config.training
     if training.token_budget is not None or not is_planned_on(device):
         return f"and the activations of {training.token_budget or CPU_TOKENS} tokens at most"
-    shape = AutoConfig.from_pretrained(resolve(config.model), trust_remote_code=False).get_text_config()
+    shape = read_config(resolve(config.model)).get_text_config()
     free = room_for_activations(
         free_bytes(device), pending=bytes_held, vocabulary=shape.vocab_size, hidden=shape.hidden_size
     )
@@ -98,16 +99,6 @@ def _activations(config: RunConfig, device: torch.device, dtype: torch.dtype, by
         f"and {free / 1e9:.0f} GB for activations: about {plan.token_budget} tokens in a pass, "
         f"{(cost.checkpointed if plan.checkpointed else cost.kept) / 1e6:.2f} MB each{again}"
     )
-
-
-def _skeleton(name: str) -> PreTrainedModel:
-    """The model without its weights."""
-    try:
-        shape = AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
-    except OSError as error:
-        raise ValueError(f"{name!r} is neither a folder nor a hub id within reach") from error
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(shape)
 
 
 def _count(module: nn.Module) -> int:

@@ -3,18 +3,20 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.data import stable_hash
-from proximo.training.checkpoints import save
+from proximo.training.checkpoints import CHECKPOINTS, Saver, save
 from proximo.training.optimizer import Optimizer
+from proximo.training.points import BestWeights, read_point, write_point
 from proximo.training.runlog import RunLog
+from proximo.training.stopping import Stop, Stopped
 
 SAID_EVERY = 10
 """Steps between two lines of progress."""
@@ -38,9 +40,11 @@ class FitOptions:
     """Steps between evaluations on held-out data. None: at the end of each epoch. Always before and at the end."""
     patience: int | None = None
     """Evaluations in a row without a better held-out loss after which training stops early. None: it never does."""
+    save_every: int = 100
+    """Steps after which everything is saved to be gone on from: one that dies has so many to do again at most."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "token_budget", "evaluate_every", "patience"):
+        for name in ("batch", "token_budget", "evaluate_every", "patience", "save_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"fit.{name} is {value}: it must be at least 1")
@@ -93,6 +97,14 @@ class Fitted:
     skipped: int = 0
     """Bad rows that were left out."""
 
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"checkpoint": self.checkpoint.name}
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any], folder: Path) -> "Fitted":
+        """Of a stage in this folder."""
+        return cls(**{**facts, "checkpoint": folder / CHECKPOINTS / facts["checkpoint"]})
+
 
 def fit(
     stage: Stage,
@@ -102,27 +114,30 @@ def fit(
     log: RunLog,
     seed: int,
     say: Callable[[str], None],
+    point: Path | None = None,
 ) -> Fitted:
     """Train, evaluate and save the best weights, which the model holds at the end.
 
     The best have the lowest held-out loss, before training included; without held-out data they are the last.
+    `point` is where an earlier attempt has come to.
     """
-    start = time.perf_counter()
-    fitting = _Fitting(stage, options, log, seed, say)
     devices = [stage.model.device] if stage.model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices), Stop() as stop:
         torch.manual_seed(seed)  # for models with dropout
-        steps = fitting.run()
+        fitting = _Fitting(stage, options, log, seed, say, stop)
+        fitting.begin(point)
+        fitting.run()
     best = fitting.best
     best.restore(stage.model)
+    log.settle()
     return Fitted(
-        steps=steps,
+        steps=fitting.step,
         best_step=best.step,
         before=fitting.before,
         best=best.metrics,
-        stopped_early=steps < fitting.schedule.steps,
+        stopped_early=fitting.step < fitting.schedule.steps,
         checkpoint=save(log.folder, best.step, stage.model, tokenizer),
-        seconds=time.perf_counter() - start,
+        seconds=fitting.seconds,
     )
 
 
@@ -159,53 +174,86 @@ class Schedule:
         return (step + 1) % (self.options.evaluate_every or self.epoch) == 0 or step + 1 == self.steps
 
 
-class _Best:
-    """The best weights so far, on the CPU; without held-out data nothing is kept, and the last are the best."""
-
-    def __init__(self, metrics: dict[str, float], model: PreTrainedModel) -> None:
-        self.step, self.metrics, self.misses = 0, metrics, 0
-        self.weights = _copied(model) if metrics else None
-
-    def see(self, step: int, metrics: dict[str, float], model: PreTrainedModel) -> None:
-        # A loss that is not a number is no better than any.
-        if self.weights is None or metrics["loss"] < self.metrics["loss"] or math.isnan(self.metrics["loss"]):
-            self.step, self.metrics, self.misses = step, metrics, 0
-            self.weights = None if self.weights is None else _copied(model)
-        else:
-            self.misses += 1
-
-    @torch.no_grad()
-    def restore(self, model: PreTrainedModel) -> None:
-        if self.weights is not None:
-            for parameter, weight in zip(model.parameters(), self.weights, strict=True):
-                parameter.copy_(weight)
-
-
-def _copied(model: PreTrainedModel) -> list[Tensor]:
-    return [parameter.detach().to("cpu", copy=True) for parameter in model.parameters()]
-
-
 class _Fitting:
-    def __init__(self, stage: Stage, options: FitOptions, log: RunLog, seed: int, say: Callable[[str], None]) -> None:
-        self.stage, self.options, self.log, self.say = stage, options, log, say
+    """A stage on its way: between two steps all that the next depends on is here, in the model and in the optimizer."""
+
+    def __init__(
+        self, stage: Stage, options: FitOptions, log: RunLog, seed: int, say: Callable[[str], None], stop: Stop
+    ) -> None:
+        self.stage, self.options, self.log, self.say, self.stop = stage, options, log, say, stop
         self.schedule = Schedule(stage.size, options, seed)
         parameters = [each for each in stage.model.parameters() if each.requires_grad]
         self.optimizer = Optimizer([parameters], learning_rate=options.learning_rate, weight_decay=options.weight_decay)
-        self.before = self._evaluate(-1)
-        if options.patience is not None and not self.before:
-            raise ValueError(f"fit.patience is {options.patience}, but no data is held out: leave it out, or hold some")
-        self.best = _Best(self.before, stage.model)
+        self.saver = Saver(log.event, lambda step, message: say(f"warning after step {step + 1}: {message}"))
+        self.start, self.spent = time.perf_counter(), 0.0
+        self.step, self.is_evaluated, self.saved = 0, True, 0
+        """Steps done, whether the evaluation after the last has been made, and how many steps were done when saved."""
 
-    def run(self) -> int:
-        """All steps, or as many as patience allows; how many they were."""
-        for step in range(self.schedule.steps):
-            self._step(step)
-            if self.schedule.evaluates(step):
-                self.best.see(step + 1, self._evaluate(step), self.stage.model)
-                if self.best.misses == self.options.patience:
-                    self.say(f"stopped early: held-out loss was best after step {self.best.step}")
-                    return step + 1
-        return self.schedule.steps
+    @property
+    def seconds(self) -> float:
+        return self.spent + time.perf_counter() - self.start
+
+    def begin(self, point: Path | None) -> None:
+        """From nothing, or from where an earlier attempt has come to."""
+        if point is None:
+            self.log.rewind({}, 0)
+            self.before = self._evaluate(-1)
+            patience = self.options.patience
+            if patience is not None and not self.before:
+                raise ValueError(f"fit.patience is {patience}, but no data is held out: leave it out, or hold some")
+            self.best = BestWeights(self.before, self.stage.model)
+            return
+        facts, weights = read_point(point, self.stage.model, self.optimizer)
+        self.log.rewind(facts["sizes"], facts["step"])
+        self.step, self.is_evaluated, self.saved = facts["step"], facts["is_evaluated"], facts["step"]
+        self.before, self.spent = facts["before"], facts["seconds"]
+        self.best = BestWeights(facts["best"], self.stage.model)
+        self.best.step, self.best.misses, self.best.weights = facts["best_step"], facts["misses"], weights
+
+    def run(self) -> None:
+        """All steps, or as many as patience allows."""
+        try:
+            while not self._is_over():
+                self.stop.check()
+                self._step(self.step)
+                self.step, self.is_evaluated = self.step + 1, False
+        except Stopped:
+            self._save()
+            raise
+
+    def _is_over(self) -> bool:
+        """After what is due between two steps: an evaluation, a save."""
+        done, last = self.step, self.step == self.schedule.steps
+        if done and not self.is_evaluated and self.schedule.evaluates(done - 1):
+            found = self._evaluate(done - 1)
+            self.best.see(done, found, self.stage.model)
+        self.is_evaluated = True
+        if done and self.best.misses == self.options.patience:
+            self.say(f"stopped early: held-out loss was best after step {self.best.step}")
+            return True
+        if done and not last and done % self.options.save_every == 0:
+            self._save()
+        return last
+
+    def _save(self) -> None:
+        """Unless nothing was done since the last time."""
+        if self.step != self.saved and self.saver.save(self.step, self._write):
+            self.saved = self.step
+
+    def _write(self) -> None:
+        best = self.best
+        facts = {
+            "run": self.log.identity,
+            "step": self.step,
+            "is_evaluated": self.is_evaluated,
+            "before": self.before,
+            "best": best.metrics,
+            "best_step": best.step,
+            "misses": best.misses,
+            "sizes": self.log.settle(),
+            "seconds": self.seconds,
+        }
+        write_point(self.log.folder, facts, self.stage.model, self.optimizer, best.weights)
 
     def _step(self, step: int) -> None:
         start = time.perf_counter()
@@ -232,7 +280,8 @@ class _Fitting:
     def _evaluate(self, step: int) -> dict[str, float]:
         """Held-out metrics after a step; −1 is before the first."""
         self.stage.model.eval()
-        metrics = self.stage.held_out()
+        with self.stop.anywhere():
+            metrics = self.stage.held_out()
         if metrics:
             self.log.metrics(step, {f"held_out/{name}": value for name, value in metrics.items()})
             self.say(f"held-out {f'after step {step + 1}' if step >= 0 else 'before'}: {_summary(metrics)}")

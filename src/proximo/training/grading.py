@@ -1,5 +1,6 @@
 """Grading while sampling goes on: groups are judged one by one, as they come out of the sampler."""
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextvars import copy_context
@@ -7,12 +8,19 @@ from dataclasses import dataclass
 from itertools import islice
 from queue import SimpleQueue
 from threading import Thread
+from time import monotonic
 
 from proximo.samplers import gathered
 from proximo.tasks import Task
 from proximo.types import Completion, Grade, Problem, Rollout
 
 Stream = Iterator[tuple[int, tuple[Completion, ...]]]
+
+SAID_EVERY = 60.0
+"""Seconds of waiting for grades after which it is said what for."""
+LONGEST = 3600.0
+"""Seconds that one group may be graded for, when everything else has been done. Who grades has limits of their own; a
+group that is not done by then never will be."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,8 @@ class Grader:
         self._rollouts: dict[int, tuple[Rollout, ...]] = {}
         self._failure: BaseException | None = None
         self._left = False
+        self._current: tuple[str, float] | None = None
+        """The problem that is being graded, and since when."""
         # A daemon: a grader that never returns must not keep an interrupted program alive. It has the caller's
         # context (such as decimal's precision); torch's modes begin anew on every thread.
         self._thread = Thread(target=copy_context().run, args=(self._work,), name="grader", daemon=True)
@@ -87,15 +97,32 @@ class Grader:
     def finish(self) -> dict[int, tuple[Rollout, ...]]:
         """Wait for all that was given. What the task raised is raised here; nothing after it was graded."""
         self._groups.put(None)
-        self._thread.join()
+        while self._thread.is_alive():
+            self._thread.join(SAID_EVERY)
+            self._look()
         if self._failure is not None:
             raise self._failure
         return self._rollouts
+
+    def _look(self) -> None:
+        """Say what is waited for; a group that takes for ever ends the run."""
+        current = self._current
+        if current is None or not self._thread.is_alive():
+            return
+        problem, since = current
+        seconds = monotonic() - since
+        if seconds > LONGEST:
+            raise ValueError(
+                f"problem {problem!r} has been graded for {seconds:.0f} s and no verdict has come: give the task's "
+                "grade a limit of its own, after which a completion is unscored"
+            )
+        print(f"waiting for the grades of problem {problem!r} ({seconds:.0f} s)", file=sys.stderr)
 
     def _work(self) -> None:
         try:
             while (group := self._groups.get()) is not None and not self._left:
                 number, problem, completions = group
+                self._current = problem.id, monotonic()
                 self._rollouts[number] = _judged(self._task, [problem] * len(completions), completions)
         except BaseException as failure:  # whatever it is, it is the caller's to see
             self._failure = failure

@@ -1,7 +1,6 @@
 """The task of a run whose reward is more than the task's own verdict, and the reward models behind it."""
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from proximo.models import Precision, load_tokenizer, pick_device, pick_dtype, prompt_tokens
 from proximo.models.judging import completion_scores, load_reward_model
 from proximo.models.shipped import resolve
-from proximo.rewards import RewardFailed
+from proximo.rewards.failures import TALLY, Failure, plain
 from proximo.tasks import Split, Task
 from proximo.training.encoding import Rows, completion_tokens
 from proximo.training.reward_mix import RewardMix, RewardModel, has_verdict
@@ -25,7 +24,7 @@ Scorer = Callable[[Sequence[Problem], Sequence[Completion]], list[float]]
 
 def judged(task: Task, mix: RewardMix, tokenizer: PreTrainedTokenizerBase, dtype: Precision = "auto") -> Task:
     """The task with the mix as its reward: itself, where its verdict is all; else reward models are loaded now."""
-    if mix == RewardMix():
+    if mix.is_verdict:
         return task
     problem = task.problem(0, "train", 0)
     for rule in mix.rules:
@@ -37,7 +36,7 @@ def judged(task: Task, mix: RewardMix, tokenizer: PreTrainedTokenizerBase, dtype
         (model.weight, judge) for model, judge in zip(mix.models, judges, strict=True)
     ]
     scorers += [(rule.weight, rule.reward) for rule in mix.rules]
-    while_sampling = not mix.models and task.while_sampling and all(rule.reward.while_sampling for rule in mix.rules)
+    while_sampling = not mix.models and task.while_sampling
     return Judged(task, mix.task, dict(zip(mix.names, scorers, strict=True)), while_sampling)
 
 
@@ -123,8 +122,8 @@ class Judge:
                 said.append(torch.tensor(self._tokens(problem, completion), dtype=torch.long))
                 readable.append(row)
             except (ValueError, TemplateError) as error:
-                message = f"{self.name} cannot read a completion of {problem.id}, which is unscored: {error}"
-                warnings.warn(message, RewardFailed, stacklevel=3)
+                message = plain(f"it cannot read a completion of {problem.id}: {error}")
+                TALLY.add(self.name, Failure("unreadable", message))
         numbers = {key: number for number, key in enumerate(prompts)}
         tokens = pad_sequence(said, batch_first=True) if said else torch.zeros(0, 0, dtype=torch.long)
         lengths = torch.tensor([len(each) for each in said], dtype=torch.long)

@@ -1,8 +1,9 @@
 """The learner: scores completions and updates the policy. It knows no task, no sampler and no file."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -23,31 +24,13 @@ from proximo.shapes import Bool, Float, Int
 from proximo.training.config import CPU_TOKENS, Replay, TrainingOptions
 from proximo.training.critic import critic_for
 from proximo.training.experts import agreement_stats, balance_for, check_agreement, check_replay
-from proximo.training.optimizer import Optimizer
+from proximo.training.guarding import Found, Guard, Update
+from proximo.training.optimizer import POLICY, Optimizer
 from proximo.training.passes import OldScores, Passes, minibatches
 from proximo.types import Batch, Stats, sent
 
-POLICY, VALUE = 0, 1
-"""The optimizer's two groups of parameters."""
 VALUE_PACE = 10
 """How much faster than the policy a value model learns unless told otherwise: it starts from nothing."""
-
-
-@dataclass(frozen=True)
-class Update:
-    """What one optimizer update did."""
-
-    stats: Stats
-    gradient_norm: float
-    """Of the policy's parameters, before clipping."""
-    value_gradient_norm: float | None
-    """Of what the value model has beside them; None without one."""
-    first_gap: MismatchStats | None
-    """Of the sampler, on this update's rows, known where the policy had not been updated since sampling."""
-    rows: Int[Tensor, " M"]
-    """Of the step's batch."""
-    logprobs: Float[Tensor, "M T"]
-    """What the policy gave those rows just before the update; NaN where a dead row was skipped."""
 
 
 class Learner:
@@ -87,12 +70,14 @@ class Learner:
             learning_rate=options.learning_rate,
             weight_decay=options.weight_decay,
         )
+        self.guard = Guard(options, self.optimizer, model)
         self.version = 0
+        """Updates that were applied."""
         self.sampled_version = 0
         """The version that sampled the step's fresh rows."""
         self.trusts_sampler = False
         """Whether the sampler's log-probs may stand for the old policy's; found out by measuring."""
-        self._seed, self._shuffle = seed, torch.Generator().manual_seed(seed)
+        self._seed, self.shuffle = seed, torch.Generator().manual_seed(seed)
 
     def policy_parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -117,13 +102,20 @@ class Learner:
 
     def old_scores(self, batch: Batch) -> OldScores:
         """Log-probs, entropy and values of the policy as it stands; its routes, where those are to be replayed."""
-        value = self.critic and self.critic.model
-        return self.passes.without_gradient(self.model, batch, value, record=self.replay == "old_policy")
+        value, record = self.critic and self.critic.model, self.replay == "old_policy"
+        self.passes, scores = self.guard.fitted(
+            self.passes, batch, lambda passes: passes.without_gradient(self.model, batch, value, record=record)
+        )
+        return scores
 
     def reference_logprobs(self, batch: Batch) -> Float[Tensor, "B T"]:
         """Never replayed: it is what it is."""
-        assert self.reference is not None
-        return self.passes.without_gradient(self.reference, replace(batch, routes=None)).logprobs
+        reference, batch = self.reference, replace(batch, routes=None)
+        assert reference is not None
+        self.passes, scores = self.guard.fitted(
+            self.passes, batch, lambda passes: passes.without_gradient(reference, batch)
+        )
+        return scores.logprobs
 
     def reset_reference(self) -> None:
         """Iterative GRPO: from now on the policy is held near what it is today."""
@@ -132,7 +124,7 @@ class Learner:
 
     def adapt_kl(self, kl: float, completions: int) -> None:
         """After a step: its KL from the reference, in nats per completion, moves the coefficient where asked for."""
-        if self.kl_reward is not None and self.kl_reward.controller is not None:
+        if self.kl_reward is not None and self.kl_reward.controller is not None and math.isfinite(kl):
             coefficient = self.kl_reward.controller(self.kl_reward.coefficient, kl, completions)
             self.kl_reward = replace(self.kl_reward, coefficient=coefficient)
 
@@ -169,18 +161,37 @@ class Learner:
         return self._each_minibatch(batch, lambda rows, _: self.update_value(rows))
 
     def update(self, batch: Batch, *, fresh: bool) -> Update:
-        """One optimizer update, exact over any split into micro-batches."""
-        plan, token_weights = self._plan(batch), TokenMean()(batch.mask, batch.group)
-        balance = self.balance and self.balance.counted(self.passes, self.model, batch)
+        """One optimizer update, exact over any split into micro-batches; none where a number is not finite."""
+        if (unread := self.guard.unread(batch)) is not None:
+            return unread
+        self.passes, found = self.guard.fitted(self.passes, batch, lambda passes: self._gradient(passes, batch))
+        if fresh:
+            check_agreement(found.agreements)
+        if not found.parts:  # all rows dead: the gradient is 0, which is not no gradient to an optimizer
+            self.optimizer.fill_zeros(POLICY)
+        update = self.guard.apply(batch, found)
+        self.version += update.skipped is None
+        return replace(update, first_gap=self._first_gap(batch, found) if fresh and found.parts else None)
+
+    def update_value(self, batch: Batch) -> Update:
+        """One update of the value model's own parameters."""
+        if (unread := self.guard.unread(batch)) is not None:
+            return unread
+        self.passes, found = self.guard.fitted(self.passes, batch, lambda passes: self._value_gradient(passes, batch))
+        return self.guard.apply(batch, found)
+
+    def _gradient(self, passes: Passes, batch: Batch) -> Found:
+        plan, token_weights = self._plan(passes, batch), TokenMean()(batch.mask, batch.group)
+        balance = self.balance and self.balance.counted(passes, self.model, batch)
         self.optimizer.zero_grad()
         stats, first_logprobs, agreements = Stats(), [], []
         trained, device = self._rows_with_gradient(batch), self.model.device
-        for part in self.passes.parts(batch.rows(trained)):
+        for part in passes.parts(batch.rows(trained)):
             index = trained[part]
             rows = batch.rows(index)
             with ExitStack() as until:
                 value = self.critic and self.critic.model
-                scores, values = self.passes.with_values(self.model, value, rows, until=until)
+                scores, values = passes.with_values(self.model, value, rows, until=until)
                 rows, weights = rows.to(device), sent(token_weights[index], device)
                 terms = [self._loss(rows, scores, plan.rows(index).to(device))]
                 if self.critic is not None:
@@ -192,33 +203,20 @@ class Learner:
             stats = sum((seen for _, seen in terms), stats) + agreement_stats(scores.agreement)
             agreements.append(scores.agreement)
             first_logprobs.append((index, scores.logprobs.detach()))
-        if fresh:
-            check_agreement(agreements)
-        if not first_logprobs:  # all rows dead: the gradient is 0, which is not no gradient to an optimizer
-            self.optimizer.fill_zeros(POLICY)
-        norms = self._apply()
-        self.version += 1
-        first_logprobs = [(index, logprobs.cpu()) for index, logprobs in first_logprobs]
-        gap = self._first_gap(batch, first_logprobs) if fresh and first_logprobs else None
-        current = torch.full_like(batch.old_logprobs, torch.nan)
-        for index, logprobs in first_logprobs:
-            current[index] = logprobs.to(current.dtype)
-        return Update(stats, *norms, gap, torch.arange(len(batch)), current)
+        return Found(stats, first_logprobs, agreements)
 
-    def update_value(self, batch: Batch) -> Update:
-        """One update of the value model's own parameters."""
+    def _value_gradient(self, passes: Passes, batch: Batch) -> Found:
         assert self.critic is not None
         critic, weights = self.critic.unclipped(), TokenMean()(batch.mask, batch.group)
         self.optimizer.zero_grad()
         stats, device = Stats(), self.model.device
-        for index in self.passes.parts(batch):
+        for index in passes.parts(batch):
             rows = batch.rows(index)
-            values = self.passes.values(self.model, critic.model, rows)
+            values = passes.values(self.model, critic.model, rows)
             loss, part_stats = critic.term(values, rows.to(device), sent(weights[index], device))
             loss.backward()
             stats = stats + part_stats
-        unseen = torch.full_like(batch.old_logprobs, torch.nan)
-        return Update(stats, *self._apply(), None, torch.arange(len(batch)), unseen)
+        return Found(stats)
 
     def set_learning_rate(self, step: int, *, policy_step: int | None = None) -> float:
         """Linear warm-up, then constant; the policy's, which starts later where values are pre-trained."""
@@ -227,11 +225,6 @@ class Learner:
         rates = [rate * min(max(since + 1, 0) / warmup, 1.0) for rate, since in zip(self.rates, steps, strict=True)]
         self.optimizer.set_rates(*rates)
         return rates[POLICY]
-
-    def _apply(self) -> tuple[float, float | None]:
-        """How large the gradients were: the policy's, and the value model's own, which must not shrink its step."""
-        norms = self.optimizer.apply(self.options.max_gradient_norm)
-        return norms[POLICY], None if self.critic is None else norms[VALUE]
 
     def _loss(self, rows: Batch, scores: Scores, plan: Plan) -> tuple[Tensor, Stats]:
         old_logprobs = rows.old_logprobs
@@ -252,7 +245,7 @@ class Learner:
             outcome=rows.outcome,
         )
 
-    def _plan(self, batch: Batch) -> Plan:
+    def _plan(self, passes: Passes, batch: Batch) -> Plan:
         """Weights over the whole update; a choice among all its tokens needs a pass without gradient first."""
         rows = rows_of(
             self.algorithm,
@@ -268,14 +261,14 @@ class Learner:
         )
         select = self.algorithm.select
         if select is not None and select.step_wide:
-            current = self.passes.without_gradient(self.model, batch)
+            current = passes.without_gradient(self.model, batch)
             rows = replace(rows, logprobs=current.logprobs, entropy=current.entropy)
         generator = torch.Generator().manual_seed(self._seed + self.version)
         return plan_step(self.algorithm, rows, generator)
 
-    def _first_gap(self, batch: Batch, parts: list[tuple[Tensor, Tensor]]) -> MismatchStats | None:
-        index = torch.cat([index for index, _ in parts])
-        return self.measure_gap(batch.rows(index), torch.cat([logprobs for _, logprobs in parts]))
+    def _first_gap(self, batch: Batch, found: Found) -> MismatchStats | None:
+        index = torch.cat([index for index, _ in found.parts])
+        return self.measure_gap(batch.rows(index), torch.cat([logprobs for _, logprobs in found.parts]).cpu())
 
     # Rows and parts
 
@@ -287,7 +280,7 @@ class Learner:
 
     def _each_minibatch(self, batch: Batch, update: Callable[[Batch, int], Update]) -> Iterator[Update]:
         for number in range(self.options.epochs):
-            for place, index in enumerate(minibatches(batch, self.options, self._shuffle)):
+            for place, index in enumerate(minibatches(batch, self.options, self.shuffle)):
                 yield replace(update(batch.rows(index), number + place), rows=index)
 
 

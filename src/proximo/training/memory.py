@@ -4,7 +4,8 @@ A budget cannot change a result, only how often a device is called. On a GPU mor
 group does not fit, layers are run again in the backward pass instead of being remembered.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,6 +24,8 @@ SPARE = 0.85
 """The share of free memory that is planned with: kernels need room of their own, and memory is in pieces."""
 CHUNK_BYTES = 3 * 2**30
 """Around a chunk of logits, in the backward pass."""
+ALLOCATION_FAILED = ("can't allocate memory", "not enough memory", "out of memory", "alloc_failed", "bad_alloc")
+"""As allocators say it that have no exception of their own: torch's on a CPU, libraries on a GPU."""
 COMPILED_SHARE = 0.7
 """Of what plain layers keep for the backward pass: compiled ones compute the cheap parts again."""
 
@@ -110,3 +113,44 @@ def largest_group(batch: Batch) -> int:
     for number, length in zip(batch.group.tolist(), batch.lengths.tolist(), strict=True):
         sizes[number] += length
     return max(sizes)
+
+
+# Where the plan was wrong
+
+
+def smaller_passes(passes: Passes, batch: Batch) -> Passes | None:
+    """With half as many tokens in the largest pass over this batch; None where each group stands alone already."""
+    parts = list(passes.parts(batch))
+    if len(parts) == len(batch.group.unique()):
+        return None
+    smaller = passes.within(max(_tokens(batch.rows(part)) for part in parts))
+    while len(list(smaller.parts(batch))) == len(parts):
+        smaller = smaller.within(smaller.token_budget // 2)
+    return smaller
+
+
+def _tokens(batch: Batch) -> int:
+    """Of the rows and of their prompts."""
+    prompts = sum(len(batch.prompts[number]) for number in batch.group.unique().tolist())
+    return prompts + int(batch.lengths.sum())
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in ALLOCATION_FAILED)
+
+
+@contextmanager
+def explaining_memory(remedy: str) -> Iterator[None]:
+    """Where less cannot be done at a time, running out of memory ends in a line that says what to change."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ValueError(f"out of memory ({first_line(error)}): {remedy}") from error
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

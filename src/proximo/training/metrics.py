@@ -11,7 +11,7 @@ from proximo.training.assemble import Assembled
 from proximo.training.collect import Collected
 from proximo.training.critic import value_metrics
 from proximo.training.experts import routing_metrics
-from proximo.training.learner import Update
+from proximo.training.guarding import Update
 from proximo.types import Batch, Rollout, Stats
 
 RENAMED = {
@@ -28,6 +28,8 @@ RENAMED = {
     "correction_squared": None,
 }
 """Statistics of the loss that go by another name in the metrics, or are counted elsewhere."""
+PER_UPDATE = ("value_clip",)
+"""Statistics that are shares of one update, as losses are."""
 
 
 def step_metrics(
@@ -35,6 +37,8 @@ def step_metrics(
 ) -> dict[str, float]:
     """Rollouts first, then what the updates saw."""
     metrics = rollout_metrics(collected) | {"learning_rate": learning_rate, "updates": len(updates)}
+    applied = [update for update in updates if update.skipped is None]
+    metrics["skipped_updates"] = len(updates) - len(applied)
     if assembled is not None:
         metrics |= {"dead_rows": assembled.dead_rows / max(len(assembled.batch), 1)}
         metrics |= advantage_metrics(assembled.batch)
@@ -42,11 +46,11 @@ def step_metrics(
             metrics |= value_metrics(assembled.batch, assembled.earned)
     if updates:
         assert assembled is not None
-        metrics |= update_metrics(updates)
+        metrics |= update_metrics(applied)
         # Dead rows that were skipped are in no statistic of the updates: the share of tokens those speak for.
-        seen = sum(float(update.stats.totals.get("tokens", 0)) for update in updates)
+        seen = sum(float(update.stats.totals.get("tokens", 0)) for update in applied)
         tokens = assembled.batch.mask.sum(dim=1)
-        metrics["measured"] = seen / max(sum(int(tokens[update.rows].sum()) for update in updates), 1)
+        metrics["measured"] = seen / max(sum(int(tokens[update.rows].sum()) for update in applied), 1)
         gaps = [gap for gap in (assembled.sampler_gap, updates[0].first_gap) if gap is not None]
         metrics |= mismatch_metrics(gaps[0] if gaps else None)
     return metrics
@@ -111,7 +115,9 @@ def _is_dead(rollouts: Sequence[Rollout]) -> bool:
 
 
 def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
-    """Over all updates of the step: token means, losses per update, the largest of the largest."""
+    """Over all updates of the step that were applied: token means, losses per update, the largest of the largest."""
+    if not updates:
+        return {}
     stats = Stats()
     for update in updates:
         stats = stats + update.stats
@@ -127,7 +133,8 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
     if "correction" in floats:
         shares["correction_ess"] = effective_share(floats["correction"], floats["correction_squared"])
     spread = math.sqrt(max(floats["ratio_squared"] - floats["ratio"] ** 2, 0.0))
-    per_update = {name for name in floats if name.endswith("loss")} | {"value_clip"} & floats.keys()
+    # In order: the names of a set come in another one in every process.
+    per_update = [name for name in floats if name.endswith("loss") or name in PER_UPDATE]
     losses = {name: floats[name] / len(updates) for name in per_update}
     rest = {name: value for name, value in floats.items() if name not in per_update}
     named = {RENAMED.get(name, name): value for name, value in rest.items()}

@@ -8,7 +8,7 @@ parameter itself is written in place after each step, so that whoever holds its 
 import copy
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,15 @@ import torch
 from torch import Tensor, nn
 
 HALVES = (torch.bfloat16, torch.float16)
+POLICY, VALUE = 0, 1
+"""A learner's two groups of parameters."""
 OWNER = "_proximo_optimizer"
 """The attribute of a parameter that says who takes its gradients."""
+MASTER = "master"
+
+
+def _all_finite(norms: Sequence[float]) -> bool:
+    return all(map(math.isfinite, norms))
 
 
 class Optimizer:
@@ -73,6 +80,8 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         self._adam.zero_grad(set_to_none=True)
+        for parameter in self._masters:  # where a backward pass failed before its gradient was taken over
+            parameter.grad = None
 
     def fill_zeros(self, group: int) -> None:
         """A gradient of 0, which is not no gradient: moments decay, and weights by weight decay."""
@@ -83,15 +92,22 @@ class Optimizer:
         """Scale a group's gradients to a norm of at most so much; what the norm was."""
         return nn.utils.clip_grad_norm_(self._groups[group], most)
 
-    def apply(self, most: float) -> list[float]:
+    def apply(self, most: float, accepts: Callable[[list[float]], bool] = _all_finite) -> list[float]:
         """Clip each group apart, step, and say how large the gradients were before.
 
-        Where one is not finite the weights stay as they are; the caller sees it in the norms.
+        Where such norms are not accepted, nothing is changed, gradients included.
         """
-        norms = [float(self.clip(group, most)) for group in range(len(self._groups))]
-        if all(map(math.isfinite, norms)):
+        norms = [self._norm(group) for group in self._groups]
+        found = [float(norm) for norm in norms]
+        if accepts(found):
+            for group, norm in zip(self._groups, norms, strict=True):
+                nn.utils.clip_grads_with_norm_(group, most, norm)
             self.step()
-        return norms
+        return found
+
+    @staticmethod
+    def _norm(group: Sequence[nn.Parameter]) -> Tensor:
+        return nn.utils.get_total_norm([each.grad for each in group if each.grad is not None])
 
     @torch.no_grad()
     def step(self) -> None:
@@ -133,6 +149,30 @@ class Optimizer:
         for master, known in zip(self._masters.values(), masters, strict=True):
             master.copy_(known)
         self._write()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The same as `state_dict` by names, for a file of tensors; rates and the like are the config's."""
+        moments = self._adam.state_dict()["state"]
+        named = {f"{name}.{number}": value for number, each in moments.items() for name, value in each.items()}
+        return named | {f"{MASTER}.{number}": master.detach() for number, master in enumerate(self._masters.values())}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """What `tensors` gave; refused, with what differs, where it was of other parameters."""
+        held = [parameter for group in self._groups for parameter in group]
+        masters, moments = dict[int, Tensor](), dict[int, dict[str, Tensor]]()
+        for key, tensor in tensors.items():
+            name, _, number = key.rpartition(".")
+            place = int(number)
+            known = list(self._masters.values()) if name == MASTER else held
+            shape = tuple(known[place].shape) if place < len(known) else None
+            if tensor.ndim and tuple(tensor.shape) != shape:  # without dimensions: how many steps were taken
+                raise ValueError(f"the optimizer's {key} has the shape {tuple(tensor.shape)}, the model's {shape}")
+            if name == MASTER:
+                masters[place] = tensor
+            else:
+                moments.setdefault(place, {})[name] = tensor
+        adam = {"state": moments, "param_groups": self._adam.state_dict()["param_groups"]}
+        self.load_state_dict({"adam": adam, "masters": [masters[number] for number in sorted(masters)]})
 
     def _write(self) -> None:
         """Into the parameters, where they are."""

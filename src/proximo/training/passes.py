@@ -6,7 +6,7 @@ goes to the model's device for its pass and its loss; nothing waits for the devi
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -43,6 +43,10 @@ class Passes:
     """Whether the routers' logits are kept, for a loss on them."""
     is_planned: bool = False
     """Whether the budget is for the memory of this machine."""
+
+    def within(self, most: int | None) -> "Passes":
+        """With so many tokens in one pass at most."""
+        return self if most is None or most >= self.token_budget else replace(self, token_budget=max(most, 1))
 
     def parts(self, batch: Batch) -> Iterator[Int[Tensor, " M"]]:
         """Row numbers of each micro-batch."""

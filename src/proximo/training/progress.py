@@ -2,8 +2,10 @@
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
+from proximo.plain_text import MOST, visible
 from proximo.training.collect import Collected
 from proximo.training.evaluate import Evaluation
 from proximo.types import Problem
@@ -47,7 +49,8 @@ class Lines:
         """Nothing to tidy up."""
 
     def _say(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        with suppress(OSError):  # nobody reads it any more: no reason to stop training
+            print(visible(line, MOST), file=sys.stderr, flush=True)
 
 
 def summary(metrics: Mapping[str, float]) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,8 @@ from proximo.models.shipped import resolve
 from proximo.shapes import Float
 from proximo.training.encoding import Encoded, prepare, to_rows
 from proximo.training.fitting import FitOptions, Fitted, fit
-from proximo.training.runlog import RunLog
+from proximo.training.points import once
+from proximo.training.resume import Attempt
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,19 @@ class RewardModelConfig:
     seed: int = 0
 
 
-def train_reward_model(config: RewardModelConfig, folder: Path, say: Callable[[str], None]) -> Fitted:
+def train_reward_model(
+    config: RewardModelConfig, folder: Path, say: Callable[[str], None], attempt: Attempt | None = None
+) -> Fitted:
     """Train into a run folder; data that cannot be used is refused before the model loads.
 
     Example: train_reward_model(RewardModelConfig(DataFile("pairs.jsonl"), "runs/sft"), Path("runs/judge"), print)
     """
-    log = RunLog.fresh(folder)
+    result = once(folder, toml.dumps(config), attempt, lambda taken: _trained(config, taken, say))
+    return Fitted.from_dict(result, folder)
+
+
+def _trained(config: RewardModelConfig, attempt: Attempt, say: Callable[[str], None]) -> dict[str, Any]:
+    """A `Fitted`, as it is kept."""
     path = resolve(config.model)
     tokenizer = load_tokenizer(path)
     data = prepare(config.data, read_rankings, tokenizer)
@@ -57,11 +66,11 @@ def train_reward_model(config: RewardModelConfig, folder: Path, say: Callable[[s
     if tokenizer.pad_token_id is None:  # whoever pads with this tokenizer must pad with what the model leaves out
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token(model.config))
     data.check_room(model)
-    log.start(toml.dumps(config))
+    log = attempt.start()
     data.report(log, say)
     stage = Judgement(model, data.train, data.held_out, config.loss, config.fit.token_budget)
-    fitted = fit(stage, config.fit, tokenizer=tokenizer, log=log, seed=config.seed, say=say)
-    return replace(fitted, skipped=len(data.mistakes))
+    fitted = fit(stage, config.fit, tokenizer=tokenizer, log=log, seed=config.seed, say=say, point=attempt.point)
+    return replace(fitted, skipped=len(data.mistakes)).to_dict()
 
 
 @dataclass(frozen=True)

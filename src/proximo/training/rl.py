@@ -2,36 +2,51 @@
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.models import load_model, load_tokenizer, pick_device, pick_dtype
 from proximo.models.compiling import allow_compiling
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, load_value_model, value_model
+from proximo.rewards.workers import close_workers
 from proximo.samplers import Sampler
 from proximo.samplers.embedded import local_sampler
 from proximo.samplers.mismatch import MismatchedSampler
 from proximo.tasks import Task
 from proximo.training.assemble import Assembled, assemble
-from proximo.training.checkpoints import save
+from proximo.training.calibration import calibrate
+from proximo.training.checkpoints import Holders
 from proximo.training.collect import Collected, Collector, Frontier
 from proximo.training.config import RunConfig
 from proximo.training.critic import BaselineWatch, kl_per_completion
 from proximo.training.evaluate import Answered, Evaluation, evaluate
+from proximo.training.evidence import skipped_updates
+from proximo.training.guarding import Update
 from proximo.training.judging import judged
-from proximo.training.learner import Learner, Update
+from proximo.training.keeping import Keeper
+from proximo.training.learner import Learner
+from proximo.training.ledger import entries
+from proximo.training.memory import explaining_memory
 from proximo.training.metrics import step_metrics
+from proximo.training.outcome import Outcome
 from proximo.training.progress import Progress
 from proximo.training.prompts import check_prompts
+from proximo.training.resume import Attempt, begin
 from proximo.training.runlog import RunLog
+from proximo.training.state import Standing
+from proximo.training.stopping import Stop, Stopped
+from proximo.training.unscored import UnscoredWatch
 
 MOST_SLOTS = 512
 """Rows decoded at a time; a step with more refills slots as rows end."""
+SAMPLE_LESS = "use a smaller sampling.max_tokens, or training.groups and training.group_size: so many rows are decoded"
+"""What helps where sampling runs out of memory."""
 
 
 @dataclass
@@ -52,19 +67,6 @@ class Clock:
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a finished run has to say."""
-
-    before: Evaluation
-    after: Evaluation
-    examples: list[tuple[Answered, Answered]]
-    """The same held-out problems before and after."""
-    checkpoint: Path
-    generated_tokens: int
-    seconds: float
-
-
 class Run:
     """Everything a run holds in memory, built from its config."""
 
@@ -76,6 +78,7 @@ class Run:
         self.left_out = check_prompts(config, path, self.tokenizer)
         allow_compiling(config.compile)
         self.task: Task = judged(config.task, config.rewards, self.tokenizer, config.dtype)
+        self.remarks = calibrate(self.task, config.seed)
         backbone = _value_backbone(config, self.tokenizer)
         device = pick_device(config.device)
         self.model: PreTrainedModel = load_model(path, device=device, dtype=pick_dtype(config.dtype, device))
@@ -97,7 +100,7 @@ class Run:
             value_learning_rate=config.value and config.value.learning_rate,
             replay=config.replay,
         )
-        self.baselines = BaselineWatch()
+        self.baselines, self.unscored = BaselineWatch(), UnscoredWatch(config.rewards.most_unscored)
         self.collector = Collector(
             task=self.task,
             sampler=self.mismatched or self._sampler(slots, record_routes=records),
@@ -107,7 +110,7 @@ class Run:
             keep=config.algorithm.keep,
             seed=config.seed,
         )
-        self.log = RunLog(folder)
+        self.log, self.stop = RunLog(folder), Stop()
 
     def _sampler(self, slots: int, *, record_routes: bool) -> Sampler:
         """Evaluation's, with its keys and captured steps, unless it is to note routes, for which that has no use."""
@@ -117,70 +120,105 @@ class Run:
 
     def evaluate(self) -> tuple[Evaluation, list[Answered]]:
         config = self.config
-        return evaluate(self.task, self.sampler, self.tokenizer, config.sampling, config.evaluation, config.seed)
+        with self.stop.anywhere(), explaining_memory(SAMPLE_LESS):
+            return evaluate(self.task, self.sampler, self.tokenizer, config.sampling, config.evaluation, config.seed)
 
 
-def train(run: Run, config_toml: str) -> Outcome:
-    """Sample, grade, learn, repeat."""
-    start = time.perf_counter()
-    config, folder, progress = run.config, run.folder, run.progress
-    run.log.start(config_toml)
+def train(run: Run, config_toml: str, attempt: Attempt | None = None) -> Outcome:
+    """Sample, grade, learn, repeat; from where the run stands, if its folder holds one already."""
+    with ExitStack() as until:
+        attempt = attempt or until.enter_context(begin(run.folder, config_toml))
+        if attempt.result is not None:
+            return Outcome.from_dict(attempt.result, run.folder, run.task, run.config.seed)
+        run.log = attempt.start()
+        until.callback(close_workers)
+        until.enter_context(run.stop)
+        until.enter_context(torch.random.fork_rng([run.model.device] if run.model.device.type == "cuda" else []))
+        torch.manual_seed(run.config.seed)  # for models that draw by themselves
+        outcome = _train(run, attempt.point)
+        run.log.settle()
+        attempt.finish(outcome.to_dict())
+        return outcome
+
+
+def _train(run: Run, point: Path | None) -> Outcome:
+    """The loop. Between two steps everything that the next one depends on is noted; now and then it is saved."""
+    config, progress = run.config, run.progress
+    holders = Holders(
+        run.learner, run.baselines, run.unscored, run.mismatched or None, config.training.reset_reference_every
+    )
+    keeper = Keeper(config, holders, run.tokenizer, run.log, progress.warned)
+    standing = keeper.noted(_begun(run)) if point is None else keeper.restored(point, run.task)
+    progress.start(config.steps, standing.before)
+    try:
+        while standing.step < config.steps:
+            standing = _between(run, keeper, standing)
+            collected = train_step(run, standing.step, standing.frontier)
+            standing = keeper.stepped(standing, collected)
+        keeper.consider(standing)
+        after, answers = run.evaluate()
+    except Stopped:
+        keeper.save(standing)
+        raise
+    run.log.metrics(config.steps, after.floats())
+    return Outcome(
+        before=standing.before,
+        after=after,
+        examples=list(zip(standing.answers, answers, strict=True)),
+        checkpoint=keeper.path(standing.step),
+        generated_tokens=standing.generated,
+        seconds=keeper.seconds,
+    )
+
+
+def _begun(run: Run) -> Standing:
+    """Before the first step: the held-out problems, and what was left out of the data."""
+    run.log.rewind({}, 0)
     for mistake in run.left_out:
         run.log.event(-1, "skipped_row", mistake)
-    before, answers_before = run.evaluate()
+    for remark in run.remarks:
+        run.log.event(-1, "calibration", remark)
+        run.progress.warned(-1, remark)
+    before, answers = run.evaluate()
     run.log.metrics(-1, before.floats())
-    progress.start(config.steps, before)
+    return Standing(step=0, before=before, answers=answers)
 
-    frontier, generated = Frontier(), 0
-    for step in range(config.steps):
-        collected = train_step(run, step, frontier)
-        frontier, generated = collected.frontier, generated + collected.sampled_tokens
-        if config.evaluation.every and (step + 1) % config.evaluation.every == 0 and step + 1 < config.steps:
-            midway, _ = run.evaluate()
-            run.log.metrics(step, midway.floats())
-            progress.evaluated(step, midway)
-        if config.save_every and (step + 1) % config.save_every == 0:
-            save(folder, step + 1, run.model, run.tokenizer)
 
-    after, answers_after = run.evaluate()
-    run.log.metrics(config.steps, after.floats())
-    checkpoint = save(folder, config.steps, run.model, run.tokenizer)
-    return Outcome(
-        before=before,
-        after=after,
-        examples=list(zip(answers_before, answers_after, strict=True)),
-        checkpoint=checkpoint,
-        generated_tokens=generated,
-        seconds=time.perf_counter() - start,
-    )
+def _between(run: Run, keeper: Keeper, standing: Standing) -> Standing:
+    """What may be due between two steps: an evaluation, a checkpoint."""
+    every, step = run.config.evaluation.every, standing.step
+    if every and step and step % every == 0 and not standing.evaluated:
+        midway, _ = run.evaluate()
+        run.log.metrics(step - 1, midway.floats())
+        run.progress.evaluated(step - 1, midway)
+        standing = keeper.evaluated(standing, midway)
+    keeper.consider(standing)
+    return standing
 
 
 def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
     """One step: rollouts, then the updates they allow."""
     config, learner, clock = run.config, run.learner, Clock()
     learner.start_step(run.mismatched and run.mismatched.refresh(learner.version))
-    with clock.phase("rollout"):
-        collected = run.collector.collect(frontier, step=step, version=learner.version)
-    clock.split("rollout", "grade", collected.grading_seconds)
-    every = config.training.reset_reference_every
-    if every is not None and step and step % every == 0:
-        learner.reset_reference()
-    rate = learner.set_learning_rate(step, policy_step=step - config.pretrain_steps)
-    assembled, updates = None, []
-    if collected.groups:
-        with clock.phase("assemble"):
-            assembled = assemble(collected.groups, collected.dropped, learner, config.sampling.max_tokens)
+    with run.stop.anywhere():  # until the first update nothing has changed
+        with clock.phase("rollout"), explaining_memory(SAMPLE_LESS):
+            collected = run.collector.collect(frontier, step=step, version=learner.version)
+        clock.split("rollout", "grade", collected.grading_seconds)
+        every = config.training.reset_reference_every
+        if every is not None and step and step % every == 0:
+            learner.reset_reference()
+        rate, assembled = learner.set_learning_rate(step, policy_step=step - config.pretrain_steps), None
+        if collected.groups:
+            with clock.phase("assemble"):
+                assembled = assemble(collected.groups, collected.dropped, learner, config.sampling.max_tokens)
+    updates = []
+    if assembled is not None and len(assembled.batch):
         with clock.phase("update"):
-            updates = list(_updates(run, assembled, step)) if len(assembled.batch) else []
-    if not updates:
-        run.log.event(step, "empty_step", _why_empty(collected, assembled))
-    for number, update in enumerate(updates):
-        if not math.isfinite(update.gradient_norm + (update.value_gradient_norm or 0.0)):
-            run.log.event(
-                step, "skipped_update", f"update {number} had a gradient that is not finite; weights untouched"
-            )
+            updates = list(_updates(run, assembled, step))
+    _tell(run, step, collected, assembled, updates)
     metrics = step_metrics(collected, assembled, updates, rate) | _kl_metrics(run, assembled, step)
     run.log.metrics(step, metrics)
+    run.log.ledger(entries(step, frontier, collected, assembled, updates, run.task.size("train")))
     if (warning := run.baselines.look(metrics)) is not None:
         run.log.event(step, "weak_value_model", warning)
         run.progress.warned(step, warning)
@@ -189,7 +227,22 @@ def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
             run.log.rollouts(step, assembled.batch, updates, run.tokenizer)
     run.log.timings(step, clock.seconds | {"tokens": collected.sampled_tokens})
     run.progress.stepped(step, metrics, clock.seconds, collected)
+    learner.guard.check()
+    run.unscored.check()
     return collected
+
+
+def _tell(run: Run, step: int, collected: Collected, assembled: Assembled | None, updates: Sequence[Update]) -> None:
+    """What went wrong in a step, if anything did: to who watches, and to who reads the run later."""
+    if not updates:
+        run.log.event(step, "empty_step", _why_empty(collected, assembled))
+    notices = run.learner.guard.take_notices()
+    if assembled is not None:
+        notices += skipped_updates(run.folder, step, assembled.batch, updates)
+    lines = run.unscored.look([*collected.groups, *collected.dropped])
+    for kind, message in [(each.kind, each.message) for each in notices] + [("unscored", line) for line in lines]:
+        run.log.event(step, kind, message)
+        run.progress.warned(step, message)
 
 
 def _updates(run: Run, assembled: Assembled, step: int) -> Iterator[Update]:

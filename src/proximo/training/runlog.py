@@ -1,14 +1,17 @@
 """What a run leaves behind: open formats in one folder, which everything else reads.
 
-Metrics hold no times, so that two runs of the same seed are the same bytes.
+Metrics and ledger hold no times, so that two runs of the same seed are the same bytes; a row of theirs that cannot be
+written is kept and tried again. What else cannot be written is said once, and training goes on without it.
 """
 
 import json
 import math
 import platform
+import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,61 +21,155 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from proximo.machine import Machine
-from proximo.training.learner import Update
+from proximo.redacting import without_secrets
+from proximo.storage.folders import write_file
+from proximo.storage.lines import Lines, to_line
+from proximo.training.guarding import Update
+from proximo.training.ledger import LEDGER, Entry
 from proximo.types import Batch, Group, Message
+
+Row = Mapping[str, object]
+METRICS, EVENTS, TIMINGS, ROLLOUTS = "metrics.jsonl", "events.jsonl", "timings.jsonl", "rollouts"
 
 
 class RunLog:
-    """Writes a run folder. Rows are appended and flushed one by one."""
+    """Writes a run folder. Each row is there as soon as it is written."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, attempt: int = 1, identity: str = "") -> None:
+        """`identity` is the same for all attempts at a run, and for no other run."""
+        self.folder, self.attempt, self.identity = folder, attempt, identity
+        self._waiting: list[tuple[str, list[Row]]] = []
+        """Rows of metrics and ledger that could not be written yet."""
+        self._failure: str | None = None
+        """What could not be written, until an event can say so."""
+        self._said = False
+        self._step = -1
+        """The last one heard of."""
 
     @classmethod
     def fresh(cls, folder: Path) -> "RunLog":
         """Of a folder that holds no run yet; nothing is written before `start`."""
-        if (folder / "metrics.jsonl").exists():
+        if (folder / METRICS).exists():
             raise ValueError(f"--run {folder}: there is a run in this folder already; choose another name or remove it")
         return cls(folder)
 
-    def start(self, config_toml: str) -> None:
+    def start(self, config_toml: str, record: Mapping[str, object] | None = None) -> None:
+        """`record` is what run.json is to say; None: the facts about this process."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "config.toml").write_text(config_toml)
-        facts = {
-            "argv": sys.argv,
-            "commit": _commit(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "processor": platform.machine(),
-            "machine": Machine.current().to_dict(),
-        }
-        (self.folder / "run.json").write_text(json.dumps(facts, indent=2) + "\n")
+        write_file(self.folder / "config.toml", config_toml.encode())
+        self.record(facts() if record is None else record)
+
+    def record(self, record: Mapping[str, object]) -> None:
+        write_file(self.folder / "run.json", (json.dumps(record, indent=2) + "\n").encode())
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        self._append("metrics.jsonl", {"step": step, **values})
+        self._step = step
+        self._keep(METRICS, [{"step": step, **values}])
+
+    def ledger(self, rows: Sequence[Entry]) -> None:
+        if rows:
+            self._keep(LEDGER, [row.to_dict() for row in rows])
 
     def timings(self, step: int, seconds: Mapping[str, float]) -> None:
-        self._append("timings.jsonl", {"step": step, **seconds})
+        with self._going_on():
+            self._append(TIMINGS, {"step": step, **seconds})
 
     def event(self, step: int, kind: str, message: str) -> None:
-        self._append("events.jsonl", {"step": step, "kind": kind, "message": message})
+        with self._going_on():
+            self._tell_failure()
+            self._append(EVENTS, {"step": step, "attempt": self.attempt, "kind": kind, "message": message})
+
+    def settle(self) -> dict[str, int]:
+        """Have all rows of metrics and ledger on the disk, or raise OSError; how many bytes they then are."""
+        self._write_waiting()
+        with self._going_on():
+            self._tell_failure()
+        files = [Lines(self.folder / name) for name in (METRICS, LEDGER)]
+        for file in files:
+            file.sync()
+        return {file.path.name: file.size for file in files}
+
+    def rewind(self, sizes: Mapping[str, int], step: int) -> None:
+        """Forget what was written after metrics and ledger had these sizes, and rollouts of this step and later."""
+        for name in (METRICS, LEDGER):
+            Lines(self.folder / name).cut(sizes.get(name, 0))
+        for name in (EVENTS, TIMINGS):
+            Lines(self.folder / name).repair()
+        for file in (self.folder / ROLLOUTS).glob("step-*"):
+            found = re.fullmatch(r"step-(\d+)\.parquet", file.name)
+            if found is None or int(found[1]) >= step:
+                file.unlink()
+
+    def sizes(self) -> dict[str, int]:
+        """Of metrics and ledger, with the rows that still wait."""
+        waiting: dict[str, int] = {METRICS: 0, LEDGER: 0}
+        for name, rows in self._waiting:
+            waiting[name] += sum(len(to_line(row)) for row in rows)
+        return {name: Lines(self.folder / name).size + more for name, more in waiting.items()}
 
     def rollouts(self, step: int, batch: Batch, updates: Sequence[Update], tokenizer: PreTrainedTokenizerBase) -> None:
         """Every row trained, with enough to replay the step under any algorithm."""
-        path = self.folder / "rollouts" / f"step-{step:06d}.parquet"
-        path.parent.mkdir(exist_ok=True)
+        path = self.folder / ROLLOUTS / f"step-{step:06d}.parquet"
         temporary = path.with_suffix(".partial")
         minibatch = torch.full_like(batch.group, -1)
         current = torch.full_like(batch.old_logprobs, torch.nan)
         for number, update in enumerate(updates):  # of several epochs the last one stays
             minibatch[update.rows], current[update.rows] = number, update.logprobs
-        pq.write_table(_table(batch, minibatch, current, tokenizer), temporary)
-        temporary.rename(path)
+        table = _table(batch, minibatch, current, tokenizer)
+        with self._going_on():
+            try:
+                path.parent.mkdir(exist_ok=True)
+                pq.write_table(table, temporary)
+                temporary.rename(path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
 
-    def _append(self, name: str, row: Mapping[str, object]) -> None:
-        with (self.folder / name).open("a") as file:
-            file.write(json.dumps({key: _plain(value) for key, value in row.items()}) + "\n")
+    def _append(self, name: str, *rows: Row) -> None:
+        Lines(self.folder / name).append(*({key: _plain(value) for key, value in row.items()} for row in rows))
+
+    def _keep(self, name: str, rows: Sequence[Row]) -> None:
+        """Rows that must not be lost, behind those that wait."""
+        self._waiting.append((name, [{key: _plain(value) for key, value in row.items()} for row in rows]))
+        with self._going_on():
+            self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        while self._waiting:
+            name, rows = self._waiting[0]
+            self._append(name, *rows)
+            del self._waiting[0]
+
+    def _tell_failure(self) -> None:
+        if self._failure is not None:
+            lost = {"step": self._step, "attempt": self.attempt, "kind": "log_failed", "message": self._failure}
+            self._append(EVENTS, lost)
+            self._failure = None
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """A log that cannot be written is no reason to stop: it is said, once here and in the events when
+        they can be written again."""
+        try:
+            yield
+        except OSError as error:
+            self._failure = f"{error}; rows of metrics and ledger are kept and tried again, others are lost"
+            if not self._said:
+                print(f"warning: the run's log cannot be written: {self._failure}", file=sys.stderr, flush=True)
+            self._said = True
+
+
+def facts() -> dict[str, object]:
+    """What this process computes with."""
+    return {
+        "argv": without_secrets(sys.argv),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "processor": platform.machine(),
+        "machine": Machine.current().to_dict(),
+    }
 
 
 def _table(

@@ -38,8 +38,8 @@ from proximo.training.checks import (
 from proximo.training.collect import Collector, Frontier
 from proximo.training.config import RunConfig
 from proximo.training.judging import judged
-from proximo.training.learner import POLICY, VALUE, Learner, gate_width
-from proximo.training.optimizer import HALVES
+from proximo.training.learner import Learner, gate_width
+from proximo.training.optimizer import HALVES, POLICY, VALUE
 from proximo.types import Batch, Completion, Grade, Group, Rollout
 
 GROUPS, SIBLINGS, TOKENS = 4, 4, 64

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,8 @@ from proximo.shapes import Float
 from proximo.tasks import Arithmetic, Split, Task, TaskOptions
 from proximo.training.encoding import Encoded, Prepared, Rows, encode, prepare, to_rows
 from proximo.training.fitting import FitOptions, Fitted, fit
-from proximo.training.runlog import RunLog
+from proximo.training.points import once
+from proximo.training.resume import Attempt
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,17 @@ class SftConfig:
     seed: int = 0
 
 
-def sft(config: SftConfig, folder: Path, say: Callable[[str], None]) -> Fitted:
+def sft(config: SftConfig, folder: Path, say: Callable[[str], None], attempt: Attempt | None = None) -> Fitted:
     """Fine-tune into a run folder; data that cannot be used is refused before the model loads.
 
     Example: sft(SftConfig(DataFile("chats.jsonl"), model="runs/base"), Path("runs/sft"), print)
     """
-    log = RunLog.fresh(folder)
+    result = once(folder, toml.dumps(config), attempt, lambda taken: _sft(config, taken, say))
+    return Fitted.from_dict(result, folder)
+
+
+def _sft(config: SftConfig, attempt: Attempt, say: Callable[[str], None]) -> dict[str, Any]:
+    """A `Fitted`, as it is kept."""
     path = None if config.model is None else resolve(config.model)
     tokenizer = tiny_tokenizer() if path is None else load_tokenizer(path)
     data = _prepared(config, tokenizer)
@@ -85,11 +92,11 @@ def sft(config: SftConfig, folder: Path, say: Callable[[str], None]) -> Fitted:
     model = with_precision(model, pick_dtype(config.dtype, device))
     model.to(device=device)  # pyright: ignore[reportCallIssue]
     data.check_room(model)
-    log.start(toml.dumps(config))
+    log = attempt.start()
     data.report(log, say)
     stage = Supervised(model, data.train, data.held_out, token_budget=config.fit.token_budget, dynamic=config.dynamic)
-    fitted = fit(stage, config.fit, tokenizer=tokenizer, log=log, seed=config.seed, say=say)
-    return replace(fitted, skipped=len(data.mistakes))
+    fitted = fit(stage, config.fit, tokenizer=tokenizer, log=log, seed=config.seed, say=say, point=attempt.point)
+    return replace(fitted, skipped=len(data.mistakes)).to_dict()
 
 
 class Supervised:

@@ -2,11 +2,14 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 from proximo import toml
+from proximo.storage.folders import write_file
+from proximo.storage.lines import Lines
 from proximo.training.collect import Collected
 from proximo.training.config import RunConfig
 from proximo.training.dpo import dpo
@@ -15,10 +18,11 @@ from proximo.training.pipeline.config import DPO, REWARD_MODEL, SFT, PipelineCon
 from proximo.training.pipeline.measure import Measuring
 from proximo.training.pipeline.report import report
 from proximo.training.pipeline.result import Curve, Policy, Result
-from proximo.training.pipeline.world import write_demonstrations, write_rankings
+from proximo.training.pipeline.world import Ranked, write_demonstrations, write_rankings
+from proximo.training.resume import Attempt, begin
 from proximo.training.reward_model import train_reward_model
-from proximo.training.rl import Clock, Run, train
-from proximo.training.runlog import RunLog
+from proximo.training.rl import Clock, Outcome, Run, train
+from proximo.training.runlog import METRICS
 from proximo.training.sft import sft
 
 Say = Callable[[str], None]
@@ -26,37 +30,42 @@ SAID_EVERY = 10
 """Steps of reinforcement learning between two lines of progress."""
 
 
-def pipeline(config: PipelineConfig, folder: Path, say: Say) -> Result:
-    """Demonstrations, fine-tuning, rankings, reward model; PPO, GRPO and DPO side by side; then all are measured."""
-    if (folder / "config.toml").exists():
-        raise ValueError(f"--run {folder}: there is a run in this folder already; choose another name or remove it")
-    RunLog(folder).start(toml.dumps(config))
-    result = _chain(config, folder, say)
-    (folder / "results.json").write_text(json.dumps(plain(asdict(result)), indent=2) + "\n")
-    (folder / "report.md").write_text(report(result))
-    return result
+def pipeline(config: PipelineConfig, folder: Path, say: Say, attempt: Attempt | None = None) -> Result:
+    """Demonstrations, fine-tuning, rankings, reward model; PPO, GRPO and DPO side by side; then all are measured.
+
+    A stage that an earlier attempt has finished is not trained again.
+    """
+    with ExitStack() as until:
+        attempt = attempt or until.enter_context(begin(folder, toml.dumps(config)))
+        attempt.start()
+        result = _chain(config, folder, say)
+        write_file(folder / "results.json", (json.dumps(plain(asdict(result)), indent=2) + "\n").encode())
+        write_file(folder / "report.md", report(result).encode())
+        attempt.finish({"stages": config.stages})
+        return result
 
 
 def _chain(config: PipelineConfig, folder: Path, say: Say) -> Result:
-    clock = Clock()
-    with clock.phase("demonstrations"):
+    done = _Done(folder)
+    with done.phase("demonstrations"):
         write_demonstrations(config, folder)
-    with clock.phase(SFT):
+    with done.phase(SFT):
         sft(config.sft_config(folder), folder / SFT, _prefixed(SFT, say))
-    with clock.phase("rankings"):
-        ranked = write_rankings(config, folder)
+    with done.phase("rankings"):
+        ranked = done.ranked or write_rankings(config, folder)
+        done.ranked = ranked
         say(f"rankings: {ranked.rankings}, {ranked.agreement:.0%} of their pairs as the true reward has them")
-    with clock.phase(REWARD_MODEL):
+    with done.phase(REWARD_MODEL):
         judge = train_reward_model(
             config.reward_model_config(folder), folder / REWARD_MODEL, _prefixed(REWARD_MODEL, say)
         )
     tokens, curves = {SFT: 0, DPO: 0}, {}
     for name, run in config.runs(folder).items():
-        with clock.phase(name):
+        with done.phase(name):
             tokens[name], curves[name] = _reinforce(run, folder / name, _prefixed(name, say))
-    with clock.phase(DPO):
+    with done.phase(DPO):
         dpo(config.dpo_config(folder), folder / DPO, _prefixed(DPO, say))
-    with clock.phase("measuring"):
+    with done.phase("measuring"):
         measure = Measuring(config, folder)
         measured = {name: measure(name) for name in (SFT, *curves, DPO)}
     return Result(
@@ -64,10 +73,27 @@ def _chain(config: PipelineConfig, folder: Path, say: Say) -> Result:
         ranked=ranked,
         reward_model=judge.best,
         policies=tuple(
-            Policy(name, each, tokens[name], clock.seconds[name], curves.get(name)) for name, each in measured.items()
+            Policy(name, each, tokens[name], done.seconds[name], curves.get(name)) for name, each in measured.items()
         ),
-        seconds=clock.seconds,
+        seconds=done.seconds,
     )
+
+
+class _Done(Clock):
+    """What has been done, and how long it took: kept in a file after each stage, for an attempt that comes later."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "stages.json"
+        known = json.loads(self.file.read_text()) if self.file.exists() else {"seconds": {}, "ranked": None}
+        super().__init__(known["seconds"])
+        self.ranked = known["ranked"] and Ranked(**known["ranked"])
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        with super().phase(name):
+            yield
+        known = {"seconds": self.seconds, "ranked": self.ranked and asdict(self.ranked)}
+        write_file(self.file, (json.dumps(known) + "\n").encode())
 
 
 def plain(value: object) -> object:
@@ -84,18 +110,26 @@ def plain(value: object) -> object:
 
 def _reinforce(config: RunConfig, folder: Path, say: Say) -> tuple[int, Curve]:
     """How many tokens it generated, and both rewards as they went."""
-    steps = _Steps(say)
-    outcome = train(Run(config, folder, steps), toml.dumps(config))
-    return outcome.generated_tokens, Curve(tuple(steps.learned), tuple(steps.true))
+    with begin(folder, toml.dumps(config)) as attempt:
+        if attempt.result is None:
+            outcome = train(Run(config, folder, _Steps(say)), toml.dumps(config), attempt)
+        else:
+            outcome = Outcome.from_dict(attempt.result, folder, config.task, config.seed)
+    rows = [row for row in Lines(folder / METRICS) if "sampled_tokens" in row]
+    learned, true = (tuple(_known(row[name]) for row in rows) for name in ("reward", "outcome"))
+    return outcome.generated_tokens, Curve(learned, true)
+
+
+def _known(value: float | None) -> float:
+    """A number of the metrics, where NaN is null."""
+    return math.nan if value is None else value
 
 
 class _Steps:
-    """A run's progress: remembers both rewards, and says them now and then."""
+    """A run's progress: says both rewards now and then."""
 
     def __init__(self, say: Say) -> None:
         self.say, self.steps = say, 0
-        self.learned: list[float] = []
-        self.true: list[float] = []
 
     def start(self, steps: int, before: Evaluation) -> None:
         self.steps = steps
@@ -103,8 +137,6 @@ class _Steps:
     def stepped(
         self, step: int, metrics: Mapping[str, float], seconds: Mapping[str, float], collected: Collected
     ) -> None:
-        self.learned.append(metrics["reward"])
-        self.true.append(metrics["outcome"])
         if (step + 1) % SAID_EVERY == 0 or step + 1 == self.steps:
             rewards = f"learned reward {metrics['reward']:.2f}  true reward {metrics['outcome']:.3f}"
             self.say(f"step {step + 1}/{self.steps}  {rewards}")

@@ -1,0 +1,223 @@
+"""What a model's folder holds, looked at before any library opens it: nothing in it may ask for code to be run."""
+
+import json
+import math
+import struct
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeGuard
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+"""Opening one may run whatever its author wrote into it."""
+ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+CODE = ("auto_map", "custom_pipeline", "custom_pipelines", "custom_generate")
+"""Keys of a config that name Python files of the model's authors."""
+KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
+"""Keys that, with a slash in their value, name compiled code to be fetched."""
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+MOST_HEADER = 100_000_000
+"""Bytes; the format's own limit."""
+MOST_CONFIG = 10_000_000
+_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32}
+_BITS |= {"U64": 64, "I64": 64, "F64": 64, "C64": 64, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8}
+
+
+def inspect(folder: Path, *, weights: bool) -> None:
+    """A ValueError with everything that forbids opening the folder; the weights' files only where they are wanted."""
+    problems = [*_configs(folder), *(_weights(folder) if weights else ())]
+    if problems:
+        raise ValueError("\n".join(f"path {str(folder)!r}: {problem}" for problem in problems))
+
+
+def refuse_file(path: str) -> None:
+    """A model is a folder; an archive of one is never unpacked."""
+    file = Path(path)
+    if not file.is_file():
+        return
+    if file.suffix.lower() in ARCHIVES:
+        raise ValueError(f"path {path!r}: an archive, which is never unpacked here; unpack it, and give the folder")
+    raise ValueError(f"path {path!r}: a file, not a folder; give the folder that holds config.json and the weights")
+
+
+def tensors(file: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor of a safetensors file; a ValueError where the file is not whole and sound."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            length = _header_length(opened.read(8), size)
+            header = json.loads(opened.read(length).decode(), object_pairs_hook=_without_duplicates)
+        return _shapes(header, size - 8 - length)
+    except OSError as error:
+        raise ValueError(f"{file.name} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        said = str(error) if type(error) is ValueError else "its header is not JSON"
+        raise ValueError(f"{file.name} is damaged: {said}; fetch or save it again") from None
+
+
+# Configs
+
+
+def _configs(folder: Path) -> Iterator[str]:
+    for file in sorted(folder.glob("*config.json")):
+        try:
+            config = _json(file)
+        except ValueError as error:
+            yield str(error)
+            continue
+        for key, value in _entries(config):
+            if key in CODE:
+                yield (
+                    f"{file.name} has {key}: code of the model's authors, which is never run here; "
+                    "use a model that transformers knows itself, or remove the entry"
+                )
+            elif key in KERNELS and "/" in str(value):
+                yield f"{file.name} has {key} {value!r}: code from elsewhere, never run here; remove the entry"
+        if "quantization_config" in config:
+            yield f"{file.name} has quantization_config: quantised weights cannot be trained; use the full ones"
+        named = config.get("transformers_weights", WEIGHTS)
+        if not _is_plain(named):
+            yield f"{file.name} has transformers_weights {named!r}: only safetensors of this folder are read"
+    if (folder / "adapter_config.json").exists():
+        yield "adapter_config.json: an adapter, not a model; merge it into its model, and save that"
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        if file.stat().st_size > MOST_CONFIG:
+            raise ValueError(f"{file.name} has {file.stat().st_size} bytes: no config is as long as that")
+        value = json.loads(file.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{file.name} cannot be read: {error.strerror}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        where = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise ValueError(f"{file.name} is not JSON{where}: fetch or save it again") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{file.name} is not a JSON object: fetch or save it again")
+    return value
+
+
+def _entries(value: Any) -> Iterator[tuple[str, Any]]:
+    """Every key at every depth: a model's parts have configs of their own."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            yield from value.items()
+        waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _is_plain(name: Any) -> TypeGuard[str]:
+    """A file of this folder in the one format that is read."""
+    return (
+        isinstance(name, str) and Path(name).name == name and name.endswith((".safetensors", ".safetensors.index.json"))
+    )
+
+
+# Weights
+
+
+def _weights(folder: Path) -> Iterator[str]:
+    if not (folder / "config.json").is_file():
+        yield "there is no config.json: give the folder of a whole model, as save_pretrained writes it"
+    if (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file():
+        yield from _shards(folder)
+    files = sorted(folder.glob("*.safetensors"))
+    named = {WEIGHTS, INDEX, _named_weights(folder)}
+    if files and not any((folder / name).is_file() for name in named):
+        yield f"{WEIGHTS} is missing, there is only {files[0].name}: fetch or save it again"
+    for file in files:
+        try:
+            tensors(file)
+        except ValueError as error:
+            yield str(error)
+    if not files:
+        found = sorted(file.name for file in folder.iterdir() if file.suffix.lower() in PICKLES)
+        said = f"{', '.join(found)}: convert to safetensors" if found else "no weights: model.safetensors is missing"
+        yield f"it holds {said} (only safetensors are read, pickle never is)"
+
+
+def _named_weights(folder: Path) -> str:
+    """A config may name its file; what is wrong with that, or with the config, is said elsewhere."""
+    try:
+        named = _json(folder / "config.json").get("transformers_weights")
+    except ValueError:
+        return WEIGHTS
+    return named if _is_plain(named) else WEIGHTS
+
+
+def _shards(folder: Path) -> Iterator[str]:
+    try:
+        listed = _json(folder / INDEX).get("weight_map")
+    except ValueError as error:
+        yield str(error)
+        return
+    if not isinstance(listed, dict) or not listed:
+        yield f"{INDEX} has no weight_map: fetch or save it again"
+        return
+    for name in sorted({str(name) for name in listed.values()}):
+        if not _is_plain(name):
+            yield f"{INDEX} names {name!r}: only safetensors of this folder are read"
+        elif not (folder / name).is_file():
+            yield f"{name} is missing, which {INDEX} names: fetch or save it again"
+
+
+def _header_length(first: bytes, size: int) -> int:
+    if len(first) < 8:
+        raise ValueError(f"it has {size} bytes, less than a header")
+    if first == b"version ":
+        raise ValueError("it is a Git LFS pointer, not the weights (git lfs pull fetches them)")
+    (length,) = struct.unpack("<Q", first)
+    if length > MOST_HEADER:
+        raise ValueError(f"its header claims {length} bytes, more than any has")
+    if length > size - 8:
+        raise ValueError(f"its header claims {length} bytes, but only {size - 8} follow")
+    return length
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("its header names a tensor twice")
+    return found
+
+
+def _shapes(header: Any, room: int) -> dict[str, tuple[int, ...]]:
+    if not isinstance(header, dict):
+        raise ValueError("its header is not a JSON object")
+    shapes, places = {}, []
+    for name, entry in header.items():
+        if name != "__metadata__":
+            shapes[name], place = _tensor(name, entry)
+            places.append((*place, name))
+    places.sort()
+    if places and (beyond := max(end for _, end, _ in places) - room) > 0:
+        raise ValueError(f"its tensors go on beyond its end, {beyond} bytes are missing")
+    for (_, end, name), (start, _, other) in pairwise([(0, 0, "the header"), *places]):
+        if start != end:
+            raise ValueError(f"{other!r} overlaps {name!r} or leaves a gap behind it")
+    if left := room - (places[-1][1] if places else 0):
+        raise ValueError(f"{left} bytes behind its last tensor belong to none")
+    return shapes
+
+
+def _tensor(name: str, entry: Any) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """Its shape, and from where to where it lies."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
+        raise ValueError(f"tensor {name!r} has no dtype")
+    shape, place = (_counts(entry.get(key)) for key in ("shape", "data_offsets"))
+    if shape is None or place is None or len(place) != 2:
+        raise ValueError(f"tensor {name!r} has no shape or no place")
+    if entry["dtype"] not in _BITS:
+        raise ValueError(f"tensor {name!r} has dtype {entry['dtype'][:20]!r}, which is unknown here")
+    start, end = place
+    if end - start != math.prod(shape) * _BITS[entry["dtype"]] // 8:
+        raise ValueError(f"tensor {name!r} of shape {shape} does not fill its {end - start} bytes")
+    return tuple(shape), (start, end)
+
+
+def _counts(value: Any) -> list[int] | None:
+    """A list of numbers that are not negative, and nothing else."""
+    fine = isinstance(value, list) and all(type(count) is int and count >= 0 for count in value)
+    return value if fine else None

@@ -1,0 +1,72 @@
+"""How graders fail, counted by kind: a person is told once a kind, not once a completion."""
+
+import threading
+from dataclasses import dataclass, field, replace
+
+
+class GraderFailed(ValueError):
+    """A grader that cannot be trained with; the run stops and says what it did."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no score."""
+
+    kind: str
+    """An exception's name, or one of: time, died, memory, exit, output, junk, none, not a number, too large, start,
+    given up."""
+    message: str
+    fatal: bool = False
+    """Whether the process did not survive it."""
+
+
+@dataclass(frozen=True)
+class Failures:
+    """Those of one grader and one kind."""
+
+    grader: str
+    kind: str
+    unscored: int
+    """Completions."""
+    example: str
+
+    def __str__(self) -> str:
+        completions = f"{self.unscored} completion{'s' * (self.unscored != 1)} unscored"
+        if not self.unscored:
+            completions = "fails for several completions together and for none of them alone"
+        return f"{self.grader}: {completions} ({self.kind}): {self.example}"
+
+
+@dataclass
+class Tally:
+    """Failures since they were last taken. Graders add to it on any thread."""
+
+    _found: dict[tuple[str, str], Failures] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, grader: str, failure: Failure, unscored: int = 1) -> None:
+        key = grader, failure.kind
+        with self._lock:
+            so_far = self._found.get(key)
+            if so_far is None or not so_far.unscored:  # an example with a completion is the better one
+                so_far = Failures(*key, 0, failure.message)
+            self._found[key] = replace(so_far, unscored=so_far.unscored + unscored)
+
+    def take(self) -> list[Failures]:
+        """In the order in which each kind was first met."""
+        with self._lock:
+            found = list(self._found.values())
+            self._found.clear()
+        return found
+
+
+TALLY = Tally()
+"""Of all graders of this process: what goes wrong on a grader's thread is told by whoever runs the loop."""
+
+
+def plain(text: str, most: int = 500) -> str:
+    """On one line and without anything that a terminal would act upon."""
+    cut = text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 :]}"
+    return "".join(
+        character if character.isprintable() else " " if character.isspace() else "�" for character in cut
+    ).strip()

@@ -1,0 +1,251 @@
+"""A worker process seen from the trainer: started, asked under a time limit, killed with all that it started."""
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proximo.rewards.failures import Failure, plain
+from proximo.rewards.worker import LENGTH
+
+START_SECONDS = 120.0
+"""For Python to start and the function's module to be imported."""
+KILL_SECONDS = 10.0
+"""For a killed worker to be gone."""
+MOST_OUTPUT = 16 * 2**20
+"""Bytes that one call may print; most functions print none."""
+KEPT_OUTPUT = 2048
+"""Bytes of what was printed that are kept, half from its beginning and half from its end."""
+MOST_ANSWER = 2**20
+"""Bytes of an answer, beside 64 for each completion."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A function, and what a call of it may take."""
+
+    path: str
+    """package.module:function, or path/to/file.py:function."""
+    seconds: float
+    memory_mb: int
+
+
+class NotLoaded(Exception):
+    """The function cannot be imported."""
+
+
+class Process:
+    """One worker. After any failure that is fatal it has been killed."""
+
+    def __init__(self, job: Job) -> None:
+        """Start it and load the function; raises NotLoaded where that cannot be done."""
+        self.is_alive = True
+        self._output = Output()
+        self._runner: int | None = None
+        self._asked = 0
+        requests, self._requests = _pipe()
+        self._answers, answers = _pipe()
+        life, self._life = _pipe()
+        self._printed, printed = _pipe()
+        for ours in (self._requests, self._answers, self._printed):
+            os.set_blocking(ours, False)
+        script = Path(__file__).with_name("worker.py")
+        arguments = [str(number) for number in (requests, answers, life, os.getpid())]
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-X", "faulthandler", str(script), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=printed,
+                pass_fds=(requests, answers, life),
+                start_new_session=True,
+                # So that the order of a set is no chance either.
+                env={"PYTHONHASHSEED": "0"} | os.environ,
+            )
+        except OSError as error:
+            self.is_alive = False
+            self._close()
+            raise NotLoaded(f"no process can be started, {error}") from error
+        finally:
+            for theirs in (requests, answers, life, printed):
+                os.close(theirs)
+        self._load(job)
+
+    def _load(self, job: Job) -> None:
+        place, _, name = job.path.rpartition(":")
+        message = {
+            "path": [entry or os.getcwd() for entry in sys.path],
+            "place": str(Path(place).absolute()) if place.endswith(".py") else place,
+            "name": name,
+            "memory": job.memory_mb * 2**20,
+        }
+        hello = self._exchange(None, START_SECONDS, MOST_ANSWER)
+        self._runner = hello.get("runner") if isinstance(hello, dict) else None
+        answer = (
+            self._exchange(json.dumps(message).encode(), START_SECONDS, MOST_ANSWER)
+            if self._runner is not None
+            else hello
+        )
+        if isinstance(answer, dict) and answer.get("ready") is True:
+            return
+        self.kill()
+        why = answer.message if isinstance(answer, Failure) else plain(str(answer.get("refused", answer)))
+        raise NotLoaded(why)
+
+    def ask(self, arguments: str, count: int, seed: int, seconds: float) -> dict[str, Any] | Failure:
+        """What the worker answers to a call whose arguments are JSON; checked only for being an answer to this."""
+        self._asked += 1
+        head = f'{{"id": {self._asked}, "count": {count}, "seed": {seed}, "arguments": '
+        answer = self._exchange(f"{head}{arguments}}}".encode(), seconds, MOST_ANSWER + 64 * count)
+        if isinstance(answer, Mapping) and answer.get("id") != self._asked:
+            answer = Failure("junk", "its process answered something that was not asked", fatal=True)
+        if isinstance(answer, Failure):
+            self.kill()
+        return answer
+
+    @property
+    def printed(self) -> str:
+        """During the last call."""
+        return plain(self._output.text)
+
+    def kill(self) -> None:
+        """It and all that it started, and wait until they are gone."""
+        if not self.is_alive:
+            return
+        self.is_alive = False
+        self._close()  # the keeper sees that `life` is closed, kills what is below it and goes
+        try:
+            self._process.wait(KILL_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(KILL_SECONDS)
+        if self._process.returncode < 0:  # the keeper itself was killed
+            self.strike()
+
+    def strike(self) -> None:
+        """Kill the runner while another thread waits for it; the keeper sees to the rest."""
+        if self._runner is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._runner, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(KILL_SECONDS)
+
+    def _close(self) -> None:
+        for descriptor in (self._requests, self._answers, self._printed, self._life):
+            os.close(descriptor)
+
+    def _exchange(self, message: bytes | None, seconds: float, most: int) -> dict[str, Any] | Failure:
+        try:
+            return self._talk(message, seconds, most)
+        except BaseException:  # a stop request in the middle of a call: what would come back is nobody's answer
+            self.kill()
+            raise
+
+    def _talk(self, message: bytes | None, seconds: float, most: int) -> dict[str, Any] | Failure:
+        """Send a message and wait for the next one, reading along what is printed."""
+        deadline = time.monotonic() + seconds
+        self._output = Output()
+        unsent = memoryview(b"" if message is None else len(message).to_bytes(LENGTH) + message)
+        received = bytearray()
+        poll = select.poll()
+        poll.register(self._answers, select.POLLIN)
+        poll.register(self._printed, select.POLLIN)
+        if unsent:
+            poll.register(self._requests, select.POLLOUT)
+        while (left := deadline - time.monotonic()) > 0:
+            ready = dict(poll.poll(left * 1000))
+            if self._printed in ready and not self._output.read(self._printed):
+                poll.unregister(self._printed)
+            if self._output.size > MOST_OUTPUT:
+                return Failure("output", f"it printed more than {MOST_OUTPUT // 2**20} MiB in one call", fatal=True)
+            if self._requests in ready:
+                unsent = self._sent(unsent)
+                if not unsent:
+                    poll.unregister(self._requests)
+            if self._answers in ready:
+                part = os.read(self._answers, 1 << 16)
+                if not part:
+                    return self._death()
+                received += part
+                size = int.from_bytes(received[:LENGTH])
+                if len(received) >= LENGTH and size > most:
+                    return Failure("junk", f"its process answered {size} bytes, at most {most} are read", fatal=True)
+                if len(received) >= LENGTH + size and len(received) >= LENGTH:
+                    self._output.read(self._printed)
+                    return _parsed(bytes(received[LENGTH:]))
+        return Failure("time", f"no answer within {seconds:g} s, so it was killed", fatal=True)
+
+    def _sent(self, unsent: memoryview) -> memoryview:
+        try:
+            return unsent[os.write(self._requests, unsent) :]
+        except BlockingIOError:
+            return unsent
+        except BrokenPipeError:  # its end is closed: that it died is read from its answers
+            return unsent[:0]
+
+    def _death(self) -> Failure:
+        self._output.read(self._printed)
+        try:
+            code = self._process.wait(KILL_SECONDS)
+        except subprocess.TimeoutExpired:
+            return Failure("died", "its process closed its answers", fatal=True)
+        # As a shell says it; the keeper's own death by a signal is negative.
+        number = code - 128 if code > 128 else -code
+        if code < 0 or code > 128:
+            name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
+            return Failure("died", f"its process was killed by signal {name}", fatal=True)
+        return Failure("died", f"its process exited with code {code}", fatal=True)
+
+
+class Output:
+    """What was printed: its beginning and its end, however long it was."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._first = b""
+        self._last: deque[int] = deque(maxlen=KEPT_OUTPUT // 2)
+
+    def read(self, descriptor: int) -> bool:
+        """What is there now; False where nobody can print any more."""
+        try:
+            part = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            return True
+        self.size += len(part)
+        room = KEPT_OUTPUT // 2 - len(self._first)
+        self._first += part[:room]
+        self._last.extend(part[room:][-KEPT_OUTPUT // 2 :])
+        return bool(part)
+
+    @property
+    def text(self) -> str:
+        kept = len(self._first) + len(self._last)
+        gap = b" ... " if self.size > kept else b""
+        return (self._first + gap + bytes(self._last)).decode(errors="replace")
+
+
+def _pipe() -> tuple[int, int]:
+    """Clear of the standard streams, whose numbers are free where a program closed them."""
+    ends = os.pipe()
+    clear = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
+    for end in ends:
+        os.close(end)
+    return clear[0], clear[1]
+
+
+def _parsed(body: bytes) -> dict[str, Any] | Failure:
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        answer = None
+    return answer if isinstance(answer, dict) else Failure("junk", "its process answered no JSON object", fatal=True)

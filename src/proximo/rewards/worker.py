@@ -1,0 +1,284 @@
+"""The process that runs a reward function. Started as a script by processes.py, it imports nothing of Proximo.
+
+It is two processes. The keeper runs no foreign code: it waits until the trainer lets go of it, by will or by death,
+and then kills whatever is below it, also what has left its process group or lost its parent. The runner below it
+loads the function and calls it; what it says and prints goes to the trainer directly.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import itertools
+import json
+import os
+import random
+import resource
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+LENGTH = 8
+"""Bytes before each message that say how long it is."""
+ROUNDS = 200
+"""So often the keeper kills what is left, a hundredth of a second apart; a process stuck in the kernel outlasts it."""
+
+# From Linux's prctl.h.
+_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
+
+
+def main(requests: int, answers: int, life: int, trainer: int) -> None:
+    """The first three are file descriptors, the last a process."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)  # orphans below become ours, so that we can kill them
+    wake, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    keeper = os.getpid()
+    runner = os.fork()
+    if runner:
+        send(answers, {"runner": runner})
+        for descriptor in (requests, answers, 1, 2):
+            os.close(descriptor)
+        os._exit(keep(runner, life, wake, trainer))
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for descriptor in (life, wake, wake_write):
+        os.close(descriptor)
+    os.setsid()
+    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() == keeper:
+        serve(requests, answers)
+    os._exit(0)
+
+
+# The keeper
+
+
+def keep(runner: int, life: int, wake: int, trainer: int) -> int:
+    """Wait for the end of the runner, the trainer or its patience; the runner's status as a shell would say it."""
+    status = _reap(runner)
+    # Looked at once a second too: a process that the trainer forked may hold its end of `life` open.
+    while status is None and os.getppid() == trainer:
+        ready, _, _ = select.select([life, wake], [], [], 1.0)
+        if life in ready:
+            break
+        if wake in ready:
+            os.read(wake, 4096)
+        status = _reap(runner)
+    for _ in range(ROUNDS):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(runner, signal.SIGKILL)
+        for child in _children():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(child, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+        except ChildProcessError:
+            break
+        time.sleep(0.01)
+    return status or 0
+
+
+def _reap(runner: int) -> int | None:
+    """Bury the dead; the runner's status where it is among them."""
+    found = None
+    with contextlib.suppress(ChildProcessError):
+        while (dead := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+            if dead[0] == runner:
+                code = os.waitstatus_to_exitcode(dead[1])
+                found = code if code >= 0 else 128 - code
+    return found
+
+
+def _children() -> list[int]:
+    """Our own, orphans that we adopted included."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # The name stands in brackets and may hold anything; behind it come the state and the parent.
+            if int(entry.read_text(errors="replace").rpartition(")")[2].split()[1]) == os.getpid():
+                found.append(int(entry.parent.name))
+    return found
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+# The runner
+
+
+def serve(requests: int, answers: int) -> None:
+    """Load the function of the first message, then call it with each of the others."""
+    job = receive(requests)
+    if job is None:
+        return
+    sys.path[:] = job["path"]
+    sys.argv[:] = [""]
+    most = job["memory"]
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        function = load(job["place"], job["name"])
+    except BaseException as error:  # a user's module may raise anything while it is imported
+        send(answers, {"refused": f"{job['place']} cannot be imported, {_described(error)}"})
+        return
+    if not callable(function):
+        send(answers, {"refused": f"{job['place']} has no function {job['name']}"})
+        return
+    runner = os.getpid()
+    send(answers, {"ready": True})
+    while (request := receive(requests)) is not None:
+        answer = answered(function, request)
+        if os.getpid() != runner:  # the function forked, and this is the copy coming back
+            os._exit(0)
+        health = {"memory": _memory(), "children": _count_children(), "closed": _is_closed(1) or _is_closed(2)}
+        send(answers, answer | {"id": request["id"]} | health)
+
+
+def load(place: str, name: str) -> object:
+    """What a module or a file calls so; None where it calls nothing so."""
+    if place.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(f"reward_{Path(place).stem}", place)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(place)
+    return vars(module).get(name)
+
+
+def answered(function: Callable[..., Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    """The scores, or how the function failed."""
+    _seed(request["seed"])
+    try:
+        scores = _listed(function(**request["arguments"]), request["count"])
+        return {"scores": [_number(score) for score in scores]}
+    except SystemExit as error:
+        return {"failed": "exit", "message": f"it called sys.exit({error.code!r})"[:500]}
+    except MemoryError as error:
+        return {"failed": "memory", "message": _described(error)}
+    except _Junk as error:
+        return {"failed": "junk", "message": str(error)[:500]}
+    except BaseException as error:  # a user's code may raise anything
+        return {"failed": type(error).__name__[:80], "message": _described(error)}
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(BaseException):
+                stream.flush()
+
+
+class _Junk(Exception):
+    """What came back are not scores."""
+
+
+def _listed(result: Any, count: int) -> list[Any]:
+    if result is None or isinstance(result, (str, bytes, Mapping)) or not isinstance(result, Iterable):
+        raise _Junk(f"it returned {_short(result)}, not a list of {count} numbers")
+    scores = list(itertools.islice(result, count + 1))
+    if len(scores) != count:
+        found = "more" if len(scores) > count else str(len(scores))
+        raise _Junk(f"it returned {found} scores for {count} completions")
+    return scores
+
+
+def _number(score: Any) -> float | str | None:
+    """A number, also of numpy or torch; None is the function's own word for unscored, a text says what else it was."""
+    if score is None or isinstance(score, (str, bytes)):
+        return score if score is None else _short(score)
+    try:
+        return float(score)
+    except BaseException:  # whatever it was, it is no number
+        return _short(score)
+
+
+def _seed(number: int) -> None:
+    """A function that draws draws the same whenever it is asked the same."""
+    random.seed(number)
+    with contextlib.suppress(Exception):
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(number % 2**32)
+        if "torch" in sys.modules:
+            sys.modules["torch"].manual_seed(number)
+
+
+def _described(error: BaseException) -> str:
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except BaseException:  # its own __str__ may be what is broken
+        text = type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if len(frames) > 1 else ""
+    return text[:500] + place
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except BaseException:  # its own __repr__ may be what is broken
+        text = ""
+    return f"{type(value).__name__} {text[:100]}"
+
+
+def _memory() -> int:
+    """Bytes that are really in use."""
+    with contextlib.suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    return 0
+
+
+def _is_closed(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return True
+    return False
+
+
+def _count_children() -> int:
+    with contextlib.suppress(OSError):
+        return len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+    return 0
+
+
+# Messages
+
+
+def send(descriptor: int, message: Mapping[str, Any]) -> None:
+    body = json.dumps(message).encode()
+    data = memoryview(len(body).to_bytes(LENGTH) + body)
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def receive(descriptor: int) -> dict[str, Any] | None:
+    """None where the other side has closed."""
+    size = _read(descriptor, LENGTH)
+    body = None if size is None else _read(descriptor, int.from_bytes(size))
+    return None if body is None else json.loads(body)
+
+
+def _read(descriptor: int, size: int) -> bytes | None:
+    parts = []
+    while size:
+        part = os.read(descriptor, min(size, 1 << 20))
+        if not part:
+            return None
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:5]))

@@ -1,0 +1,215 @@
+"""Reward functions in processes of their own: they can be late, leak, lie or die, and the run goes on.
+
+A function has one worker, which is asked one call at a time, in the order in which groups are sampled. So no score
+depends on how fast anything is. A worker that had to be killed is replaced with the next call.
+"""
+
+import atexit
+import hashlib
+import json
+import math
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from proximo.rewards.failures import TALLY, Failure, plain
+from proximo.rewards.processes import Job, NotLoaded, Process
+from proximo.types import Completion, Problem
+
+LARGEST = 1e6
+"""A score beyond it, on either side, is taken for a mistake: one such number would drown a whole step."""
+RECYCLE_CALLS = 5000
+"""A worker is replaced after so many calls, before a slow leak is felt."""
+MOST_CHILDREN = 32
+"""A worker that leaves more processes behind is replaced."""
+MOST_DEATHS = 4
+"""So many completions of one call may cost a worker each, when they are tried one by one; the rest is given up."""
+
+Columns = Mapping[str, Sequence[Any]]
+"""Arguments of a call by name, each with one entry for each completion."""
+
+
+class Worker:
+    """A function's process, made when it is first needed and made anew when it has died."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._process: Process | None = None
+        self._was_loaded = self._is_closed = False
+        self._calls = self._first_memory = 0
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+
+    def call(self, columns: Columns, constants: Mapping[str, Any]) -> list[float | Failure] | Failure:
+        """A score or a failure for each completion, or one failure of the whole call."""
+        count = len(next(iter(columns.values())))
+        arguments = _encoded({name: list(column) for name, column in columns.items()} | dict(constants))
+        # Random numbers follow what is asked, not when or after what.
+        seed = int.from_bytes(hashlib.sha256(arguments.encode()).digest()[:6])
+        with self._lock:
+            process = self._ready()
+            if isinstance(process, Failure):
+                return process
+            answer = process.ask(arguments, count, seed, self.job.seconds)
+            said = process.printed
+            if isinstance(answer, Failure):
+                self._process = None
+                return _with_output(answer, said)
+            result = _read(answer, count)
+            if isinstance(result, Failure):
+                result = _with_output(result, said)
+            self._recycle(answer, result)
+            return result
+
+    def close(self) -> None:
+        """Kill it, also in the middle of another thread's call. A process that was forked off leaves it alone."""
+        self._is_closed = True
+        process = self._process
+        if process is None or self._owner != os.getpid():
+            return
+        if self._lock.acquire(blocking=False):
+            process.kill()
+        else:  # the other thread reads its end, and tidies up where it still can
+            process.strike()
+
+    def _ready(self) -> Process | Failure:
+        if self._is_closed:
+            return Failure("died", "the run has ended")
+        if self._process is None:
+            try:
+                self._process = Process(self.job)
+            except NotLoaded as error:
+                if self._was_loaded:
+                    return Failure("start", f"its process could not be started again: {error}", fatal=True)
+                raise ValueError(f"reward.path is {self.job.path!r}: {error}") from None
+            self._was_loaded, self._calls, self._first_memory = True, 0, 0
+        return self._process
+
+    def _recycle(self, answer: Mapping[str, Any], result: list[float | Failure] | Failure) -> None:
+        """Replace a worker that is growing, out of memory, was told to exit or has closed its output."""
+        assert self._process is not None
+        self._calls += 1
+        memory, children = _whole(answer.get("memory")), _whole(answer.get("children"))
+        self._first_memory = self._first_memory or memory
+        room = self.job.memory_mb * 2**20 - self._first_memory
+        grew = memory - self._first_memory > room / 2
+        broke = answer.get("closed") is True or (isinstance(result, Failure) and result.fatal)
+        if broke or grew or children > MOST_CHILDREN or self._calls >= RECYCLE_CALLS:
+            self._process.kill()
+            self._process = None
+
+
+def score(
+    job: Job,
+    said: Sequence[Completion],
+    columns: Columns,
+    constants: Mapping[str, Any] | None = None,
+    *,
+    grader: str,
+    alone: bool = True,
+) -> list[float]:
+    """A score for each completion, NaN where there is none; why not is added to the tally under the grader's name.
+
+    Where a call fails its completions are tried one by one, so that only the guilty one is unscored; not so where
+    the function compares them (`alone=False`).
+    """
+    worker = worker_for(job)
+    constants, count = constants or {}, len(said)
+    result = worker.call(columns, constants)
+    if isinstance(result, Failure) and alone and count > 1:
+        # Said even where each of them alone is scored: then the function fails for several at once.
+        TALLY.add(grader, result, unscored=0)
+        result = _one_by_one(worker, columns, constants, count)
+    found = [result] * count if isinstance(result, Failure) else result
+    for each, completion in zip(found, said, strict=True):
+        if isinstance(each, Failure):
+            example = f"{each.message}; the completion: {plain(completion.text, 100)!r}"
+            TALLY.add(grader, replace(each, message=example))
+    return [math.nan if isinstance(each, Failure) else each for each in found]
+
+
+def _one_by_one(worker: Worker, columns: Columns, constants: Mapping[str, Any], count: int) -> list[float | Failure]:
+    found: list[float | Failure] = []
+    deaths = 0
+    for row in range(count):
+        if deaths == MOST_DEATHS:
+            found.append(Failure("given up", f"{deaths} completions of its group had cost a process each"))
+            continue
+        result = worker.call({name: [column[row]] for name, column in columns.items()}, constants)
+        deaths += isinstance(result, Failure) and result.fatal
+        found += [result] if isinstance(result, Failure) else result
+    return found
+
+
+def groups(
+    problems: Sequence[Problem], completions: Sequence[Completion]
+) -> Iterator[tuple[Sequence[Problem], Sequence[Completion]]]:
+    """What is asked in one call: siblings, which share their problem and follow each other."""
+    for _, rows in groupby(zip(problems, completions, strict=True), key=lambda row: id(row[0])):
+        asked, said = zip(*rows, strict=True)
+        yield asked, said
+
+
+def check_seconds(seconds: float) -> None:
+    """Of a reward's field `seconds`."""
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"reward.seconds is {seconds}: give a positive number")
+
+
+_WORKERS: dict[Job, Worker] = {}
+
+
+def worker_for(job: Job) -> Worker:
+    return _WORKERS.setdefault(job, Worker(job))
+
+
+def close_workers() -> None:
+    """Kill all workers of this process; they also die when it does, however that happens."""
+    while _WORKERS:
+        _, worker = _WORKERS.popitem()
+        worker.close()
+
+
+atexit.register(close_workers)
+
+
+def _encoded(arguments: Mapping[str, Any]) -> str:
+    """As JSON; what that has no word for, such as a date or a decimal number, becomes text."""
+    try:
+        return json.dumps(arguments, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"a column of the data cannot be given to a reward function: {error}") from error
+
+
+def _read(answer: Mapping[str, Any], count: int) -> list[float | Failure] | Failure:
+    """The answer comes from a process that ran foreign code: it is data, and nothing about it is taken on trust."""
+    scores, failed = answer.get("scores"), answer.get("failed")
+    if isinstance(failed, str):
+        return Failure(plain(failed, 80), plain(str(answer.get("message"))), fatal=failed in ("exit", "memory"))
+    if not isinstance(scores, list) or len(scores) != count:
+        return Failure("junk", "its process answered no list of scores", fatal=True)
+    return [_judged(value) for value in scores]
+
+
+def _judged(value: object) -> float | Failure:
+    if value is None:
+        return Failure("none", "it returned None")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return Failure("not a number", f"it returned {plain(str(value), 150)}")
+    if not math.isfinite(value):
+        return Failure("not a number", f"it returned {value}")
+    if abs(value) > LARGEST:
+        return Failure("too large", f"it returned {value:g}; what is beyond {LARGEST:g} is taken for a mistake")
+    return float(value)
+
+
+def _with_output(failure: Failure, printed: str) -> Failure:
+    message = f"{failure.message}; it printed: {printed}" if printed else failure.message
+    return replace(failure, message=message)
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0

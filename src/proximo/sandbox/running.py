@@ -1,0 +1,167 @@
+"""The sandbox, as the trainer uses it: several servers, tried and proven before the first program."""
+
+import os
+import platform
+import secrets
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import TypeVar
+
+from proximo.sandbox.limits import Job, Limits, NoSandbox, Result, SandboxFailed
+from proximo.sandbox.probing import escapes
+from proximo.sandbox.starting import Server, has_bubblewrap
+
+Item = TypeVar("Item")
+Found = TypeVar("Found")
+
+_MACHINES = ("x86_64", "aarch64")
+
+
+class Sandbox:
+    """Runs programs that nobody has read. Where it cannot hold them in it is not made: NoSandbox says what is missing.
+
+    Example: Sandbox(Limits(seconds=2)).run(Job("print(int(input()) + 1)", stdin="41")).stdout -> b"42\\n"
+    """
+
+    def __init__(self, limits: Limits | None = None, workers: int | None = None) -> None:
+        """`workers` programs are run at a time; None: one for each core."""
+        limits = limits or Limits()
+        way = _way_in(limits)
+        self.missing = way.missing
+        """Walls that this machine does not have, with the reason; those it has were enough."""
+        self._workers = workers or len(os.sched_getaffinity(0))
+        servers = [Server(limits, way.through_bubblewrap) for _ in range(self._workers)]
+        self._free: SimpleQueue[Server] = SimpleQueue()
+        for server in servers:
+            self._free.put(server)
+        self.close = weakref.finalize(self, _close, servers)
+        """Ends all servers, and with them what they run; else done when nobody holds the sandbox any more."""
+
+    def run(self, job: Job) -> Result:
+        """From any thread. SandboxFailed where it could not be run, which says nothing about the program."""
+        return self.run_marked(job)[0]
+
+    def run_marked(self, job: Job) -> tuple[Result, str]:
+        """With the mark that every answer of a call must begin with, made for this run."""
+        nonce = secrets.token_hex(16)
+        with self._server() as server:
+            return server.run(job, nonce), nonce
+
+    def each(self, function: Callable[[Item], Found], items: Iterable[Item]) -> list[Found]:
+        """The function of every item, in order; as many at a time as there are servers."""
+        asked: SimpleQueue[tuple[int, Item]] = SimpleQueue()
+        for numbered in enumerate(items):
+            asked.put(numbered)
+        found: dict[int, Found] = {}
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                while not failures:
+                    number, item = asked.get_nowait()
+                    found[number] = function(item)
+            except Empty:
+                pass
+            except BaseException as failure:  # whatever it is, it is the caller's to see
+                failures.append(failure)
+
+        # Daemons: a program that takes its time must not keep an interrupted trainer alive.
+        threads = [Thread(target=work, name="sandbox", daemon=True) for _ in range(min(self._workers, asked.qsize()))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+        return [found[number] for number in range(len(found))]
+
+    @contextmanager
+    def _server(self) -> Iterator[Server]:
+        server = self._free.get()
+        try:
+            yield server
+        finally:
+            self._free.put(server)
+
+
+def missing_mechanisms() -> list[str]:
+    """What this machine lacks of what a sandbox is made of, each with the reason; a sandbox may still be possible."""
+    _refuse_machine()
+    server = Server(Limits())
+    try:
+        return _listed(server.start())
+    except SandboxFailed as error:
+        return [str(error)]
+    finally:
+        server.close()
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a server can be started, and what came of trying it."""
+
+    through_bubblewrap: bool
+    missing: Mapping[str, str]
+    problems: list[str]
+
+
+def _way_in(limits: Limits) -> _Way:
+    _refuse_machine()
+    ways = [_tried(limits, through_bubblewrap=False)]
+    # Its namespaces hold a server, ours each program: so it is second best, where ours are not to be had.
+    if {"a root of its own", "namespaces"} & ways[0].missing.keys() and has_bubblewrap():
+        ways.insert(0, _tried(limits, through_bubblewrap=True))
+    for way in ways:
+        if not way.problems:
+            return way
+    lines = dict.fromkeys(line for way in ways for line in (*_listed(way.missing), *way.problems))
+    raise NoSandbox(
+        "programs cannot be held in on this machine, so none is run:\n"
+        + "\n".join(f"- {line}" for line in lines)
+        + "\nUse a Linux (5.13 or later) that allows user namespaces or Landlock, also in a container."
+    )
+
+
+def _tried(limits: Limits, *, through_bubblewrap: bool) -> _Way:
+    server = Server(limits, through_bubblewrap)
+    missing: Mapping[str, str] = {}
+    try:
+        missing = server.start()
+        problems = _lacking(missing) or escapes(server)
+    except SandboxFailed as error:
+        problems = [str(error)]
+    finally:
+        server.close()
+    return _Way(through_bubblewrap, missing, problems)
+
+
+def _lacking(missing: Mapping[str, str]) -> list[str]:
+    """Of what nothing can stand in for. Without namespaces the filter still allows no process, socket or signal."""
+    lacking = ["no filter of system calls: seccomp is needed"] if "seccomp" in missing else []
+    if {"a root of its own", "Landlock"} <= missing.keys():
+        lacking.append("no wall around files: a root of its own or Landlock is needed")
+    if "an interpreter that everybody can read" in missing:
+        lacking.append("started by root, programs run as nobody: install Python outside of a private folder")
+    return lacking
+
+
+def _listed(missing: Mapping[str, str]) -> list[str]:
+    return [f"{name} is missing: {reason}" for name, reason in missing.items()]
+
+
+def _refuse_machine() -> None:
+    here = f"{sys.platform} on {platform.machine()}"
+    if sys.platform != "linux" or platform.machine() not in _MACHINES:
+        raise NoSandbox(
+            f"programs are run in a sandbox that needs Linux on {' or '.join(_MACHINES)}, and this is {here}"
+        )
+
+
+def _close(servers: list[Server]) -> None:
+    for server in servers:
+        server.close()

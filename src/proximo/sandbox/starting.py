@@ -1,0 +1,128 @@
+"""One server process, as the trainer sees it."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from proximo.sandbox.limits import Job, Limits, Result, SandboxFailed
+from proximo.sandbox.wire import receive, send
+
+# The packages above are named but not run: they would load torch.
+_BOOT = """
+import sys, types
+folder, number, root_is_made = sys.argv[1:]
+for name, path in (("proximo", folder), ("proximo.sandbox", folder + "/sandbox")):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [path]
+from proximo.sandbox.server import main
+main(int(number), root_is_made == "True")
+"""
+_START_SECONDS = 60.0
+_GRACE_SECONDS = 30.0
+"""Beyond the program's own time: building walls, reading and telling, on a busy machine."""
+
+
+class Server:
+    """Runs one program after another. It is started when it is first needed, and anew after it has failed."""
+
+    def __init__(self, limits: Limits, through_bubblewrap: bool = False) -> None:
+        self._limits = limits
+        self._through_bubblewrap = through_bubblewrap
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+
+    def start(self) -> dict[str, str]:
+        """What it could not build, by name, with the reason. SandboxFailed where it does not run at all."""
+        self.close()
+        with tempfile.TemporaryFile() as complaints:
+            try:
+                self._launch(complaints)
+                header, _ = self._answer(_START_SECONDS, "its first word")
+            except (SandboxFailed, OSError) as error:
+                self.close()
+                complaints.seek(0)
+                said = complaints.read()[-500:].decode(errors="replace").strip()
+                raise SandboxFailed(f"{error}: {said}" if said else str(error)) from None
+        return header["missing"]
+
+    def _launch(self, complaints: IO[bytes]) -> None:
+        self._connection, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                self._command(theirs.fileno()),
+                # The hash seed is fixed: what depends on the order of a set is the same in every run.
+                env={"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "TZ": "UTC"},
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=complaints,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+
+    def run(self, job: Job, nonce: str = "") -> Result:
+        if self._connection is None:
+            self.start()
+        assert self._connection is not None
+        header = asdict(job) | {"limits": asdict(self._limits), "nonce": nonce}
+        try:
+            self._connection.settimeout(_GRACE_SECONDS)
+            send(self._connection, header)
+        except OSError as error:
+            self.close()
+            raise SandboxFailed(f"a sandbox server is gone: {error}") from None
+        answer, payloads = self._answer(self._limits.seconds + _GRACE_SECONDS, "the end of a program")
+        if "failed" in answer:
+            self.close()
+            raise SandboxFailed(f"a program was not run: {answer['failed']}")
+        stdout, stderr, answers = payloads
+        return Result(answer["ended"], answer["code"], stdout, stderr, answers, answer["seconds"])
+
+    def close(self) -> None:
+        """With all it runs: a keeper dies with its server, a program with its keeper."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._connection = self._process = None
+
+    def _answer(self, seconds: float, what: str) -> tuple[dict[str, Any], list[bytes]]:
+        assert self._connection is not None
+        try:
+            self._connection.settimeout(seconds)
+            return receive(self._connection)
+        except (OSError, EOFError, ValueError) as error:
+            self.close()
+            raise SandboxFailed(f"a sandbox server did not answer, waiting for {what}: {error}") from None
+
+    def _command(self, number: int) -> list[str]:
+        folder = str(Path(__file__).resolve().parents[1])
+        # As -I, but with the hash seed from the environment, which is ours alone.
+        interpreter = os.path.realpath(sys.executable)
+        command = [interpreter, "-s", "-S", "-P", "-B", "-X", "utf8", "-c", _BOOT]
+        arguments = [folder, str(number), str(self._through_bubblewrap)]
+        return [*(_bubblewrap(folder, interpreter) if self._through_bubblewrap else []), *command, *arguments]
+
+
+def has_bubblewrap() -> bool:
+    return shutil.which("bwrap") is not None
+
+
+def _bubblewrap(folder: str, interpreter: str) -> list[str]:
+    """Its own namespaces, and a root that shows the interpreter and us, without /proc."""
+    command = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--uid", "65534", "--gid", "65534", "--new-session"]
+    shown = {os.path.dirname(interpreter), os.path.join(folder, "sandbox"), "/etc/ld.so.cache"}
+    shown |= {os.path.join(place, name) for place in ("/", "/usr", sys.base_prefix) for name in ("lib", "lib64")}
+    for path in sorted(path for path in shown if os.path.exists(path)):
+        is_link = os.path.islink(path) and os.path.isdir(path)
+        command += ["--symlink", os.readlink(path), path] if is_link else ["--ro-bind", path, path]
+    for device in ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"):
+        command += ["--dev-bind", device, device]
+    return [*command, "--remount-ro", "/", "--chdir", "/", "--"]

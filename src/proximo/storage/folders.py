@@ -1,0 +1,159 @@
+"""Folders that are complete or do not exist.
+
+A folder is filled under another name beside its own, every file of it is hashed and written through to the disk, and
+only then it gets its name. Whoever dies on the way leaves a name that nobody reads, and the next writer removes it.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+"""In each folder: the size and the SHA-256 of every other file."""
+PARTIAL, REMOVED = ".partial", ".removed"
+"""What is added to the name of a folder that is being written, and of one that is being removed."""
+PIECE = 1 << 20
+
+
+def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
+    """Have `fill` write into a new folder, which becomes `path` when it is whole; after an error nothing has changed.
+
+    Example: write_folder(Path("runs/a/checkpoints/step-000010"), model.save_pretrained)
+    """
+    partial = path.with_name(path.name + PARTIAL)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _delete(partial)
+    try:
+        partial.mkdir()
+        fill(partial)
+        _seal(partial)
+        if path.exists():
+            remove_folder(path)
+        partial.rename(path)
+        sync(path.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def complaints(path: Path) -> list[str]:
+    """What is wrong with a folder that `write_folder` wrote; nothing, where it is complete and intact."""
+    try:
+        known = _read_manifest(path / MANIFEST)
+    except (OSError, ValueError) as error:
+        return [f"{MANIFEST}: {_reason(error)}"]
+    try:
+        found = {str(file.relative_to(path)): file for file in _files(path)}
+    except OSError as error:
+        return [f"{path.name}: {_reason(error)}"]
+    wrong = [f"{name}: missing" for name in known if name not in found]
+    wrong += [f"{name}: not in {MANIFEST}" for name in found if name not in known and name != MANIFEST]
+    for name in known.keys() & found.keys():
+        wrong += _differs(found[name], name, *known[name])
+    return sorted(wrong)
+
+
+def remove_folder(path: Path) -> None:
+    """All at once for whoever looks: it loses its name first."""
+    removed = path.with_name(path.name + REMOVED)
+    _delete(removed)
+    path.rename(removed)
+    _delete(removed)
+
+
+def tidy(parent: Path) -> None:
+    """Remove what a writer or remover that died has left; nobody else may be writing there."""
+    for path in parent.iterdir() if parent.is_dir() else ():
+        if path.name.endswith((PARTIAL, REMOVED)):
+            _delete(path)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Replace a file's content: whoever reads it sees the old or the new, also after a crash."""
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        _write(partial, data)
+        partial.replace(path)
+        sync(path.parent)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, is on the disk."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _seal(folder: Path) -> None:
+    """Everything on the disk, the manifest last."""
+    manifest = {}
+    for file in sorted(_files(folder)):
+        sync(file)
+        manifest[str(file.relative_to(folder))] = {"size": file.stat().st_size, "sha256": file_hash(file)}
+    _write(folder / MANIFEST, (json.dumps({"files": manifest}, indent=1) + "\n").encode())
+    for place in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
+        sync(place)
+
+
+def _write(path: Path, data: bytes) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        written = 0
+        while written < len(data):
+            written += os.write(file, data[written : written + PIECE])
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Whatever is not a folder, links included."""
+    return (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+
+
+def _read_manifest(path: Path) -> dict[str, tuple[int, str]]:
+    try:
+        data: Any = json.loads(path.read_bytes())
+        return {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in data["files"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError("not as it was written") from error
+
+
+def _differs(file: Path, name: str, size: int, known: str) -> list[str]:
+    try:
+        status = file.lstat()
+        if not stat.S_ISREG(status.st_mode):
+            return [f"{name}: not a file"]
+        if status.st_size != size:
+            return [f"{name}: {status.st_size} bytes, written were {size}"]
+        return [] if file_hash(file) == known else [f"{name}: other bytes than were written"]
+    except OSError as error:
+        return [f"{name}: {_reason(error)}"]
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _delete(path: Path) -> None:
+    """A folder or a file, or nothing."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

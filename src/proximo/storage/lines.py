@@ -1,0 +1,88 @@
+"""Rows of JSON that are appended and stay: one system call at a time, nothing waits in a buffer of this process."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+PIECE = 1 << 16
+
+
+class Lines:
+    """A .jsonl file. A row that was appended survives the death of the process; one that was not leaves no trace.
+
+    Example: rows = Lines(Path("runs/a/metrics.jsonl")); rows.append({"step": 0, "loss": 0.5})
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def size(self) -> int:
+        """Bytes; 0 where there is no file."""
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def append(self, *rows: Mapping[str, object]) -> None:
+        """In one call, all of them. Raises OSError where there is no room; the file is then as it was."""
+        data = b"".join(map(to_line, rows))
+        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            before = os.fstat(file).st_size
+            try:
+                written = os.write(file, data)
+                if written < len(data):
+                    raise OSError(f"{self.path}: only {written} of {len(data)} bytes could be written")
+            except OSError:
+                os.ftruncate(file, before)
+                raise
+        finally:
+            os.close(file)
+
+    def repair(self) -> int:
+        """Remove a last row that is not whole, as a crash leaves it; how many bytes that were."""
+        size = self.size
+        whole = _end_of_rows(self.path, size) if size else 0
+        if whole < size:
+            self.cut(whole)
+        return size - whole
+
+    def cut(self, size: int) -> None:
+        """Forget what was appended after the file had so many bytes."""
+        if self.size < size:
+            raise ValueError(f"{self.path} has {self.size} bytes, not the {size} that it is to be cut to")
+        if self.size > size:
+            os.truncate(self.path, size)
+
+    def sync(self) -> None:
+        """Wait until all rows are on the disk."""
+        if self.path.exists():
+            file = os.open(self.path, os.O_RDONLY)
+            try:
+                os.fsync(file)
+            finally:
+                os.close(file)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """All whole rows."""
+        if self.path.exists():
+            whole, _, _ = self.path.read_bytes().rpartition(b"\n")
+            yield from (json.loads(line) for line in whole.splitlines())
+
+
+def to_line(row: Mapping[str, object]) -> bytes:
+    return (json.dumps(row) + "\n").encode()
+
+
+def _end_of_rows(path: Path, size: int) -> int:
+    """Where the last whole row ends."""
+    with path.open("rb") as file:
+        for start in range((size - 1) // PIECE * PIECE, -1, -PIECE):
+            file.seek(start)
+            position = file.read(PIECE).rfind(b"\n")
+            if position >= 0:
+                return start + position + 1
+    return 0

@@ -1,0 +1,120 @@
+"""Problems whose answers are programs, judged by tests."""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from proximo.data import Row, stable_hash
+from proximo.data.rows import check_share
+from proximo.data.splits import prompt_key
+from proximo.rewards.failures import TALLY, Failure
+from proximo.sandbox import Limits, Sandbox, SandboxFailed
+from proximo.tasks.protocol import Split
+from proximo.tasks.reading import FileProblems, row_prompt
+from proximo.tasks.testing import Conversations, FunctionTests, extract_program, read_tests
+from proximo.types import Completion, Grade, Problem
+
+
+@dataclass(frozen=True)
+class Code:
+    """One problem to a row: a prompt and tests. 1 where the completion's program passes all of them, else 0.
+
+    The program is the last Python block of a completion, or all of it. It is run in a sandbox, which this machine must
+    be able to make. Python and its standard library are all it has.
+    """
+
+    path: str
+    """A .jsonl or .parquet file."""
+    prompt_column: str = "prompt"
+    tests_column: str = "tests"
+    """Objects with input and output, as a script reads and prints them; or with arguments and result, where the row
+    names a function. A list, or its JSON."""
+    held_out: float | str = 0.1
+    """The share of prompts kept for evaluation, chosen by a hash of the prompt; or the path of a file of its own."""
+    skip_bad: bool = False
+    """Leave bad rows out and count them, instead of refusing."""
+    limits: Limits = field(default_factory=Limits)
+    """Of a script for one test, or of all calls of a function together."""
+    workers: int | None = None
+    """Programs that run at a time. None: one for each core."""
+
+    while_sampling = True
+
+    def __post_init__(self) -> None:
+        check_share(self.held_out, "task.held_out")
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"task.workers is {self.workers}: give at least 1, or leave it out")
+
+    def size(self, split: Split) -> int:
+        return self._problems.size(split)
+
+    def problem(self, index: int, split: Split, seed: int) -> Problem:
+        return self._problems.problem(index, split, seed)
+
+    def check(self, complaint: Callable[[Problem], str | None]) -> list[str]:
+        """Refuse a machine without a sandbox, and ask of every problem whether the run can use it: those it cannot are
+        refused too, or left out and returned."""
+        _ = self._sandbox
+        return self._problems.check(complaint)
+
+    def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
+        """All tests or nothing. A program that fails, hangs or takes too much is wrong; one that could not be run is
+        unscored."""
+        asked = [
+            (problem, extract_program(completion.text))
+            for problem, completion in zip(problems, completions, strict=True)
+        ]
+        different = {(problem.id, program): (problem, program) for problem, program in asked}  # siblings often agree
+        verdicts = dict(zip(different, self._sandbox.each(self._verdict, different.values()), strict=True))
+        return [self._grade(verdicts[problem.id, program]) for problem, program in asked]
+
+    def reference(self, problem: Problem) -> str | None:
+        """The row's solution, where it has one."""
+        solution = problem.answer
+        return solution if solution is None or "```" in solution else f"```python\n{solution}\n```"
+
+    def _verdict(self, asked: tuple[Problem, str]) -> bool | SandboxFailed:
+        problem, program = asked
+        try:
+            return self._tests(problem.data).passed(program, self._sandbox)
+        except SandboxFailed as failure:
+            return failure
+
+    def _grade(self, verdict: bool | SandboxFailed) -> Grade:
+        if isinstance(verdict, SandboxFailed):
+            TALLY.add("Code", Failure("sandbox", str(verdict)))
+            return Grade(math.nan)
+        return Grade(float(verdict))
+
+    @cached_property
+    def _sandbox(self) -> Sandbox:
+        return Sandbox(self.limits, self.workers)
+
+    @cached_property
+    def _problems(self) -> FileProblems:
+        return FileProblems(self.path, self.held_out, self.skip_bad, self._problem)
+
+    def _problem(self, row: Row) -> Problem:
+        prompt = row_prompt(row, self.prompt_column)
+        if self.tests_column not in row.values:
+            raise ValueError(f"no column {self.tests_column!r}, only {', '.join(row.values)}: set task.tests_column")
+        data = {column: value for column, value in row.values.items() if column != self.prompt_column}
+        tests, solution = self._tests(data), data.get("solution")
+        if isinstance(tests, Conversations):
+            most = self.limits.output_kb * 1024
+            longest = max(len(expected.encode()) for _, expected in tests.pairs)
+            if longest > most:
+                raise ValueError(
+                    f"an expected output has {longest} bytes: set task.limits.output_kb above {most // 1024}"
+                )
+        if solution is not None and not isinstance(solution, str):
+            raise ValueError("the solution is not a text: give a program")
+        name = stable_hash(prompt_key(prompt), json.dumps(data[self.tests_column], default=str))
+        return Problem(id=f"{Path(self.path).stem}-{name:016x}", prompt=prompt, answer=solution, data=data)
+
+    def _tests(self, data: Mapping[str, Any]) -> Conversations | FunctionTests:
+        return read_tests(data[self.tests_column], data.get("function"))

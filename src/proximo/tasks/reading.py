@@ -1,0 +1,84 @@
+"""The problems of a JSONL or Parquet file, whatever their rows hold."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from proximo.data import Mistakes, Prompt, Row, read_prompt, read_rows, read_splits
+from proximo.data.splits import prompt_key, refuse_empty
+from proximo.tasks.draws import shuffled
+from proximo.tasks.protocol import Split
+from proximo.types import Problem
+
+
+class FileProblems:
+    """Everything is read at once, so that all bad rows are known before anything trains."""
+
+    def __init__(self, path: str, held_out: float | str, skip_bad: bool, problem: Callable[[Row], Problem]) -> None:
+        """`problem` makes one of a row, or raises a ValueError that says what is wrong with it."""
+        self._path, self._held_out, self._skip_bad, self._make = path, held_out, skip_bad, problem
+        mistakes = Mistakes()
+        train, kept = read_splits(self._read, path, held_out, mistakes, field="task")
+        self._refuse(mistakes)
+        self._left_out = list(mistakes)
+        self._splits: dict[Split, list[_Placed]] = {"train": train, "held_out": kept}
+        self._refuse_empty()
+
+    def size(self, split: Split) -> int:
+        return len(self._splits[split])
+
+    def problem(self, index: int, split: Split, seed: int) -> Problem:
+        rows = self._splits[split]
+        # The held-out set keeps its order: evaluations look at the same problems for every seed.
+        return rows[shuffled(index, len(rows), seed) if split == "train" else index % len(rows)].problem
+
+    def check(self, complaint: Callable[[Problem], str | None]) -> list[str]:
+        """Ask of every problem whether the run can use it. Those it cannot are refused at once, each with its row; or
+        they leave, and what was left out, for this or another reason, is returned."""
+        mistakes = Mistakes()
+        usable: dict[Split, list[_Placed]] = {"train": [], "held_out": []}
+        for split, rows in self._splits.items():
+            for row in rows:
+                what = complaint(row.problem)
+                if what is None:
+                    usable[split].append(row)
+                else:
+                    mistakes.add(row.place, what)
+        self._refuse(mistakes)
+        self._splits = usable
+        self._refuse_empty()
+        return [*self._left_out, *mistakes]
+
+    def _refuse(self, mistakes: Mistakes) -> None:
+        if not self._skip_bad:
+            mistakes.refuse(f"task.path is {self._path!r}, with bad rows:")
+
+    def _refuse_empty(self) -> None:
+        train, kept = (len(self._splits[split]) for split in ("train", "held_out"))
+        refuse_empty(train, kept, self._path, self._held_out, field="task")
+
+    def _read(self, path: str, mistakes: Mistakes, *, field: str) -> list["_Placed"]:
+        problems = []
+        for row in read_rows(path, mistakes, field=field):
+            try:
+                problems.append(_Placed(row.place, self._make(row)))
+            except ValueError as error:
+                mistakes.add(row.place, str(error))
+        return problems
+
+
+def row_prompt(row: Row, column: str) -> Prompt:
+    if column not in row.values:
+        raise ValueError(f"no column {column!r}, only {', '.join(row.values)}: set task.prompt_column")
+    return read_prompt(row[column])
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A problem and the row it comes from."""
+
+    place: str
+    problem: Problem
+
+    @property
+    def key(self) -> str:
+        return prompt_key(self.problem.prompt)

@@ -1,0 +1,135 @@
+"""Tests of a program, and whether it passes them. What is expected stays here: the sandbox is told the inputs alone."""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proximo.data.rows import is_text, shortened
+from proximo.sandbox import Calls, Job, Sandbox
+
+_RELATIVE, _ABSOLUTE = 1e-6, 1e-9
+"""How far a number may be from an expected one that is not whole."""
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Conversations:
+    """What a script must print for what it reads, each in a process of its own."""
+
+    pairs: tuple[tuple[str, str], ...]
+    """Input and expected output."""
+
+    def passed(self, program: str, sandbox: Sandbox) -> bool:
+        for given, expected in self.pairs:
+            result = sandbox.run(Job(program, stdin=given))
+            if not result.finished or not same_text(expected, result.stdout.decode(errors="replace")):
+                return False
+        return True
+
+
+@dataclass(frozen=True)
+class FunctionTests:
+    """What a function must return for its arguments, all in one process."""
+
+    calls: Calls
+    expected: tuple[Any, ...]
+
+    def passed(self, program: str, sandbox: Sandbox) -> bool:
+        result, nonce = sandbox.run_marked(Job(program, calls=self.calls))
+        lines = result.answers.splitlines()
+        if not result.finished or len(lines) != len(self.expected):
+            return False
+        try:
+            answers = [json.loads(line) for line in lines]
+        except (ValueError, RecursionError):
+            return False
+        return all(
+            isinstance(answer, list) and answer[:2] == [nonce, number] and same_value(expected, answer[2])
+            for number, (expected, answer) in enumerate(zip(self.expected, answers, strict=True))
+        )
+
+
+def read_tests(value: Any, function: Any) -> Conversations | FunctionTests:
+    """From a column's value, a list or its JSON, and the name of the function where there is one."""
+    tests = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(tests, Sequence) or not tests or not all(isinstance(test, Mapping) for test in tests):
+        raise ValueError(f"tests are {shortened(value)}: give a list of objects, at least one")
+    if function is None:
+        return Conversations(tuple(_pair(test) for test in tests))
+    if not is_text(function) or not all(part.isidentifier() for part in function.split(".", 1)):
+        raise ValueError(f"function is {shortened(function)}: give a name, or Class.method")
+    for test in tests:
+        if not isinstance(test.get("arguments"), list | dict) or "result" not in test:
+            raise ValueError(f"a test is {shortened(test)}: for a function give arguments (list or object) and result")
+    arguments = tuple(json.dumps(test["arguments"]) for test in tests)
+    return FunctionTests(Calls(function, arguments), tuple(test["result"] for test in tests))
+
+
+def _pair(test: Mapping[str, Any]) -> tuple[str, str]:
+    given, expected = test.get("input", ""), test.get("output")
+    if not is_text(given) or not is_text(expected) or not expected.strip():
+        raise ValueError(
+            f"a test is {shortened(test)}: give input and output as texts, the output not empty; or a column function"
+        )
+    return given, expected
+
+
+def extract_program(text: str) -> str:
+    """The last fenced block that is said to be Python, else the last without a language, else everything."""
+    blocks = _FENCE.findall(text)
+    for languages in (("python", "py", "python3"), ("",)):
+        for language, body in reversed(blocks):
+            if language.lower() in languages:
+                return body
+    return text
+
+
+def same_text(expected: str, said: str) -> bool:
+    """Line by line, without spaces at the ends and empty lines at the end; decimal numbers up to rounding."""
+    wanted, found = _lines(expected), _lines(said)
+    return len(wanted) == len(found) and all(map(_same_line, wanted, found))
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+def _same_line(expected: str, said: str) -> bool:
+    if expected == said:
+        return True
+    wanted, found = expected.split(), said.split()
+    return len(wanted) == len(found) and all(map(_same_word, wanted, found))
+
+
+def _same_word(expected: str, said: str) -> bool:
+    if expected == said:
+        return True
+    decimal = _NUMBER.fullmatch(expected) is not None and not expected.lstrip("+-").isdecimal()
+    return decimal and _NUMBER.fullmatch(said) is not None and _close(float(expected), float(said))
+
+
+def same_value(expected: Any, said: Any) -> bool:
+    """Of JSON. True is not 1; a whole number is exact, another up to rounding; everything of an object counts."""
+    if isinstance(expected, bool) or isinstance(said, bool) or expected is None or isinstance(expected, str):
+        return type(expected) is type(said) and expected == said
+    if isinstance(expected, list):
+        return isinstance(said, list) and len(said) == len(expected) and all(map(same_value, expected, said))
+    if isinstance(expected, dict):
+        return isinstance(said, dict) and said.keys() == expected.keys() and all(
+            same_value(item, said[key]) for key, item in expected.items()
+        )  # fmt: skip
+    if not isinstance(said, int | float):
+        return False
+    return expected == said if isinstance(expected, int) else _close(expected, said)
+
+
+def _close(expected: float, said: int | float) -> bool:
+    try:
+        near = math.isclose(expected, said, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)
+    except OverflowError:  # a whole number that no float can hold
+        return False
+    return near or (math.isnan(expected) and math.isnan(said))

@@ -1,0 +1,145 @@
+"""Before anything trains: does the grader call right what is right, and wrong what is wrong?
+
+A few of the data set's own answers may be wrong, so a grader is refused only where it fails more often than not;
+less than that is said and not refused.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from proximo.rewards import GraderFailed
+from proximo.rewards.failures import TALLY, plain
+from proximo.tasks import Task
+from proximo.types import Completion, Grade, Problem
+
+SAMPLE = 8
+"""Training problems that are looked at, the first ones."""
+TRIES = 3
+"""Of these, so many where nobody knows an answer: all that is asked then is whether anything can be scored."""
+
+Asked = tuple[Problem, str]
+"""A problem and what is said to it."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the grader says to a text that we know."""
+
+    problem: Problem
+    text: str
+    grade: Grade
+
+    @property
+    def is_right(self) -> bool:
+        return self.grade.outcome >= 1
+
+    @property
+    def is_unscored(self) -> bool:
+        return math.isnan(self.grade.verdict)
+
+    def __str__(self) -> str:
+        return f"{self.problem.id}: {short(self.text)} scores {self.grade.outcome:g}"
+
+
+def calibrate(task: Task, seed: int) -> list[str]:
+    """What is odd about a grader; one that cannot be trained with is refused."""
+    size = task.size("train")
+    problems = [task.problem(index, "train", seed) for index in range(min(size or SAMPLE, SAMPLE))]
+    asked = with_references(task, problems)
+    if not asked:
+        _refuse_silence(task, problems[:TRIES])
+        return _told()
+    references = probed(task, asked)
+    failed = [probe for probe in references if not probe.is_right or probe.is_unscored]
+    remarks = _weighed("gives less than 1 to the task's own answers", failed, references)
+    right = [probe for probe in references if probe not in failed]
+    for what, wrong in {
+        "gives as much to another problem's answer": [_foreign(probe, references) for probe in right],
+        "gives as much to an empty text": [[(probe.problem, "")] for probe in right],
+        "gives as much to answers with a changed character": [_changed(probe) for probe in right],
+    }.items():
+        remarks += _compared(task, what, right, wrong)
+    return [*remarks, *_told()]
+
+
+def with_references(task: Task, problems: Sequence[Problem]) -> list[Asked]:
+    """Those problems to which the task knows an answer that must score 1."""
+    return [(problem, text) for problem in problems if (text := task.reference(problem)) is not None]
+
+
+def probed(task: Task, asked: Sequence[Asked]) -> list[Probe]:
+    completions = [Completion(tokens=(), logprobs=(), text=text, finish="stop") for _, text in asked]
+    grades = task.grade([problem for problem, _ in asked], completions)
+    return [Probe(problem, text, grade) for (problem, text), grade in zip(asked, grades, strict=True)]
+
+
+def short(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+def _compared(task: Task, what: str, right: Sequence[Probe], wrong: Sequence[Sequence[Asked]]) -> list[str]:
+    """Each reference beside texts of which at least one must score less."""
+    tried, failed, silent = [], [], 0
+    found = iter(probed(task, [each for asked in wrong for each in asked]))
+    for reference, asked in zip(right, wrong, strict=True):
+        probes = list(islice(found, len(asked)))
+        if probes:
+            tried.append(probes[0])
+            silent += all(probe.is_unscored for probe in probes)
+            if all(probe.grade.outcome >= reference.grade.outcome for probe in probes):
+                failed.append(probes[0])
+    remarks = _weighed(what, failed, tried)
+    if silent:
+        remarks.append(
+            f"calibration: where the grader should say less ({what}), {silent} of {len(tried)} texts are unscored: it "
+            "does not call them wrong"
+        )
+    return remarks
+
+
+def _weighed(what: str, failed: Sequence[Probe], tried: Sequence[Probe]) -> list[str]:
+    """Refuse a grader that fails more often than not; otherwise what to tell about it."""
+    if not failed:
+        return []
+    examples = "; ".join(plain(str(probe), 200) for probe in failed[:3])
+    message = f"calibration: the grader {what}, {len(failed)} of {len(tried)}: {examples}"
+    if 2 * len(failed) <= len(tried):
+        return [f"{message}; look at these problems"]
+    raise GraderFailed("\n".join([f"{message}; nothing was trained: correct the reward or the answers", *_told()]))
+
+
+def _refuse_silence(task: Task, problems: Sequence[Problem]) -> None:
+    """One problem after the other, and no further than to the first score: a grader may be slow."""
+    for problem in problems:
+        texts = ["1", "", *([] if problem.answer is None else [str(problem.answer)])]
+        if not all(math.isnan(probe.grade.reward) for probe in probed(task, [(problem, text) for text in texts])):
+            return
+    message = f"calibration: no text could be scored, of {len(problems)} problems; nothing was trained"
+    raise GraderFailed("\n".join([message, *_told()]))
+
+
+def _told() -> list[str]:
+    """What went wrong inside graders."""
+    return [f"calibration: {failures}" for failures in TALLY.take()]
+
+
+def _foreign(probe: Probe, references: Sequence[Probe]) -> list[Asked]:
+    """The next other answer there is, if there is one."""
+    start = references.index(probe)
+    others = (each.text for each in (*references[start + 1 :], *references[:start]) if each.text != probe.text)
+    return [(probe.problem, text) for text in list(others)[:1]]
+
+
+def _changed(probe: Probe) -> list[Asked]:
+    """With another first digit of its last number, and with another last letter or digit: a grader may round, and a
+    text may end with what does not matter."""
+    places = [match.start() for match in re.finditer(r"\d[\d.,]*", probe.text)][-1:]
+    places += [place for place, character in enumerate(probe.text) if character.isalnum()][-1:]
+    return [(probe.problem, probe.text[:at] + _other(probe.text[at]) + probe.text[at + 1 :]) for at in places]
+
+
+def _other(character: str) -> str:
+    return str(int(character) % 9 + 1) if character in "0123456789" else "y" if character in "zZ" else "z"

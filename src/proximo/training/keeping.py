@@ -1,0 +1,110 @@
+"""A run that can be gone on with: where it stands is noted after each step, and saved now and then."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from proximo.tasks import Task
+from proximo.training.checkpoints import CHECKPOINTS, STATE, Holders, Saver, place, retain, save
+from proximo.training.collect import Collected
+from proximo.training.config import RunConfig
+from proximo.training.evaluate import Evaluation
+from proximo.training.runlog import RunLog
+from proximo.training.state import Best, Standing, read_standing, write_standing
+
+
+class Keeper:
+    """Notes and saves where a run stands.
+
+    What is noted at a boundary between two steps is small and a copy; weights and moments are not copied. So a step
+    that is given up before its first update has changed nothing of what is saved.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        holders: Holders,
+        tokenizer: PreTrainedTokenizerBase,
+        log: RunLog,
+        warned: Callable[[int, str], None],
+    ) -> None:
+        """`warned` tells a person about a step."""
+        self._config, self._holders, self._tokenizer, self._log = config, holders, tokenizer, log
+        self._warned, self._saver = warned, Saver(log.event, warned)
+        self._saved: int | None = None
+        """The step of the newest checkpoint."""
+        self._began, self._spent = time.perf_counter(), 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Spent on the run, earlier attempts included up to where they were gone on from."""
+        return self._spent + time.perf_counter() - self._began
+
+    def restored(self, point: Path, task: Task) -> Standing:
+        """Where a checkpoint stands, with all parts of the run brought there."""
+        standing = read_standing(point / STATE, task, self._config.seed)
+        self._holders.restore(point, standing)
+        self._log.rewind(standing.sizes, standing.step)
+        self._saved, self._spent = standing.step, standing.seconds
+        return standing
+
+    def noted(self, standing: Standing) -> Standing:
+        """As everything is now."""
+        return self._holders.remember(
+            replace(standing, sizes=self._log.sizes(), seconds=self.seconds, run=self._log.identity)
+        )
+
+    def stepped(self, standing: Standing, collected: Collected) -> Standing:
+        """After a step."""
+        generated = standing.generated + collected.sampled_tokens
+        step = standing.step + 1
+        return self.noted(
+            replace(standing, step=step, frontier=collected.frontier, generated=generated, evaluated=False)
+        )
+
+    def evaluated(self, standing: Standing, found: Evaluation) -> Standing:
+        """After an evaluation between two steps."""
+        best = standing.best
+        if best is None or found.outcome > best.outcome:  # one that is not a number is no better than any
+            best = Best(standing.step, found.outcome) if found.outcome == found.outcome else best
+        return self.noted(replace(standing, evaluated=True, best=best))
+
+    def consider(self, standing: Standing) -> None:
+        """Save, where that is due."""
+        options, step = self._config.checkpoints, standing.step
+        is_best = options.keep_best and standing.best is not None and standing.best.step == step
+        if step and (step % options.every == 0 or step == self._config.steps or is_best):
+            self.save(standing)
+
+    def save(self, standing: Standing) -> None:
+        """Unless that has been done already. A failure is reported; the last checkpoint of a run must not fail."""
+        step = standing.step
+        if self._saved != step and self._saver.save(
+            step, lambda: self._write(standing), last=step == self._config.steps
+        ):
+            self._saved = step
+            self._retain(standing)
+
+    def path(self, step: int) -> Path:
+        return place(self._log.folder / CHECKPOINTS, step)
+
+    def _write(self, standing: Standing) -> None:
+        found = self._log.settle()
+        assert found == standing.sizes, f"rows were written behind the state's back: {found}, {standing.sizes}"
+
+        def state(folder: Path) -> None:
+            write_standing(folder, standing)
+            self._holders.write(folder, standing)
+
+        save(self._log.folder, standing.step, self._holders.learner.model, self._tokenizer, state)
+
+    def _retain(self, standing: Standing) -> None:
+        try:
+            retain(self._log.folder, self._config.checkpoints, standing.best and standing.best.step)
+        except OSError as error:
+            message = f"an old checkpoint cannot be removed: {error}"
+            self._log.event(standing.step - 1, "remove_failed", message)
+            self._warned(standing.step - 1, message)

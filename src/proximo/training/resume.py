@@ -1,0 +1,222 @@
+"""Starting a run, and going on with it: the same command does both.
+
+A run's folder belongs to one process at a time. What was written in it decides how things go on: from the newest
+checkpoint that is whole, from nothing where there is none, or not at all where the run is finished.
+"""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from proximo.machine import Machine
+from proximo.storage.folders import tidy, write_file
+from proximo.storage.lines import Lines
+from proximo.storage.locks import NAME as LOCK
+from proximo.storage.locks import FolderLock
+from proximo.training.checkpoints import CHECKPOINTS, STATE, newest_valid, step_of
+from proximo.training.runlog import EVENTS, METRICS, RunLog, facts
+from proximo.training.sameness import changed_files, differences, fingerprints, refuse_changes
+from proximo.training.state import read_origin
+from proximo.training.stopping import Stopped
+
+RESULT = "result.json"
+WITHOUT_NUMBERS = (LOCK, "config.toml", "run.json", EVENTS)
+COMPARED = ("python", "torch", "transformers", "processor")
+"""Facts about a process that decide over the last bits of its numbers."""
+
+
+class Attempt:
+    """One process's work on a run; made by `begin`. Nothing is written before `start`."""
+
+    def __init__(self, folder: Path, config_toml: str, points: Path, allowed: Sequence[str]) -> None:
+        self.folder, self._config_toml, self._points = folder, config_toml, points
+        self._record = _read_record(folder)
+        self._fingerprints = fingerprints(config_toml)
+        self._changes: dict[str, str] = {}
+        self.point: Path | None = None
+        """The checkpoint to go on from."""
+        self.damaged: list[str] = []
+        """What is wrong with newer ones."""
+        self.result: dict[str, Any] | None = None
+        """Of a run that is finished."""
+        if self._record is not None:
+            self._look(allowed)
+        self.number = 1 if self._record is None else len(self._record["attempts"]) + 1
+        self.log = RunLog(folder, self.number, self._identity())
+        self.started = False
+
+    @property
+    def machine(self) -> Machine | None:
+        """What the run computes with, chosen when it began; another choice would give other bits."""
+        return None if self._record is None else Machine.from_dict(self._record["machine"])
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was computed yet: such a run may still become another."""
+        return all(path.name in WITHOUT_NUMBERS or not path.stat().st_size for path in self.folder.iterdir())
+
+    @property
+    def remark(self) -> str | None:
+        """What a person is told before it begins; None of a new run."""
+        if self._record is None:
+            return None
+        place = "from its beginning" if self.point is None else f"after step {step_of(self.point)}"
+        return f"{self.folder}: going on {place} (attempt {self.number})"
+
+    def start(self) -> RunLog:
+        """Write down that it begins; the log is to be rewound to where the run goes on from."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        tidy(self.folder)
+        tidy(self._points)
+        (self.folder / RESULT).unlink(missing_ok=True)
+        now = facts()
+        first = {"identity": self._identity(), "fingerprints": self._fingerprints, "attempts": []}
+        record = self._record or {**now, **first}
+        if self._changes:
+            record = {**record, "fingerprints": self._fingerprints}
+        attempts = list(record["attempts"])
+        if attempts:
+            attempts[-1].setdefault("ended", "died")
+        others = [
+            f"{name} {attempts[-1][name]} then, {now[name]} now" for name in COMPARED if _differ(attempts, now, name)
+        ]
+        attempts.append(
+            {
+                "number": self.number,
+                "started": datetime.now().isoformat(" ", "seconds"),
+                "argv": now["argv"],
+                **{name: now[name] for name in COMPARED},
+                "from": None if self.point is None else self.point.name,
+                **({"changes": self._changes} if self._changes else {}),
+            }
+        )
+        self._record = {**record, "attempts": attempts}
+        self.log.start(self._config_toml, self._record)
+        self.started = True
+        step = -1 if self.point is None else step_of(self.point) - 1
+        for message in self.damaged:
+            self.log.event(step, "damaged_checkpoint", f"{message}; passed over")
+        if self.number > 1:
+            self.log.event(step, "resumed", self.remark or "")
+        for field, what in self._changes.items():
+            self.log.event(step, "changed", f"{field} {what}")
+        for what in others:
+            self.log.event(step, "other_software", f"{what}: numbers may differ in their last digits")
+        return self.log
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write down what the run has to say; from now on it is finished."""
+        write_file(self.folder / RESULT, (json.dumps(result) + "\n").encode())
+        self.end("finished")
+
+    def end(self, how: str) -> None:
+        """For run.json; a disk that is full by now is not worth another error."""
+        if self.started and self._record is not None:
+            self._record["attempts"][-1].setdefault("ended", how)
+            with suppress(OSError):
+                self.log.record(self._record)
+
+    def _look(self, allowed: Sequence[str]) -> None:
+        """At what earlier attempts have left."""
+        assert self._record is not None
+        before = (self.folder / "config.toml").read_text(encoding="utf-8")
+        self._changes = differences(before, self._config_toml)
+        for field, what in changed_files(self._record["fingerprints"], self._fingerprints).items():
+            self._changes.setdefault(field, what)
+        if not self.is_empty:
+            refuse_changes(self.folder, self._changes, allowed, self._config_toml)
+        self.point, self.damaged = newest_valid(self._points, self._complaint)
+        if not self._changes:
+            self.result = self._finished()
+
+    def _identity(self) -> str:
+        """By what the run began with, so that the same run has the same anywhere."""
+        if self._record is not None:
+            return self._record["identity"]
+        return hashlib.sha256(json.dumps([self._config_toml, self._fingerprints]).encode()).hexdigest()
+
+    def _complaint(self, point: Path) -> str | None:
+        """Of a checkpoint whose run has lost rows since."""
+        try:
+            run, sizes = read_origin(point / STATE)
+        except (OSError, ValueError, KeyError):
+            return "it holds no state to go on from"
+        if run != self._identity():
+            return "it belongs to another run"
+        short = [name for name, size in sizes.items() if Lines(self.folder / name).size < size]
+        return f"{', '.join(short)} has less rows than when it was saved" if short else None
+
+    def _finished(self) -> dict[str, Any] | None:
+        try:
+            result = json.loads((self.folder / RESULT).read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            self.damaged.append(f"{self.folder / RESULT} cannot be read")
+            return None
+        last, damaged = newest_valid(self.folder / CHECKPOINTS)
+        whole = "checkpoint" not in result or (last is not None and last.name == result["checkpoint"] and not damaged)
+        return result if whole else None
+
+
+@contextmanager
+def begin(
+    folder: Path, config_toml: str, *, points: str = CHECKPOINTS, allowed: Sequence[str] = ()
+) -> Iterator[Attempt]:
+    """Take a run's folder; ValueError where somebody else has it, or it holds another run than this config's.
+
+    Example: with begin(Path("runs/a"), toml.dumps(config)) as attempt: ...
+    """
+    existed = folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    attempt = None
+    try:
+        with FolderLock(folder):
+            attempt = Attempt(folder, config_toml, folder / points, allowed)
+            try:
+                yield attempt
+            except BaseException as error:
+                attempt.end(_ending(error))
+                raise
+    finally:
+        if not existed and (attempt is None or not attempt.started):
+            with suppress(OSError):  # not empty: somebody else has begun to use it
+                folder.rmdir()
+
+
+def _read_record(folder: Path) -> dict[str, Any] | None:
+    """The run.json of a run that can be gone on with; None where there is no run."""
+    try:
+        record = json.loads((folder / "run.json").read_text())
+        tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+        known = isinstance(record, dict) and isinstance(record["identity"], str)
+        if known and isinstance(record["attempts"], list) and isinstance(record["machine"], dict):
+            return record
+    except FileNotFoundError:
+        if not any((folder / name).exists() for name in ("run.json", METRICS)):
+            return None
+    except (KeyError, ValueError):
+        pass
+    raise ValueError(
+        f"--run {folder}: there is a run in this folder already, which cannot be gone on with (its run.json or "
+        "config.toml is missing, damaged or of an earlier version); choose another name or remove it"
+    )
+
+
+def _differ(attempts: Sequence[Mapping[str, Any]], now: Mapping[str, object], name: str) -> bool:
+    return bool(attempts) and attempts[-1].get(name) != now[name]
+
+
+def _ending(error: BaseException) -> str:
+    match error:
+        case Stopped():
+            return f"stopped by {error.signal.name}"
+        case KeyboardInterrupt():
+            return "interrupted"
+        case _:
+            return f"failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"

@@ -1,0 +1,97 @@
+"""Whether a run that is gone on with is still the same run: its config field by field, and the files it names."""
+
+import hashlib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from proximo.models.shipped import resolve
+from proximo.storage.folders import MANIFEST, file_hash
+
+FREE = ("checkpoints",)
+FREE_NAMES = ("save_every",)
+"""Tables, and fields of any table, that may change at any time: when a run is saved changes no number."""
+NAMES_FILES = ("model", "path", "held_out", "reference", "reference_logprobs")
+"""Fields whose value may be a file or a model's folder."""
+MISSING = object()
+
+
+def differences(old_toml: str, new_toml: str) -> dict[str, str]:
+    """Fields that are not the same and may not change just so, with what they were and are."""
+    old, new = dict(_flat(tomllib.loads(old_toml))), dict(_flat(tomllib.loads(new_toml)))
+    found = {}
+    for field in sorted(old.keys() | new.keys()):
+        before, after = old.get(field, MISSING), new.get(field, MISSING)
+        if (before != after or type(before) is not type(after)) and not _is_free(field):
+            found[field] = f"was {_said(before)}, now {_said(after)}"
+    return found
+
+
+def fingerprints(config_toml: str) -> dict[str, str]:
+    """SHA-256 of the files that a config names, by field. A model that is not in a folder has none."""
+    found = {}
+    for field, value in _flat(tomllib.loads(config_toml)):
+        if isinstance(value, str) and field.rpartition(".")[2] in NAMES_FILES:
+            path = Path(value) if Path(value).is_file() else Path(resolve(value))
+            if path.is_file():
+                found[field] = file_hash(path)
+            elif path.is_dir():
+                found[field] = folder_hash(path)
+    return found
+
+
+def folder_hash(folder: Path) -> str:
+    """Of all files in it, not of those in folders below: a checkpoint's state is no part of its model."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        if file.is_file() and file.name != MANIFEST:
+            digest.update(f"{file.name} {file_hash(file)}\n".encode())
+    return digest.hexdigest()
+
+
+def changed_files(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
+    """Fields whose files have other contents, or are gone."""
+    said = "its files were others when the run began"
+    return {field: said if field in new else "its files are gone" for field in old if old[field] != new.get(field)}
+
+
+def refuse_changes(folder: Path, found: Mapping[str, str], allowed: Sequence[str], known: str) -> None:
+    """Raise ValueError for differences that are not allowed; `known` is a config that knows all fields."""
+    fields = {field for field, _ in _flat(tomllib.loads(known))} | found.keys()
+    for name in allowed:
+        if not any(_covers([name], field) for field in fields):
+            raise ValueError(f"--allow-change {name}: the config has no such field")
+    refused = {field: what for field, what in found.items() if not _covers(allowed, field)}
+    if refused:
+        lines = [f"  {field} {what}  (--allow-change {field})" for field, what in refused.items()]
+        raise ValueError(
+            f"--run {folder} holds a run with another config. Give its own, choose another name, or allow each "
+            "change:\n" + "\n".join(lines)
+        )
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """All fields by their dotted names; items of an array by their numbers."""
+    match value:
+        case dict():
+            for key, item in value.items():
+                yield from _flat(item, f"{path}.{key}" if path else key)
+        case [dict(), *_]:
+            for number, item in enumerate(value):
+                yield from _flat(item, f"{path}[{number}]")
+        case _:
+            yield path, value
+
+
+def _is_free(field: str) -> bool:
+    return _covers(FREE, field) or field.rpartition(".")[2] in FREE_NAMES
+
+
+def _covers(names: Sequence[str], field: str) -> bool:
+    """Whether one of the names is this field, or a table around it."""
+    return any(field == name or field.startswith((f"{name}.", f"{name}[")) for name in names)
+
+
+def _said(value: object) -> str:
+    return "not given" if value is MISSING else repr(value)

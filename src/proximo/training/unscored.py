@@ -1,0 +1,62 @@
+"""Watches how much of a step could not be scored, and stops a run whose grader has failed."""
+
+from collections.abc import Mapping, Sequence
+
+from proximo.rewards import GraderFailed
+from proximo.rewards.failures import TALLY, Failures
+from proximo.types import Group
+
+STEPS = 3
+"""So many steps in a row with too many unscored completions stop the run."""
+
+
+class UnscoredWatch:
+    """Told of every step; says what is new, once a kind and again when it has become ten times as much."""
+
+    def __init__(self, most: float) -> None:
+        """`most` is the share of a step's completions that may be unscored."""
+        self.most = most
+        self._bad_steps = self._unscored = self._completions = 0
+        self._total: dict[tuple[str, str], int] = {}
+        self._said: dict[tuple[str, str], int] = {}
+        self._examples: dict[tuple[str, str], str] = {}
+
+    def look(self, groups: Sequence[Group]) -> list[str]:
+        """Count a step's completions; lines for a person."""
+        rewards = [rollout.grade.verdict for group in groups for rollout in group.rollouts]
+        self._unscored, self._completions = sum(reward != reward for reward in rewards), len(rewards)
+        is_bad = self._unscored > self.most * self._completions
+        self._bad_steps = self._bad_steps + 1 if is_bad else 0
+        if not is_bad:
+            self._examples.clear()
+        return self.lines()
+
+    def check(self) -> None:
+        """Raises GraderFailed where the run should not go on."""
+        if self._bad_steps < STEPS:
+            return
+        failures = "".join(f"\n  {example}" for example in self._examples.values())
+        raise GraderFailed(
+            f"{self._unscored} of {self._completions} completions could not be scored, and in each of the last "
+            f"{STEPS} steps more than rewards.most_unscored = {self.most:g} of them: correct the grader, then give the "
+            f"same command again{failures}"
+        )
+
+    def lines(self) -> list[str]:
+        """What went wrong inside graders since the last look, as far as it is news."""
+        lines = []
+        for failures in TALLY.take():
+            key = failures.grader, failures.kind
+            self._total[key] = self._total.get(key, 0) + failures.unscored
+            self._examples.setdefault(key, str(failures))
+            if key not in self._said or self._total[key] >= 10 * max(self._said[key], 1):
+                self._said[key] = self._total[key]
+                lines.append(str(Failures(*key, self._total[key], failures.example)))
+        return lines
+
+    def state(self) -> dict[str, int]:
+        """What a resumed run needs to stop where this one would."""
+        return {"bad_steps": self._bad_steps}
+
+    def load(self, state: Mapping[str, int]) -> None:
+        self._bad_steps = state["bad_steps"]

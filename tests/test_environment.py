@@ -1,0 +1,116 @@
+"""Odd surroundings: no terminal, a dumb or narrow one, no UTF-8, no reader, no home, a missing extra."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+from proximo import toml
+from proximo.cli import main
+from proximo.training.config import RunConfig
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+SECONDS = 120
+RUN = """steps = 1
+[task]
+type = "Echo"
+alphabet = "éab"
+held_out = 4
+[evaluation]
+problems = 2
+[training]
+groups = 1
+group_size = 2
+minibatches = 1
+"""
+
+
+def proximo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "proximo.cli", *arguments]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, check=False, timeout=SECONDS)
+
+
+def test_a_reader_that_has_seen_enough():
+    command = [sys.executable, "-m", "proximo.cli", "tasks"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        error = process.stderr.read()
+        assert process.wait(SECONDS) == 141
+    assert error == b""
+
+
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_streams_that_were_never_open(closed):
+    script = f'exec "{sys.executable}" -m proximo.cli explain grpo {closed}>&-'
+    done = subprocess.run(["sh", "-c", script], capture_output=True, check=False, timeout=SECONDS)
+    assert done.returncode == 0
+    assert done.stderr == b""
+    assert (b"GRPO" in done.stdout) == (closed == "2")
+
+
+def test_a_narrow_dumb_terminal_without_colours_or_utf8():
+    done = proximo("explain", "grpo", **ASCII, TERM="dumb", NO_COLOR="1", COLUMNS="40")
+    assert done.returncode == 0
+    assert done.stderr == b""
+    assert done.stdout.isascii()
+    assert b"\x1b" not in done.stdout
+    assert b"GRPO" in done.stdout
+
+
+def test_a_home_where_nothing_can_be_written(tmp_path):
+    """What is measured of the machine cannot be kept; the command works all the same."""
+    done = proximo("train", "--dry-run", HOME="/proc/nobody", XDG_CACHE_HOME="", HF_HOME=str(tmp_path / "none"))
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"# machine: " in done.stdout
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_run_without_utf8_writes_utf8(tmp_path):
+    (tmp_path / "run.toml").write_text(RUN, encoding="utf-8")
+    done = proximo("train", str(tmp_path / "run.toml"), "--run", str(tmp_path / "run"), "--json", **ASCII)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.isascii()
+    assert done.stderr.isascii()
+    written = toml.load(str(tmp_path / "run" / "config.toml"), RunConfig)
+    assert written == toml.load(str(tmp_path / "run.toml"), RunConfig)
+
+
+def test_a_run_on_a_narrow_terminal(tmp_path):
+    """The live view, on a terminal of 40 columns."""
+    (tmp_path / "run.toml").write_text(RUN, encoding="utf-8")
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "proximo.cli", "train", str(tmp_path / "run.toml"), "--run", str(tmp_path / "run")]
+    environment = {**os.environ, "COLUMNS": "40", "LINES": "10", "TERM": "xterm"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=follower, env=environment) as process:
+        os.close(follower)
+        shown = b""
+        while piece := _read(leader):
+            shown += piece
+        assert process.wait(SECONDS) == 0, shown.decode(errors="replace")
+    os.close(leader)
+    lines = re.sub("\x1b\\[[0-9;?]*[A-Za-z]|\r", "\n", shown.decode()).splitlines()
+    assert any("step 1/1" in line for line in lines)
+    assert max(map(len, lines)) <= 40
+    assert "Traceback" not in shown.decode()
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # Linux says so when the other end is closed
+        return b""
+
+
+def test_a_missing_extra_names_the_install_command(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "--task.type", "Gym", "--task.name", "chain_sum"])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert 'pip install "proximo[gym]"' in error
+    assert len(error.splitlines()) == 1

@@ -1,0 +1,593 @@
+"""A run that was killed and gone on with is the run that was not: to the last bit, from every step."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from proximo import toml
+from proximo.algorithms import DAPO, GRPO, PPO, Algorithm
+from proximo.cli import main
+from proximo.data import DataFile
+from proximo.maths import AdaptiveKl, KlReward
+from proximo.models import load_model, tiny_model, tiny_tokenizer
+from proximo.models.values import OwnLayers, OwnModel, TrunkHead
+from proximo.samplers import SamplingOptions
+from proximo.samplers.mismatch import Mismatch
+from proximo.storage.folders import complaints
+from proximo.storage.lines import Lines
+from proximo.storage.locks import FolderLock
+from proximo.tasks.arithmetic import Arithmetic
+from proximo.training.checkpoints import CHECKPOINTS, MOST_FAILURES, newest_valid, saved, step_of
+from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
+from proximo.training.dpo import DpoConfig, dpo
+from proximo.training.fitting import FitOptions
+from proximo.training.ledger import check_ledger
+from proximo.training.outcome import Outcome
+from proximo.training.resume import begin
+from proximo.training.reward_model import RewardModelConfig, train_reward_model
+from proximo.training.rl import Run, train
+from proximo.training.runlog import RunLog
+from proximo.training.sameness import differences
+from proximo.training.sft import SftConfig, sft
+from proximo.training.stopping import Stopped
+
+
+class Quiet:
+    """Says nothing, and can be asked to stop something at a step."""
+
+    def __init__(self, at: Callable[[int], None] = lambda _: None) -> None:
+        self.at, self.warnings = at, list[str]()
+
+    def start(self, steps, before) -> None: ...
+    def stepped(self, step, metrics, seconds, collected) -> None:
+        self.at(step)
+
+    def evaluated(self, step, evaluation) -> None: ...
+    def warned(self, step, message) -> None:
+        self.warnings.append(message)
+
+    def stop(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def ordinary_precision():
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(torch.float64)
+
+
+def config(algorithm: Algorithm = GRPO, **changes) -> RunConfig:
+    small = RunConfig(
+        algorithm=algorithm,
+        task=Arithmetic(operations=("+",), digits=2, terms=2, held_out=8),
+        device="cpu",
+        sampling=SamplingOptions(max_tokens=6),
+        training=TrainingOptions(groups=4, group_size=4, minibatches=2, learning_rate=1e-4, warmup_steps=2),
+        evaluation=EvaluationOptions(problems=4),
+        checkpoints=CheckpointOptions(every=1, keep=100),
+        steps=4,
+    )
+    return replace(small, **changes)
+
+
+def trained(settings: RunConfig, folder: Path, progress: Quiet | None = None) -> Outcome:
+    return train(Run(settings, folder, progress or Quiet()), toml.dumps(settings))
+
+
+def numbers(folder: Path) -> dict[str, Any]:
+    """Everything that must be the same in both runs."""
+    last = saved(folder / CHECKPOINTS)[0]
+    standing = json.loads((last / "state" / "standing.json").read_text())
+    del standing["seconds"], standing["run"]  # the clock, and how the run began: perhaps with fewer steps
+    result = json.loads((folder / "result.json").read_text())
+    del result["seconds"]
+    files = [*last.glob("*.safetensors"), *last.glob("state/*.safetensors"), *folder.glob("rollouts/*.parquet")]
+    files += [folder / "metrics.jsonl", folder / "ledger.jsonl"]
+    return {"standing": standing, "result": result} | {
+        str(file.relative_to(folder)): file.read_bytes() for file in files
+    }
+
+
+def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        assert found[name] == wanted[name], name  # the first that differs
+
+
+def left_after(step: int, whole: Path, folder: Path) -> Path:
+    """What a run leaves that dies somewhere after this step was saved: logs go on behind it."""
+    ignore = [path.name for path in saved(whole / CHECKPOINTS) if step_of(path) != step]
+    shutil.copytree(whole, folder, ignore=shutil.ignore_patterns(*ignore, "result.json"))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 99, "torn')
+    return folder
+
+
+RUNS = {
+    "grpo": config(),
+    "grpo, two epochs": config(training=TrainingOptions(groups=4, group_size=4, minibatches=2, epochs=2)),
+    "dapo": config(DAPO, training=TrainingOptions(groups=3, group_size=4, minibatches=1, learning_rate=1e-4), steps=5),
+    "dapo, same prompt": config(DAPO, training=replace(config().training, refill="same_prompt"), steps=3),
+    "ppo": config(PPO, value=ValueOptions(TrunkHead()), steps=3),
+    "ppo, own layers": config(PPO, value=ValueOptions(OwnLayers(1), pretrain_steps=1), steps=3),
+    "ppo, own model": config(PPO, value=ValueOptions(OwnModel()), steps=3),
+    "reset reference": config(training=replace(config().training, reset_reference_every=1)),
+    "lagging sampler": config(mismatch=Mismatch(precision="bfloat16", lag=2), steps=5),
+    "adaptive kl": config(replace(PPO, shape=KlReward(0.1, controller=AdaptiveKl(target=1.0, horizon=8))), steps=3),
+    "evaluated": config(evaluation=EvaluationOptions(problems=4, every=1), steps=3),
+}
+
+
+EVERY_STEP = ("dapo",)
+"""The others go on from one step in the middle here, and from each in the fault suite."""
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory) -> Callable[[str], Path]:
+    """The folder of a run that nobody has disturbed, by name; made when it is first asked for."""
+    root = tmp_path_factory.mktemp("golden")
+
+    def folder(name: str) -> Path:
+        if not (root / name).exists():
+            trained(RUNS[name], root / name)
+        return root / name
+
+    return folder
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_same_bits_wherever_it_went_on_from(name, golden, tmp_path):
+    settings, whole = RUNS[name], golden(name)
+    wanted = numbers(whole)
+    for step in range(1, settings.steps + 1) if name in EVERY_STEP else [settings.steps - 1]:
+        folder = left_after(step, whole, tmp_path / str(step))
+        trained(settings, folder)
+        assert_same(numbers(folder), wanted)
+        [first, second] = json.loads((folder / "run.json").read_text())["attempts"]
+        assert (first["number"], first["from"], second["from"]) == (1, None, f"step-{step:06d}")
+    proof = check_ledger(
+        whole, json.loads((saved(whole / CHECKPOINTS)[0] / "state/standing.json").read_text())["next_problem"]
+    )
+    assert proof.wrong == ()
+    assert proof.drawn == sum(proof.states.values()) > 0
+
+
+def test_the_runs_reach_what_they_are_to_test(golden):
+    """Carried groups, filtered ones, a moved coefficient, older weights: there is something to get wrong."""
+    assert any(row.get("carried_groups") for row in Lines(golden("dapo") / "metrics.jsonl"))
+    assert {"trained", "filtered"} <= check_ledger(golden("dapo")).states.keys()
+    assert "carried" in [row["state"] for row in Lines(golden("dapo") / "ledger.jsonl")]
+    coefficients = {row.get("kl_coefficient") for row in Lines(golden("adaptive kl") / "metrics.jsonl")}
+    assert len(coefficients - {None}) == 3
+    assert (golden("lagging sampler") / CHECKPOINTS / "step-000002" / "state" / "sampler.safetensors").exists()
+    checkpoints = saved(golden("reset reference") / CHECKPOINTS)
+    assert [(path / "state" / "reference.safetensors").exists() for path in checkpoints] == [True, True, True, False]
+
+
+def test_state_that_is_lost_is_noticed(golden, tmp_path):
+    """The comparison above can fail: without its moments, or its place among the problems, a run is another."""
+    whole = golden("grpo")
+    for name, file in (("moments", "optimizer.safetensors"), ("place", "standing.json")):
+        folder = left_after(2, whole, tmp_path / name)
+        state = folder / CHECKPOINTS / "step-000002" / "state"
+        if name == "place":
+            facts = json.loads((state / file).read_text())
+            (state / file).write_text(json.dumps(facts | {"next_problem": facts["next_problem"] + 1}))
+        else:
+            (state / file).unlink()
+        (state.parent / "manifest.json").unlink()
+        assert complaints(state.parent) == ["manifest.json: No such file or directory"]
+        run = Run(config(), folder, Quiet())
+        reseal(state.parent)
+        train(run, toml.dumps(config()))
+        assert numbers(folder)["metrics.jsonl"] != numbers(whole)["metrics.jsonl"]
+    assert check_ledger(tmp_path / "place").wrong == ("draw 8 is missing",)
+
+
+def reseal(folder: Path) -> None:
+    """A manifest for a folder as it is."""
+    from proximo.storage.folders import _seal
+
+    _seal(folder)
+
+
+# Killed for real
+
+TINY = ["--training.groups", "3", "--training.group-size", "4", "--training.minibatches", "1", "--steps", "8"]
+TINY += ["--evaluation.problems", "4", "--evaluation.every", "3", "--checkpoints.every", "1", "--algorithm", "dapo"]
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "proximo.cli", "train", "--run", str(folder), *TINY, *more]
+
+
+def test_kills_at_random_moments_change_nothing(tmp_path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    whole = subprocess.Popen(command(tmp_path / "whole"), stderr=subprocess.DEVNULL, env=environment)
+    chance, killed = random.Random(5), []
+    for _ in range(2):
+        process = subprocess.Popen(
+            command(tmp_path / "killed"), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment
+        )
+        assert process.stderr is not None
+        # A moment within the run, not within the imports: so many lines on, and a little.
+        for _ in range(chance.randint(2, 4)):
+            process.stderr.readline()
+        time.sleep(chance.random() * 0.3)
+        process.kill()
+        killed.append(process.wait(timeout=60))
+        process.stderr.close()
+        assert check_ledger(tmp_path / "killed").wrong == ()
+    assert killed == [-signal.SIGKILL] * 2  # the fault happened
+    subprocess.run(command(tmp_path / "killed"), capture_output=True, check=True, timeout=300, env=environment)
+    assert whole.wait(timeout=300) == 0
+    wanted = numbers(tmp_path / "whole")
+    assert_same(numbers(tmp_path / "killed"), wanted)
+    attempts = json.loads((tmp_path / "killed" / "run.json").read_text())["attempts"]
+    assert [each["number"] for each in attempts] == list(range(1, len(attempts) + 1))
+    assert [each["ended"] for each in attempts] == ["died"] * (len(attempts) - 1) + ["finished"]
+
+
+# What is in the way
+
+
+def test_damaged_checkpoints_are_named_and_passed_over(golden, tmp_path):
+    whole = golden("grpo")
+    folder = tmp_path / "damaged"
+    shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("result.json"))
+    (folder / CHECKPOINTS / "step-000004" / "model.safetensors").write_bytes(b"")
+    (folder / CHECKPOINTS / "step-000003" / "state" / "random.safetensors").unlink()
+    (folder / CHECKPOINTS / "step-000005.partial").mkdir()
+    trained(config(), folder)
+    assert_same(numbers(folder), numbers(whole))
+    events = list(Lines(folder / "events.jsonl"))
+    assert [(row["kind"], row["attempt"]) for row in events] == [("damaged_checkpoint", 2)] * 2 + [("resumed", 2)]
+    assert "step-000004 is damaged (model.safetensors: 0 bytes" in events[0]["message"]
+    assert "step-000003 is damaged (state/random.safetensors: missing)" in events[1]["message"]
+    assert not (folder / CHECKPOINTS / "step-000005.partial").exists()
+
+
+def test_a_checkpoint_of_another_run_is_passed_over(golden, tmp_path):
+    other = replace(config(), seed=1)
+    trained(other, tmp_path / "other")
+    folder = left_after(2, golden("grpo"), tmp_path / "mixed")
+    shutil.copytree(tmp_path / "other" / CHECKPOINTS / "step-000003", folder / CHECKPOINTS / "step-000003")
+    trained(config(), folder)
+    assert_same(numbers(folder), numbers(golden("grpo")))
+    [message] = [row["message"] for row in Lines(folder / "events.jsonl") if row["kind"] == "damaged_checkpoint"]
+    assert "step-000003 is damaged (it belongs to another run)" in message
+
+
+@pytest.mark.parametrize("damage", ["gone", "config = [", "run.json"])
+def test_a_run_without_its_papers_is_refused(damage, golden, tmp_path, capsys):
+    folder = left_after(2, golden("grpo"), tmp_path / "run")
+    if damage == "gone":
+        (folder / "config.toml").unlink()
+    else:
+        (folder / (damage if damage.endswith(".json") else "config.toml")).write_text("config = [")
+    with pytest.raises(ValueError, match="cannot be gone on with .its run.json or config.toml is missing, damaged"):
+        trained(config(), folder)
+
+
+def test_without_a_valid_checkpoint_it_begins_again(golden, tmp_path):
+    folder = left_after(2, golden("grpo"), tmp_path / "again")
+    (folder / CHECKPOINTS / "step-000002" / "manifest.json").write_text("{}")
+    trained(config(), folder)
+    assert_same(numbers(folder), numbers(golden("grpo")))
+
+
+def test_rows_that_are_gone_make_an_older_checkpoint_the_newest(golden, tmp_path):
+    whole = golden("grpo")
+    folder = tmp_path / "short"
+    shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("result.json"))
+    first = json.loads((folder / CHECKPOINTS / "step-000001/state/standing.json").read_text())["sizes"]
+    Lines(folder / "ledger.jsonl").cut(first["ledger.jsonl"])
+    with begin(folder, toml.dumps(config())) as attempt:
+        assert attempt.point == folder / CHECKPOINTS / "step-000001"
+        assert "ledger.jsonl has less rows than when it was saved" in attempt.damaged[0]
+    trained(config(), folder)
+    assert_same(numbers(folder), numbers(whole))
+
+
+def test_a_changed_config_is_refused_field_by_field(tmp_path, capsys):
+    flags = ["train", "--run", str(tmp_path / "a"), *TINY, "--steps", "1"]
+    assert main(flags) == 0
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        main([*flags, "--training.learning-rate", "0.5", "--seed", "3"])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert "seed was 0, now 3  (--allow-change seed)" in error
+    assert "training.learning_rate was 2e-05, now 0.5  (--allow-change training.learning_rate)" in error
+    with pytest.raises(SystemExit):
+        main([*flags, "--seed", "3", "--allow-change", "sead"])
+    assert "--allow-change sead: the config has no such field" in capsys.readouterr().err
+    # What is allowed by name goes on, and is written down; checkpoints may change at any time.
+    more = ["--allow-change", "steps", "--allow-change=training.learning-rate", "--checkpoints.keep", "7"]
+    assert main([*flags, "--steps", "2", "--training.learning-rate", "0.001", *more]) == 0
+    attempts = json.loads((tmp_path / "a" / "run.json").read_text())["attempts"]
+    assert attempts[1]["changes"].keys() == {"steps", "training.learning_rate"}
+    assert [row["step"] for row in Lines(tmp_path / "a" / "metrics.jsonl")] == [-1, 0, 1, 2]
+    loaded = toml.loads((tmp_path / "a" / "config.toml").read_text(), RunConfig)
+    assert (loaded.steps, loaded.checkpoints.keep) == (2, 7)
+
+
+def test_differences_of_values_kinds_and_pieces():
+    assert differences("a = 1\n[b]\nc = 2\n", "a = 1\n[b]\nc = 2\n") == {}
+    assert differences("a = 1\n", "a = 1.0\n") == {"a": "was 1, now 1.0"}
+    assert differences("[b]\nc = 2\n", "[b]\nd = [1]\n") == {
+        "b.c": "was 2, now not given",
+        "b.d": "was not given, now [1]",
+    }
+    assert differences("[[m]]\np = 1\n", "[[m]]\np = 2\n") == {"m[0].p": "was 1, now 2"}
+    assert differences("[checkpoints]\nevery = 1\n", "[checkpoints]\nevery = 2\n") == {}
+
+
+def test_more_steps_are_the_run_that_had_them_from_the_start(tmp_path):
+    short = config(steps=2, evaluation=EvaluationOptions(problems=4, every=2))
+    long = replace(short, steps=4)
+    trained(long, tmp_path / "long")
+    trained(short, tmp_path / "short")
+    with begin(tmp_path / "short", toml.dumps(long), allowed=["steps"]) as attempt:
+        train(Run(long, tmp_path / "short", Quiet()), toml.dumps(long), attempt)
+    assert_same(numbers(tmp_path / "short"), numbers(tmp_path / "long"))
+
+
+def test_other_files_under_the_same_name_are_refused(tmp_path):
+    for name, seed in (("model", 1), ("other", 2)):
+        tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64, seed=seed).save_pretrained(
+            tmp_path / name
+        )
+        tiny_tokenizer().save_pretrained(tmp_path / name)
+    settings = config(model=str(tmp_path / "model"), steps=1)
+    trained(settings, tmp_path / "run")
+    shutil.copy(tmp_path / "other" / "model.safetensors", tmp_path / "model" / "model.safetensors")
+    with pytest.raises(ValueError, match="model its files were others when the run began  .--allow-change model"):
+        trained(settings, tmp_path / "run")
+    shutil.rmtree(tmp_path / "model")
+    with pytest.raises(ValueError, match="model its files are gone"), begin(tmp_path / "run", toml.dumps(settings)):
+        pass
+
+
+def test_a_run_in_use_is_refused(tmp_path, capsys):
+    (tmp_path / "a").mkdir()
+    with FolderLock(tmp_path / "a"), pytest.raises(SystemExit) as stopped:
+        main(["train", "--run", str(tmp_path / "a"), *TINY])
+    assert stopped.value.code == 2
+    assert f"a is in use by process {os.getpid()} on " in capsys.readouterr().err
+    assert list((tmp_path / "a").iterdir()) == []
+
+
+def test_a_finished_run_says_its_result_again(tmp_path, capsys):
+    flags = ["train", "--run", str(tmp_path / "a"), *TINY, "--steps", "1"]
+    assert main(flags) == 0
+    first = capsys.readouterr()
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*") if path.is_file()}
+    assert main(flags) == 0
+    again = capsys.readouterr()
+    assert again.out == first.out
+    assert "this run is finished" in again.err
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*") if path.is_file()} == before
+    assert main([*flags, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 1
+    load_model(str(saved(tmp_path / "a" / CHECKPOINTS)[0]))
+
+
+def test_a_folder_that_is_refused_is_not_left_behind(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--run", str(tmp_path / "a"), "--model", str(tmp_path / "none")])
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(ValueError, match="there is a run in this folder already, which cannot be gone on with"):
+        trained(config(), tmp_path / "old")
+
+
+# Which checkpoints stay
+
+
+def test_the_newest_and_the_best_stay(tmp_path, monkeypatch):
+    outcomes = iter([0.0, 0.3, 0.9, 0.2, 0.9, 0.1, 0.0])
+    real = Run.evaluate
+
+    def evaluate(self: Run):
+        found, answers = real(self)
+        return replace(found, outcome=next(outcomes)), answers
+
+    monkeypatch.setattr(Run, "evaluate", evaluate)
+    options = CheckpointOptions(every=1, keep=2)
+    small = TrainingOptions(groups=1, group_size=2, minibatches=1)
+    settings = config(steps=6, training=small, evaluation=EvaluationOptions(problems=1, every=1), checkpoints=options)
+    trained(settings, tmp_path / "a")
+    assert [path.name for path in saved(tmp_path / "a" / CHECKPOINTS)] == ["step-000006", "step-000005", "step-000002"]
+    # Only the best is off the beat.
+    outcomes = iter([0.0, 0.3, 0.9, 0.2, 0.8, 0.1, 0.0])
+    trained(replace(settings, checkpoints=CheckpointOptions(every=100, keep=1)), tmp_path / "b")
+    assert [path.name for path in saved(tmp_path / "b" / CHECKPOINTS)] == ["step-000006", "step-000002"]
+    outcomes = iter([0.0, 0.3, 0.9, 0.2, 0.8, 0.1, 0.0])
+    trained(replace(settings, checkpoints=CheckpointOptions(every=100, keep=1, keep_best=False)), tmp_path / "c")
+    assert [path.name for path in saved(tmp_path / "c" / CHECKPOINTS)] == ["step-000006"]
+
+
+# A disk that is full
+
+
+def test_a_save_that_fails_is_tried_again_and_changes_nothing(golden, tmp_path, monkeypatch):
+    wanted = numbers(golden("grpo"))
+    folder, real, failures = tmp_path / "full", os.rename, [1, 2]
+
+    def rename(source, target, **more):
+        if Path(target).name in [f"step-{step:06d}" for step in failures]:
+            raise OSError(28, "No space left on device", str(target))
+        return real(source, target, **more)
+
+    monkeypatch.setattr(os, "rename", rename)
+    progress = Quiet()
+    trained(config(), folder, progress)
+    monkeypatch.undo()
+    assert_same(numbers(folder), wanted)
+    assert [path.name for path in sorted((folder / CHECKPOINTS).iterdir())] == ["step-000003", "step-000004"]
+    assert [row["kind"] for row in Lines(folder / "events.jsonl")] == ["save_failed"] * 2
+    assert "No space left on device" in progress.warnings[0]
+    failures[:] = [1, 2, 3]
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(OSError, match=f"{MOST_FAILURES} saves in a row have failed: make room"):
+        trained(config(), tmp_path / "fuller")
+    assert json.loads((tmp_path / "fuller" / "run.json").read_text())["attempts"][0]["ended"].startswith("failed: ")
+
+
+def test_rows_without_room_wait_and_are_written_later(golden, tmp_path, monkeypatch, capsys):
+    wanted = numbers(golden("grpo"))
+    real, failing = os.write, [False]
+
+    def write(file, data):
+        if failing[0]:
+            raise OSError(28, "No space left on device")
+        return real(file, data)
+
+    monkeypatch.setattr(os, "write", write)
+    settings = config(checkpoints=CheckpointOptions(every=3, keep=100))
+    progress = Quiet(lambda step: failing.__setitem__(0, step == 0))
+    trained(settings, tmp_path / "full", progress)
+    assert_same(numbers(tmp_path / "full"), wanted)
+    assert capsys.readouterr().err.count("the run's log cannot be written") == 1
+    [told] = Lines(tmp_path / "full" / "events.jsonl")  # by the next save, though nothing else happened
+    assert (told["kind"], told["step"]) == ("log_failed", 2)
+    assert [row["step"] for row in Lines(tmp_path / "full" / "timings.jsonl")] == [
+        0,
+        2,
+        3,
+    ]  # what is not numbers is lost
+    log = RunLog(tmp_path / "full", attempt=7)
+    failing[0] = True
+    log.event(3, "lost", "x")
+    failing[0] = False
+    log.event(3, "kept", "y")
+    assert [(row["kind"], row["attempt"]) for row in Lines(tmp_path / "full" / "events.jsonl")][-2:] == [
+        ("log_failed", 7),
+        ("kept", 7),
+    ]
+
+
+# Asked to stop
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_stop_within_a_step_saves_the_step_before(step, golden, tmp_path):
+    """After the rollouts and the measured gap, before an update: what the step has touched by then is not saved."""
+    settings = replace(RUNS["lagging sampler"], checkpoints=CheckpointOptions(every=100))
+    run = Run(settings, tmp_path / "stopped", Quiet())
+    real, seen = run.learner.updates, []
+
+    def updates(batch):
+        seen.append(batch)
+        if len(seen) == step + 1:
+            run.learner.shuffle.manual_seed(0)
+            run.learner.trusts_sampler = not run.learner.trusts_sampler
+            raise Stopped(signal.SIGTERM)
+        return real(batch)
+
+    run.learner.updates = updates
+    with pytest.raises(Stopped):
+        train(run, toml.dumps(settings))
+    [attempt] = json.loads((tmp_path / "stopped" / "run.json").read_text())["attempts"]
+    assert attempt["ended"] == "stopped by SIGTERM"
+    found, damaged = newest_valid(tmp_path / "stopped" / CHECKPOINTS)
+    assert (found and step_of(found), damaged) == (step, [])
+    trained(settings, tmp_path / "stopped")
+    assert_same(numbers(tmp_path / "stopped"), numbers(golden("lagging sampler")))
+
+
+# The stages that learn from files
+
+
+SUMS = [{"prompt": f"{a}+{b}=", "completion": f"{a + b}"} for a in range(8) for b in range(8)]
+PAIRS = [{"prompt": row["prompt"], "chosen": row["completion"], "rejected": "77"} for row in SUMS]
+FIT = FitOptions(epochs=2.0, batch=16, learning_rate=1e-3, evaluate_every=3, save_every=1)
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Callable[[list], DataFile]:
+    folder = tmp_path_factory.mktemp("data")
+
+    def written(rows: list) -> DataFile:
+        path = folder / f"{'pairs' if rows is PAIRS else 'sums'}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return DataFile(str(path), held_out=0.2)
+
+    return written
+
+
+STAGES = {
+    "sft": (sft, lambda data: SftConfig(data(SUMS), model="tiny-arithmetic", fit=FIT, device="cpu")),
+    "reward-model": (train_reward_model, lambda data: RewardModelConfig(data(PAIRS), fit=FIT, device="cpu")),
+    "dpo": (dpo, lambda data: DpoConfig(data(PAIRS), fit=replace(FIT, learning_rate=1e-5), device="cpu")),
+}
+
+
+def stage_numbers(folder: Path) -> dict[str, Any]:
+    result = json.loads((folder / "result.json").read_text())
+    del result["seconds"]
+    [checkpoint] = saved(folder / CHECKPOINTS)
+    files = {"metrics": folder / "metrics.jsonl", "weights": checkpoint / "model.safetensors"}
+    return {"result": result} | {name: file.read_bytes() for name, file in files.items()}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_goes_on_with_the_same_bits(name, data, tmp_path):
+    stage, make = STAGES[name]
+    settings, folder = make(data), tmp_path / "broken"
+    stage(settings, tmp_path / "whole", lambda line: None)
+    wanted = stage_numbers(tmp_path / "whole")
+    for line in ("step 3", "after step 6"):  # said after the step, or after its evaluation, and before it is saved
+
+        def say(said: str, line: str = line) -> None:
+            if line in said:
+                raise Interrupted
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("proximo.training.fitting.SAID_EVERY", 1)
+            with pytest.raises(Interrupted):
+                stage(settings, folder, say)
+    assert [path.name for path in saved(folder / "resume")] == ["step-000005", "step-000004"]
+    with pytest.raises(ValueError, match="seed was 0, now 1"):
+        stage(replace(settings, seed=1), folder, lambda line: None)
+    fitted = stage(settings, folder, lambda line: None)
+    assert_same(stage_numbers(folder), wanted)
+    assert not (folder / "resume").exists()
+    attempts = json.loads((folder / "run.json").read_text())["attempts"]
+    assert [each["from"] for each in attempts] == [None, "step-000002", "step-000005"]
+    assert stage(settings, folder, lambda line: None) == fitted  # finished: said again
+    assert len(json.loads((folder / "run.json").read_text())["attempts"]) == 3
+
+
+def test_a_stage_that_is_asked_to_stop_saves_where_it_is(data, tmp_path):
+    settings = STAGES["sft"][1](data)
+    settings = replace(settings, fit=replace(FIT, save_every=100))
+    sft(settings, tmp_path / "whole", lambda line: None)
+
+    def say(said: str) -> None:
+        if "after step 3" in said:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped):
+        sft(settings, tmp_path / "stopped", say)
+    assert [path.name for path in saved(tmp_path / "stopped" / "resume")] == ["step-000003"]
+    sft(settings, tmp_path / "stopped", lambda line: None)
+    assert_same(stage_numbers(tmp_path / "stopped"), stage_numbers(tmp_path / "whole"))
