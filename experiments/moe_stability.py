@@ -107,7 +107,7 @@ def warm_start(folder: Path, steps: int, device: str) -> None:
     train = encode(tokenizer, reference_examples(Careless(TASK), "train", 128 * steps, 1000), 64, mistakes)
     held_out = encode(tokenizer, reference_examples(Careless(TASK), "held_out", None, 1000), 64, mistakes)
     mistakes.refuse("problems that cannot be encoded:")
-    log = RunLog.fresh(folder)
+    log = RunLog(folder)
     log.start(toml.dumps(options))
     stage = Supervised(model, train, held_out, token_budget=options.token_budget)
     fit(stage, options, tokenizer=tokenizer, log=log, seed=1000, say=partial(print, flush=True))

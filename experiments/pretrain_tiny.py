@@ -92,7 +92,7 @@ def main() -> None:
     train = encode(tokenizer, reference_examples(task, "train", 128 * arguments.steps, 1000), 64, mistakes)
     held_out = encode(tokenizer, reference_examples(task, "held_out", None, 1000), 64, mistakes)
     mistakes.refuse("problems that cannot be encoded:")
-    log = RunLog.fresh(Path(arguments.run))
+    log = RunLog(Path(arguments.run))
     log.start(toml.dumps(options))
     stage = Watched(model, train, held_out, token_budget=options.token_budget)
     fitted = fit(stage, options, tokenizer=tokenizer, log=log, seed=1000, say=partial(print, flush=True))

@@ -205,7 +205,7 @@ KERNEL = (
     Payload("becoming root", "attempt(os.setuid, 0); attempt(os.setgid, 0); attempt(os.setgroups, [0])", bare=False),
     Payload("a device", "attempt(os.mknod, 'disk', 0o60666, os.makedev(254, 0))", bare=False),
     Payload("keys", "attempt(system, 250, 219, 0, -3, 0)"),
-    Payload("io_uring", "new = ctypes.create_stnew_buffer(256)\nattempt(system, 425, 425, 1, ctypes.addressof(new))"),
+    Payload("io_uring", "new = ctypes.create_string_buffer(256)\nattempt(system, 425, 425, 1, ctypes.addressof(new))"),
     Payload("user faults", "attempt(system, 323, 282, 1)"),
     Payload(
         "performance events",

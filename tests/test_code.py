@@ -117,12 +117,14 @@ def test_a_script_that_fails_after_its_answer_is_wrong(task: Code):
 
 def test_a_sandbox_that_dies_leaves_the_completion_unscored_and_is_replaced(task: Code):
     asked = problem(task, function=True)
-    assert outcomes(task, asked, PRIMES) == [1]
+    # Different programs, so many that both servers have been started.
+    assert outcomes(task, asked, *(f"{PRIMES}# {number}" for number in range(12))) == [1] * 12
     servers = [task._sandbox._free.get() for _ in range(2)]
+    for server in servers:
+        task._sandbox._free.put(server)
     for server in servers:
         assert server._process is not None
         os.kill(server._process.pid, signal.SIGKILL)
-        task._sandbox._free.put(server)
     first = outcomes(task, asked, PRIMES, PRIMES + "#", PRIMES)
     assert all(math.isnan(each) for each in first)
     assert [failures.unscored for failures in TALLY.take()] == [3]
@@ -210,6 +212,12 @@ def test_expected_answers_never_enter_the_sandbox(task: Code, sandbox: Sandbox, 
         ("1.5", "inf", False),
         ("1.5", "1_5", False),
         ("", "", True),
+        ("0.000000000001", "0.0", False),
+        ("0.000000000001", "1.0000001e-12", True),
+        ("0.0", "-0.0000000001", True),
+        ("-.5", "-5e-1", True),
+        ("1.", "1.0", True),
+        ("1." + "0" * 500, "1", False),
     ],
 )
 def test_texts(expected: str, said: str, same: bool):
@@ -228,6 +236,9 @@ def test_texts(expected: str, said: str, same: bool):
         (0.1, 0.1 + 1e-9, True),
         (0.1, 0.1001, False),
         (0.5, 10**400, False),
+        (3e-12, 0, False),
+        (3e-12, 3.000001e-12, True),
+        (0.0, 1e-10, True),
         (math.nan, math.nan, True),
         (1.0, math.nan, False),
         ("1", 1, False),
@@ -241,6 +252,64 @@ def test_texts(expected: str, said: str, same: bool):
 )
 def test_values(expected: Any, said: Any, same: bool):
     assert same_value(expected, said) is same
+
+
+@pytest.mark.parametrize("said", ["1" * 10**6 + "x", "1." + "1" * 10**6 + "x", "1e" + "1" * 10**6 + "x", "-" * 10**6])
+def test_comparing_takes_one_pass(said: str):
+    """In steps that grow with the square of the length this would take hours."""
+    assert not same_text("0.5", said)
+    for text in (f"```{said}", f"```python{said}\n" * 3, " " * 10**6 + "```", "\n```" * 10**5, "```a\n" * 10**5):
+        extract_program(text)
+
+
+FORGING = """
+import json, os, sys
+def solve(n):
+    frame = sys._getframe()
+    while "nonce" not in frame.f_locals:
+        frame = frame.f_back
+    nonce = frame.f_locals["nonce"]
+    os.write(3, LINE(nonce) + b"\\n")
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "json.dumps([nonce]).encode()",
+        "json.dumps([nonce, 0]).encode()",
+        "json.dumps([nonce, 0, 73, 73]).encode()",
+        "json.dumps([nonce, 0, [73]]).encode()",
+        "json.dumps([nonce, 1, 73]).encode()",
+        "json.dumps(['another', 0, 73]).encode()",
+        "json.dumps({0: nonce, 1: 0, 2: 73}).encode()",
+        "json.dumps(nonce).encode()",
+        "b'[' * 100000",
+        "b'[]'",
+        "b'null'",
+        "b'\\xff\\xfe'",
+        "b'1' + b'0' * 5000",
+        "b''",
+    ],
+)
+def test_lines_that_a_program_makes_up_are_no_answers(sandbox: Sandbox, line: str):
+    tests = read_tests([{"arguments": [10], "result": 73}], "solve")
+    assert not tests.passed(FORGING.replace("LINE(nonce)", line), sandbox)
+
+
+def test_a_made_up_line_of_the_right_shape_is_worth_its_answer(sandbox: Sandbox):
+    """The control: such lines do arrive."""
+    tests = read_tests([{"arguments": [10], "result": 73}], "solve")
+    assert tests.passed(FORGING.replace("LINE(nonce)", "json.dumps([nonce, 0, 73]).encode()"), sandbox)
+
+
+def test_problems_differ_by_their_function(tmp_path: Path):
+    path = tmp_path / "problems.jsonl"
+    rows = [CALLED | {"function": name} for name in ("solve", "answer")]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    problems = [Code(str(path), held_out=0.0).problem(index, "train", 0) for index in range(2)]
+    assert len({each.id for each in problems}) == 2
 
 
 def test_the_last_python_block_is_the_program():
@@ -291,7 +360,10 @@ def test_it_is_written_and_read_like_any_task():
     assert 'type = "Code"' in text
     assert "[task.limits]" in text
     assert toml.loads(text, RunConfig) == config
-    with pytest.raises(ValueError, match="limits.seconds"):
-        Limits(seconds=math.nan)
+    for seconds in (math.nan, 0.0, 1e7, math.inf):
+        with pytest.raises(ValueError, match="limits.seconds"):
+            Limits(seconds=seconds)
+    with pytest.raises(ValueError, match="limits.threads is 1: give at least 2"):
+        Limits(threads=1)
     with pytest.raises(ValueError, match="task.workers is 0"):
         Code("a.jsonl", workers=0)

@@ -41,7 +41,7 @@ class Pulled:
 
 
 def fitted(stage: Pulled, options: FitOptions, folder: Path, seed: int = 0) -> Fitted:
-    log = RunLog.fresh(folder)
+    log = RunLog(folder)
     log.start("")
     return fit(stage, options, tokenizer=tiny_tokenizer(), log=log, seed=seed, say=lambda line: None)
 
@@ -187,12 +187,41 @@ def test_any_number_is_better_than_none(tmp_path: Path):
     assert (result.best_step, result.best) == (1, {"loss": 2.0})
 
 
+def test_updates_that_are_not_finite_end_a_stage(tmp_path: Path):
+    said = []
+    log = RunLog(tmp_path)
+    log.start("")
+    stage, options = Pulled(targets=(math.nan,) * 20), replace(OPTIONS, save_every=1)
+    with pytest.raises(
+        ValueError, match="5 updates in a row were skipped, since loss or gradient is not finite: lower"
+    ):
+        fit(stage, options, tokenizer=tiny_tokenizer(), log=log, seed=0, say=said.append)
+    assert [line for line in said if "skipped" in line] == [
+        f"warning after step {step}: the update was skipped: loss or gradient is not finite; weights untouched"
+        for step in range(1, 6)
+    ]
+    assert [row["step"] for row in rows(tmp_path)] == list(range(5))
+    # Whoever goes on from the fourth step has four behind it; one that is finite begins the count anew.
+    point, again = tmp_path / "resume" / "step-000004", Pulled(targets=(math.nan,) * 20)
+    with pytest.raises(ValueError, match="5 updates in a row"):
+        fit(again, options, tokenizer=tiny_tokenizer(), log=log, seed=0, say=said.append, point=point)
+    assert len(again.modes) == 1
+    single = replace(OPTIONS, batch=1)
+    bad = {Schedule(16, single, seed=0).items(step)[0] for step in range(0, 16, 2)}
+    fitted(Pulled(targets=[math.nan if item in bad else 0.0 for item in range(16)]), single, tmp_path / "few")
+    kinds = [row["kind"] for row in rows(tmp_path / "few", "events.jsonl")]
+    assert kinds == ["skipped_update"] * 8
+
+
+def test_a_stage_has_one_checkpoint(tmp_path: Path):
+    """That of an attempt before something was changed is not the newest, whatever its number."""
+    fitted(Pulled(targets=(0.0,) * 8), OPTIONS, tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000004"]
+    result = fitted(Pulled(targets=(0.0,) * 4), OPTIONS, tmp_path)
+    assert list((tmp_path / "checkpoints").iterdir()) == [result.checkpoint]
+    assert result.checkpoint.name == "step-000002"
+
+
 def test_patience_needs_held_out_data(tmp_path: Path):
     with pytest.raises(ValueError, match="fit.patience is 2, but no data is held out"):
         fitted(Pulled(), replace(OPTIONS, patience=2), tmp_path)
-
-
-def test_a_used_folder_is_refused(tmp_path: Path):
-    fitted(Pulled(), OPTIONS, tmp_path)
-    with pytest.raises(ValueError, match="there is a run in this folder already"):
-        RunLog.fresh(tmp_path)

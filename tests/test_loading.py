@@ -166,6 +166,40 @@ def test_code_of_the_authors_is_refused_at_every_door(file, load_it, folder, mon
     assert not (folder / "canary").exists()
 
 
+@pytest.mark.parametrize(
+    ("file", "entries"),
+    [
+        ("config.json", {"configuration_files": ["config.4.0.0.json"]}),
+        ("tokenizer_config.json", {"fast_tokenizer_files": ["tokenizer.4.0.0.json"]}),
+        ("config.json", {"attribute_map": {"harmless": "_attn_implementation"}, "harmless": "evil/kernel"}),
+        ("config.4.0.0.json", {"auto_map": {"AutoConfig": "evil.Evil"}}),
+        ("config.4.0.0.json", {"attn_implementation": "evil/kernel"}),
+        ("config.4.0.0.json", {"text_config": {"_attn_implementation": {"": "kernels-community/flash"}}}),
+    ],
+)
+@pytest.mark.parametrize("load_it", LOADERS)
+def test_no_file_leads_to_one_that_was_not_looked_at(file, entries, load_it, folder):
+    edit(folder / file, **entries)
+    with pytest.raises(ValueError, match=f"{file} has {next(iter(entries))}|{file} has _attn_implementation"):
+        load_it(str(folder))
+
+
+def test_other_files_may_hold_anything(folder):
+    edit(folder / "vocab.json", auto_map=1, attribute_map=2)
+    (folder / "notes.json").write_text("[1, 2")
+    (folder / "list.json").write_text("[1, 2]")
+    for load_it in LOADERS:
+        load_it(str(folder))
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "flash_attention_3", "eager"])
+def test_a_config_does_not_choose_what_computes_attention(name, folder):
+    """For flash attention that is not installed transformers would fetch compiled code."""
+    edit(folder / "config.json", attn_implementation=name)
+    assert read_config(str(folder))._attn_implementation is None
+    load_model(str(folder))
+
+
 def test_everything_wrong_with_a_folder_is_told_at_once(folder):
     edit(folder / "config.json", auto_map={}, quantization_config={})
     edit(folder / "tokenizer_config.json", auto_map={})
@@ -317,6 +351,57 @@ def test_an_endless_template_is_stopped(monkeypatch):
     tokenizer.chat_template = "{{ messages[0]['content'] }}"
     assert rendered(tokenizer, HELLO, for_answer=True) == "Hello"
     time.sleep(0.7)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'a' * 2000000000 }}",
+        "{{ 'a' * 1000 * 1000 * 1000 }}",
+        "{% set x = 1234567891 %}{% set x = x * x %}",
+        "{{ 'a' * messages | length }}",
+        "{{ 'a' | center(3000000000) }}",
+        "{{ 'a' | indent(width=3000000000) }}",
+        "{{ messages | tojson(indent=99999999) }}",
+        "{{ [1] | batch(*[3000000000]) }}",
+        "{{ 'a'.ljust(3000000000) }}",
+        "{{ '%3000000000d' | format(1) }}",
+        "{{ '%*d' | format(3000000000, 1) }}",
+        "{{ '%3000000000d' % 1 }}",
+        "{{ '{:3000000000}'.format(1) }}",
+        "{% set x = '{:3000000000}' %}{{ x.format(1) }}",
+        "{{ 2 ** 3 }}",
+    ],
+)
+def test_what_no_time_limit_could_stop_is_refused_before_it_runs(template):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% if false %}" + template + "{% endif %}"
+    with pytest.raises(ValueError, match="path 'p': the chat template computes"):
+        templates.check_template(tokenizer, "p")
+
+
+def test_one_long_instruction_is_told_afterwards(monkeypatch):
+    monkeypatch.setattr(templates, "SECONDS", 0.1)
+    with pytest.raises(templates.TemplateTooSlow), templates._bounded(0.1):
+        time.sleep(0.3)
+    time.sleep(0.2)  # nothing is left that could strike later
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ loop_messages | tojson(indent=4) }}",
+        "{% for m in messages %}{{ '  ' * (loop.index - 1) }}{% if loop.index0 % 2 %}{% endif %}{% endfor %}",
+        "{{ messages[0].content | indent(4, true) }}",
+        "{{ '%s: %s' | format('a', 'b') ~ '{}'.format(1) }}",
+        "{{ messages[0].format is defined }}",
+        "{{ (messages | length - 1) - 1 + 3 // 2 }}",
+    ],
+)
+def test_what_real_templates_do_is_allowed(template):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    templates.check_template(tokenizer, "p")
 
 
 def test_a_real_template_is_none_of_this(folder):

@@ -42,6 +42,7 @@ from proximo.training.pipeline import (
 from proximo.training.pipeline.measure import Measuring
 from proximo.training.pipeline.report import sentence
 from proximo.training.pipeline.result import Fooled
+from proximo.training.pipeline.stages import _Done
 from proximo.training.pipeline.world import Ranked, agreement, carelessly_sorted, rankings, true_reward
 from proximo.training.reward_model import RewardModelConfig
 from proximo.training.sft import SftConfig
@@ -139,13 +140,16 @@ def test_a_used_folder_is_refused(ran, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["train", "pipeline-demo", "--run", str(folder)])
     assert stopped.value.code == 2
-    assert "holds a run with another config" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "holds a run with another config" in error
+    assert "--allow-change" not in error  # which this command does not take
 
 
 def test_a_pipeline_that_died_trains_only_what_is_missing(ran, capsys):
     folder, before = ran[0], copy.deepcopy(ran[1])
     shutil.rmtree(folder / "dpo")
-    for name in ("result.json", "results.json", "report.md", "ppo/result.json"):
+    rankings = (folder / "rankings.jsonl").read_bytes()
+    for name in ("result.json", "results.json", "report.md", "ppo/result.json", "rankings.jsonl"):
         (folder / name).unlink()
     arguments = ["train", "pipeline-demo", str(folder.parent / "pipeline.toml"), "--run", str(folder), "--seed", "4"]
     assert main([*arguments, "--json"]) == 0
@@ -154,6 +158,7 @@ def test_a_pipeline_that_died_trains_only_what_is_missing(ran, capsys):
         assert result.pop("seconds", None) is not None
         assert all(policy.pop("seconds") >= 0 for policy in result["policies"])
     assert printed == before
+    assert (folder / "rankings.jsonl").read_bytes() == rankings  # sampled again, from the same model
 
     def attempts(name: str) -> list[str | None]:
         return [each["from"] for each in json.loads((folder / name / "run.json").read_text())["attempts"]]
@@ -165,6 +170,20 @@ def test_a_pipeline_that_died_trains_only_what_is_missing(ran, capsys):
     again = capsys.readouterr()
     assert "this run is finished" in again.err
     assert json.loads(again.out)["ranked"] == before["ranked"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"seconds": {"sft": "long"}, "ranked": null}', '{"ranked": {"odd": 1}}'])
+def test_a_damaged_list_of_stages_is_named_and_begun_anew(text, tmp_path):
+    (tmp_path / "stages.json").write_text(text)
+    said = []
+    done = _Done(tmp_path, said.append)
+    assert (done.seconds, done.ranked) == ({}, None)
+    [line] = said
+    assert line.startswith(f"warning: {tmp_path / 'stages.json'} cannot be read (")
+    with done.phase("sft"):
+        pass
+    assert _Done(tmp_path, said.append).seconds.keys() == {"sft"}
+    assert len(said) == 1
 
 
 def test_the_preset_can_be_looked_at_and_is_refused_where_one_run_is_meant(capsys):

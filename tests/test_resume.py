@@ -1,5 +1,6 @@
 """A run that was killed and gone on with is the run that was not: to the last bit, from every step."""
 
+import io
 import json
 import os
 import random
@@ -15,6 +16,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from proximo import toml
 from proximo.algorithms import DAPO, GRPO, PPO, Algorithm
@@ -22,25 +25,39 @@ from proximo.cli import main
 from proximo.data import DataFile
 from proximo.maths import AdaptiveKl, KlReward
 from proximo.models import load_model, tiny_model, tiny_tokenizer
+from proximo.models.shipped import resolve
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead
+from proximo.rewards.failures import TALLY, Failure
 from proximo.samplers import SamplingOptions
 from proximo.samplers.mismatch import Mismatch
-from proximo.storage.folders import complaints
+from proximo.storage.folders import complaints, file_hash
 from proximo.storage.lines import Lines
 from proximo.storage.locks import FolderLock
 from proximo.tasks.arithmetic import Arithmetic
-from proximo.training.checkpoints import CHECKPOINTS, MOST_FAILURES, newest_valid, saved, step_of
+from proximo.training.checkpoints import (
+    CHECKPOINTS,
+    MOST_FAILURES,
+    Saver,
+    newest_valid,
+    retain,
+    saved,
+    step_of,
+    write_checkpoint,
+)
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
 from proximo.training.dpo import DpoConfig, dpo
 from proximo.training.fitting import FitOptions
+from proximo.training.grading import Grader
 from proximo.training.ledger import check_ledger
 from proximo.training.outcome import Outcome
+from proximo.training.points import POINTS
 from proximo.training.resume import begin
 from proximo.training.reward_model import RewardModelConfig, train_reward_model
 from proximo.training.rl import Run, train
 from proximo.training.runlog import RunLog
-from proximo.training.sameness import differences
+from proximo.training.sameness import differences, function_fingerprints
 from proximo.training.sft import SftConfig, sft
+from proximo.training.state import naming_io, write_tensors
 from proximo.training.stopping import Stopped
 
 
@@ -267,14 +284,17 @@ def test_a_checkpoint_of_another_run_is_passed_over(golden, tmp_path):
     trained(config(), folder)
     assert_same(numbers(folder), numbers(golden("grpo")))
     [message] = [row["message"] for row in Lines(folder / "events.jsonl") if row["kind"] == "damaged_checkpoint"]
-    assert "step-000003 is damaged (it belongs to another run)" in message
+    assert "step-000003 cannot be gone on from: it belongs to another run" in message
 
 
-@pytest.mark.parametrize("damage", ["gone", "config = [", "run.json"])
+@pytest.mark.parametrize("damage", ["gone", "config = [", "run.json", "fingerprints", "functions", "machine"])
 def test_a_run_without_its_papers_is_refused(damage, golden, tmp_path, capsys):
     folder = left_after(2, golden("grpo"), tmp_path / "run")
     if damage == "gone":
         (folder / "config.toml").unlink()
+    elif damage in ("fingerprints", "functions", "machine"):
+        record = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps(record | {damage: []}))
     else:
         (folder / (damage if damage.endswith(".json") else "config.toml")).write_text("config = [")
     with pytest.raises(ValueError, match="cannot be gone on with .its run.json or config.toml is missing, damaged"):
@@ -296,7 +316,7 @@ def test_rows_that_are_gone_make_an_older_checkpoint_the_newest(golden, tmp_path
     Lines(folder / "ledger.jsonl").cut(first["ledger.jsonl"])
     with begin(folder, toml.dumps(config())) as attempt:
         assert attempt.point == folder / CHECKPOINTS / "step-000001"
-        assert "ledger.jsonl has less rows than when it was saved" in attempt.damaged[0]
+        assert "step-000004 cannot be gone on from: ledger.jsonl has fewer rows than" in attempt.damaged[0]
     trained(config(), folder)
     assert_same(numbers(folder), numbers(whole))
 
@@ -421,7 +441,311 @@ def test_the_newest_and_the_best_stay(tmp_path, monkeypatch):
     assert [path.name for path in saved(tmp_path / "c" / CHECKPOINTS)] == ["step-000006"]
 
 
+def test_the_best_whose_save_failed_does_not_cost_the_one_before(tmp_path, monkeypatch):
+    outcomes, real_rename, real = iter([0.0, 0.3, 0.9, 0.2, 0.95, 0.1, 0.0]), os.rename, Run.evaluate
+
+    def evaluate(self: Run):
+        found, answers = real(self)
+        return replace(found, outcome=next(outcomes)), answers
+
+    def rename(source, target, **more):
+        if Path(target).name == "step-000004":
+            raise OSError(28, "No space left on device", str(target))
+        return real_rename(source, target, **more)
+
+    monkeypatch.setattr(Run, "evaluate", evaluate)
+    monkeypatch.setattr(os, "rename", rename)
+    small = TrainingOptions(groups=1, group_size=2, minibatches=1)
+    options = CheckpointOptions(every=100, keep=1)
+    settings = config(steps=6, training=small, evaluation=EvaluationOptions(problems=1, every=1), checkpoints=options)
+    trained(settings, tmp_path)
+    assert [path.name for path in saved(tmp_path / CHECKPOINTS)] == ["step-000006", "step-000002"]
+    assert json.loads((tmp_path / CHECKPOINTS / "step-000006/state/standing.json").read_text())["best"] == {
+        "step": 2,
+        "outcome": 0.9,
+    }
+    assert "save_failed" in [row["kind"] for row in Lines(tmp_path / "events.jsonl")]
+
+
+def test_what_was_passed_over_is_no_checkpoint_any_more(golden, tmp_path):
+    """Were it the newest, the one just saved would be the oldest and go."""
+    settings = config(checkpoints=CheckpointOptions(every=1, keep=1))
+    folder = tmp_path / "damaged"
+    shutil.copytree(golden("grpo"), folder, ignore=shutil.ignore_patterns("result.json"))
+    for step in (3, 4):
+        (folder / CHECKPOINTS / f"step-{step:06d}" / "model.safetensors").write_bytes(b"")
+
+    def dies(step: int) -> None:
+        if step == 3:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        trained(settings, folder, Quiet(dies))
+    assert [path.name for path in saved(folder / CHECKPOINTS)] == ["step-000003"]
+    assert complaints(folder / CHECKPOINTS / "step-000003") == []
+    assert resolve(str(folder)) == str(folder / CHECKPOINTS / "step-000003")
+    assert sorted(path.name for path in (folder / CHECKPOINTS).glob("*.passed-over")) == [
+        "step-000003.passed-over",
+        "step-000004.passed-over",
+    ]
+    # Should one be there all the same, it does not count.
+    shutil.copytree(golden("grpo") / CHECKPOINTS / "step-000004", folder / CHECKPOINTS / "step-000009")
+    retain(folder, CheckpointOptions(keep=1), step=3, best=None)
+    assert [path.name for path in saved(folder / CHECKPOINTS)] == ["step-000009", "step-000003"]
+    shutil.rmtree(folder / CHECKPOINTS / "step-000009")
+    trained(settings, folder)
+    assert numbers(folder)["metrics.jsonl"] == numbers(golden("grpo"))["metrics.jsonl"]
+
+
+# What is changed on the way
+
+
+def other_model(folder: Path) -> str:
+    tiny_model(hidden=32, layers=1, heads=2, kv_heads=1, intermediate=64, seed=2).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def papers(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in ("config.toml", "run.json", "events.jsonl", "metrics.jsonl")}
+
+
+def changed(settings: RunConfig, folder: Path, *allowed: str) -> Run:
+    """Go on with other settings."""
+    run = Run(settings, folder, Quiet())
+    with begin(folder, toml.dumps(settings), allowed=allowed) as attempt:
+        train(run, toml.dumps(settings), attempt)
+    return run
+
+
+def test_a_change_that_cannot_be_made_leaves_the_run_as_it_was(golden, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(golden("grpo"), folder)
+    (folder / "events.jsonl").touch()
+    before = papers(folder), (folder / "result.json").read_bytes()
+    settings = config(model=other_model(tmp_path / "model"))
+    with pytest.raises(ValueError, match="the model has .* tensors in the checkpoint and .* in this run"):
+        changed(settings, folder, "model")
+    with pytest.raises(ValueError, match="steps is 2, but 4 are done: give as many at least"):
+        changed(config(steps=2), folder, "steps")
+    assert (papers(folder), (folder / "result.json").read_bytes()) == before
+    assert len(saved(folder / CHECKPOINTS)) == 4
+
+
+def test_a_stage_with_a_change_that_cannot_be_made_stays_as_it_was(data, tmp_path):
+    settings, folder = STAGES["sft"][1](data), tmp_path / "run"
+
+    def say(said: str) -> None:
+        if "after step 3" in said:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        sft(settings, folder, say)
+    (folder / "events.jsonl").touch()
+    before = papers(folder)
+    other = replace(settings, model=other_model(tmp_path / "model"))
+    with (
+        begin(folder, toml.dumps(other), points=POINTS, allowed=["model"]) as attempt,
+        pytest.raises(ValueError, match="the model has .* tensors in the checkpoint"),
+    ):
+        sft(other, folder, say, attempt)
+    assert papers(folder) == before
+
+
+def test_the_reference_stays_what_it_was_when_it_is_reset_less_often(golden, tmp_path):
+    folder, whole = tmp_path / "run", RUNS["reset reference"]
+    shutil.copytree(golden("reset reference"), folder)
+    stored = load_file(folder / CHECKPOINTS / "step-000004/state/reference.safetensors")
+    settings = replace(whole, steps=5, training=replace(whole.training, reset_reference_every=3))
+    reference = changed(settings, folder, "steps", "training.reset_reference_every").learner.reference
+    assert reference is not None
+    for number, weight in enumerate(reference.parameters()):
+        assert torch.equal(weight, stored[str(number)])
+    assert (folder / CHECKPOINTS / "step-000005/state/reference.safetensors").exists()
+
+
+@pytest.mark.parametrize(("problems", "paired"), [(2, 2), (6, 4)])
+def test_other_held_out_problems_at_the_end_are_paired_with_those_before(problems, paired, golden, tmp_path):
+    folder = left_after(3, golden("grpo"), tmp_path / "run")
+    changed(config(evaluation=EvaluationOptions(problems=problems)), folder, "evaluation")
+    examples = json.loads((folder / "result.json").read_text())["examples"]
+    assert [before["problem"] == after["problem"] for before, after in examples] == [True] * paired
+    assert trained(config(evaluation=EvaluationOptions(problems=problems)), folder).after.problems == problems
+
+
+def test_a_function_that_was_corrected_is_noted(tmp_path, monkeypatch):
+    (tmp_path / "package").mkdir()
+    files = [tmp_path / "score.py", tmp_path / "package" / "inner.py"]
+    for file in files:
+        file.write_text("def score(): ...")
+    (tmp_path / "package" / "__init__.py").write_text("raise AssertionError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    text = f'[[rules]]\npath = "{files[0]}:score"\n[[rules]]\npath = "package.inner:score"\n'
+    text += '[[rules]]\npath = "no.such:score"\n[task]\npath = "file.jsonl"\n'
+    assert function_fingerprints(text) == {
+        "rules[0].path": file_hash(files[0]),
+        "rules[1].path": file_hash(files[1]),
+    }
+    folder = tmp_path / "run"
+    with begin(folder, text) as attempt:
+        attempt.start()
+        (folder / "metrics.jsonl").write_text("{}\n")
+    with begin(folder, text) as attempt:
+        assert attempt.corrected == []
+    files[1].write_text("def score(): return 1")
+    for again in (False, True):
+        with begin(folder, text) as attempt:  # not refused: who runs it was told to correct it
+            assert [message.partition(":")[0] for message in attempt.corrected] == (
+                [] if again else ["rules[1].path is another function than before"]
+            )
+            attempt.start()
+    assert [row["kind"] for row in Lines(folder / "events.jsonl")] == ["resumed", "changed", "resumed"]
+
+
+def test_a_change_is_on_record_before_it_is_the_runs(tmp_path, monkeypatch):
+    def dies(self: RunLog, record: object) -> None:
+        raise Interrupted
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunLog, "record", dies)
+        with pytest.raises(Interrupted):
+            RunLog(tmp_path).start("seed = 1\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]  # no run yet
+    RunLog(tmp_path).start("seed = 1\n", {})
+    monkeypatch.setattr(RunLog, "record", dies)
+    with pytest.raises(Interrupted):
+        RunLog(tmp_path).start("seed = 2\n", {})
+    assert (tmp_path / "config.toml").read_text() == "seed = 1\n"
+
+
+def test_a_finished_run_that_has_lost_rows_is_not_finished(golden, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(golden("grpo"), folder)
+    with begin(folder, toml.dumps(config())) as attempt:
+        assert attempt.result is not None
+    (folder / "metrics.jsonl").unlink()
+    with begin(folder, toml.dumps(config())) as attempt:
+        assert (attempt.result, attempt.point) == (None, None)
+
+
+def test_a_finished_run_with_prompts_left_out_says_its_result_again(tmp_path, capsys):
+    rows = [
+        {"prompt": "9" * 5000 + "+0=", "answer": "9"},
+        *({"prompt": f"{n}+1=", "answer": f"{n + 1}"} for n in range(9)),
+    ]
+    for name, sign in (("train", "-"), ("held_out", "+")):
+        lines = [json.dumps(row | {"prompt": row["prompt"].replace("+", sign)}) + "\n" for row in rows]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    flags = ["train", "--run", str(tmp_path / "a"), *TINY, "--steps", "1", "--skip-bad", "--task.type", "File"]
+    flags += ["--task.path", str(tmp_path / "train.jsonl"), "--task.held-out", str(tmp_path / "held_out.jsonl")]
+    assert main(flags) == 0
+    first = capsys.readouterr().out
+    assert "skipped_row" in [row["kind"] for row in Lines(tmp_path / "a" / "events.jsonl")]
+    assert main(flags) == 0
+    assert capsys.readouterr().out == first
+
+
+# What is told
+
+
+def test_what_fails_in_the_last_evaluation_is_told(golden, tmp_path, monkeypatch):
+    folder, real, progress = left_after(4, golden("grpo"), tmp_path / "run"), Run.evaluate, Quiet()
+
+    def evaluate(self: Run):
+        TALLY.add("a grader", Failure("time", "too slow"))
+        return real(self)
+
+    monkeypatch.setattr(Run, "evaluate", evaluate)
+    trained(config(), folder, progress)
+    assert progress.warnings == ["a grader: 1 completion unscored (time): too slow"]
+    assert [(row["kind"], row["step"]) for row in Lines(folder / "events.jsonl")][-1] == ("unscored", 3)
+
+
+def test_an_exit_is_no_failure_by_its_number(tmp_path):
+    def leaves(code: int) -> None:
+        with begin(tmp_path / str(code), "") as attempt:
+            attempt.start()
+            raise SystemExit(code)
+
+    for code in (2, 143):
+        with pytest.raises(SystemExit):
+            leaves(code)
+        [attempt] = json.loads((tmp_path / str(code) / "run.json").read_text())["attempts"]
+        assert attempt["ended"] == f"ended with the exit status {code}"
+
+
+def test_whoever_is_stopped_is_told_from_where_it_goes_on(golden, tmp_path):
+    folder = left_after(3, golden("grpo"), tmp_path / "run")
+    with begin(folder, toml.dumps(config())) as attempt:
+        assert attempt.way_on == f"the same command with --run {folder} goes on after step 3"
+    shutil.rmtree(folder / CHECKPOINTS)
+    with begin(folder, toml.dumps(config())) as attempt:
+        assert attempt.way_on.endswith(" goes on from its beginning")
+    with begin(tmp_path / "chain", "", points=None) as attempt:
+        assert attempt.way_on.endswith(" goes on with the first stage that is not finished")
+    said = []
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    saver = Saver(lambda *event: None, lambda step, message: said.append(message))
+    for again in (True, False, False, False):
+        assert not saver.save(3, full, again=again)
+    assert ["trying again at the next one" in message for message in said] == [True, False, False, False]
+
+
 # A disk that is full
+
+
+def test_nobody_to_tell_is_no_reason_to_stop(tmp_path, monkeypatch):
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    (tmp_path / "metrics.jsonl").mkdir()  # cannot be written
+    monkeypatch.setattr(sys, "stderr", Full())
+    log = RunLog(tmp_path)
+    log.metrics(0, {"loss": 1.0})
+    (tmp_path / "metrics.jsonl").rmdir()
+    log.metrics(1, {"loss": 2.0})
+    assert [row["step"] for row in Lines(tmp_path / "metrics.jsonl")] == [0, 1]
+    grader = Grader(Arithmetic())
+    grader._current = "a problem", time.monotonic()
+    monkeypatch.setattr(grader._thread, "is_alive", lambda: True)
+    grader._look()
+
+
+def test_only_what_the_system_refuses_is_called_a_failed_save(tmp_path):
+    model, tokenizer = tiny_model(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=16), tiny_tokenizer()
+
+    def wrong(folder: Path) -> None:
+        raise TypeError("Object of type float32 is not JSON serializable")
+
+    with pytest.raises(TypeError):
+        write_checkpoint(tmp_path / "a", model, tokenizer, wrong)
+    missing = tmp_path / "none" / "a.safetensors"
+    with pytest.raises(SafetensorError):
+        write_tensors(missing, {"a": torch.zeros(1)})
+    with pytest.raises(OSError, match="No such file"), naming_io(missing):
+        write_tensors(missing, {"a": torch.zeros(1)})
+    with pytest.raises(OSError, match="os error"), naming_io(missing):
+        tokenizer.backend_tokenizer.save(str(missing))
+
+
+def test_everything_a_checkpoint_stands_on_is_on_the_disk_first(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("proximo.training.runlog.sync", synced.append)
+    trained(config(steps=2, checkpoints=CheckpointOptions(every=2)), tmp_path)
+    rollouts = tmp_path / "rollouts"
+    assert {tmp_path, rollouts, rollouts / "step-000000.parquet", rollouts / "step-000001.parquet"} == set(synced)
+
+
+def test_evidence_of_what_is_forgotten_goes(tmp_path):
+    (tmp_path / "evidence").mkdir()
+    for step in (1, 2, 3):
+        (tmp_path / "evidence" / f"step-{step:06d}-update-0.json").write_text("{}")
+    RunLog(tmp_path).rewind({}, 2)
+    assert [path.name for path in (tmp_path / "evidence").iterdir()] == ["step-000001-update-0.json"]
 
 
 def test_a_save_that_fails_is_tried_again_and_changes_nothing(golden, tmp_path, monkeypatch):

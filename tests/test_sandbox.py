@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,12 @@ from proximo.sandbox import (
     NoSandbox,
     Sandbox,
     SandboxFailed,
+    caging,
     filtering,
     missing_mechanisms,
     running,
 )
+from proximo.sandbox.wire import send
 from tests.captivity import World, gets_out_bare, left_behind, needs_sandbox, tried
 from tests.payloads import KERNEL, PAYLOADS, Payload
 
@@ -228,6 +231,116 @@ def test_a_server_that_hangs_or_dies_is_an_error_and_is_replaced():
     finally:
         sandbox.close()
     assert not left_behind()
+
+
+class Interrupted(BaseException):
+    pass
+
+
+def test_an_interrupted_run_answers_nobody_else():
+    def stop(*_: object) -> None:
+        raise Interrupted
+
+    needs_sandbox()
+    sandbox = Sandbox(LIMITS, workers=1)
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        sandbox.run(Job("print(0)"))
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(Interrupted):
+            sandbox.run(Job("import time; time.sleep(1); print('first')"))
+        assert sandbox.run(Job("print('second')")).stdout == b"second\n"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        sandbox.close()
+    assert not left_behind()
+
+
+def test_an_answer_to_another_run_is_none():
+    needs_sandbox()
+    server = running.Server(LIMITS)
+    try:
+        server.start()
+        server.run(Job("print(1)"), "one")
+        assert server._connection is not None
+        send(server._connection, {**asdict(Job("print('stale')")), "limits": asdict(LIMITS), "nonce": "another"})
+        with pytest.raises(SandboxFailed, match="answered for another program"):
+            server.run(Job("print('fresh')"), "two")
+        assert server.run(Job("print('fresh')"), "three").stdout == b"fresh\n"
+    finally:
+        server.close()
+
+
+def test_it_starts_where_the_standard_streams_are_closed(tmp_path: Path):
+    needs_sandbox()
+    said = tmp_path / "said"
+    script = LIGHT + textwrap.dedent(f"""
+        import os
+        for number in range(3):
+            os.close(number)
+        from proximo.sandbox.limits import Job, Limits
+        from proximo.sandbox.running import Sandbox
+        try:
+            sandbox = Sandbox(Limits(), workers=1)
+            found = sandbox.run(Job("print(6 * 7)")).stdout
+            sandbox.close()
+        except BaseException as error:
+            found = repr(error).encode()
+        open({str(said)!r}, "wb").write(found)
+    """)
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False)
+    assert said.read_bytes() == b"42\n"
+
+
+def test_threads_do_not_use_up_the_address_space(sandbox: Sandbox):
+    """Each with a heap of its own would reserve 64 MB: more than there is."""
+    program = """
+        import threading
+        barrier = threading.Barrier(21)
+        def work():
+            kept = [bytes(2000) for _ in range(10)]
+            barrier.wait(5)
+        threads = [threading.Thread(target=work) for _ in range(20)]
+        [thread.start() for thread in threads]
+        barrier.wait(5)
+        print(len(threads))
+    """
+    result = sandbox.run(Job(textwrap.dedent(program)))
+    assert result.stdout == b"20\n", result.stderr
+
+
+def test_a_socket_pair_is_of_this_machine_alone(sandbox: Sandbox):
+    program = """
+        import socket
+        ours, theirs = socket.socketpair()
+        ours.send(b"x")
+        for family in (socket.AF_INET, socket.AF_TIPC):
+            try:
+                socket.socketpair(family)
+            except OSError as error:
+                print(error.errno)
+    """
+    assert sandbox.run(Job(textwrap.dedent(program))).stdout == b"1\n1\n"  # refused by the filter, not the kernel
+
+
+def test_a_user_that_is_not_mapped_is_named(monkeypatch):
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    monkeypatch.setattr(os, "setgroups", refuse)
+    with pytest.raises(PermissionError, match="cannot become user 65534.*rootless.*subuid"):
+        caging.become_nobody()
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_threads_are_counted_where_nobody_elses_are(counts: bool, monkeypatch):
+    found = {}
+    monkeypatch.setattr(caging.resource, "getrlimit", lambda what: (5000, 5000))
+    monkeypatch.setattr(caging.resource, "setrlimit", lambda what, limits: found.setdefault(what, limits))
+    caging.set_limits(LIMITS, counts_threads=counts)
+    assert found[caging.resource.RLIMIT_NPROC] == ((32, 32) if counts else (5000, 5000))
 
 
 def test_programs_die_with_the_trainer():

@@ -419,3 +419,14 @@ def test_a_signal_ends_the_wait_for_grades():
         with pytest.raises(Stopped), stop.anywhere():
             wait_for_slow_grades()
     asking.join(SOON)
+
+
+def test_a_terminal_that_is_closed_asks_to_stop():
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    with Stop() as stop, pytest.raises(Stopped) as stopped, stop.anywhere():
+        signal.raise_signal(signal.SIGHUP)
+    assert (stopped.value.code, stopped.value.signal) == (129, signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup has it
+    with Stop() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        stop.check()

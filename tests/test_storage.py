@@ -1,19 +1,24 @@
 """Files that survive: saves killed at every call, bytes changed by hand, two processes and one lock."""
 
+import errno
+import fcntl
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from proximo.storage import folders
 from proximo.storage.folders import (
     MANIFEST,
     complaints,
     file_hash,
     remove_folder,
+    set_aside,
     tidy,
     write_file,
     write_folder,
@@ -299,6 +304,34 @@ def test_a_lock_that_is_just_being_written_says_so(tmp_path):
             FolderLock(tmp_path)
 
 
+def test_a_lock_whose_file_was_removed_still_holds(tmp_path):
+    first = FolderLock(tmp_path)
+    (tmp_path / "lock").unlink()
+    with pytest.raises(Locked, match="in use by another process"):
+        FolderLock(tmp_path)
+    (tmp_path / "lock").write_text("somebody else's")
+    first.release()
+    assert (tmp_path / "lock").read_text() == "somebody else's"  # not the file it had made
+    with FolderLock(tmp_path):  # a stale one is taken over
+        pass
+    assert list(tmp_path.iterdir()) == []
+    FolderLock(tmp_path / "new").release(remove_empty=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_folders_cannot_be_locked_the_file_is(tmp_path, monkeypatch):
+    real = fcntl.flock
+
+    def flock(file: int, how: int) -> None:
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with FolderLock(tmp_path), pytest.raises(Locked, match=f"process {os.getpid()}"):
+        FolderLock(tmp_path)
+
+
 CROWD = """
 import os, sys, time
 from pathlib import Path
@@ -334,3 +367,26 @@ def test_many_processes_want_one_lock(tmp_path):
     assert set(codes) <= {0, 3}  # 1: two of them were in the folder at once
     assert codes.count(0) >= 2
     assert list(tmp_path.iterdir()) == []
+
+
+# Names
+
+
+def test_a_folder_set_aside_keeps_its_content_and_makes_room_for_the_next(tmp_path):
+    for text in ("old", "new"):
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "file").write_text(text)
+        set_aside(tmp_path / "a")
+    tidy(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.passed-over"]
+    assert (tmp_path / "a.passed-over" / "file").read_text() == "new"
+
+
+def test_the_name_of_a_new_folder_around_is_on_the_disk(tmp_path, monkeypatch):
+    synced, real = [], folders.sync
+    monkeypatch.setattr(folders, "sync", lambda path: (synced.append(path), real(path)))
+    write_folder(tmp_path / "around" / "a", lambda path: None)
+    assert {tmp_path, tmp_path / "around"} <= set(synced)
+    synced.clear()
+    write_folder(tmp_path / "around" / "b", lambda path: None)
+    assert tmp_path not in synced  # it was there

@@ -16,7 +16,8 @@ from pyarrow import parquet
 
 from proximo import toml
 from proximo.rewards import ExactMatch, FormatReward, MathVerify
-from proximo.tasks import Arithmetic, Countdown, Echo, File, Gym, Sorting, Task
+from proximo.sandbox.caging import landlock_version
+from proximo.tasks import Arithmetic, Countdown, Echo, File, Gym, Sorting, Task, gym
 from proximo.tasks.expressions import NotAnExpression, evaluate
 from proximo.types import Completion, Problem
 
@@ -312,6 +313,39 @@ def test_gym_uses_reasoning_gyms_own_scorer():
         Gym("chain_sum", {"terms": 2}).problem(0, "train", 0)
     with pytest.raises(ValueError, match="chain_sum has only about .* problems, give less"):
         Gym(task.name, task.config, held_out=300).problem(0, "train", 0)
+
+
+@pytest.mark.parametrize("name", ["knights_knaves", "rearc", "graph_color", "sudoku", "codeio"])
+def test_gyms_entries_arrive_as_they_were(name: str):
+    """Among them tuples, numbers as keys, and objects that no text can hold."""
+    pytest.importorskip("reasoning_gym")
+    task = Gym(name, held_out=3)
+    for problem in (task.problem(index, "held_out", 0) for index in range(3)):
+        entry = {"question": problem.prompt, "answer": problem.answer, **problem.data}
+        for text in (task.reference(problem) or "", "1 2 3", '{"0": 1}'):
+            assert outcome(task, problem, text) == task._dataset(0).score_answer(text, entry)
+
+
+def test_gyms_scorers_evaluate_where_they_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """This one evaluates the answer."""
+    pytest.importorskip("reasoning_gym")
+    task, canary = Gym("n_queens", held_out=1), tmp_path / "canary"
+    problem = task.problem(0, "held_out", 0)
+    attacks = [
+        f"__import__('pathlib').Path({str(canary)!r}).touch()",
+        f"__import__('os').system('touch {canary}')",
+        f"__import__('subprocess').run(['touch', {str(canary)!r}])",
+    ]
+    for attack in attacks:
+        task._dataset(0).score_answer(attack, {"metadata": problem.data["metadata"]})
+        assert canary.exists()  # in the trainer it would run
+        canary.unlink()
+    monkeypatch.setattr(gym, "_SECONDS", 5.0)
+    assert [outcome(task, problem, attack) for attack in attacks] == [0.0] * 3
+    assert math.isnan(outcome(task, problem, "[0 for _ in iter(int, 1)]"))  # which never ends
+    assert outcome(task, problem, str(task.reference(problem))) == 1.0
+    if landlock_version():
+        assert not canary.exists()
 
 
 def test_gym_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch):

@@ -14,6 +14,7 @@ from proximo.redacting import masked, without_secrets
 from proximo.training.collect import Collected, Frontier
 from proximo.training.evaluate import Evaluation
 from proximo.training.progress import Lines
+from proximo.training.runlog import RunLog
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 
 HOSTILE = {
@@ -109,6 +110,7 @@ def test_progress_outlives_its_reader(monkeypatch):
 
 
 ENVIRONMENT = {"WANDB_API_KEY": "0123456789abcdef", "HF_TOKEN": "hf_secretsecret", "DB_PASSWORD": "hunter2hunter2"}
+ENVIRONMENT |= {"AWS_SECRET_ACCESS_KEY": "/begins/with+a+slash=", "DB_PASS": "opensesame", "COMPASS": "/home/somebody"}
 ENVIRONMENT |= {"TOKENIZERS_PARALLELISM": "false", "HOME": "/home/somebody", "SSH_AUTH_SOCK": "/tmp/agent/socket"}
 
 
@@ -124,11 +126,40 @@ ENVIRONMENT |= {"TOKENIZERS_PARALLELISM": "false", "HOME": "/home/somebody", "SS
         ("sk-proj-abcdefghijklmnop1234", "***"),
         ("ghp_" + "a" * 36, "***"),
         ("sk-learn and hf_hub", "sk-learn and hf_hub"),
+        ("key /begins/with+a+slash=", "key ***"),
+        ("word opensesame", "word ***"),
+        ("https://u:p@ss@host/x", "https://***@host/x"),
+        ("https://h/?a=1&token=abcdefgh12345678&b=2#c", "https://h/?a=1&token=***&b=2#c"),
+        ("https://h/?X-Amz-Signature=abc&tokens", "https://h/?X-Amz-Signature=***&tokens"),
+        ("github_pat_11ABCDEFG0123456789_abcdefghij", "***"),
+        ("Authorization: Bearer eyJhbGciOiJIUzI1NiJ9.eyJzdWIi-1_0.abc=", "Authorization: Bearer ***"),
+        ("the bearer of news, ?key", "the bearer of news, ?key"),
     ],
 )  # fmt: skip
 def test_secrets_by_hand(text, expected):
     assert masked(text, ENVIRONMENT) == expected
     assert masked(masked(text, ENVIRONMENT), ENVIRONMENT) == expected
+
+
+def test_a_secrets_file_is_no_secret(tmp_path):
+    (tmp_path / "credentials.json").touch()
+    environment = {"GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "credentials.json"), "TOKEN_FILE": "/not/there"}
+    text = f"{tmp_path}/credentials.json and /not/there"
+    assert masked(text, environment) == text
+
+
+@pytest.mark.parametrize("text", ["a", "a://", "://a", "?", "?token", "&key=", "Bearer ", "Bearer", "a@", "/", "hf_"])
+def test_masking_takes_one_pass(text):
+    """In steps that grow with the square of the length this would take hours."""
+    masked(text * 200_000, {})
+
+
+def test_events_keep_no_secret(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOME_API_KEY", "CANARY-CANARY-2")
+    RunLog(tmp_path).event(0, "odd", "401 for https://me:CANARY1@host with CANARY-CANARY-2")
+    written = (tmp_path / "events.jsonl").read_text()
+    assert "401 for https://***@host with ***" in written
+    assert "CANARY" not in written
 
 
 def test_a_command_line_as_it_may_be_kept():

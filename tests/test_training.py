@@ -14,6 +14,7 @@ import proximo
 from proximo import toml
 from proximo.algorithms import CLIP_COV, DAPO, DR_GRPO, GRPO, GSPO, PPO, RLOO, SAPO, VAPO, Algorithm
 from proximo.maths import ConstantLength, IcePop, KeepAll, KeepMixed, SoftOverlong
+from proximo.maths.credit import ProcessNormalized
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.samplers import SamplingOptions, gathered
 from proximo.tasks.arithmetic import Arithmetic
@@ -483,6 +484,7 @@ def test_sparkline_and_interval():
         ({"sampling": SamplingOptions(temperature=0.0)}, "greedy siblings are all the same"),
         ({"training": TrainingOptions(group_size=1)}, "group_size is 1"),
         ({"algorithm": RLOO}, "training.epochs is 4"),
+        ({"algorithm": replace(GRPO, advantage=ProcessNormalized())}, "no run's task gives those"),
     ],
 )
 def test_a_run_that_cannot_work_is_refused_before_anything_loads(changes: dict, message: str):

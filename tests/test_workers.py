@@ -306,6 +306,69 @@ def test_a_signal_in_the_middle_of_a_call_leaves_no_stale_answer(tmp_path: Path)
         signal.signal(signal.SIGALRM, before)
     assert not is_alive(int((tmp_path / "begun").read_text()))
     assert scores(["2"]) == [2.0]
+    # Also of the very worker that was killed; into whatever has its numbers now nothing is written.
+    victims = [(tmp_path / f"victim{number}").open("wb") for number in range(10)]
+    assert scores(["3"], seconds=SOON) == [3.0]
+    for victim in victims:
+        victim.close()
+    assert not [path for path in tmp_path.glob("victim*") if path.stat().st_size]
+
+
+def test_an_answer_that_was_written_before_it_was_asked_for_is_none(tmp_path: Path):
+    """A child of one call, which knows the pipe, cannot know what the next call is named."""
+    function = tmp_path / "forging.py"
+    function.write_text(
+        "import json, os, sys, time\n"
+        "def forge(completions, **_):\n"
+        "    frame = sys._getframe()\n"
+        "    while 'answers' not in frame.f_locals:\n"
+        "        frame = frame.f_back\n"
+        "    last = frame.f_locals['request']['id']\n"
+        "    name = last + 1 if isinstance(last, int) else last\n"
+        "    body = json.dumps({'id': name, 'scores': [1.0]}).encode()\n"
+        "    if completions == ['evil'] and os.fork() == 0:\n"
+        "        time.sleep(0.3)\n"
+        "        os.write(frame.f_locals['answers'], len(body).to_bytes(8) + body)\n"
+        "        os._exit(0)\n"
+        "    time.sleep(0 if completions == ['evil'] else 1)\n"
+        "    return [0.0]\n"
+    )
+    reward = PythonFunction(f"{function}:forge")
+    first, second = (reward([Problem("p", "?", None)], said([text])) for text in ("evil", "honest"))
+    assert first == [0.0]
+    assert math.isnan(second[0])
+    assert kinds() == {"junk": 1}
+
+
+def test_what_a_call_starts_has_no_hold_of_the_protocol(tmp_path: Path):
+    function = tmp_path / "starting.py"
+    function.write_text(
+        "import subprocess\n"
+        "def count(completions, **_):\n"
+        "    listed = subprocess.run(['ls', '/proc/self/fd'], close_fds=False, capture_output=True, text=True)\n"
+        "    return [float(len(set(listed.stdout.split()) - {'0', '1', '2', '3'}))]\n"
+    )
+    assert PythonFunction(f"{function}:count")([Problem("p", "?", None)], said(["x"])) == [0.0]
+
+
+def test_when_memory_runs_out_it_goes_first(tmp_path: Path):
+    function = tmp_path / "victim.py"
+    function.write_text("def score(completions, **_):\n    return [float(open('/proc/self/oom_score_adj').read())]\n")
+    assert PythonFunction(f"{function}:score")([Problem("p", "?", None)], said(["x"])) == [1000.0]
+
+
+@pytest.mark.parametrize("value", [10**4000, -(10**400), 1, True, "1.0", [1.0], {}])
+def test_only_a_float_is_a_score(value: object):
+    """A function may write into its pipe what a worker never would."""
+    judged = workers._judged(value)
+    assert isinstance(judged, Failure)
+    assert judged.kind == "not a number"
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 3e6, math.inf, math.nan])
+def test_a_time_is_between_nothing_and_a_day(seconds: float):
+    with pytest.raises(ValueError, match="reward.seconds is"):
+        PythonFunction("a:b", seconds=seconds)
 
 
 def test_a_call_of_another_thread_ends_when_workers_are_closed(tmp_path: Path):
@@ -407,6 +470,13 @@ def test_failures_are_counted_by_grader_and_kind():
     tally.add("g", Failure("time", "other"))
     assert tally.take() == [Failures("f", "time", 3, "first"), Failures("g", "time", 1, "other")]
     assert tally.take() == []
+
+
+def test_failures_keep_no_secret(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JUDGE_API_KEY", "CANARY-CANARY-3")
+    tally = Tally()
+    tally.add("f", Failure("E", "401 for https://me:hunter2@host with CANARY-CANARY-3"))
+    assert tally.take() == [Failures("f", "E", 1, "401 for https://***@host with ***")]
 
 
 def test_output_keeps_its_beginning_and_its_end():

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from proximo.pieces import classes, given_fields, union_members
-from proximo.toml_lines import BARE_KEY, line_numbers
+from proximo.toml_lines import BARE_KEY, join, line_numbers
 
 T = TypeVar("T")
 
@@ -139,7 +139,7 @@ def _plain(value: Any, kind: Any, path: str) -> Any:
         if len(kinds) == len(value):
             return [_plain(item, kinds[i], f"{path}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, Mapping) and (inner := _value_kind(kind)) is not None:
-        return {key: _plain(item, inner, _join(path, key)) for key, item in value.items()}
+        return {key: _plain(item, inner, join(path, key)) for key, item in value.items()}
     if isinstance(value, list) and Any in union_members(kind):
         return [_plain(item, Any, f"{path}[{i}]") for i, item in enumerate(value)]
     if value == "none" and types.NoneType in union_members(kind):
@@ -156,7 +156,7 @@ def _plain_fields(value: Any, path: str) -> dict[str, Any]:
         item = getattr(value, field.name)
         # A default made by a factory is a piece, never None.
         if item is not None or field.default is not None:
-            items[field.name] = _plain(item, kind, _join(path, field.name))
+            items[field.name] = _plain(item, kind, join(path, field.name))
     return items
 
 
@@ -167,7 +167,7 @@ def _table_lines(table: Mapping[str, Any], path: str) -> Iterator[str]:
         if key not in later:
             yield f"{_key(key)} = {_inline(item)}"
     for key, item in later.items():
-        inner = _join(path, _key(key))
+        inner = join(path, _key(key))
         for part in [item] if isinstance(item, dict) else item:
             yield from ("", f"[{inner}]" if isinstance(item, dict) else f"[[{inner}]]")
             yield from _table_lines(part, inner)
@@ -194,10 +194,6 @@ def _key(name: str) -> str:
     return name if re.fullmatch(BARE_KEY, name) else _inline(name)
 
 
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
 @dataclasses.dataclass
 class _Reader:
     lines: Mapping[str, int]
@@ -219,7 +215,7 @@ class _Reader:
         if isinstance(data, dict) and classes(kind):
             return self.table(data, classes(kind), path)
         if isinstance(data, dict) and (inner := _value_kind(kind)) is not None:
-            return {key: self.value(item, inner, _join(path, key)) for key, item in data.items()}
+            return {key: self.value(item, inner, join(path, key)) for key, item in data.items()}
         if isinstance(data, list) and Any in options:
             return [self.value(item, Any, f"{path}[{i}]") for i, item in enumerate(data)]
         if isinstance(data, list) and (several := _container(kind, tuple)) is not None:
@@ -239,7 +235,7 @@ class _Reader:
         assert len(set(names)) == len(names), f"{path}: two classes share a name among {names}"
         name = data.get("type", names[0] if len(names) == 1 else None)
         if name not in names:
-            here, said = _join(path, "type"), "is missing" if name is None else f"is {_shortened(name)}"
+            here, said = join(path, "type"), "is missing" if name is None else f"is {_shortened(name)}"
             return self.refuse(here, f"{here} {said}: give one of {', '.join(names)}{_nearest(name, names)}")
         kind = classes[names.index(name)]
         before = len(self.problems)
@@ -254,15 +250,15 @@ class _Reader:
     def arguments(self, data: dict[str, Any], kind: type, path: str) -> dict[str, Any]:
         known = {field.name: (field, field_kind) for field, field_kind in given_fields(kind)}
         for key in [key for key in data if key not in known]:
-            here, knows = _join(path, key), ", ".join(known) or "no keys"
+            here, knows = join(path, key), ", ".join(known) or "no keys"
             said = f"{here} = {_shortened(data[key])} is unknown{_nearest(key, list(known))}"
             self.refuse(here, f"{said}; {kind.__name__} knows {knows}")
         values = {}
         for name, (field, field_kind) in known.items():
             if name in data:
-                values[name] = self.value(data[name], field_kind, _join(path, name))
+                values[name] = self.value(data[name], field_kind, join(path, name))
             elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-                self.refuse(path, f"{_join(path, name)} is missing: give {_words(field_kind)}")
+                self.refuse(path, f"{join(path, name)} is missing: give {_words(field_kind)}")
         return values
 
 

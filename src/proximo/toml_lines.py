@@ -17,15 +17,15 @@ def line_numbers(text: str) -> dict[str, int]:
             *outer, last = _names(found[2])
             header = ""
             for name in outer:
-                header = _join(header, name)
+                header = join(header, name)
                 header += f"[{tables[header]}]" if header in tables else ""
-            header = _join(header, last)
+            header = join(header, last)
             if found[1] == "[[":
                 tables[header] = tables.get(header, -1) + 1
                 header += f"[{tables[header]}]"
             lines.setdefault(header, number)
         elif found := re.match(rf"\s*({_DOTTED})\s*=", line):
-            lines.setdefault(_join(header, ".".join(_names(found[1]))), number)
+            lines.setdefault(join(header, ".".join(_names(found[1]))), number)
     return lines
 
 
@@ -33,5 +33,5 @@ def _names(dotted: str) -> list[str]:
     return [name.strip("\"'") for name in re.findall(_KEY, dotted)]
 
 
-def _join(path: str, name: str) -> str:
+def join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name

@@ -46,7 +46,8 @@ COMMANDS = ("train", "eval", *STAGES, "pairs", "selfcheck", "chat", "bench", "ta
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. 0 done, 1 failed, 2 bad input, 130 interrupted, 141 nobody reads it, 143 terminated."""
+    """Run one command. 0 done, 1 failed, 2 bad input, 129 its terminal was closed, 130 interrupted, 141 nobody reads
+    it, 143 terminated."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _make_streams_patient()
     try:
@@ -75,7 +76,9 @@ def _answer(arguments: list[str]) -> int:
     command, *rest = arguments
     if command not in COMMANDS:
         refuse(f"no command is called {command!r}{nearest(command, COMMANDS)}; there are: {', '.join(COMMANDS)}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(each) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(each, lambda number, _: sys.exit(128 + number))
     try:
         return _run(command, rest)
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from proximo import toml
 from proximo.cli.flags import changed, refuse, say, take, take_switch
-from proximo.cli.resuming import suit_attempt, taken
+from proximo.cli.resuming import report_failure, suit_attempt, taken
 from proximo.training.pipeline import PipelineConfig, pipeline
 
 
@@ -25,7 +25,7 @@ def run(name: str, default: PipelineConfig, arguments: list[str]) -> int:
         print(f"# in turn: {', '.join(config.stages)}")
         return 0
     path = Path(folder) if folder else Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    with taken(path, toml.dumps(config), ()) as attempt:
+    with taken(path, toml.dumps(config), allowed=None, points=None) as attempt:
         if attempt.result is not None:
             say(f"{path}: this run is finished")
         else:
@@ -33,8 +33,7 @@ def run(name: str, default: PipelineConfig, arguments: list[str]) -> int:
             try:
                 pipeline(config, path, say, attempt)
             except (OSError, ValueError) as error:
-                attempt.end(f"failed: {error}")
-                say(f"error: {error}\nwhat was written so far is in {path}; the same command goes on from there")
+                report_failure(attempt, error)
                 return 1
     if as_json:
         print(json.dumps(json.loads((path / "results.json").read_text())))

@@ -20,7 +20,9 @@ def take_allowed(arguments: list[str]) -> list[str]:
 
 
 @contextmanager
-def taken(path: Path, config_toml: str, allowed: Sequence[str], points: str = CHECKPOINTS) -> Iterator[Attempt]:
+def taken(
+    path: Path, config_toml: str, allowed: Sequence[str] | None, points: str | None = CHECKPOINTS
+) -> Iterator[Attempt]:
     """The run folder of a command, or a refusal: somebody else has it, or it holds another run."""
     with ExitStack() as until:
         try:
@@ -32,7 +34,7 @@ def taken(path: Path, config_toml: str, allowed: Sequence[str], points: str = CH
         try:
             yield attempt
         except Stopped:
-            say(f"stopped; the same command with --run {path} goes on from there")
+            say(f"stopped; {attempt.way_on}")
             raise
 
 
@@ -45,3 +47,13 @@ def suit_attempt(attempt: Attempt, model: str | None, device: str) -> None:
     say(attempt.remark or "")
     for message in attempt.damaged:
         say(f"warning: {message}; passed over")
+    for message in attempt.corrected:
+        say(f"warning: {message}")
+
+
+def report_failure(attempt: Attempt, error: Exception) -> None:
+    """Of an attempt at a run; one that has not begun is refused."""
+    if isinstance(error, ValueError) and not attempt.started:
+        refuse(str(error))
+    attempt.end(f"failed: {error}")
+    say(f"error: {error}\nwhat was written so far is in {attempt.folder}; {attempt.way_on}")

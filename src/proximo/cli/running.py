@@ -13,9 +13,10 @@ from proximo.cli import pipelining
 from proximo.cli.flags import changed, nearest, refuse, say, take, take_model, take_switch
 from proximo.cli.live import LiveView
 from proximo.cli.opening import machine_line, open_model
-from proximo.cli.resuming import suit_attempt, take_allowed, taken
+from proximo.cli.resuming import report_failure, suit_attempt, take_allowed, taken
 from proximo.maths.ratios import CurrentPolicy
-from proximo.models import Precision
+from proximo.models import Precision, load_tokenizer
+from proximo.models.shipped import resolve
 from proximo.plain_text import quoted
 from proximo.presets import ARITHMETIC, PRESETS
 from proximo.rewards.failures import TALLY
@@ -25,8 +26,10 @@ from proximo.tasks import Arithmetic, Code, Countdown, Echo, File, Sorting, Task
 from proximo.training.config import EvaluationOptions, RunConfig, ValueOptions
 from proximo.training.estimate import batch_arithmetic, memory
 from proximo.training.evaluate import evaluate
+from proximo.training.keeping import refuse_fewer_steps
 from proximo.training.pipeline import PipelineConfig
 from proximo.training.progress import Lines, Progress, measure, prompt_text, share
+from proximo.training.prompts import check_prompts
 from proximo.training.resume import Attempt
 from proximo.training.reward_mix import RewardModel
 from proximo.training.rl import Outcome, Run, train
@@ -72,7 +75,12 @@ def run_train(arguments: list[str]) -> int:
 def _finished(config: RunConfig, attempt: Attempt) -> Outcome:
     assert attempt.result is not None
     say(f"{attempt.folder}: this run is finished; more steps: --steps N --allow-change steps")
-    return Outcome.from_dict(attempt.result, attempt.folder, config.task, config.seed)
+    try:
+        path = resolve(config.model)
+        check_prompts(config, path, load_tokenizer(path))  # what was left out of the data is left out again
+        return Outcome.from_dict(attempt.result, attempt.folder, config.task, config.seed)
+    except ValueError as error:
+        refuse(str(error))
 
 
 def _train(config: RunConfig, attempt: Attempt) -> Outcome | None:
@@ -80,14 +88,14 @@ def _train(config: RunConfig, attempt: Attempt) -> Outcome | None:
     suit_attempt(attempt, config.model, config.device)
     progress: Progress = LiveView() if sys.stderr.isatty() else Lines()
     try:
+        refuse_fewer_steps(config, attempt.point)
         run = Run(config, attempt.folder, progress)
     except ValueError as error:
         refuse(str(error))
     try:
         return train(run, toml.dumps(config), attempt)
     except (OSError, ValueError) as error:
-        attempt.end(f"failed: {error}")
-        say(f"error: {error}\nwhat was written so far is in {attempt.folder}; the same command goes on from there")
+        report_failure(attempt, error)
         return None
     finally:
         progress.stop()

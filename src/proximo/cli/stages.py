@@ -11,7 +11,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from proximo import toml
 from proximo.cli.flags import changed, refuse, say, take, take_switch
-from proximo.cli.resuming import suit_attempt, take_allowed, taken
+from proximo.cli.resuming import report_failure, suit_attempt, take_allowed, taken
 from proximo.data import DataFile
 from proximo.training.dpo import DpoConfig, dpo
 from proximo.training.fitting import Fitted
@@ -80,8 +80,7 @@ def run_stage(
         except (OSError, ValueError) as error:
             if attempt.is_empty:
                 refuse(str(error))
-            attempt.end(f"failed: {error}")
-            say(f"error: {error}\nwhat was written so far is in {path}; the same command goes on from there")
+            report_failure(attempt, error)
             return 1
     print(json.dumps(_facts(path, fitted)) if as_json else _result(path, fitted))
     return 0

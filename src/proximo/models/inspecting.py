@@ -13,9 +13,13 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 CODE = ("auto_map", "custom_pipeline", "custom_pipelines", "custom_generate")
 """Keys of a config that name Python files of the model's authors."""
+ELSEWHERE = ("configuration_files", "fast_tokenizer_files", "attribute_map")
+"""Keys that make transformers read another file instead, or one key for another."""
 KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
 """Keys that, with a slash in their value, name compiled code to be fetched."""
 
+_VOCABULARIES = ("tokenizer.json", "vocab.json", "added_tokens.json", "tekken.json")
+"""Their keys are tokens, and mean nothing."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MOST_HEADER = 100_000_000
 """Bytes; the format's own limit."""
@@ -60,20 +64,19 @@ def tensors(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _configs(folder: Path) -> Iterator[str]:
-    for file in sorted(folder.glob("*config.json")):
+    for file in sorted(folder.glob("*.json")):
+        is_config = file.name.endswith("config.json")
+        if not is_config and (file.name in _VOCABULARIES or file.name.endswith(".index.json")):
+            continue
         try:
             config = _json(file)
         except ValueError as error:
-            yield str(error)
+            if is_config:  # whatever else lies there, nobody opens it
+                yield str(error)
             continue
-        for key, value in _entries(config):
-            if key in CODE:
-                yield (
-                    f"{file.name} has {key}: code of the model's authors, which is never run here; "
-                    "use a model that transformers knows itself, or remove the entry"
-                )
-            elif key in KERNELS and "/" in str(value):
-                yield f"{file.name} has {key} {value!r}: code from elsewhere, never run here; remove the entry"
+        yield from _forbidden(file.name, config)
+        if not is_config:
+            continue
         if "quantization_config" in config:
             yield f"{file.name} has quantization_config: quantised weights cannot be trained; use the full ones"
         named = config.get("transformers_weights", WEIGHTS)
@@ -81,6 +84,19 @@ def _configs(folder: Path) -> Iterator[str]:
             yield f"{file.name} has transformers_weights {named!r}: only safetensors of this folder are read"
     if (folder / "adapter_config.json").exists():
         yield "adapter_config.json: an adapter, not a model; merge it into its model, and save that"
+
+
+def _forbidden(name: str, config: dict[str, Any]) -> Iterator[str]:
+    for key, value in _entries(config):
+        if key in CODE:
+            yield (
+                f"{name} has {key}: code of the model's authors, which is never run here; "
+                "use a model that transformers knows itself, or remove the entry"
+            )
+        elif key in KERNELS and "/" in str(value):
+            yield f"{name} has {key} {value!r}: code from elsewhere, never run here; remove the entry"
+        elif key in ELSEWHERE:
+            yield f"{name} has {key}, which would hide what is read from the look at it: remove the entry"
 
 
 def _json(file: Path) -> dict[str, Any]:

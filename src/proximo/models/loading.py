@@ -114,9 +114,11 @@ def read_config(path: str) -> PreTrainedConfig:
     if not (folder / "config.json").is_file():
         raise ValueError(f"path {path!r}: there is no config.json; {INCOMPLETE}")
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # a config of another kind fails wherever its first odd value is read
         raise ValueError(f"path {path!r}: transformers cannot read its config.json; {_first_line(error)}") from error
+    config._attn_implementation = None  # for a flash attention that is not installed, transformers would fetch one
+    return config
 
 
 def load_weights(

@@ -3,6 +3,7 @@
 import ctypes
 import re
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,15 @@ from proximo.types import Message
 
 SECONDS = 10.0
 """For one conversation, which takes a real template about a millisecond."""
+_SMALL = 1000
+"""A number or a length that a template may write where it is multiplied."""
+_GROWING = ("batch", "center", "indent", "slice", "tojson", "truncate", "wordwrap")
+"""Filters that write as much as their arguments say."""
+_PADDING = ("center", "expandtabs", "ljust", "rjust", "zfill")
+"""Methods of a text that do, which no template needs."""
+_FORMATS = ("format", "format_map")
+_WIDE = re.compile(r"\*|\d{4}")
+"""In what these fill in: a width of many digits, or of an argument's."""
 
 
 class TemplateTooSlow(Exception):
@@ -54,7 +64,8 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Mes
 def check_template(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
     """Refuses a template that reaches out of the sandbox, never ends or is no Jinja, before anything depends on it.
 
-    One that only dislikes this conversation is left to its own.
+    One that only dislikes this conversation is left to its own. The time limit holds between instructions, and memory
+    has none: a template that hides a product, or doubles a text again and again, may still waste both, and no more.
     """
     templates = tokenizer.chat_template
     for template in templates.values() if isinstance(templates, dict) else [templates] if templates else []:
@@ -62,15 +73,66 @@ def check_template(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
             tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_without_generation(template))
         except TemplateSyntaxError as error:
             raise ValueError(f"path {path!r}: the chat template is not Jinja, line {error.lineno}: {error}") from None
-        if tree.find(nodes.Pow) is not None:
-            # Computed inside one instruction, which no time limit could stop.
-            raise ValueError(f"path {path!r}: the chat template computes a power, which none needs; remove it")
+        if what := next(_unstoppable(tree), None):
+            raise ValueError(f"path {path!r}: the chat template computes {what}, which none needs; remove it")
     if templates:
         try:
             rendered(tokenizer, [{"role": "user", "content": "Hello"}], for_answer=True)
         except ValueError as error:
             if isinstance(error.__cause__, SecurityError | OverflowError | MemoryError | TemplateTooSlow):
                 raise ValueError(f"path {path!r}: {error}") from error
+
+
+def _unstoppable(tree: nodes.Template) -> Iterator[str]:
+    """What would be computed inside one instruction, which no time limit can stop; of that, what is plain to see."""
+    for _ in tree.find_all(nodes.Pow):
+        yield "a power"
+    for product in tree.find_all(nodes.Mul):
+        if not _is_small(product.left) or not _is_small(product.right):
+            yield f"a product, line {product.lineno}, of what is not a number or a text up to {_SMALL}"
+    for applied in tree.find_all(nodes.Filter):
+        given = [*applied.args, *(keyword.value for keyword in applied.kwargs)]
+        unpacked = applied.dyn_args is not None or applied.dyn_kwargs is not None
+        if applied.name in _GROWING and (unpacked or not all(map(_is_small, given))):
+            yield f"{applied.name}, line {applied.lineno}, with what is not a number or a text up to {_SMALL}"
+        if applied.name in _FORMATS and _may_be_wide(applied.node):
+            yield f"a format, line {applied.lineno}, that may be of any width"
+    for part in tree.find_all(nodes.Getattr):
+        if part.attr in _PADDING:
+            yield f"{part.attr}, line {part.lineno}, of any width"
+    for called in tree.find_all(nodes.Call):
+        part = called.node
+        if isinstance(part, nodes.Getattr) and part.attr in _FORMATS and _may_be_wide(part.node):
+            yield f"a format, line {part.lineno}, that may be of any width"
+    for filled in tree.find_all(nodes.Mod):
+        if isinstance(filled.left, nodes.Const) and _may_be_wide(filled.left):
+            yield f"a format, line {filled.lineno}, that may be of any width"
+
+
+def _is_small(node: nodes.Node | None) -> bool:
+    match node:
+        case nodes.Const(value=str() as text):
+            return len(text) <= _SMALL
+        case nodes.Const(value=int() | float() | None as number):
+            return abs(number or 0) <= _SMALL
+        case nodes.Neg():
+            return _is_small(node.node)
+        case nodes.Add() | nodes.Sub():
+            return _is_small(node.left) and _is_small(node.right)
+        case nodes.Getattr(node=nodes.Name(name="loop")):  # a loop is never long
+            return True
+        case _:
+            return False
+
+
+def _may_be_wide(node: nodes.Node | None) -> bool:
+    match node:
+        case nodes.Const(value=str() as text):
+            return _WIDE.search(text) is not None
+        case nodes.Const():
+            return False
+        case _:
+            return True
 
 
 def _without_generation(template: str) -> str:
@@ -109,8 +171,11 @@ def _bounded(seconds: float) -> Iterator[None]:
     timer = threading.Timer(seconds, fire)
     timer.daemon = True
     timer.start()
+    started = time.monotonic()
     try:
         yield
+        if time.monotonic() - started > seconds:  # inside one instruction, behind which nothing could be raised
+            raise TemplateTooSlow
     finally:
         with lock:
             over = True

@@ -3,6 +3,8 @@
 import threading
 from dataclasses import dataclass, field, replace
 
+from proximo.redacting import masked
+
 
 class GraderFailed(ValueError):
     """A grader that cannot be trained with; the run stops and says what it did."""
@@ -49,7 +51,7 @@ class Tally:
         with self._lock:
             so_far = self._found.get(key)
             if so_far is None or not so_far.unscored:  # an example with a completion is the better one
-                so_far = Failures(*key, 0, failure.message)
+                so_far = Failures(*key, 0, masked(failure.message))
             self._found[key] = replace(so_far, unscored=so_far.unscored + unscored)
 
     def take(self) -> list[Failures]:

@@ -25,7 +25,8 @@ class PythonFunction:
     seconds: float = 10.0
     """For one call; then its process is killed, and its completions are tried one by one, each as long."""
     memory_mb: int = 4096
-    """That its process may fill with data, before it gets a MemoryError."""
+    """Of its own data, before it gets a MemoryError. Memory that it shares with others is not counted; where the
+    machine runs out of it, the kernel ends this process before the trainer."""
     siblings: bool = False
     """It compares a group's completions with each other. Where it fails none of them is tried alone, which would be
     another question: the whole group is unscored."""

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -52,7 +53,6 @@ class Process:
         self.is_alive = True
         self._output = Output()
         self._runner: int | None = None
-        self._asked = 0
         requests, self._requests = _pipe()
         self._answers, answers = _pipe()
         life, self._life = _pipe()
@@ -104,10 +104,11 @@ class Process:
 
     def ask(self, arguments: str, count: int, seed: int, seconds: float) -> dict[str, Any] | Failure:
         """What the worker answers to a call whose arguments are JSON; checked only for being an answer to this."""
-        self._asked += 1
-        head = f'{{"id": {self._asked}, "count": {count}, "seed": {seed}, "arguments": '
+        assert self.is_alive, "a worker that was killed is asked"
+        name = secrets.token_hex(16)  # not a number: a child that a call left behind would know the next one's
+        head = f'{{"id": "{name}", "count": {count}, "seed": {seed}, "arguments": '
         answer = self._exchange(f"{head}{arguments}}}".encode(), seconds, MOST_ANSWER + 64 * count)
-        if isinstance(answer, Mapping) and answer.get("id") != self._asked:
+        if isinstance(answer, Mapping) and answer.get("id") != name:
             answer = Failure("junk", "its process answered something that was not asked", fatal=True)
         if isinstance(answer, Failure):
             self.kill()

@@ -33,6 +33,8 @@ _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 
 def main(requests: int, answers: int, life: int, trainer: int) -> None:
     """The first three are file descriptors, the last a process."""
+    for descriptor in (requests, answers, life):
+        os.set_inheritable(descriptor, False)  # by programs that a function starts
     _prctl(_SET_CHILD_SUBREAPER, 1)  # orphans below become ours, so that we can kill them
     wake, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
@@ -127,6 +129,8 @@ def serve(requests: int, answers: int) -> None:
     most = job["memory"]
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):  # shared memory is in no limit: when it runs out, not the trainer is ended
+        Path("/proc/self/oom_score_adj").write_text("1000")
     try:
         function = load(job["place"], job["name"])
     except BaseException as error:  # a user's module may raise anything while it is imported

@@ -21,6 +21,8 @@ from proximo.types import Completion, Problem
 
 LARGEST = 1e6
 """A score beyond it, on either side, is taken for a mistake: one such number would drown a whole step."""
+LONGEST = 86_400.0
+"""Seconds of a call."""
 RECYCLE_CALLS = 5000
 """A worker is replaced after so many calls, before a slow leak is felt."""
 MOST_CHILDREN = 32
@@ -78,7 +80,8 @@ class Worker:
     def _ready(self) -> Process | Failure:
         if self._is_closed:
             return Failure("died", "the run has ended")
-        if self._process is None:
+        if self._process is None or not self._process.is_alive:  # a stop request in the middle of a call killed it
+            self._process = None
             try:
                 self._process = Process(self.job)
             except NotLoaded as error:
@@ -155,8 +158,8 @@ def groups(
 
 def check_seconds(seconds: float) -> None:
     """Of a reward's field `seconds`."""
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"reward.seconds is {seconds}: give a positive number")
+    if not 0 < seconds <= LONGEST:
+        raise ValueError(f"reward.seconds is {seconds}: give a positive number, at most {LONGEST:g} (a day)")
 
 
 _WORKERS: dict[Job, Worker] = {}
@@ -197,13 +200,13 @@ def _read(answer: Mapping[str, Any], count: int) -> list[float | Failure] | Fail
 def _judged(value: object) -> float | Failure:
     if value is None:
         return Failure("none", "it returned None")
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not isinstance(value, float):  # a worker sends nothing else, but a function may write to its pipe
         return Failure("not a number", f"it returned {plain(str(value), 150)}")
     if not math.isfinite(value):
         return Failure("not a number", f"it returned {value}")
     if abs(value) > LARGEST:
         return Failure("too large", f"it returned {value:g}; what is beyond {LARGEST:g} is taken for a mistake")
-    return float(value)
+    return value
 
 
 def _with_output(failure: Failure, printed: str) -> Failure:

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 
 from proximo.sandbox import kernel
 from proximo.sandbox.filtering import instructions
-from proximo.sandbox.limits import Limits
+from proximo.sandbox.limits import DEVICES, NOBODY, Limits
 
-NOBODY = 65534
 SCRATCH = "/scratch"
-DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 _COVERED = ("/sys", "/mnt", "/srv", "/tmp")
 """The new root is built over the first of these that is a folder; nothing in them is needed."""
@@ -105,11 +103,18 @@ def landlock_version() -> int:
 
 def become_nobody() -> None:
     """From root, to somebody who owns nothing."""
-    if os.getuid() == 0:
+    if os.getuid() != 0:
+        return
+    try:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-        kernel.set_dumpable(True)  # else /proc would not let it map its own user
+    except OSError as error:
+        why = f"root cannot become user {NOBODY} ({error.strerror}), whom a rootless container may not have: "
+        raise OSError(
+            error.errno, why + "give it a range of users (subuid, subgid), or start as another user"
+        ) from None
+    kernel.set_dumpable(True)  # else /proc would not let it map its own user
 
 
 def enter_namespaces(process_files: int) -> None:
@@ -142,7 +147,7 @@ def lock_in(cage: Cage, limits: Limits) -> None:
     """Everything that is left, for good. The filter comes last: it allows none of this."""
     os.chdir(SCRATCH if cage.scratch else "/")
     os.umask(0o077)
-    set_limits(limits)
+    set_limits(limits, counts_threads=cage.namespaces)
     kernel.no_new_privileges()
     if cage.landlock:
         lock_files(cage)
@@ -152,15 +157,17 @@ def lock_in(cage: Cage, limits: Limits) -> None:
     kernel.set_filter(instructions(os.getpid()))
 
 
-def set_limits(limits: Limits) -> None:
+def set_limits(limits: Limits, *, counts_threads: bool) -> None:
     memory = limits.memory_mb * _MEGABYTE
+    # Without users of its own the kernel would count what others run, too; processes are forbidden by the filter.
+    threads = limits.threads if counts_threads else resource.getrlimit(resource.RLIMIT_NPROC)[1]
     for what, most in (
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_STACK, min(_STACK, memory)),
         (resource.RLIMIT_CPU, limits.cpu_seconds),
         (resource.RLIMIT_FSIZE, limits.scratch_mb * _MEGABYTE),
         (resource.RLIMIT_NOFILE, _FILES),
-        (resource.RLIMIT_NPROC, limits.threads),
+        (resource.RLIMIT_NPROC, threads),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),

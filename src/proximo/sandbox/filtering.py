@@ -38,7 +38,7 @@ _DEPENDING = (
     "clone:56:220 kill:62:129 tgkill:234:131 prctl:157:167 prlimit64:302:261 ioctl:16:29 socketpair:53:199 fcntl:72:25"
 )
 _CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000
-_SOCK_STREAM, _SOCK_KIND = 1, 0xF
+_AF_UNIX, _SOCK_STREAM, _SOCK_KIND = 1, 1, 0xF
 _IOCTLS = (
     0x5401,
     0x5413,
@@ -70,10 +70,16 @@ def _step(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
     return struct.pack("=HBBI", code, yes, no, value)
 
 
-def _if_argument(number: int, argument: int, values: tuple[int, ...], mask: int = 0xFFFFFFFF) -> bytes:
-    """Allow a call when an argument's lower half, masked, is one of these; else refuse it."""
+def _if_argument(
+    number: int, argument: int, values: tuple[int, ...], mask: int = 0xFFFFFFFF, *, first: int | None = None
+) -> bytes:
+    """Allow a call when an argument's lower half, masked, is one of these and its first argument, where said, is
+    `first`; else refuse it."""
     tests = b"".join(_step(_EQUAL, value, 0, 1) + _step(_RETURN, _ALLOW) for value in values)
     body = _step(_LOAD, _ARGUMENTS + 8 * argument) + _step(_AND, mask) + tests
+    if first is not None:
+        refusal = _step(_RETURN, _REFUSE | errno.EPERM)
+        body = _step(_LOAD, _ARGUMENTS) + _step(_EQUAL, first, 1, 0) + refusal + body
     body += _step(_RETURN, _REFUSE | errno.EPERM)
     return _step(_EQUAL, number, 0, len(body) // 8) + body
 
@@ -93,6 +99,6 @@ def instructions(pid: int) -> bytes:
     code += _if_argument(depending["prlimit64"], 0, (0, pid))
     code += _if_argument(depending["ioctl"], 1, _IOCTLS)
     code += _if_argument(depending["fcntl"], 1, _FCNTLS)
-    code += _if_argument(depending["socketpair"], 1, (_SOCK_STREAM,), _SOCK_KIND)
+    code += _if_argument(depending["socketpair"], 1, (_SOCK_STREAM,), _SOCK_KIND, first=_AF_UNIX)
     code += _step(_AT_LEAST, _NEW_CALLS, 0, 1) + _step(_RETURN, _REFUSE | errno.ENOSYS)
     return code + _step(_RETURN, _REFUSE | errno.EPERM)

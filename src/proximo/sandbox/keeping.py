@@ -44,7 +44,7 @@ class _Program:
     """A process and the pipes it speaks through."""
 
     def __init__(self, header: dict[str, Any], cage: Cage, limits: Limits) -> None:
-        self._limits = limits
+        self._limits, self._nonce = limits, header["nonce"]
         question = _sealed(header["stdin"].encode("utf-8", "surrogatepass"))
         pipes = [os.pipe() for _ in range(4)]
         self._child = os.fork()
@@ -72,7 +72,7 @@ class _Program:
             ending = "signal"
         most = self._limits.output_kb * 1024
         return (
-            {"ended": ending, "code": abs(number), "seconds": time.monotonic() - started},
+            {"nonce": self._nonce, "ended": ending, "code": abs(number), "seconds": time.monotonic() - started},
             *(bytes(self._heard[file][:most]) for file in self._said),
         )
 

@@ -1,8 +1,14 @@
 """What a program may use, what it is asked, and how it ended."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
+
+NOBODY = 65534
+"""The user whom programs run as, and the group, where root starts them."""
+DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+"""That they may open."""
+LONGEST = 86_400.0
+"""Seconds of a run; a day."""
 
 
 class NoSandbox(ValueError):
@@ -28,13 +34,16 @@ class Limits:
     output_kb: int = 1024
     """On stdout, on stderr and of results, each; one that says more is killed."""
     threads: int = 32
+    """With the main one. Counted where a program has namespaces of its own; elsewhere memory alone bounds them."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.seconds) and self.seconds > 0):
-            raise ValueError(f"limits.seconds is {self.seconds}: give a finite time above 0")
-        for field in ("cpu_seconds", "memory_mb", "scratch_mb", "output_kb", "threads"):
+        if not 0 < self.seconds <= LONGEST:
+            raise ValueError(f"limits.seconds is {self.seconds}: give a time above 0, at most {LONGEST:g} (a day)")
+        for field in ("cpu_seconds", "memory_mb", "scratch_mb", "output_kb"):
             if getattr(self, field) < 1:
                 raise ValueError(f"limits.{field} is {getattr(self, field)}: give at least 1")
+        if self.threads < 2:
+            raise ValueError(f"limits.threads is {self.threads}: give at least 2, as a program and one thread need")
         if self.memory_mb < 64:
             raise ValueError(f"limits.memory_mb is {self.memory_mb}: Python itself needs 64")
 

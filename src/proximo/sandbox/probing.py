@@ -48,7 +48,7 @@ def escapes(server: Server) -> list[str]:
             os.chmod(path, 0o755)
         told = {"NONCE": nonce, "OUTSIDE": str(outside), "OTHER": os.getpid()}
         program = "".join(f"{name} = {value!r}\n" for name, value in told.items()) + _PROGRAM
-        result = server.run(Job(program))
+        result = server.run(Job(program), nonce)
     first, _, rest = result.stdout.decode(errors="replace").partition("\n")
     if not result.finished or first != nonce or not rest.startswith("thread\n"):
         said = result.stderr.decode(errors="replace").strip()[-300:]

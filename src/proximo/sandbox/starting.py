@@ -1,5 +1,6 @@
 """One server process, as the trainer sees it."""
 
+import fcntl
 import os
 import shutil
 import socket
@@ -10,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from proximo.sandbox.limits import Job, Limits, Result, SandboxFailed
+from proximo.sandbox.limits import DEVICES, NOBODY, Job, Limits, Result, SandboxFailed
 from proximo.sandbox.wire import receive, send
 
 # The packages above are named but not run: they would load torch.
@@ -52,12 +53,13 @@ class Server:
         return header["missing"]
 
     def _launch(self, complaints: IO[bytes]) -> None:
-        self._connection, theirs = socket.socketpair()
+        self._connection, theirs = map(_clear, socket.socketpair())
         with theirs:
             self._process = subprocess.Popen(
                 self._command(theirs.fileno()),
                 # The hash seed is fixed: what depends on the order of a set is the same in every run.
-                env={"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "TZ": "UTC"},
+                # One arena: each thread's own would take 64 MB of a program's address space.
+                env={"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "TZ": "UTC", "MALLOC_ARENA_MAX": "1"},
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -66,7 +68,15 @@ class Server:
                 start_new_session=True,
             )
 
-    def run(self, job: Job, nonce: str = "") -> Result:
+    def run(self, job: Job, nonce: str) -> Result:
+        """`nonce` marks this run: what answers another one is no answer."""
+        try:
+            return self._run(job, nonce)
+        except BaseException:  # also a stop request in the middle: what would still come back is nobody's
+            self.close()
+            raise
+
+    def _run(self, job: Job, nonce: str) -> Result:
         if self._connection is None:
             self.start()
         assert self._connection is not None
@@ -75,12 +85,12 @@ class Server:
             self._connection.settimeout(_GRACE_SECONDS)
             send(self._connection, header)
         except OSError as error:
-            self.close()
             raise SandboxFailed(f"a sandbox server is gone: {error}") from None
         answer, payloads = self._answer(self._limits.seconds + _GRACE_SECONDS, "the end of a program")
         if "failed" in answer:
-            self.close()
             raise SandboxFailed(f"a program was not run: {answer['failed']}")
+        if answer["nonce"] != nonce:
+            raise SandboxFailed("a sandbox server answered for another program")
         stdout, stderr, answers = payloads
         return Result(answer["ended"], answer["code"], stdout, stderr, answers, answer["seconds"])
 
@@ -99,7 +109,6 @@ class Server:
             self._connection.settimeout(seconds)
             return receive(self._connection)
         except (OSError, EOFError, ValueError) as error:
-            self.close()
             raise SandboxFailed(f"a sandbox server did not answer, waiting for {what}: {error}") from None
 
     def _command(self, number: int) -> list[str]:
@@ -111,18 +120,25 @@ class Server:
         return [*(_bubblewrap(folder, interpreter) if self._through_bubblewrap else []), *command, *arguments]
 
 
+def _clear(end: socket.socket) -> socket.socket:
+    """Clear of the standard streams, whose numbers are free where a program closed them."""
+    with end:
+        return socket.socket(fileno=fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
+
+
 def has_bubblewrap() -> bool:
     return shutil.which("bwrap") is not None
 
 
 def _bubblewrap(folder: str, interpreter: str) -> list[str]:
     """Its own namespaces, and a root that shows the interpreter and us, without /proc."""
-    command = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--uid", "65534", "--gid", "65534", "--new-session"]
+    who = ["--uid", str(NOBODY), "--gid", str(NOBODY)]
+    command = [shutil.which("bwrap") or "bwrap", "--unshare-all", *who, "--new-session"]
     shown = {os.path.dirname(interpreter), os.path.join(folder, "sandbox"), "/etc/ld.so.cache"}
     shown |= {os.path.join(place, name) for place in ("/", "/usr", sys.base_prefix) for name in ("lib", "lib64")}
     for path in sorted(path for path in shown if os.path.exists(path)):
         is_link = os.path.islink(path) and os.path.isdir(path)
         command += ["--symlink", os.readlink(path), path] if is_link else ["--ro-bind", path, path]
-    for device in ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"):
+    for device in DEVICES:
         command += ["--dev-bind", device, device]
     return [*command, "--remount-ro", "/", "--chdir", "/", "--"]

@@ -10,13 +10,15 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
 """In each folder: the size and the SHA-256 of every other file."""
-PARTIAL, REMOVED = ".partial", ".removed"
-"""What is added to the name of a folder that is being written, and of one that is being removed."""
+PARTIAL, REMOVED, ASIDE = ".partial", ".removed", ".passed-over"
+"""What is added to the name of a folder that is being written, of one that is being removed, and of one that nobody is
+to read any more, which stays for a person to look at."""
 PIECE = 1 << 20
 
 
@@ -26,7 +28,9 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     Example: write_folder(Path("runs/a/checkpoints/step-000010"), model.save_pretrained)
     """
     partial = path.with_name(path.name + PARTIAL)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sync(path.parent.parent)
     _delete(partial)
     try:
         partial.mkdir()
@@ -66,6 +70,14 @@ def remove_folder(path: Path) -> None:
     _delete(removed)
 
 
+def set_aside(path: Path) -> None:
+    """Take its name away from a folder, whose content stays; one of an earlier time makes room."""
+    aside = path.with_name(path.name + ASIDE)
+    _delete(aside)
+    path.rename(aside)
+    sync(path.parent)
+
+
 def tidy(parent: Path) -> None:
     """Remove what a writer or remover that died has left; nobody else may be writing there."""
     for path in parent.iterdir() if parent.is_dir() else ():
@@ -75,11 +87,19 @@ def tidy(parent: Path) -> None:
 
 def write_file(path: Path, data: bytes) -> None:
     """Replace a file's content: whoever reads it sees the old or the new, also after a crash."""
+    with whole_file(path) as partial:
+        _write(partial, data)
+    sync(path.parent)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Another name to write a file under, which becomes `path` at the end; after an error nothing has changed. What
+    is to survive a crash of the machine is to be synced, too."""
     partial = path.with_name(path.name + PARTIAL)
     try:
-        _write(partial, data)
+        yield partial
         partial.replace(path)
-        sync(path.parent)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

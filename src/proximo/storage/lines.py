@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from proximo.storage.folders import sync
+
 PIECE = 1 << 16
 
 
@@ -60,11 +62,7 @@ class Lines:
     def sync(self) -> None:
         """Wait until all rows are on the disk."""
         if self.path.exists():
-            file = os.open(self.path, os.O_RDONLY)
-            try:
-                os.fsync(file)
-            finally:
-                os.close(file)
+            sync(self.path)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """All whole rows."""

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import socket
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -18,25 +19,35 @@ class Locked(ValueError):
 class FolderLock:
     """Held from the moment it is made until `release`, or the end of the process.
 
+    Both the folder and a file in it are locked: the file says who the owner is and may be removed by hand, and some
+    file systems of a network cannot lock a folder.
+
     Example: with FolderLock(Path("runs/a")): ...
     """
 
     def __init__(self, folder: Path) -> None:
+        """The folder is made where it does not exist."""
         self.path = folder / NAME
-        self._file = _locked(self.path)
+        self._held = _both_locked(self.path)
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now().isoformat(" ", "seconds")}
-        try:
-            os.ftruncate(self._file, 0)
-            os.pwrite(self._file, (json.dumps(owner) + "\n").encode(), 0)
-        except OSError:  # a full disk: the lock holds without a name on it
-            pass
+        file = self._held[0]
+        with suppress(OSError):  # a full disk: the lock holds without a name on it
+            os.ftruncate(file, 0)
+            os.pwrite(file, (json.dumps(owner) + "\n").encode(), 0)
 
-    def release(self) -> None:
-        """Its file goes with it; whoever waits with the old one open sees that it is not the file of that name."""
-        if self._file >= 0:
+    def release(self, *, remove_empty: bool = False) -> None:
+        """Its file goes with it, and the folder where it is empty and that is asked for; whoever waits with the old
+        one open sees that it is not the one of that name."""
+        if not self._held:
+            return
+        if _is_still(self.path, self._held[0]):
             self.path.unlink(missing_ok=True)
-            os.close(self._file)
-            self._file = -1
+        if remove_empty:
+            with suppress(OSError):  # it is not empty, or somebody else has removed it
+                self.path.parent.rmdir()
+        for file in self._held:
+            os.close(file)
+        self._held = []
 
     def __enter__(self) -> "FolderLock":
         return self
@@ -45,22 +56,58 @@ class FolderLock:
         self.release()
 
 
-def _locked(path: Path) -> int:
-    """The open file of a lock that is ours."""
+def _both_locked(path: Path) -> list[int]:
+    """The lock's open file, and the folder around it where that can be locked."""
+    folder = _locked_folder(path)
+    try:
+        return [_locked_file(path), *folder]
+    except BaseException:
+        for file in folder:
+            os.close(file)
+        raise
+
+
+def _locked_folder(path: Path) -> list[int]:
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:  # its last owner has removed it in between
+            continue
+        try:
+            _lock(folder, path)
+        except Locked:
+            os.close(folder)
+            raise
+        except OSError:  # a file system that locks files alone
+            os.close(folder)
+            return []
+        if _is_still(path.parent, folder):
+            return [folder]
+        os.close(folder)
+
+
+def _locked_file(path: Path) -> int:
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = _owner(file)
-            os.close(file)
-            raise Locked(f"{path.parent} is in use by {owner}: wait for it, end it, or choose another name") from None
-        except OSError:
+            _lock(file, path)
+        except BaseException:
             os.close(file)
             raise
         if _is_still(path, file):
             return file
         os.close(file)  # its last owner has removed it in between
+
+
+def _lock(file: int, path: Path) -> None:
+    """`path` is the file that names the owner."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Locked(
+            f"{path.parent} is in use by {_owner(path)}: wait for it, end it, or choose another name"
+        ) from None
 
 
 def _is_still(path: Path, file: int) -> bool:
@@ -70,9 +117,9 @@ def _is_still(path: Path, file: int) -> bool:
         return False
 
 
-def _owner(file: int) -> str:
+def _owner(path: Path) -> str:
     try:
-        known = json.loads(os.pread(file, 4096, 0))
+        known = json.loads(path.read_text())
         return f"process {known['pid']} on {known['host']} since {known['since']}"
-    except (OSError, ValueError, KeyError, TypeError):  # it is just being written
+    except (OSError, ValueError, KeyError, TypeError):  # it is just being written, or was removed by hand
         return "another process"

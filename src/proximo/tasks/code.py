@@ -113,7 +113,8 @@ class Code:
                 )
         if solution is not None and not isinstance(solution, str):
             raise ValueError("the solution is not a text: give a program")
-        name = stable_hash(prompt_key(prompt), json.dumps(data[self.tests_column], default=str))
+        asked = [data[self.tests_column], data.get("function")]
+        name = stable_hash(prompt_key(prompt), json.dumps(asked, default=str))
         return Problem(id=f"{Path(self.path).stem}-{name:016x}", prompt=prompt, answer=solution, data=data)
 
     def _tests(self, data: Mapping[str, Any]) -> Conversations | FunctionTests:

@@ -8,9 +8,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 from proximo.data import stable_hash
+from proximo.rewards.processes import Job
+from proximo.rewards.workers import groups, score
 from proximo.tasks.protocol import Split
 from proximo.types import Completion, Grade, Problem
 
@@ -18,13 +21,18 @@ _BLOCK = 500
 """Problems made from one seed; some of reasoning-gym's tasks prepare a whole block at once."""
 _PATIENCE = 100
 """So many blocks are looked at for a problem that is new."""
+_SECONDS = 30.0
+"""For scoring one group; then the scorer is killed, and its completions are tried one by one, each as long."""
+_MEMORY_MB = 4096
 
 
 @dataclass(frozen=True)
 class Gym:
     """Any task of reasoning-gym by its name; endless. The outcome is its scorer's, often with partial credit.
 
-    Where a completion holds <answer>...</answer>, that is scored, otherwise all of it.
+    Where a completion holds <answer>...</answer>, that is scored, otherwise all of it. Some of the scorers evaluate it
+    as Python. So they run in a process of their own, which on Linux is locked in: it cannot write files, start
+    programs or open sockets. Where the kernel has no seccomp or no Landlock, nothing but its own process holds it.
     """
 
     name: str
@@ -57,7 +65,14 @@ class Gym:
         raise ValueError(f"task.held_out is {self.held_out}: it leaves {self.name} nothing to train on, give less")
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
-        return [Grade(self._score(p, c.text)) for p, c in zip(problems, completions, strict=True)]
+        job = Job(f"{Path(__file__).with_name('gym_scoring.py')}:scored", _SECONDS, _MEMORY_MB)
+        constants = {"name": self.name, "config": self._settings}
+        scores = []
+        for asked, said in groups(problems, completions):
+            answers = [_answer(completion.text) for completion in said]
+            entries = [_entry(problem) for problem in asked]
+            scores += score(job, said, {"answers": answers, "entries": entries}, constants, grader=self.name)
+        return [Grade(found) for found in scores]
 
     def reference(self, problem: Problem) -> str | None:
         return None if problem.answer is None else str(problem.answer)
@@ -85,16 +100,32 @@ class Gym:
             data={"metadata": entry["metadata"]},
         )
 
-    def _score(self, problem: Problem, text: str) -> float:
-        tagged = re.findall(r"<answer>(.*?)</answer>", text, flags=re.DOTALL)
-        entry = {"question": problem.prompt, "answer": problem.answer, **problem.data}
-        try:
-            return float(self._dataset(0).score_answer((tagged[-1] if tagged else text).strip(), entry))
-        except Exception:  # a hundred scorers by many hands: one that breaks on strange input gives no verdict
-            return math.nan
+    @property
+    def _settings(self) -> str:
+        return json.dumps(dict(self.config), sort_keys=True)
 
     def _dataset(self, seed: int) -> Any:
-        return _dataset(self.name, json.dumps(dict(self.config), sort_keys=True), seed)
+        return _dataset(self.name, self._settings, seed)
+
+
+def _answer(text: str) -> str:
+    tagged = re.findall(r"<answer>(.*?)</answer>", text, flags=re.DOTALL)
+    return (tagged[-1] if tagged else text).strip()
+
+
+def _entry(problem: Problem) -> str:
+    """As Python's literals, which keep a tuple apart from a list, and a number as a key."""
+    return repr(_plain({"question": problem.prompt, "answer": problem.answer, **problem.data}))
+
+
+def _plain(value: Any) -> Any:
+    """The few objects and the numbers that have no literal become text; their scorers do not look at them."""
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple, set):
+        return type(value)(map(_plain, value))
+    literal = value is None or type(value) in (str, int, bool) or (type(value) is float and math.isfinite(value))
+    return value if literal else str(value)
 
 
 @lru_cache(maxsize=8)

@@ -18,13 +18,14 @@ from proximo.models import load_model, supports_packing
 from proximo.models.attention import body
 from proximo.models.compiling import checkpoint_layers
 from proximo.samplers.mismatch import MismatchedSampler, Snapshot
-from proximo.storage.folders import complaints, remove_folder, write_folder
+from proximo.storage.folders import complaints, remove_folder, set_aside, write_folder
 from proximo.training.config import CheckpointOptions
 from proximo.training.critic import BaselineWatch
 from proximo.training.learner import Learner
 from proximo.training.state import (
     Standing,
     copy_into,
+    naming_io,
     numbered,
     random_states,
     read_tensors,
@@ -43,10 +44,11 @@ def place(folder: Path, step: int) -> Path:
     return folder / f"step-{step:06d}"
 
 
-def saved(folder: Path) -> list[Path]:
-    """Everything that has a checkpoint's name, the newest first: by step, not by time."""
+def saved(folder: Path, most: int | None = None) -> list[Path]:
+    """Everything that has a checkpoint's name, the newest first, by step, not by time; none of a later step than
+    `most`."""
     found = [path for path in folder.iterdir() if re.fullmatch(r"step-\d+", path.name)] if folder.is_dir() else []
-    return sorted(found, key=lambda path: -step_of(path))
+    return sorted((path for path in found if most is None or step_of(path) <= most), key=lambda path: -step_of(path))
 
 
 def step_of(path: Path) -> int:
@@ -57,14 +59,23 @@ def newest_valid(
     folder: Path, complaint: Callable[[Path], str | None] = lambda _: None
 ) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that is whole, and what is wrong with newer ones; `complaint` may find something, too."""
-    damaged = []
+    passed_over = []
     for path in saved(folder):
-        wrong = complaints(path) or [found for found in [complaint(path)] if found is not None]
-        if not wrong:
-            return path, damaged
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        damaged.append(f"{path} is damaged ({'; '.join(wrong[:3])}{more})")
-    return None, damaged
+        if wrong := complaints(path):
+            more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+            passed_over.append(f"{path} is damaged ({'; '.join(wrong[:3])}{more})")
+        elif (found := complaint(path)) is not None:
+            passed_over.append(f"{path} cannot be gone on from: {found}")
+        else:
+            return path, passed_over
+    return None, passed_over
+
+
+def pass_over(folder: Path, point: Path | None) -> None:
+    """Checkpoints after the one that is gone on from are none any more: nobody is to take one for the newest."""
+    for path in saved(folder):
+        if point is None or step_of(path) > step_of(point):
+            set_aside(path)
 
 
 def save(
@@ -87,23 +98,19 @@ def write_checkpoint(
     write_state: Callable[[Path], None] | None = None,
 ) -> None:
     def fill(path: Path) -> None:
-        try:
+        with naming_io(target):
             model.save_pretrained(path)
             tokenizer.save_pretrained(path)
             if write_state is not None:
                 (path / STATE).mkdir()
                 write_state(path / STATE)
-        except OSError:
-            raise
-        except Exception as error:  # the libraries below have names of their own for a full disk
-            raise OSError(f"{target}: {error}") from error
 
     write_folder(target, fill)
 
 
-def retain(folder: Path, options: CheckpointOptions, best: int | None) -> None:
-    """Remove all but the newest ones and the best."""
-    for path in saved(folder / CHECKPOINTS)[options.keep :]:
+def retain(folder: Path, options: CheckpointOptions, step: int, best: int | None) -> None:
+    """Remove all but the newest ones up to this step and the best."""
+    for path in saved(folder / CHECKPOINTS, step)[options.keep :]:
         if not (options.keep_best and step_of(path) == best):
             remove_folder(path)
 
@@ -115,20 +122,21 @@ class Saver:
         """`log` takes the step, the kind and the message of an event."""
         self._log, self._say, self._failures = log, say, 0
 
-    def save(self, step: int, write: Callable[[], None], *, last: bool = False) -> bool:
-        """Whether it worked; raises OSError where the last save of a run fails, or too many in a row have."""
+    def save(self, step: int, write: Callable[[], None], *, last: bool = False, again: bool = True) -> bool:
+        """Whether it worked; raises OSError where the last save of a run fails, or too many in a row have. `again`:
+        whether there will be another."""
         try:
             write()
         except OSError as error:
             self._failures += 1
             message = f"no checkpoint after step {step}: {error}; older ones are as they were"
             self._log(step - 1, "save_failed", message)
-            if last or self._failures >= MOST_FAILURES:
+            if last or (again and self._failures >= MOST_FAILURES):
                 raise OSError(
                     f"{message}. {self._failures} saves in a row have failed: make room or the folder writable, then "
                     "give the same command again"
                 ) from error
-            self._say(step - 1, f"{message}; trying again at the next one")
+            self._say(step - 1, f"{message}{'; trying again at the next one' if again else ''}")
             return False
         self._failures = 0
         return True
@@ -142,7 +150,6 @@ class Holders:
     baselines: BaselineWatch
     unscored: UnscoredWatch
     mismatched: MismatchedSampler | None
-    resets_reference_every: int | None
 
     def remember(self, standing: Standing) -> Standing:
         """With all that is small, as it is now; weights are left where they are."""
@@ -152,6 +159,7 @@ class Holders:
             "version": learner.version,
             "sampled_version": learner.sampled_version,
             "trusts_sampler": learner.trusts_sampler,
+            "reference_was_reset": learner.reference_was_reset,
             "kl_coefficient": learner.kl_reward and learner.kl_reward.coefficient,
             "token_budget": learner.passes.token_budget,
             "is_planned": learner.passes.is_planned,
@@ -170,12 +178,12 @@ class Holders:
         learner = self.learner
         write_tensors(folder / "optimizer.safetensors", learner.optimizer.tensors())
         write_tensors(folder / "value.safetensors", numbered(learner.value_parameters()))
-        if self._was_reset(standing.step):
+        if standing.parts["reference_was_reset"]:
             assert learner.reference is not None
             write_tensors(folder / "reference.safetensors", numbered(list(learner.reference.parameters())))
         weights = {
-            f"{place}.{number}": weight
-            for place, snapshot in enumerate(standing.snapshots)
+            f"{age}.{number}": weight
+            for age, snapshot in enumerate(standing.snapshots)
             for number, weight in enumerate(snapshot.weights)
         }
         write_tensors(folder / "sampler.safetensors", weights)
@@ -186,8 +194,8 @@ class Holders:
         load_weights(learner.model, load_model(str(checkpoint), dtype=learner.model.dtype))
         learner.optimizer.load_tensors(read_tensors(state / "optimizer.safetensors"))
         copy_into(learner.value_parameters(), read_tensors(state / "value.safetensors"), "the value model")
-        if self._was_reset(standing.step):
-            assert learner.reference is not None
+        learner.reference_was_reset = parts["reference_was_reset"] and learner.reference is not None
+        if learner.reference_was_reset and learner.reference is not None:
             stored = read_tensors(state / "reference.safetensors")
             copy_into(list(learner.reference.parameters()), stored, "the reference")
         learner.version, learner.sampled_version = parts["version"], parts["sampled_version"]
@@ -216,17 +224,12 @@ class Holders:
     def _snapshots(self, file: Path, standing: Standing) -> list[Snapshot]:
         stored, policy = read_tensors(file), list(self.learner.model.parameters())
         found = []
-        for place, version in enumerate(standing.parts["snapshot_versions"]):
+        for age, version in enumerate(standing.parts["snapshot_versions"]):
             weights = [torch.empty_like(each) for each in policy]
-            known = {key.partition(".")[2]: value for key, value in stored.items() if key.startswith(f"{place}.")}
+            known = {key.partition(".")[2]: value for key, value in stored.items() if key.startswith(f"{age}.")}
             copy_into(weights, known, "the sampler's older weights")
             found.append(Snapshot(version, weights))
         return found
-
-    def _was_reset(self, step: int) -> bool:
-        """Whether a step before this one has made the policy its reference."""
-        every = self.resets_reference_every
-        return every is not None and step > every
 
 
 @torch.no_grad()

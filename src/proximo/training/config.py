@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from proximo.algorithms import GRPO, Algorithm
+from proximo.maths.credit import ProcessNormalized
 from proximo.models import Precision
 from proximo.models.values import TrunkHead, ValueForm
 from proximo.samplers import SamplingOptions
@@ -51,7 +52,7 @@ class TrainingOptions:
     """Leave out an update whose gradient norm is over so many times the median of the last 64. None: it is applied,
     clipped like any other, and reported from 100 times on."""
     most_skipped: int = 5
-    """Updates in a row that may be left out, because they are not finite or spikes, before the run ends."""
+    """Updates left out in a row, because they are not finite or spikes, at which the run ends."""
 
     def __post_init__(self) -> None:
         for name in ("groups", "group_size", "minibatches", "epochs", "token_budget", "refill_rounds", "most_skipped"):
@@ -197,6 +198,11 @@ class RunConfig:
             raise ValueError(
                 f"value.pretrain_steps is {self.value.pretrain_steps} of {self.steps} steps: no step is left for the "
                 "policy"
+            )
+        if isinstance(self.algorithm.advantage, ProcessNormalized):
+            raise ValueError(
+                "algorithm.advantage is ProcessNormalized, which needs a reward for each reasoning step, and no run's "
+                "task gives those: choose another, or call proximo.advantages with token_rewards"
             )
         check_rewards(self.task, self.rewards, self.algorithm)
         self.algorithm.check_run(group_size=self.training.group_size, updates_per_batch=self.training.updates)

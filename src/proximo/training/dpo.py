@@ -17,7 +17,7 @@ from proximo.models.compiling import allow_compiling
 from proximo.models.shipped import resolve
 from proximo.shapes import Float
 from proximo.training.encoding import Encoded, Prepared, Rows, prepare
-from proximo.training.fitting import FitOptions, Fitted, fit
+from proximo.training.fitting import FitOptions, Fitted, fit_attempt
 from proximo.training.points import once
 from proximo.training.reference import (
     Reference,
@@ -84,16 +84,18 @@ def _dpo(config: DpoConfig, attempt: Attempt, say: Callable[[str], None]) -> dic
             f"reference_logprobs is {config.reference_logprobs!r}: it was computed by another model than "
             f"{reference_path!r}; leave it out to compute it anew"
         )
-    log = attempt.start()
-    data.report(log, say)
     known = stored or compute_reference(model, data, config.fit.batch, config.fit.token_budget)
-    write_reference(attempt.folder / "reference.parquet", known, data)
+
+    def report() -> None:
+        data.report(attempt.log, say)
+        write_reference(attempt.folder / "reference.parquet", known, data)
+
     if reference_path != path:
         del model  # before the next one is loaded, so that there is never more than one
         model = load_model(path, device=device, dtype=dtype)
         data.check_room(model)
     stage = Preferences(model, data, known, config.loss, config.fit)
-    fitted = fit(stage, config.fit, tokenizer=tokenizer, log=log, seed=config.seed, say=say, point=attempt.point)
+    fitted = fit_attempt(attempt, stage, config.fit, tokenizer, config.seed, say, report)
     return replace(fitted, skipped=len(data.mistakes)).to_dict()
 
 

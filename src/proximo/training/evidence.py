@@ -9,6 +9,7 @@ from torch import Tensor
 
 from proximo.storage.folders import write_file
 from proximo.training.guarding import Notice, Update
+from proximo.training.runlog import EVIDENCE
 from proximo.types import Batch
 
 COLUMNS = ("mask", "advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs", "values", "returns")
@@ -43,7 +44,7 @@ def write_evidence(folder: Path, step: int, number: int, batch: Batch, update: U
         "stats": {name: _plain(value) for name, value in update.stats.floats().items()},
         "rows": rows,
     }
-    name = f"evidence/step-{step:06d}-update-{number}.json"
+    name = f"{EVIDENCE}/step-{step:06d}-update-{number}.json"
     try:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_file(folder / name, (json.dumps(found, indent=1, allow_nan=False) + "\n").encode())

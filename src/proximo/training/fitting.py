@@ -1,6 +1,5 @@
 """One loop for the stages that learn from files: fine-tuning, reward models, preferences."""
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,50 +10,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from proximo.data import stable_hash
-from proximo.training.checkpoints import CHECKPOINTS, Saver, save
+from proximo.storage.folders import remove_folder
+from proximo.training.checkpoints import CHECKPOINTS, Saver, save, saved
 from proximo.training.optimizer import Optimizer
 from proximo.training.points import BestWeights, read_point, write_point
+from proximo.training.resume import Attempt
 from proximo.training.runlog import RunLog
+from proximo.training.schedule import FitOptions, Schedule
 from proximo.training.stopping import Stop, Stopped
 
 SAID_EVERY = 10
 """Steps between two lines of progress."""
-
-
-@dataclass(frozen=True)
-class FitOptions:
-    epochs: float = 1.0
-    """Passes over the data; 0.5 is half a pass."""
-    batch: int = 64
-    """Examples, or prompts with their completions, in one optimizer step at most: an epoch is divided evenly."""
-    learning_rate: float = 1e-5
-    """Of AdamW, at its peak. Models of billions of parameters need about 1e-5 or less, tiny ones 1e-3."""
-    warmup_steps: int = 10
-    """Steps over which the learning rate grows in a line, half of the run at most; then it falls in a line to 0."""
-    weight_decay: float = 0.0
-    max_gradient_norm: float = 1.0
-    token_budget: int = 16384
-    """Tokens in one forward pass: memory only, it cannot change the result."""
-    evaluate_every: int | None = None
-    """Steps between evaluations on held-out data. None: at the end of each epoch. Always before and at the end."""
-    patience: int | None = None
-    """Evaluations in a row without a better held-out loss after which training stops early. None: it never does."""
-    save_every: int = 100
-    """Steps after which everything is saved to be gone on from: one that dies has so many to do again at most."""
-
-    def __post_init__(self) -> None:
-        for name in ("batch", "token_budget", "evaluate_every", "patience", "save_every"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"fit.{name} is {value}: it must be at least 1")
-        for name in ("epochs", "learning_rate", "max_gradient_norm"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"fit.{name} is {getattr(self, name)}: it must be positive")
-        if self.warmup_steps < 0 or self.weight_decay < 0:
-            raise ValueError(
-                f"fit.warmup_steps {self.warmup_steps}, fit.weight_decay {self.weight_decay}: neither can be negative"
-            )
+MOST_SKIPPED = 5
+"""Updates left out in a row, because they are not finite, at which a stage ends."""
 
 
 @runtime_checkable
@@ -115,63 +83,55 @@ def fit(
     seed: int,
     say: Callable[[str], None],
     point: Path | None = None,
+    start: Callable[[], None] = lambda: None,
 ) -> Fitted:
     """Train, evaluate and save the best weights, which the model holds at the end.
 
     The best have the lowest held-out loss, before training included; without held-out data they are the last.
-    `point` is where an earlier attempt has come to.
+    `point` is where an earlier attempt has come to; `start` writes down that this one begins, when it is known that it
+    can go on from there.
     """
     devices = [stage.model.device] if stage.model.device.type == "cuda" else []
     with torch.random.fork_rng(devices), Stop() as stop:
         torch.manual_seed(seed)  # for models with dropout
         fitting = _Fitting(stage, options, log, seed, say, stop)
-        fitting.begin(point)
+        fitting.begin(point, start)
         fitting.run()
     best = fitting.best
     best.restore(stage.model)
     log.settle()
+    checkpoint = save(log.folder, best.step, stage.model, tokenizer)
+    for other in saved(log.folder / CHECKPOINTS):
+        if other != checkpoint:  # of an earlier attempt, before something was changed
+            remove_folder(other)
     return Fitted(
         steps=fitting.step,
         best_step=best.step,
         before=fitting.before,
         best=best.metrics,
         stopped_early=fitting.step < fitting.schedule.steps,
-        checkpoint=save(log.folder, best.step, stage.model, tokenizer),
+        checkpoint=checkpoint,
         seconds=fitting.seconds,
     )
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """Which items each step trains on, how fast, and after which steps it is evaluated."""
+def fit_attempt(
+    attempt: Attempt,
+    stage: Stage,
+    options: FitOptions,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    say: Callable[[str], None],
+    report: Callable[[], None],
+) -> Fitted:
+    """`fit` as an attempt at a run, which begins when it is known that it can; `report` says what of."""
 
-    size: int
-    options: FitOptions
-    seed: int
+    def start() -> None:
+        attempt.start()
+        report()
 
-    @property
-    def epoch(self) -> int:
-        """Steps of one pass."""
-        return math.ceil(self.size / self.options.batch)
-
-    @property
-    def steps(self) -> int:
-        return math.ceil(self.epoch * self.options.epochs - 1e-9)  # 100 · 1.1 is a little over 110
-
-    def items(self, step: int) -> list[int]:
-        """Each epoch visits all items in an order of its own, in batches of equal size, give or take one."""
-        epoch, position = divmod(step, self.epoch)
-        generator = torch.Generator().manual_seed(stable_hash("fit", self.seed, epoch) % 2**63)
-        return torch.randperm(self.size, generator=generator).tensor_split(self.epoch)[position].tolist()
-
-    def learning_rate(self, step: int) -> float:
-        warmup = min(self.options.warmup_steps, self.steps // 2)
-        share = (step + 1) / warmup if step < warmup else (self.steps - step) / (self.steps - warmup)
-        return self.options.learning_rate * share
-
-    def evaluates(self, step: int) -> bool:
-        """Whether the model is evaluated after this step."""
-        return (step + 1) % (self.options.evaluate_every or self.epoch) == 0 or step + 1 == self.steps
+    log, point = attempt.log, attempt.point
+    return fit(stage, options, tokenizer=tokenizer, log=log, seed=seed, say=say, point=point, start=start)
 
 
 class _Fitting:
@@ -188,14 +148,17 @@ class _Fitting:
         self.start, self.spent = time.perf_counter(), 0.0
         self.step, self.is_evaluated, self.saved = 0, True, 0
         """Steps done, whether the evaluation after the last has been made, and how many steps were done when saved."""
+        self.skipped = 0
+        """The last so many updates were not applied."""
 
     @property
     def seconds(self) -> float:
         return self.spent + time.perf_counter() - self.start
 
-    def begin(self, point: Path | None) -> None:
+    def begin(self, point: Path | None, start: Callable[[], None]) -> None:
         """From nothing, or from where an earlier attempt has come to."""
         if point is None:
+            start()
             self.log.rewind({}, 0)
             self.before = self._evaluate(-1)
             patience = self.options.patience
@@ -204,9 +167,10 @@ class _Fitting:
             self.best = BestWeights(self.before, self.stage.model)
             return
         facts, weights = read_point(point, self.stage.model, self.optimizer)
+        start()
         self.log.rewind(facts["sizes"], facts["step"])
         self.step, self.is_evaluated, self.saved = facts["step"], facts["is_evaluated"], facts["step"]
-        self.before, self.spent = facts["before"], facts["seconds"]
+        self.before, self.spent, self.skipped = facts["before"], facts["seconds"], facts["skipped"]
         self.best = BestWeights(facts["best"], self.stage.model)
         self.best.step, self.best.misses, self.best.weights = facts["best_step"], facts["misses"], weights
 
@@ -218,7 +182,7 @@ class _Fitting:
                 self._step(self.step)
                 self.step, self.is_evaluated = self.step + 1, False
         except Stopped:
-            self._save()
+            self._save(again=False)
             raise
 
     def _is_over(self) -> bool:
@@ -235,9 +199,9 @@ class _Fitting:
             self._save()
         return last
 
-    def _save(self) -> None:
-        """Unless nothing was done since the last time."""
-        if self.step != self.saved and self.saver.save(self.step, self._write):
+    def _save(self, *, again: bool = True) -> None:
+        """Unless nothing was done since the last time. `again`: whether there will be another."""
+        if self.step != self.saved and self.saver.save(self.step, self._write, again=again):
             self.saved = self.step
 
     def _write(self) -> None:
@@ -250,6 +214,7 @@ class _Fitting:
             "best": best.metrics,
             "best_step": best.step,
             "misses": best.misses,
+            "skipped": self.skipped,
             "sizes": self.log.settle(),
             "seconds": self.seconds,
         }
@@ -267,15 +232,27 @@ class _Fitting:
             total = total.to(loss) + loss.detach()
             sums |= {name: sums.get(name, 0.0) + value for name, value in part.items()}
         norm = self.optimizer.clip(0, self.options.max_gradient_norm)
-        if total.isfinite() and norm.isfinite():
+        self.skipped = 0 if total.isfinite() and norm.isfinite() else self.skipped + 1
+        if not self.skipped:
             self.optimizer.step()
-        else:
-            self.log.event(step, "skipped_update", "loss or gradient is not finite; weights untouched")
         metrics = {"loss": float(total)} | {name: float(value) for name, value in sums.items()}
         self.log.metrics(step, metrics | {"gradient_norm": float(norm), "learning_rate": rate})
         self.log.timings(step, {"update": time.perf_counter() - start})
         if (step + 1) % SAID_EVERY == 0 or step + 1 == self.schedule.steps:
             self.say(f"step {step + 1}/{self.schedule.steps}  {_summary(metrics)}")
+        if self.skipped:
+            self._tell_skipped(step)
+
+    def _tell_skipped(self, step: int) -> None:
+        """Raises ValueError where too many were skipped: nothing would be learned any more."""
+        message = "loss or gradient is not finite; weights untouched"
+        self.log.event(step, "skipped_update", message)
+        self.say(f"warning after step {step + 1}: the update was skipped: {message}")
+        if self.skipped >= MOST_SKIPPED:
+            raise ValueError(
+                f"{self.skipped} updates in a row were skipped, since loss or gradient is not finite: lower "
+                "fit.learning_rate, and look at the data for what no model could say"
+            )
 
     def _evaluate(self, step: int) -> dict[str, float]:
         """Held-out metrics after a step; −1 is before the first."""

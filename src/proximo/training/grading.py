@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from itertools import islice
@@ -116,7 +117,8 @@ class Grader:
                 f"problem {problem!r} has been graded for {seconds:.0f} s and no verdict has come: give the task's "
                 "grade a limit of its own, after which a completion is unscored"
             )
-        print(f"waiting for the grades of problem {problem!r} ({seconds:.0f} s)", file=sys.stderr)
+        with suppress(OSError):  # nobody reads it any more
+            print(f"waiting for the grades of problem {problem!r} ({seconds:.0f} s)", file=sys.stderr)
 
     def _work(self) -> None:
         try:

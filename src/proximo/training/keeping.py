@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from proximo.tasks import Task
-from proximo.training.checkpoints import CHECKPOINTS, STATE, Holders, Saver, place, retain, save
+from proximo.training.checkpoints import CHECKPOINTS, STATE, Holders, Saver, place, retain, save, step_of
 from proximo.training.collect import Collected
 from proximo.training.config import RunConfig
 from proximo.training.evaluate import Evaluation
@@ -36,6 +36,8 @@ class Keeper:
         self._warned, self._saver = warned, Saver(log.event, warned)
         self._saved: int | None = None
         """The step of the newest checkpoint."""
+        self._former_best: Best | None = None
+        """Before the last evaluation."""
         self._began, self._spent = time.perf_counter(), 0.0
 
     @property
@@ -44,10 +46,10 @@ class Keeper:
         return self._spent + time.perf_counter() - self._began
 
     def restored(self, point: Path, task: Task) -> Standing:
-        """Where a checkpoint stands, with all parts of the run brought there."""
+        """Where a checkpoint stands, with all parts of the run brought there; nothing is written."""
+        refuse_fewer_steps(self._config, point)
         standing = read_standing(point / STATE, task, self._config.seed)
         self._holders.restore(point, standing)
-        self._log.rewind(standing.sizes, standing.step)
         self._saved, self._spent = standing.step, standing.seconds
         return standing
 
@@ -67,24 +69,24 @@ class Keeper:
 
     def evaluated(self, standing: Standing, found: Evaluation) -> Standing:
         """After an evaluation between two steps."""
-        best = standing.best
+        best = self._former_best = standing.best
         if best is None or found.outcome > best.outcome:  # one that is not a number is no better than any
             best = Best(standing.step, found.outcome) if found.outcome == found.outcome else best
         return self.noted(replace(standing, evaluated=True, best=best))
 
-    def consider(self, standing: Standing) -> None:
-        """Save, where that is due."""
+    def consider(self, standing: Standing) -> Standing:
+        """Save, where that is due. One that could not be saved is not the best: the one before it stays."""
         options, step = self._config.checkpoints, standing.step
         is_best = options.keep_best and standing.best is not None and standing.best.step == step
         if step and (step % options.every == 0 or step == self._config.steps or is_best):
             self.save(standing)
+        return replace(standing, best=self._former_best) if is_best and self._saved != step else standing
 
-    def save(self, standing: Standing) -> None:
-        """Unless that has been done already. A failure is reported; the last checkpoint of a run must not fail."""
-        step = standing.step
-        if self._saved != step and self._saver.save(
-            step, lambda: self._write(standing), last=step == self._config.steps
-        ):
+    def save(self, standing: Standing, *, again: bool = True) -> None:
+        """Unless that has been done already. A failure is reported; the last checkpoint of a run must not fail.
+        `again`: whether there will be another."""
+        step, last = standing.step, standing.step == self._config.steps
+        if self._saved != step and self._saver.save(step, lambda: self._write(standing), last=last, again=again):
             self._saved = step
             self._retain(standing)
 
@@ -103,8 +105,18 @@ class Keeper:
 
     def _retain(self, standing: Standing) -> None:
         try:
-            retain(self._log.folder, self._config.checkpoints, standing.best and standing.best.step)
+            best = None if standing.best is None else standing.best.step
+            retain(self._log.folder, self._config.checkpoints, standing.step, best)
         except OSError as error:
             message = f"an old checkpoint cannot be removed: {error}"
             self._log.event(standing.step - 1, "remove_failed", message)
             self._warned(standing.step - 1, message)
+
+
+def refuse_fewer_steps(config: RunConfig, point: Path | None) -> None:
+    """Raise ValueError for a run that is to end before where it stands."""
+    if point is not None and step_of(point) > config.steps:
+        raise ValueError(
+            f"steps is {config.steps}, but {step_of(point)} are done: give as many at least, or use the checkpoint "
+            f"{point} as it is"
+        )

@@ -61,6 +61,7 @@ class Learner:
             router_logits=self.balance is not None,
         )
         self.reference = frozen_copy(model) if algorithm.needs_reference else None
+        self.reference_was_reset = False
         self.kl_reward = algorithm.kl_reward
         """As it stands: a controller moves its coefficient."""
         self.critic = critic_for(algorithm, model, value)
@@ -120,7 +121,7 @@ class Learner:
     def reset_reference(self) -> None:
         """Iterative GRPO: from now on the policy is held near what it is today."""
         if self.reference is not None:
-            self.reference = frozen_copy(self.model)
+            self.reference, self.reference_was_reset = frozen_copy(self.model), True
 
     def adapt_kl(self, kl: float, completions: int) -> None:
         """After a step: its KL from the reference, in nats per completion, moves the coefficient where asked for."""

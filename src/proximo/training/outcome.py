@@ -1,6 +1,6 @@
 """What a finished run has to say, and how it is kept to be said again."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,3 +45,9 @@ class Outcome:
             generated_tokens=facts["generated_tokens"],
             seconds=facts["seconds"],
         )
+
+
+def paired(before: Sequence[Answered], after: Sequence[Answered]) -> list[tuple[Answered, Answered]]:
+    """By problem; those asked once only, since evaluation.problems was changed on the way, are left out."""
+    said = {answer.problem.id: answer for answer in after}
+    return [(answer, said[answer.problem.id]) for answer in before if answer.problem.id in said]

@@ -16,7 +16,15 @@ from proximo.storage.folders import remove_folder, write_folder
 from proximo.training.checkpoints import STATE, place, saved
 from proximo.training.optimizer import Optimizer
 from proximo.training.resume import Attempt, begin
-from proximo.training.state import copy_into, numbered, random_states, read_tensors, set_random_states, write_tensors
+from proximo.training.state import (
+    copy_into,
+    naming_io,
+    numbered,
+    random_states,
+    read_tensors,
+    set_random_states,
+    write_tensors,
+)
 
 POINTS = "resume"
 """The folder in a stage's run folder."""
@@ -62,19 +70,15 @@ def write_point(
     def fill(path: Path) -> None:
         state = path / STATE
         state.mkdir()
-        try:
+        with naming_io(path):
             (state / "standing.json").write_text(json.dumps(facts) + "\n")
             write_tensors(state / "random.safetensors", random_states(model.device))
             write_tensors(state / "model.safetensors", numbered(list(model.parameters())))
             write_tensors(state / "optimizer.safetensors", optimizer.tensors())
             write_tensors(state / "best.safetensors", numbered(best or ()))
-        except OSError:
-            raise
-        except Exception as error:  # safetensors has a name of its own for a full disk
-            raise OSError(f"{path}: {error}") from error
 
     write_folder(place(folder / POINTS, facts["step"]), fill)
-    for old in saved(folder / POINTS)[KEPT:]:
+    for old in saved(folder / POINTS, facts["step"])[KEPT:]:
         remove_folder(old)
 
 

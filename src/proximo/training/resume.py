@@ -18,9 +18,15 @@ from proximo.storage.folders import tidy, write_file
 from proximo.storage.lines import Lines
 from proximo.storage.locks import NAME as LOCK
 from proximo.storage.locks import FolderLock
-from proximo.training.checkpoints import CHECKPOINTS, STATE, newest_valid, step_of
+from proximo.training.checkpoints import CHECKPOINTS, STATE, newest_valid, pass_over, saved, step_of
 from proximo.training.runlog import EVENTS, METRICS, RunLog, facts
-from proximo.training.sameness import changed_files, differences, fingerprints, refuse_changes
+from proximo.training.sameness import (
+    changed_files,
+    differences,
+    fingerprints,
+    function_fingerprints,
+    refuse_changes,
+)
 from proximo.training.state import read_origin
 from proximo.training.stopping import Stopped
 
@@ -33,11 +39,13 @@ COMPARED = ("python", "torch", "transformers", "processor")
 class Attempt:
     """One process's work on a run; made by `begin`. Nothing is written before `start`."""
 
-    def __init__(self, folder: Path, config_toml: str, points: Path, allowed: Sequence[str]) -> None:
+    def __init__(self, folder: Path, config_toml: str, points: Path | None, allowed: Sequence[str] | None) -> None:
         self.folder, self._config_toml, self._points = folder, config_toml, points
         self._record = _read_record(folder)
-        self._fingerprints = fingerprints(config_toml)
+        self._fingerprints, self._functions = fingerprints(config_toml), function_fingerprints(config_toml)
         self._changes: dict[str, str] = {}
+        self.corrected: list[str] = []
+        """Functions that are others now, which is allowed: a grader that fails is to be corrected."""
         self.point: Path | None = None
         """The checkpoint to go on from."""
         self.damaged: list[str] = []
@@ -65,20 +73,27 @@ class Attempt:
         """What a person is told before it begins; None of a new run."""
         if self._record is None:
             return None
-        place = "from its beginning" if self.point is None else f"after step {step_of(self.point)}"
-        return f"{self.folder}: going on {place} (attempt {self.number})"
+        return f"{self.folder}: going on {self._where(self.point)} (attempt {self.number})"
+
+    @property
+    def way_on(self) -> str:
+        """What a person is told when it ends early: from where the same command will go on, as the disk has it."""
+        newest = None if self._points is None else next(iter(saved(self._points)), None)
+        return f"the same command with --run {self.folder} goes on {self._where(newest)}"
+
+    def _where(self, point: Path | None) -> str:
+        if self._points is None:
+            return "with the first stage that is not finished"
+        return "from its beginning" if point is None else f"after step {step_of(point)}"
 
     def start(self) -> RunLog:
-        """Write down that it begins; the log is to be rewound to where the run goes on from."""
+        """Write down that it begins; the log is to be rewound to where the run goes on from, which has been found to
+        be possible."""
         self.folder.mkdir(parents=True, exist_ok=True)
         tidy(self.folder)
-        tidy(self._points)
-        (self.folder / RESULT).unlink(missing_ok=True)
         now = facts()
-        first = {"identity": self._identity(), "fingerprints": self._fingerprints, "attempts": []}
-        record = self._record or {**now, **first}
-        if self._changes:
-            record = {**record, "fingerprints": self._fingerprints}
+        record = self._record or {**now, "identity": self._identity(), "attempts": []}
+        record = {**record, "fingerprints": self._fingerprints, "functions": self._functions}
         attempts = list(record["attempts"])
         if attempts:
             attempts[-1].setdefault("ended", "died")
@@ -96,8 +111,12 @@ class Attempt:
             }
         )
         self._record = {**record, "attempts": attempts}
+        (self.folder / RESULT).unlink(missing_ok=True)
         self.log.start(self._config_toml, self._record)
         self.started = True
+        if self._points is not None:
+            tidy(self._points)
+            pass_over(self._points, self.point)
         step = -1 if self.point is None else step_of(self.point) - 1
         for message in self.damaged:
             self.log.event(step, "damaged_checkpoint", f"{message}; passed over")
@@ -105,6 +124,8 @@ class Attempt:
             self.log.event(step, "resumed", self.remark or "")
         for field, what in self._changes.items():
             self.log.event(step, "changed", f"{field} {what}")
+        for message in self.corrected:
+            self.log.event(step, "changed", message)
         for what in others:
             self.log.event(step, "other_software", f"{what}: numbers may differ in their last digits")
         return self.log
@@ -121,7 +142,7 @@ class Attempt:
             with suppress(OSError):
                 self.log.record(self._record)
 
-    def _look(self, allowed: Sequence[str]) -> None:
+    def _look(self, allowed: Sequence[str] | None) -> None:
         """At what earlier attempts have left."""
         assert self._record is not None
         before = (self.folder / "config.toml").read_text(encoding="utf-8")
@@ -130,7 +151,15 @@ class Attempt:
             self._changes.setdefault(field, what)
         if not self.is_empty:
             refuse_changes(self.folder, self._changes, allowed, self._config_toml)
-        self.point, self.damaged = newest_valid(self._points, self._complaint)
+        others = changed_files(self._record.get("functions", {}), self._functions)
+        self.corrected = [
+            f"{field} is another function than before: what it scores from now on cannot be compared with what it has "
+            "scored"
+            for field in others
+            if field not in self._changes
+        ]
+        if self._points is not None:
+            self.point, self.damaged = newest_valid(self._points, self._complaint)
         if not self._changes:
             self.result = self._finished()
 
@@ -149,7 +178,7 @@ class Attempt:
         if run != self._identity():
             return "it belongs to another run"
         short = [name for name, size in sizes.items() if Lines(self.folder / name).size < size]
-        return f"{', '.join(short)} has less rows than when it was saved" if short else None
+        return f"{', '.join(short)} has fewer rows than when it was saved" if short else None
 
     def _finished(self) -> dict[str, Any] | None:
         try:
@@ -159,34 +188,36 @@ class Attempt:
         except ValueError:
             self.damaged.append(f"{self.folder / RESULT} cannot be read")
             return None
-        last, damaged = newest_valid(self.folder / CHECKPOINTS)
+        if self._points == self.folder / CHECKPOINTS:
+            last, damaged = self.point, self.damaged
+        else:  # those of a stage hold no state
+            last, damaged = newest_valid(self.folder / CHECKPOINTS)
         whole = "checkpoint" not in result or (last is not None and last.name == result["checkpoint"] and not damaged)
         return result if whole else None
 
 
 @contextmanager
 def begin(
-    folder: Path, config_toml: str, *, points: str = CHECKPOINTS, allowed: Sequence[str] = ()
+    folder: Path, config_toml: str, *, points: str | None = CHECKPOINTS, allowed: Sequence[str] | None = ()
 ) -> Iterator[Attempt]:
     """Take a run's folder; ValueError where somebody else has it, or it holds another run than this config's.
 
+    `points` is the folder in it with what it goes on from; a chain of runs, which have their own, has none. `allowed`
+    are the fields that may be others than they were, None where nobody could allow any.
+
     Example: with begin(Path("runs/a"), toml.dumps(config)) as attempt: ...
     """
-    existed = folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    attempt = None
+    existed, attempt = folder.exists(), None
+    lock = FolderLock(folder)
     try:
-        with FolderLock(folder):
-            attempt = Attempt(folder, config_toml, folder / points, allowed)
-            try:
-                yield attempt
-            except BaseException as error:
-                attempt.end(_ending(error))
-                raise
+        attempt = Attempt(folder, config_toml, None if points is None else folder / points, allowed)
+        yield attempt
+    except BaseException as error:
+        if attempt is not None:
+            attempt.end(_ending(error))
+        raise
     finally:
-        if not existed and (attempt is None or not attempt.started):
-            with suppress(OSError):  # not empty: somebody else has begun to use it
-                folder.rmdir()
+        lock.release(remove_empty=not existed and (attempt is None or not attempt.started))
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:
@@ -195,12 +226,14 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
         record = json.loads((folder / "run.json").read_text())
         tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
         known = isinstance(record, dict) and isinstance(record["identity"], str)
-        if known and isinstance(record["attempts"], list) and isinstance(record["machine"], dict):
+        hashes = known and (record["fingerprints"], record.get("functions", {}))
+        if hashes and isinstance(record["attempts"], list) and all(isinstance(each, dict) for each in hashes):
+            Machine.from_dict(record["machine"])
             return record
     except FileNotFoundError:
         if not any((folder / name).exists() for name in ("run.json", METRICS)):
             return None
-    except (KeyError, ValueError):
+    except (KeyError, TypeError, ValueError):
         pass
     raise ValueError(
         f"--run {folder}: there is a run in this folder already, which cannot be gone on with (its run.json or "
@@ -218,5 +251,7 @@ def _ending(error: BaseException) -> str:
             return f"stopped by {error.signal.name}"
         case KeyboardInterrupt():
             return "interrupted"
+        case SystemExit():
+            return f"ended with the exit status {error.code}"
         case _:
             return f"failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"

@@ -19,7 +19,7 @@ from proximo.models.judging import completion_scores, load_reward_model, pad_tok
 from proximo.models.shipped import resolve
 from proximo.shapes import Float
 from proximo.training.encoding import Encoded, prepare, to_rows
-from proximo.training.fitting import FitOptions, Fitted, fit
+from proximo.training.fitting import FitOptions, Fitted, fit_attempt
 from proximo.training.points import once
 from proximo.training.resume import Attempt
 
@@ -66,10 +66,8 @@ def _trained(config: RewardModelConfig, attempt: Attempt, say: Callable[[str], N
     if tokenizer.pad_token_id is None:  # whoever pads with this tokenizer must pad with what the model leaves out
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token(model.config))
     data.check_room(model)
-    log = attempt.start()
-    data.report(log, say)
     stage = Judgement(model, data.train, data.held_out, config.loss, config.fit.token_budget)
-    fitted = fit(stage, config.fit, tokenizer=tokenizer, log=log, seed=config.seed, say=say, point=attempt.point)
+    fitted = fit_attempt(attempt, stage, config.fit, tokenizer, config.seed, say, lambda: data.report(attempt.log, say))
     return replace(fitted, skipped=len(data.mistakes)).to_dict()
 
 

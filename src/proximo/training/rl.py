@@ -1,10 +1,9 @@
 """The loop: collect, assemble, update, log; evaluate before and after."""
 
 import math
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,6 +21,7 @@ from proximo.tasks import Task
 from proximo.training.assemble import Assembled, assemble
 from proximo.training.calibration import calibrate
 from proximo.training.checkpoints import Holders
+from proximo.training.clock import Clock
 from proximo.training.collect import Collected, Collector, Frontier
 from proximo.training.config import RunConfig
 from proximo.training.critic import BaselineWatch, kl_per_completion
@@ -34,7 +34,7 @@ from proximo.training.learner import Learner
 from proximo.training.ledger import entries
 from proximo.training.memory import explaining_memory
 from proximo.training.metrics import step_metrics
-from proximo.training.outcome import Outcome
+from proximo.training.outcome import Outcome, paired
 from proximo.training.progress import Progress
 from proximo.training.prompts import check_prompts
 from proximo.training.resume import Attempt, begin
@@ -47,24 +47,6 @@ MOST_SLOTS = 512
 """Rows decoded at a time; a step with more refills slots as rows end."""
 SAMPLE_LESS = "use a smaller sampling.max_tokens, or training.groups and training.group_size: so many rows are decoded"
 """What helps where sampling runs out of memory."""
-
-
-@dataclass
-class Clock:
-    """Seconds by phase of one step."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-
-    def split(self, name: str, part: str, seconds: float) -> None:
-        """Count so many seconds of a phase as one of their own."""
-        self.seconds[name] -= seconds
-        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
 
 class Run:
@@ -86,8 +68,10 @@ class Run:
         slots = min(rows, MOST_SLOTS)
         self.sampler = local_sampler(self.model, self.tokenizer, slots=slots)
         records = config.replay == "sampler"
-        self.mismatched = config.mismatch and MismatchedSampler(
-            self.model, self.tokenizer, config.mismatch, slots=slots, record_routes=records
+        self.mismatched = (
+            None
+            if config.mismatch is None
+            else MismatchedSampler(self.model, self.tokenizer, config.mismatch, slots=slots, record_routes=records)
         )
         """What samples the rollouts in the place of `sampler`, where a mismatch is asked for."""
         self.learner = Learner(
@@ -130,41 +114,45 @@ def train(run: Run, config_toml: str, attempt: Attempt | None = None) -> Outcome
         attempt = attempt or until.enter_context(begin(run.folder, config_toml))
         if attempt.result is not None:
             return Outcome.from_dict(attempt.result, run.folder, run.task, run.config.seed)
-        run.log = attempt.start()
+        run.log = attempt.log
         until.callback(close_workers)
         until.enter_context(run.stop)
         until.enter_context(torch.random.fork_rng([run.model.device] if run.model.device.type == "cuda" else []))
         torch.manual_seed(run.config.seed)  # for models that draw by themselves
-        outcome = _train(run, attempt.point)
+        holders = Holders(run.learner, run.baselines, run.unscored, run.mismatched)
+        keeper = Keeper(run.config, holders, run.tokenizer, run.log, run.progress.warned)
+        # A run that cannot be gone on with, since too much was changed, stays as it is: nothing is written before.
+        standing = None if attempt.point is None else keeper.restored(attempt.point, run.task)
+        attempt.start()
+        outcome = _train(run, keeper, standing)
         run.log.settle()
         attempt.finish(outcome.to_dict())
         return outcome
 
 
-def _train(run: Run, point: Path | None) -> Outcome:
+def _train(run: Run, keeper: Keeper, standing: Standing | None) -> Outcome:
     """The loop. Between two steps everything that the next one depends on is noted; now and then it is saved."""
-    config, progress = run.config, run.progress
-    holders = Holders(
-        run.learner, run.baselines, run.unscored, run.mismatched or None, config.training.reset_reference_every
-    )
-    keeper = Keeper(config, holders, run.tokenizer, run.log, progress.warned)
-    standing = keeper.noted(_begun(run)) if point is None else keeper.restored(point, run.task)
-    progress.start(config.steps, standing.before)
+    config = run.config
+    if standing is None:
+        standing = keeper.noted(_begun(run))
+    else:
+        run.log.rewind(standing.sizes, standing.step)
+    run.progress.start(config.steps, standing.before)
     try:
         while standing.step < config.steps:
             standing = _between(run, keeper, standing)
             collected = train_step(run, standing.step, standing.frontier)
             standing = keeper.stepped(standing, collected)
         keeper.consider(standing)
-        after, answers = run.evaluate()
+        after, answers = _evaluated(run, config.steps - 1)
     except Stopped:
-        keeper.save(standing)
+        keeper.save(standing, again=False)
         raise
     run.log.metrics(config.steps, after.floats())
     return Outcome(
         before=standing.before,
         after=after,
-        examples=list(zip(standing.answers, answers, strict=True)),
+        examples=paired(standing.answers, answers),
         checkpoint=keeper.path(standing.step),
         generated_tokens=standing.generated,
         seconds=keeper.seconds,
@@ -179,21 +167,29 @@ def _begun(run: Run) -> Standing:
     for remark in run.remarks:
         run.log.event(-1, "calibration", remark)
         run.progress.warned(-1, remark)
-    before, answers = run.evaluate()
+    before, answers = _evaluated(run, -1)
     run.log.metrics(-1, before.floats())
     return Standing(step=0, before=before, answers=answers)
+
+
+def _evaluated(run: Run, step: int) -> tuple[Evaluation, list[Answered]]:
+    """After a step, with what went wrong in graders."""
+    found = run.evaluate()
+    for line in run.unscored.lines():
+        run.log.event(step, "unscored", line)
+        run.progress.warned(step, line)
+    return found
 
 
 def _between(run: Run, keeper: Keeper, standing: Standing) -> Standing:
     """What may be due between two steps: an evaluation, a checkpoint."""
     every, step = run.config.evaluation.every, standing.step
     if every and step and step % every == 0 and not standing.evaluated:
-        midway, _ = run.evaluate()
+        midway, _ = _evaluated(run, step - 1)
         run.log.metrics(step - 1, midway.floats())
         run.progress.evaluated(step - 1, midway)
         standing = keeper.evaluated(standing, midway)
-    keeper.consider(standing)
-    return standing
+    return keeper.consider(standing)
 
 
 def train_step(run: Run, step: int, frontier: Frontier) -> Collected:

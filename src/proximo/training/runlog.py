@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,8 +21,8 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from proximo.machine import Machine
-from proximo.redacting import without_secrets
-from proximo.storage.folders import write_file
+from proximo.redacting import masked, without_secrets
+from proximo.storage.folders import sync, whole_file, write_file
 from proximo.storage.lines import Lines, to_line
 from proximo.training.guarding import Update
 from proximo.training.ledger import LEDGER, Entry
@@ -30,6 +30,8 @@ from proximo.types import Batch, Group, Message
 
 Row = Mapping[str, object]
 METRICS, EVENTS, TIMINGS, ROLLOUTS = "metrics.jsonl", "events.jsonl", "timings.jsonl", "rollouts"
+EVIDENCE = "evidence"
+"""Of updates that were skipped; see evidence.py."""
 
 
 class RunLog:
@@ -40,24 +42,27 @@ class RunLog:
         self.folder, self.attempt, self.identity = folder, attempt, identity
         self._waiting: list[tuple[str, list[Row]]] = []
         """Rows of metrics and ledger that could not be written yet."""
+        self._unsynced: list[Path] = []
+        """Rollouts since the last time that everything had to be on the disk."""
         self._failure: str | None = None
         """What could not be written, until an event can say so."""
         self._said = False
         self._step = -1
         """The last one heard of."""
 
-    @classmethod
-    def fresh(cls, folder: Path) -> "RunLog":
-        """Of a folder that holds no run yet; nothing is written before `start`."""
-        if (folder / METRICS).exists():
-            raise ValueError(f"--run {folder}: there is a run in this folder already; choose another name or remove it")
-        return cls(folder)
-
     def start(self, config_toml: str, record: Mapping[str, object] | None = None) -> None:
-        """`record` is what run.json is to say; None: the facts about this process."""
+        """`record` is what run.json is to say; None: the facts about this process.
+
+        A run begins to exist with its run.json. Later a change must not become the run's before it is on record.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_file(self.folder / "config.toml", config_toml.encode())
-        self.record(facts() if record is None else record)
+        record, config = facts() if record is None else record, self.folder / "config.toml"
+        if (self.folder / "run.json").exists():
+            self.record(record)
+            write_file(config, config_toml.encode())
+        else:
+            write_file(config, config_toml.encode())
+            self.record(record)
 
     def record(self, record: Mapping[str, object]) -> None:
         write_file(self.folder / "run.json", (json.dumps(record, indent=2) + "\n").encode())
@@ -77,26 +82,35 @@ class RunLog:
     def event(self, step: int, kind: str, message: str) -> None:
         with self._going_on():
             self._tell_failure()
-            self._append(EVENTS, {"step": step, "attempt": self.attempt, "kind": kind, "message": message})
+            self._append(EVENTS, {"step": step, "attempt": self.attempt, "kind": kind, "message": masked(message)})
 
     def settle(self) -> dict[str, int]:
-        """Have all rows of metrics and ledger on the disk, or raise OSError; how many bytes they then are."""
+        """Have all rows of metrics and ledger on the disk, or raise OSError; how many bytes they then are.
+
+        Rollouts too: those since are written again by whoever goes on from here, so that no step has to wait for them.
+        """
         self._write_waiting()
         with self._going_on():
             self._tell_failure()
+            while self._unsynced:
+                sync(self._unsynced.pop())
+            if (self.folder / ROLLOUTS).is_dir():
+                sync(self.folder / ROLLOUTS)
         files = [Lines(self.folder / name) for name in (METRICS, LEDGER)]
         for file in files:
             file.sync()
+        sync(self.folder)
         return {file.path.name: file.size for file in files}
 
     def rewind(self, sizes: Mapping[str, int], step: int) -> None:
-        """Forget what was written after metrics and ledger had these sizes, and rollouts of this step and later."""
+        """Forget what was written after metrics and ledger had these sizes, and rollouts and evidence of this step and
+        later."""
         for name in (METRICS, LEDGER):
             Lines(self.folder / name).cut(sizes.get(name, 0))
         for name in (EVENTS, TIMINGS):
             Lines(self.folder / name).repair()
-        for file in (self.folder / ROLLOUTS).glob("step-*"):
-            found = re.fullmatch(r"step-(\d+)\.parquet", file.name)
+        for file in (*(self.folder / ROLLOUTS).glob("step-*"), *(self.folder / EVIDENCE).glob("step-*")):
+            found = re.fullmatch(r"step-(\d+)(\.parquet|-update-\d+\.json)", file.name)
             if found is None or int(found[1]) >= step:
                 file.unlink()
 
@@ -110,20 +124,16 @@ class RunLog:
     def rollouts(self, step: int, batch: Batch, updates: Sequence[Update], tokenizer: PreTrainedTokenizerBase) -> None:
         """Every row trained, with enough to replay the step under any algorithm."""
         path = self.folder / ROLLOUTS / f"step-{step:06d}.parquet"
-        temporary = path.with_suffix(".partial")
         minibatch = torch.full_like(batch.group, -1)
         current = torch.full_like(batch.old_logprobs, torch.nan)
         for number, update in enumerate(updates):  # of several epochs the last one stays
             minibatch[update.rows], current[update.rows] = number, update.logprobs
         table = _table(batch, minibatch, current, tokenizer)
         with self._going_on():
-            try:
-                path.parent.mkdir(exist_ok=True)
-                pq.write_table(table, temporary)
-                temporary.rename(path)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
+            path.parent.mkdir(exist_ok=True)
+            with whole_file(path) as partial:
+                pq.write_table(table, partial)
+            self._unsynced.append(path)
 
     def _append(self, name: str, *rows: Row) -> None:
         Lines(self.folder / name).append(*({key: _plain(value) for key, value in row.items()} for row in rows))
@@ -155,7 +165,8 @@ class RunLog:
         except OSError as error:
             self._failure = f"{error}; rows of metrics and ledger are kept and tried again, others are lost"
             if not self._said:
-                print(f"warning: the run's log cannot be written: {self._failure}", file=sys.stderr, flush=True)
+                with suppress(OSError):  # nor can that be told
+                    print(f"warning: the run's log cannot be written: {self._failure}", file=sys.stderr, flush=True)
             self._said = True
 
 

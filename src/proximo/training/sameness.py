@@ -3,6 +3,7 @@
 import hashlib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ FREE_NAMES = ("save_every",)
 """Tables, and fields of any table, that may change at any time: when a run is saved changes no number."""
 NAMES_FILES = ("model", "path", "held_out", "reference", "reference_logprobs")
 """Fields whose value may be a file or a model's folder."""
+NAMES_FUNCTIONS = ("path",)
+"""Fields whose value may be a function, file.py:function or package.module:function."""
 MISSING = object()
 
 
@@ -41,6 +44,30 @@ def fingerprints(config_toml: str) -> dict[str, str]:
     return found
 
 
+def function_fingerprints(config_toml: str) -> dict[str, str]:
+    """SHA-256 of the files in which a config's functions are written, by field; not of what those import."""
+    found = {}
+    for field, value in _flat(tomllib.loads(config_toml)):
+        place, colon, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+        if colon and name.isidentifier() and field.rpartition(".")[2] in NAMES_FUNCTIONS:
+            path = Path(place) if place.endswith(".py") else _module_file(place)
+            if path is not None and path.is_file():
+                found[field] = file_hash(path)
+    return found
+
+
+def _module_file(name: str) -> Path | None:
+    """Where a module is written; packages around it are not imported, since that would run them here."""
+    folders, spec = None, None
+    parts = name.split(".")
+    for number in range(len(parts)):
+        spec = PathFinder.find_spec(".".join(parts[: number + 1]), folders)
+        if spec is None:
+            return None
+        folders = spec.submodule_search_locations
+    return None if spec is None or spec.origin is None else Path(spec.origin)
+
+
 def folder_hash(folder: Path) -> str:
     """Of all files in it, not of those in folders below: a checkpoint's state is no part of its model."""
     digest = hashlib.sha256()
@@ -56,8 +83,17 @@ def changed_files(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, s
     return {field: said if field in new else "its files are gone" for field in old if old[field] != new.get(field)}
 
 
-def refuse_changes(folder: Path, found: Mapping[str, str], allowed: Sequence[str], known: str) -> None:
-    """Raise ValueError for differences that are not allowed; `known` is a config that knows all fields."""
+def refuse_changes(folder: Path, found: Mapping[str, str], allowed: Sequence[str] | None, known: str) -> None:
+    """Raise ValueError for differences that are not allowed; `known` is a config that knows all fields. `allowed` is
+    None where a person has no way to allow any."""
+    if allowed is None:
+        if found:
+            lines = [f"  {field} {what}" for field, what in found.items()]
+            raise ValueError(
+                f"--run {folder} holds a run with another config. Give its own, or choose another name:\n"
+                + "\n".join(lines)
+            )
+        return
     fields = {field for field, _ in _flat(tomllib.loads(known))} | found.keys()
     for name in allowed:
         if not any(_covers([name], field) for field in fields):

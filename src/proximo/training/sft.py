@@ -30,7 +30,7 @@ from proximo.models.shipped import resolve
 from proximo.shapes import Float
 from proximo.tasks import Arithmetic, Split, Task, TaskOptions
 from proximo.training.encoding import Encoded, Prepared, Rows, encode, prepare, to_rows
-from proximo.training.fitting import FitOptions, Fitted, fit
+from proximo.training.fitting import FitOptions, Fitted, fit_attempt
 from proximo.training.points import once
 from proximo.training.resume import Attempt
 
@@ -92,10 +92,8 @@ def _sft(config: SftConfig, attempt: Attempt, say: Callable[[str], None]) -> dic
     model = with_precision(model, pick_dtype(config.dtype, device))
     model.to(device=device)  # pyright: ignore[reportCallIssue]
     data.check_room(model)
-    log = attempt.start()
-    data.report(log, say)
     stage = Supervised(model, data.train, data.held_out, token_budget=config.fit.token_budget, dynamic=config.dynamic)
-    fitted = fit(stage, config.fit, tokenizer=tokenizer, log=log, seed=config.seed, say=say, point=attempt.point)
+    fitted = fit_attempt(attempt, stage, config.fit, tokenizer, config.seed, say, lambda: data.report(attempt.log, say))
     return replace(fitted, skipped=len(data.mistakes)).to_dict()
 
 

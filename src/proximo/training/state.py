@@ -4,7 +4,9 @@ JSON is Python's, which has NaN. Problems are not stored: they are asked for aga
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,17 @@ class Standing:
 
 
 # Files
+
+
+@contextmanager
+def naming_io(path: Path) -> Iterator[None]:
+    """OSError for what libraries in Rust, which have names of their own for a full disk, say of the system's errors."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) or re.search(r"\(os error \d+\)", str(error)) is None:
+            raise
+        raise OSError(f"{path}: {error}") from error
 
 
 def write_standing(folder: Path, standing: Standing) -> None:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: a run ends where nothing is lost.
+"""SIGTERM, SIGINT and SIGHUP: a run ends where nothing is lost.
 
 A step is worth keeping from its first update on: what comes before can be done again and is abandoned at once, what
 comes after is finished. Either way the caller saves what stands at the last boundary between two steps.
@@ -12,11 +12,12 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The last comes when a terminal is closed."""
 
 
 class Stopped(SystemExit):
-    """Asked to stop by a signal; 130 or 143 to who started the program, as shells have it."""
+    """Asked to stop by a signal; 130, 143 or 129 to who started the program, as shells have it."""
 
     def __init__(self, asked: signal.Signals) -> None:
         super().__init__(128 + asked)

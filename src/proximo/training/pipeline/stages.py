@@ -6,26 +6,31 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 from proximo import toml
 from proximo.storage.folders import write_file
 from proximo.storage.lines import Lines
+from proximo.training.clock import Clock
 from proximo.training.collect import Collected
 from proximo.training.config import RunConfig
-from proximo.training.dpo import dpo
+from proximo.training.dpo import DpoConfig, dpo
 from proximo.training.evaluate import Evaluation
-from proximo.training.pipeline.config import DPO, REWARD_MODEL, SFT, PipelineConfig
+from proximo.training.fitting import Fitted
+from proximo.training.pipeline.config import DPO, RANKINGS, REWARD_MODEL, SFT, PipelineConfig
 from proximo.training.pipeline.measure import Measuring
 from proximo.training.pipeline.report import report
 from proximo.training.pipeline.result import Curve, Policy, Result
 from proximo.training.pipeline.world import Ranked, write_demonstrations, write_rankings
+from proximo.training.points import POINTS
 from proximo.training.resume import Attempt, begin
-from proximo.training.reward_model import train_reward_model
-from proximo.training.rl import Clock, Outcome, Run, train
+from proximo.training.reward_model import RewardModelConfig, train_reward_model
+from proximo.training.rl import Outcome, Run, train
 from proximo.training.runlog import METRICS
-from proximo.training.sft import sft
+from proximo.training.sft import SftConfig, sft
 
 Say = Callable[[str], None]
+Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
 SAID_EVERY = 10
 """Steps of reinforcement learning between two lines of progress."""
 
@@ -36,7 +41,7 @@ def pipeline(config: PipelineConfig, folder: Path, say: Say, attempt: Attempt | 
     A stage that an earlier attempt has finished is not trained again.
     """
     with ExitStack() as until:
-        attempt = attempt or until.enter_context(begin(folder, toml.dumps(config)))
+        attempt = attempt or until.enter_context(begin(folder, toml.dumps(config), points=None, allowed=None))
         attempt.start()
         result = _chain(config, folder, say)
         write_file(folder / "results.json", (json.dumps(plain(asdict(result)), indent=2) + "\n").encode())
@@ -46,25 +51,24 @@ def pipeline(config: PipelineConfig, folder: Path, say: Say, attempt: Attempt | 
 
 
 def _chain(config: PipelineConfig, folder: Path, say: Say) -> Result:
-    done = _Done(folder)
+    done = _Done(folder, say)
     with done.phase("demonstrations"):
         write_demonstrations(config, folder)
     with done.phase(SFT):
-        sft(config.sft_config(folder), folder / SFT, _prefixed(SFT, say))
+        _fitted(sft, config.sft_config(folder), folder / SFT, _prefixed(SFT, say))
     with done.phase("rankings"):
-        ranked = done.ranked or write_rankings(config, folder)
-        done.ranked = ranked
+        ranked = done.ranked if (folder / RANKINGS).exists() else None
+        done.ranked = ranked = ranked or write_rankings(config, folder)
         say(f"rankings: {ranked.rankings}, {ranked.agreement:.0%} of their pairs as the true reward has them")
     with done.phase(REWARD_MODEL):
-        judge = train_reward_model(
-            config.reward_model_config(folder), folder / REWARD_MODEL, _prefixed(REWARD_MODEL, say)
-        )
+        judged = config.reward_model_config(folder)
+        judge = _fitted(train_reward_model, judged, folder / REWARD_MODEL, _prefixed(REWARD_MODEL, say))
     tokens, curves = {SFT: 0, DPO: 0}, {}
     for name, run in config.runs(folder).items():
         with done.phase(name):
             tokens[name], curves[name] = _reinforce(run, folder / name, _prefixed(name, say))
     with done.phase(DPO):
-        dpo(config.dpo_config(folder), folder / DPO, _prefixed(DPO, say))
+        _fitted(dpo, config.dpo_config(folder), folder / DPO, _prefixed(DPO, say))
     with done.phase("measuring"):
         measure = Measuring(config, folder)
         measured = {name: measure(name) for name in (SFT, *curves, DPO)}
@@ -82,11 +86,16 @@ def _chain(config: PipelineConfig, folder: Path, say: Say) -> Result:
 class _Done(Clock):
     """What has been done, and how long it took: kept in a file after each stage, for an attempt that comes later."""
 
-    def __init__(self, folder: Path) -> None:
-        self.file = folder / "stages.json"
-        known = json.loads(self.file.read_text()) if self.file.exists() else {"seconds": {}, "ranked": None}
-        super().__init__(known["seconds"])
-        self.ranked = known["ranked"] and Ranked(**known["ranked"])
+    def __init__(self, folder: Path, say: Say) -> None:
+        self.file, self.ranked = folder / "stages.json", None
+        super().__init__()
+        try:
+            known = json.loads(self.file.read_text()) if self.file.exists() else {"seconds": {}, "ranked": None}
+            seconds = {str(name): float(seconds) for name, seconds in known["seconds"].items()}
+            self.ranked = None if known["ranked"] is None else Ranked(**known["ranked"])
+            self.seconds.update(seconds)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            say(f"warning: {self.file} cannot be read ({error}): how long finished stages took is not known any more")
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -108,9 +117,14 @@ def plain(value: object) -> object:
     return value
 
 
+def _fitted(stage: Callable[[Config, Path, Say, Attempt], Fitted], config: Config, folder: Path, say: Say) -> Fitted:
+    with begin(folder, toml.dumps(config), points=POINTS, allowed=None) as attempt:
+        return stage(config, folder, say, attempt)
+
+
 def _reinforce(config: RunConfig, folder: Path, say: Say) -> tuple[int, Curve]:
     """How many tokens it generated, and both rewards as they went."""
-    with begin(folder, toml.dumps(config)) as attempt:
+    with begin(folder, toml.dumps(config), allowed=None) as attempt:
         if attempt.result is None:
             outcome = train(Run(config, folder, _Steps(say)), toml.dumps(config), attempt)
         else:

@@ -12,6 +12,7 @@ from proximo.data import stable_hash
 from proximo.models import load_model, load_tokenizer, pick_device, pick_dtype, prompt_tokens
 from proximo.models.shipped import resolve
 from proximo.samplers.embedded import local_sampler
+from proximo.storage.folders import write_file
 from proximo.tasks import Sorting
 from proximo.training.pipeline.config import DEMONSTRATIONS, RANKINGS, SFT, PipelineConfig
 from proximo.training.rl import MOST_SLOTS
@@ -109,4 +110,4 @@ def agreement(rewards: Iterable[Sequence[float]]) -> float:
 
 
 def _write(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_file(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
