@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint types imports check parity mutation clean
+.PHONY: demo test lint types imports check parity mutation faults clean
 
 demo: .venv/.ready
 	$(BIN)/proximo train
@@ -29,6 +29,10 @@ mutation: .venv/.ready
 # Holds our losses against TRL's and verl's own functions, each in an environment of its own; writes docs/parity.md.
 parity: .venv/.ready
 	$(BIN)/python -m parity
+
+# Kills, starves and deceives small runs, and writes docs/reliability.md from what became of them. About 20 minutes.
+faults: .venv/.ready
+	$(BIN)/python -m faults
 
 .venv/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv

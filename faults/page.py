@@ -1,0 +1,165 @@
+"""docs/reliability.md from the results, and from nothing else."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from faults.cases import ENDINGS, totals
+
+TITLES = {
+    "resume": "SIGKILL at random moments, resumed",
+    "stages": "SIGKILL while learning from files, resumed",
+    "saves": "saves: killed, no room, read-only, errors of the disk",
+    "damage": "damaged and foreign checkpoints",
+    "signals": "SIGTERM and SIGINT",
+    "numbers": "numbers that are not finite, spikes, memory, degenerate batches",
+    "rewards": "reward functions",
+    "sandbox": "hostile programs and exploits of the grader",
+    "inputs": "malformed and malicious inputs",
+    "text": "hostile text, secrets, odd surroundings",
+    "fields": "config fields that nothing reads",
+    "cost": "what safety costs",
+}
+"""Families in the order of the report."""
+
+HEAD = """# Reliability
+
+Faults that were injected for real into small runs on a CPU, and what became of them. This page is written by
+`make faults` from what it saw and nothing else; `faults/results.json` holds the same in full.
+
+Each case ends in one of: **R** resumed, with the same bytes in metrics, ledger, rollouts, weights and optimizer as a
+run that nobody disturbed; **C** continued, with the fault counted and nothing else touched; **S** stopped, with the
+exit code and one message that says what to do; **failed**; or **not run**, where this machine could not inject it.
+"""
+
+HOW = """
+## How to reproduce
+
+`make faults` runs everything; `python -m faults resume sandbox` runs some families and leaves the others' results as
+they are. Every family has controls that show its faults really happen; each hostile program says a fresh nonce first,
+or counts as not run. Moments of kills follow a seed and the speed of the machine, so each time they are others.
+"""
+
+
+def page(results: Mapping[str, Any]) -> str:
+    families = {name: results["families"][name] for name in TITLES if name in results["families"]}
+    parts = [HEAD, _made_with(families), _headline(families), _table(families), _gaps(families), _controls(families)]
+    return "".join([*parts, HOW, _kinds(families)])
+
+
+def _made_with(families: Mapping[str, Any]) -> str:
+    days = sorted({family["date"] for family in families.values()})
+    versions = sorted({family["versions"] for family in families.values()})
+    missing = [TITLES[name] for name in TITLES if name not in families]
+    text = f"\n{' to '.join(dict.fromkeys([days[0], days[-1]]))}, {'; '.join(versions)}.\n" if days else ""
+    return text + (f"\nNot run at all: {'; '.join(missing)}.\n" if missing else "")
+
+
+def _headline(families: Mapping[str, Any]) -> str:
+    sums = totals(families)
+    lines = [
+        f"faults tried: {sums['cases']} cases of {sums['kinds']} kinds; survived "
+        f"{sums['R'] + sums['C'] + sums['S']}, failed {sums['failed']}, not run {sums['not run']}"
+    ]
+    lines += [line for name, family in families.items() for line in _figures(name, family["figures"])]
+    orphans = sum(family["orphans"] for family in families.values())
+    lines.append(f"processes left behind after all of this: {orphans}")
+    return "\n## Figures\n\n" + "".join(f"- {line}\n" for line in lines)
+
+
+def _figures(name: str, found: Mapping[str, Any]) -> list[str]:
+    """One line or two for each family that has figures of its own."""
+    return [form.format(**found) for form in FORMS.get(name, ())] if found else []
+
+
+FORMS = {
+    "resume": (
+        "resume points: {kills} SIGKILLs at random moments ({past_a_step} of them after a whole step of the "
+        "attempt), {bit_equal} bit-equal; steps done again after a kill: "
+        "median {redone_median:g}, at most {redone_most}",
+        "prompts drawn in these runs: {prompts}; skipped or repeated: {skipped_or_repeated}",
+        "log rows that could be read before a kill: {rows}; lost: {rows_lost}",
+    ),
+    "stages": ("of fine-tuning, reward models and DPO: {kills} SIGKILLs, {bit_equal} bit-equal",),
+    "saves": ("checkpoints lost or half written under their name: {lost}, of {saves} saves that were disturbed",),
+    "signals": ("time from SIGTERM to the end: median {median_seconds:.2f} s, longest {longest_seconds:.2f} s",),
+    "rewards": ("completions that hostile reward functions left unscored in whole runs: {unscored}; trained: {zeros}",),
+    "sandbox": (
+        "hostile programs: {tried} tried, {ran} ran, {contained} contained; {bare} of {bare_tried} that are safe to "
+        "try get out where nothing holds them",
+        "exploits of the grader: {exploits} tried, {exploits_ran} ran, {rewarded} rewarded",
+    ),
+    "inputs": (
+        "malformed inputs: {tried} tried, {explained} explained by one message before training; tracebacks: "
+        "{tracebacks}",
+        "malicious model files and templates: {malicious} tried, canaries fired: {fired}",
+    ),
+    "fields": ("config fields: {fields} changed one by one, {alive} change the run, {listed} are listed as not meant "
+               "to, {dead} dead",),
+    "cost": (
+        "time inside checkpoint, ledger, event and log code: {share:.2%} of the demo's {seconds:.0f} s "
+        "({parts}); rollouts written for later reading: {rollouts:.2%}",
+        "the demo's own reward needs no worker; one in a worker takes {worker_ms:.2f} ms a group more than in process, "
+        "a program in the sandbox {sandbox_ms:.0f} ms",
+        "a checkpoint of the demo: {save_ms:.0f} ms, of which waiting for the disk {fsync_ms:.0f} ms",
+    ),
+}  # fmt: skip
+
+
+def _table(families: Mapping[str, Any]) -> str:
+    head = ("family", "kinds", "cases", *ENDINGS, "seconds")
+    rows = []
+    for name, family in families.items():
+        sums = totals({name: family})
+        counts = [str(sums[ending] or "") for ending in ENDINGS]
+        rows.append((TITLES[name], str(sums["kinds"]), str(sums["cases"]), *counts, f"{family['seconds']:.0f}"))
+    sums = totals(families)
+    counts = [f"**{sums[ending]}**" if sums[ending] else "" for ending in ENDINGS]
+    seconds = sum(family["seconds"] for family in families.values())
+    rows.append(("**all**", f"**{sums['kinds']}**", f"**{sums['cases']}**", *counts, f"{seconds:.0f}"))
+    return "\n## Families\n\n" + _markdown(head, rows)
+
+
+def _gaps(families: Mapping[str, Any]) -> str:
+    lines = [line for family in families.values() for line in family["gaps"]]
+    for word in ("failed", "not run"):
+        for name, family in families.items():
+            for kind, counts in family["kinds"].items():
+                if counts[word]:
+                    reasons = list(dict.fromkeys(detail.partition(": ")[2] for detail in counts["details"]))
+                    lines.append(f"{word}: {kind} ({name}, {counts[word]}): {_one_line('; '.join(reasons[:3]))}")
+    return "\n## Known gaps\n\n" + "".join(f"- {line}\n" for line in [*lines, *OUT_OF_REACH])
+
+
+OUT_OF_REACH = (
+    "Not looked at: loss of power (these are deaths of processes, the disk itself stays), a GPU's own failures, and "
+    "runs over several machines.",
+    "Not there yet, so not attacked: a viewer, judges over the network, sampling beside training, several processes.",
+)
+
+
+def _controls(families: Mapping[str, Any]) -> str:
+    lines = [f"{TITLES[name]}: {'; '.join(family['controls'])}" for name, family in families.items()]
+    return "\n## Controls\n\n" + "".join(f"- {line}\n" for line in lines if not line.endswith(": "))
+
+
+def _kinds(families: Mapping[str, Any]) -> str:
+    """Every kind of fault with its counts, a paragraph for each family."""
+    text = "\n## All kinds of faults\n"
+    for name, family in families.items():
+        kinds = [f"{kind} ({_counted(counts)})" for kind, counts in family["kinds"].items()]
+        text += f"\n**{TITLES[name]}**: {_one_line('; '.join(kinds))}.\n"
+    return text
+
+
+def _counted(counts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{counts[ending]} {ending}" for ending in ENDINGS if counts[ending])
+
+
+def _markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [" | ".join(_one_line(cell) for cell in line) for line in (head, *rows)]
+    lines.insert(1, " | ".join("---" for _ in head))
+    return "".join(f"| {line} |\n" for line in lines)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
