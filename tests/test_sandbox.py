@@ -487,3 +487,16 @@ def test_the_filters_tables_are_the_kernels():
     refused = "execve execveat fork vfork unshare setns mount umount2 ptrace bpf keyctl perf_event_open userfaultfd"
     refused += " io_uring_setup socket connect bind listen accept clone3 memfd_create symlink link chmod setuid reboot"
     assert not ours.keys() & set(refused.split())
+
+
+def test_a_place_that_was_lost_is_not_waited_for_in_vain(monkeypatch):
+    needs_sandbox()
+    monkeypatch.setattr(running, "MOST_WAIT", 0.05)
+    sandbox = Sandbox(LIMITS, workers=1)
+    lost = sandbox._free.get()
+    try:
+        with pytest.raises(SandboxFailed, match="no place in the sandbox became free in 0.05 seconds"):
+            sandbox.run(Job("print(1)"))
+    finally:
+        sandbox._free.put(lost)
+        sandbox.close()

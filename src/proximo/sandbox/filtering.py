@@ -39,14 +39,8 @@ _DEPENDING = (
 )
 _CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000
 _AF_UNIX, _SOCK_STREAM, _SOCK_KIND = 1, 1, 0xF
-_IOCTLS = (
-    0x5401,
-    0x5413,
-    0x541B,
-    0x5421,
-    0x5450,
-    0x5451,
-)  # is it a terminal and how wide; how much; blocking; inherited
+# Is it a terminal, how wide is it, how much is there to read, blocking, not inherited, inherited.
+_IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 _FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030)  # copies, flags and locks; not whom a file sends signals
 _NAMES = (15, 16)  # of a thread
 _NEW_CALLS = 424

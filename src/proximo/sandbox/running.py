@@ -20,6 +20,8 @@ Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 _MACHINES = ("x86_64", "aarch64")
+MOST_WAIT = 3600
+"""Seconds for a place to become free. Every program has its own limit; this is for a place that was lost."""
 
 
 class Sandbox:
@@ -82,7 +84,10 @@ class Sandbox:
 
     @contextmanager
     def _server(self) -> Iterator[Server]:
-        server = self._free.get()
+        try:
+            server = self._free.get(timeout=MOST_WAIT)
+        except Empty:
+            raise SandboxFailed(f"no place in the sandbox became free in {MOST_WAIT} seconds") from None
         try:
             yield server
         finally:
