@@ -71,13 +71,13 @@ def step(stage: Preferences, items: list[int]) -> tuple[float, dict[str, float],
 def in_place_of_scores(monkeypatch, values: list[list[float]]) -> None:
     """The policy says these log-probs of the rows' tokens, whatever the model."""
 
-    def score(model, *, tokens, **_):
-        said = torch.zeros(tokens.shape)
+    def score_rows(model, rows):
+        said = torch.zeros(rows.tokens.shape)
         for row, numbers in enumerate(values):
             said[row, : len(numbers)] = torch.tensor(numbers)
         return SimpleNamespace(logprobs=said.requires_grad_())
 
-    monkeypatch.setattr(module, "score", score)
+    monkeypatch.setattr(module, "score_rows", score_rows)
 
 
 @pytest.mark.parametrize(

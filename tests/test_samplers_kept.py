@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from proximo.models import tiny_model, tiny_tokenizer
-from proximo.samplers import SamplingOptions, gathered, prefill, room
+from proximo.samplers import SamplingOptions, embedded, gathered, prefill, room
 from proximo.samplers.embedded import EmbeddedSampler
+from proximo.samplers.fused import decoder_layers
 from proximo.samplers.graphs import Replays
+from proximo.samplers.joined import joined_layers
 from proximo.types import Request
 
 TOKENIZER = tiny_tokenizer()
@@ -138,3 +140,24 @@ def test_a_room_is_kept_and_its_steps_have_few_kinds():
     kinds = set(Direct.kinds)
     assert {size for size, _ in kinds} <= {1, 2, 4, 8, 16, 20}
     assert len({options for _, options in kinds}) == 1  # what is read by the host is no part of a step
+
+
+def test_weights_that_are_laid_side_by_side_are_so_before_the_first_room(monkeypatch):
+    """Else the first room, and all that was captured in it, would be thrown away by the second call."""
+    policy = model(*range(1, 9))
+    moved = []
+
+    def compiled(policy):
+        before = [weight.data_ptr() for weight in policy.parameters()]
+        joined_layers(decoder_layers(policy))
+        moved.append(before != [weight.data_ptr() for weight in policy.parameters()])
+
+    monkeypatch.setattr(embedded, "compiled_states", compiled)
+    made = []
+    real = room.Rooms._made
+    monkeypatch.setattr(room.Rooms, "_made", lambda rooms, plan: made.append(plan) or real(rooms, plan))
+    sampler = EmbeddedSampler(policy, TOKENIZER, slots=20)
+    for step in range(3):
+        sampler.sample(REQUESTS, LONG, seed=0, step=step)
+    assert moved == [True, False, False]
+    assert len(made) == 1

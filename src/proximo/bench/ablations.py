@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from proximo.bench.ours import Ours
 from proximo.bench.session import Turn
-from proximo.models import Scores, score
+from proximo.models import Scores, score_rows
 from proximo.models.compiling import allow_compiling, compiles
 from proximo.samplers.embedded import EmbeddedSampler
 from proximo.training.learner import Learner
@@ -95,15 +95,7 @@ class PaddedPasses(Passes):
     def scores(
         self, model: PreTrainedModel, rows: Batch, *, record: bool = False, until: ExitStack | None = None
     ) -> Scores:
-        return score(
-            model,
-            prompts=rows.prompts,
-            tokens=rows.tokens,
-            lengths=rows.lengths,
-            group=rows.group,
-            temperature=self.temperature,
-            layout="padded",
-        )
+        return score_rows(model, rows, temperature=self.temperature, layout="padded")
 
 
 def padded_passes(learner: Learner) -> PaddedPasses:

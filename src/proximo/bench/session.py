@@ -62,8 +62,10 @@ class Session:
     def ours(self, workload: Workload, **changes: Any) -> Ours:
         """The machine is made ready for the model as a run would, for the peers too."""
         budget, shape = self.options.token_budget, workload.shape
-        chosen = beside_gpu() if self.on_gpu else machine_for(shape.body + shape.head)
-        (chosen if self.on_gpu else replace(chosen, threads=self.options.threads)).apply()
+        if self.on_gpu:
+            beside_gpu().apply()
+        else:
+            replace(machine_for(shape.body + shape.head), threads=self.options.threads).apply()
         return Ours(workload, self.device, self.clock, token_budget=budget, **changes)
 
     def settings(self, workload: Workload, *wanted: str) -> list[Settings]:

@@ -13,7 +13,7 @@ from proximo.models.loading import (
     supports_packing,
     with_precision,
 )
-from proximo.models.scoring import Scores, States, completion_states, score
+from proximo.models.scoring import Scores, States, completion_states, score, score_rows
 from proximo.models.templates import prompt_tokens
 from proximo.models.tiny import tiny_model, tiny_moe, tiny_tokenizer
 
@@ -32,6 +32,7 @@ __all__ = [
     "pick_dtype",
     "prompt_tokens",
     "score",
+    "score_rows",
     "supports_packing",
     "tiny_model",
     "tiny_moe",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -115,6 +115,28 @@ def score(
         router_logits=recorder.logits[laid.predictors] if recorder and router_logits else None,
         agreement=replay and (replay.agreement(places.completion_tokens), replay.agreement(places.prompt_tokens)),
     )
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """Completions as tensors, whatever else is known of them."""
+
+    @property
+    def prompts(self) -> Sequence[Sequence[int]]: ...
+
+    @property
+    def tokens(self) -> Tensor: ...
+
+    @property
+    def lengths(self) -> Tensor: ...
+
+    @property
+    def group(self) -> Tensor: ...
+
+
+def score_rows(model: PreTrainedModel, rows: Rows, **options: Any) -> Scores:
+    """`score` of rows that know their prompts, with its options."""
+    return score(model, prompts=rows.prompts, tokens=rows.tokens, lengths=rows.lengths, group=rows.group, **options)
 
 
 def _experts(

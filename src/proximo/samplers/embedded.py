@@ -6,11 +6,12 @@ few steps.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.models.attention import uses_our_attention
@@ -97,8 +98,9 @@ class EmbeddedSampler:
         if not rows:
             return
         plan = plan_for(Counter(draft.prompt for draft in rows), options.max_tokens, self._slots)
+        compiled = compiled_states(self._model)  # first: weights may move, and a kept room is for where they lie
         with self._rooms.room(plan, seed, step) as room:
-            decoding = _Decoding(self._model, pen, rows, room, self._record_routes)
+            decoding = _Decoding(self._model, pen, rows, room, self._record_routes, compiled)
             while not decoding.done:
                 # The caller may use the model between two groups, so it must not find it in our mode.
                 with evaluating(self._model):
@@ -129,6 +131,7 @@ class _Decoding:
         drafts: Sequence[Draft],
         room: Room,
         record_routes: bool,
+        compiled: Callable[..., Tensor] | None,
     ) -> None:
         self._pen, self._record_routes = pen, record_routes
         self._waiting = deque(drafts)
@@ -143,7 +146,7 @@ class _Decoding:
         self._passes = Passes(model, record_routes)
         by_hand = decode_states(model)
         self._prefills = Prefills(self._passes, by_hand)
-        self._states = compiled_states(model) or by_hand
+        self._states = compiled or by_hand
         self._draw = compiled_draw() if compiles(model.device) else draw
 
     @property

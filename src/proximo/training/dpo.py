@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from proximo import toml
 from proximo.data import DataFile, read_rankings
 from proximo.maths.pairwise import Dpo, Ipo, ranked_pairs
-from proximo.models import Precision, load_model, load_tokenizer, pick_device, pick_dtype, score
+from proximo.models import Precision, load_model, load_tokenizer, pick_device, pick_dtype, score_rows
 from proximo.models.compiling import allow_compiling
 from proximo.models.shipped import resolve
 from proximo.shapes import Float
@@ -138,9 +138,7 @@ class Preferences:
 
     def _loss(self, rows: Rows, known: Sequence[float], share: float) -> tuple[Float[Tensor, ""], Mapping[str, Tensor]]:
         """Of a micro-batch whose every prompt has this share of the step."""
-        logprobs = score(
-            self.model, prompts=rows.prompts, tokens=rows.tokens, lengths=rows.lengths, group=rows.group
-        ).logprobs.sum(dim=1)
+        logprobs = score_rows(self.model, rows).logprobs.sum(dim=1)
         lengths = rows.lengths.to(logprobs)
         size = lengths if isinstance(self.loss, Ipo) else torch.ones_like(lengths)
         ratio = logprobs - torch.tensor(known, dtype=logprobs.dtype, device=logprobs.device)

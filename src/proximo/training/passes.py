@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from proximo.models import Scores, micro_batches, score
+from proximo.models import Scores, micro_batches, score_rows
 from proximo.models.routing import UNKNOWN, Routes
 from proximo.models.values import ValueModel
 from proximo.shapes import Float, Int
@@ -57,12 +57,9 @@ class Passes:
         self, model: PreTrainedModel, rows: Batch, *, record: bool = False, until: ExitStack | None = None
     ) -> Scores:
         """Routes that the rows bring are replayed, through a backward pass inside `until` too."""
-        return score(
+        return score_rows(
             model,
-            prompts=rows.prompts,
-            tokens=rows.tokens,
-            lengths=rows.lengths,
-            group=rows.group,
+            rows,
             temperature=self.temperature,
             entropy_gradient=self.entropy_gradient,
             routes=None if rows.routes is None else Routes(rows.prompt_routes, rows.routes),

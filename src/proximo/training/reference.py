@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import torch
 from transformers import PreTrainedModel
 
-from proximo.models import score
+from proximo.models import score_rows
 from proximo.training.encoding import Encoded, Prepared, Rows, to_rows
 
 Sums = tuple[tuple[float, ...], ...]
@@ -46,9 +46,7 @@ def compute_reference(model: PreTrainedModel, prepared: Prepared, batch: int, to
     def sums(items: Sequence[Encoded]) -> Sums:
         found: list[list[float]] = [[] for _ in items]
         for numbers, rows in micro_batched(items, batch, token_budget):
-            logprobs = score(
-                model, prompts=rows.prompts, tokens=rows.tokens, lengths=rows.lengths, group=rows.group
-            ).logprobs
+            logprobs = score_rows(model, rows).logprobs
             for number, value in zip(rows.group.tolist(), logprobs.sum(dim=1).tolist(), strict=True):
                 found[numbers[number]].append(value)
         return tuple(map(tuple, found))

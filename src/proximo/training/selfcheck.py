@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.algorithms import Algorithm
 from proximo.maths.arithmetic import at_least_float32, row_mean
 from proximo.maths.keeping import KeepAll
-from proximo.models import Scores, score, supports_packing
+from proximo.models import score_rows, supports_packing
 from proximo.models.compiling import allow_compiling
 from proximo.models.values import OwnModel, value_model
 from proximo.samplers import Sampler, SamplingOptions
@@ -110,7 +110,7 @@ def sampler_is_learner(
 ) -> tuple[Check, Check, Check]:
     """The learner gives the sampled tokens the log-probs that the sampler said it drew them with."""
     with torch.no_grad():
-        logprobs = _scored(model, batch, temperature).logprobs.cpu()
+        logprobs = score_rows(model, batch, temperature=temperature).logprobs.cpu()
     difference = logprobs - batch.rollout_logprobs.to(logprobs.dtype)
     gaps, bounds = difference.abs()[batch.mask], bounds_of(model)
     return (
@@ -197,7 +197,7 @@ def made_up_groups(
         for place, group in enumerate(groups)
     ]
     with torch.no_grad():
-        rows = iter(_scored(model, to_batch(drafts), sampling.temperature).logprobs.tolist())
+        rows = iter(score_rows(model, to_batch(drafts), temperature=sampling.temperature).logprobs.tolist())
 
     def with_logprobs(rollout: Rollout) -> Rollout:
         """A correction for the sampler's mismatch must find none."""
@@ -234,7 +234,7 @@ def _update_gradient(
 def _score_with_gradient(
     model: PreTrainedModel, batch: Batch, temperature: float, layout: Literal["packed", "padded"]
 ) -> tuple[Tensor, list[Tensor]]:
-    logprobs = _scored(model, batch, temperature, layout).logprobs
+    logprobs = score_rows(model, batch, temperature=temperature, layout=layout).logprobs
     logprobs.mean().backward()
     return logprobs.detach(), _taken_gradient(list(model.parameters()))
 
@@ -245,17 +245,3 @@ def _taken_gradient(parameters: list[nn.Parameter]) -> list[Tensor]:
     for parameter in parameters:
         parameter.grad = None
     return taken
-
-
-def _scored(
-    model: PreTrainedModel, batch: Batch, temperature: float, layout: Literal["packed", "padded"] = "packed"
-) -> Scores:
-    return score(
-        model,
-        prompts=batch.prompts,
-        tokens=batch.tokens,
-        lengths=batch.lengths,
-        group=batch.group,
-        temperature=temperature,
-        layout=layout,
-    )

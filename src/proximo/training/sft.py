@@ -20,7 +20,7 @@ from proximo.models import (
     load_tokenizer,
     pick_device,
     pick_dtype,
-    score,
+    score_rows,
     tiny_model,
     tiny_tokenizer,
     with_precision,
@@ -132,9 +132,7 @@ class Supervised:
         return {"loss": loss, "perplexity": math.exp(min(loss, 80.0))}
 
     def _logprobs(self, rows: Rows) -> Float[Tensor, "B T"]:
-        return score(
-            self.model, prompts=rows.prompts, tokens=rows.tokens, lengths=rows.lengths, group=rows.group
-        ).logprobs
+        return score_rows(self.model, rows).logprobs
 
 
 def _prepared(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> Prepared:

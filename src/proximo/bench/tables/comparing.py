@@ -1,6 +1,6 @@
 """What the tables of times have in common: ours beside the peers, phase by phase."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -71,18 +71,18 @@ def compared(
     workload: Workload,
     settings: Sequence[Settings],
     *,
-    ours: Callable[[Ours], Turn],
-    theirs: Callable[[Trl], Turn],
-    first: Callable[[Trl], object],
+    turn: Callable[[Ours | Trl], Callable[[], Mapping[str, float]]],
+    first: Callable[[Trl], object] | None = None,
     samples: bool,
     learns: bool,
 ) -> Compared:
-    """`first` is a peer's first turn: it shows what fits into memory. Where a turn `learns`, the first update of both
+    """`turn` is what each side does again and again; `first` a peer's first turn, where that is another: it shows what
+    fits into memory. Where a turn `learns`, the first update of both
     sides is compared before anything counts; where it `samples` too, that comes first, as in a run."""
     peers, failed, agreements = [], [], {}
     with ExitStack() as stack:
         for each in settings:
-            peer = session.opened(workload, each, first)
+            peer = session.opened(workload, each, first or (lambda peer: turn(peer)()))
             if isinstance(peer, Failed):
                 session.say(f"  {peer.name}: {peer.why}")
                 failed.append(peer)
@@ -90,7 +90,7 @@ def compared(
                 stack.callback(peer.close)
                 peers.append(peer)
         own = session.ours(workload)
-        sides = [ours(own), *map(theirs, peers)]
+        sides = [Turn("ours", turn(own)), *(Turn(peer.settings.name, turn(peer)) for peer in peers)]
         if learns:
             agreements = _agreements(session, own, peers, samples=samples)
         differing = [f"ours and {name} differ: {each}" for name, each in agreements.items() if not each.holds]

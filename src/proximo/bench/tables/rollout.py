@@ -36,9 +36,7 @@ class Beside:
             session,
             workload,
             session.settings(workload, "best", "default", "static"),
-            ours=lambda ours: Turn("ours", ours.rollout),
-            theirs=lambda peer: Turn(peer.settings.name, peer.rollout),
-            first=lambda peer: peer.rollout(),
+            turn=lambda side: side.rollout,
             samples=True,
             learns=False,
         )

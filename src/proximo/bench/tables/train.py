@@ -49,9 +49,7 @@ class Beside:
             session,
             workload,
             [] if self.alone else session.settings(workload, "best", "default", "compiled"),
-            ours=lambda ours: Turn("ours", ours.training),
-            theirs=lambda peer: Turn(peer.settings.name, peer.training),
-            first=lambda peer: peer.training(),
+            turn=lambda side: side.training,
             samples=False,
             learns=True,
         )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from proximo.models import load_model, load_tokenizer, pick_device, pick_dtype, prompt_tokens, score
+from proximo.models import load_model, load_tokenizer, pick_device, pick_dtype, prompt_tokens, score_rows
 from proximo.models.shipped import resolve
 from proximo.samplers.embedded import local_sampler
 from proximo.shapes import Float
@@ -100,15 +100,7 @@ class Measuring:
         return kl.tolist()
 
     def _logprobs(self, model: PreTrainedModel, rows: Rows) -> Float[Tensor, " B"]:
-        temperature = self.config.sampling.temperature
-        scores = score(
-            model,
-            prompts=rows.prompts,
-            tokens=rows.tokens,
-            lengths=rows.lengths,
-            group=rows.group,
-            temperature=temperature,
-        )
+        scores = score_rows(model, rows, temperature=self.config.sampling.temperature)
         return scores.logprobs.double().sum(dim=1)
 
 
