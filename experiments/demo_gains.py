@@ -20,7 +20,8 @@ from proximo.presets import ARITHMETIC
 from proximo.samplers.drawing import uniforms
 from proximo.tasks import Task
 from proximo.training.progress import Lines
-from proximo.training.rl import Run, train
+from proximo.training.rl import train
+from proximo.training.run import Run
 from proximo.types import Completion, Grade, Problem
 
 FIVE = ("ppo", "grpo", "dapo", "gspo", "sapo")

@@ -37,9 +37,10 @@ from proximo.training.encoding import encode
 from proximo.training.fitting import FitOptions, fit
 from proximo.training.learner import Update, frozen_copy
 from proximo.training.progress import Lines
-from proximo.training.rl import Run, train_step
+from proximo.training.run import Run
 from proximo.training.runlog import RunLog
 from proximo.training.sft import Supervised, reference_examples
+from proximo.training.stepping import train_step
 from proximo.types import Batch, Completion, Grade, Problem
 
 TASK = Echo(length=8, alphabet="abcdefghijklmnop", held_out=200)

@@ -19,7 +19,8 @@ from proximo.presets import ARITHMETIC, PPO_ARITHMETIC
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import EvaluationOptions, RunConfig, ValueOptions
 from proximo.training.progress import Lines
-from proximo.training.rl import Run, train
+from proximo.training.rl import train
+from proximo.training.run import Run
 
 FORMS = {
     "ppo-head": ValueOptions(TrunkHead()),

@@ -80,7 +80,7 @@ class Clock:
 def _demo(folder: Path, arguments: tuple[str, ...]) -> int:
     """`proximo train` as it comes, with clocks around what keeps it safe."""
     from proximo.rewards import workers
-    from proximo.training import rl
+    from proximo.training import stepping
     from proximo.training.keeping import Keeper
     from proximo.training.resume import Attempt
     from proximo.training.runlog import RunLog
@@ -92,7 +92,7 @@ def _demo(folder: Path, arguments: tuple[str, ...]) -> int:
     clock.wrap(Attempt, "finish", "checkpoints")
     for function, name in (("ledger", "ledger"), ("event", "events"), ("metrics", "log"), ("timings", "log")):
         clock.wrap(RunLog, function, name)
-    clock.wrap(rl, "entries", "ledger")
+    clock.wrap(stepping, "entries", "ledger")
     clock.wrap(workers, "score", "reward workers")
     written.wrap(RunLog, "rollouts", "rollouts")
     saves = Clock()

@@ -110,7 +110,8 @@ class Left:
 
 def fingerprint(config: RunConfig, folder: Path) -> Left:
     """Of all that a run leaves but times; a refusal or a failure is one, too."""
-    from proximo.training.rl import Run, train
+    from proximo.training.rl import train
+    from proximo.training.run import Run
 
     def work() -> int:
         try:

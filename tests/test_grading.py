@@ -19,6 +19,7 @@ from proximo.rewards.failures import TALLY
 from proximo.samplers import Sampler, SamplingOptions, gathered
 from proximo.samplers.embedded import local_sampler
 from proximo.tasks import Arithmetic, Countdown, Echo, File, Gym, Sorting, Task
+from proximo.training.clock import Clock
 from proximo.training.collect import Collected, Collector, Frontier
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.evaluate import evaluate
@@ -26,7 +27,8 @@ from proximo.training.grading import graded
 from proximo.training.judging import Judged, judged
 from proximo.training.progress import Lines
 from proximo.training.reward_mix import RewardMix, WeightedRule
-from proximo.training.rl import Clock, Run, train
+from proximo.training.rl import train
+from proximo.training.run import Run
 from proximo.types import Completion, Grade, Problem, Request
 
 TOKENIZER = tiny_tokenizer()

@@ -24,7 +24,8 @@ from proximo.training.guarding import LEAST, Guard, Update
 from proximo.training.learner import Learner
 from proximo.training.memory import explaining_memory, is_out_of_memory, smaller_passes
 from proximo.training.progress import Lines
-from proximo.training.rl import Run, train
+from proximo.training.rl import train
+from proximo.training.run import Run
 from proximo.types import Batch, Completion, Grade, Group, Problem, Rollout
 
 FIVE = {"PPO": PPO, "GRPO": GRPO, "DAPO": DAPO, "GSPO": GSPO, "SAPO": SAPO}

@@ -38,7 +38,8 @@ from proximo.training.config import EvaluationOptions, RunConfig, TrainingOption
 from proximo.training.learner import Learner
 from proximo.training.metrics import mismatch_metrics
 from proximo.training.progress import Lines
-from proximo.training.rl import Run, train_step
+from proximo.training.run import Run
+from proximo.training.stepping import train_step
 from proximo.types import Completion, Grade, Group, Problem, Request, Rollout
 
 TOKENIZER = tiny_tokenizer()

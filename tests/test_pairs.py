@@ -20,7 +20,8 @@ from proximo.training.assemble import to_batch
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.pairs import Counts, PairsConfig, write_pairs
 from proximo.training.progress import Lines
-from proximo.training.rl import Run, train
+from proximo.training.rl import train
+from proximo.training.run import Run
 from proximo.training.runlog import RunLog
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 

@@ -21,7 +21,8 @@ from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.assemble import to_batch
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
 from proximo.training.progress import Lines
-from proximo.training.rl import Run, train
+from proximo.training.rl import train
+from proximo.training.run import Run
 from proximo.training.selfcheck import BFLOAT16, FLOAT32, bounds_of, packed_is_padded, sampler_is_learner, selfcheck
 from tests.test_selfcheck import CONFIG, random_groups
 
@@ -127,7 +128,7 @@ def test_a_run_in_half_precision(value, tmp_path):
 
 def test_frozen_copies_and_switches_follow_the_config(tmp_path, monkeypatch):
     allowed = []
-    monkeypatch.setattr("proximo.training.rl.allow_compiling", allowed.append)
+    monkeypatch.setattr("proximo.training.run.allow_compiling", allowed.append)
     run = Run(run_config(tmp_path / "model", compile=False, dtype="float32"), tmp_path / "run", Lines())
     assert allowed == [False]
     assert run.model.dtype == torch.float32

@@ -53,7 +53,8 @@ from proximo.training.outcome import Outcome
 from proximo.training.points import POINTS
 from proximo.training.resume import begin
 from proximo.training.reward_model import RewardModelConfig, train_reward_model
-from proximo.training.rl import Run, train
+from proximo.training.rl import train
+from proximo.training.run import Run
 from proximo.training.runlog import RunLog
 from proximo.training.sameness import differences, function_fingerprints
 from proximo.training.sft import SftConfig, sft

@@ -25,7 +25,8 @@ from proximo.training.config import EvaluationOptions, RunConfig, TrainingOption
 from proximo.training.experts import to_replay
 from proximo.training.learner import Learner
 from proximo.training.progress import Lines
-from proximo.training.rl import Run, train
+from proximo.training.rl import train
+from proximo.training.run import Run
 from proximo.types import Batch, Group, Rollout
 from tests.test_models_scoring import SHAPE, furthest
 from tests.test_moe import (

@@ -25,7 +25,8 @@ from proximo.training.estimate import held_models
 from proximo.training.learner import Learner
 from proximo.training.progress import Lines
 from proximo.training.reward_mix import RewardMix, RewardModel
-from proximo.training.rl import Run, train
+from proximo.training.rl import train
+from proximo.training.run import Run
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 
 

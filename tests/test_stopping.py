@@ -23,7 +23,8 @@ from proximo.training import grading, rl
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.grading import Grader
 from proximo.training.progress import Lines
-from proximo.training.rl import Run, train
+from proximo.training.rl import train
+from proximo.training.run import Run
 from proximo.training.runlog import RunLog
 from proximo.training.stopping import SIGNALS, Stop, Stopped
 from proximo.types import Completion, Problem

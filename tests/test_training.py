@@ -25,7 +25,8 @@ from proximo.training.evaluate import evaluate, wilson
 from proximo.training.learner import Learner
 from proximo.training.passes import minibatches
 from proximo.training.progress import Lines, share, sparkline
-from proximo.training.rl import Run, train
+from proximo.training.rl import train
+from proximo.training.run import Run
 from proximo.types import Completion, Grade, Group, Problem, Request, Rollout
 
 TOKENIZER = tiny_tokenizer()

@@ -28,6 +28,16 @@ USAGE = """usage: proximo COMMAND ...
                        do model, task and algorithm hold together? a minute before a run
   proximo chat MODEL [--chat] [--temperature X] [--max-tokens N]
                        what a model says to each line of the terminal or of a pipe
+  proximo view [RUN | DIR] [--port N] [--no-browser]
+                       a page of one run or of many: curves, every token of every rollout, any algorithm's view of it
+  proximo replay RUN --step N [--as NAME ...] [--model DIR] [--out TOKENS.parquet]
+                       what other algorithms would have done with a stored step, token by token
+  proximo compare [five | PRESET | run.toml ...] [--algorithms A,B] [--seeds N] [--tokens N | --updates N] [--run DIR]
+                       algorithms or configs × seeds on equal terms, with a report that says what is within noise
+  proximo doctor [RUN]
+                       what is wrong with a run, and what to do first; alone: what this machine can use
+  proximo report RUN [--out FILE.html]
+                       one page that opens from disk: curves, completions before and after, findings, how to repeat it
   proximo bench TABLE [--only ROW ...] [--steps N] [--peers SETTING ... | none] [--ablate] [--field VALUE ...]
                        rollout, train, step, memory or growth: times beside TRL's and beside the machine's limit
   proximo tasks        the tasks there are, with an example of each
@@ -42,7 +52,9 @@ progress on stderr. train takes --dry-run: the resolved run, and nothing is star
 
 STAGES = ("sft", "reward-model", "dpo")
 """They learn from files."""
-COMMANDS = ("train", "eval", *STAGES, "pairs", "selfcheck", "chat", "bench", "tasks", "explain")
+INSIGHT = ("view", "replay", "compare", "doctor", "report")
+"""They read run folders."""
+COMMANDS = ("train", "eval", *STAGES, "pairs", "selfcheck", "chat", *INSIGHT, "bench", "tasks", "explain")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,6 +120,8 @@ def _run(command: str, arguments: list[str]) -> int:
         from proximo.cli import pairing
 
         return pairing.run(arguments)
+    if command in INSIGHT:
+        return _look(command, arguments)
     if command in STAGES:
         from proximo.cli import stages
 
@@ -115,3 +129,25 @@ def _run(command: str, arguments: list[str]) -> int:
     from proximo.cli import running
 
     return running.run(command, arguments)
+
+
+def _look(command: str, arguments: list[str]) -> int:
+    if command == "view":
+        from proximo.cli import viewing
+
+        return viewing.run(arguments)
+    if command == "replay":
+        from proximo.cli import replaying
+
+        return replaying.run(arguments)
+    if command == "compare":
+        from proximo.cli import comparing
+
+        return comparing.run(arguments)
+    if command == "doctor":
+        from proximo.cli import doctoring
+
+        return doctoring.run(arguments)
+    from proximo.cli import reporting
+
+    return reporting.run(arguments)

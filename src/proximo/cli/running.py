@@ -27,12 +27,14 @@ from proximo.training.config import EvaluationOptions, RunConfig, ValueOptions
 from proximo.training.estimate import batch_arithmetic, memory
 from proximo.training.evaluate import evaluate
 from proximo.training.keeping import refuse_fewer_steps
+from proximo.training.outcome import Outcome
 from proximo.training.pipeline import PipelineConfig
 from proximo.training.progress import Lines, Progress, measure, prompt_text, share
 from proximo.training.prompts import check_prompts
 from proximo.training.resume import Attempt
 from proximo.training.reward_mix import RewardModel
-from proximo.training.rl import Outcome, Run, train
+from proximo.training.rl import train
+from proximo.training.run import Run
 
 
 def run(command: str, arguments: list[str]) -> int:

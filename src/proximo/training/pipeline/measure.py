@@ -17,7 +17,7 @@ from proximo.training.encoding import Encoded, Rows, completion_tokens, to_rows
 from proximo.training.judging import judged
 from proximo.training.pipeline.config import SFT, PipelineConfig
 from proximo.training.pipeline.result import Fooled, Measured
-from proximo.training.rl import MOST_SLOTS
+from proximo.training.run import MOST_SLOTS
 from proximo.types import Completion, Grade, Problem, Request
 
 TOKEN_BUDGET = 16384

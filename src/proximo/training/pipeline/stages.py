@@ -17,6 +17,7 @@ from proximo.training.config import RunConfig
 from proximo.training.dpo import DpoConfig, dpo
 from proximo.training.evaluate import Evaluation
 from proximo.training.fitting import Fitted
+from proximo.training.outcome import Outcome
 from proximo.training.pipeline.config import DPO, RANKINGS, REWARD_MODEL, SFT, PipelineConfig
 from proximo.training.pipeline.measure import Measuring
 from proximo.training.pipeline.report import report
@@ -25,7 +26,8 @@ from proximo.training.pipeline.world import Ranked, write_demonstrations, write_
 from proximo.training.points import POINTS
 from proximo.training.resume import Attempt, begin
 from proximo.training.reward_model import RewardModelConfig, train_reward_model
-from proximo.training.rl import Outcome, Run, train
+from proximo.training.rl import train
+from proximo.training.run import Run
 from proximo.training.runlog import METRICS
 from proximo.training.sft import SftConfig, sft
 

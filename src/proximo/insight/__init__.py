@@ -1,0 +1,1 @@
+"""What a run did, read from its folder alone: curves, tokens, other algorithms' views, comparisons, findings."""

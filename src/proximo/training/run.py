@@ -1,0 +1,106 @@
+"""Everything a run holds in memory, built from its config."""
+
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from proximo.models import load_model, load_tokenizer, pick_device, pick_dtype
+from proximo.models.compiling import allow_compiling
+from proximo.models.shipped import resolve
+from proximo.models.values import OwnModel, load_value_model, value_model
+from proximo.samplers import Sampler
+from proximo.samplers.embedded import local_sampler
+from proximo.samplers.mismatch import MismatchedSampler
+from proximo.tasks import Task
+from proximo.training.calibration import calibrate
+from proximo.training.collect import Collector
+from proximo.training.config import RunConfig
+from proximo.training.critic import BaselineWatch
+from proximo.training.evaluate import Answered, Evaluation, evaluate
+from proximo.training.judging import judged
+from proximo.training.learner import Learner
+from proximo.training.memory import explaining_memory
+from proximo.training.progress import Progress
+from proximo.training.prompts import check_prompts
+from proximo.training.runlog import RunLog
+from proximo.training.stopping import Stop
+from proximo.training.unscored import UnscoredWatch
+
+MOST_SLOTS = 512
+"""Rows decoded at a time; a step with more refills slots as rows end."""
+SAMPLE_LESS = "use a smaller sampling.max_tokens, or training.groups and training.group_size: so many rows are decoded"
+"""What helps where sampling runs out of memory."""
+
+
+class Run:
+    """Everything a run holds in memory, built from its config."""
+
+    def __init__(self, config: RunConfig, folder: Path, progress: Progress) -> None:
+        self.config, self.folder, self.progress = config, folder, progress
+        config.task.problem(0, "train", config.seed)  # a task that cannot be read fails before a model loads
+        path = resolve(config.model)
+        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(path)
+        self.left_out = check_prompts(config, path, self.tokenizer)
+        allow_compiling(config.compile)
+        self.task: Task = judged(config.task, config.rewards, self.tokenizer, config.dtype)
+        self.remarks = calibrate(self.task, config.seed)
+        backbone = _value_backbone(config, self.tokenizer)
+        device = pick_device(config.device)
+        self.model: PreTrainedModel = load_model(path, device=device, dtype=pick_dtype(config.dtype, device))
+        rows = config.training.groups * config.training.group_size
+        slots = min(rows, MOST_SLOTS)
+        self.sampler = local_sampler(self.model, self.tokenizer, slots=slots)
+        records = config.replay == "sampler"
+        self.mismatched = (
+            None
+            if config.mismatch is None
+            else MismatchedSampler(self.model, self.tokenizer, config.mismatch, slots=slots, record_routes=records)
+        )
+        """What samples the rollouts in the place of `sampler`, where a mismatch is asked for."""
+        self.learner = Learner(
+            self.model,
+            config.algorithm.within(config.sampling.max_tokens),
+            config.training,
+            temperature=config.sampling.temperature,
+            seed=config.seed,
+            value=config.value and value_model(config.value.form, self.model, backbone),
+            value_learning_rate=config.value and config.value.learning_rate,
+            replay=config.replay,
+        )
+        self.baselines, self.unscored = BaselineWatch(), UnscoredWatch(config.rewards.most_unscored)
+        self.collector = Collector(
+            task=self.task,
+            sampler=self.mismatched or self._sampler(slots, record_routes=records),
+            tokenizer=self.tokenizer,
+            sampling=config.sampling,
+            training=config.training,
+            keep=config.algorithm.keep,
+            seed=config.seed,
+        )
+        self.log, self.stop = RunLog(folder), Stop()
+
+    def _sampler(self, slots: int, *, record_routes: bool) -> Sampler:
+        """Evaluation's, with its keys and captured steps, unless it is to note routes, for which that has no use."""
+        if not record_routes:
+            return self.sampler
+        return local_sampler(self.model, self.tokenizer, slots=slots, record_routes=True)
+
+    def evaluate(self) -> tuple[Evaluation, list[Answered]]:
+        config = self.config
+        with self.stop.anywhere(), explaining_memory(SAMPLE_LESS):
+            return evaluate(self.task, self.sampler, self.tokenizer, config.sampling, config.evaluation, config.seed)
+
+
+def _value_backbone(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel | None:
+    """The value model's own weights, where it has a folder of its own; it must read the policy's tokens."""
+    form = config.value and config.value.form
+    if not isinstance(form, OwnModel) or form.path is None:
+        return None
+    path = resolve(form.path)
+    if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"value.form.path is {form.path!r}: its vocabulary is not the policy's, whose tokens it would have to "
+            "read; use a model of the same family"
+        )
+    device = pick_device(config.device)
+    return load_value_model(path, device=device, dtype=pick_dtype(config.dtype, device))

@@ -1,0 +1,98 @@
+"""One step of the loop: rollouts, the updates they allow, and what is said and written of both."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from proximo.training.assemble import Assembled, assemble
+from proximo.training.clock import Clock
+from proximo.training.collect import Collected, Frontier
+from proximo.training.critic import kl_per_completion
+from proximo.training.evidence import skipped_updates
+from proximo.training.guarding import Update
+from proximo.training.ledger import entries
+from proximo.training.memory import explaining_memory
+from proximo.training.metrics import step_metrics
+from proximo.training.run import SAMPLE_LESS, Run
+
+
+def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
+    """One step: rollouts, then the updates they allow."""
+    config, learner, clock = run.config, run.learner, Clock()
+    learner.start_step(run.mismatched and run.mismatched.refresh(learner.version))
+    with run.stop.anywhere():  # until the first update nothing has changed
+        with clock.phase("rollout"), explaining_memory(SAMPLE_LESS):
+            collected = run.collector.collect(frontier, step=step, version=learner.version)
+        clock.split("rollout", "grade", collected.grading_seconds)
+        every = config.training.reset_reference_every
+        if every is not None and step and step % every == 0:
+            learner.reset_reference()
+        rate, assembled = learner.set_learning_rate(step, policy_step=step - config.pretrain_steps), None
+        if collected.groups:
+            with clock.phase("assemble"):
+                assembled = assemble(collected.groups, collected.dropped, learner, config.sampling.max_tokens)
+    updates = []
+    if assembled is not None and len(assembled.batch):
+        with clock.phase("update"):
+            updates = list(_updates(run, assembled, step))
+    _tell(run, step, collected, assembled, updates)
+    metrics = step_metrics(collected, assembled, updates, rate) | _kl_metrics(run, assembled, step)
+    run.log.metrics(step, metrics)
+    run.log.ledger(entries(step, frontier, collected, assembled, updates, run.task.size("train")))
+    if (warning := run.baselines.look(metrics)) is not None:
+        run.log.event(step, "weak_value_model", warning)
+        run.progress.warned(step, warning)
+    if assembled is not None:
+        with clock.phase("write"):
+            run.log.rollouts(step, assembled.batch, updates, run.tokenizer)
+    run.log.timings(step, clock.seconds | {"tokens": collected.sampled_tokens})
+    run.progress.stepped(step, metrics, clock.seconds, collected)
+    learner.guard.check()
+    run.unscored.check()
+    return collected
+
+
+def _tell(run: Run, step: int, collected: Collected, assembled: Assembled | None, updates: Sequence[Update]) -> None:
+    """What went wrong in a step, if anything did: to who watches, and to who reads the run later."""
+    if not updates:
+        run.log.event(step, "empty_step", _why_empty(collected, assembled))
+    notices = run.learner.guard.take_notices()
+    if assembled is not None:
+        notices += skipped_updates(run.folder, step, assembled.batch, updates)
+    lines = run.unscored.look([*collected.groups, *collected.dropped])
+    for kind, message in [(each.kind, each.message) for each in notices] + [("unscored", line) for line in lines]:
+        run.log.event(step, kind, message)
+        run.progress.warned(step, message)
+
+
+def _updates(run: Run, assembled: Assembled, step: int) -> Iterator[Update]:
+    """The step's updates: of the value model alone while it is pre-trained, then of everything."""
+    if step >= run.config.pretrain_steps:
+        return run.learner.updates(assembled.batch)
+    assert assembled.earned is not None
+    return run.learner.value_updates(replace(assembled.batch, returns=assembled.earned))
+
+
+def _kl_metrics(run: Run, assembled: Assembled | None, step: int) -> dict[str, float]:
+    """How far the policy that sampled is from the reference; once it moves, a controller moves the coefficient."""
+    learner = run.learner
+    kl = None if assembled is None else kl_per_completion(assembled.batch)
+    if assembled is None or kl is None:
+        return {}
+    metrics = {"reference_kl": kl}
+    if learner.kl_reward is not None:
+        metrics["kl_coefficient"] = learner.kl_reward.coefficient
+        if step >= run.config.pretrain_steps:
+            learner.adapt_kl(kl, len(assembled.batch))
+    return metrics
+
+
+def _why_empty(collected: Collected, assembled: Assembled | None) -> str:
+    if assembled is None and all(math.isnan(outcome) for outcome in collected.outcomes()):
+        return "no completion could be scored: look at the grader"
+    if assembled is None:
+        return (
+            f"all {len(collected.dropped)} groups of {collected.rounds} rounds had equal outcomes, nothing was "
+            "updated: the task is too hard or too easy for this model, or raise training.refill_rounds"
+        )
+    return f"{assembled.unscored} completions could not be scored and none is left: look at the grader"
