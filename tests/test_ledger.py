@@ -22,13 +22,14 @@ def group(ordinal: int, *outcomes: float) -> Group:
 def update(rows: list[int], skipped: bool = False) -> Update:
     index = torch.tensor(rows)
     reason = Skipped("not finite", index) if skipped else None
-    return Update(Stats(), 1.0, None, None, index, torch.zeros(len(rows), 2), reason)
+    return Update(Stats(), 1.0, None, None, index, torch.zeros(len(rows), 2), torch.zeros(len(rows), 2), reason)
 
 
 def assembled(groups: list[Group]) -> Assembled:
     """As `assemble` leaves it: rows that nobody could score are out."""
     batch = to_batch(groups)
-    return Assembled(batch.rows((~batch.rewards.isnan()).nonzero().squeeze(1)), 0, 0, None, None)
+    index = (~batch.rewards.isnan()).nonzero().squeeze(1)
+    return Assembled(batch.rows(index), batch, index, 0, 0, None, None)
 
 
 NAN = math.nan

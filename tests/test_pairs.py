@@ -14,6 +14,7 @@ from proximo.algorithms import GRPO
 from proximo.cli import main
 from proximo.data import Mistakes, read_rankings
 from proximo.models import tiny_tokenizer
+from proximo.models.spelling import Spelling
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.assemble import to_batch
@@ -21,6 +22,7 @@ from proximo.training.config import EvaluationOptions, RunConfig, TrainingOption
 from proximo.training.pairs import Counts, PairsConfig, write_pairs
 from proximo.training.progress import Lines
 from proximo.training.rl import train
+from proximo.training.rollouts import rollout_table
 from proximo.training.run import Run
 from proximo.training.runlog import RunLog
 from proximo.types import Completion, Grade, Group, Problem, Rollout
@@ -216,7 +218,8 @@ def test_rollouts_keep_problem_conversation_text_and_parts(tmp_path):
     log = RunLog(tmp_path)
     batch = to_batch(groups)
     # Rows leave and change places; what belongs to them goes with them.
-    log.rollouts(0, batch.rows(torch.tensor([2, 1, 0])), [], tokenizer)
+    everyone = torch.arange(3)
+    log.rollouts(0, rollout_table(batch.rows(everyone.flip(0)), Spelling(tokenizer), trained=everyone, kept_groups=2))
     table = pq.read_table(tmp_path / "rollouts" / "step-000000.parquet")
     rows = table.to_pylist(maps_as_pydicts="strict")
     assert [each["problem"] for each in rows] == ["text-1", "chat-1", "chat-1"]

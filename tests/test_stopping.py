@@ -19,7 +19,8 @@ from proximo import toml
 from proximo.algorithms import GRPO
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
-from proximo.training import grading, rl
+from proximo.training import grading, stepping
+from proximo.training import run as run_module
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.grading import Grader
 from proximo.training.progress import Lines
@@ -232,11 +233,11 @@ def in_grading(monkeypatch, run: Run, happens: Callable[[], None]) -> None:
 
 def in_evaluation(monkeypatch, run: Run, happens: Callable[[], None]) -> None:
     """Between steps 1 and 2."""
-    before_call(monkeypatch, rl, "evaluate", when(1, happens))
+    before_call(monkeypatch, run_module, "evaluate", when(1, happens))
 
 
 def in_assembly(monkeypatch, run: Run, happens: Callable[[], None]) -> None:
-    before_call(monkeypatch, rl, "assemble", when(1, happens))
+    before_call(monkeypatch, stepping, "assemble", when(1, happens))
 
 
 def in_first_update(monkeypatch, run: Run, happens: Callable[[], None]) -> None:
@@ -254,7 +255,7 @@ def in_log(monkeypatch, run: Run, happens: Callable[[], None]) -> None:
 
 
 def in_last_evaluation(monkeypatch, run: Run, happens: Callable[[], None]) -> None:
-    before_call(monkeypatch, rl, "evaluate", when(2, happens))
+    before_call(monkeypatch, run_module, "evaluate", when(2, happens))
 
 
 PHASES = {
@@ -285,7 +286,7 @@ def test_a_run_that_is_stopped_anywhere_goes_on_to_the_same_end(phase, expected,
 @pytest.mark.usefixtures("ordinary_precision")
 def test_a_run_stopped_before_its_first_step_begins_again(settings, golden, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
-        before_call(patch, rl, "evaluate", when(0, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+        before_call(patch, run_module, "evaluate", when(0, lambda: os.kill(os.getpid(), signal.SIGTERM)))
         with pytest.raises(Stopped):
             run_in(tmp_path, settings)
     run_in(tmp_path, settings)

@@ -462,9 +462,11 @@ def test_a_run_leaves_its_folder_and_repeats_to_the_byte(name: str, tmp_path):
     assert (outcomes[0].checkpoint / "model.safetensors").exists()
     assert (outcomes[0].checkpoint / "tokenizer.json").exists()
     table = pq.read_table(tmp_path / "a" / "rollouts" / "step-000000.parquet").to_pydict()
-    for tokens, logprobs, minibatch in zip(table["tokens"], table["current_logprobs"], table["minibatch"], strict=True):
-        assert len(tokens) == len(logprobs)
-        assert minibatch in (0, 1)
+    for tokens, passes, updates, state in zip(
+        table["tokens"], table["current_logprobs"], table["updates"], table["state"], strict=True
+    ):
+        assert [len(logprobs) for logprobs in passes] == [len(tokens)] * len(updates)
+        assert updates in ([0], [1]) if state == "trained" else updates == []
     assert 0 <= outcomes[0].before.low <= outcomes[0].before.accuracy <= outcomes[0].before.high <= 1
 
 

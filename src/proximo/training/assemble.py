@@ -31,6 +31,10 @@ class Assembled:
 
     batch: Batch
     """The rows that train."""
+    everyone: Batch
+    """All rows of the step, those of dropped groups last."""
+    index: Int[Tensor, " M"]
+    """Which of all rows train."""
     unscored: int
     dead_rows: int
     """Rows that train with an advantage of exactly 0."""
@@ -71,6 +75,8 @@ def assemble(groups: Sequence[Group], dropped: Sequence[Group], learner: Learner
     trains = batch.rows(index)
     return Assembled(
         batch=trains,
+        everyone=batch,
+        index=index,
         unscored=int((is_kept & ~is_scored).sum()),
         dead_rows=int(is_dead(trains).sum()),
         sampler_gap=gap,

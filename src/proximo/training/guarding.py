@@ -72,8 +72,12 @@ class Update:
     """Of the step's batch."""
     logprobs: Float[Tensor, "M T"]
     """What the policy gave those rows just before the update; NaN where a dead row was skipped."""
+    entropy: Float[Tensor, "M T"]
+    """Of the distributions that those tokens were judged by, in the same way."""
     skipped: Skipped | None = None
     """None: it was applied."""
+    version: int = 0
+    """Updates that had been applied before it."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +87,16 @@ class Found:
     stats: Stats = field(default_factory=Stats)
     parts: Parts = field(default_factory=list)
     """Rows that were run, and their log-probs."""
+    entropies: Parts = field(default_factory=list)
     agreements: Sequence[Any] = ()
 
-    def logprobs(self, batch: Batch) -> Float[Tensor, "M T"]:
-        """Of all rows; NaN where one was not run."""
-        known = torch.full_like(batch.old_logprobs, torch.nan)
-        for index, logprobs in self.parts:
-            known[index] = logprobs.to(known.dtype).cpu()
-        return known
+
+def _of_all(parts: Parts, batch: Batch) -> Float[Tensor, "M T"]:
+    """What is known of some rows, among all; NaN where one was not run."""
+    known = torch.full_like(batch.old_logprobs, torch.nan)
+    for index, values in parts:
+        known[index] = values.to(known.dtype).cpu()
+    return known
 
 
 class Guard:
@@ -152,8 +158,8 @@ class Guard:
 
     def _update(self, batch: Batch, found: Found, norms: Sequence[float], skipped: Skipped | None) -> Update:
         value_norm = norms[VALUE] if self._optimizer.held(VALUE) else None
-        rows, logprobs = torch.arange(len(batch)), found.logprobs(batch)
-        return Update(found.stats, norms[POLICY], value_norm, None, rows, logprobs, skipped)
+        rows, logprobs, entropy = torch.arange(len(batch)), _of_all(found.parts, batch), _of_all(found.entropies, batch)
+        return Update(found.stats, norms[POLICY], value_norm, None, rows, logprobs, entropy, skipped)
 
     def _refused(self, batch: Batch, found: Found, norms: Sequence[float]) -> Skipped | None:
         """Why a gradient is not to be applied, if so."""

@@ -170,7 +170,7 @@ class Learner:
             check_agreement(found.agreements)
         if not found.parts:  # all rows dead: the gradient is 0, which is not no gradient to an optimizer
             self.optimizer.fill_zeros(POLICY)
-        update = self.guard.apply(batch, found)
+        update = replace(self.guard.apply(batch, found), version=self.version)
         self.version += update.skipped is None
         return replace(update, first_gap=self._first_gap(batch, found) if fresh and found.parts else None)
 
@@ -185,7 +185,7 @@ class Learner:
         plan, token_weights = self._plan(passes, batch), TokenMean()(batch.mask, batch.group)
         balance = self.balance and self.balance.counted(passes, self.model, batch)
         self.optimizer.zero_grad()
-        stats, first_logprobs, agreements = Stats(), [], []
+        stats, first_logprobs, entropies, agreements = Stats(), [], [], []
         trained, device = self._rows_with_gradient(batch), self.model.device
         for part in passes.parts(batch.rows(trained)):
             index = trained[part]
@@ -204,7 +204,8 @@ class Learner:
             stats = sum((seen for _, seen in terms), stats) + agreement_stats(scores.agreement)
             agreements.append(scores.agreement)
             first_logprobs.append((index, scores.logprobs.detach()))
-        return Found(stats, first_logprobs, agreements)
+            entropies.append((index, scores.entropy.detach()))
+        return Found(stats, first_logprobs, entropies, agreements)
 
     def _value_gradient(self, passes: Passes, batch: Batch) -> Found:
         assert self.critic is not None
@@ -228,14 +229,10 @@ class Learner:
         return rates[POLICY]
 
     def _loss(self, rows: Batch, scores: Scores, plan: Plan) -> tuple[Tensor, Stats]:
-        old_logprobs = rows.old_logprobs
-        if self.options.updates == 1:  # the policy that sampled is the policy itself
-            own = scores.logprobs.detach().to(old_logprobs.dtype)
-            old_logprobs = torch.where(self.is_stale(rows).unsqueeze(1), old_logprobs, own)
         return policy_loss(
             self.algorithm,
             logprobs=scores.logprobs,
-            old_logprobs=old_logprobs,
+            old_logprobs=self.old_logprobs(rows, scores.logprobs.detach()),
             advantages=rows.advantages,
             mask=rows.mask,
             group=rows.group,
@@ -245,6 +242,13 @@ class Learner:
             entropy=scores.entropy,
             outcome=rows.outcome,
         )
+
+    def old_logprobs(self, rows: Batch, logprobs: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        """What ratios are measured against; of a single update the policy that sampled is the policy itself."""
+        if self.options.updates > 1:
+            return rows.old_logprobs
+        own = logprobs.to(rows.old_logprobs.dtype)
+        return torch.where(self.is_stale(rows).unsqueeze(1), rows.old_logprobs, own)
 
     def _plan(self, passes: Passes, batch: Batch) -> Plan:
         """Weights over the whole update; a choice among all its tokens needs a pass without gradient first."""

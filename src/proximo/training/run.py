@@ -7,6 +7,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models import load_model, load_tokenizer, pick_device, pick_dtype
 from proximo.models.compiling import allow_compiling
 from proximo.models.shipped import resolve
+from proximo.models.spelling import Spelling
 from proximo.models.values import OwnModel, load_value_model, value_model
 from proximo.samplers import Sampler
 from proximo.samplers.embedded import local_sampler
@@ -40,6 +41,7 @@ class Run:
         config.task.problem(0, "train", config.seed)  # a task that cannot be read fails before a model loads
         path = resolve(config.model)
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(path)
+        self.spelling = Spelling(self.tokenizer)
         self.left_out = check_prompts(config, path, self.tokenizer)
         allow_compiling(config.compile)
         self.task: Task = judged(config.task, config.rewards, self.tokenizer, config.dtype)

@@ -18,15 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import transformers
-from transformers import PreTrainedTokenizerBase
 
 from proximo.machine import Machine
 from proximo.redacting import masked, without_secrets
 from proximo.storage.folders import sync, whole_file, write_file
 from proximo.storage.lines import Lines, to_line
-from proximo.training.guarding import Update
 from proximo.training.ledger import LEDGER, Entry
-from proximo.types import Batch, Group, Message
 
 Row = Mapping[str, object]
 METRICS, EVENTS, TIMINGS, ROLLOUTS = "metrics.jsonl", "events.jsonl", "timings.jsonl", "rollouts"
@@ -121,14 +118,9 @@ class RunLog:
             waiting[name] += sum(len(to_line(row)) for row in rows)
         return {name: Lines(self.folder / name).size + more for name, more in waiting.items()}
 
-    def rollouts(self, step: int, batch: Batch, updates: Sequence[Update], tokenizer: PreTrainedTokenizerBase) -> None:
-        """Every row trained, with enough to replay the step under any algorithm."""
+    def rollouts(self, step: int, table: pa.Table) -> None:
+        """Of `rollout_table`."""
         path = self.folder / ROLLOUTS / f"step-{step:06d}.parquet"
-        minibatch = torch.full_like(batch.group, -1)
-        current = torch.full_like(batch.old_logprobs, torch.nan)
-        for number, update in enumerate(updates):  # of several epochs the last one stays
-            minibatch[update.rows], current[update.rows] = number, update.logprobs
-        table = _table(batch, minibatch, current, tokenizer)
         with self._going_on():
             path.parent.mkdir(exist_ok=True)
             with whole_file(path) as partial:
@@ -181,70 +173,6 @@ def facts() -> dict[str, object]:
         "processor": platform.machine(),
         "machine": Machine.current().to_dict(),
     }
-
-
-def _table(
-    batch: Batch, minibatch: torch.Tensor, current: torch.Tensor, tokenizer: PreTrainedTokenizerBase
-) -> pa.Table:
-    lengths = batch.lengths.tolist()
-
-    def ragged(tensor: torch.Tensor | None) -> list[list] | None:
-        return None if tensor is None else [row[:length] for row, length in zip(tensor.tolist(), lengths, strict=True)]
-
-    assert batch.sibling is not None, "an assembled batch knows its groups"
-    groups = [batch.groups[number] for number in batch.group.tolist()]
-    rollouts = [group.rollouts[number] for group, number in zip(groups, batch.sibling.tolist(), strict=True)]
-    columns = {
-        "group": batch.group.tolist(),
-        "problem": [group.problem.id for group in groups],
-        "messages": pa.array([_messages(group.problem.prompt) for group in groups], pa.string()),
-        "prompt_tokens": [list(group.prompt_tokens) for group in groups],
-        "prompt": [_text(group, tokenizer) for group in groups],
-        "tokens": ragged(batch.tokens),
-        "text": [rollout.completion.text for rollout in rollouts],
-        "mask": ragged(batch.mask),
-        "outcome": batch.outcome.tolist(),
-        "reward": batch.rewards.tolist(),
-        "parts": pa.array([dict(rollout.grade.parts) for rollout in rollouts], pa.map_(pa.string(), pa.float64())),
-        "truncated": batch.truncated.tolist(),
-        "rollout_logprobs": ragged(batch.rollout_logprobs),
-        "old_logprobs": ragged(batch.old_logprobs),
-        "current_logprobs": ragged(current),
-        "minibatch": minibatch.tolist(),
-        "ref_logprobs": ragged(batch.ref_logprobs),
-        "values": ragged(batch.values),
-        "returns": ragged(batch.returns),
-        "advantages": ragged(batch.advantages),
-        **_route_columns(batch),
-    }
-    return pa.table({name: column for name, column in columns.items() if column is not None})
-
-
-def _route_columns(batch: Batch) -> dict[str, pa.Array]:
-    """Replayed experts in one flat list, [tokens, route_layers, route_experts]; -1 where the router decided."""
-    if batch.routes is None:
-        return {}
-    lengths, (layers, chosen) = batch.lengths.tolist(), batch.routes.shape[2:]
-    rows = [row[:length].flatten().tolist() for row, length in zip(batch.routes.cpu(), lengths, strict=True)]
-    prompts = [batch.prompt_routes[number].flatten().tolist() for number in batch.group.tolist()]
-    return {
-        "routes": pa.array(rows, pa.list_(pa.int16())),
-        "prompt_routes": pa.array(prompts, pa.list_(pa.int16())),
-        "route_layers": pa.array([layers] * len(rows), pa.int16()),
-        "route_experts": pa.array([chosen] * len(rows), pa.int16()),
-    }
-
-
-def _messages(prompt: str | Sequence[Message]) -> str | None:
-    return None if isinstance(prompt, str) else json.dumps([dict(message) for message in prompt], ensure_ascii=False)
-
-
-def _text(group: Group, tokenizer: PreTrainedTokenizerBase) -> str:
-    """A text as it was given; a conversation as the chat template renders it."""
-    prompt = group.problem.prompt
-    text = prompt if isinstance(prompt, str) else tokenizer.decode(list(group.prompt_tokens))
-    assert isinstance(text, str)
-    return text
 
 
 def _plain(value: object) -> object:

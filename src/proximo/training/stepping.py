@@ -4,7 +4,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from proximo.training.assemble import Assembled, assemble
+import pyarrow as pa
+import torch
+
+from proximo.training.assemble import Assembled, assemble, to_batch
 from proximo.training.clock import Clock
 from proximo.training.collect import Collected, Frontier
 from proximo.training.critic import kl_per_completion
@@ -13,6 +16,7 @@ from proximo.training.guarding import Update
 from proximo.training.ledger import entries
 from proximo.training.memory import explaining_memory
 from proximo.training.metrics import step_metrics
+from proximo.training.rollouts import rollout_table
 from proximo.training.run import SAMPLE_LESS, Run
 
 
@@ -42,9 +46,8 @@ def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
     if (warning := run.baselines.look(metrics)) is not None:
         run.log.event(step, "weak_value_model", warning)
         run.progress.warned(step, warning)
-    if assembled is not None:
-        with clock.phase("write"):
-            run.log.rollouts(step, assembled.batch, updates, run.tokenizer)
+    with clock.phase("write"):
+        run.log.rollouts(step, _table(run, step, collected, assembled, updates))
     run.log.timings(step, clock.seconds | {"tokens": collected.sampled_tokens})
     run.progress.stepped(step, metrics, clock.seconds, collected)
     learner.guard.check()
@@ -85,6 +88,29 @@ def _kl_metrics(run: Run, assembled: Assembled | None, step: int) -> dict[str, f
         if step >= run.config.pretrain_steps:
             learner.adapt_kl(kl, len(assembled.batch))
     return metrics
+
+
+def _table(
+    run: Run, step: int, collected: Collected, assembled: Assembled | None, updates: Sequence[Update]
+) -> pa.Table:
+    """Of everything that was sampled for the step, with the ratios' old log-probs as the updates had them."""
+    if assembled is None:
+        nothing = torch.empty(0, dtype=torch.long)
+        return rollout_table(to_batch(collected.dropped), run.spelling, trained=nothing, kept_groups=0)
+    batch, index = assembled.everyone, assembled.index
+    for update in updates:
+        rows = index[update.rows]
+        known = run.learner.old_logprobs(batch.rows(rows), update.logprobs)
+        known = torch.where(known.isnan(), batch.old_logprobs[rows], known)
+        batch = replace(batch, old_logprobs=batch.old_logprobs.index_copy(0, rows, known))
+    return rollout_table(
+        batch,
+        run.spelling,
+        trained=index,
+        kept_groups=len(collected.groups),
+        updates=updates,
+        value_only=step < run.config.pretrain_steps,
+    )
 
 
 def _why_empty(collected: Collected, assembled: Assembled | None) -> str:

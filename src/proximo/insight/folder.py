@@ -1,0 +1,155 @@
+"""One run's folder, read at any moment of its life: half written, growing, finished or copied from elsewhere."""
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from proximo import toml
+from proximo.insight.steps import Step, read_step
+from proximo.storage.locks import NAME as LOCK
+from proximo.training.config import RunConfig
+from proximo.training.resume import RESULT
+from proximo.training.runlog import METRICS, ROLLOUTS
+
+State = Literal["running", "finished", "stopped"]
+DEPTH = 4
+"""How far below a folder runs are looked for: those of a comparison lie in a folder of their own."""
+
+
+class RunFolder:
+    """What is in a run folder; nothing is ever written to it.
+
+    Example: RunFolder(Path("runs/a")).curve("outcome")[-1]
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, path.resolve().name
+        if not (path / "run.json").is_file():
+            remedy = "give the folder that `proximo train --run` wrote" if path.is_dir() else "there is no such folder"
+            raise ValueError(f"{path} is no run: {remedy}")
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """Of a run of `proximo train`; ValueError where it is another command's, or another version's."""
+        return toml.load(str(self.path / "config.toml"), RunConfig)
+
+    @cached_property
+    def config_text(self) -> str:
+        return _text(self.path / "config.toml")
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """run.json."""
+        return _json(self.path / "run.json") or {}
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """Of a finished run."""
+        return _json(self.path / RESULT)
+
+    @property
+    def state(self) -> State:
+        if (self.path / RESULT).is_file():
+            return "finished"
+        return "running" if (self.path / LOCK).is_file() else "stopped"
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """All whole rows of a .jsonl file of the run's; none where it is not there yet."""
+        return self.rows_from(name, 0)[0]
+
+    def rows_from(self, name: str, offset: int) -> tuple[list[dict[str, Any]], int]:
+        """Those after so many bytes, and how many bytes they end at. A file that has become shorter, since the run
+        went on from an earlier step, is read from its beginning."""
+        try:
+            with (self.path / name).open("rb") as file:
+                if offset > file.seek(0, 2):
+                    offset = 0
+                file.seek(offset)
+                whole, newline, _ = file.read().rpartition(b"\n")
+        except OSError:
+            return [], 0
+        rows = [row for line in whole.splitlines() if (row := _row(line)) is not None]
+        return rows, offset + len(whole) + len(newline)
+
+    def curve(self, metric: str) -> list[tuple[int, float]]:
+        """(step, value) in order, without what is missing or not a number."""
+        return [
+            (row["step"], float(row[metric]))
+            for row in self.rows(METRICS)
+            if _is_number(row.get("step")) and _is_number(row.get(metric))
+        ]
+
+    def steps(self) -> list[int]:
+        """Those whose rollouts are there."""
+        found = (re.fullmatch(r"step-(\d+)\.parquet", path.name) for path in (self.path / ROLLOUTS).glob("step-*"))
+        return sorted(int(match[1]) for match in found if match)
+
+    def step_file(self, number: int) -> Path:
+        return self.path / ROLLOUTS / f"step-{number:06d}.parquet"
+
+    def step(self, number: int) -> Step:
+        path = self.step_file(number)
+        try:
+            status = path.stat()
+        except OSError:
+            steps = self.steps()
+            there = f"{steps[0]} to {steps[-1]}" if steps else "none yet"
+            raise ValueError(f"{self.path} has no rollouts of step {number}: there are {there}") from None
+        return _cached_step(path, number, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=4)
+def _cached_step(path: Path, number: int, changed: int, size: int) -> Step:
+    """A run that is gone on with may write a step anew: then it is read anew."""
+    return read_step(path, number)
+
+
+def find_runs(root: Path) -> list[RunFolder]:
+    """The folder itself, where it is a run's, or the runs below it, newest first."""
+    if (root / "run.json").is_file():
+        return [RunFolder(root)]
+    found = sorted(_below(root, DEPTH), key=lambda path: (path / "run.json").stat().st_mtime, reverse=True)
+    return [RunFolder(path) for path in found]
+
+
+def _below(folder: Path, depth: int) -> Iterator[Path]:
+    """Run folders, and the stages inside of those that are chains."""
+    try:
+        inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    except OSError:
+        return
+    for path in inside:
+        if (path / "run.json").is_file():
+            yield path
+        if depth > 1 and path.name not in (ROLLOUTS, "checkpoints", "evidence"):
+            yield from _below(path, depth - 1)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """None for what is not a row, as a disk error leaves it."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        return _row(path.read_bytes())
+    except OSError:
+        return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

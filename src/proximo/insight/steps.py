@@ -1,0 +1,154 @@
+"""One step's rollouts, read back into tensors."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from proximo.shapes import Float, Int
+from proximo.training.rollouts import FACTS, FORMAT
+from proximo.types import Batch
+
+
+@dataclass(frozen=True)
+class Step:
+    """Everything that was sampled for a step, a row to a completion."""
+
+    number: int
+    facts: Mapping[str, Any]
+    """What concerns no single row: `updates`, one entry for each."""
+    batch: Batch
+    state: Sequence[str]
+    """Of each row: trained, unscored or dropped."""
+    sibling: Sequence[int]
+    problem: Sequence[str]
+    """Ids."""
+    prompt: Sequence[str]
+    text: Sequence[str]
+    answer: Sequence[str]
+    """What the problem wanted; empty where a grader needs nothing."""
+    parts: Sequence[Mapping[str, float]]
+    pieces: Sequence[Sequence[str]]
+    """The text of each token."""
+    updates: Int[Tensor, "E B"]
+    """The update that each row was in, in each pass over the data; -1: in none."""
+    current: Float[Tensor, "E B T"]
+    """Log-probs just before that update; NaN where the row was not run."""
+    entropy: Float[Tensor, "E B T"]
+
+    @property
+    def passes(self) -> int:
+        return len(self.updates)
+
+    @property
+    def is_value_only(self) -> bool:
+        """Whether the value model alone was trained."""
+        return bool(self.facts["updates"]) and all(update["value_only"] for update in self.facts["updates"])
+
+
+def read_step(path: Path, number: int) -> Step:
+    """ValueError, in one line, where a file is damaged or was written by another version."""
+    try:
+        table = pq.read_table(path)
+        facts = json.loads((table.schema.metadata or {}).get(FACTS, b"{}"))
+        if facts.get("format") != FORMAT:
+            raise ValueError("another version of Proximo wrote it: read it with that one, or run the step again")
+        return _step(table, number, facts)
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise ValueError(f"{path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from None
+
+
+def _step(table: pa.Table, number: int, facts: Mapping[str, Any]) -> Step:
+    column = {name: table.column(name).combine_chunks() for name in table.column_names}
+    lengths = torch.from_numpy(np.diff(_offsets(column["tokens"])))
+    rows = _Rows(lengths)
+    counts = torch.from_numpy(np.diff(_offsets(column["updates"])))
+    most = int(counts.max()) if len(counts) else 0
+    has = torch.arange(most) < counts.unsqueeze(1)
+    updates = torch.full((len(lengths), most), -1)
+    updates[has] = torch.from_numpy(column["updates"].flatten().to_numpy().astype(np.int64))
+    return Step(
+        number=number,
+        facts=facts,
+        batch=_batch(column, rows, lengths),
+        state=column["state"].to_pylist(),
+        sibling=column["sibling"].to_pylist(),
+        problem=column["problem"].to_pylist(),
+        prompt=column["prompt"].to_pylist(),
+        text=column["text"].to_pylist(),
+        answer=[answer or "" for answer in column["answer"].to_pylist()],
+        parts=[dict(part) for part in column["parts"].to_pylist()],
+        pieces=column["pieces"].to_pylist(),
+        updates=updates.T.contiguous(),
+        current=rows.nested(column["current_logprobs"], has),
+        entropy=rows.nested(column["entropy"], has),
+    )
+
+
+def _batch(column: Mapping[str, pa.Array], rows: "_Rows", lengths: Int[Tensor, " B"]) -> Batch:
+    group = torch.from_numpy(column["group"].to_numpy().astype(np.int64))
+    prompts: dict[int, tuple[int, ...]] = {}
+    for place, number in enumerate(group.tolist()):
+        if number not in prompts:
+            prompts[number] = tuple(column["prompt_tokens"][place].as_py())
+
+    def optional(name: str) -> Tensor | None:
+        return rows(column[name]) if name in column else None
+
+    return Batch(
+        prompts=tuple(prompts.get(number, ()) for number in range(max(prompts, default=-1) + 1)),
+        tokens=rows(column["tokens"]),
+        lengths=lengths,
+        mask=rows(column["mask"]),
+        group=group,
+        outcome=torch.from_numpy(column["outcome"].to_numpy(zero_copy_only=False).copy()),
+        rewards=torch.from_numpy(column["reward"].to_numpy(zero_copy_only=False).copy()),
+        truncated=torch.from_numpy(column["truncated"].to_numpy(zero_copy_only=False).copy()),
+        version=torch.from_numpy(column["version"].to_numpy().copy()),
+        rollout_logprobs=rows(column["rollout_logprobs"]),
+        old_logprobs=rows(column["old_logprobs"]),
+        advantages=rows(column["advantages"]),
+        ref_logprobs=optional("ref_logprobs"),
+        values=optional("values"),
+        returns=optional("returns"),
+    )
+
+
+class _Rows:
+    """Lists of unequal lengths back to tensors."""
+
+    def __init__(self, lengths: Int[Tensor, " B"]) -> None:
+        self._lengths, self._width = lengths, max(int(lengths.max()) if len(lengths) else 0, 1)
+
+    def __call__(self, lists: pa.Array) -> Tensor:
+        """0 beyond each row's length."""
+        flat = _flat(lists)
+        blank = torch.zeros(len(self._lengths), self._width, dtype=flat.dtype)
+        return blank.masked_scatter(self._inside(self._lengths), flat)
+
+    def nested(self, lists: pa.Array, has: Tensor) -> Float[Tensor, "E B T"]:
+        """NaN wherever there is nothing."""
+        flat = _flat(lists.flatten())
+        lengths = torch.where(has, self._lengths.unsqueeze(1), 0)
+        blank = torch.full((*has.shape, self._width), torch.nan, dtype=flat.dtype)
+        inside = torch.arange(self._width) < lengths.unsqueeze(2)
+        return blank.masked_scatter(inside, flat).transpose(0, 1).contiguous()
+
+    def _inside(self, lengths: Int[Tensor, " B"]) -> Tensor:
+        return torch.arange(self._width) < lengths.unsqueeze(1)
+
+
+def _flat(lists: pa.Array) -> Tensor:
+    values = lists.flatten().to_numpy(zero_copy_only=False)
+    return torch.from_numpy(np.array(values))  # a copy: arrow's memory is read only
+
+
+def _offsets(lists: pa.Array) -> np.ndarray:
+    return lists.offsets.to_numpy().astype(np.int64)

@@ -1,0 +1,47 @@
+"""The text of each token by itself, so that a completion can be read token by token."""
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+
+
+class Spelling:
+    """Spells tokens of one tokenizer; joined, the pieces are the text with its special tokens."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, str] = {}
+        ids = tokenizer.encode("a", add_special_tokens=False)
+        self._before = ids[-1:] or [0]
+        """Some tokenizers drop a space at the beginning of a text: no token is decoded there."""
+        self._start = self._decoded(self._before)
+
+    def __call__(self, tokens: Sequence[int]) -> list[str]:
+        """A character of several tokens stands at the last of them, the others are empty."""
+        pieces = [self._piece(token) for token in tokens]
+        start = 0
+        for place, piece in enumerate(pieces):
+            if UNKNOWN not in piece:
+                start = place + 1
+                continue
+            text = self._after(tokens[start : place + 1])
+            if UNKNOWN not in text:
+                pieces[start : place + 1] = [*[""] * (place - start), text]
+                start = place + 1
+        return pieces
+
+    def _piece(self, token: int) -> str:
+        if token not in self._known:
+            self._known[token] = self._after([token])
+        return self._known[token]
+
+    def _after(self, tokens: Sequence[int]) -> str:
+        text = self._decoded([*self._before, *tokens])
+        return text[len(self._start) :] if text.startswith(self._start) else self._decoded(tokens)
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        text = self._tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text
