@@ -76,8 +76,7 @@ def draw(
         highest, tokens = logits.float().max(dim=-1)
         return tokens, highest - highest  # 0, but NaN where the logits are
     scores = sampling_logprobs(logits, options) if options.truncates else _tempered(logits, options.temperature)
-    highest = scores.amax(dim=-1, keepdim=True)
-    masses = _block_masses((scores - highest).exp_())
+    masses, highest = _block_masses(scores)
     number = uniforms.unsqueeze(1)
     if logits.shape[1] <= BLOCK:
         tokens, _ = _inverted(masses, number)
@@ -91,19 +90,30 @@ def draw(
     return tokens.squeeze(1), logprobs.squeeze(1).float()
 
 
-def _block_masses(weights: Float[Tensor, "R V"]) -> Float[Tensor, "R N"]:
-    """The sum of each block of a large vocabulary, the last of which may be shorter; each token's of a small one.
+def _block_masses(scores: Float[Tensor, "R V"]) -> tuple[Float[Tensor, "R N"], Float[Tensor, "R 1"]]:
+    """The weight of each block of a large vocabulary, the last of which may be shorter, or of each token of a small
+    one; and the highest score, which weighs 1.
 
-    In float32 inside a block, whose rounding is that of the weights themselves; in float64 from there on, since in
-    a float32 sum over all of them rare tokens would vanish.
+    A block is read once: it is summed against its own highest score. In float32 inside a block, whose rounding is
+    that of the weights themselves; in float64 from there on, since in a float32 sum over all of them rare tokens
+    would vanish.
     """
-    if weights.shape[1] <= BLOCK:
-        return weights.double()
-    whole = weights.shape[1] // BLOCK * BLOCK
-    masses = weights[:, :whole].unflatten(1, (-1, BLOCK)).sum(dim=-1)
-    if whole < weights.shape[1]:
-        masses = torch.cat((masses, weights[:, whole:].sum(dim=-1, keepdim=True)), dim=1)
-    return masses.double()
+    if scores.shape[1] <= BLOCK:
+        highest = scores.amax(dim=-1, keepdim=True)
+        return (scores - highest).exp_().double(), highest
+    whole = scores.shape[1] // BLOCK * BLOCK
+    parts = [_sums(scores[:, :whole].unflatten(1, (-1, BLOCK)))]
+    if whole < scores.shape[1]:
+        parts.append(_sums(scores[:, whole:].unsqueeze(1)))
+    sums, peaks = (torch.cat(each, dim=1) if len(parts) > 1 else each[0] for each in zip(*parts, strict=True))
+    highest = peaks.amax(dim=-1, keepdim=True)
+    return sums.double() * (peaks - highest).double().exp_(), highest
+
+
+def _sums(blocks: Float[Tensor, "R N K"]) -> tuple[Float[Tensor, "R N"], Float[Tensor, "R N"]]:
+    """Of each block, against its highest score. A block that cannot be drawn has one, too, and a sum of 0."""
+    peaks = blocks.amax(dim=-1).clamp(min=torch.finfo(blocks.dtype).min)
+    return (blocks - peaks.unsqueeze(-1)).exp_().sum(dim=-1), peaks
 
 
 def _inverted(

@@ -22,13 +22,13 @@ STAGES = 3
 
 
 @triton.jit
-def _write(key, value, keys, values, places, row_stride, head_stride, HEADS: tl.constexpr, WIDTH: tl.constexpr):
+def _write(key, value, keys, values, places, key_stride, value_stride, row_stride, head_stride, WIDTH: tl.constexpr):
     row, head = tl.program_id(0), tl.program_id(1)
     dims = tl.arange(0, WIDTH)
-    source = (row * HEADS + head) * WIDTH + dims
+    source = head * WIDTH + dims
     target = row.to(tl.int64) * row_stride + head * head_stride + tl.load(places + row) * WIDTH + dims
-    tl.store(keys + target, tl.load(key + source))
-    tl.store(values + target, tl.load(value + source))
+    tl.store(keys + target, tl.load(key + row * key_stride + source))
+    tl.store(values + target, tl.load(value + row * value_stride + source))
 
 
 @triton.jit
@@ -148,8 +148,10 @@ def decode_attention(
     rows, heads, width = query.shape
     kv_heads, repeats = key.shape[1], heads // key.shape[1]
     num_units, members = unit_rows.shape
-    query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-    _write[(rows, kv_heads)](key, value, keys, values, places, keys.stride(0), keys.stride(1), kv_heads, width)
+    query, key, value = query.contiguous(), _heads_together(key), _heads_together(value)
+    _write[(rows, kv_heads)](
+        key, value, keys, values, places, key.stride(0), value.stride(0), keys.stride(0), keys.stride(1), width
+    )
 
     prefix_pieces = _pieces(num_units * kv_heads, prefix_keys.shape[2])
     own_pieces = _pieces(rows * kv_heads, keys.shape[2])
@@ -174,6 +176,11 @@ def decode_attention(
 @decode_attention.register_fake
 def _(query: Tensor, *_: object) -> Tensor:
     return query.new_empty(query.shape)
+
+
+def _heads_together(tensor: Tensor) -> Tensor:
+    """Rows may stand apart, as parts of a wider product do: a copy of them would be a kernel of its own."""
+    return tensor if tensor.stride()[1:] == (tensor.shape[2], 1) else tensor.contiguous()
 
 
 def _pieces(spans: int, length: int) -> int:

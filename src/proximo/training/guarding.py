@@ -94,7 +94,8 @@ class Found:
 def _of_all(parts: Parts, batch: Batch) -> Float[Tensor, "M T"]:
     """What is known of some rows, among all; NaN where one was not run."""
     known = torch.full_like(batch.old_logprobs, torch.nan)
-    for index, values in parts:
+    if parts:  # in one transfer: each waits for the device
+        index, values = (torch.cat(each) for each in zip(*parts, strict=True))
         known[index] = values.to(known.dtype).cpu()
     return known
 
