@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+pytest_plugins = ["tests.browser"]
 # One thread: the tensors are tiny, and parallel test processes would fight for the cores.
 torch.set_num_threads(1)
 # Exactness is judged in float64; tests of float32 and bf16 say so.

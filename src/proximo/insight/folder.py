@@ -1,7 +1,9 @@
 """One run's folder, read at any moment of its life: half written, growing, finished or copied from elsewhere."""
 
 import json
+import os
 import re
+import socket
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -54,7 +56,7 @@ class RunFolder:
     def state(self) -> State:
         if (self.path / RESULT).is_file():
             return "finished"
-        return "running" if (self.path / LOCK).is_file() else "stopped"
+        return "running" if _is_held(self.path / LOCK) else "stopped"
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """All whole rows of a .jsonl file of the run's; none where it is not there yet."""
@@ -63,8 +65,11 @@ class RunFolder:
     def rows_from(self, name: str, offset: int) -> tuple[list[dict[str, Any]], int]:
         """Those after so many bytes, and how many bytes they end at. A file that has become shorter, since the run
         went on from an earlier step, is read from its beginning."""
+        path = self.path / name
+        if not path.is_file():  # nor a pipe, which would be waited for
+            return [], 0
         try:
-            with (self.path / name).open("rb") as file:
+            with path.open("rb") as file:
                 if offset > file.seek(0, 2):
                     offset = 0
                 file.seek(offset)
@@ -128,6 +133,20 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
             yield from _below(path, depth - 1)
 
 
+def _is_held(lock: Path) -> bool:
+    """Whether its owner is at work. A process that was killed leaves the file; of another machine's nobody can tell."""
+    owner = _json(lock)
+    if owner is None or owner.get("host") != socket.gethostname() or not isinstance(owner.get("pid"), int):
+        return lock.is_file()
+    try:
+        os.kill(owner["pid"], 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # it is there, and another user's
+        return True
+    return True
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -136,7 +155,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
     """None for what is not a row, as a disk error leaves it."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
 

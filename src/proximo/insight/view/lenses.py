@@ -1,0 +1,184 @@
+"""A step under a chosen algorithm and pass: what a query of the page names, looked at once and kept for a while."""
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from proximo import explain
+from proximo.insight.folder import RunFolder
+from proximo.insight.lens import Seen, look
+from proximo.insight.replay import OWN, chosen, own_name
+from proximo.insight.steps import Step
+from proximo.maths.arithmetic import bounded_exp
+from proximo.shapes import Int
+
+CURVE = 121
+"""Points of a gate's curve."""
+Kind = TypeVar("Kind")
+Pick = Callable[[Tensor], Tensor]
+"""Some of the entries of [B, T] tensors."""
+
+
+class Kept(Generic[Kind]):
+    """The last few things that were made of steps. Two tabs that ask at once do not make the same twice."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._lock = most, threading.Lock()
+        self._made: OrderedDict[tuple[int, Hashable], tuple[Step, Kind]] = OrderedDict()
+
+    def get(self, step: Step, key: Hashable, make: Callable[[], Kind]) -> Kind:
+        """A step is known by being the same object: it is held here, so that no other can take its place."""
+        with self._lock:
+            found = self._made.pop((id(step), key), None) or (step, make())
+            self._made[id(step), key] = found
+            while len(self._made) > self._most:
+                self._made.popitem(last=False)
+        return found[1]
+
+
+_looks: Kept["Look"] = Kept(4)
+
+
+@dataclass(frozen=True)
+class Look:
+    """A step as the page shows it: under which algorithm, and in which pass over the data."""
+
+    run: RunFolder
+    step: Step
+    name: str
+    number: int
+    seen: Seen
+
+    @property
+    def own(self) -> bool:
+        return self.name == own_name(self.run.config)
+
+    @cached_property
+    def places(self) -> Int[Tensor, " N"]:
+        """Where the step's tokens lie among its padded rows, one behind the other."""
+        lengths, width = self.step.batch.lengths, self.step.batch.tokens.shape[1]
+        return (torch.arange(width) < lengths.unsqueeze(1)).flatten().nonzero().squeeze(1)
+
+    def tokens(self, pick: Pick | None = None) -> dict[str, Tensor]:
+        """All that is known of the tokens that are picked, by name; without a choice of all, one behind the other."""
+        of = pick or (lambda tensor: tensor.flatten()[self.places])
+        step, seen, batch = self.step, self.seen, self.step.batch
+        given = {
+            "token": batch.tokens,
+            "state": seen.state,
+            "advantage": seen.advantages,
+            "weight": seen.weights,
+            "ratio": seen.ratio,
+            "token_ratio": seen.token_ratio,
+            "through": seen.through,
+            "gradient": seen.gradient,
+            "kl_gradient": None if seen.algorithm.kl is None else seen.kl_gradient,
+            "correction": None if seen.algorithm.correct is None else seen.correction,
+            "sampler": batch.rollout_logprobs,
+            "old": batch.old_logprobs,
+            "reference": batch.ref_logprobs,
+            "value": batch.values,
+            "return": batch.returns,
+            "entropy": step.entropy[self.number] if step.passes else None,
+        }
+        found = {name: of(tensor) for name, tensor in given.items() if tensor is not None}
+        before = of(step.current[self.number]) if step.passes else found["old"]
+        # A row that was not run, since it was dead, stands where the old policy was.
+        found["current"] = torch.where(before.isnan(), found["old"], before)
+        found["gap"] = found["old"] - found["sampler"]
+        if step.passes and torch.equal(batch.old_logprobs, batch.rollout_logprobs):
+            # The sampler's serve as the old ones, and only the first update saw the policy that sampled.
+            first = of((step.updates[0] == 0).unsqueeze(1).expand_as(batch.mask))
+            found["gap"] = torch.where(first, of(step.current[0]) - found["sampler"], math.nan)
+        if "reference" in found:
+            gap = found["reference"] - found["current"]
+            found["kl"] = bounded_exp(gap) - gap - 1  # k3
+        return found
+
+
+def looked(run: RunFolder, query: Mapping[str, str], *, own: bool = False) -> Look:
+    """The step, algorithm and pass that a query names; `own`: the run's own algorithm, whatever it names."""
+    step, number = named_pass(run, query)
+    mine = own_name(run.config)
+    name = mine if own else query.get("as", mine)
+    algorithms = chosen(run.config, [] if name == OWN else [name])
+    name, algorithm = list(algorithms.items())[-1]
+    return _looks.get(
+        step, (name, number), lambda: Look(run, step, name, number, look(step, algorithm, run.config, number=number))
+    )
+
+
+def named_pass(run: RunFolder, query: Mapping[str, str]) -> tuple[Step, int]:
+    """The step that a query names, and which pass over its data, the last unless it says."""
+    step = run.step(whole(query, "step"))
+    number = whole(query, "pass", max(step.passes - 1, 0))
+    if number >= max(step.passes, 1):
+        raise ValueError(f"pass is {number}, but step {step.number} has {step.passes}: they count from 0")
+    return step, number
+
+
+def told(look: Look) -> dict[str, Any]:
+    """What the page says about the algorithm that it looks through."""
+    seen, (title, idea) = look.seen, introduced(look.run, look.name)
+    return {
+        "name": look.name,
+        "label": label(look.name),
+        "own": look.own,
+        "title": title,
+        "idea": idea,
+        "formula": explain.objective(seen.algorithm),
+        "notes": list(seen.notes),
+        "band": None if seen.algorithm.gate.band == (1.0, 1.0) else list(seen.algorithm.gate.band),
+        "curve": _curve(look),
+    }
+
+
+def introduced(run: RunFolder, name: str) -> tuple[str, str]:
+    """A title, and the idea in a sentence; of what no paper has, how it differs from the nearest that one has."""
+    card = explain.card(name)
+    if card is not None:
+        return card.title, card.idea
+    nearest = explain.nearest(run.config.algorithm)
+    changed = explain.differences(nearest, run.config.algorithm)
+    words = ", ".join(f"{path} {value} instead of {default}" for path, value, default in changed)
+    return f"{label(nearest.name)}, changed", words
+
+
+def label(name: str) -> str:
+    return "OWN" if name == OWN else name.upper()
+
+
+def _curve(look: Look) -> dict[str, list[float]]:
+    """What the gate lets through over the log-ratio, wide enough for its band and for what the step has."""
+    gate, ratio = look.seen.algorithm.gate, look.seen.ratio[look.seen.takes_part]
+    edges = [math.log(edge) for edge in gate.band if edge > 0]
+    seen = float(ratio.log().abs().max()) if ratio.numel() else 0.0
+    widest = max(2.0 * max(map(abs, edges), default=0.0), min(1.1 * seen, 3.0)) or 1.0
+    sharp = [edge + side for edge in edges for side in (-1e-9, 1e-9)]  # so that an edge is drawn as one
+    evenly = torch.linspace(-widest, widest, CURVE, dtype=torch.float64)
+    places = torch.cat([evenly, torch.tensor(sharp, dtype=torch.float64)]).sort().values.unsqueeze(0)
+    sides = {"positive": torch.ones_like(places), "negative": -torch.ones_like(places)}
+    found = {side: gate.through(places, advantages) for side, advantages in sides.items()}
+    return {name: numbers(tensor.squeeze(0)) for name, tensor in ({"log_ratio": places} | found).items()}
+
+
+def numbers(tensor: Tensor) -> list[Any]:
+    """As JSON has them: None for what is no number; six digits are enough to look at."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in tensor.double().tolist()]
+
+
+def whole(query: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """A number of a query's."""
+    text = query.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise ValueError(f"{name} is {text!r}: give a whole number")
+    return int(text)

@@ -1,0 +1,232 @@
+"""What the page shows of whole runs: the list, their rows as they are written, their settings, what is wrong with them.
+
+Runs are looked up among those that were found; a name that somebody sends never becomes a path.
+"""
+
+import json
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from proximo.explain import CARDS, changes, choice, stages
+from proximo.health import findings
+from proximo.insight.folder import RunFolder, find_runs
+from proximo.maths import SoftGate
+from proximo.plain_text import quoted
+from proximo.training.meanings import meaning
+from proximo.training.runlog import EVENTS, METRICS, TIMINGS
+
+FILES = {"metrics": METRICS, "timings": TIMINGS, "events": EVENTS}
+PAGE = 4 << 20
+"""Bytes of rows in one answer."""
+TAIL = 1 << 16
+"""Bytes at a file's end in which its last rows are looked for."""
+MOST_RUNS, MOST_TEXT = 1000, 200_000
+
+
+class Runs:
+    """Those below a folder, found anew when somebody asks, but not all the time."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._found: dict[str, RunFolder] = {}
+        self._again = 0.0
+        self._summaries: dict[str, tuple[object, dict[str, Any]]] = {}
+
+    def found(self) -> dict[str, RunFolder]:
+        """By name, newest first. A folder with thousands of others is searched less often."""
+        start = time.monotonic()
+        if start >= self._again:
+            try:
+                self._found = {self._name(run): run for run in find_runs(self.root)[:MOST_RUNS]}
+            except OSError:  # a run was removed meanwhile: next time
+                return self._found
+            end = time.monotonic()
+            self._again = end + max(1.0, 20 * (end - start))
+        return self._found
+
+    def named(self, name: str) -> RunFolder:
+        if (run := self._found.get(name) or self.found().get(name)) is None:
+            raise LookupError(f"no run is called {quoted(name)}")
+        return run
+
+    def listed(self) -> dict[str, Any]:
+        return {"root": _text_of(self.root), "runs": [self._summary(name, run) for name, run in self.found().items()]}
+
+    def _name(self, run: RunFolder) -> str:
+        inside = run.path.relative_to(self.root)
+        return _text_of(inside) if inside.parts else _text_of(run.name)
+
+    def _summary(self, name: str, run: RunFolder) -> dict[str, Any]:
+        """Only what has changed since is read again."""
+        state = run.state
+        stamp = (state, *map(_stamp, (run.path / METRICS, run.path / "config.toml", run.path / "run.json")))
+        known = self._summaries.get(name)
+        if known is None or known[0] != stamp:
+            known = self._summaries[name] = (stamp, {"name": name, "state": state, **summary(run)})
+        return known[1]
+
+
+def summary(run: RunFolder) -> dict[str, Any]:
+    """A run in a line: how far it is, and its last figures."""
+    last, settings = last_values(run), _settings(run.config_text)
+    attempts = [each for each in _list(run.record.get("attempts")) if isinstance(each, dict)]
+    after = (run.result or {}).get("after")
+    return {
+        "algorithm": algorithm(run)["name"],
+        "model": settings.get("model"),
+        "step": last.get("step"),
+        "steps": settings.get("steps"),
+        "outcome": last.get("outcome"),
+        "held_out": after.get("accuracy") if isinstance(after, dict) else last.get("held_out/accuracy"),
+        "started": attempts[0].get("started") if attempts else None,
+    }
+
+
+def last_values(run: RunFolder) -> dict[str, Any]:
+    """The last known value of each metric; `step` of the last row that was trained."""
+    path, values = run.path / METRICS, {}
+    size = path.stat().st_size if path.is_file() else 0
+    lines, _ = read_lines(path, max(size - TAIL, 0))
+    for row in _rows(lines):
+        if set(row) - {"step"} and all(key == "step" or key.startswith("held_out/") for key in row):
+            row = {key: value for key, value in row.items() if key != "step"}
+        values |= {key: value for key, value in row.items() if value is not None}
+    return values
+
+
+def rows(run: RunFolder, query: Mapping[str, str]) -> bytes:
+    """The file's own lines after so many bytes, behind a line that says where they begin and end.
+
+    They are passed on as they stand: to read and write them anew would take a second for ten thousand steps. The page
+    passes over a line that is no row.
+    """
+    file = query.get("file", "")
+    if file not in FILES:
+        raise ValueError(f"file is {quoted(file)}: give one of {', '.join(FILES)}")
+    start, path = whole_number(query, "from", 0), run.path / FILES[file]
+    size = path.stat().st_size if path.is_file() else 0
+    if start > size:  # the run went on from an earlier step
+        start = 0
+    lines, end = read_lines(path, start)
+    return json.dumps({"from": start, "next": end, "size": size}).encode() + b"\n" + lines
+
+
+def read_lines(path: Path, start: int) -> tuple[bytes, int]:
+    """Whole lines after `start`, a page at most, and where they end."""
+    if not path.is_file():  # or something that would never end
+        return b"", 0
+    with path.open("rb") as file:
+        file.seek(start)
+        data = file.read(PAGE)
+    whole = data.rfind(b"\n") + 1
+    if not whole and len(data) == PAGE:  # no row of ours is that long
+        return b"", start + PAGE
+    return data[:whole], start + whole
+
+
+def about(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
+    """What a run was started with, and by what."""
+    record, result = run.record, run.result or {}
+    versions = ("commit", "python", "torch", "transformers", "processor", "machine")
+    settings = _settings(run.config_text)
+    return {
+        "state": run.state,
+        "config": run.config_text[:MOST_TEXT],
+        "settings": {name: choice(value) for name, value in settings.items()},
+        "cap": settings.get("sampling.max_tokens"),
+        "algorithm": algorithm(run),
+        "command": record.get("argv"),
+        "versions": {name: record[name] for name in versions if record.get(name)},
+        "attempts": record.get("attempts"),
+        "before": result.get("before"),
+        "after": result.get("after"),
+        "seconds": result.get("seconds"),
+        "rollouts": bool(run.steps()),
+        "meanings": {name: words for name in last_values(run) if (words := meaning(name)) is not None},
+    }
+
+
+def algorithm(run: RunFolder) -> dict[str, Any]:
+    """The named algorithm that the run's is nearest to, and what it changes; no name where it is no run of RL."""
+    try:
+        own = run.config.algorithm
+    except (ValueError, OSError):
+        return {"name": None, "changes": [], "stages": [], "soft": False}
+    found = [(len(differences := changes(card, own)), number, differences) for number, card in enumerate(CARDS)]
+    _, number, differences = min(found)
+    return {
+        "name": CARDS[number].name,
+        "changes": differences,
+        "stages": [[stage, said] for stage, said, _ in stages(own)],
+        "soft": isinstance(own.gate, SoftGate),
+    }
+
+
+def health(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
+    """What the rules find in the rows now, and what they said while the run went on and no longer would."""
+    found = _found(run.path, _stamp(run.path / METRICS))
+    rules = {each["rule"] for each in found}
+    told = [row for row in run.rows(EVENTS) if row.get("kind") == "health" and row.get("rule") not in rules]
+    names = ("rule", "severity", "step", "message", "remedy", "show")
+    return {"findings": found + [{name: row.get(name) for name in names} for row in told]}
+
+
+@lru_cache(maxsize=64)
+def _found(folder: Path, stamp: tuple[int, int]) -> list[dict[str, Any]]:
+    """Of rows that have not changed it is the same: thousands of them take seconds."""
+    return [asdict(each) for each in findings(RunFolder(folder).rows(METRICS))]
+
+
+def whole_number(query: Mapping[str, str], name: str, default: int) -> int:
+    text = query.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise ValueError(f"{name} is {quoted(text)}: give a whole number")
+    return int(text)
+
+
+def _rows(lines: bytes) -> Iterator[dict[str, Any]]:
+    for line in lines.splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):  # the first one may be cut
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+def _settings(config: str) -> dict[str, Any]:
+    """A config's fields by their path; none where it cannot be read."""
+    try:
+        return dict(_flat(tomllib.loads(config), ""))
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _flat(table: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0)
+    return (status.st_mtime_ns, status.st_size)
+
+
+def _text_of(path: Path | str) -> str:
+    """Names of files need not be text."""
+    return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

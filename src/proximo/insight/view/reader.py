@@ -1,0 +1,196 @@
+"""What the page's reader asks for: a step in the large, a group token by token, why a token moves or does not.
+
+Each answer is bounded: a step is answered in a few numbers a completion, tokens come one group at a time and no more
+than BUDGET of them in one answer. Their numbers travel as 32-bit floats in base 64, which a page unpacks at once.
+"""
+
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from torch import Tensor
+
+from proximo import explain
+from proximo.insight.folder import RunFolder
+from proximo.insight.lens import TokenState
+from proximo.insight.replay import FIVE, chosen, compared, own_name
+from proximo.insight.steps import Step
+from proximo.insight.view.lenses import Kept, Look, introduced, label, looked, named_pass, told, whole
+from proximo.insight.view.summaries import summary
+from proximo.insight.words import why as words_of
+from proximo.training.ledger import LEDGER
+
+BUDGET = 1 << 18
+"""Tokens in one answer."""
+MOST_PIECE, MOST_PROMPT, TAIL = 400, 20_000, 80
+"""Characters of a token, of a prompt, and of a completion's end."""
+MOST_PARTS, MOST_FOUND = 20, 40
+"""Rewards that a completion's was added up of; steps at which the same problem is shown."""
+AT_ONCE = 5
+"""Algorithms that are compared at once."""
+_tables: Kept[list[dict[str, Any]]] = Kept(8)
+
+
+def steps(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
+    """The steps there are, and the algorithms one can look through; with `problem`, only where that was answered."""
+    if "problem" in query:
+        return {"found": _elsewhere(run, query["problem"])}
+    names = chosen(run.config, [card.name for card in explain.CARDS])
+    return {
+        "steps": run.steps(),
+        "own": own_name(run.config),
+        "five": list(FIVE),
+        "algorithms": [{"name": name, "label": label(name), "title": introduced(run, name)[0]} for name in names],
+        "states": [state.name.lower() for state in TokenState],
+    }
+
+
+def step(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
+    """Groups and completions of a step in a few numbers each; with `find`, only which of them say that."""
+    if "find" in query:
+        return {"matches": _matches(run.step(whole(query, "step")), query["find"])}
+    look = looked(run, query)
+    known = summary(look)
+    return {
+        "step": look.step.number,
+        "algorithm": told(look),
+        "pass": look.number,
+        "passes": look.step.passes,
+        "value_only": look.step.is_value_only,
+        "updates": list(look.step.facts["updates"]),
+        "ranges": known.ranges,
+        "groups": known.groups,
+        "rows": known.rows,
+    }
+
+
+def group(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
+    """The tokens of a group's siblings with everything known of them, from token `from` on; `row`: of that one only."""
+    look, number = looked(run, query), whole(query, "group")
+    members = (look.step.batch.group == number).nonzero().squeeze(1).tolist()
+    if not members:
+        raise ValueError(f"group is {number}: step {look.step.number} has no such group")
+    wanted = whole(query, "row", -1 if "row" not in query else None)
+    if wanted >= 0 and wanted not in members:
+        raise ValueError(f"row is {wanted}: it is not of group {number}")
+    rows = [wanted] if wanted >= 0 else sorted(members, key=lambda row: look.step.sibling[row])
+    start, span = whole(query, "from", 0), max(BUDGET // len(rows), 1)
+    prompt = look.step.prompt[members[0]]
+    light = summary(look).rows
+    own = None if look.own else looked(run, query, own=True)
+    return {
+        "step": look.step.number,
+        "group": number,
+        "problem": look.step.problem[members[0]],
+        "prompt": prompt[-MOST_PROMPT:],
+        "prompt_cut": max(len(prompt) - MOST_PROMPT, 0),
+        "answer": look.step.answer[members[0]],
+        "from": start,
+        "rows": [light[row] | _tokens(look, own, row, slice(start, start + span)) for row in rows],
+    }
+
+
+def why(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
+    """In words: what becomes of a token's gradient under the algorithm, and under the run's own if that is another."""
+    look, row, token = looked(run, query), whole(query, "row"), whole(query, "token")
+    if row >= len(look.step.batch) or token >= int(look.step.batch.lengths[row]):
+        raise ValueError(f"row {row}, token {token}: step {look.step.number} has no such token")
+    found = {"words": words_of(look.step, look.seen, row, token)}
+    if not look.own:
+        own = looked(run, query, own=True)
+        found["own"] = words_of(own.step, own.seen, row, token)
+    return found
+
+
+def lens(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
+    """The step under the run's own algorithm and the five, one row each; with `all`, under every one."""
+    step, number = named_pass(run, query)
+    names = tuple(card.name for card in explain.CARDS) if "all" in query else FIVE
+    table = _tables.get(step, (number, names), lambda: _table(run, step, number, names))
+    return {"step": step.number, "pass": number, "table": [row | {"label": label(row["name"])} for row in table]}
+
+
+def _table(run: RunFolder, step: Step, number: int, names: Sequence[str]) -> list[dict[str, Any]]:
+    """A few algorithms at a time: each look holds the numbers of a whole step several times over."""
+    found: dict[str, dict[str, Any]] = {}
+    for start in range(0, len(names), AT_ONCE):
+        algorithms = chosen(run.config, names[start : start + AT_ONCE])
+        for row in compared(step, run.config, algorithms, number=number):
+            found.setdefault(row.name, row.to_dict())
+    return list(found.values())
+
+
+def _tokens(look: Look, own: Look | None, row: int, stretch: slice) -> dict[str, Any]:
+    """One sibling's tokens, and of each every number that is known."""
+    step, stop = look.step, min(stretch.stop, int(look.step.batch.lengths[row]))
+    stretch = slice(stretch.start, stop)
+    arrays = look.tokens(lambda tensor: tensor[row, stretch])
+    if own is not None:
+        arrays["own"] = own.seen.state[row, stretch]
+    specials = _specials(step.pieces[row], step.text[row])
+    return {
+        "tail": step.text[row][-TAIL:],
+        "parts": {name[:TAIL]: part for name, part in list(step.parts[row].items())[:MOST_PARTS]},
+        "pieces": [_cut(piece) for piece in step.pieces[row][stretch]],
+        "specials": [place - stretch.start for place in specials if stretch.start <= place < stop],
+        "arrays": {name: packed(tensor) for name, tensor in arrays.items()},
+    }
+
+
+def packed(tensor: Tensor) -> str:
+    return base64.b64encode(tensor.detach().numpy().astype("<f4").tobytes()).decode()
+
+
+def _cut(piece: str) -> str:
+    return piece if len(piece) <= MOST_PIECE else f"{piece[:MOST_PIECE]}… ({len(piece) - MOST_PIECE:,} more characters)"
+
+
+def _specials(pieces: Sequence[str], text: str) -> list[int]:
+    """Tokens that are not in the completion's text: ends and the like."""
+    found, place = [], 0
+    for number, piece in enumerate(pieces):
+        if text.startswith(piece, place):
+            place += len(piece)
+        elif place == 0 and text.startswith(piece.lstrip(" ")):
+            place = len(piece.lstrip(" "))  # some tokenizers drop a space at the beginning of a text
+        else:
+            found.append(number)
+    return found
+
+
+def _matches(step: Step, wanted: str) -> list[int]:
+    """Rows whose prompt or completion has a text, whatever its case."""
+    wanted = wanted.casefold()
+    prompts = {prompt: wanted in prompt.casefold() for prompt in set(step.prompt)}
+    return [
+        row
+        for row, (prompt, text) in enumerate(zip(step.prompt, step.text, strict=True))
+        if prompts[prompt] or wanted in text.casefold()
+    ]
+
+
+def _elsewhere(run: RunFolder, problem: str) -> list[dict[str, Any]]:
+    """The steps at which a problem was answered, as the ledger has them, and what its siblings got."""
+    there = set(run.steps())
+    numbers = {row.get("step") for row in run.rows(LEDGER) if row.get("problem") == problem}
+    found = []
+    for number in sorted(each for each in numbers if isinstance(each, int) and each in there)[-MOST_FOUND:]:
+        for group_number, got in sorted(_rewards(run, number, problem).items()):
+            scored = [reward for reward in got if math.isfinite(reward)]
+            mean = sum(scored) / len(scored) if scored else None
+            found.append({"step": number, "group": group_number, "reward": mean, "rows": len(got)})
+    return found
+
+
+def _rewards(run: RunFolder, number: int, problem: str) -> dict[int, list[float]]:
+    """By group, from a few columns of a step's file; nothing where that is damaged: its own page will say so."""
+    columns, only = ["problem", "group", "reward"], [("problem", "=", problem)]
+    rewards: dict[int, list[float]] = {}
+    with suppress(OSError, pa.ArrowException):
+        for row in pq.read_table(run.step_file(number), columns=columns, filters=only).to_pylist():
+            rewards.setdefault(row["group"], []).append(row["reward"])
+    return rewards

@@ -1,0 +1,147 @@
+"""The page's server: three kinds of address, each known beforehand. The page's files, /api, and nothing else."""
+
+import json
+import math
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from proximo.insight.folder import RunFolder
+from proximo.insight.view import overview, reader
+from proximo.insight.view.guarding import Guard
+from proximo.insight.view.overview import Runs
+from proximo.plain_text import visible
+
+STATIC = Path(__file__).parent / "static"
+STYLE = Path(__file__).parents[1] / "style.css"
+"""Of the reports, too."""
+KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+MOST_BYTES = 64 << 20
+"""Of one answer."""
+ROWS = "application/x-ndjson"
+
+Handler = Callable[[RunFolder, Mapping[str, str]], "dict[str, Any] | bytes"]
+HANDLERS: dict[str, Handler] = {
+    "run": overview.about,
+    "rows": overview.rows,
+    "health": overview.health,
+    "steps": reader.steps,
+    "step": reader.step,
+    "group": reader.group,
+    "why": reader.why,
+    "lens": reader.lens,
+}
+"""What can be asked of one run."""
+
+
+def application(root: Path, *, token: str, port: int) -> ASGIApp:
+    """What answers at 127.0.0.1 and this port."""
+    runs, files = Runs(root), page_files()
+
+    def listed(request: Request) -> Response:
+        return _answered(lambda: _json(runs.listed()))
+
+    def asked(handler: Handler) -> Callable[[Request], Response]:
+        return lambda request: _answered(lambda: _of_run(runs, handler, request.query_params))
+
+    async def file(request: Request) -> Response:
+        content, kind = files[request.scope["path"]]
+        return Response(content, media_type=kind)
+
+    routes = [Route("/api/runs", listed)]
+    routes += [Route(f"/api/{name}", asked(handler)) for name, handler in HANDLERS.items()]
+    routes += [Route(path, file) for path in files]
+    inner = Starlette(routes=routes, exception_handlers={404: lambda request, error: _error(404, "nothing is here")})
+    inner.router.redirect_slashes = False
+    return Guard(inner, port=port, token=token, open_paths=files)
+
+
+def page_files() -> dict[str, tuple[bytes, str]]:
+    """By address: those that come with the package, and no others."""
+    found = {f"/static/{path.name}": path for path in (*STATIC.iterdir(), STYLE) if path.suffix in KINDS}
+    files = {address: (path.read_bytes(), KINDS[path.suffix]) for address, path in found.items()}
+    files["/"] = files.pop("/static/index.html")
+    return files
+
+
+def bind(port: int) -> socket.socket:
+    """A socket of this machine's own; port 0 takes one that is free. OSError where it cannot be had."""
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(("127.0.0.1", port))
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def server(root: Path, *, token: str, port: int) -> uvicorn.Server:
+    """Whose `run(sockets=[...])` answers until it is interrupted. No proxy is in front, so none is believed."""
+    config = uvicorn.Config(
+        application(root, token=token, port=port),
+        log_level="critical",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        http="h11",
+        loop="asyncio",
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=100,
+        timeout_graceful_shutdown=1,
+    )
+    return uvicorn.Server(config)
+
+
+def _of_run(runs: Runs, handler: Handler, query: Mapping[str, str]) -> Response:
+    answer = handler(runs.named(query.get("run", "")), query)
+    return Response(answer, media_type=ROWS) if isinstance(answer, bytes) else _json(answer)
+
+
+def _answered(answer: Callable[[], Response]) -> Response:
+    """Whatever is wrong with a run folder is one line of the page; the server goes on."""
+    try:
+        return answer()
+    except LookupError as error:
+        return _error(404, str(error.args[0]) if error.args else "nothing is here")
+    except ValueError as error:
+        return _error(400, str(error))
+    except OSError as error:
+        return _error(404, f"the run's folder cannot be read: {error.strerror or error}")
+    except Exception as error:
+        line = f"this is a mistake of Proximo's: {type(error).__name__}: {error}"
+        print(f"error: {visible(line, 500)}", file=sys.stderr, flush=True)
+        return _error(500, line)
+
+
+def _error(status: int, reason: str) -> Response:
+    return _json({"error": visible(reason.splitlines()[0] if reason else "", 500)}, status)
+
+
+def _json(value: dict[str, Any], status: int = 200) -> Response:
+    """JSON has no NaN and no infinity."""
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_plain(value), allow_nan=False)
+    if len(text) > MOST_BYTES:
+        return _error(413, f"the answer has {len(text) >> 20} MiB: ask for less")
+    return Response(text, status, media_type="application/json")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

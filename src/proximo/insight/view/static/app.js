@@ -1,0 +1,215 @@
+// The page: what its address asks for is what it shows. Everything that can be chosen stands behind the #.
+
+import { Refused, api, takeToken } from "./asking.js";
+import { AXES } from "./charts.js";
+import { element, oneLine } from "./elements.js";
+import { showEvents } from "./events.js";
+import { Followed } from "./following.js";
+import { ChartPage } from "./overview.js";
+import { showReader } from "./reader.js";
+import { RunList, coloursOf } from "./runs.js";
+import { showSettings } from "./settings.js";
+
+const TABS = { overview: "Overview", stability: "Stability", performance: "Performance", events: "Events", config: "Config", all: "All numbers" };
+const [OFTEN, SELDOM] = [2000, 10000]; // milliseconds
+
+const [main, tabs, axes, notice] = ["main", "tabs", "axis", "notice"].map((id) => document.getElementById(id));
+const list = new RunList(document.getElementById("runs"), go);
+const followed = new Map();
+let listed = { root: "", runs: [] };
+let page = null; // the charts that are on the screen
+let drawn = ""; // what of the address they were drawn for
+
+window.proximo = { charts: {} };
+
+/** What the address says: names and values, and all runs of it. */
+function stateNow() {
+  const hash = new URLSearchParams(location.hash.slice(1));
+  const runs = [...new Set(hash.getAll("run"))];
+  return { ...Object.fromEntries(hash), run: runs[0], runs };
+}
+
+/** Change the address; null takes a value out of it, a list is said several times. What is small, such as the token
+ * that is read, takes the place of the last address: going back then leads to the last page. */
+function go(changes, isSmall = false) {
+  const hash = new URLSearchParams(location.hash.slice(1));
+  for (const [name, value] of Object.entries(changes)) {
+    hash.delete(name);
+    const values = Array.isArray(value) ? value : [value];
+    values.filter((each) => each !== null && each !== undefined && each !== "").forEach((each) => hash.append(name, each));
+  }
+  const address = hash.toString().replaceAll("%2F", "/");
+  if (isSmall) history.replaceState(null, "", `#${address}`), render();
+  else location.hash = address;
+}
+
+/** The runs of the address that exist; where it names none, the newest. */
+function chosen(state) {
+  const there = new Set(listed.runs.map((run) => run.name));
+  const named = state.runs.filter((name) => there.has(name));
+  return named.length || state.runs.length ? named : listed.runs.slice(0, 1).map((run) => run.name);
+}
+
+function isReading(state) {
+  return state.step !== undefined && state.run !== undefined;
+}
+
+function render() {
+  const state = stateNow();
+  const names = chosen(state);
+  const colours = coloursOf(listed.runs, names);
+  const tab = isReading(state) ? "reader" : state.tab in TABS ? state.tab : "overview";
+  const runs = names.map((name, place) => [tab === "reader" ? followed.get(name) : follow(name), colours[place]]).filter(([run]) => run);
+  const axis = state.x in AXES ? state.x : "step";
+  document.body.dataset.tab = tab;
+  document.title = `${names.map((name) => oneLine(name)).join(", ") || "runs"} · Proximo`;
+  list.show(listed, names, colours);
+  showTabs(tab, state, runs);
+  showAxes(axis, runs);
+  showPage(tab, state, runs, axis);
+}
+
+function showPage(tab, state, runs, axis) {
+  const isCharts = !["reader", "events", "config"].includes(tab);
+  if (!isCharts || drawn !== tab) page?.clear(), (page = null);
+  const error = listed.error ?? runs.map(([run]) => run.error).find(Boolean);
+  notice.textContent = error && listed.runs.length ? oneLine(error.message) : "";
+  const wasReader = drawn === "reader";
+  drawn = tab;
+  if (tab === "reader") {
+    if (!wasReader) main.replaceChildren();
+    const key = JSON.stringify(state);
+    if (main.dataset.state !== key) (main.dataset.state = key), showReader(main, state, api, go);
+    return;
+  }
+  delete main.dataset.state;
+  if (isCharts) delete main.dataset.shown;
+  if (!listed.runs.length) {
+    page?.clear(), (page = null);
+    main.replaceChildren(message(error));
+  } else if (!isCharts) showOnce(tab === "events" ? showEvents : showSettings, runs);
+  else (page ??= new ChartPage(main, openStep)).show(tab, runs, axis);
+}
+
+/** Only what has changed is written again: somebody may be reading it, or have marked a line. */
+function showOnce(show, runs) {
+  const key = JSON.stringify([show.name, runs.map(([run, shade]) => [run.name, shade, run.state, run.events.length, run.findings, run.isDiagnosed, run.about !== null])]);
+  if (main.dataset.shown !== key || !main.childElementCount) show(main, runs);
+  main.dataset.shown = key;
+}
+
+function message(error) {
+  if (error) return element("p", { class: "empty" }, oneLine(error.message));
+  if (listed.asked) return element("p", { class: "empty" }, `No runs in ${oneLine(listed.root)} yet. Start one: proximo train`);
+  return element("p", { class: "empty faint" }, "…");
+}
+
+/** Of the steps that trained, the nearest: evaluations stand before the first and after the last. */
+function openStep(name, step) {
+  const steps = followed.get(name)?.trained ?? [];
+  const others = chosen(stateNow()).filter((each) => each !== name);
+  if (steps.length) go({ run: [name, ...others], step: Math.min(Math.max(step, steps[0].step), steps.at(-1).step) });
+}
+
+function showTabs(current, state, runs) {
+  const found = runs.reduce((sum, [run]) => sum + run.findings.length, 0);
+  const worst = runs.some(([run]) => run.findings.some((each) => each.severity === "failing")) ? "bad" : "warn";
+  const button = ([name, label], place) =>
+    element("button", { type: "button", "data-tab": name, "aria-pressed": String(name === current), title: `key ${place + 1}`, onclick: () => leave(name) }, label,
+      name === "events" && found ? element("span", { class: `count ${worst}` }, String(found)) : null);
+  const reader = element("button", { type: "button", "data-tab": "reader", "aria-pressed": "true" }, `Step ${oneLine(state.step ?? "")}`);
+  refill(tabs, [...Object.entries(TABS).map(button), ...(current === "reader" ? [reader] : [])]);
+}
+
+/** To a page of whole runs: what the reader had in the address goes. */
+function leave(tab) {
+  const names = [...new URLSearchParams(location.hash.slice(1)).keys()].filter((name) => name !== "run" && name !== "x");
+  go({ ...Object.fromEntries(names.map((name) => [name, null])), tab: tab === "overview" ? null : tab });
+}
+
+function showAxes(current, runs) {
+  const isThere = { step: true, tokens: runs.some(([run]) => run.hasTokens), time: runs.some(([run]) => run.hasTime) };
+  refill(axes, Object.entries(AXES).map(([name, { label, title }]) =>
+    element("button", { type: "button", "data-axis": name, "aria-pressed": String(name === current), disabled: !isThere[name] && name !== current, title, onclick: () => go({ x: name === "step" ? null : name }) }, label)));
+}
+
+/** Buttons anew, with the focus where it was. */
+function refill(parent, children) {
+  const place = [...parent.children].indexOf(document.activeElement);
+  parent.replaceChildren(...children);
+  parent.children[place]?.focus();
+}
+
+/** A run that is looked at is read from its beginning, once. */
+function follow(name) {
+  if (!followed.has(name)) {
+    const run = new Followed(name, listed.runs.find((each) => each.name === name)?.state);
+    followed.set(name, run);
+    run.learn().catch((error) => (run.error ??= error)).then(soon);
+    run.read().then(soon).then(() => run.diagnose()).then(soon).catch(() => {});
+  }
+  return followed.get(name);
+}
+
+let waiting = null;
+
+/** Once for all that has arrived. */
+function soon() {
+  waiting ??= requestAnimationFrame(() => ((waiting = null), render()));
+}
+
+/** Rows of runs that go on, and of those that have just ended. */
+async function followOn() {
+  const names = chosen(stateNow());
+  const states = new Map(listed.runs.map((run) => [run.name, run.state]));
+  const growing = names.map((name) => followed.get(name)).filter((run) => run && (states.get(run.name) === "running" || run.state !== states.get(run.name) || run.error));
+  const changed = await Promise.all(growing.map(async (run) => {
+    const isNew = await run.read();
+    if (run.state === states.get(run.name)) return isNew;
+    run.state = states.get(run.name);
+    await Promise.allSettled([run.learn(), run.diagnose()]);
+    return true;
+  }));
+  if (changed.some(Boolean)) soon();
+}
+
+async function relist() {
+  const before = JSON.stringify(listed);
+  try {
+    listed = { ...(await api("runs")), asked: true };
+  } catch (error) {
+    listed = { ...listed, error: error instanceof Refused ? error : new Error(String(error)) };
+  }
+  if (JSON.stringify(listed) !== before) render();
+}
+
+/** Nothing is asked for while nobody looks. */
+async function keepUp() {
+  for (let asked = -Infinity; ; ) {
+    if (!document.hidden) {
+      const isLive = !listed.runs.length || listed.runs.some((run) => run.state === "running");
+      if (performance.now() - asked >= (isLive ? 2 * OFTEN : SELDOM)) (asked = performance.now()), await relist();
+      await followOn();
+    }
+    await new Promise((next) => {
+      const timer = setTimeout(next, OFTEN);
+      document.addEventListener("visibilitychange", () => (clearTimeout(timer), next()), { once: true });
+    });
+  }
+}
+
+addEventListener("hashchange", () => (takeToken(), render()));
+addEventListener("keydown", (event) => {
+  const isTyping = event.target.closest?.("input:not([type=checkbox]), textarea, select");
+  if (isTyping || event.ctrlKey || event.metaKey || event.altKey || isReading(stateNow())) return;
+  const tab = Object.keys(TABS)[Number(event.key) - 1];
+  const order = Object.keys(AXES);
+  if (tab) leave(tab);
+  else if (event.key === "Escape") page?.charts.zoomTo(null);
+  else if (event.key === "x") go({ x: order[(order.indexOf(stateNow().x ?? "step") + 1) % order.length] });
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => render());
+
+takeToken();
+render();
+keepUp();

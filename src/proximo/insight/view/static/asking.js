@@ -1,0 +1,73 @@
+// Asking the server. The secret stands behind the # of the printed address, which no request carries; it is kept for
+// this address alone and sent as a header.
+
+const KEY = "proximo-token";
+let token = null;
+
+/** Take the secret out of the address, so that links to this page do not hold it. */
+export function takeToken() {
+  const hash = new URLSearchParams(location.hash.slice(1));
+  const all = hash.getAll("token");
+  const isPlace = (value) => /^\d{1,9}$/.test(value); // the reader's: which token of a completion
+  const given = all.find((value) => !isPlace(value));
+  if (given === undefined) {
+    token ??= stored(() => localStorage.getItem(KEY));
+    return;
+  }
+  token = given;
+  stored(() => localStorage.setItem(KEY, given));
+  hash.delete("token");
+  all.filter(isPlace).forEach((value) => hash.append("token", value));
+  history.replaceState(null, "", `#${hash}`);
+}
+
+/** A browser may refuse to keep anything. */
+function stored(action) {
+  try {
+    return action();
+  } catch {
+    return null;
+  }
+}
+
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+async function ask(path, params) {
+  const given = Object.entries(params ?? {}).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const query = new URLSearchParams(given);
+  let response;
+  try {
+    response = await fetch(`${path.startsWith("/") ? "" : "/api/"}${path}?${query}`, { headers: { "X-Proximo-Token": token ?? "" } });
+  } catch {
+    throw new Refused(0, "the server does not answer: is `proximo view` still running?");
+  }
+  if (response.ok) return response;
+  const reason = await response.json().catch(() => ({}));
+  throw new Refused(response.status, reason.error ?? `the server answered ${response.status}`);
+}
+
+/** What an address of /api says. */
+export async function api(path, params) {
+  return (await ask(path, params)).json();
+}
+
+/** New rows of a run's file: where they begin and end, how long the file is, and the rows when they are asked for. */
+export async function rowsFrom(run, file, from) {
+  const [head, ...lines] = (await (await ask("rows", { run, file, from })).text()).split("\n");
+  return { ...JSON.parse(head), rows: () => lines.map(row).filter((each) => each !== null) };
+}
+
+/** Null for what is no row, as a disk error leaves it, or what nobody could have counted to. */
+function row(line) {
+  try {
+    const made = line ? JSON.parse(line) : null;
+    return typeof made === "object" && Number.isSafeInteger(made?.step) ? made : null;
+  } catch {
+    return null;
+  }
+}

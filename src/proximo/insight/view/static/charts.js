@@ -1,0 +1,262 @@
+// Charts on one horizontal axis: they share cursor and zoom, show the values under the cursor, and open a step.
+
+import { element, known, oneLine, share, short } from "./elements.js";
+import { columnsOf, drawMarks, heights, tick } from "./plotting.js";
+import uPlot from "./uplot.js";
+
+const HEIGHT = 184;
+const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3], [1, 2], [10, 4]];
+const ROUND = Array.from({ length: 390 }, (_, place) => Number(`${[1, 2, 5][place % 3]}e${Math.floor(place / 3) - 30}`)); // from tick to tick
+const CLOCK = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, ...[1, 2, 3, 6, 12, 24, 48, 96, 240, 480, 960].map((hours) => 3600 * hours)];
+const STEPS = { step: ROUND.filter((step) => step >= 1), tokens: ROUND, time: CLOCK };
+const MOVES = new Set(["mousemove", "mouseleave"]);
+
+export const dash = (number) => DASHES[number % DASHES.length];
+
+/** The page's colours as they are now, light or dark. */
+export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+/** A value with its unit, as people read it. */
+export function said(value, unit) {
+  if (!known(value)) return "–";
+  if (unit === "share") return value > 0.99 && value < 1 ? `${short(100 * value, 4)} %` : share(value);
+  if (unit === "s") return `${short(value, 2)} s`;
+  return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : short(value);
+}
+
+const pair = (large, small, letters) => `${large}${letters[0]}${small ? ` ${small}${letters[1]}` : ""}`;
+
+/** Seconds as a clock would say them. */
+export function duration(value) {
+  const whole = Math.round(value);
+  if (value < 10) return `${short(value, 2)} s`;
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return pair(Math.floor(whole / 60), whole % 60, ["m", "s"]);
+  return pair(Math.floor(whole / 3600), Math.floor((whole % 3600) / 60), ["h", "m"]);
+}
+
+export const AXES = {
+  step: { label: "step", title: "one update after another", say: (value) => `step ${Math.round(value).toLocaleString("en")}` },
+  tokens: { label: "tokens", title: "generated so far: what was paid for", say: (value) => `${Math.round(value).toLocaleString("en")} tokens` },
+  time: { label: "time", title: "spent in steps so far; evaluations and breaks are not in it", say: duration },
+};
+
+/** All charts of a page. The button `whole` goes back from a stretch; `onOpen(run, step)` is what a click asks for. */
+export class Charts {
+  constructor(grid, whole, onOpen) {
+    Object.assign(this, { grid, whole, onOpen, charts: new Map(), axis: "step", range: [0, 1], zoom: null });
+    whole.addEventListener("click", () => this.zoomTo(null));
+    this.sizes = new ResizeObserver(() => this.charts.forEach((chart) => chart.fit()));
+    this.sizes.observe(grid);
+  }
+
+  /** Draw these, in this order; a chart that is there already only gets its new values. */
+  show(specs, axis, range) {
+    if (axis !== this.axis) (this.zoom = null), (this.whole.hidden = true);
+    Object.assign(this, { axis, range });
+    const wanted = new Set(specs.map((spec) => spec.id));
+    for (const [id, chart] of this.charts) {
+      if (!wanted.has(id)) chart.remove(), this.charts.delete(id);
+    }
+    specs.forEach((spec, place) => {
+      if (!this.charts.has(spec.id)) this.charts.set(spec.id, new Chart(this, spec.id));
+      const chart = this.charts.get(spec.id);
+      if (this.grid.children[place] !== chart.card) this.grid.insertBefore(chart.card, this.grid.children[place] ?? null);
+      chart.show(spec);
+    });
+  }
+
+  zoomTo(zoom) {
+    this.zoom = zoom;
+    const [min, max] = zoom ?? this.range;
+    this.charts.forEach((chart) => chart.plot.setScale("x", { min, max }));
+    this.whole.hidden = zoom === null;
+  }
+
+  redraw() {
+    this.charts.forEach((chart) => chart.build());
+  }
+
+  clear() {
+    this.sizes.disconnect();
+    this.charts.forEach((chart) => chart.remove());
+    this.charts.clear();
+  }
+}
+
+class Chart {
+  constructor(page, id) {
+    Object.assign(this, { page, id, plot: null, made: null, focused: null });
+    this.title = element("h3");
+    this.legend = element("div", { class: "legend" });
+    this.canvas = element("div", { class: "canvas" });
+    this.card = element("figure", { class: "plot", tabindex: "0", "data-chart": id, onkeydown: (event) => this.heard(event) }, element("figcaption", {}, this.title, this.legend), this.canvas);
+  }
+
+  show(spec) {
+    this.spec = spec;
+    this.columns = columnsOf(spec);
+    const made = JSON.stringify([spec.title, spec.unit, this.page.axis, spec.lines.map((line) => [line.key, line.label, line.colour, line.dash, Boolean(line.low)])]);
+    if (made !== this.made) {
+      this.made = made;
+      this.build();
+    } else {
+      const { min, max } = this.plot.scales.x;
+      this.plot.batch(() => {
+        this.plot.setData(this.columns.data, false);
+        this.plot.setScale("x", this.page.zoom ? { min, max } : { min: this.page.range[0], max: this.page.range[1] });
+      });
+      this.tell();
+    }
+    this.card.dataset.points = String(this.columns.data[0].length);
+  }
+
+  build() {
+    const { spec } = this;
+    this.plot?.destroy();
+    this.title.replaceChildren(oneLine(spec.title), spec.note ? element("span", { class: "note", title: spec.note }, spec.note) : "");
+    const isAlone = spec.lines.length === 1 && !spec.names;
+    this.values = spec.lines.map(() => element("b"));
+    this.card.classList.toggle("alone", isAlone);
+    this.legend.replaceChildren(...spec.lines.map((line, place) => entry(line, this.values[place], isAlone)));
+    this.at = element("span", { class: "at" });
+    this.plot = new uPlot(this.options(), this.columns.data, this.canvas);
+    this.plot.over.append(this.at);
+    this.plot.over.addEventListener("mousedown", (event) => (this.pressed = event.clientX));
+    this.plot.over.addEventListener("click", (event) => Math.abs(event.clientX - this.pressed) < 4 && this.open());
+    this.tell();
+  }
+
+  options() {
+    const [ink, rule] = [colour("faint"), colour("line")];
+    const font = "11px system-ui, sans-serif";
+    const common = { stroke: ink, font, ticks: { show: false }, grid: { stroke: rule, width: 1 } };
+    return {
+      width: this.width, height: HEIGHT, padding: [8, 10, 0, 0], legend: { show: false }, focus: { alpha: 0.3 },
+      series: this.columns.series,
+      bands: this.columns.bands,
+      scales: { x: { time: false, range: (_, min, max) => [min, max], min: this.start[0], max: this.start[1] }, y: { range: (_, min, max) => heights(min, max, this.spec) } },
+      axes: [
+        { ...common, size: 24, gap: 4, grid: { show: false }, space: 64, values: (_, splits, __, ___, step) => splits.map((value) => (this.page.axis === "time" ? duration(value) : tick(value, step))), incrs: STEPS[this.page.axis] },
+        { ...common, size: (_, values) => 12 + 6.2 * Math.max(5, ...(values ?? []).map((text) => text.length)), gap: 5, space: 30, incrs: ROUND, values: (_, splits, __, ___, step) => splits.map((value) => (this.spec.unit === "share" ? `${tick(100 * value, 100 * step)}%` : tick(value, step))) },
+      ],
+      cursor: {
+        y: false, drag: { x: true, y: false, setScale: false }, focus: { prox: this.spec.lines.length > 1 ? 14 : -1 },
+        points: { size: 6, show: (plot, number) => (this.columns.shows[number] ? pointed(plot, number, this.columns.series) : null) },
+        dataIdx: (plot, number, index) => latest(plot.data[number], index),
+        bind: { dblclick: () => () => null },
+        sync: { key: "proximo", scales: ["x", null], filters: { pub: (type) => MOVES.has(type), sub: (type) => MOVES.has(type) } },
+      },
+      hooks: {
+        setCursor: [() => this.tell()],
+        setSeries: [(_, number) => (this.focused = number)],
+        setSelect: [(plot) => this.selected(plot)],
+        draw: [(plot) => drawMarks(plot, this.spec)],
+      },
+    };
+  }
+
+  get start() {
+    return this.page.zoom ?? this.page.range;
+  }
+
+  get width() {
+    return Math.max(this.card.clientWidth, 200);
+  }
+
+  fit() {
+    if (this.plot && this.plot.width !== this.width) this.plot.setSize({ width: this.width, height: HEIGHT });
+  }
+
+  selected(plot) {
+    const { left, width } = plot.select;
+    if (width < 4) return;
+    const zoom = [plot.posToVal(left, "x"), plot.posToVal(left + width, "x")];
+    plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+    this.page.zoomTo(zoom);
+  }
+
+  /** The values under the cursor, or the last ones. */
+  tell() {
+    if (!this.plot || !this.values) return;
+    const { idx, idxs, left } = this.plot.cursor;
+    const isAt = known(idx) && left >= 0;
+    this.spec.lines.forEach((line, place) => {
+      const column = this.columns.of[place];
+      const values = this.plot.data[column];
+      const index = isAt ? idxs?.[column] : last(values);
+      const below = this.spec.stacked && place > 0 && known(index) ? this.plot.data[this.columns.of[place - 1]][index] : 0;
+      this.values[place].textContent = said(known(index) && known(values[index]) ? values[index] - below : null, this.spec.unit);
+    });
+    this.legend.classList.toggle("now", isAt);
+    this.card.setAttribute("aria-label", `${oneLine(this.spec.title)}: ${this.values.map((value) => value.textContent).join(", ")}`);
+    if (isAt) this.tag(this.plot.data[0][idx], left);
+    this.at.hidden = !isAt;
+  }
+
+  /** Where the cursor is, in words. */
+  tag(x, left) {
+    const { step } = this.stepAt(x);
+    const place = AXES[this.page.axis].say(x);
+    this.at.textContent = this.page.axis === "step" || step === null ? place : `${place} · step ${step}`;
+    this.at.style.left = `${Math.min(Math.max(left, 34), Math.max(this.plot.over.clientWidth - 34, 34))}px`;
+  }
+
+  /** The run and step of the line that is pointed at: of the one in focus, or of the first. */
+  stepAt(x) {
+    const place = Math.max(this.columns.of.indexOf(this.focused), 0);
+    const line = this.spec.lines[place];
+    if (!line || !line.x.length) return { run: null, step: null };
+    const index = line.x.reduce((best, value, at) => (Math.abs(value - x) < Math.abs(line.x[best] - x) ? at : best), 0);
+    return { run: line.run, step: line.steps[index] };
+  }
+
+  open() {
+    const { idx } = this.plot.cursor;
+    if (!known(idx)) return;
+    const { run, step } = this.stepAt(this.plot.data[0][idx]);
+    if (run !== null && step !== null) this.page.onOpen(run, step);
+  }
+
+  /** Arrows move the cursor of all charts, Enter opens the step. */
+  heard(event) {
+    const [xs, { idx }] = [this.plot.data[0], this.plot.cursor];
+    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (move) {
+      const index = Math.min(Math.max((idx ?? (move > 0 ? -1 : xs.length)) + move, 0), xs.length - 1);
+      this.plot.setCursor({ left: this.plot.valToPos(xs[index], "x"), top: 8 }, true, true);
+      event.preventDefault();
+    } else if (event.key === "Enter") this.open();
+  }
+
+  remove() {
+    this.plot?.destroy();
+    this.card.remove();
+  }
+}
+
+function entry(line, value, isAlone) {
+  const swatch = element("i", { class: line.dash.length ? "swatch dashed" : "swatch" });
+  swatch.style.color = line.colour;
+  return element("span", { class: "entry" }, isAlone ? null : swatch, isAlone ? null : element("bdi", {}, oneLine(line.label)), value);
+}
+
+function pointed(plot, number, series) {
+  const made = element("div", { class: "u-cursor-pt" });
+  made.style.background = series[number].stroke;
+  made.style.width = made.style.height = "6px";
+  made.style.marginLeft = made.style.marginTop = "-3px";
+  return made;
+}
+
+/** The last known value at an index or before it; the first one where there is none. */
+function latest(values, index) {
+  for (let at = index; at >= 0; at--) if (known(values[at])) return at;
+  return Math.max(values.findIndex(known), 0);
+}
+
+function last(values) {
+  let index = values.length - 1;
+  while (index >= 0 && !known(values[index])) index--;
+  return index < 0 ? null : index;
+}

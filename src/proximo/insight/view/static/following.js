@@ -1,0 +1,114 @@
+// Runs as they grow. Every row is fetched once: each file is read on from where the last answer ended.
+
+import { api, rowsFrom } from "./asking.js";
+
+const isEvaluation = (row) => Object.keys(row).every((key) => key === "step" || key.startsWith("held_out/"));
+const NO_PHASE = new Set(["step", "tokens", "attempt"]);
+
+/** A number that can be drawn. */
+export const isNumber = (value) => Number.isFinite(value) && Math.abs(value) < 1e100;
+
+/** Seconds of a row of timings, by phase. */
+export const phases = (row) => Object.entries(row).filter(([key, value]) => !NO_PHASE.has(key) && isNumber(value));
+export const seconds = (row) => phases(row).reduce((sum, [, value]) => sum + value, 0);
+
+/** One run: its rows in order, and where a step lies on another axis. */
+export class Followed {
+  constructor(name, state) {
+    Object.assign(this, { name, state, about: null, diagnosed: [], isDiagnosed: false, error: null, reading: null });
+    this.next = { metrics: 0, timings: 0, events: 0 };
+    this.forget("metrics");
+    this.forget("timings");
+    this.forget("events");
+  }
+
+  forget(file) {
+    if (file === "metrics") [this.trained, this.evaluated, this.tokens] = [[], [], null];
+    if (file === "timings") [this.timed, this.time] = [[], null];
+    if (file === "events") this.events = [];
+  }
+
+  /** Fetch what is new; true where something was. One reading at a time. */
+  read() {
+    this.reading ??= Promise.all(Object.keys(this.next).map((file) => this.readFile(file)))
+      .then((changed) => ((this.error = null), changed.some(Boolean)))
+      .catch((error) => ((this.error = error), true))
+      .finally(() => (this.reading = null));
+    return this.reading;
+  }
+
+  async readFile(file) {
+    let changed = false;
+    let asked = rowsFrom(this.name, file, this.next[file]);
+    for (;;) {
+      const page = await asked;
+      const isEnd = page.next === page.from || page.next >= page.size;
+      if (!isEnd) asked = rowsFrom(this.name, file, page.next); // on its way while these rows are read
+      if (page.from < this.next[file]) this.forget(file), (changed = true); // shorter: the run went on from an earlier step
+      this.next[file] = page.next;
+      const rows = page.rows();
+      rows.forEach((row) => this.add(file, row));
+      changed ||= rows.length > 0;
+      if (isEnd) return changed;
+    }
+  }
+
+  add(file, row) {
+    if (file === "events") this.events.push(row);
+    else if (file === "timings") put(this.timed, row), (this.time = null);
+    else put(isEvaluation(row) ? this.evaluated : this.trained, row), (this.tokens = null);
+  }
+
+  async learn() {
+    this.about = await api("run", { run: this.name });
+  }
+
+  async diagnose() {
+    this.diagnosed = (await api("health", { run: this.name })).findings;
+    this.isDiagnosed = true;
+  }
+
+  /** What the rules found when they were asked, and what the run itself has said since. */
+  get findings() {
+    const rules = new Set(this.diagnosed.map((each) => each.rule));
+    return [...this.diagnosed, ...this.events.filter((event) => event.kind === "health" && !rules.has(event.rule))];
+  }
+
+  get hasTokens() {
+    return this.trained.some((row) => row.sampled_tokens > 0);
+  }
+
+  get hasTime() {
+    return this.timed.length > 0;
+  }
+
+  /** Where a step lies on an axis: its number, the tokens generated or the seconds spent up to its end. */
+  place(step, axis) {
+    if (axis === "step") return step;
+    if (axis === "tokens") this.tokens ??= summed(this.trained, (row) => (isNumber(row.sampled_tokens) ? row.sampled_tokens : 0));
+    else this.time ??= summed(this.timed, seconds);
+    return until(axis === "tokens" ? this.tokens : this.time, step);
+  }
+}
+
+/** At the end, in the place of what an earlier attempt wrote about this step and later ones. */
+function put(rows, row) {
+  while (rows.length && rows[rows.length - 1].step >= row.step) rows.pop();
+  rows.push(row);
+}
+
+function summed(rows, value) {
+  let sum = 0;
+  return rows.map((row) => [row.step, (sum += value(row))]);
+}
+
+/** The sum after the last step that is not later. */
+function until(sums, step) {
+  let [low, high] = [0, sums.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sums[middle][0] <= step) low = middle + 1;
+    else high = middle;
+  }
+  return low ? sums[low - 1][1] : 0;
+}

@@ -1,0 +1,100 @@
+// Which charts there are, and what each draws: data, in the order of the page. A chart that a run has no values for is
+// not drawn. The loss is not among them: in reinforcement learning it says nothing about progress.
+
+import { isNumber, seconds } from "./following.js";
+
+const some = (rows, test) => rows.some(test);
+const differ = (rows, one, other) => some(rows, (row) => isNumber(row[one]) && Math.abs(row[one] - row[other]) > 1e-9);
+const isSoft = (run) => run.about?.algorithm.soft || some(run.trained, (row) => isNumber(row.gate) && Math.abs(1 - row.gate - row.blocked) > 1e-9);
+const isAbove = (key) => (run) => some(run.trained, (row) => row[key] > 0);
+
+/** `of` is a metric or a function of a row; `low` and `high` are the metrics of its band; `when` asks the run; an
+ * `inner` line is drawn where one run is shown alone. */
+const line = (label, of, more = {}) => ({ label, of, ...more });
+
+export const PANELS = {
+  overview: [
+    { id: "outcome", title: "Outcome", unit: "share", note: "share of what was sampled that is right", lines: [line("outcome", "outcome")] },
+    {
+      id: "held_out", title: "Held-out accuracy", unit: "share", note: "with its 95 % interval", from: "evaluated",
+      lines: [line("accuracy", "held_out/accuracy", { low: "held_out/low", high: "held_out/high" })],
+    },
+    {
+      id: "pass", title: "Held-out pass@k", unit: "share", note: "any of k samples is right", from: "evaluated",
+      lines: [line("pass@k", "held_out/pass_at_k", { low: "held_out/pass_low", high: "held_out/pass_high" }), line("mean@k", "held_out/mean_at_k")],
+    },
+    {
+      id: "reward", title: "Reward", note: "mean, and between which values eight of ten lie", when: (run) => differ(run.trained, "reward", "outcome"),
+      lines: [line("reward", "reward", { low: "reward_p10", high: "reward_p90" })], each: { prefix: "rewards/", when: (run) => some(run.trained, (row) => Object.keys(row).filter((key) => key.startsWith("rewards/")).length > 1) },
+    },
+    {
+      id: "length", title: "Length", unit: "tokens", note: "of completions: mean, and between which values eight of ten lie",
+      lines: [line("length", "length", { low: "length_p10", high: "length_p90" })], cap: (run) => run.about?.cap,
+    },
+    { id: "entropy", title: "Entropy", unit: "nats", note: "of the policy, a mean over tokens", lines: [line("entropy", "entropy")] },
+    { id: "truncated", title: "Truncated", unit: "share", note: "cut at the limit of tokens", lines: [line("truncated", "truncated")] },
+    { id: "unscored", title: "Unscored", note: "completions that no grader could judge", lines: [line("unscored", "unscored", { when: isAbove("unscored") })] },
+  ],
+  stability: [
+    {
+      id: "held_back", title: "Held back by the gate", unit: "share", note: "of tokens: clipped below, clipped above; for a soft gate 1 − its mean",
+      lines: [
+        line("clip low", "clip_low", { when: (run) => !isSoft(run) }), line("clip high", "clip_high", { when: (run) => !isSoft(run) }),
+        line("soft gate", (row) => (isNumber(row.gate) ? 1 - row.gate : null), { when: isSoft }),
+      ],
+    },
+    { id: "kl", title: "KL to the reference", unit: "nats", note: "a mean over tokens", lines: [line("KL", "kl")] },
+    {
+      id: "kl_whole", title: "KL of whole completions", unit: "nats", note: "to the reference, before the step's updates",
+      when: (run) => !some(run.trained, (row) => isNumber(row.kl)), lines: [line("KL", "reference_kl")],
+    },
+    { id: "ratio_spread", title: "Spread of the ratio", note: "standard deviation; 0 where the policy is the sampled one", lines: [line("spread", "ratio_spread")] },
+    { id: "ratio_max", title: "Largest ratio", floor: 1, note: "of the step's updates", lines: [line("largest", "ratio_max")] },
+    {
+      id: "dead", title: "Dead groups", unit: "share", note: "all siblings earned the same: nothing to learn from",
+      lines: [
+        line("dead", "dead_groups"), line("all solved", "dead_solved", { inner: true }),
+        line("not solved", (row) => (isNumber(row.dead_solved) ? row.dead_groups - row.dead_solved : null), { inner: true }),
+      ],
+    },
+    { id: "ess", title: "Effective samples", unit: "share", note: "what the ratios leave of the tokens' weight", lines: [line("ESS", "ess"), line("of the correction", "correction_ess")] },
+    {
+      id: "gradient_norm", title: "Gradient norm", note: "before clipping: mean and largest of a step; ▲ an update was skipped",
+      lines: [line("mean", "gradient_norm"), line("largest", "gradient_norm_max", { inner: true })], marks: (row) => row.skipped_updates > 0,
+    },
+    { id: "sampler_gap", title: "Sampler gap", unit: "nats", note: "|Δ log p| between sampler and learner, a mean over tokens", lines: [line("gap", "sampler_gap")] },
+    { id: "explained", title: "Value model", note: "explained variance of the returns; 1 is all of it, below 0 worse than none", lines: [line("explained variance", "explained_variance")] },
+    {
+      id: "baseline", title: "Error as a baseline", note: "squared: the value model's, and that of the siblings' mean",
+      lines: [line("value model", "baseline_error/value"), line("siblings", "baseline_error/group")],
+    },
+    { id: "routing", title: "Experts agreed on", unit: "share", note: "by sampler and learner", lines: [line("overlap", "routing_overlap")] },
+  ],
+  performance: [
+    { id: "phases", title: "Seconds by phase", unit: "s", from: "timed", stacked: true, lines: [] },
+    {
+      id: "speed", title: "Tokens per second", note: "generated tokens over the whole step, and over its sampling alone", from: "timed",
+      lines: [line("step", (row) => row.tokens / seconds(row)), line("sampling", (row) => row.tokens / row.rollout)],
+    },
+    { id: "wasted", title: "Wasted tokens", unit: "share", note: "sampled, and left out of training with their groups", lines: [line("wasted", "wasted_tokens")] },
+    { id: "rounds", title: "Rounds of sampling", note: "until enough groups could be kept", lines: [line("rounds", "rounds", { when: (run) => some(run.trained, (row) => row.rounds > 1) })] },
+    { id: "sampled", title: "Tokens of a step", unit: "tokens", lines: [line("sampled", "sampled_tokens")] },
+  ],
+};
+
+/** A chart for every number there is, training beside held-out: for stages, and for whoever looks for one more. */
+export function everyPanel(runs) {
+  const names = new Set();
+  const keys = (rows) => rows.slice(-50).concat(rows.slice(0, 5)).forEach((row) => Object.keys(row).forEach((key) => isNumber(row[key]) && names.add(key)));
+  runs.forEach((run) => (keys(run.trained), keys(run.evaluated)));
+  names.delete("step");
+  const plain = [...new Set([...names].map((name) => name.replace(/^held_out\//, "")))];
+  const meaning = (name) => runs.map((run) => run.about?.meanings[name] ?? run.about?.meanings[`held_out/${name}`]).find(Boolean);
+  return plain.map((name) => ({
+    id: `all:${name}`, title: name.replaceAll("_", " "), note: meaning(name),
+    lines: [...(names.has(name) ? [line("training", name)] : []), ...(names.has(`held_out/${name}`) ? [line("held out", `held_out/${name}`, { from: "evaluated" })] : [])],
+  }));
+}
+
+/** Whether this is a run of reinforcement learning; stages write other numbers. */
+export const isRun = (run) => some(run.trained.slice(0, 5), (row) => "outcome" in row || "reward" in row) || !run.trained.length;

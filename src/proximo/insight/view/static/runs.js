@@ -1,0 +1,74 @@
+// The list of runs: which there are, how far they are, and which are drawn on one another.
+
+import { said } from "./charts.js";
+import { element, known, oneLine, quoted } from "./elements.js";
+
+const COLOURS = 6;
+const MANY = 12;
+
+/** A colour for each run that is chosen, by its age, so that it stays when others come; two that are shown differ. */
+export function coloursOf(listed, chosen) {
+  const taken = new Set();
+  return chosen.map((name) => {
+    const age = listed.length - 1 - listed.findIndex((run) => run.name === name);
+    let shade = age % COLOURS;
+    while (taken.size < COLOURS && taken.has(shade)) shade = (shade + 1) % COLOURS;
+    taken.add(shade);
+    return `s${shade + 1}`;
+  });
+}
+
+/** `go` changes the address; the runs in it are those that are shown. */
+export class RunList {
+  constructor(aside, go) {
+    Object.assign(this, { go, said: null });
+    this.filter = element("input", { type: "search", placeholder: "filter", "aria-label": "filter runs", oninput: () => this.sift() });
+    this.root = element("p", { class: "faint root" });
+    this.list = element("ul");
+    aside.replaceChildren(this.root, this.filter, this.list);
+  }
+
+  show({ root, runs }, chosen, colours) {
+    const told = JSON.stringify([root, runs, chosen, colours]);
+    if (told === this.said) return;
+    this.said = told;
+    this.root.replaceChildren(quoted(oneLine(root)), ` · ${runs.length} run${runs.length === 1 ? "" : "s"}`);
+    this.filter.hidden = runs.length <= MANY;
+    const focused = this.list.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+    this.list.replaceChildren(...runs.map((run) => this.item(run, chosen, colours)));
+    if (focused) [...this.list.querySelectorAll("[data-key]")].find((each) => each.dataset.key === focused)?.focus();
+    this.sift();
+  }
+
+  item(run, chosen, colours) {
+    const place = chosen.indexOf(run.name);
+    const others = chosen.filter((name) => name !== run.name);
+    const label = oneLine(run.name);
+    const box = element("input", {
+      type: "checkbox", title: "draw it on the others", "aria-label": `show ${label}`, "data-key": `box ${run.name}`,
+      onchange: () => this.go({ run: place < 0 ? [...others, run.name] : others, step: null }),
+    });
+    box.checked = place >= 0;
+    if (place >= 0) box.style.accentColor = `var(--${colours[place]})`;
+    const only = element("button", { type: "button", class: "name", title: `show ${label} alone`, "data-key": `only ${run.name}`, onclick: () => this.go({ run: [run.name], step: null }) }, quoted(label));
+    const far = [run.algorithm, known(run.steps) ? `${(run.step ?? -1) + 1} of ${run.steps}` : known(run.step) ? `${run.step + 1} steps` : null];
+    return element(
+      "li", { class: `run ${run.state}${place < 0 ? "" : " chosen"}`, "data-run": run.name },
+      box, only, element("span", { class: "last", title: "outcome of the last step" }, known(run.outcome) ? said(run.outcome, "share") : ""),
+      element("span", { class: "about" }, element("i", { class: `state ${run.state}`, title: run.state }), [run.state, ...far].filter(Boolean).join(" · ")), bar(run),
+    );
+  }
+
+  sift() {
+    const text = this.filter.value.toLowerCase();
+    for (const each of this.list.children) each.hidden = text !== "" && !each.dataset.run.toLowerCase().includes(text);
+  }
+}
+
+/** How far a run is that is going on. */
+function bar(run) {
+  if (run.state !== "running" || !(run.steps > 0)) return null;
+  const done = element("i");
+  done.style.width = `${Math.min(100, (100 * ((run.step ?? -1) + 1)) / run.steps)}%`;
+  return element("span", { class: "bar" }, done);
+}

@@ -1,0 +1,189 @@
+"""A step in the large: each completion and each group in a few numbers, and the scales that tokens are coloured by."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proximo.insight.lens import BLOCKED, TokenState
+from proximo.insight.view.lenses import Kept, Look, label, numbers
+from proximo.shapes import Float, Int
+
+PREVIEW = 160
+"""Characters of a prompt or an answer in a list."""
+SAMPLE = 20_000
+"""Tokens that a scale is read from."""
+SMALLEST = 1e-12
+"""A scale on which everything is 0."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A look at a step in the large."""
+
+    rows: list[dict[str, Any]]
+    groups: list[dict[str, Any]]
+    ranges: dict[str, list[float | None]]
+
+
+_summaries: Kept[Summary] = Kept(4)
+
+
+def summary(look: Look) -> Summary:
+    def made() -> Summary:
+        tokens = look.tokens()
+        rows = _rows(look, tokens)
+        return Summary(rows, _groups(look, rows), _ranges(tokens))
+
+    return _summaries.get(look.step, (look.name, look.number), made)
+
+
+def _rows(look: Look, tokens: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    step, batch = look.step, look.step.batch
+    each = _Each(batch.lengths)
+    takes = tokens["state"] > TokenState.IDLE
+    count, blocked = each.sum(takes), each.sum(torch.isin(tokens["state"], torch.tensor(BLOCKED)))
+    nothing = torch.full((len(batch),), math.nan)
+    columns = {
+        "reward": batch.rewards,
+        "outcome": batch.outcome,
+        "advantage_mean": each.mean(tokens["advantage"], takes),
+        "ratio_most": each.most(tokens["ratio"].log(), takes).exp(),
+        "blocked_share": blocked / count,
+        "entropy_mean": each.mean(tokens["entropy"]) if "entropy" in tokens else nothing,
+        "gap_most": each.most(tokens["gap"]),
+        "kl_mean": each.mean(tokens["kl"]) if "kl" in tokens else nothing,
+    }
+    values = {name: numbers(tensor) for name, tensor in columns.items()}
+    facts = {
+        "group": batch.group.tolist(),
+        "sibling": step.sibling,
+        "fate": step.state,
+        "length": batch.lengths.tolist(),
+        "truncated": batch.truncated.tolist(),
+        "duplicate": _twins(look),
+        "trained": count.long().tolist(),
+        "blocked": blocked.long().tolist(),
+    }
+    columns = facts | values
+    return [{"row": row} | {name: column[row] for name, column in columns.items()} for row in range(len(batch))]
+
+
+class _Each:
+    """Of each row's tokens, which lie one behind the other. What is no number is left out."""
+
+    def __init__(self, lengths: Int[Tensor, " B"]) -> None:
+        self._row = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        self._nothing = torch.zeros(len(lengths), dtype=torch.float64)
+
+    def sum(self, values: Tensor) -> Float[Tensor, " B"]:
+        return self._nothing.index_add(0, self._row, values.double())
+
+    def mean(self, values: Tensor, where: Tensor | None = None) -> Float[Tensor, " B"]:
+        known = values.isfinite() if where is None else where & values.isfinite()
+        return self.sum(torch.where(known, values, 0.0)) / self.sum(known)
+
+    def most(self, values: Tensor, where: Tensor | None = None) -> Float[Tensor, " B"]:
+        """The one that is farthest from 0; NaN where there is none."""
+        known = values.isfinite() if where is None else where & values.isfinite()
+        values = torch.where(known, values.double(), 0.0)
+        high = self._nothing.scatter_reduce(0, self._row, values, "amax")
+        low = self._nothing.scatter_reduce(0, self._row, values, "amin")
+        return torch.where(high >= -low, high, low).masked_fill(self.sum(known) == 0, math.nan)
+
+
+def _groups(look: Look, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    members: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        members[row["group"]].append(row)
+    return [_group(look, number, inside) for number, inside in sorted(members.items())]
+
+
+def _group(look: Look, number: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    first, step = int(rows[0]["row"]), look.step
+    scored = [row["reward"] for row in rows if row["reward"] is not None]
+    trained = sum(row["trained"] for row in rows)
+    fate, why = _fate(look, rows, scored)
+    return {
+        "group": number,
+        "problem": step.problem[first][:PREVIEW],
+        "prompt": _end(step.prompt[first]),
+        "answer": step.answer[first][:PREVIEW],
+        "fate": fate,
+        "why": why,
+        "reward": sum(scored) / len(scored) if scored else None,
+        "blocked_share": sum(row["blocked"] for row in rows) / trained if trained else None,
+    }
+
+
+def _end(text: str) -> str:
+    """Prompts often begin alike."""
+    return text if len(text) <= PREVIEW else f"…{text[-PREVIEW:]}"
+
+
+def _fate(look: Look, rows: list[dict[str, Any]], scored: list[float]) -> tuple[str, str]:
+    """What became of a group under the algorithm, and why it taught nothing where it did."""
+    equal = f": every reward is {scored[0]:g}" if scored and max(scored) == min(scored) else ""
+    if not scored:
+        return "unscored", "unscored: no grader could judge it"
+    if all(row["fate"] != "trained" for row in rows):
+        return "dropped", f"dropped before training{equal}"
+    index = [row["row"] for row in rows]
+    if not look.seen.takes_part[index].any():
+        is_out = look.step.is_value_only or not look.step.passes
+        return "dropped", "no update of the policy" if is_out else f"{label(look.name)} would drop it{equal}"
+    if not look.seen.advantages[index].any():
+        return "dead", f"dead{equal or ': every advantage is 0'}"
+    missing = len(rows) - len(scored)
+    return "trained", f"{missing} unscored" if missing else ""
+
+
+def _ranges(tokens: Mapping[str, Tensor]) -> dict[str, list[float | None]]:
+    """The scale of each channel over the whole step, so that groups can be compared: nearly all of what there is."""
+    takes = tokens["state"] > TokenState.IDLE
+
+    def size(name: str, part: float = 0.98) -> float | None:
+        return _quantile(tokens[name].abs()[takes], part)
+
+    stretch = _quantile(tokens["ratio"].log().abs()[takes], 0.99)
+    deepest = _quantile(-tokens["current"], 0.98)
+    found = {
+        "advantage": _both(size("advantage", 1.0)),
+        "ratio": [None, None] if stretch is None else [math.exp(-stretch), math.exp(stretch)],
+        "gradient": _both(size("gradient")),
+        "entropy": [0.0, _quantile(tokens["entropy"], 0.98) if "entropy" in tokens else None],
+        "logprob": [None if deepest is None else -deepest, 0.0],
+        "gap": _both(_quantile(tokens["gap"].abs(), 0.98)),
+        "kl": [0.0, _quantile(tokens["kl"], 0.98) if "kl" in tokens else None],
+    }
+    return {name: pair if None not in pair else [None, None] for name, pair in found.items()}
+
+
+def _both(value: float | None) -> list[float | None]:
+    return [None if value is None else -value, value]
+
+
+def _quantile(values: Float[Tensor, " N"], part: float) -> float | None:
+    """Of the numbers there are, which are 0 or more. Where nearly all are 0, the largest: it is what one looks for."""
+    values = values[values.isfinite()].double()
+    if not values.numel():
+        return None
+    few = values[:: max(values.numel() // SAMPLE, 1)]
+    return float(few.quantile(part)) or float(values.max()) or SMALLEST
+
+
+def _twins(look: Look) -> list[int | None]:
+    """For each row a sibling that said the same, if any."""
+    said: dict[tuple[int, str], list[int]] = defaultdict(list)
+    groups, sibling = look.step.batch.group.tolist(), look.step.sibling
+    for row, text in enumerate(look.step.text):
+        said[groups[row], text].append(sibling[row])
+    found = []
+    for row, text in enumerate(look.step.text):
+        others = [each for each in said[groups[row], text] if each != sibling[row]]
+        found.append(others[0] if others else None)
+    return found

@@ -1,0 +1,165 @@
+"""Pages as people see them: a server over a folder of runs, and a headless chromium that looks at it.
+
+Where there is no browser the tests that need one are skipped, and the session says so in one line; where CI=true they
+fail instead.
+"""
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Nothing of proximo's up here: this is a plugin of conftest.py's, imported before shapes are checked.
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+MISSING = "no chromium on this machine"
+
+
+@dataclass(frozen=True)
+class Served:
+    port: int
+    token: str = "a-secret"
+
+    @property
+    def origin(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def address(self, **state: str) -> str:
+        """With the token, as it is printed."""
+        return f"{self.origin}/#" + "&".join(
+            f"{name}={value}" for name, value in {"token": self.token, **state}.items()
+        )
+
+
+@contextmanager
+def served(root: Path) -> Iterator[Served]:
+    """The page of a folder, from a thread of this process."""
+    from proximo.insight.view.server import bind, server
+
+    socket = bind(0)
+    made = Served(socket.getsockname()[1])
+    running = server(root, token=made.token, port=made.port)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [socket]})
+    thread.start()
+    try:
+        until(lambda: running.started)
+        yield made
+    finally:
+        running.should_exit = True
+        thread.join()
+        socket.close()
+
+
+@dataclass
+class Window:
+    """A page in the browser, what it asked for, and what went wrong in it."""
+
+    page: Any
+    requests: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    servers: ExitStack = field(default_factory=ExitStack)
+
+    def serve(self, root: Path) -> Served:
+        """A folder of its own, for as long as the window is open."""
+        return self.servers.enter_context(served(root))
+
+    def charts(self) -> dict[str, Any]:
+        """What is drawn, by the name of the chart."""
+        return self.page.evaluate("() => window.proximo.charts")
+
+    def until(self, script: str, argument: object = None) -> Any:
+        """What a script says, once that is something. Playwright's own waiting would need a policy that lets strings
+        become scripts."""
+        return until(lambda: self.page.evaluate(script, argument))
+
+
+def until(condition, seconds: float = 20.0) -> Any:
+    """Its value, once it has one."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+    return value
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(MISSING)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def window(chromium) -> Iterator[Window]:
+    """A new one, which must not complain."""
+    context = chromium.new_context(viewport={"width": 1300, "height": 850})
+    made = Window(context.new_page())
+    made.page.set_default_timeout(20_000)
+    made.page.on("request", lambda request: made.requests.append(request.url))
+    made.page.on("pageerror", lambda error: made.errors.append(str(error)))
+    made.page.on("console", lambda said: made.errors.append(said.text) if said.type == "error" else None)
+    yield made
+    context.close()
+    made.servers.close()
+    assert made.errors == [], made.errors
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """One line for all that were skipped."""
+    skipped = [report for report in terminalreporter.stats.get("skipped", ()) if MISSING in str(report.longrepr)]
+    if skipped:
+        terminalreporter.write_line(f"{len(skipped)} tests of pages were skipped: {MISSING} (apt install chromium)")
+
+
+def write_run(
+    folder: Path,
+    metrics: Sequence[Mapping[str, object]] = (),
+    *,
+    timings: Sequence[Mapping[str, object]] = (),
+    events: Sequence[Mapping[str, object]] = (),
+    state: str = "stopped",
+    **changes: Any,
+) -> Path:
+    """A run's folder without a run; `changes` are of its config."""
+    from proximo import toml
+    from proximo.algorithms import GRPO
+    from proximo.training.config import RunConfig
+
+    folder.mkdir(parents=True)
+    facts = {
+        "argv": ["proximo", "train"],
+        "torch": "2.0",
+        "attempts": [{"number": 1, "started": "2026-01-01 00:00:00"}],
+    }
+    (folder / "run.json").write_text(json.dumps(facts))
+    (folder / "config.toml").write_text(toml.dumps(RunConfig(**{"algorithm": GRPO, **changes})))
+    for name, rows in (("metrics", metrics), ("timings", timings), ("events", events)):
+        append(folder, name, *rows)
+    if state == "running":
+        (folder / "lock").touch()
+    elif state == "finished":
+        (folder / "result.json").write_text("{}")
+    return folder
+
+
+def append(folder: Path, name: str, *rows: Mapping[str, object]) -> None:
+    with (folder / f"{name}.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
