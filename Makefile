@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint types imports check parity mutation faults clean
+.PHONY: demo test lint types imports check parity mutation faults screenshots clean
 
 demo: .venv/.ready
 	$(BIN)/proximo train
@@ -33,6 +33,10 @@ parity: .venv/.ready
 # Kills, starves and deceives small runs, and writes docs/reliability.md from what became of them. About 20 minutes.
 faults: .venv/.ready
 	$(BIN)/python -m faults
+
+# Makes real runs and takes the pictures of README and guides from their pages. About ten minutes; needs chromium.
+screenshots: .venv/.ready
+	$(BIN)/python docs/screenshots.py
 
 .venv/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -56,6 +56,9 @@ def test_a_curve_has_the_numbers_that_there_are(tmp_path):
         {"step": 1, "reward": None},
         {"step": 2, "reward": 0.5},
         {"step": 2, "held_out/accuracy": 0.75},
+        {"step": 3, "reward": 10**400},
+        {"step": 4, "reward": float("nan")},
+        {"step": True, "reward": "1"},
     )
     assert run.curve("reward") == [(0, 1.0), (2, 0.5)]
     assert run.curve("held_out/accuracy") == [(-1, 0.25), (2, 0.75)]

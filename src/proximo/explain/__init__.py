@@ -17,6 +17,8 @@ __all__ = [
     "card",
     "changes",
     "choice",
+    "differences",
+    "nearest",
     "objective",
     "same_as",
     "source",
@@ -81,6 +83,21 @@ def changes(named: Card, algorithm: Algorithm) -> list[str]:
             why = source(named, stage)
             found.append(facts + (f" ({why})" if why else ""))
     return found
+
+
+def differences(named: Card, algorithm: Algorithm) -> list[tuple[str, str, str]]:
+    """Each field in which `algorithm` is not the named one: (path, its choice, the named one's)."""
+    found = [
+        difference
+        for stage in STAGES
+        for difference in _differences(stage, getattr(named.value, stage), getattr(algorithm, stage))
+    ]
+    return [(path, choice(value), choice(default)) for path, default, value in found]
+
+
+def nearest(algorithm: Algorithm) -> Card:
+    """The named algorithm that differs from this value in the fewest fields; of several the first of the cards."""
+    return min(CARDS, key=lambda card: len(differences(card, algorithm)))
 
 
 def _differences(path: str, default: Any, value: Any) -> list[tuple[str, Any, Any]]:

@@ -20,6 +20,9 @@ State = Literal["running", "finished", "stopped"]
 DEPTH = 4
 """How far below a folder runs are looked for: those of a comparison lie in a folder of their own."""
 
+MOST = 1e300
+"""A number beyond is a mistake of somebody's, and too large for some of what is done with numbers."""
+
 
 class RunFolder:
     """What is in a run folder; nothing is ever written to it.
@@ -148,7 +151,8 @@ def _is_held(lock: Path) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """One that can be drawn."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

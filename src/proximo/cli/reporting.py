@@ -1,0 +1,31 @@
+"""`proximo report`: one page about a run, from its folder."""
+
+import json
+from pathlib import Path
+
+from proximo.cli.flags import refuse, take, take_switch
+from proximo.insight.folder import RunFolder
+from proximo.insight.report import summary, write_report
+
+USAGE = """usage: proximo report RUN [--out FILE.html] [--json]
+
+One self-contained page about a run by reinforcement learning, or a stage that learned from a file: finished, ended
+early or still running. It is written to RUN/report.html, or to FILE.html; its path is printed, or with --json what the
+run came to, as data.
+"""
+
+
+def run(arguments: list[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        print(USAGE, end="")
+        return 0
+    as_json, out = take_switch(arguments, "--json"), take(arguments, "--out")
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        given = f", not {' '.join(arguments)}" if arguments else ""
+        refuse(f"report takes the folder of one run{given}: proximo report RUN [--out FILE.html]")
+    try:
+        path, facts = write_report(RunFolder(Path(arguments[0])), None if out is None else Path(out))
+    except (OSError, ValueError) as error:
+        refuse(str(error))
+    print(json.dumps({**summary(facts), "report": str(path)}) if as_json else path)
+    return 0

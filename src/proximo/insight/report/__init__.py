@@ -1,0 +1,42 @@
+"""What one run did, on one page that opens from a disk; made from its files alone: training knows nothing of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from proximo.insight.folder import RunFolder
+from proximo.insight.pages import page, section
+from proximo.insight.report.completions import completions
+from proximo.insight.report.curves import curves
+from proximo.insight.report.facts import Facts, gather
+from proximo.insight.report.head import head
+from proximo.insight.report.remarks import events, health
+from proximo.insight.report.settings import configuration, files, repeating
+from proximo.insight.report.summary import summary
+from proximo.storage.folders import write_file
+
+__all__ = ["REPORT", "Facts", "gather", "render", "summary", "write_report"]
+
+REPORT = "report.html"
+SECTIONS: dict[str, Callable[[Facts], str]] = {
+    "Findings": health,
+    "Curves": curves,
+    "Completions": completions,
+    "Configuration": configuration,
+    "How to repeat it": repeating,
+    "Events": events,
+    "Files": files,
+}
+"""One that has nothing to say is left out."""
+
+
+def write_report(run: RunFolder, out: Path | None = None) -> tuple[Path, Facts]:
+    """Where it was written, in the run's folder unless told otherwise, and what it was made from."""
+    path, facts = out or run.path / REPORT, gather(run)
+    write_file(path, render(facts).encode())
+    return path, facts
+
+
+def render(facts: Facts) -> str:
+    sections = {title: made for title, make in SECTIONS.items() if (made := make(facts))}
+    shown = [section(title, content) for title, content in sections.items()]
+    return page(f"{facts.run.name}: report", [head(facts, list(sections)), *shown])

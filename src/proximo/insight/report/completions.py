@@ -1,0 +1,137 @@
+"""Completions side by side. What a model said is shown as text that can neither steer nor flood the page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proximo.insight.pages import Html, number, table, text
+from proximo.insight.report.facts import Facts
+from proximo.insight.report.problems import Asked, Pair, Said, extremes
+from proximo.insight.report.reading import is_number
+from proximo.plain_text import visible
+
+MOST, LINE, HALF = 2000, 110, 40
+"""Characters of a text that are shown; of all texts of a problem, up to which they stand in the line of a table, and up
+to which two such tables stand side by side."""
+Answered = tuple[Asked, Sequence[tuple[str, Said]]]
+"""A problem, and what was said to it under each name."""
+CHANGED, UNCHANGED, ROLLOUTS = 4, 2, 3
+"""Of each kind so many are shown."""
+
+
+@dataclass(frozen=True)
+class Block:
+    title: str
+    remark: str
+    problems: Sequence[Answered]
+
+
+def completions(facts: Facts) -> str:
+    return _blocks(_held_out(facts.pairs)) + _rollouts(facts)
+
+
+def _blocks(blocks: Sequence[Block]) -> str:
+    """Where all texts are short they stand in tables, side by side if there is room; others in cards."""
+    blocks = [block for block in blocks if block.problems]
+    widths = [_width(*each) for block in blocks for each in block.problems]
+    short = all(width <= LINE for width in widths)
+    kind = "blocks" if all(width <= HALF for width in widths) else "rows" if short else "cards"
+    shown = "".join(
+        f"<div><h3>{text(block.title)} <small>{text(block.remark)}</small></h3>\n"
+        f"{_table(block.problems) if short else _cards(block.problems)}</div>\n"
+        for block in blocks
+    )
+    return f'<div class="{kind}">\n{shown}</div>\n' if blocks else ""
+
+
+def _held_out(pairs: Sequence[Pair]) -> list[Block]:
+    """Those that changed most first."""
+    up = sorted((pair for pair in pairs if _gain(pair) > 0), key=_gain, reverse=True)
+    down = sorted((pair for pair in pairs if _gain(pair) < 0), key=_gain)
+    same = [pair for pair in pairs if _gain(pair) == 0]
+    wrong = sorted((pair for pair in same if pair.after.outcome < 1), key=lambda pair: pair.after.outcome)
+    kinds = [
+        ("Became better", up, CHANGED),
+        ("Became worse", down, CHANGED),
+        ("Not right before, nor after", wrong, UNCHANGED),
+        ("Right before and after", [pair for pair in same if pair.after.outcome >= 1], UNCHANGED),
+    ]
+    return [
+        Block(
+            title,
+            f"{min(most, len(found))} of {len(found)} held-out problems",
+            [(pair.asked, [("before", pair.before), ("after", pair.after)]) for pair in found[:most]],
+        )
+        for title, found, most in kinds
+    ]
+
+
+def _gain(pair: Pair) -> float:
+    return pair.after.outcome - pair.before.outcome
+
+
+def _rollouts(facts: Facts) -> str:
+    """Of the first and the last step: the best and the worst by reward."""
+    blocks, complaints, steps = [], "", facts.run.steps()
+    for step in dict.fromkeys(steps[:1] + steps[-1:]):
+        try:
+            best, worst = extremes(facts.run.step(step), ROLLOUTS)
+        except ValueError as error:  # damaged, or of another version: the rest of the page stands
+            complaints += f'<p class="warn">Rollouts of step {step} cannot be shown: {text(error)}</p>\n'
+            continue
+        remark = f"in training, the {'first' if step == steps[0] else 'last'} step with rollouts"
+        for title, rows in (("best", best), ("worst", worst)):
+            problems = [(asked, [("said", said)]) for asked, said in rows]
+            blocks.append(Block(f"Step {step}, the {title}", remark, problems))
+    return _blocks(blocks) + complaints
+
+
+def _width(asked: Asked, answers: Sequence[tuple[str, Said]]) -> int:
+    """Characters side by side; a text with lines is more than fits."""
+    texts = [asked.prompt or asked.id, asked.wanted, *(said.text for _, said in answers)]
+    return LINE + 1 if any("\n" in each for each in texts) else sum(map(len, texts))
+
+
+def _table(problems: Sequence[Answered]) -> str:
+    names = [name for name, _ in problems[0][1]]
+    has_wanted = any(asked.wanted for asked, _ in problems)
+    rows = [
+        [
+            Html(_box("code", asked.prompt or asked.id)),
+            *([Html(_box("code", asked.wanted) if asked.wanted else "")] if has_wanted else []),
+            *(Html(f"{_box('code', said.text)} {_verdict(said)}") for _, said in answers),
+        ]
+        for asked, answers in problems
+    ]
+    return table(["problem", *(["wanted"] if has_wanted else []), *names], rows)
+
+
+def _cards(problems: Sequence[Answered]) -> str:
+    cards = []
+    for asked, answers in problems:
+        wanted = f'<p class="faint">wanted {_box("code", asked.wanted, 200)}</p>' if asked.wanted else ""
+        sides = "".join(
+            f"<div><p><b>{text(name)}</b> {_verdict(said)}</p>{_box('pre', said.text)}</div>" for name, said in answers
+        )
+        asking = _box("pre", asked.prompt or asked.id)
+        cards.append(f'<article class="said">{asking}{wanted}<div class="sides">{sides}</div></article>\n')
+    return f'<div class="cards">\n{"".join(cards)}</div>\n'
+
+
+def _verdict(said: Said) -> str:
+    right = "good" if said.outcome >= 1 else "bad"
+    facts = [f'<span class="{right}">outcome {number(said.outcome)}</span>' if is_number(said.outcome) else "unscored"]
+    if is_number(said.reward) and said.reward != said.outcome:
+        facts.append(f"reward {number(said.reward)}")
+    facts += [f"{text(visible(part, 40))} {number(value)}" for part, value in said.parts.items()]
+    facts += [
+        f"{said.tokens} tokens",
+        *(["truncated"] if said.truncated else []),
+        *([text(said.note)] if said.note else []),
+    ]
+    return f'<span class="verdict">{" · ".join(facts)}</span>'
+
+
+def _box(tag: str, said: str, most: int = MOST) -> str:
+    """Isolated, so that writing from right to left stays inside."""
+    shown = text(visible(said, most)) if said else '<i class="faint">nothing</i>'
+    return f'<{tag} class="box"><bdi>{shown}</bdi></{tag}>'

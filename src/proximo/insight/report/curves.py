@@ -1,0 +1,138 @@
+"""The curves that matter, of a run by reinforcement learning; of a stage that learns from a file all that it has."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+
+from proximo.insight.bars import bar_chart
+from proximo.insight.drawing import Number, Series, line_chart
+from proximo.insight.pages import Html, text
+from proximo.insight.report.facts import Facts
+from proximo.insight.report.reading import is_number, phases, real
+
+MOST = 24
+"""Charts of a stage, and parts of a reward: their names are not known here."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    title: str
+    lines: Sequence[Series]
+    unit: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(is_number(value) for line in self.lines for _, value in line.points)
+
+    @property
+    def is_zero(self) -> bool:
+        """Nothing to see: a word says as much."""
+        return all(value == 0 for line in self.lines for _, value in line.points if is_number(value))
+
+
+def curves(facts: Facts) -> str:
+    charts = [chart for chart in (_of_stage(facts) if facts.config is None else _of_run(facts)) if not chart.is_empty]
+    drawn = [line_chart(each.title, each.lines, unit=each.unit) for each in charts if not each.is_zero]
+    drawn += [_seconds(facts)] if facts.timings else []
+    zero = ", ".join(
+        line.name if len(each.lines) > 1 else each.title.lower()
+        for each in charts
+        if each.is_zero
+        for line in each.lines
+    )
+    note = f'<p class="faint note">Zero throughout: {text(zero)}.</p>\n' if zero else ""
+    return f'<div class="charts">\n{"".join(drawn)}</div>\n{note}' if drawn or note else ""
+
+
+def _of_run(facts: Facts) -> list[Chart]:
+    limit = "" if facts.config is None else f"tokens, at most {facts.config.sampling.max_tokens}"
+    # Dead rows are not run where nothing needs them: then entropy is that of the others, which is higher.
+    skips = any(share < 1 for _, share in facts.curve("measured"))
+    of = partial(_chart, facts)
+    return [
+        _outcome(facts),
+        of("Length", {"length": "length"}, limit, band=("length_p10", "length_p90")),
+        of("Entropy", {"entropy": "entropy"}, "nats a token" + ", without dead rows" * skips),
+        of("KL to the reference", {"kl": "KL"}, "nats a token"),
+        _held_back(facts),
+        of("Gradient norm", {"gradient_norm": "mean", "gradient_norm_max": "largest"}, "before clipping"),
+        of("Dead groups", {"dead_groups": "all equal", "dead_solved": "all solved"}, "share"),
+        of("Left out", {"truncated": "truncated", "wasted_tokens": "wasted tokens"}, "share"),
+        of("Largest ratio", {"ratio_max": "ratio"}, "new to old policy"),
+        of("Value model", {"explained_variance": "explained variance", "value_loss": "loss"}),
+        of("Unscored", {"unscored": "completions"}),
+        of("Skipped updates", {"skipped_updates": "updates"}),
+        _parts(facts),
+        _seconds_by_step(facts),
+    ]
+
+
+def _of_stage(facts: Facts) -> list[Chart]:
+    """Held-out values beside those of training, a metric to a chart."""
+    names = dict.fromkeys(chain.from_iterable([*facts.training, *facts.evaluations]))
+    known = [name for name in names if not name.startswith("held_out/") and name != "step"]
+    return [
+        Chart(name, [Series("training", facts.curve(name)), Series("held-out", _evaluated(facts, name))])
+        for name in known[:MOST]
+    ]
+
+
+def _outcome(facts: Facts) -> Chart:
+    outcome, reward = facts.curve("outcome"), facts.curve("reward")
+    lines = [Series("training", outcome), Series("held-out", _evaluated(facts, "outcome"), _band(facts))]
+    # Often the reward is the outcome and nothing besides.
+    return Chart("Outcome", lines if reward == outcome else [*lines, Series("reward", reward)])
+
+
+def _band(facts: Facts) -> list[tuple[Number, float, float]]:
+    """The interval is the accuracy's: it belongs to outcomes that are right or wrong."""
+    return [
+        (row["step"], real(row.get("low")), real(row.get("high")))
+        for row in facts.evaluations
+        if real(row.get("outcome")) == real(row.get("accuracy"))
+    ]
+
+
+def _evaluated(facts: Facts, name: str) -> list[tuple[Number, float]]:
+    return [(row["step"], float(row[name])) for row in facts.evaluations if is_number(row.get(name))]
+
+
+def _chart(
+    facts: Facts, title: str, names: Mapping[str, str], unit: str = "", band: tuple[str, str] | None = None
+) -> Chart:
+    edges = [facts.curve(name) for name in band or ()]
+    between = [(x, low, high) for (x, low), (_, high) in zip(*edges, strict=True)] if edges and all(edges) else []
+    lines = [Series(said, facts.curve(name), between) for name, said in names.items()]
+    return Chart(title, [line for line in lines if line.points], unit)
+
+
+def _held_back(facts: Facts) -> Chart:
+    """One axis for every gate: what a clip stops and what a soft gate takes away are both missing from the gradient."""
+    gate = Series("all", [(step, 1 - value) for step, value in facts.curve("gate")])
+    sides = [Series("clipped above", facts.curve("clip_high")), Series("clipped below", facts.curve("clip_low"))]
+    clipped = [side for side in sides if any(value > 0 for _, value in side.points)]
+    return Chart("Held back by the gate", [gate, *clipped], "share of the gradient")
+
+
+def _parts(facts: Facts) -> Chart:
+    names = sorted({name for row in facts.training for name in row if name.startswith("rewards/")})
+    lines = [Series(name.removeprefix("rewards/"), facts.curve(name)) for name in names[:MOST]]
+    return Chart("Parts of the reward", lines)
+
+
+def _seconds_by_step(facts: Facts) -> Chart:
+    """Of a step that was done again, the last time."""
+    rows = {row["step"]: phases(row) for row in facts.timings if is_number(row.get("step"))}
+    names = dict.fromkeys(chain.from_iterable(rows.values()))
+    lines = [Series(name, [(step, rows[step].get(name, math.nan)) for step in sorted(rows)]) for name in names]
+    return Chart("Seconds a step", lines)
+
+
+def _seconds(facts: Facts) -> Html:
+    totals: dict[str, Number] = {}
+    for row in facts.timings:
+        for name, seconds in phases(row).items():
+            totals[name] = totals.get(name, 0.0) + seconds
+    return bar_chart("Seconds by phase", list(totals.items()), unit="of the whole run")

@@ -1,0 +1,188 @@
+"""What a run's files say, read once, so that a page about a run that goes on is of one moment."""
+
+import math
+import tomllib
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from proximo import explain, toml
+from proximo.algorithms import UnusualChoice
+from proximo.health import Spell, watched, worst_first
+from proximo.insight.drawing import Number
+from proximo.insight.folder import RunFolder, State
+from proximo.insight.report.problems import Pair, held_out_pairs
+from proximo.insight.report.reading import Row, is_number, phases, real
+from proximo.training.config import RunConfig
+from proximo.training.dpo import DpoConfig
+from proximo.training.pipeline import PipelineConfig
+from proximo.training.reward_model import RewardModelConfig
+from proximo.training.runlog import EVENTS, METRICS, TIMINGS
+from proximo.training.sft import SftConfig
+
+STAGES = ((SftConfig, ("sft",)), (RewardModelConfig, ("reward-model",)), (DpoConfig, ("dpo",)))
+COMMANDS = ((RunConfig, ("train",)), *STAGES, (PipelineConfig, ("train", "pipeline-demo")))
+"""By the config that each of them writes."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Rows, record and result of one moment; what is missing is empty, what cannot be read is not there."""
+
+    run: RunFolder
+    state: State
+    record: Row
+    result: Row | None
+    metrics: Sequence[Row]
+    timings: Sequence[Row]
+    events: Sequence[Row]
+    moment: datetime
+
+    @cached_property
+    def _loaded(self) -> tuple[Any, tuple[str, ...], list[str]]:
+        """The config, the command that takes it, and what its choices were warned about."""
+        with warnings.catch_warnings(record=True) as raised:
+            warnings.simplefilter("always")
+            for kind, command in COMMANDS:
+                try:
+                    config = toml.loads(self.run.config_text, kind)
+                except ValueError:  # another command's, or another version's
+                    continue
+                return config, command, [str(each.message) for each in raised if each.category is UnusualChoice]
+        return None, (), []
+
+    @property
+    def config(self) -> RunConfig | None:
+        """Of a run by reinforcement learning."""
+        return self._loaded[0] if isinstance(self._loaded[0], RunConfig) else None
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Which one makes such a run; its argv may be that of a chain, or of a comparison. Empty: not known."""
+        return self._loaded[1]
+
+    @property
+    def unusual(self) -> list[str]:
+        """What its choices were warned about."""
+        return self._loaded[2]
+
+    @cached_property
+    def settings(self) -> Row:
+        """config.toml as it stands, whichever command's it is."""
+        try:
+            return tomllib.loads(self.run.config_text)
+        except ValueError:
+            return {}
+
+    @property
+    def model(self) -> str | None:
+        found = self.settings.get("model")
+        return found if isinstance(found, str) else None
+
+    @property
+    def attempts(self) -> list[Row]:
+        found = self.record.get("attempts")
+        return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+    @property
+    def argv(self) -> list[str]:
+        """Of the attempt that began it."""
+        first = self.attempts[0].get("argv") if self.attempts else None
+        found = first or self.record.get("argv")
+        return [str(each) for each in found] if isinstance(found, list) else []
+
+    @property
+    def ended(self) -> str:
+        """How the last attempt did; empty while it goes on."""
+        return str(self.attempts[-1].get("ended") or "") if self.attempts else ""
+
+    @cached_property
+    def training(self) -> list[Row]:
+        """Rows of steps, without those of evaluations."""
+        return [row for row in self.metrics if _is_step(row)]
+
+    @property
+    def steps_done(self) -> int:
+        return 1 + max((int(row["step"]) for row in self.training), default=-1)
+
+    @cached_property
+    def evaluations(self) -> list[Row]:
+        """On held-out problems, without the prefix of their names."""
+        found = []
+        for row in self.metrics:
+            values = {name.removeprefix("held_out/"): row[name] for name in row if name.startswith("held_out/")}
+            if values and is_number(row.get("step")):
+                found.append({"step": row["step"], **values})
+        return found
+
+    @property
+    def generated(self) -> int | None:
+        """Tokens sampled in training."""
+        known = real(self.result.get("generated_tokens")) if self.result else math.nan
+        counted = [real(row.get("sampled_tokens")) for row in self.training]
+        total = known if is_number(known) else math.fsum(count for count in counted if is_number(count))
+        return int(total) or None
+
+    @property
+    def seconds(self) -> float | None:
+        known = real(self.result.get("seconds")) if self.result else math.nan
+        spent = [value for row in self.timings for value in phases(row).values()]
+        return known if is_number(known) else math.fsum(spent) or None
+
+    @cached_property
+    def findings(self) -> list[Spell]:
+        """Worst first; some may be over."""
+        rows = [{name: value for name, value in row.items() if is_number(value)} for row in self.metrics]
+        return worst_first(watched([row for row in rows if "step" in row]).spells)
+
+    @property
+    def event_counts(self) -> Counter[str]:
+        return Counter(str(event.get("kind", "")) for event in self.events)
+
+    @cached_property
+    def algorithm(self) -> tuple[explain.Card, list[tuple[str, str, str]]] | None:
+        """The nearest that has a name, and where this run's differs from it."""
+        if self.config is None:
+            return None
+        card = explain.nearest(self.config.algorithm)
+        return card, explain.differences(card, self.config.algorithm)
+
+    @property
+    def algorithm_name(self) -> str | None:
+        """Example: "DAPO with 1 change"."""
+        if self.algorithm is None:
+            return None
+        card, differences = self.algorithm
+        changed = f" with {len(differences)} change{'s' * (len(differences) > 1)}" if differences else ""
+        return card.name.upper() + changed
+
+    @cached_property
+    def pairs(self) -> list[Pair]:
+        """Held-out problems, answered before and after."""
+        return held_out_pairs(self.result, self.config)
+
+    def curve(self, metric: str) -> list[tuple[Number, float]]:
+        """NaN where a step has no value: a line does not run over what is not known. Empty where none has."""
+        points = [(row["step"], real(row.get(metric))) for row in self.training]
+        return points if any(is_number(value) for _, value in points) else []
+
+
+def gather(run: RunFolder) -> Facts:
+    return Facts(
+        run=run,
+        state=run.state,
+        record=run.record,
+        result=run.result,
+        metrics=run.rows(METRICS),
+        timings=run.rows(TIMINGS),
+        events=run.rows(EVENTS),
+        moment=datetime.now(),
+    )
+
+
+def _is_step(row: Row) -> bool:
+    return is_number(row.get("step")) and any(not name.startswith("held_out/") and name != "step" for name in row)

@@ -1,0 +1,142 @@
+"""The top of the page: what was trained, how far it came, and what it came to."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proximo.insight.bars import interval_chart
+from proximo.insight.pages import Html, anchor, number, text
+from proximo.insight.report.facts import Facts
+from proximo.insight.report.reading import Row, is_number, real
+from proximo.insight.report.summary import changes, first_and_last, sign_test
+from proximo.plain_text import visible
+
+LIKELY = 0.05
+"""Below so much, chance is a poor explanation of how many answers became better."""
+MOST = 200
+"""Characters of a name."""
+COLOURS = {"finished": "good", "running": "warn", "stopped": "bad"}
+
+
+def head(facts: Facts, titles: Sequence[str]) -> Html:
+    """`titles` are those of the sections that follow."""
+    links = " ".join(f'<a href="#{anchor(title)}">{text(title)}</a>' for title in titles)
+    config = facts.config
+    line = [
+        facts.algorithm_name or " ".join(facts.command),
+        None if config is None else type(config.task).__name__,
+        facts.model,
+        None if config is None else f"seed {config.seed}",
+        facts.attempts[0].get("started") if facts.attempts else None,
+    ]
+    what = " · ".join(f"<bdi>{text(visible(str(each), MOST))}</bdi>" for each in line if each)
+    return Html(
+        f"<header>\n<h1><bdi>{text(facts.run.name)}</bdi> "
+        f'<span class="badge {COLOURS[facts.state]}">{facts.state}</span></h1>\n'
+        f'<p class="faint">{what}</p>\n<nav>{links}</nav>\n</header>\n'
+        f"<section>\n{_standing(facts)}{_result(facts)}{_tiles(facts)}</section>\n"
+    )
+
+
+def _standing(facts: Facts) -> str:
+    """For a run that is not finished: how far it is, and that this is so."""
+    if facts.state == "finished":
+        return ""
+    of = "" if facts.config is None else f" of {facts.config.steps}"
+    done = f"{facts.steps_done}{of} steps are done" if facts.steps_done else "no step is finished yet"
+    if facts.state == "running":
+        said = f"Still running on {facts.moment:%Y-%m-%d %H:%M:%S}: {done}. Make this page again for what comes after."
+    else:
+        how = f" ({visible(facts.ended, 2 * MOST)})" if facts.ended else ""
+        said = f"It ended early{how}: {done}. The command that began it goes on with it."
+    return f'<p class="warn">{text(said)}</p>\n'
+
+
+def _result(facts: Facts) -> str:
+    """Held-out problems before and after, and whether chance would do."""
+    before, after = (_Shares.of(row) for row in first_and_last(facts))
+    if before is None or after is None:
+        return ""
+    better, worse = changes(facts.pairs)
+    verdict = ""
+    if better or worse:
+        chance = sign_test(better, worse)
+        judged = "chance alone hardly does that" if chance < LIKELY else "chance alone does as much"
+        verdict = (
+            f" Of the answers to the same problems {better} became better and {worse} worse: {judged} "
+            f"(sign test, p {'< 0.001' if chance < 0.001 else f'= {chance:.2g}'})."
+        )
+    where = "" if facts.state == "finished" else f" after step {after.step + 1}"
+    said = f"Held-out {_measured(before, after)}{where}, on {after.problems} problems.{verdict}"
+    rows = [(name, each.accuracy, each.low, each.high) for name, each in (("before", before), ("after", after))]
+    chart = interval_chart("Held-out accuracy", rows, unit="greedy, 95 % intervals")
+    return f'<div class="result"><p class="lead">{text(said)}</p>\n<div>{chart}</div></div>\n'
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """An evaluation's, as far as they are shown."""
+
+    step: int
+    accuracy: float
+    low: float
+    high: float
+    outcome: float
+    problems: str
+
+    @classmethod
+    def of(cls, row: Row | None) -> "_Shares | None":
+        """None where there is no accuracy: a stage has other metrics."""
+        if row is None or not is_number(row.get("accuracy")):
+            return None
+        values = [real(row.get(name)) for name in ("accuracy", "low", "high", "outcome")]
+        return cls(int(row["step"]), *values, problems=number(row.get("problems")))
+
+
+def _measured(before: _Shares, after: _Shares) -> str:
+    """Outcomes that are not right or wrong have a mean besides their accuracy."""
+    points = 100 * (after.accuracy - before.accuracy)
+    said = f"accuracy {_way(points)} {before.accuracy:.1%} to {after.accuracy:.1%} ({points:+.1f} points)"
+    said = said if points else f"accuracy stayed at {after.accuracy:.1%}"
+    if math.isfinite(after.outcome - before.outcome) and before.outcome != before.accuracy:
+        way = _way(after.outcome - before.outcome)
+        said += f", the mean outcome {way} {number(before.outcome)} to {number(after.outcome)}"
+    return said
+
+
+def _way(difference: float) -> str:
+    return "rose from" if difference > 0 else "fell from" if difference < 0 else "went from"
+
+
+def _tiles(facts: Facts) -> str:
+    of = "" if facts.config is None else f"of {facts.config.steps:,}"
+    seconds, tokens = facts.seconds, facts.generated
+    speed = f"{number(round(tokens / seconds))} a second" if tokens and seconds else ""
+    tiles = [
+        ("steps", f"{facts.steps_done:,}", of),
+        ("tokens generated", "" if tokens is None else f"{tokens:,}", speed),
+        (
+            "time",
+            "" if seconds is None else duration(seconds),
+            f"in {len(facts.attempts)} attempts" if len(facts.attempts) > 1 else "",
+        ),
+        (
+            "findings",
+            str(len(facts.findings)),
+            ", ".join(dict.fromkeys(each.finding.severity for each in facts.findings)),
+        ),
+    ]
+    cells = "".join(
+        f"<div><dt>{text(name)}</dt><dd>{text(value)} <small>{text(more)}</small></dd></div>"
+        for name, value, more in tiles
+        if value
+    )
+    return f'<dl class="tiles">{cells}</dl>\n'
+
+
+def duration(seconds: float) -> str:
+    """Example: duration(3725) == "1 h 2 min"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

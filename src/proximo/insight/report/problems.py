@@ -1,0 +1,129 @@
+"""What was asked and answered: held-out problems before and after, and rollouts of the first and the last step."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proximo.insight.report.reading import Row, is_number, real
+from proximo.insight.steps import Step
+from proximo.training.config import RunConfig
+from proximo.training.progress import prompt_text
+from proximo.types import Problem
+
+
+@dataclass(frozen=True)
+class Said:
+    """A completion, and what was thought of it."""
+
+    text: str
+    outcome: float
+    reward: float
+    tokens: int
+    truncated: bool
+    parts: Mapping[str, float]
+    note: str = ""
+    """Where it is to be found, or what became of it."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A problem as far as the run's files and its task still know it."""
+
+    id: str
+    prompt: str
+    wanted: str
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A held-out problem, answered before and after training."""
+
+    asked: Asked
+    before: Said
+    after: Said
+
+
+def held_out_pairs(result: Row | None, config: RunConfig | None) -> list[Pair]:
+    """Of a finished run; those that are scored both times."""
+    examples = result.get("examples") if result else None
+    pairs = [pair for pair in examples if _is_pair(pair)] if isinstance(examples, list) else []
+    known = {} if config is None or not pairs else _problems(config, len(pairs))
+    found = [Pair(_asked(before, known), _said(before), _said(after)) for before, after in pairs]
+    return [pair for pair in found if math.isfinite(pair.before.outcome) and math.isfinite(pair.after.outcome)]
+
+
+def _problems(config: RunConfig, count: int) -> dict[str, Problem]:
+    """By id. The task is asked again, where it still can be: its file may be elsewhere by now, its package missing."""
+    try:
+        size = config.task.size("held_out")
+        # Twice as many: some may have been left out because they did not fit.
+        wanted = range(min(2 * count, size or 2 * count))
+        problems = [config.task.problem(index, "held_out", config.seed) for index in wanted]
+    except (ValueError, OSError, ImportError):
+        return {}
+    return {problem.id: problem for problem in problems}
+
+
+def _is_pair(facts: Any) -> bool:
+    sides = facts if isinstance(facts, list) and len(facts) == 2 else [None]
+    return all(isinstance(each, dict) and "text" in each and "problem" in each for each in sides)
+
+
+def _asked(facts: Mapping[str, Any], known: Mapping[str, Problem]) -> Asked:
+    name = str(facts["problem"])
+    problem = known.get(name)
+    if problem is None:
+        return Asked(name, "", "")
+    return Asked(name, prompt_text(problem), "" if problem.answer is None else str(problem.answer))
+
+
+def _said(facts: Mapping[str, Any]) -> Said:
+    parts, outcome, tokens = facts.get("parts"), facts.get("outcome"), facts.get("tokens")
+    return Said(
+        text=str(facts["text"]),
+        outcome=real(outcome),
+        reward=math.nan,
+        tokens=len(tokens) if isinstance(tokens, list) else 0,
+        truncated=facts.get("finish") == "length",
+        parts=_numbers(parts) if isinstance(parts, dict) else {},
+    )
+
+
+def extremes(step: Step, count: int) -> tuple[list[tuple[Asked, Said]], list[tuple[Asked, Said]]]:
+    """The best and the worst completions of a step by reward; none is among both."""
+    best = _ranked(step, -1)[:count]
+    worst = [row for row in _ranked(step, 1) if row not in best][:count]
+    return [_row(step, row) for row in best], [_row(step, row) for row in worst]
+
+
+def _ranked(step: Step, sign: int) -> list[int]:
+    """Scored rows by sign · reward, lowest first. Of equal ones, one of each problem before others of the same; the
+    same answer to a problem comes once."""
+    keys, said, times = [], set[tuple[str, str]](), Counter[tuple[str, float]]()
+    for row, reward in enumerate(step.batch.rewards.tolist()):
+        problem, answer = step.problem[row], step.text[row]
+        if math.isfinite(reward) and (problem, answer) not in said:
+            said.add((problem, answer))
+            keys.append((sign * reward, times[problem, reward], row))
+            times[problem, reward] += 1
+    return [row for *_, row in sorted(keys)]
+
+
+def _row(step: Step, row: int) -> tuple[Asked, Said]:
+    batch = step.batch
+    said = Said(
+        text=step.text[row],
+        outcome=float(batch.outcome[row]),
+        reward=float(batch.rewards[row]),
+        tokens=int(batch.mask[row].sum()),
+        truncated=bool(batch.truncated[row]),
+        parts=_numbers(step.parts[row]),
+        note=f"row {row}, {step.state[row]}",
+    )
+    return Asked(step.problem[row], step.prompt[row], step.answer[row]), said
+
+
+def _numbers(parts: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): float(value) for name, value in parts.items() if is_number(value)}

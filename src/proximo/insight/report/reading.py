@@ -1,0 +1,25 @@
+"""Values of files that may hold anything."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from proximo.insight.drawing import LARGEST, Number, is_known
+
+Row = Mapping[str, Any]
+
+
+def real(value: object) -> float:
+    """NaN for whatever is no number that can be drawn."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
+        return math.nan
+    return float(value)
+
+
+def is_number(value: object) -> bool:
+    return is_known(real(value))
+
+
+def phases(timing: Row) -> dict[str, Number]:
+    """Seconds, of a row of timings."""
+    return {name: value for name, value in timing.items() if name not in ("step", "tokens") and is_number(value)}

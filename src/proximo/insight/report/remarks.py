@@ -1,0 +1,53 @@
+"""What is wrong with the run, and what happened to it."""
+
+from urllib.parse import quote
+
+from proximo.health import Finding, Spell
+from proximo.insight.pages import table, text
+from proximo.insight.report.facts import Facts
+from proximo.plain_text import visible
+
+MOST = 300
+"""Characters of an event that are shown."""
+
+
+def health(facts: Facts) -> str:
+    """Findings, each with the way to the rollouts that show it."""
+    if not facts.training or (facts.config is None and not facts.findings):  # rules are of reinforcement learning
+        return ""
+    if not facts.findings:
+        return "<p>No rule of <code>proximo doctor</code> has anything to say about this run.</p>\n"
+    cards = "".join(_finding(facts, each) for each in facts.findings)
+    way = f"<code>proximo view <bdi>{text(facts.run.path)}</bdi></code>"
+    how = f"The rollouts behind a finding: {way}, with the text from # on behind the page's address."
+    note = f'<p class="faint">{how}</p>\n'
+    return cards + note
+
+
+def _finding(facts: Facts, spell: Spell) -> str:
+    finding, colour = spell.finding, "bad" if spell.finding.severity == "failing" else "warn"
+    when = f"from step {finding.step} to {spell.last}, then over" if spell.is_over else f"since step {finding.step}"
+    latest = f" At step {spell.last}: {spell.latest}." if spell.latest != finding.message else ""
+    return (
+        f'<article class="finding"><p><span class="badge {colour}">{text(finding.severity)}</span> '
+        f"<b>{text(finding.rule)}</b> {when}: {text(finding.message)}.{text(latest)}</p>"
+        f"<p>First: {text(finding.remedy)}</p>"
+        f'<p class="faint"><code>{text(link(facts, finding))}</code></p></article>\n'
+    )
+
+
+def link(facts: Facts, finding: Finding) -> str:
+    """Where the page of `proximo view` shows it."""
+    where = f"&step={finding.step}&show={quote(finding.show, safe='')}" if finding.show else ""
+    return f"#run={quote(facts.run.name, safe='')}{where}"
+
+
+def events(facts: Facts) -> str:
+    """Kinds by number, with what the last of each said."""
+    counts = facts.event_counts
+    last = {str(event.get("kind", "")): event for event in facts.events}
+    rows = [
+        [visible(kind, 60), counts[kind], event.get("step"), visible(str(event.get("message", "")), MOST)]
+        for kind, event in list(last.items())[:MOST]
+    ]
+    return table(["kind", "times", "last at step", "which said"], rows) if rows else ""

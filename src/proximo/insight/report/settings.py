@@ -1,0 +1,124 @@
+"""What the run was asked to do, how to ask for it again, and what it left on the disk."""
+
+import shlex
+from pathlib import Path
+
+from proximo import explain
+from proximo.explain import Card
+from proximo.insight.pages import Html, table, text
+from proximo.insight.report.facts import Facts
+from proximo.insight.report.reading import is_number
+from proximo.plain_text import visible
+from proximo.training.config import RunConfig
+
+MOST = 20_000
+"""Characters of config.toml that are shown."""
+MOST_FILES = 200
+UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+VERSIONS = ("python", "torch", "transformers", "processor", "commit")
+
+
+def configuration(facts: Facts) -> str:
+    """What differs from the named algorithm, what was chosen otherwise, and the whole file."""
+    content = [_algorithm(*facts.algorithm)] if facts.algorithm is not None else []
+    content += [f'<p class="warn">Unusual: {text(each)}</p>\n' for each in facts.unusual]
+    content += [_choices(facts.config)] if facts.config is not None else []
+    if facts.run.config_text:
+        whole = f"<pre>{text(visible(facts.run.config_text, MOST))}</pre>"
+        content.append(
+            f"<details{' open' * (facts.config is None)}><summary>config.toml, whole</summary>{whole}</details>\n"
+        )
+    return "".join(content)
+
+
+def _algorithm(card: Card, differences: list[tuple[str, str, str]]) -> str:
+    name = f"{card.name.upper()}, {card.title}" if card.title.upper() != card.name.upper() else card.name.upper()
+    if not differences:
+        return f"<p>The algorithm is {text(name)} as it is named, in every choice.</p>\n"
+    count = f"{len(differences)} choice{'s' * (len(differences) > 1)}"
+    reasons = [
+        [path, value, default, explain.source(card, path.partition(".")[0])] for path, value, default in differences
+    ]
+    head = ["choice", "this run", card.name.upper(), f"why {card.name.upper()} has it so"]
+    return f"<p>The algorithm is {text(name)}, but for {count}:</p>\n{table(head, reasons)}"
+
+
+def difference_lines(facts: Facts) -> list[str]:
+    """Example: ["gate.high is 0.2, DAPO's is 0.28"]."""
+    if facts.algorithm is None:
+        return []
+    card, differences = facts.algorithm
+    return [f"{path} is {value}, {card.name.upper()}'s is {default}" for path, value, default in differences]
+
+
+def _choices(config: RunConfig) -> Html:
+    training, limit = config.training, config.sampling.max_tokens
+    rows = {
+        "model": visible(config.model, 200),
+        "task": visible(explain.choice(config.task), 500),
+        "a step": f"{training.groups} prompts × {training.group_size} completions of at most {limit} tokens",
+        "updates": f"{training.updates} a step, in {training.epochs} pass{'es' * (training.epochs > 1)} over its data",
+        "learning rate": f"{training.learning_rate:g}",
+        "temperature": f"{config.sampling.temperature:g}",
+        "seed": str(config.seed),
+    }
+    return table(["", ""], rows.items())
+
+
+def repeating(facts: Facts) -> str:
+    """The command that makes the run again, and what it was computed with."""
+    said = "The same numbers again, in a folder of their own, from where the first was started:"
+    content = [f"<p>{said}</p>\n<pre>{text(again(facts))}</pre>\n"]
+    if started := ["proximo", *facts.argv[1:]] if facts.argv else []:
+        content.append(f"<p>As it was started:</p>\n<pre>{text(visible(shlex.join(started), MOST))}</pre>\n")
+    changed = [name for attempt in facts.attempts for name in attempt.get("changes") or {}]
+    if changed:
+        names = ", ".join(dict.fromkeys(str(name) for name in changed))
+        content.append(f'<p class="warn">Changed on the way, and in the config as it is now: {text(names)}.</p>\n')
+    machine = facts.record.get("machine")
+    versions = [f"{name} {facts.record[name]}" for name in VERSIONS if facts.record.get(name)]
+    versions += (
+        [f"{machine['threads']} CPU thread{'s' * (machine['threads'] != 1)}"]
+        if isinstance(machine, dict) and is_number(machine.get("threads"))
+        else []
+    )
+    content.append(f'<p class="faint">{text(" · ".join(versions))}</p>\n' if versions else "")
+    return "".join(content)
+
+
+def again(facts: Facts) -> str:
+    """From the resolved config: it says everything that decides a number, and presets may change."""
+    folder = facts.run.path
+    if facts.command:
+        return shlex.join(["proximo", *facts.command, str(folder / "config.toml"), "--run", f"{folder}-again"])
+    return shlex.join(["proximo", *_without_run(facts.argv[1:]), "--run", f"{folder}-again"])
+
+
+def _without_run(argv: list[str]) -> list[str]:
+    return [
+        word
+        for place, word in enumerate(argv)
+        if word != "--run" and not word.startswith("--run=") and (place == 0 or argv[place - 1] != "--run")
+    ]
+
+
+def files(facts: Facts) -> str:
+    """What is in the folder, a line to a file or folder."""
+    rows = []
+    for path in sorted(facts.run.path.iterdir())[:MOST_FILES]:
+        inside = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+        rows.append([path.name + "/" * path.is_dir(), len(inside), size(sum(_bytes(each) for each in inside))])
+    return table(["name", "files", "size"], rows)
+
+
+def size(count: int) -> str:
+    """Example: size(1_500_000) == "1.5 MB"."""
+    unit, sign = next((each for each in UNITS if count >= each[0]), (1, "B"))
+    return f"{count / unit:.3g} {sign}"
+
+
+def _bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # gone since: the run goes on
+        return 0
