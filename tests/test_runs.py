@@ -14,6 +14,8 @@ from transformers import PreTrainedModel, Qwen3ForSequenceClassification
 from proximo import toml
 from proximo.algorithms import DAPO, GRPO, PPO, VAPO, Algorithm
 from proximo.cli import main
+from proximo.health import Watch
+from proximo.health.updates import WeakValueModel
 from proximo.maths import AdaptiveKl, KlLoss, KlReward
 from proximo.models import load_model, pick_device, tiny_model, tiny_tokenizer
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead
@@ -301,14 +303,16 @@ def test_values_are_pretrained_on_what_was_earned_and_a_weak_one_is_reported(pol
     mix = RewardMix(task=0.0, models=(RewardModel(judge, device="cpu"),))
     settings = config(policy, value=ValueOptions(TrunkHead(), pretrain_steps=1), rewards=mix, steps=3)
     run = Run(settings, tmp_path, Lines())
-    run.baselines.window = 1
+    run.watch = Watch([WeakValueModel(window=1)])
     seen = []
     updates = run.learner.value_updates
     run.learner.value_updates = lambda batch: seen.append(batch) or updates(batch)
     train(run, "")
     [batch] = seen
     torch.testing.assert_close(batch.returns[:, 0], batch.rewards, rtol=0, atol=1e-5)  # λ = 0.95 would be less
-    assert [row["kind"] for row in rows(tmp_path, "events.jsonl")] == ["weak_value_model"]
+    [event] = rows(tmp_path, "events.jsonl")
+    assert (event["kind"], event["rule"], event["severity"]) == ("finding", "weak-value-model", "warning")
+    assert "value.pretrain_steps" in event["remedy"]
 
 
 def test_a_value_gradient_that_is_not_finite_is_reported(policy, judge, tmp_path):

@@ -19,7 +19,7 @@ from proximo.models.layout import pad
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead, value_model
 from proximo.training.assemble import assemble, to_batch
 from proximo.training.config import TrainingOptions
-from proximo.training.critic import BaselineWatch, Critic, kl_per_completion
+from proximo.training.critic import Critic, kl_per_completion
 from proximo.training.learner import Learner
 from proximo.training.passes import Passes
 from proximo.types import Completion, Grade, Group, Problem, Rollout
@@ -277,19 +277,6 @@ def test_baselines_by_hand():
     assert float(found.group) == pytest.approx((1 + 1 + 1 + 0.25 + 0.25 + 1) / 6)
     assert float(found.value) == pytest.approx(0.25)
     assert math.isnan(float(compare_baselines(values, returns, mask, torch.arange(6)).group))
-
-
-def test_the_watch_warns_once_per_spell():
-    watch = BaselineWatch(window=3)
-    bad, good = (
-        {"baseline_error/value": 0.3, "baseline_error/group": 0.2},
-        {"baseline_error/value": 0.1, "baseline_error/group": 0.2},
-    )
-    said = [watch.look(metrics) for metrics in [bad] * 7 + [{}] + [good] * 3 + [bad] * 3]
-    # Three steps to learn, three to be looked at; one good spell; then two bad of three are worse again.
-    assert [number for number, line in enumerate(said) if line is not None] == [5, 12]
-    assert "squared error is 0.3" in str(said[5])
-    assert "siblings 0.2" in str(said[5])
 
 
 def test_kl_per_completion_by_hand():

@@ -28,14 +28,14 @@ def suit_machine(name: str | None, device: str = "auto") -> None:
 
     What is wrong with a model is said when it loads.
     """
-    chosen = _machine(name, device)
+    chosen = machine_of(name, device)
     if chosen is not None:
         chosen.apply()
 
 
 def machine_line(name: str, device: str) -> str:
     """What a run would compute with."""
-    chosen = _machine(name, device)
+    chosen = machine_of(name, device)
     if chosen is None:
         return f"machine: {device}"
     if pick_device(device) != "cpu":
@@ -44,7 +44,7 @@ def machine_line(name: str, device: str) -> str:
     return f"machine: {chosen.threads} threads, oneDNN {'on' if chosen.onednn else 'off'} ({speeds}; float32 is used)"
 
 
-def _machine(name: str | None, device: str) -> machine.Machine | None:
+def machine_of(name: str | None, device: str) -> machine.Machine | None:
     """None where the model or the device cannot be opened."""
     try:
         if pick_device(device) != "cpu":

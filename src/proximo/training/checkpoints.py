@@ -20,7 +20,6 @@ from proximo.models.compiling import checkpoint_layers
 from proximo.samplers.mismatch import MismatchedSampler, Snapshot
 from proximo.storage.folders import complaints, remove_folder, set_aside, write_folder
 from proximo.training.config import CheckpointOptions
-from proximo.training.critic import BaselineWatch
 from proximo.training.learner import Learner
 from proximo.training.state import (
     Standing,
@@ -147,13 +146,12 @@ class Holders:
     """What of a run has a memory."""
 
     learner: Learner
-    baselines: BaselineWatch
     unscored: UnscoredWatch
     mismatched: MismatchedSampler | None
 
     def remember(self, standing: Standing) -> Standing:
         """With all that is small, as it is now; weights are left where they are."""
-        learner, watch = self.learner, self.baselines
+        learner = self.learner
         tensors = random_states(learner.model.device)
         parts = {
             "version": learner.version,
@@ -166,7 +164,6 @@ class Holders:
             "checkpointed": is_checkpointed(learner.model),
             "guard": learner.guard.state(),
             "unscored": self.unscored.state(),
-            "baselines": {"seen": watch.seen, "errors": [list(pair) for pair in watch.errors], "warned": watch.warned},
         }
         kept = [] if self.mismatched is None else self.mismatched.kept()
         parts["snapshot_versions"] = [each.version for each in kept]
@@ -190,7 +187,7 @@ class Holders:
 
     def restore(self, checkpoint: Path, standing: Standing) -> None:
         """Into the parts as they were made from the config."""
-        learner, watch, parts, state = self.learner, self.baselines, standing.parts, checkpoint / STATE
+        learner, parts, state = self.learner, standing.parts, checkpoint / STATE
         load_weights(learner.model, load_model(str(checkpoint), dtype=learner.model.dtype))
         learner.optimizer.load_tensors(read_tensors(state / "optimizer.safetensors"))
         copy_into(learner.value_parameters(), read_tensors(state / "value.safetensors"), "the value model")
@@ -206,9 +203,6 @@ class Holders:
         self.unscored.load(parts["unscored"])
         learner.shuffle.set_state(standing.tensors["shuffle"])
         self._restore_budget(parts)
-        watch.seen, watch.warned = parts["baselines"]["seen"], parts["baselines"]["warned"]
-        watch.errors.clear()
-        watch.errors.extend((value, group) for value, group in parts["baselines"]["errors"])
         if self.mismatched is not None:
             self.mismatched.load(self._snapshots(state / "sampler.safetensors", standing))
         set_random_states(learner.model.device, standing.tensors)

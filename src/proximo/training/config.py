@@ -167,6 +167,8 @@ class RunConfig:
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
     steps: int = 40
+    most_generated: int | None = None
+    """Tokens sampled in training after which no further step begins. None: the steps alone decide."""
     seed: int = 0
 
     @property
@@ -177,6 +179,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps is {self.steps}: give at least 1")
+        if self.most_generated is not None and self.most_generated < 1:
+            raise ValueError(f"most_generated is {self.most_generated}: give a number of tokens, or None")
         if self.sampling.truncates:
             raise ValueError(
                 f"sampling {self.sampling}: top_p, top_k and min_p cut the distribution that the ratios are taken "

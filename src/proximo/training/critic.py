@@ -1,8 +1,7 @@
-"""The value model in training: its loss, what it is worth, and a warning when that is too little."""
+"""The value model in training: its loss, and what it is worth."""
 
 import math
-from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -71,38 +70,6 @@ def value_metrics(batch: Batch, returns: Float[Tensor, "B T"]) -> dict[str, floa
         "baseline_error/value": float(baselines.value),
         "baseline_error/group": float(baselines.group),
     }
-
-
-@dataclass
-class BaselineWatch:
-    """Says when the value model has been a worse baseline than the siblings' mean for a while: once per spell."""
-
-    window: int = 20
-    """Steps looked at. The first so many are not: a value model starts from nothing."""
-    seen: int = 0
-    errors: deque[tuple[float, float]] = field(default_factory=deque)
-    warned: bool = False
-
-    def look(self, metrics: dict[str, float]) -> str | None:
-        pair = metrics.get("baseline_error/value", math.nan), metrics.get("baseline_error/group", math.nan)
-        if not math.isfinite(sum(pair)):
-            return None
-        self.seen += 1
-        self.errors.append(pair)
-        if len(self.errors) > self.window:
-            self.errors.popleft()
-        if self.seen < 2 * self.window:
-            return None
-        value, group = (math.fsum(column) / self.window for column in zip(*self.errors, strict=True))
-        worse = value > 1.05 * group  # a near tie is none
-        before, self.warned = self.warned, worse
-        if not worse or before:
-            return None
-        return (
-            f"over the last {self.window} steps the value model's squared error is {value:.3g}, that of the mean of a "
-            f"completion's siblings {group:.3g}: the group would be the better baseline. Give the value model a higher "
-            "value.learning_rate, some value.pretrain_steps or a larger value.form, or use a group advantage (GRPO)"
-        )
 
 
 def kl_per_completion(batch: Batch) -> float | None:

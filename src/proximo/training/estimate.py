@@ -20,12 +20,15 @@ def batch_arithmetic(config: RunConfig) -> list[str]:
     training = config.training
     completions = training.groups * training.group_size
     tokens = completions * config.sampling.max_tokens
+    most = config.most_generated
+    budget = [] if most is None else [f"no step begins once {most} tokens are sampled, which may be sooner"]
     return [
         f"a step: {training.groups} prompts × {training.group_size} completions = {completions} completions, "
         f"at most {tokens} tokens sampled",
         f"{training.updates} optimizer updates a step, {completions // training.minibatches} completions each",
         f"{config.steps} steps: {config.steps * training.updates} updates, {config.steps * completions} completions, "
         f"at most {config.steps * tokens} tokens",
+        *budget,
     ]
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from proximo.storage.lines import Lines
 from proximo.tasks import Task
 from proximo.training.checkpoints import CHECKPOINTS, STATE, Holders, Saver, place, retain, save, step_of
 from proximo.training.collect import Collected
 from proximo.training.config import RunConfig
 from proximo.training.evaluate import Evaluation
-from proximo.training.runlog import RunLog
+from proximo.training.runlog import METRICS, RunLog
 from proximo.training.state import Best, Standing, read_standing, write_standing
 
 
@@ -74,18 +75,23 @@ class Keeper:
             best = Best(standing.step, found.outcome) if found.outcome == found.outcome else best
         return self.noted(replace(standing, evaluated=True, best=best))
 
+    def is_last(self, standing: Standing) -> bool:
+        """Whether the run ends here: all steps are done, or all tokens are sampled."""
+        most = self._config.most_generated
+        return standing.step >= self._config.steps or (most is not None and standing.generated >= most)
+
     def consider(self, standing: Standing) -> Standing:
         """Save, where that is due. One that could not be saved is not the best: the one before it stays."""
         options, step = self._config.checkpoints, standing.step
         is_best = options.keep_best and standing.best is not None and standing.best.step == step
-        if step and (step % options.every == 0 or step == self._config.steps or is_best):
+        if step and (step % options.every == 0 or self.is_last(standing) or is_best):
             self.save(standing)
         return replace(standing, best=self._former_best) if is_best and self._saved != step else standing
 
     def save(self, standing: Standing, *, again: bool = True) -> None:
         """Unless that has been done already. A failure is reported; the last checkpoint of a run must not fail.
         `again`: whether there will be another."""
-        step, last = standing.step, standing.step == self._config.steps
+        step, last = standing.step, self.is_last(standing)
         if self._saved != step and self._saver.save(step, lambda: self._write(standing), last=last, again=again):
             self._saved = step
             self._retain(standing)
@@ -115,8 +121,21 @@ class Keeper:
 
 def refuse_fewer_steps(config: RunConfig, point: Path | None) -> None:
     """Raise ValueError for a run that is to end before where it stands."""
-    if point is not None and step_of(point) > config.steps:
+    if point is None:
+        return
+    if step_of(point) > config.steps:
         raise ValueError(
             f"steps is {config.steps}, but {step_of(point)} are done: give as many at least, or use the checkpoint "
             f"{point} as it is"
         )
+    if config.most_generated is not None and (before := _generated_before(point)) >= config.most_generated:
+        raise ValueError(
+            f"most_generated is {config.most_generated}, but {before} tokens were sampled before the last of the "
+            f"{step_of(point)} steps that are done: give more than that, or use the checkpoint {point} as it is"
+        )
+
+
+def _generated_before(point: Path) -> int:
+    """Tokens sampled in all steps of a checkpoint but its last: a run that was to stop there would not have made it."""
+    rows = Lines(point.parents[1] / METRICS)
+    return sum(row.get("sampled_tokens", 0) for row in rows if row["step"] < step_of(point) - 1)

@@ -2,17 +2,19 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 
 import torch
+from torch import Tensor
 
 from proximo.maths.mismatch import MismatchStats, effective_share
 from proximo.training.assemble import Assembled
 from proximo.training.collect import Collected
 from proximo.training.critic import value_metrics
+from proximo.training.evaluate import known_mean
 from proximo.training.experts import routing_metrics
 from proximo.training.guarding import Update
-from proximo.types import Batch, Rollout, Stats
+from proximo.types import Batch, Group, Rollout, Stats
 
 RENAMED = {
     "ref_kl": "kl",
@@ -83,20 +85,72 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
     reward = torch.tensor([rollout.grade.reward for rollout in rollouts], dtype=torch.float64)
     lengths = torch.tensor([len(rollout.completion.tokens) for rollout in rollouts], dtype=torch.float64)
     truncated = sum(rollout.completion.finish == "length" for rollout in rollouts)
-    scored = outcome[~outcome.isnan()]
+    scored, rewards = outcome[~outcome.isnan()], reward[~reward.isnan()]
     return part_metrics(rollouts) | {
-        "reward": float(reward[~reward.isnan()].mean()) if len(scored) else math.nan,
+        "reward": float(rewards.mean()) if len(scored) else math.nan,
+        **_tails("reward", rewards),
         "outcome": float(scored.mean()) if len(scored) else math.nan,
         "length": float(lengths.mean()),
+        **_tails("length", lengths),
         "truncated": truncated / len(rollouts),
+        "completions": len(rollouts),
         "unscored": len(outcome) - len(scored),
         "groups": len(collected.groups),
-        "dead_groups": sum(_is_dead(group.rollouts) for group in groups) / len(groups),
+        **group_metrics(groups),
         "rounds": collected.rounds,
         "sampled_tokens": collected.sampled_tokens,
         "wasted_tokens": collected.wasted_tokens / max(collected.sampled_tokens, 1),
         "carried_groups": len(collected.frontier.carried),
     }
+
+
+def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """What siblings have in common. A group of which nothing is scored is dead and neither solved nor unsolved."""
+    seen = [_Siblings.of(group.rollouts) for group in groups]
+    judged = [each for each in seen if each.solved is not None]
+    return {
+        "dead_groups": sum(each.is_dead for each in seen) / len(seen),
+        "dead_solved": sum(each.is_dead and each.solved == 1 for each in seen) / len(seen),
+        "solved_by_all": known_mean(float(each.solved == 1) for each in judged),
+        "solved_by_any": known_mean(float(each.solved != 0) for each in judged),
+        "reward_spread": known_mean(each.spread for each in seen),
+        "duplicates": known_mean(each.duplicates for each in seen),
+        "duplicates_unsolved": known_mean(each.duplicates for each in judged if each.solved != 1),
+    }
+
+
+@dataclass(frozen=True)
+class _Siblings:
+    """One group, in numbers."""
+
+    is_dead: bool
+    """Whether all known rewards are equal: nothing to tell its completions apart by."""
+    solved: float | None
+    """Share of the scored ones whose outcome is at least 1; None where none is scored."""
+    spread: float
+    """Standard deviation of the known rewards; NaN where there are none."""
+    duplicates: float
+    """How many say what an earlier one says, of those that could: all but the first. NaN of one alone."""
+
+    @classmethod
+    def of(cls, rollouts: Sequence[Rollout]) -> "_Siblings":
+        rewards = [reward for rollout in rollouts if not math.isnan(reward := rollout.grade.reward)]
+        outcomes = [outcome for rollout in rollouts if not math.isnan(outcome := rollout.grade.verdict)]
+        mean, others = known_mean(rewards), len(rollouts) - 1
+        return cls(
+            is_dead=not rewards or max(rewards) == min(rewards),
+            solved=sum(outcome >= 1 for outcome in outcomes) / len(outcomes) if outcomes else None,
+            spread=math.sqrt(known_mean((reward - mean) ** 2 for reward in rewards)),
+            duplicates=1 - (len({each.completion.tokens for each in rollouts}) - 1) / others if others else math.nan,
+        )
+
+
+def _tails(name: str, values: Tensor) -> dict[str, float]:
+    """A tenth of the values is below the first, a tenth above the second."""
+    if not len(values):
+        return {f"{name}_p10": math.nan, f"{name}_p90": math.nan}
+    low, high = torch.quantile(values, torch.tensor([0.1, 0.9], dtype=values.dtype)).tolist()
+    return {f"{name}_p10": low, f"{name}_p90": high}
 
 
 def part_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -107,11 +161,6 @@ def part_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
             found.setdefault(name, []).append(value)
     known = {name: [value for value in values if not math.isnan(value)] for name, values in found.items()}
     return {f"rewards/{name}": sum(values) / len(values) if values else math.nan for name, values in known.items()}
-
-
-def _is_dead(rollouts: Sequence[Rollout]) -> bool:
-    known = [reward for rollout in rollouts if not math.isnan(reward := rollout.grade.reward)]
-    return not known or max(known) == min(known)
 
 
 def update_metrics(updates: Sequence[Update]) -> dict[str, float]:

@@ -27,7 +27,7 @@ def train(run: Run, config_toml: str, attempt: Attempt | None = None) -> Outcome
         until.enter_context(run.stop)
         until.enter_context(torch.random.fork_rng([run.model.device] if run.model.device.type == "cuda" else []))
         torch.manual_seed(run.config.seed)  # for models that draw by themselves
-        holders = Holders(run.learner, run.baselines, run.unscored, run.mismatched)
+        holders = Holders(run.learner, run.unscored, run.mismatched)
         keeper = Keeper(run.config, holders, run.tokenizer, run.log, run.progress.warned)
         # A run that cannot be gone on with, since too much was changed, stays as it is: nothing is written before.
         standing = None if attempt.point is None else keeper.restored(attempt.point, run.task)
@@ -45,18 +45,19 @@ def _train(run: Run, keeper: Keeper, standing: Standing | None) -> Outcome:
         standing = keeper.noted(_begun(run))
     else:
         run.log.rewind(standing.sizes, standing.step)
+        run.remember()
     run.progress.start(config.steps, standing.before)
     try:
-        while standing.step < config.steps:
+        while not keeper.is_last(standing):
             standing = _between(run, keeper, standing)
             collected = train_step(run, standing.step, standing.frontier)
             standing = keeper.stepped(standing, collected)
         keeper.consider(standing)
-        after, answers = _evaluated(run, config.steps - 1)
+        after, answers = _evaluated(run, standing.step - 1)
     except Stopped:
         keeper.save(standing, again=False)
         raise
-    run.log.metrics(config.steps, after.floats())
+    run.note(standing.step, after.floats())
     return Outcome(
         before=standing.before,
         after=after,
@@ -76,7 +77,7 @@ def _begun(run: Run) -> Standing:
         run.log.event(-1, "calibration", remark)
         run.progress.warned(-1, remark)
     before, answers = _evaluated(run, -1)
-    run.log.metrics(-1, before.floats())
+    run.note(-1, before.floats())
     return Standing(step=0, before=before, answers=answers)
 
 
@@ -94,7 +95,7 @@ def _between(run: Run, keeper: Keeper, standing: Standing) -> Standing:
     every, step = run.config.evaluation.every, standing.step
     if every and step and step % every == 0 and not standing.evaluated:
         midway, _ = _evaluated(run, step - 1)
-        run.log.metrics(step - 1, midway.floats())
+        run.note(step - 1, midway.floats())
         run.progress.evaluated(step - 1, midway)
         standing = keeper.evaluated(standing, midway)
     return keeper.consider(standing)

@@ -1,9 +1,12 @@
 """Everything a run holds in memory, built from its config."""
 
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from proximo.health import Watch
 from proximo.models import load_model, load_tokenizer, pick_device, pick_dtype
 from proximo.models.compiling import allow_compiling
 from proximo.models.shipped import resolve
@@ -12,18 +15,18 @@ from proximo.models.values import OwnModel, load_value_model, value_model
 from proximo.samplers import Sampler
 from proximo.samplers.embedded import local_sampler
 from proximo.samplers.mismatch import MismatchedSampler
+from proximo.storage.lines import Lines
 from proximo.tasks import Task
 from proximo.training.calibration import calibrate
 from proximo.training.collect import Collector
 from proximo.training.config import RunConfig
-from proximo.training.critic import BaselineWatch
 from proximo.training.evaluate import Answered, Evaluation, evaluate
 from proximo.training.judging import judged
 from proximo.training.learner import Learner
 from proximo.training.memory import explaining_memory
 from proximo.training.progress import Progress
 from proximo.training.prompts import check_prompts
-from proximo.training.runlog import RunLog
+from proximo.training.runlog import METRICS, RunLog
 from proximo.training.stopping import Stop
 from proximo.training.unscored import UnscoredWatch
 
@@ -69,7 +72,7 @@ class Run:
             value_learning_rate=config.value and config.value.learning_rate,
             replay=config.replay,
         )
-        self.baselines, self.unscored = BaselineWatch(), UnscoredWatch(config.rewards.most_unscored)
+        self.watch, self.unscored = Watch(), UnscoredWatch(config.rewards.most_unscored)
         self.collector = Collector(
             task=self.task,
             sampler=self.mismatched or self._sampler(slots, record_routes=records),
@@ -91,6 +94,20 @@ class Run:
         config = self.config
         with self.stop.anywhere(), explaining_memory(SAMPLE_LESS):
             return evaluate(self.task, self.sampler, self.tokenizer, config.sampling, config.evaluation, config.seed)
+
+    def note(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A row of metrics is written, and what is new to the watch is said."""
+        self.log.metrics(step, metrics)
+        for found in self.watch.look({"step": step, **metrics}):
+            more = {"rule": found.rule, "severity": found.severity, "remedy": found.remedy, "show": found.show}
+            self.log.event(found.step, "finding", found.message, **more)
+            self.progress.warned(found.step, str(found))
+
+    def remember(self) -> None:
+        """After a restart: the watch sees the rows that the run has kept, and says nothing twice."""
+        with suppress(ValueError):  # a damaged row is no reason not to go on
+            for row in Lines(self.folder / METRICS):
+                self.watch.look(row)
 
 
 def _value_backbone(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel | None:

@@ -76,10 +76,12 @@ class RunLog:
         with self._going_on():
             self._append(TIMINGS, {"step": step, **seconds})
 
-    def event(self, step: int, kind: str, message: str) -> None:
+    def event(self, step: int, kind: str, message: str, **more: str) -> None:
+        """`more` is what a finding has beside its message: rule, severity, remedy and show."""
+        row = {"step": step, "attempt": self.attempt, "kind": kind, "message": masked(message), **more}
         with self._going_on():
             self._tell_failure()
-            self._append(EVENTS, {"step": step, "attempt": self.attempt, "kind": kind, "message": masked(message)})
+            self._append(EVENTS, row)
 
     def settle(self) -> dict[str, int]:
         """Have all rows of metrics and ledger on the disk, or raise OSError; how many bytes they then are.

@@ -22,7 +22,7 @@ MISSING = object()
 
 def differences(old_toml: str, new_toml: str) -> dict[str, str]:
     """Fields that are not the same and may not change just so, with what they were and are."""
-    old, new = dict(_flat(tomllib.loads(old_toml))), dict(_flat(tomllib.loads(new_toml)))
+    old, new = dict(flat(tomllib.loads(old_toml))), dict(flat(tomllib.loads(new_toml)))
     found = {}
     for field in sorted(old.keys() | new.keys()):
         before, after = old.get(field, MISSING), new.get(field, MISSING)
@@ -34,7 +34,7 @@ def differences(old_toml: str, new_toml: str) -> dict[str, str]:
 def fingerprints(config_toml: str) -> dict[str, str]:
     """SHA-256 of the files that a config names, by field. A model that is not in a folder has none."""
     found = {}
-    for field, value in _flat(tomllib.loads(config_toml)):
+    for field, value in flat(tomllib.loads(config_toml)):
         if isinstance(value, str) and field.rpartition(".")[2] in NAMES_FILES:
             path = Path(value) if Path(value).is_file() else Path(resolve(value))
             if path.is_file():
@@ -47,7 +47,7 @@ def fingerprints(config_toml: str) -> dict[str, str]:
 def function_fingerprints(config_toml: str) -> dict[str, str]:
     """SHA-256 of the files in which a config's functions are written, by field; not of what those import."""
     found = {}
-    for field, value in _flat(tomllib.loads(config_toml)):
+    for field, value in flat(tomllib.loads(config_toml)):
         place, colon, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
         if colon and name.isidentifier() and field.rpartition(".")[2] in NAMES_FUNCTIONS:
             path = Path(place) if place.endswith(".py") else _module_file(place)
@@ -94,7 +94,7 @@ def refuse_changes(folder: Path, found: Mapping[str, str], allowed: Sequence[str
                 + "\n".join(lines)
             )
         return
-    fields = {field for field, _ in _flat(tomllib.loads(known))} | found.keys()
+    fields = {field for field, _ in flat(tomllib.loads(known))} | found.keys()
     for name in allowed:
         if not any(_covers([name], field) for field in fields):
             raise ValueError(f"--allow-change {name}: the config has no such field")
@@ -107,15 +107,15 @@ def refuse_changes(folder: Path, found: Mapping[str, str], allowed: Sequence[str
         )
 
 
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """All fields by their dotted names; items of an array by their numbers."""
     match value:
         case dict():
             for key, item in value.items():
-                yield from _flat(item, f"{path}.{key}" if path else key)
+                yield from flat(item, f"{path}.{key}" if path else key)
         case [dict(), *_]:
             for number, item in enumerate(value):
-                yield from _flat(item, f"{path}[{number}]")
+                yield from flat(item, f"{path}[{number}]")
         case _:
             yield path, value
 

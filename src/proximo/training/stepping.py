@@ -41,11 +41,8 @@ def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
             updates = list(_updates(run, assembled, step))
     _tell(run, step, collected, assembled, updates)
     metrics = step_metrics(collected, assembled, updates, rate) | _kl_metrics(run, assembled, step)
-    run.log.metrics(step, metrics)
+    run.note(step, metrics)
     run.log.ledger(entries(step, frontier, collected, assembled, updates, run.task.size("train")))
-    if (warning := run.baselines.look(metrics)) is not None:
-        run.log.event(step, "weak_value_model", warning)
-        run.progress.warned(step, warning)
     with clock.phase("write"):
         run.log.rollouts(step, _table(run, step, collected, assembled, updates))
     run.log.timings(step, clock.seconds | {"tokens": collected.sampled_tokens})

@@ -1,0 +1,133 @@
+"""What becomes of the policy: its entropy, its length, its distance from the reference."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from proximo.health.finding import Severity
+from proximo.health.history import EARLY, History, mean
+
+
+@dataclass(frozen=True)
+class EntropyCollapse:
+    """Entropy falls in every run that goes well: a policy that knows the answer is sure of it. So it is looked at
+    together with what is still unsolved."""
+
+    window: int = 10
+    least: float = 0.3
+    solved: float = 0.9
+    name: ClassVar[str] = "entropy-collapse"
+    severity: ClassVar[Severity] = "failing"
+    reads: ClassVar[str] = "entropy"
+    show: ClassVar[str] = "duplicates"
+    why: ClassVar[str] = "a policy that is sure of wrong answers says nothing new, and so never finds better ones"
+    remedy: ClassVar[str] = (
+        "go back to a checkpoint from before, with a lower training.learning_rate or a wider algorithm.gate.high "
+        "(clip-higher, as DAPO has it)"
+    )
+
+    @property
+    def when(self) -> str:
+        return (
+            f"over {self.window} steps entropy is below {self.least:g} of what it was in the first {EARLY}, fewer than "
+            f"{self.solved:.0%} of the prompts are solved by any sibling, and outcomes no longer rise"
+        )
+
+    def evidence(self, history: History) -> str | None:
+        first, now = mean(history.first(self.reads)), history.typical(self.reads, self.window)
+        solved = history.typical("solved_by_any", self.window)
+        if not now < self.least * first or solved >= self.solved or history.is_learning():
+            return None
+        prompts = "rewards do not rise" if math.isnan(solved) else f"only {solved:.0%} of the prompts are solved by any"
+        return (
+            f"entropy was {first:.3g} nats a token in the first {EARLY} steps and is {now:.3g} over {self.window}, "
+            f"while {prompts}"
+        )
+
+
+@dataclass(frozen=True)
+class LengthExplosion:
+    window: int = 10
+    times: float = 2.0
+    truncated: float = 0.2
+    name: ClassVar[str] = "length-explosion"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "length"
+    show: ClassVar[str] = "longest"
+    why: ClassVar[str] = "completions grow until they are cut: something rewards length, or nothing rewards an end"
+    remedy: ClassVar[str] = "a penalty on overlong completions: --algorithm.shape.type SoftOverlong"
+
+    @property
+    def when(self) -> str:
+        return (
+            f"over {self.window} steps completions are more than {self.times:g} times as long as in the first {EARLY}, "
+            f"and more than {self.truncated:.0%} are cut at the limit"
+        )
+
+    def evidence(self, history: History) -> str | None:
+        first, now = mean(history.first(self.reads)), history.typical(self.reads, self.window)
+        cut = history.typical("truncated", self.window)
+        if not (now > self.times * first and cut > self.truncated):
+            return None
+        return (
+            f"completions had {first:.4g} tokens in the first {EARLY} steps and have {now:.4g} over "
+            f"{self.window}; {cut:.0%} are cut at the limit"
+        )
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """Where length has exploded this follows from it and is not said, too; so it looks longer."""
+
+    window: int = 20
+    most: float = 0.2
+    name: ClassVar[str] = "truncation"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "truncated"
+    show: ClassVar[str] = "truncated"
+    why: ClassVar[str] = "a completion that was cut is graded for an answer it could not give"
+    remedy: ClassVar[str] = (
+        "raise sampling.max_tokens; or take cut completions out of the loss: algorithm.keep.truncated = false"
+    )
+
+    @property
+    def when(self) -> str:
+        return f"over {self.window} steps more than {self.most:.0%} of the completions are cut at the limit"
+
+    def evidence(self, history: History) -> str | None:
+        cut = history.typical(self.reads, self.window)
+        if not cut > self.most or LengthExplosion().evidence(history) is not None:
+            return None
+        length = history.typical("length", self.window)
+        return (
+            f"{cut:.0%} of the completions of {self.window} steps were cut at the limit; the mean length is "
+            f"{length:.4g} tokens"
+        )
+
+
+@dataclass(frozen=True)
+class KlRunaway:
+    window: int = 10
+    most: float = 1.0
+    name: ClassVar[str] = "kl-runaway"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "kl_per_token"
+    show: ClassVar[str] = "kl"
+    why: ClassVar[str] = "so far from the reference a policy has usually left what made it a language model"
+    remedy: ClassVar[str] = (
+        "a larger KL coefficient (algorithm.kl.coefficient, for PPO algorithm.shape.coefficient), or a lower "
+        "training.learning_rate"
+    )
+
+    @property
+    def when(self) -> str:
+        return f"over {self.window} steps the policy is more than {self.most:g} nat a token from its reference"
+
+    def evidence(self, history: History) -> str | None:
+        now, first = history.typical(self.reads, self.window), mean(history.first(self.reads))
+        if not now > self.most:
+            return None
+        return (
+            f"the policy is {now:.3g} nats a token from its reference over {self.window} steps, and was "
+            f"{first:.3g} in the first {EARLY}"
+        )

@@ -1,0 +1,113 @@
+"""Whether a reward that rises means what it should."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from proximo.health.finding import Severity
+from proximo.health.history import EARLY, HELD_OUT, Evaluated, History, has_risen, mean
+
+
+@dataclass(frozen=True)
+class OnePart:
+    """The task's own verdict is among the parts: where that rises, outcomes do."""
+
+    window: int = EARLY
+    share: float = 0.9
+    size: float = 0.5
+    solved: float = 0.9
+    name: ClassVar[str] = "one-reward-part"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "reward"
+    show: ClassVar[str] = "best"
+    why: ClassVar[str] = "a part that is easier to raise than the rest is raised instead of it"
+    remedy: ClassVar[str] = "read the completions with the highest rewards, then lower that part's weight or cap it"
+
+    @property
+    def when(self) -> str:
+        return (
+            f"from the first {EARLY} steps to the last {self.window} one of several parts made more than "
+            f"{self.share:.0%} of the reward's gain, which is more than {self.size:g} of the siblings' spread, and "
+            "outcomes did not rise"
+        )
+
+    def evidence(self, history: History) -> str | None:
+        gains = {name: _gain(history, name, self.window) for name in history.parts}
+        gains = {name: gain for name, gain in gains.items() if gain > 0}
+        if len(history.parts) < 2 or not gains or history.typical("solved_by_all", self.window) >= self.solved:
+            return None
+        name = max(gains, key=lambda each: gains[each])
+        share = gains[name] / sum(gains.values())
+        spread = mean(history.first("reward_spread"))
+        if not (share > self.share and gains[name] > self.size * spread) or not history.first("outcome"):
+            return None
+        outcome = history.first("outcome"), history.last("outcome", self.window)
+        if has_risen(*outcome, 2.0) or not has_risen(history.first(name), history.last(name, self.window), 3.0):
+            return None
+        first, now = (mean(values) for values in outcome)
+        return (
+            f"{name.removeprefix('rewards/')} made {share:.0%} of what the reward gained since the first {EARLY} steps "
+            f"({gains[name]:+.3g}), while the outcome went from {first:.3g} to {now:.3g}"
+        )
+
+
+def _gain(history: History, name: str, window: int) -> float:
+    """NaN where too little is known."""
+    return mean(history.last(name, window)) - mean(history.first(name))
+
+
+@dataclass(frozen=True)
+class HeldOutFlat:
+    """Held against every earlier evaluation: what rose from there to here in training, and did not there."""
+
+    window: int = 1
+    apart: int = 3 * EARLY
+    least: float = 0.1
+    name: ClassVar[str] = "held-out-flat"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = HELD_OUT
+    show: ClassVar[str] = "best"
+    why: ClassVar[str] = "what rises in training alone is learned by heart, or is a reward that is gamed"
+    remedy: ClassVar[str] = (
+        "read the completions with the highest rewards: where they are right, train on more problems; where they are "
+        "not, correct the grader"
+    )
+
+    @property
+    def when(self) -> str:
+        return (
+            f"between two evaluations, {self.apart} steps apart or more, held-out outcomes rose by less than chance "
+            f"(1/√problems), but those of training by more than {self.least:g} and three times that chance, or their "
+            "reward by more than the siblings' spread"
+        )
+
+    def evidence(self, history: History) -> str | None:
+        now = history.evaluations[-1]
+        if not 0 <= now.outcome <= 1 or now.problems < 1:
+            return None  # how far chance reaches is known for shares alone
+        chance = 1 / math.sqrt(now.problems)
+        if now.outcome >= 1 - chance:
+            return None
+        for then in history.evaluations[:-1]:
+            if now.after - then.after >= self.apart and now.outcome - then.outcome <= chance:
+                said = self._rose(history, then, chance)
+                if said is not None:
+                    held = f"held-out outcomes {then.outcome:.3f} → {now.outcome:.3f}"
+                    return (
+                        f"from step {then.after} to {now.after} {said}, {held} ({now.problems:.0f} problems: known to "
+                        f"±{chance:.2f})"
+                    )
+        return None
+
+    def _rose(self, history: History, then: Evaluated, chance: float) -> str | None:
+        """What did, in training."""
+        before = [row["outcome"] for row in then.following if "outcome" in row]
+        first, last = mean(before), mean(history.last("outcome", EARLY))
+        if last - first > max(self.least, 3 * chance):
+            return f"training outcomes went {first:.3f} → {last:.3f}"
+        rewards = [row["reward"] for row in then.following if "reward" in row]
+        spread = mean(row["reward_spread"] for row in then.following if "reward_spread" in row)
+        latest = history.last("reward", EARLY)
+        if history.parts and mean(latest) - mean(rewards) > spread and has_risen(rewards, latest, 5.0):
+            return f"the reward went {mean(rewards):.3g} → {mean(latest):.3g} and outcomes {first:.3f} → {last:.3f}"
+        return None

@@ -1,0 +1,141 @@
+"""What rules read of a run's rows: of each metric its first values, the last rows whole, and a little of each
+evaluation. Nothing else of a long run is kept."""
+
+import math
+import statistics
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from proximo.health.finding import Row
+
+EARLY = 10
+"""Values of a metric that are its beginning."""
+RECENT = 60
+"""Rows of training that are kept: no rule looks further back, but to the beginning and to evaluations."""
+HELD_OUT = "held_out/outcome"
+COMPARED = ("outcome", "reward", "reward_spread")
+"""What evaluations are held against."""
+
+
+def number(row: Row, name: str) -> float:
+    """NaN for what is missing, null or no finite number: a row in memory has NaN where a file has null."""
+    value = row.get(name)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluation on held-out problems."""
+
+    after: int
+    """Steps of training done before it."""
+    outcome: float
+    problems: float
+    following: list[dict[str, float]] = field(default_factory=list)
+    """The first rows of training after it, as far as they are compared."""
+
+
+class History:
+    """Rows are added one by one; what an evaluation measured is kept apart from what training did."""
+
+    def __init__(self) -> None:
+        self.step, self.trained = -1, 0
+        """The last that trained, and how many have."""
+        self.evaluations: list[Evaluated] = []
+        self.seen: Counter[str] = Counter()
+        """How many rows knew each metric."""
+        self._first: dict[str, list[float]] = {}
+        self._rows: deque[dict[str, float]] = deque(maxlen=RECENT)
+
+    def add(self, row: Row) -> dict[str, float]:
+        """The numbers of a row, with what rules derive from them."""
+        known = {name: value for name in row if not math.isnan(value := number(row, name))}
+        if "outcome" in known or "sampled_tokens" in known:
+            known |= {name: value for name, derive in DERIVED.items() if not math.isnan(value := derive(known))}
+            self.step = int(known.get("step", self.step))
+            self._add_training(known)
+        elif HELD_OUT in known:
+            problems = known.get("held_out/problems", 0.0) - known.get("held_out/unscored", 0.0)
+            self.evaluations.append(Evaluated(self.trained, known[HELD_OUT], problems))
+        return known
+
+    def _add_training(self, known: dict[str, float]) -> None:
+        self.trained += 1
+        self.seen.update(known.keys())
+        for name, value in known.items():
+            first = self._first.setdefault(name, [])
+            if len(first) < EARLY:
+                first.append(value)
+        self._rows.append(known)
+        if self.evaluations and len(self.evaluations[-1].following) < EARLY:
+            self.evaluations[-1].following.append({name: known[name] for name in COMPARED if name in known})
+
+    def first(self, name: str) -> list[float]:
+        """The first values; none until all of them are there."""
+        found = self._first.get(name, [])
+        return found if len(found) == EARLY else []
+
+    def last(self, name: str, count: int, before: int = 0) -> list[float]:
+        """The last values, without the `before` newest; none where they are fewer."""
+        found = [row[name] for row in self._rows if name in row]
+        end = len(found) - before
+        return found[max(end - count, 0) : end] if end >= count else []
+
+    def typical(self, name: str, count: int) -> float:
+        """The median of the last values, so that one odd step decides nothing; NaN where they are fewer."""
+        found = self.last(name, count)
+        return statistics.median(found) if found else math.nan
+
+    @property
+    def parts(self) -> list[str]:
+        """Names of what the reward is made of."""
+        return [name for name in (self._rows[-1] if self._rows else ()) if name.startswith("rewards/")]
+
+    def is_learning(self) -> bool:
+        """Whether completions are still getting better: the last steps' outcomes, or rewards where there are none,
+        stand above those of thirty steps before by more than chance, or it is too early to say."""
+        name = "outcome" if self.seen["outcome"] else "reward"
+        if self.seen[name] < 2 * EARLY:
+            return True
+        before = self.last(name, EARLY, before=3 * EARLY) or self.first(name)
+        return has_risen(before, self.last(name, EARLY), 2.0)
+
+
+def mean(values: Iterable[float]) -> float:
+    """NaN of none."""
+    known = list(values)
+    return math.fsum(known) / len(known) if known else math.nan
+
+
+def has_risen(before: Sequence[float], after: Sequence[float], errors: float) -> bool:
+    """Whether the mean has grown by more than so many of its own standard errors."""
+    if len(before) < 2 or len(after) < 2:
+        return False
+    noise = math.sqrt(sum(statistics.variance(values) / len(values) for values in (before, after)))
+    return mean(after) - mean(before) > errors * noise
+
+
+# What no metric says alone
+
+
+def idle(row: Row) -> float:
+    """Share of what was sampled that no policy gradient came from: dropped, or with an advantage of 0. A value model's
+    advantages are hardly ever 0, whatever siblings earned: then groups are not idle."""
+    wasted, dead = number(row, "wasted_tokens"), number(row, "dead_rows")
+    return wasted + (1 - wasted) * (0.0 if math.isnan(dead) else dead)
+
+
+def idle_solved(row: Row) -> float:
+    """As much of that as is because all siblings were right, by the share of dead groups that are."""
+    dead, solved = number(row, "dead_groups"), number(row, "dead_solved")
+    return idle(row) * (solved / dead if dead > 0 else 0.0)
+
+
+DERIVED: dict[str, Callable[[Row], float]] = {
+    "idle_solved": idle_solved,
+    "idle_stuck": lambda row: idle(row) - idle_solved(row),
+    "blocked_share": lambda row: 1 - number(row, "gate"),
+    "unscored_share": lambda row: number(row, "unscored") / max(number(row, "completions"), 1.0),
+    "kl_per_token": lambda row: number(row, "reference_kl") / max(number(row, "length"), 1.0),
+}

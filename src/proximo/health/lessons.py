@@ -1,0 +1,161 @@
+"""Whether there is anything to learn from: groups, graders, siblings."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from proximo.health.finding import Severity
+from proximo.health.history import EARLY, History, mean
+
+
+@dataclass(frozen=True)
+class DeadGroups:
+    """A group that all siblings solve is dead, too: that is success, and not meant here. Where nothing is ever right,
+    that is said instead."""
+
+    window: int = 10
+    most: float = 0.5
+    name: ClassVar[str] = "dead-groups"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "idle_stuck"
+    show: ClassVar[str] = "dead"
+    why: ClassVar[str] = "siblings with equal rewards cancel: nothing is learned from them, and they were paid for"
+    remedy: ClassVar[str] = (
+        "easier problems or a larger training.group_size, so that some sibling is right; KeepMixed (--algorithm dapo) "
+        "draws other prompts in their place"
+    )
+
+    @property
+    def when(self) -> str:
+        return (
+            f"over {self.window} steps more than {self.most:.0%} of what was sampled gave no gradient, groups that are "
+            "solved by all siblings not counted"
+        )
+
+    def evidence(self, history: History) -> str | None:
+        stuck = history.typical(self.reads, self.window)
+        if not stuck > self.most or NoReward(self.window).evidence(history) is not None:
+            return None
+        right = history.typical("idle_solved", self.window)
+        wrong = 1 - history.typical("solved_by_any", self.window)
+        groups = "" if math.isnan(wrong) else f" ({wrong:.0%} of the groups are all wrong)"
+        return (
+            f"over {self.window} steps {stuck:.0%} of what was sampled taught nothing, siblings having equal rewards"
+            f"{groups}; another {right:.0%} was in groups that are all right"
+        )
+
+
+@dataclass(frozen=True)
+class TooEasy:
+    """Only what is so from the first step: later it is what training is for."""
+
+    window: int = EARLY
+    most: float = 0.5
+    name: ClassVar[str] = "too-easy"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "idle_solved"
+    show: ClassVar[str] = "dead"
+    why: ClassVar[str] = "what the model could do before it was trained teaches it nothing"
+    remedy: ClassVar[str] = "harder problems, or leave out those that the model solves already"
+
+    @property
+    def when(self) -> str:
+        return (
+            f"over the first {self.window} steps, and still, more than {self.most:.0%} of what was sampled was in "
+            "groups that all siblings solve"
+        )
+
+    def evidence(self, history: History) -> str | None:
+        first, now = mean(history.first(self.reads)), history.typical(self.reads, self.window)
+        if not min(first, now) > self.most:
+            return None
+        return (
+            f"{first:.0%} of what was sampled in the first {self.window} steps was in groups that are all right, "
+            f"and still {now:.0%}: the model could do this before"
+        )
+
+
+@dataclass(frozen=True)
+class NoReward:
+    window: int = 10
+    name: ClassVar[str] = "no-reward"
+    severity: ClassVar[Severity] = "failing"
+    reads: ClassVar[str] = "outcome"
+    show: ClassVar[str] = "worst"
+    why: ClassVar[str] = "the grader fails everything, or the task is out of reach: there is nothing to strengthen"
+    remedy: ClassVar[str] = (
+        "read what was said beside what was wanted; then correct the grader or the prompt (`proximo selfcheck` grades "
+        "the task's own answers), or begin with easier problems"
+    )
+
+    @property
+    def when(self) -> str:
+        return f"no completion of {self.window} steps has an outcome above 0, nor another reward than its siblings"
+
+    def evidence(self, history: History) -> str | None:
+        outcomes = history.last(self.reads, self.window)
+        # A mean of 0 and less may hide good ones among bad: then it differs from step to step, or some are solved.
+        if not outcomes or max(outcomes) > 0 or len(set(outcomes)) > 1:
+            return None
+        # Where rewards differ all the same, the verdict is only watched, or one of several parts.
+        if any(history.last("solved_by_any", self.window)) or any(history.last("reward_spread", self.window)):
+            return None
+        asked = sum(history.last("completions", self.window))
+        all_of_them = f"all {asked:.0f}" if asked else "all"
+        return f"no completion of {self.window} steps has an outcome above 0: that of {all_of_them} is {outcomes[-1]:g}"
+
+
+@dataclass(frozen=True)
+class Unscored:
+    window: int = 3
+    most: float = 0.05
+    name: ClassVar[str] = "unscored"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "unscored_share"
+    show: ClassVar[str] = "unscored"
+    why: ClassVar[str] = "what could not be graded trains nothing; which completions these are is rarely chance"
+    remedy: ClassVar[str] = "correct the grader: the `unscored` events quote what went wrong"
+
+    @property
+    def when(self) -> str:
+        return f"more than {self.most:.0%} of the completions of {self.window} steps could not be graded"
+
+    def evidence(self, history: History) -> str | None:
+        missing, asked = (sum(history.last(name, self.window)) for name in ("unscored", "completions"))
+        if not missing > self.most * asked:
+            return None
+        return f"{missing:.0f} of the {asked:.0f} completions of {self.window} steps could not be graded"
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Siblings that agree on what is right are no fault."""
+
+    window: int = 10
+    most: float = 0.95
+    least_unsolved: float = 0.2
+    name: ClassVar[str] = "duplicates"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "duplicates_unsolved"
+    show: ClassVar[str] = "duplicates"
+    why: ClassVar[str] = "siblings that all say the same wrong thing explore nothing: one of them would do"
+    remedy: ClassVar[str] = "raise sampling.temperature, or go back to a checkpoint from before they became the same"
+
+    @property
+    def when(self) -> str:
+        return (
+            f"over {self.window} steps more than {self.most:.0%} of the siblings repeat another one to the token, in "
+            f"groups that are not solved by all, where these are more than {self.least_unsolved:.0%} of all groups"
+        )
+
+    def evidence(self, history: History) -> str | None:
+        same, unsolved = (
+            history.typical(self.reads, self.window),
+            1 - history.typical("solved_by_all", self.window),
+        )
+        if not (same > self.most and unsolved > self.least_unsolved):
+            return None
+        return (
+            f"over {self.window} steps {same:.0%} of the siblings say what another one says, in the "
+            f"{unsolved:.0%} of the groups that are not solved by all"
+        )

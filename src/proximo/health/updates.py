@@ -1,0 +1,108 @@
+"""What becomes of the gradient on its way: sampler against learner, the gate, the baseline."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from proximo.health.finding import Severity
+from proximo.health.history import History, mean
+
+
+@dataclass(frozen=True)
+class SamplerGap:
+    """A correction repairs what it can: then only a sampler that hardly overlaps with the learner is one to report."""
+
+    window: int = 10
+    most: float = 1e-3
+    least_effective: float = 0.5
+    name: ClassVar[str] = "sampler-gap"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "mismatch_kl"
+    show: ClassVar[str] = "gap"
+    why: ClassVar[str] = "completions come from another policy than the one that is updated: the gradient is biased"
+    remedy: ClassVar[str] = (
+        "sample with newer weights and in the learner's precision; else --algorithm.correct.type TokenTruncated"
+    )
+
+    @property
+    def when(self) -> str:
+        return (
+            f"over {self.window} steps the sampler is more than {self.most:g} nats a token from the learner without a "
+            f"correction, or with one less than {self.least_effective:.0%} of the tokens stay in effect"
+        )
+
+    def evidence(self, history: History) -> str | None:
+        kl, effective = (history.typical(name, self.window) for name in (self.reads, "mismatch_ess"))
+        is_corrected = bool(history.last("correction", 1))
+        if not (effective < self.least_effective or (kl > self.most and not is_corrected)):
+            return None
+        return (
+            f"before any update the sampler is {kl:.2g} nats a token from the learner over {self.window} "
+            f"steps, {'' if is_corrected else 'un'}corrected; {effective:.0%} of the tokens would stay in effect"
+        )
+
+
+@dataclass(frozen=True)
+class ClipSaturation:
+    """One number for hard and soft gates: the share of the gradient that they let through. A narrow band, like GSPO's,
+    stops much of it in runs that go well, so it is looked at together with what is learned."""
+
+    window: int = 10
+    most: float = 0.5
+    name: ClassVar[str] = "clip-saturation"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "blocked_share"
+    show: ClassVar[str] = "clipped"
+    why: ClassVar[str] = "later updates of a step find the policy moved so far that their gradient is thrown away"
+    remedy: ClassVar[str] = (
+        "a lower training.learning_rate, or fewer training.minibatches and training.epochs; then a wider algorithm.gate"
+    )
+
+    @property
+    def when(self) -> str:
+        return (
+            f"over {self.window} steps the gate stops more than {self.most:.0%} of the gradient, clipped or gated, and "
+            "outcomes no longer rise"
+        )
+
+    def evidence(self, history: History) -> str | None:
+        stopped = history.typical(self.reads, self.window)
+        if not stopped > self.most or history.is_learning():
+            return None
+        low, high = (history.typical(name, self.window) for name in ("clip_low", "clip_high"))
+        return (
+            f"over {self.window} steps the gate stopped {stopped:.0%} of the gradient ({high:.0%} of the "
+            f"tokens clipped above, {low:.0%} below), and outcomes do not rise"
+        )
+
+
+@dataclass(frozen=True)
+class WeakValueModel:
+    """The first `window` steps are not looked at: a value model starts from nothing."""
+
+    window: int = 20
+    times: float = 1.15
+    name: ClassVar[str] = "weak-value-model"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "baseline_error/value"
+    show: ClassVar[str] = "worst"
+    why: ClassVar[str] = "a baseline that is worse than the siblings' mean makes advantages noisier than GRPO's"
+    remedy: ClassVar[str] = (
+        "a higher value.learning_rate, some value.pretrain_steps or a larger value.form; or a group advantage (GRPO), "
+        "which needs no value model"
+    )
+
+    @property
+    def when(self) -> str:
+        return (
+            f"over {self.window} steps, the first {self.window} left out, the values' squared error is more than "
+            f"{self.times:g} times that of the siblings' mean"
+        )
+
+    def evidence(self, history: History) -> str | None:
+        value, group = (mean(history.last(f"baseline_error/{name}", self.window)) for name in ("value", "group"))
+        if history.seen[self.reads] < 2 * self.window or not value > self.times * group:  # a near tie is none
+            return None
+        return (
+            f"over {self.window} steps the value model's squared error is {value:.3g}, that of the mean of a "
+            f"completion's siblings {group:.3g}: the group would be the better baseline"
+        )

@@ -1,0 +1,106 @@
+"""A run under watch: each finding is said once, and again only after it was over."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from proximo.health.drift import EntropyCollapse, KlRunaway, LengthExplosion, Truncation
+from proximo.health.finding import SEVERITIES, Finding, Row
+from proximo.health.gains import HeldOutFlat, OnePart
+from proximo.health.history import History
+from proximo.health.lessons import DeadGroups, Duplicates, NoReward, TooEasy, Unscored
+from proximo.health.rule import Rule
+from proximo.health.updates import ClipSaturation, SamplerGap, WeakValueModel
+
+RULES: tuple[Rule, ...] = (
+    NoReward(),
+    DeadGroups(),
+    TooEasy(),
+    Unscored(),
+    Duplicates(),
+    EntropyCollapse(),
+    LengthExplosion(),
+    Truncation(),
+    KlRunaway(),
+    SamplerGap(),
+    ClipSaturation(),
+    WeakValueModel(),
+    OnePart(),
+    HeldOutFlat(),
+)
+
+
+@dataclass
+class Spell:
+    """A finding, from the first row that shows it until it is over."""
+
+    finding: Finding
+    last: int
+    """The last step that showed it."""
+    latest: str
+    """The evidence there."""
+    quiet: int = 0
+    """Rows since then that say otherwise."""
+    is_over: bool = False
+
+
+class Watch:
+    """Rows in, findings out. What it says is a function of the rows alone: one that is given a run's rows again, as
+    after a restart, goes on where the first was."""
+
+    def __init__(self, rules: Sequence[Rule] = RULES) -> None:
+        self.rules, self.history = rules, History()
+        self.spells: list[Spell] = []
+        self._open: dict[str, Spell] = {}
+
+    def look(self, row: Row) -> list[Finding]:
+        """Those that are new with this row."""
+        known = self.history.add(row)
+        new = []
+        for rule in self.rules:
+            if rule.reads not in known:
+                continue
+            evidence, spell = rule.evidence(self.history), self._open.get(rule.name)
+            if evidence is None:
+                self._fade(rule)
+            elif spell is None:
+                new.append(self._begin(rule, evidence))
+            else:
+                spell.quiet, spell.last, spell.latest = 0, self.history.step, evidence
+        return new
+
+    def standing(self) -> list[Finding]:
+        """Those that are not over, worst first."""
+        return [spell.finding for spell in worst_first(self._open.values())]
+
+    def _begin(self, rule: Rule, evidence: str) -> Finding:
+        step = self.history.step
+        finding = Finding(rule.name, rule.severity, step, evidence, rule.remedy, rule.show)
+        self._open[rule.name] = Spell(finding, step, evidence)
+        self.spells.append(self._open[rule.name])
+        return finding
+
+    def _fade(self, rule: Rule) -> None:
+        """A step without evidence is not the end yet: what stands at its threshold would be said again and again."""
+        spell = self._open.get(rule.name)
+        if spell is not None:
+            spell.quiet += 1
+            if spell.quiet >= rule.window:
+                spell.is_over = True
+                del self._open[rule.name]
+
+
+def watched(rows: Iterable[Row]) -> Watch:
+    """A watch that has seen these rows."""
+    watch = Watch()
+    for row in rows:
+        watch.look(row)
+    return watch
+
+
+def findings(rows: Iterable[Row]) -> list[Finding]:
+    """Everything that was found in a run's rows, in order."""
+    return [spell.finding for spell in watched(rows).spells]
+
+
+def worst_first(spells: Iterable[Spell]) -> list[Spell]:
+    return sorted(spells, key=lambda each: (SEVERITIES.index(each.finding.severity), each.finding.step))

