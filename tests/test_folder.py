@@ -111,3 +111,10 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path):
     with pytest.raises(ValueError, match="there is no such file"):
         _ = run.config
     assert run.config_text == ""
+
+
+@pytest.mark.parametrize("name", ["result.json", "config.toml", "lock"])
+def test_a_pipe_is_not_waited_for(name: str, tmp_path):
+    run = run_folder(tmp_path / "a")
+    os.mkfifo(tmp_path / "a" / name)
+    assert (run.result, run.config_text, run.state) == (None, "", "stopped")

@@ -350,4 +350,4 @@ def test_gspo_weighs_a_completion_as_a_whole_and_a_clipped_one_not_at_all():
 
 def _gspo_loss(trainer: Learner, batch: Batch, scores):
     trainer.options = replace(trainer.options, groups=4, minibatches=2)  # off-policy: old log-probs are the batch's
-    return trainer._loss(batch, scores, trainer._plan(trainer.passes, batch))
+    return trainer._loss(batch, scores, trainer._plan(trainer.passes, batch)[0])

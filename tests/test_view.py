@@ -297,7 +297,7 @@ BROKEN = {
     "metrics are noise": ("metrics.jsonl", b"\x00\xff{\n[1]\n3\n\n"),
     "metrics have no steps": ("metrics.jsonl", b'{"outcome": 1}\n{}\n'),
     "metrics have words": ("metrics.jsonl", b'{"step": "x", "outcome": "y", "held_out/accuracy": []}\n'),
-    "events are not ours": ("events.jsonl", b'{"kind": "health"}\n{"kind": 3}\n{"step": NaN}\n'),
+    "events are not ours": ("events.jsonl", b'{"kind": "finding"}\n{"kind": 3}\n{"step": NaN}\n'),
     "result is a number": ("result.json", b"3"),
     "result is of another kind": ("result.json", b'{"after": 3}'),
 }
@@ -342,7 +342,7 @@ def test_a_run_says_what_it_is(tmp_path):
 
 
 def test_findings_of_the_rows_come_before_those_that_were_told(tmp_path):
-    told = {"step": 1, "attempt": 1, "kind": "health", "rule": "told-before", "severity": "warning", "message": "m"}
+    told = {"step": 1, "attempt": 1, "kind": "finding", "rule": "told-before", "severity": "warning", "message": "m"}
     dead = {"dead_groups": 1.0, "dead_solved": 0.0, "dead_rows": 1.0, "wasted_tokens": 0.0, "reward": 0.0}
     rows = [{"step": step, "outcome": 0.0, "sampled_tokens": 9, "completions": 8, **dead} for step in range(30)]
     run = write_run(tmp_path / "a", rows, events=[told, {**told, "kind": "resumed", "rule": "other"}])

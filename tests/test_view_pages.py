@@ -268,7 +268,7 @@ def test_a_run_that_goes_on_is_followed(window, runs, tmp_path):
     window.until("() => 'gradient_norm' in window.proximo.charts")
     assert window.charts()["gradient_norm"]["marks"] == [4]
 
-    finding = {"step": 3, "kind": "health", "rule": "a-rule", "severity": "failing", "message": "m", "show": "dead"}
+    finding = {"step": 3, "kind": "finding", "rule": "a-rule", "severity": "failing", "message": "m", "show": "dead"}
     append(live, "events", finding, {"step": 2, "attempt": 2, "kind": "resumed", "message": "from step 2"})
     window.page.clock.fast_forward(2500)
     window.until("() => document.querySelector('[data-tab=events] .count.bad')")
@@ -327,7 +327,7 @@ HOSTILE = "<img src=x onerror=window.hacked=1>"
 def test_names_and_messages_are_text(window, tmp_path):
     message = f"{HOSTILE}\u202egnp.exe\x1b[31m\x00" + "x" * 5000
     event = {"step": 0, "attempt": 1, "kind": HOSTILE, "message": message}
-    finding = {**event, "kind": "health", "rule": HOSTILE, "severity": "warning", "remedy": HOSTILE, "show": "dead"}
+    finding = {**event, "kind": "finding", "rule": HOSTILE, "severity": "warning", "remedy": HOSTILE, "show": "dead"}
     metrics = [{"step": 0, "outcome": 0.5, "reward": 0.5, f"rewards/{HOSTILE}": 1.0, "rewards/b": 2.0, HOSTILE: 3.0}]
     write_run(tmp_path / HOSTILE.replace("/", ""), metrics, events=[event, finding])
     write_run(tmp_path / "'\"><script>hacked=1", metrics)

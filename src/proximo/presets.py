@@ -1,10 +1,12 @@
 """Runs that are known to work, as values."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from proximo.algorithms import GRPO, PPO, VAPO
+from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, VAPO, Algorithm
 from proximo.maths.divergences import KlLoss, UnbiasedK3
 from proximo.maths.pairwise import BradleyTerry, Dpo
+from proximo.maths.ratios import CurrentPolicy
 from proximo.maths.shaping import KlReward
 from proximo.models.values import OwnLayers, OwnModel
 from proximo.samplers import SamplingOptions
@@ -19,6 +21,24 @@ class Preset:
     name: str
     config: RunConfig | PipelineConfig
     what: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Configs by name, of which the first is what the others are compared with."""
+
+    name: str
+    configs: Mapping[str, RunConfig]
+    seeds: int
+    what: str
+
+
+def with_algorithm(config: RunConfig, algorithm: Algorithm) -> RunConfig:
+    """Another algorithm on the same run; one that is defined for one update a step gets one."""
+    training, value = config.training, config.value if algorithm.advantage.needs_values else None
+    if isinstance(algorithm.anchor, CurrentPolicy):
+        training = replace(training, minibatches=1, epochs=1)
+    return replace(config, algorithm=algorithm, training=training, value=value)
 
 
 ARITHMETIC = RunConfig(
@@ -78,3 +98,22 @@ PRESETS = (
         "demonstrations, reward model, PPO, GRPO and DPO where the true reward is known; five minutes on a CPU",
     ),
 )
+
+HALF_DEMO = 64_000
+"""Tokens: as many as half of the demo's steps sample by GRPO."""
+_HALF = replace(ARITHMETIC, evaluation=replace(ARITHMETIC.evaluation, every=5), most_generated=HALF_DEMO)
+
+FIVE = Comparison(
+    "five",
+    {
+        "ppo": replace(_HALF, algorithm=PPO, value=PPO_ARITHMETIC.value),
+        "grpo": with_algorithm(_HALF, GRPO),
+        "dapo": with_algorithm(_HALF, DAPO),
+        "gspo": with_algorithm(_HALF, GSPO),
+        "sapo": with_algorithm(_HALF, SAPO),
+    },
+    seeds=3,
+    what="PPO, GRPO, DAPO, GSPO and SAPO on the demo's task, each with half of the tokens that the demo samples",
+)
+
+COMPARISONS = (FIVE,)

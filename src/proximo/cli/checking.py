@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
+from proximo.cli.choosing import base_config
 from proximo.cli.flags import changed, refuse, say, take_switch
 from proximo.cli.opening import open_model
-from proximo.cli.running import base_config
 from proximo.plain_text import visible
 from proximo.samplers.embedded import local_sampler
 from proximo.training.checks import Check

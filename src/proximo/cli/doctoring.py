@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from proximo.cli.flags import refuse, take_switch
-from proximo.health import Spell
+from proximo.health import ENOUGH, Spell
 from proximo.insight.checkup import Checkup, check_up
 from proximo.insight.folder import RunFolder
 from proximo.insight.installation import Part, installation, is_fine
@@ -78,7 +78,9 @@ def _print_checkup(console: Console, folder: Path, checkup: Checkup) -> None:
     if stages := sorted(path.parent.name for path in folder.glob("*/run.json")):
         _print_beside(console, "stages", f"{', '.join(stages)} are runs of their own: proximo doctor {folder}/…")
     number = len(checkup.standing)
-    console.print(Text(f"\n{number} finding{'s' * (number != 1)}" if number else "\nnothing is wrong"))
+    short = f"; {checkup.steps} steps: too few for most rules, which need {ENOUGH}" if checkup.is_short else ""
+    found = f"{number} finding{'s' * (number != 1)}" if number else "nothing is wrong" + " so far" * checkup.is_short
+    console.print(Text(f"\n{found}{short}"))
 
 
 def _print_finding(console: Console, spell: Spell, word: str, when: str) -> None:

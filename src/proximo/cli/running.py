@@ -2,28 +2,29 @@
 
 import json
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
-from proximo import explain, toml
+from proximo import toml
 from proximo.cli import pipelining
-from proximo.cli.flags import changed, nearest, refuse, say, take, take_model, take_switch
+from proximo.cli.choosing import base_config, preset
+from proximo.cli.flags import changed, refuse, say, take, take_model, take_switch
 from proximo.cli.live import LiveView
 from proximo.cli.opening import machine_line, open_model
 from proximo.cli.resuming import report_failure, suit_attempt, take_allowed, taken
-from proximo.maths.ratios import CurrentPolicy
+from proximo.insight.checkup import standing, summary
 from proximo.models import Precision, load_tokenizer
 from proximo.models.shipped import resolve
-from proximo.plain_text import quoted
-from proximo.presets import ARITHMETIC, PRESETS
+from proximo.plain_text import quoted, visible
 from proximo.rewards.failures import TALLY
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
 from proximo.tasks import Arithmetic, Code, Countdown, Echo, File, Sorting, TaskOptions
-from proximo.training.config import EvaluationOptions, RunConfig, ValueOptions
+from proximo.training.checkpoints import step_of
+from proximo.training.config import EvaluationOptions, RunConfig
 from proximo.training.estimate import batch_arithmetic, memory
 from proximo.training.evaluate import evaluate
 from proximo.training.keeping import refuse_fewer_steps
@@ -32,7 +33,6 @@ from proximo.training.pipeline import PipelineConfig
 from proximo.training.progress import Lines, Progress, measure, prompt_text, share
 from proximo.training.prompts import check_prompts
 from proximo.training.resume import Attempt
-from proximo.training.reward_mix import RewardModel
 from proximo.training.rl import train
 from proximo.training.run import Run
 
@@ -47,7 +47,7 @@ def run(command: str, arguments: list[str]) -> int:
 
 
 def run_train(arguments: list[str]) -> int:
-    chain = _preset(arguments[0]) if arguments else None
+    chain = preset(arguments[0]) if arguments else None
     if isinstance(chain, PipelineConfig):
         return pipelining.run(arguments[0], chain, arguments[1:])
     as_json, dry_run = take_switch(arguments, "--json"), take_switch(arguments, "--dry-run")
@@ -69,14 +69,18 @@ def run_train(arguments: list[str]) -> int:
     with taken(path, toml.dumps(config), allowed) as attempt:
         outcome = _finished(config, attempt) if attempt.result is not None else _train(config, attempt)
     if outcome is None:
+        for line in summary(path):
+            say(line)
         return 1
-    _print_result(config, path, outcome, as_json)
+    _print_result(path, outcome, as_json)
     return 0
 
 
 def _finished(config: RunConfig, attempt: Attempt) -> Outcome:
     assert attempt.result is not None
-    say(f"{attempt.folder}: this run is finished; more steps: --steps N --allow-change steps")
+    field = "steps" if config.most_generated is None else "most_generated"
+    flag = f"--{field.replace('_', '-')} N --allow-change {field}"
+    say(f"{attempt.folder}: this run is finished; more steps: {flag}")
     try:
         path = resolve(config.model)
         check_prompts(config, path, load_tokenizer(path))  # what was left out of the data is left out again
@@ -103,83 +107,16 @@ def _train(config: RunConfig, attempt: Attempt) -> Outcome | None:
         progress.stop()
 
 
-def base_config(arguments: list[str]) -> RunConfig:
-    """The preset or file that comes first, with the algorithm and reward model that are named; all are taken."""
-    name, judge = take(arguments, "--algorithm"), take(arguments, "--reward-model")
-    config = _preset_or_file(arguments)
-    if name is not None:
-        config = _with_algorithm(config, name)
-    if judge is not None:
-        config = _with_judge(config, judge, take(arguments, "--rewards.task"))
-    if config.value is None and config.algorithm.advantage.needs_values:
-        config = replace(config, value=ValueOptions())  # so that its fields can be changed, and are written out
-    return config
-
-
-def _with_algorithm(config: RunConfig, name: str) -> RunConfig:
-    card = explain.card(name)
-    if card is None:
-        names = [each.name for each in explain.CARDS]
-        refuse(f"--algorithm {name}: no algorithm is called so{nearest(name, names)}; there are {', '.join(names)}")
-    training, value = config.training, config.value if card.value.advantage.needs_values else None
-    if isinstance(card.value.anchor, CurrentPolicy):  # it is defined for one update a step, so that is what it gets
-        training = replace(training, minibatches=1, epochs=1)
-    try:
-        return replace(config, algorithm=card.value, training=training, value=value)
-    except ValueError as error:
-        refuse(str(error))
-
-
-def _with_judge(config: RunConfig, path: str, task_weight: str | None) -> RunConfig:
-    """Rewarded by a reward model too; the weight of the task's verdict is taken at once, as 0 may be the only one."""
-    try:
-        weight = config.rewards.task if task_weight is None else _number("--rewards.task", task_weight)
-        models = (*config.rewards.models, RewardModel(path))
-        return replace(config, rewards=replace(config.rewards, task=weight, models=models))
-    except ValueError as error:
-        refuse(str(error))
-
-
-def _number(flag: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        refuse(f"{flag} {text}: give a number")
-
-
-def _preset_or_file(arguments: list[str]) -> RunConfig:
-    if not arguments or arguments[0].startswith("-"):
-        return ARITHMETIC
-    name = arguments.pop(0)
-    if name.endswith(".toml"):
-        try:
-            return toml.load(name, RunConfig)
-        except ValueError as error:
-            refuse(str(error))
-    found = _preset(name)
-    if found is None:
-        names = [preset.name for preset in PRESETS]
-        refuse(
-            f"no preset is called {name!r}{nearest(name, names)}; there are {', '.join(names)}, or give a .toml file"
-        )
-    if isinstance(found, PipelineConfig):
-        refuse(f"{name} is a chain of runs, not one: proximo train {name}, without an algorithm")
-    return found
-
-
-def _preset(name: str) -> RunConfig | PipelineConfig | None:
-    return next((preset.config for preset in PRESETS if preset.name == name), None)
-
-
-def _print_result(config: RunConfig, path: Path, outcome: Outcome, as_json: bool) -> None:
+def _print_result(path: Path, outcome: Outcome, as_json: bool) -> None:
     if as_json:
         result = {
             "run": str(path),
-            "steps": config.steps,
+            "steps": step_of(outcome.checkpoint),
             "held_out_before": outcome.before.accuracy,
             "held_out_after": outcome.after.accuracy,
             "generated_tokens": outcome.generated_tokens,
             "seconds": round(outcome.seconds, 3),
+            "findings": [asdict(each) for each in standing(path)],
         }
         print(json.dumps(result))
         return
@@ -196,6 +133,8 @@ def _print_result(config: RunConfig, path: Path, outcome: Outcome, as_json: bool
     for before, after in shown[:3]:
         print(f"  {quoted(prompt_text(before.problem))}, right is {quoted(before.problem.answer)}")
         print(f"    before {quoted(before.completion.text)}, after {quoted(after.completion.text)}")
+    for line in summary(path):
+        print(visible(line))
     print(f"\nrun folder  {path}")
     print(f"the model   {outcome.checkpoint}   (try: proximo eval {outcome.checkpoint})")
 

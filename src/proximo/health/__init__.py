@@ -5,9 +5,10 @@ Rules know no algorithm and no file: numbers in, findings out, with the standard
 
 from proximo.health.finding import SEVERITIES, Finding, Severity
 from proximo.health.rule import Rule
-from proximo.health.watch import RULES, Spell, Watch, findings, watched, worst_first
+from proximo.health.watch import ENOUGH, RULES, Spell, Watch, findings, watched, worst_first
 
 __all__ = [
+    "ENOUGH",
     "RULES",
     "SEVERITIES",
     "Finding",

@@ -38,7 +38,7 @@ class OnePart:
             return None
         name = max(gains, key=lambda each: gains[each])
         share = gains[name] / sum(gains.values())
-        spread = mean(history.first("reward_spread"))
+        spread = mean(history.first("spread"))
         if not (share > self.share and gains[name] > self.size * spread) or not history.first("outcome"):
             return None
         outcome = history.first("outcome"), history.last("outcome", self.window)
@@ -58,7 +58,7 @@ def _gain(history: History, name: str, window: int) -> float:
 
 @dataclass(frozen=True)
 class HeldOutFlat:
-    """Held against every earlier evaluation: what rose from there to here in training, and did not there."""
+    """Held against the first evaluation that was as good as the last: against each, the unluckiest would decide."""
 
     window: int = 1
     apart: int = 3 * EARLY
@@ -76,9 +76,9 @@ class HeldOutFlat:
     @property
     def when(self) -> str:
         return (
-            f"between two evaluations, {self.apart} steps apart or more, held-out outcomes rose by less than chance "
-            f"(1/√problems), but those of training by more than {self.least:g} and three times that chance, or their "
-            "reward by more than the siblings' spread"
+            f"since the first evaluation from which held-out outcomes rose by less than chance (1/√problems), "
+            f"{self.apart} steps ago or more, those of training rose by more than {self.least:g}, three times that "
+            "chance and four standard errors, or their reward by more than the siblings' spread"
         )
 
     def evidence(self, history: History) -> str | None:
@@ -88,25 +88,22 @@ class HeldOutFlat:
         chance = 1 / math.sqrt(now.problems)
         if now.outcome >= 1 - chance:
             return None
-        for then in history.evaluations[:-1]:
-            if now.after - then.after >= self.apart and now.outcome - then.outcome <= chance:
-                said = self._rose(history, then, chance)
-                if said is not None:
-                    held = f"held-out outcomes {then.outcome:.3f} → {now.outcome:.3f}"
-                    return (
-                        f"from step {then.after} to {now.after} {said}, {held} ({now.problems:.0f} problems: known to "
-                        f"±{chance:.2f})"
-                    )
-        return None
+        then = next(each for each in history.evaluations if now.outcome - each.outcome <= chance)
+        said = self._rose(history, then, chance) if now.after - then.after >= self.apart else None
+        return said and (
+            f"from step {then.after} to {now.after} {said}, held-out outcomes {then.outcome:.3f} → {now.outcome:.3f} "
+            f"({now.problems:.0f} problems: known to ±{chance:.2f})"
+        )
 
     def _rose(self, history: History, then: Evaluated, chance: float) -> str | None:
         """What did, in training."""
         before = [row["outcome"] for row in then.following if "outcome" in row]
-        first, last = mean(before), mean(history.last("outcome", EARLY))
-        if last - first > max(self.least, 3 * chance):
+        after = history.last("outcome", EARLY)
+        first, last = mean(before), mean(after)
+        if last - first > max(self.least, 3 * chance) and has_risen(before, after, 4.0):
             return f"training outcomes went {first:.3f} → {last:.3f}"
         rewards = [row["reward"] for row in then.following if "reward" in row]
-        spread = mean(row["reward_spread"] for row in then.following if "reward_spread" in row)
+        spread = mean(row["spread"] for row in then.following if "spread" in row)
         latest = history.last("reward", EARLY)
         if history.parts and mean(latest) - mean(rewards) > spread and has_risen(rewards, latest, 5.0):
             return f"the reward went {mean(rewards):.3g} → {mean(latest):.3g} and outcomes {first:.3f} → {last:.3f}"

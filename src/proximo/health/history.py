@@ -14,14 +14,17 @@ EARLY = 10
 RECENT = 60
 """Rows of training that are kept: no rule looks further back, but to the beginning and to evaluations."""
 HELD_OUT = "held_out/outcome"
-COMPARED = ("outcome", "reward", "reward_spread")
+COMPARED = ("outcome", "reward", "spread")
 """What evaluations are held against."""
 
 
 def number(row: Row, name: str) -> float:
     """NaN for what is missing, null or no finite number: a row in memory has NaN where a file has null."""
     value = row.get(name)
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan
+    try:
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan
+    except OverflowError:  # an integer beyond all floats
+        return math.nan
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Evaluated:
     outcome: float
     problems: float
     following: list[dict[str, float]] = field(default_factory=list)
-    """The first rows of training after it, as far as they are compared."""
+    """The first rows of training after it, as far as they are compared, whatever evaluations come between."""
 
 
 class History:
@@ -45,6 +48,8 @@ class History:
         self.evaluations: list[Evaluated] = []
         self.seen: Counter[str] = Counter()
         """How many rows knew each metric."""
+        self._outcomes = math.inf, -math.inf
+        """The lowest and the best of all steps."""
         self._first: dict[str, list[float]] = {}
         self._rows: deque[dict[str, float]] = deque(maxlen=RECENT)
 
@@ -68,8 +73,13 @@ class History:
             if len(first) < EARLY:
                 first.append(value)
         self._rows.append(known)
-        if self.evaluations and len(self.evaluations[-1].following) < EARLY:
-            self.evaluations[-1].following.append({name: known[name] for name in COMPARED if name in known})
+        if "outcome" in known:
+            lowest, best = self._outcomes
+            self._outcomes = min(lowest, known["outcome"]), max(best, known["outcome"])
+        for evaluated in reversed(self.evaluations):
+            if len(evaluated.following) == EARLY:
+                break  # those before it are full, too
+            evaluated.following.append({name: known[name] for name in COMPARED if name in known})
 
     def first(self, name: str) -> list[float]:
         """The first values; none until all of them are there."""
@@ -93,19 +103,34 @@ class History:
         return [name for name in (self._rows[-1] if self._rows else ()) if name.startswith("rewards/")]
 
     def is_learning(self) -> bool:
-        """Whether completions are still getting better: the last steps' outcomes, or rewards where there are none,
+        """Whether completions are still getting better: the last steps' outcomes, or rewards where those do not differ,
         stand above those of thirty steps before by more than chance, or it is too early to say."""
-        name = "outcome" if self.seen["outcome"] else "reward"
+        name = "reward" if are_equal([*self._earlier("outcome"), *self.last("outcome", EARLY)]) else "outcome"
         if self.seen[name] < 2 * EARLY:
             return True
-        before = self.last(name, EARLY, before=3 * EARLY) or self.first(name)
-        return has_risen(before, self.last(name, EARLY), 2.0)
+        return has_risen(self._earlier(name), self.last(name, EARLY), 2.0)
+
+    def _earlier(self, name: str) -> list[float]:
+        return self.last(name, EARLY, before=3 * EARLY) or self.first(name)
+
+    def is_at_best(self, count: int) -> bool:
+        """Whether verdicts have risen to the best that was seen and stand there: not every task's best is 1. Of scores
+        without a verdict that is not known."""
+        lowest, best = self._outcomes
+        if not self.last("solved_by_any", count) or not lowest < best:
+            return False
+        return best - self.typical("outcome", count) <= 0.02 * (best - lowest)
 
 
 def mean(values: Iterable[float]) -> float:
     """NaN of none."""
     known = list(values)
     return math.fsum(known) / len(known) if known else math.nan
+
+
+def are_equal(values: Sequence[float]) -> bool:
+    """But for rounding; none are."""
+    return not values or max(values) - min(values) <= 1e-9 * max(map(abs, values))
 
 
 def has_risen(before: Sequence[float], after: Sequence[float], errors: float) -> bool:
@@ -127,14 +152,28 @@ def idle(row: Row) -> float:
 
 
 def idle_solved(row: Row) -> float:
-    """As much of that as is because all siblings were right, by the share of dead groups that are."""
+    """As much of that as is known to be because all siblings were right, by the share of dead groups that are."""
     dead, solved = number(row, "dead_groups"), number(row, "dead_solved")
-    return idle(row) * (solved / dead if dead > 0 else 0.0)
+    return idle(row) * (solved / dead if dead > 0 and solved > 0 else 0.0)
+
+
+def repeated(row: Row) -> float:
+    """Pairs of siblings that say the same where not all are right, or anywhere where nobody knows what is right."""
+    knows = not math.isnan(number(row, "solved_by_all"))
+    return number(row, "duplicates_unsolved" if knows else "duplicates")
+
+
+def spread(row: Row) -> float:
+    """Of the reward among siblings; where they are equal, or there is but one, among all completions."""
+    among = number(row, "reward_spread")
+    return number(row, "reward_p90") - number(row, "reward_p10") if among == 0 else among
 
 
 DERIVED: dict[str, Callable[[Row], float]] = {
     "idle_solved": idle_solved,
     "idle_stuck": lambda row: idle(row) - idle_solved(row),
+    "repeated": repeated,
+    "spread": spread,
     "blocked_share": lambda row: 1 - number(row, "gate"),
     "unscored_share": lambda row: number(row, "unscored") / max(number(row, "completions"), 1.0),
     "kl_per_token": lambda row: number(row, "reference_kl") / max(number(row, "length"), 1.0),

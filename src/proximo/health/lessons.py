@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from proximo.health.finding import Severity
-from proximo.health.history import EARLY, History, mean
+from proximo.health.history import EARLY, History, are_equal, mean
 
 
 @dataclass(frozen=True)
 class DeadGroups:
-    """A group that all siblings solve is dead, too: that is success, and not meant here. Where nothing is ever right,
-    that is said instead."""
+    """A group that all siblings solve is dead, too: that is success, and not meant here, nor is a task whose best is
+    less than 1, and reached. Where nothing is ever right, that is said instead."""
 
     window: int = 10
     most: float = 0.5
@@ -29,19 +29,23 @@ class DeadGroups:
     def when(self) -> str:
         return (
             f"over {self.window} steps more than {self.most:.0%} of what was sampled gave no gradient, groups that are "
-            "solved by all siblings not counted"
+            "solved by all siblings not counted, and outcomes have not risen to the best that was seen"
         )
 
     def evidence(self, history: History) -> str | None:
         stuck = history.typical(self.reads, self.window)
-        if not stuck > self.most or NoReward(self.window).evidence(history) is not None:
+        if not stuck > self.most or history.is_at_best(self.window):
             return None
+        if NoReward(self.window).evidence(history) is not None:
+            return None
+        said = f"over {self.window} steps {stuck:.0%} of what was sampled taught nothing, siblings having equal rewards"
+        unsolved = 1 - history.typical("solved_by_any", self.window)
+        if math.isnan(unsolved):
+            return said
         right = history.typical("idle_solved", self.window)
-        wrong = 1 - history.typical("solved_by_any", self.window)
-        groups = "" if math.isnan(wrong) else f" ({wrong:.0%} of the groups are all wrong)"
         return (
-            f"over {self.window} steps {stuck:.0%} of what was sampled taught nothing, siblings having equal rewards"
-            f"{groups}; another {right:.0%} was in groups that are all right"
+            f"{said} (no outcome reaches 1 in {unsolved:.0%} of the groups); another {right:.0%} was in groups that "
+            "are all right"
         )
 
 
@@ -90,15 +94,20 @@ class NoReward:
 
     @property
     def when(self) -> str:
-        return f"no completion of {self.window} steps has an outcome above 0, nor another reward than its siblings"
+        return (
+            f"no completion of {self.window} steps has an outcome above 0, nor another reward than the others, and "
+            "outcomes have not risen to this"
+        )
 
     def evidence(self, history: History) -> str | None:
         outcomes = history.last(self.reads, self.window)
         # A mean of 0 and less may hide good ones among bad: then it differs from step to step, or some are solved.
-        if not outcomes or max(outcomes) > 0 or len(set(outcomes)) > 1:
+        if not outcomes or max(outcomes) > 0 or not are_equal(outcomes) or history.is_at_best(self.window):
             return None
         # Where rewards differ all the same, the verdict is only watched, or one of several parts.
-        if any(history.last("solved_by_any", self.window)) or any(history.last("reward_spread", self.window)):
+        if not are_equal(history.last("reward", self.window)):
+            return None
+        if any(history.last("solved_by_any", self.window)) or any(history.last("spread", self.window)):
             return None
         asked = sum(history.last("completions", self.window))
         all_of_them = f"all {asked:.0f}" if asked else "all"
@@ -129,14 +138,14 @@ class Unscored:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Siblings that agree on what is right are no fault."""
+    """Siblings that agree on what is right are no fault. Where nobody knows what that is, that they agree is one."""
 
     window: int = 10
-    most: float = 0.95
+    most: float = 0.9
     least_unsolved: float = 0.2
     name: ClassVar[str] = "duplicates"
     severity: ClassVar[Severity] = "warning"
-    reads: ClassVar[str] = "duplicates_unsolved"
+    reads: ClassVar[str] = "repeated"
     show: ClassVar[str] = "duplicates"
     why: ClassVar[str] = "siblings that all say the same wrong thing explore nothing: one of them would do"
     remedy: ClassVar[str] = "raise sampling.temperature, or go back to a checkpoint from before they became the same"
@@ -144,18 +153,14 @@ class Duplicates:
     @property
     def when(self) -> str:
         return (
-            f"over {self.window} steps more than {self.most:.0%} of the siblings repeat another one to the token, in "
+            f"over {self.window} steps more than {self.most:.0%} of the pairs of siblings are the same to the token, in "
             f"groups that are not solved by all, where these are more than {self.least_unsolved:.0%} of all groups"
         )
 
     def evidence(self, history: History) -> str | None:
-        same, unsolved = (
-            history.typical(self.reads, self.window),
-            1 - history.typical("solved_by_all", self.window),
-        )
-        if not (same > self.most and unsolved > self.least_unsolved):
+        same = history.typical(self.reads, self.window)
+        unsolved = 1 - history.typical("solved_by_all", self.window)
+        if not same > self.most or unsolved <= self.least_unsolved:
             return None
-        return (
-            f"over {self.window} steps {same:.0%} of the siblings say what another one says, in the "
-            f"{unsolved:.0%} of the groups that are not solved by all"
-        )
+        where = "" if math.isnan(unsolved) else f", in the {unsolved:.0%} of the groups that are not solved by all"
+        return f"over {self.window} steps {same:.0%} of the pairs of siblings say the same to the token{where}"

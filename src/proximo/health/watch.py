@@ -27,6 +27,8 @@ RULES: tuple[Rule, ...] = (
     OnePart(),
     HeldOutFlat(),
 )
+ENOUGH = sorted(rule.window for rule in RULES)[len(RULES) // 2]
+"""Steps before which most rules say nothing."""
 
 
 @dataclass

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from proximo.health import Finding, Severity, Spell, watched, worst_first
+from proximo.health import ENOUGH, Finding, Severity, Spell, watched, worst_first
 from proximo.insight.folder import RunFolder, State
 from proximo.storage.folders import complaints
 from proximo.training.checkpoints import CHECKPOINTS, saved, step_of
@@ -50,6 +50,11 @@ class Checkup:
         """Of the worst that stands; None: healthy."""
         return self.standing[0].finding.severity if self.standing else None
 
+    @property
+    def is_short(self) -> bool:
+        """Then that nothing is found says little: most rules need more steps."""
+        return self.steps < ENOUGH
+
     def link(self, finding: Finding) -> str:
         """The address in the page of `proximo view`; of what no step shows, the run's."""
         where = f"&step={finding.step}&show={finding.show}" if finding.show else ""
@@ -65,6 +70,7 @@ class Checkup:
             "run": self.name,
             "state": self.state,
             "steps": self.steps,
+            "enough_steps": ENOUGH,
             "severity": self.severity,
             "held_out": list(self.held_out),
             "findings": [plain(each) for each in self.standing],

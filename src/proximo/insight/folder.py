@@ -20,6 +20,8 @@ State = Literal["running", "finished", "stopped"]
 DEPTH = 4
 """How far below a folder runs are looked for: those of a comparison lie in a folder of their own."""
 
+MOST_BYTES = 256 << 20
+"""Of a file that is read at once; the largest, a result with its examples, has a few megabytes."""
 MOST = 1e300
 """A number beyond is a mistake of somebody's, and too large for some of what is done with numbers."""
 
@@ -165,14 +167,20 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        return _row(path.read_bytes())
-    except OSError:
-        return None
+    data = _read(path)
+    return None if data is None else _row(data)
 
 
 def _text(path: Path) -> str:
+    return (_read(path) or b"").decode(errors="replace")
+
+
+def _read(path: Path) -> bytes | None:
+    """None where it is not there, or no file of ours: a pipe would be waited for, a device has no end."""
     try:
-        return path.read_text(errors="replace")
+        if not path.is_file() or path.stat().st_size > MOST_BYTES:
+            return None
+        with path.open("rb") as file:
+            return file.read(MOST_BYTES)
     except OSError:
-        return ""
+        return None

@@ -4,7 +4,7 @@ What the policy and the graders said is taken as it is stored. Advantages stay t
 algorithm's can be had from what is stored: see `advantages_under`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -15,11 +15,13 @@ from proximo.algorithms import Algorithm
 from proximo.insight.steps import Step
 from proximo.maths.arithmetic import bounded_exp
 from proximo.maths.credit import advantages
+from proximo.maths.gates import Clip, GeometricClip
 from proximo.maths.keeping import trained_mask
 from proximo.maths.objective import Terms, plan_step, token_terms
 from proximo.maths.rows import Rows, rows_of
 from proximo.maths.selection import KlCovariance
 from proximo.shapes import Bool, Float, Int
+from proximo.training.assemble import shaped_rewards
 from proximo.training.config import RunConfig
 
 SOFT = 0.005
@@ -58,7 +60,8 @@ BLOCKED = (TokenState.HIGH, TokenState.LOW, TokenState.DUAL, TokenState.DROPPED,
 
 @dataclass(frozen=True)
 class Seen:
-    """One pass over a step's data under an algorithm, all rows, [B, T]; 0 where a token takes no part."""
+    """One pass over a step's data under an algorithm, all rows, [B, T]. Where a token takes no part, ratios and shares
+    are 1, the rest 0; advantages are there as they are."""
 
     algorithm: Algorithm
     """As it was used, without what nothing stored could answer."""
@@ -101,32 +104,34 @@ def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -
     blank = torch.zeros_like(step.batch.old_logprobs)
     inside = _inside(step)
     mask = trained_mask(algorithm.keep, inside, step.batch.truncated)
-    tensors = {name: blank.clone() for name in ("weights", "gradient", "kl_gradient")}
-    tensors |= {name: torch.ones_like(blank) for name in ("token_ratio", "ratio", "through", "correction")}
+    neutral: dict[str, float] = dict.fromkeys(("weights", "gradient", "kl_gradient"), 0.0)
+    neutral |= dict.fromkeys(("token_ratio", "ratio", "through", "correction"), 1.0)
+    tensors = {name: torch.full_like(blank, value) for name, value in neutral.items()}
     state, losses = torch.where(inside, TokenState.IDLE, TokenState.OUTSIDE), {}
     for update, index in _updates(step, algorithm, number):
         rows = _rows(step, algorithm, credit, mask, index, number)
         found, losses[update] = _update(algorithm, rows, config.seed + step.facts["updates"][update]["version"])
         for name, tensor in tensors.items():
-            tensor[index] = found[name].to(tensor.dtype)
+            tensor[index] = torch.where(rows.mask, found[name].to(tensor.dtype), neutral[name])
         state[index] = found["state"].long()
     state = torch.where(mask, state, TokenState.OUTSIDE)
     credit = torch.where(inside, credit, 0.0).nan_to_num(0.0)
-    return Seen(algorithm, (*notes, *more), state, credit, losses=losses, **tensors)
+    notes = (*notes, *more, *_assumed(step, algorithm, credit, number))
+    return Seen(algorithm, notes, state, credit, losses=losses, **tensors)
 
 
 def policy_loss(step: Step, algorithm: Algorithm, config: RunConfig) -> float | None:
-    """The step's policy loss under an algorithm, as the metrics have it: the mean over the updates that were applied.
+    """The step's policy loss under an algorithm, as the metrics have it."""
+    return step_loss(step, [look(step, algorithm, config, number=number) for number in range(step.passes)])
+
+
+def step_loss(step: Step, passes: Iterable[Seen]) -> float | None:
+    """From all passes of a step: the mean over the updates that were applied.
 
     None where none was, or where the value model alone was trained.
     """
     applied = [update["skipped"] is None and not update["value_only"] for update in step.facts["updates"]]
-    found = [
-        loss
-        for number in range(step.passes)
-        for update, loss in look(step, algorithm, config, number=number).losses.items()
-        if applied[update]
-    ]
+    found = [loss for seen in passes for update, loss in seen.losses.items() if applied[update]]
     return sum(found) / len(found) if found else None
 
 
@@ -138,21 +143,28 @@ def usable(algorithm: Algorithm, step: Step) -> tuple[Algorithm, list[str]]:
 
 
 def advantages_under(step: Step, algorithm: Algorithm, config: RunConfig) -> tuple[Float[Tensor, "B T"], list[str]]:
-    """The stored ones for group algorithms, whatever their own normalisation: what differs is then the update alone.
+    """The stored ones where both compare siblings, whatever their normalisation: what differs is then the update alone.
 
-    A value model's only where values were stored; siblings are compared anew where the run compared none.
+    Advantages of single tokens are computed anew, a value model's only where values were stored; and so are those
+    between siblings, where the run compared none. Rewards stay as the run shaped them.
     """
     own, batch = config.algorithm.advantage, step.batch
+    notes, limit = [], config.sampling.max_tokens
+    penalties = [shaped_rewards(batch, each, limit) - batch.rewards for each in (algorithm, config.algorithm)]
+    if not torch.equal(*(penalty.nan_to_num(0.0) for penalty in penalties)):
+        notes.append("its length penalty differs: rewards are as the run shaped them")
     if algorithm.advantage == own:
-        return batch.advantages, []
+        return batch.advantages, notes
     if algorithm.advantage.needs_values and batch.values is None:
-        return batch.advantages, ["no values were stored: the advantages are the run's own"]
-    anew = algorithm.advantage.needs_values or (own.per_token and not algorithm.advantage.per_token)
-    if not anew:
-        return batch.advantages, ["the advantages are the run's own"]
+        return batch.advantages, [*notes, "no values were stored: the advantages are the run's own"]
+    if not own.per_token and not algorithm.advantage.per_token:
+        return batch.advantages, [*notes, "the advantages are the run's own"]
     token_rewards = None
-    if algorithm.kl_reward is not None and batch.ref_logprobs is not None:
-        token_rewards = algorithm.kl_reward(batch.old_logprobs, batch.ref_logprobs, _inside(step))
+    if algorithm.kl_reward is not None:
+        if batch.ref_logprobs is None:
+            notes.append("no reference was stored: its KL in the reward is left out")
+        else:
+            token_rewards = algorithm.kl_reward(batch.old_logprobs, batch.ref_logprobs, _inside(step))
     credit, _ = advantages(
         algorithm,
         rewards=batch.rewards,
@@ -162,7 +174,22 @@ def advantages_under(step: Step, algorithm: Algorithm, config: RunConfig) -> tup
         token_rewards=token_rewards,
     )
     kind = type(algorithm.advantage).__name__
-    return credit.to(batch.advantages.dtype), [f"the advantages are computed anew by {kind} from what was stored"]
+    notes.append(f"the advantages are computed anew by {kind} from what was stored")
+    return credit.to(batch.advantages.dtype), notes
+
+
+def _assumed(step: Step, algorithm: Algorithm, credit: Float[Tensor, "B T"], number: int) -> list[str]:
+    """What the other algorithm would have done otherwise, or could not have known."""
+    if not step.passes or step.is_value_only:
+        return []
+    used, kept = step.updates[number] >= 0, algorithm.keep(step.batch.outcome, step.batch.group)
+    not_run = used & kept & step.current[number].isnan().all(dim=1) & (credit != 0).any(dim=1)
+    notes = []
+    if left := int((used & ~kept).sum()):
+        notes.append(f"{left} completions of groups with equal outcomes leave the update and its denominator")
+    if count := int(not_run.sum()):
+        notes.append(f"{count} completions were not run in this update: their ratios are taken to be 1")
+    return notes
 
 
 def _inside(step: Step) -> Bool[Tensor, "B T"]:
@@ -234,8 +261,10 @@ def _gradient(term: Float[Tensor, "M T"], logprobs: Float[Tensor, "M T"]) -> Flo
 
 def _states(algorithm: Algorithm, rows: Rows, terms: Terms, through: Float[Tensor, "M T"]) -> Int[Tensor, "M T"]:
     """The last that applies is said."""
-    lowest, _ = algorithm.gate.band
-    blocked, ratio = through == 0, bounded_exp(terms.log_ratio.detach())
+    _, highest = algorithm.gate.band
+    # A soft gate's share may be too small for a number: then it is still no edge that was crossed.
+    blocked = (through == 0) & isinstance(algorithm.gate, Clip | GeometricClip)
+    above = bounded_exp(terms.log_ratio.detach()) > highest
     state = torch.full_like(rows.mask, TokenState.OPEN, dtype=torch.long)
     nothing = torch.zeros_like(rows.mask)
     chosen = nothing if terms.chosen is None else terms.chosen
@@ -244,8 +273,8 @@ def _states(algorithm: Algorithm, rows: Rows, terms: Terms, through: Float[Tenso
     for where, what in (
         ((through - 1).abs() > SOFT, TokenState.SOFT),
         (blocked & (rows.advantages > 0), TokenState.HIGH),
-        (blocked & (rows.advantages < 0), TokenState.DUAL),
-        (blocked & (rows.advantages < 0) & (ratio < lowest), TokenState.LOW),
+        (blocked & (rows.advantages < 0), TokenState.LOW),
+        (blocked & (rows.advantages < 0) & above, TokenState.DUAL),
         (rows.advantages == 0, TokenState.DEAD),
         (chosen, TokenState.HELD if is_held else TokenState.DROPPED),
         (rejected, TokenState.REJECTED),

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from proximo.models.routing import UNKNOWN
 from proximo.shapes import Float, Int
 from proximo.training.rollouts import FACTS, FORMAT
 from proximo.types import Batch
@@ -58,22 +59,31 @@ def read_step(path: Path, number: int) -> Step:
     try:
         table = pq.read_table(path)
         facts = json.loads((table.schema.metadata or {}).get(FACTS, b"{}"))
-        if facts.get("format") != FORMAT:
+        if not isinstance(facts, dict) or facts.get("format") != FORMAT:
             raise ValueError("another version of Proximo wrote it: read it with that one, or run the step again")
         return _step(table, number, facts)
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+    except KeyError as error:
+        raise ValueError(f"{path}: it is damaged, {error} is missing") from None
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise ValueError(f"{path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from None
+    except (TypeError, AttributeError, IndexError, RuntimeError):  # a column of another kind than ours
+        raise ValueError(f"{path}: it is damaged, or something else than a run's rollouts") from None
 
 
 def _step(table: pa.Table, number: int, facts: Mapping[str, Any]) -> Step:
     column = {name: table.column(name).combine_chunks() for name in table.column_names}
+    for update in facts["updates"]:
+        _ = update["version"], update["skipped"], update["value_only"]
     lengths = torch.from_numpy(np.diff(_offsets(column["tokens"])))
+    _check_lengths(column["pieces"], lengths)
     rows = _Rows(lengths)
     counts = torch.from_numpy(np.diff(_offsets(column["updates"])))
     most = int(counts.max()) if len(counts) else 0
     has = torch.arange(most) < counts.unsqueeze(1)
     updates = torch.full((len(lengths), most), -1)
     updates[has] = torch.from_numpy(column["updates"].flatten().to_numpy().astype(np.int64))
+    if most and int(updates.max()) >= len(facts["updates"]):
+        raise ValueError("it is damaged: a row is of an update that is not there")
     return Step(
         number=number,
         facts=facts,
@@ -94,6 +104,8 @@ def _step(table: pa.Table, number: int, facts: Mapping[str, Any]) -> Step:
 
 def _batch(column: Mapping[str, pa.Array], rows: "_Rows", lengths: Int[Tensor, " B"]) -> Batch:
     group = torch.from_numpy(column["group"].to_numpy().astype(np.int64))
+    if len(group) and not 0 <= int(group.min()) <= int(group.max()) < len(group):
+        raise ValueError("it is damaged: groups are not counted from 0")
     prompts: dict[int, tuple[int, ...]] = {}
     for place, number in enumerate(group.tolist()):
         if number not in prompts:
@@ -118,7 +130,19 @@ def _batch(column: Mapping[str, pa.Array], rows: "_Rows", lengths: Int[Tensor, "
         ref_logprobs=optional("ref_logprobs"),
         values=optional("values"),
         returns=optional("returns"),
+        **_routes(column, rows, group, len(prompts)),
     )
+
+
+def _routes(column: Mapping[str, pa.Array], rows: "_Rows", group: Int[Tensor, " B"], prompts: int) -> dict[str, Any]:
+    """The experts that were replayed, where any were."""
+    if "routes" not in column or not len(group):
+        return {}
+    shape = (-1, column["route_layers"][0].as_py(), column["route_experts"][0].as_py())
+    first = [int((group == number).nonzero()[0]) for number in range(prompts)]
+    found = [_flat(column["prompt_routes"].slice(place, 1)).reshape(shape) for place in first]
+    flat = _flat(column["routes"]).reshape(shape)
+    return {"routes": rows.of_each(flat, UNKNOWN), "prompt_routes": tuple(found)}
 
 
 class _Rows:
@@ -129,20 +153,34 @@ class _Rows:
 
     def __call__(self, lists: pa.Array) -> Tensor:
         """0 beyond each row's length."""
+        _check_lengths(lists, self._lengths)
         flat = _flat(lists)
         blank = torch.zeros(len(self._lengths), self._width, dtype=flat.dtype)
         return blank.masked_scatter(self._inside(self._lengths), flat)
 
+    def of_each(self, flat: Tensor, filler: int) -> Tensor:
+        """What has a shape of its own at each token."""
+        blank = torch.full((len(self._lengths), self._width, *flat.shape[1:]), filler, dtype=flat.dtype)
+        blank[self._inside(self._lengths)] = flat
+        return blank
+
     def nested(self, lists: pa.Array, has: Tensor) -> Float[Tensor, "E B T"]:
         """NaN wherever there is nothing."""
-        flat = _flat(lists.flatten())
         lengths = torch.where(has, self._lengths.unsqueeze(1), 0)
+        _check_lengths(lists, has.sum(dim=1))
+        _check_lengths(lists.flatten(), lengths[has])
+        flat = _flat(lists.flatten())
         blank = torch.full((*has.shape, self._width), torch.nan, dtype=flat.dtype)
         inside = torch.arange(self._width) < lengths.unsqueeze(2)
         return blank.masked_scatter(inside, flat).transpose(0, 1).contiguous()
 
     def _inside(self, lengths: Int[Tensor, " B"]) -> Tensor:
         return torch.arange(self._width) < lengths.unsqueeze(1)
+
+
+def _check_lengths(lists: pa.Array, lengths: Int[Tensor, " R"]) -> None:
+    if not np.array_equal(np.diff(_offsets(lists)), lengths.numpy()):
+        raise ValueError("it is damaged: a column is not aligned with the tokens")
 
 
 def _flat(lists: pa.Array) -> Tensor:

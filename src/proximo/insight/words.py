@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 from proximo.insight.lens import Seen, TokenState
 from proximo.insight.steps import Step
-from proximo.maths.gates import Clip, GeometricClip, SoftGate
+from proximo.maths.corrections import IcePop, SequenceMasked
+from proximo.maths.gates import Clip, GeometricClip, Reinforce, SoftGate, Unclipped
 
 ROW_STATES = {
     "unscored": "its completion is unscored: the grader failed, so it is in no term and no denominator",
     "dropped": "its group was dropped before the update: all outcomes are the same",
-    "trained": "its completion is in no update under this algorithm",
 }
 
 
@@ -32,13 +32,19 @@ def _outside(step: Step, seen: Seen, row: int, token: int) -> str:
 def _idle(step: Step, seen: Seen, row: int, token: int) -> str:
     if step.is_value_only:
         return "this step trained the value model alone"
-    return ROW_STATES.get(step.state[row], ROW_STATES["trained"])
+    if step.state[row] in ROW_STATES:
+        return ROW_STATES[step.state[row]]
+    if bool((step.updates[:, row] >= 0).any()):
+        return "all outcomes of its group are the same: this algorithm leaves it out, and out of the denominator"
+    return "its completion is in no update"
 
 
 def _dead(step: Step, seen: Seen, row: int, token: int) -> str:
-    if seen.algorithm.advantage.per_token:
-        return "its advantage is 0: no gradient"
-    return "its advantage is 0, since all siblings earned the same: no gradient, but it counts in the denominator"
+    group = step.batch.group == step.batch.group[row]
+    rewards = step.batch.rewards[group & ~step.batch.rewards.isnan()]
+    alike = not seen.algorithm.advantage.per_token and len(rewards.unique()) == 1
+    since = ", since all siblings earned the same" if alike else ""
+    return f"its advantage is 0{since}: no gradient, but it counts in the denominator"
 
 
 def _high(step: Step, seen: Seen, row: int, token: int) -> str:
@@ -71,12 +77,15 @@ def _open(step: Step, seen: Seen, row: int, token: int) -> str:
     lowest, highest = seen.algorithm.gate.band
     ratio, advantage = float(seen.ratio[row, token]), float(seen.advantages[row, token])
     verb = "raises" if advantage > 0 else "lowers"
-    if isinstance(seen.algorithm.gate, Clip | GeometricClip) and not lowest <= ratio <= highest:
+    if isinstance(seen.algorithm.gate, Unclipped | Reinforce):
+        said = f"{_ratio(seen, row, token)}, and nothing is clipped: the gradient passes whole"
+    elif isinstance(seen.algorithm.gate, Clip | GeometricClip) and not lowest <= ratio <= highest:
         edge = highest if ratio > highest else lowest
         side, back = (">", "A < 0 pulls it back") if ratio > highest else ("<", "A > 0 pulls it back")
         said = f"{_ratio(seen, row, token, edge)} {side} {_number(edge)}, but {back}: the gradient passes whole"
     else:
-        said = f"{_ratio(seen, row, token)} is within bounds: the gradient passes whole"
+        place = "within bounds" if lowest < highest else "near 1"
+        said = f"{_ratio(seen, row, token)} is {place}: the gradient passes whole"
     return f"{said}, and {verb} this token's probability{_corrected(seen, row, token)}"
 
 
@@ -90,9 +99,16 @@ def _dropped(step: Step, seen: Seen, row: int, token: int) -> str:
 
 
 def _rejected(step: Step, seen: Seen, row: int, token: int) -> str:
-    weight = math.exp(min(float((step.batch.old_logprobs - step.batch.rollout_logprobs)[row, token]), 80.0))
-    kind = type(seen.algorithm.correct).__name__
-    return f"{kind} rejects it, old policy over sampler is {_number(weight)} here: no gradient"
+    log_weight = (step.batch.old_logprobs - step.batch.rollout_logprobs)[row, : int(step.batch.lengths[row])]
+    correct = seen.algorithm.correct
+    if isinstance(correct, IcePop):
+        weight, where = log_weight[token], "here"
+    elif isinstance(correct, SequenceMasked):
+        weight, where = log_weight.sum(), "over the completion"
+    else:
+        weight, where = log_weight.mean(), "over the completion, in the mean"
+    factor = _number(math.exp(min(float(weight), 80.0)), 1.0)
+    return f"{type(correct).__name__} rejects it, old policy over sampler is {factor} {where}: no gradient"
 
 
 _SENTENCES: dict[TokenState, Callable[[Step, Seen, int, int], str]] = {

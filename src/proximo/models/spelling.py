@@ -1,10 +1,13 @@
 """The text of each token by itself, so that a completion can be read token by token."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+MOST = 8
+"""Tokens that spell something only together: a character has four bytes at most, and tokens may hold parts of two."""
 
 
 class Spelling:
@@ -13,6 +16,8 @@ class Spelling:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._known: dict[int, str] = {}
+        self._together = lru_cache(maxsize=1 << 16)(self._after)
+        """Of a few tokens: a policy that has collapsed says the same ones again and again."""
         ids = tokenizer.encode("a", add_special_tokens=False)
         self._before = ids[-1:] or [0]
         """Some tokenizers drop a space at the beginning of a text: no token is decoded there."""
@@ -26,10 +31,12 @@ class Spelling:
             if UNKNOWN not in piece:
                 start = place + 1
                 continue
-            text = self._after(tokens[start : place + 1])
-            if UNKNOWN not in text:
-                pieces[start : place + 1] = [*[""] * (place - start), text]
-                start = place + 1
+            for first in range(place - 1, max(start, place - MOST + 1) - 1, -1):
+                text = self._together(tuple(tokens[first : place + 1]))
+                if UNKNOWN not in text:
+                    pieces[first : place + 1] = [*[""] * (place - first), text]
+                    start = place + 1
+                    break
         return pieces
 
     def _piece(self, token: int) -> str:

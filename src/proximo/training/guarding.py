@@ -22,7 +22,7 @@ from proximo.shapes import Float, Int
 from proximo.training.config import TrainingOptions
 from proximo.training.memory import explaining_memory, first_line, is_out_of_memory, smaller_passes
 from proximo.training.optimizer import POLICY, VALUE, Optimizer
-from proximo.training.passes import Passes
+from proximo.training.passes import OldScores, Passes
 from proximo.types import Batch, Stats
 
 WINDOW = 64
@@ -89,11 +89,13 @@ class Found:
     """Rows that were run, and their log-probs."""
     entropies: Parts = field(default_factory=list)
     agreements: Sequence[Any] = ()
+    before: OldScores | None = None
+    """Of all rows, dead ones too, where the update first asked for them without a gradient, to choose among tokens."""
 
 
-def _of_all(parts: Parts, batch: Batch) -> Float[Tensor, "M T"]:
+def _of_all(parts: Parts, batch: Batch, before: Tensor | None) -> Float[Tensor, "M T"]:
     """What is known of some rows, among all; NaN where one was not run."""
-    known = torch.full_like(batch.old_logprobs, torch.nan)
+    known = torch.full_like(batch.old_logprobs, torch.nan) if before is None else before.clone()
     if parts:  # in one transfer: each waits for the device
         index, values = (torch.cat(each) for each in zip(*parts, strict=True))
         known[index] = values.to(known.dtype).cpu()
@@ -159,8 +161,12 @@ class Guard:
 
     def _update(self, batch: Batch, found: Found, norms: Sequence[float], skipped: Skipped | None) -> Update:
         value_norm = norms[VALUE] if self._optimizer.held(VALUE) else None
-        rows, logprobs, entropy = torch.arange(len(batch)), _of_all(found.parts, batch), _of_all(found.entropies, batch)
-        return Update(found.stats, norms[POLICY], value_norm, None, rows, logprobs, entropy, skipped)
+        before = found.before
+        logprobs = _of_all(found.parts, batch, before and before.logprobs)
+        entropy = _of_all(found.entropies, batch, before and before.entropy)
+        return Update(
+            found.stats, norms[POLICY], value_norm, None, torch.arange(len(batch)), logprobs, entropy, skipped
+        )
 
     def _refused(self, batch: Batch, found: Found, norms: Sequence[float]) -> Skipped | None:
         """Why a gradient is not to be applied, if so."""

@@ -182,7 +182,7 @@ class Learner:
         return self.guard.apply(batch, found)
 
     def _gradient(self, passes: Passes, batch: Batch) -> Found:
-        plan, token_weights = self._plan(passes, batch), TokenMean()(batch.mask, batch.group)
+        (plan, before), token_weights = self._plan(passes, batch), TokenMean()(batch.mask, batch.group)
         balance = self.balance and self.balance.counted(passes, self.model, batch)
         self.optimizer.zero_grad()
         stats, first_logprobs, entropies, agreements = Stats(), [], [], []
@@ -205,7 +205,7 @@ class Learner:
             agreements.append(scores.agreement)
             first_logprobs.append((index, scores.logprobs.detach()))
             entropies.append((index, scores.entropy.detach()))
-        return Found(stats, first_logprobs, entropies, agreements)
+        return Found(stats, first_logprobs, entropies, agreements, before)
 
     def _value_gradient(self, passes: Passes, batch: Batch) -> Found:
         assert self.critic is not None
@@ -250,7 +250,7 @@ class Learner:
         own = logprobs.to(rows.old_logprobs.dtype)
         return torch.where(self.is_stale(rows).unsqueeze(1), rows.old_logprobs, own)
 
-    def _plan(self, passes: Passes, batch: Batch) -> Plan:
+    def _plan(self, passes: Passes, batch: Batch) -> tuple[Plan, OldScores | None]:
         """Weights over the whole update; a choice among all its tokens needs a pass without gradient first."""
         rows = rows_of(
             self.algorithm,
@@ -264,12 +264,12 @@ class Learner:
             entropy=torch.zeros_like(batch.old_logprobs),
             outcome=batch.outcome,
         )
-        select = self.algorithm.select
+        select, before = self.algorithm.select, None
         if select is not None and select.step_wide:
-            current = passes.without_gradient(self.model, batch)
-            rows = replace(rows, logprobs=current.logprobs, entropy=current.entropy)
+            before = passes.without_gradient(self.model, batch)
+            rows = replace(rows, logprobs=before.logprobs, entropy=before.entropy)
         generator = torch.Generator().manual_seed(self._seed + self.version)
-        return plan_step(self.algorithm, rows, generator)
+        return plan_step(self.algorithm, rows, generator), before
 
     def _first_gap(self, batch: Batch, found: Found) -> MismatchStats | None:
         index = torch.cat([index for index, _ in found.parts])

@@ -1,6 +1,7 @@
 """One row of numbers for a step, under names that users know. Times are not among them."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
@@ -35,10 +36,16 @@ PER_UPDATE = ("value_clip",)
 
 
 def step_metrics(
-    collected: Collected, assembled: Assembled | None, updates: Sequence[Update], learning_rate: float
+    collected: Collected,
+    assembled: Assembled | None,
+    updates: Sequence[Update],
+    learning_rate: float,
+    *,
+    has_verdict: bool = True,
 ) -> dict[str, float]:
     """Rollouts first, then what the updates saw."""
-    metrics = rollout_metrics(collected) | {"learning_rate": learning_rate, "updates": len(updates)}
+    metrics = rollout_metrics(collected, has_verdict=has_verdict)
+    metrics |= {"learning_rate": learning_rate, "updates": len(updates)}
     applied = [update for update in updates if update.skipped is None]
     metrics["skipped_updates"] = len(updates) - len(applied)
     if assembled is not None:
@@ -77,7 +84,7 @@ def advantage_metrics(batch: Batch) -> dict[str, float]:
     }
 
 
-def rollout_metrics(collected: Collected) -> dict[str, float]:
+def rollout_metrics(collected: Collected, *, has_verdict: bool = True) -> dict[str, float]:
     """Over everything that was sampled for this step, dropped groups included."""
     groups = [*collected.groups, *collected.dropped]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -96,7 +103,7 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
         "completions": len(rollouts),
         "unscored": len(outcome) - len(scored),
         "groups": len(collected.groups),
-        **group_metrics(groups),
+        **group_metrics(groups, has_verdict=has_verdict),
         "rounds": collected.rounds,
         "sampled_tokens": collected.sampled_tokens,
         "wasted_tokens": collected.wasted_tokens / max(collected.sampled_tokens, 1),
@@ -104,13 +111,15 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
     }
 
 
-def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """What siblings have in common. A group of which nothing is scored is dead and neither solved nor unsolved."""
+def group_metrics(groups: Sequence[Group], *, has_verdict: bool = True) -> dict[str, float]:
+    """What siblings have in common. A group of which nothing is scored is dead and neither solved nor unsolved; where
+    the task has no verdict, and outcomes are scores on any scale, none is either."""
     seen = [_Siblings.of(group.rollouts) for group in groups]
-    judged = [each for each in seen if each.solved is not None]
+    judged = [each for each in seen if has_verdict and each.solved is not None]
+    dead_solved = sum(each.is_dead and each.solved == 1 for each in judged) / len(seen)
     return {
         "dead_groups": sum(each.is_dead for each in seen) / len(seen),
-        "dead_solved": sum(each.is_dead and each.solved == 1 for each in seen) / len(seen),
+        "dead_solved": dead_solved if has_verdict else math.nan,
         "solved_by_all": known_mean(float(each.solved == 1) for each in judged),
         "solved_by_any": known_mean(float(each.solved != 0) for each in judged),
         "reward_spread": known_mean(each.spread for each in seen),
@@ -130,18 +139,20 @@ class _Siblings:
     spread: float
     """Standard deviation of the known rewards; NaN where there are none."""
     duplicates: float
-    """How many say what an earlier one says, of those that could: all but the first. NaN of one alone."""
+    """Share of its pairs that say the same to the token: that of k equally likely answers is 1/k on average, however
+    many siblings there are. NaN of one alone."""
 
     @classmethod
     def of(cls, rollouts: Sequence[Rollout]) -> "_Siblings":
         rewards = [reward for rollout in rollouts if not math.isnan(reward := rollout.grade.reward)]
         outcomes = [outcome for rollout in rollouts if not math.isnan(outcome := rollout.grade.verdict)]
-        mean, others = known_mean(rewards), len(rollouts) - 1
+        mean, pairs = known_mean(rewards), math.comb(len(rollouts), 2)
+        equal = sum(math.comb(times, 2) for times in Counter(each.completion.tokens for each in rollouts).values())
         return cls(
             is_dead=not rewards or max(rewards) == min(rewards),
             solved=sum(outcome >= 1 for outcome in outcomes) / len(outcomes) if outcomes else None,
             spread=math.sqrt(known_mean((reward - mean) ** 2 for reward in rewards)),
-            duplicates=1 - (len({each.completion.tokens for each in rollouts}) - 1) / others if others else math.nan,
+            duplicates=equal / pairs if pairs else math.nan,
         )
 
 

@@ -149,12 +149,13 @@ def _route_columns(batch: Batch) -> Mapping[str, pa.Array]:
     """Replayed experts in one flat list, [tokens, route_layers, route_experts]; -1 where the router decided."""
     if batch.routes is None:
         return {}
-    lengths, (layers, chosen) = batch.lengths.tolist(), batch.routes.shape[2:]
-    rows = [row[:length].flatten().tolist() for row, length in zip(batch.routes.cpu(), lengths, strict=True)]
-    prompts = [batch.prompt_routes[number].flatten().tolist() for number in batch.group.tolist()]
+    layers, chosen = batch.routes.shape[2:]
+    rows = batch.routes.cpu().to(torch.int16).flatten(1)
+    prompts = [batch.prompt_routes[number].cpu().to(torch.int16).flatten() for number in batch.group.tolist()]
+    counts = torch.tensor([len(prompt) for prompt in prompts])
     return {
-        "routes": pa.array(rows, pa.list_(pa.int16())),
-        "prompt_routes": pa.array(prompts, pa.list_(pa.int16())),
+        "routes": Ragged(batch.lengths * layers * chosen)(rows),
+        "prompt_routes": pa.ListArray.from_arrays(_offsets(counts), pa.array(torch.cat(prompts).numpy())),
         "route_layers": pa.array([layers] * len(rows), pa.int16()),
         "route_experts": pa.array([chosen] * len(rows), pa.int16()),
     }

@@ -1,5 +1,6 @@
 """Everything a run holds in memory, built from its config."""
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,6 @@ from proximo.models.values import OwnModel, load_value_model, value_model
 from proximo.samplers import Sampler
 from proximo.samplers.embedded import local_sampler
 from proximo.samplers.mismatch import MismatchedSampler
-from proximo.storage.lines import Lines
 from proximo.tasks import Task
 from proximo.training.calibration import calibrate
 from proximo.training.collect import Collector
@@ -105,9 +105,11 @@ class Run:
 
     def remember(self) -> None:
         """After a restart: the watch sees the rows that the run has kept, and says nothing twice."""
-        with suppress(ValueError):  # a damaged row is no reason not to go on
-            for row in Lines(self.folder / METRICS):
-                self.watch.look(row)
+        path = self.folder / METRICS
+        for line in path.read_bytes().splitlines() if path.exists() else ():
+            with suppress(ValueError):  # one damaged row is no reason not to see the others
+                if isinstance(row := json.loads(line), dict):
+                    self.watch.look(row)
 
 
 def _value_backbone(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel | None:

@@ -16,6 +16,7 @@ from proximo.training.guarding import Update
 from proximo.training.ledger import entries
 from proximo.training.memory import explaining_memory
 from proximo.training.metrics import step_metrics
+from proximo.training.reward_mix import has_verdict
 from proximo.training.rollouts import rollout_table
 from proximo.training.run import SAMPLE_LESS, Run
 
@@ -40,7 +41,8 @@ def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
         with clock.phase("update"):
             updates = list(_updates(run, assembled, step))
     _tell(run, step, collected, assembled, updates)
-    metrics = step_metrics(collected, assembled, updates, rate) | _kl_metrics(run, assembled, step)
+    metrics = step_metrics(collected, assembled, updates, rate, has_verdict=has_verdict(config.task))
+    metrics |= _kl_metrics(run, assembled, step)
     run.note(step, metrics)
     run.log.ledger(entries(step, frontier, collected, assembled, updates, run.task.size("train")))
     with clock.phase("write"):

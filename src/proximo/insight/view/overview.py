@@ -171,7 +171,7 @@ def health(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
     """What the rules find in the rows now, and what they said while the run went on and no longer would."""
     found = _found(run.path, _stamp(run.path / METRICS))
     rules = {each["rule"] for each in found}
-    told = [row for row in run.rows(EVENTS) if row.get("kind") == "health" and row.get("rule") not in rules]
+    told = [row for row in run.rows(EVENTS) if row.get("kind") == "finding" and row.get("rule") not in rules]
     names = ("rule", "severity", "step", "message", "remedy", "show")
     return {"findings": found + [{name: row.get(name) for name in names} for row in told]}
 

@@ -15,7 +15,7 @@ function stepLink(run, step, show, text) {
 export function showEvents(main, runs) {
   const found = runs.flatMap(([run, shade]) => run.findings.map((finding) => ({ run, shade, ...finding })));
   found.sort((one, other) => ORDER.indexOf(one.severity) - ORDER.indexOf(other.severity) || one.step - other.step);
-  const events = runs.flatMap(([run, shade]) => run.events.filter((event) => event.kind !== "health").map((event) => ({ run, shade, ...event })));
+  const events = runs.flatMap(([run, shade]) => run.events.filter((event) => event.kind !== "finding").map((event) => ({ run, shade, ...event })));
   const isMany = runs.length > 1;
   main.replaceChildren(
     element("section", { class: "findings" }, element("h2", {}, "Findings"), ...(found.length ? found.map((each) => finding(each, isMany)) : [element("p", { class: "faint" }, calm(runs))])),

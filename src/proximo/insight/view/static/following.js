@@ -71,7 +71,7 @@ export class Followed {
   /** What the rules found when they were asked, and what the run itself has said since. */
   get findings() {
     const rules = new Set(this.diagnosed.map((each) => each.rule));
-    return [...this.diagnosed, ...this.events.filter((event) => event.kind === "health" && !rules.has(event.rule))];
+    return [...this.diagnosed, ...this.events.filter((event) => event.kind === "finding" && !rules.has(event.rule))];
   }
 
   get hasTokens() {

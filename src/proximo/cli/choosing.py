@@ -1,0 +1,84 @@
+"""The config that a command line names: a preset or a file, an algorithm, a reward model."""
+
+from dataclasses import replace
+
+from proximo import explain, toml
+from proximo.cli.flags import nearest, refuse, take
+from proximo.explain import Card
+from proximo.presets import ARITHMETIC, PRESETS, with_algorithm
+from proximo.training.config import RunConfig, ValueOptions
+from proximo.training.pipeline import PipelineConfig
+from proximo.training.reward_mix import RewardModel
+
+
+def base_config(arguments: list[str]) -> RunConfig:
+    """The preset or file that comes first, with the algorithm and reward model that are named; all are taken."""
+    name, judge = take(arguments, "--algorithm"), take(arguments, "--reward-model")
+    given = bool(arguments) and not arguments[0].startswith("-")
+    config = preset_or_file(arguments.pop(0)) if given else ARITHMETIC
+    if name is not None:
+        config = with_named(config, named_algorithm("--algorithm", name))
+    if judge is not None:
+        config = _with_judge(config, judge, take(arguments, "--rewards.task"))
+    return with_values(config)
+
+
+def named_algorithm(flag: str, name: str) -> Card:
+    """The algorithm that a flag names, or a refusal."""
+    card = explain.card(name)
+    if card is None:
+        names = [each.name for each in explain.CARDS]
+        refuse(f"{flag} {name}: no algorithm is called so{nearest(name, names)}; there are {', '.join(names)}")
+    return card
+
+
+def with_named(config: RunConfig, card: Card) -> RunConfig:
+    try:
+        return with_algorithm(config, card.value)
+    except ValueError as error:
+        refuse(str(error))
+
+
+def with_values(config: RunConfig) -> RunConfig:
+    """A value model's options written out, where one is needed, so that its fields can be changed."""
+    if config.value is None and config.algorithm.advantage.needs_values:
+        return replace(config, value=ValueOptions())
+    return config
+
+
+def preset_or_file(name: str) -> RunConfig:
+    if name.endswith(".toml"):
+        try:
+            return toml.load(name, RunConfig)
+        except ValueError as error:
+            refuse(str(error))
+    found = preset(name)
+    if found is None:
+        names = [preset.name for preset in PRESETS]
+        refuse(
+            f"no preset is called {name!r}{nearest(name, names)}; there are {', '.join(names)}, or give a .toml file"
+        )
+    if isinstance(found, PipelineConfig):
+        refuse(f"{name} is a chain of runs, not one: proximo train {name}, without an algorithm")
+    return found
+
+
+def preset(name: str) -> RunConfig | PipelineConfig | None:
+    return next((preset.config for preset in PRESETS if preset.name == name), None)
+
+
+def _with_judge(config: RunConfig, path: str, task_weight: str | None) -> RunConfig:
+    """Rewarded by a reward model too; the weight of the task's verdict is taken at once, as 0 may be the only one."""
+    try:
+        weight = config.rewards.task if task_weight is None else _number("--rewards.task", task_weight)
+        models = (*config.rewards.models, RewardModel(path))
+        return replace(config, rewards=replace(config.rewards, task=weight, models=models))
+    except ValueError as error:
+        refuse(str(error))
+
+
+def _number(flag: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        refuse(f"{flag} {text}: give a number")

@@ -1,0 +1,31 @@
+"""Algorithms or configs side by side on equal terms: the same task, seeds and first rollout, an equal budget, paired
+differences with intervals, and no verdict that those do not bear."""
+
+from proximo.insight.compare.crew import Failure, at_once, run_jobs
+from proximo.insight.compare.place import Place
+from proximo.insight.compare.plan import Budget, Contender, Job, Plan, make_plan
+from proximo.insight.compare.result import Result
+from proximo.insight.compare.runs import gathered, is_finished
+from proximo.insight.compare.verdicts import fair_line, verdict_lines
+from proximo.insight.compare.writing import JSON, MARKDOWN, PAGE, write_reports
+
+__all__ = [
+    "JSON",
+    "MARKDOWN",
+    "PAGE",
+    "Budget",
+    "Contender",
+    "Failure",
+    "Job",
+    "Place",
+    "Plan",
+    "Result",
+    "at_once",
+    "fair_line",
+    "gathered",
+    "is_finished",
+    "make_plan",
+    "run_jobs",
+    "verdict_lines",
+    "write_reports",
+]

@@ -1,0 +1,119 @@
+"""Whether a comparison is fair: what all runs have in common, and where their ways part."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proximo.insight.compare.measured import Run
+from proximo.insight.compare.plan import Plan
+from proximo.training.resume import COMPARED
+
+
+@dataclass(frozen=True)
+class Check:
+    what: str
+    equal: bool
+    detail: str
+
+
+def checks(plan: Plan, runs: Mapping[str, Sequence[Run]]) -> list[Check]:
+    """What a fair comparison has in common; the task and the number of held-out problems were seen to before."""
+    every = [run for each in runs.values() for run in each]
+    if not every:
+        return []
+    return [
+        Check("task", True, type(plan.contenders[0].config.task).__name__),
+        _seeds(plan, runs),
+        _recorded("model and data", every, _data, "equal by SHA-256"),
+        _recorded("held-out problems", every, _asked),
+        _first_rollout(plan.seeds, runs),
+        _budget(plan, every),
+        _recorded("machine and versions", every, _computed_with),
+    ]
+
+
+def first_difference(run: Run, other: Run) -> int | None:
+    """The first step for which two runs did not sample the same completions; None where there is none, or nothing to
+    tell by. One that sampled more, to fill up a step, has the same where it has all of the other's."""
+    for step in range(max(run.facts.steps_done, other.facts.steps_done)):
+        ours, theirs = sampled(run, step), sampled(other, step)
+        if ours is None and theirs is None:
+            return None
+        if not _covers(ours or Counter(), theirs or Counter()):
+            return step
+    return None
+
+
+def sampled(run: Run, step: int) -> Counter[tuple[str, tuple[int, ...]]] | None:
+    """The completions of a step, dropped ones included, as problems and tokens; None where they are not there."""
+    problems, tokens = run.column(step, "problem"), run.column(step, "tokens")
+    if problems is None or tokens is None:
+        return None
+    return Counter(zip(problems.to_pylist(), map(tuple, tokens.to_pylist()), strict=True))
+
+
+def _covers(ours: Counter[Any], theirs: Counter[Any]) -> bool:
+    return ours <= theirs or theirs <= ours if ours and theirs else ours == theirs
+
+
+def _seeds(plan: Plan, runs: Mapping[str, Sequence[Run]]) -> Check:
+    missing = [
+        f"{name} has no seed {seed}"
+        for name, each in runs.items()
+        for seed in plan.seeds
+        if seed not in {run.seed for run in each}
+    ]
+    return Check("seeds", not missing, "; ".join(missing) or ", ".join(map(str, plan.seeds)))
+
+
+def _recorded(what: str, runs: Sequence[Run], of: Callable[[Run], dict[str, Any]], equal: str = "equal") -> Check:
+    """Facts by name, which all runs are to share with the first."""
+    first, *others = runs
+    wanted, different = of(first), []
+    for run in others:
+        found = of(run)
+        names = [name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)]
+        different += [f"{', '.join(sorted(names))} of {run.job}"] if names else []
+    return Check(what, not different, f"not that of {first.job}: {'; '.join(different)}" if different else equal)
+
+
+def _asked(run: Run) -> dict[str, Any]:
+    return {"problems": [each["problem"] for _, each in run.result["examples"]]}
+
+
+def _data(run: Run) -> dict[str, str]:
+    """Of the policy and of the task's problems; a model that is not in a folder goes by its name."""
+    known = run.facts.record.get("fingerprints", {})
+    ours = {field: digest for field, digest in known.items() if field.startswith("task.")}
+    return {"model": known.get("model", run.job.config.model), **ours}
+
+
+def _computed_with(run: Run) -> dict[str, Any]:
+    return {name: run.facts.record.get(name) for name in ("commit", "machine", *COMPARED)}
+
+
+def _first_rollout(seeds: Sequence[int], runs: Mapping[str, Sequence[Run]]) -> Check:
+    """For each seed the same completions in the first step, token by token; dynamic sampling goes on from there."""
+    wrong, count = [], 0
+    for seed in seeds:
+        found = [(run, sampled(run, 0)) for each in runs.values() for run in each if run.seed == seed]
+        wrong += [f"{run.job} has no rollouts" for run, completions in found if completions is None]
+        known = [(run, completions) for run, completions in found if completions is not None]
+        if known:
+            least, completions = min(known, key=lambda each: each[1].total())
+            count += completions.total()
+            wrong += [f"{run.job} has others than {least.job}" for run, each in known if not completions <= each]
+    return Check("first rollout", not wrong, "; ".join(wrong) or f"{count:,} completions equal, token by token")
+
+
+def _budget(plan: Plan, runs: Sequence[Run]) -> Check:
+    budget = plan.budget
+    spent = [run.tokens if budget.kind == "tokens" else run.updates for run in runs]
+    if budget.kind == "updates":
+        fewer = [f"{run.job} made {run.updates}" for run in runs if run.updates != budget.amount]
+        return Check("budget", not fewer, "; ".join(fewer) or str(budget))
+    # A run ends with the step that reaches the budget, so it has less than a step too many.
+    short = [f"{run.job} sampled {run.tokens:,}" for run in runs if run.tokens < budget.amount]
+    over = max(spent) / budget.amount - 1
+    return Check("budget", not short, "; ".join(short) or f"{budget}, and {over:.1%} more at most to finish a step")

@@ -1,0 +1,187 @@
+"""One finished run in the numbers that are compared: how good it became, along which way, and what that took."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from proximo.insight.compare.plan import Job
+from proximo.insight.report.facts import Facts, Row, is_number, phases
+from proximo.training.evaluate import known_mean
+
+LAST = 0.1
+"""The share of a run's steps that stands for how it ended."""
+
+
+class Point(NamedTuple):
+    """A value after so many steps and tokens."""
+
+    steps: int
+    tokens: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number that each step of a run has, and what stands for the whole run."""
+
+    key: str
+    title: str
+    unit: str
+    at_end: bool
+    """Whether the last steps stand for the run; else all of them."""
+    of: "Callable[[Run, Row], float | None]"
+
+    @property
+    def label(self) -> str:
+        return f"{self.title}, {f'last {LAST:.0%} of the steps' if self.at_end else 'mean over the run'}"
+
+
+class Run:
+    """A run that is finished, read once."""
+
+    def __init__(self, job: Job, facts: Facts) -> None:
+        assert facts.result is not None, "it is finished"
+        self.job, self.facts, self.result = job, facts, facts.result
+        self._curves: dict[str, list[Point]] = {}
+
+    @property
+    def seed(self) -> int:
+        return self.job.seed
+
+    @cached_property
+    def answers(self) -> dict[str, float]:
+        """Outcomes of the held-out problems after training, by id; without those that could not be scored."""
+        said = [after for _, after in self.result["examples"]]
+        return {each["problem"]: float(each["outcome"]) for each in said if is_number(each["outcome"])}
+
+    @property
+    def before(self) -> float:
+        return float(self.result["before"]["outcome"])
+
+    @property
+    def after(self) -> float:
+        return float(self.result["after"]["outcome"])
+
+    @property
+    def is_share(self) -> bool:
+        """Whether each held-out answer is right or wrong."""
+        return all(outcome in (0, 1) for outcome in self.answers.values())
+
+    @property
+    def tokens(self) -> int:
+        return int(self.result["generated_tokens"])
+
+    @property
+    def updates(self) -> int:
+        return int(self.total("updates"))
+
+    @property
+    def seconds(self) -> float:
+        return float(self.result["seconds"])
+
+    @cached_property
+    def phases(self) -> dict[str, float]:
+        """Seconds of a step by phase; of a step that was done twice, since the run was stopped, the last time."""
+        last = {row["step"]: phases(row) for row in self.facts.timings if is_number(row.get("step"))}
+        names = dict.fromkeys(name for row in last.values() for name in row)
+        return {name: math.fsum(row.get(name, 0.0) for row in last.values()) / len(last) for name in names}
+
+    def known(self, metric: str) -> list[float]:
+        """Its values in all steps that have one."""
+        return [float(row[metric]) for row in self.facts.training if is_number(row.get(metric))]
+
+    def total(self, metric: str) -> float:
+        return math.fsum(self.known(metric))
+
+    @property
+    def dropped_tokens(self) -> float:
+        """Sampled in groups that were dropped."""
+        shares, tokens = self.known("wasted_tokens"), self.known("sampled_tokens")
+        return math.fsum(share * number for share, number in zip(shares, tokens, strict=True))
+
+    @cached_property
+    def _tokens_after(self) -> list[int]:
+        """By the number of steps done."""
+        total = [0]
+        for row in self.facts.training:
+            total.append(total[-1] + int(row.get("sampled_tokens") or 0))
+        return total
+
+    def held_out(self) -> list[Point]:
+        """Outcomes on held-out problems: before, on the way and after."""
+        found = []
+        for row in self.facts.evaluations:
+            done = min(int(row["step"]) + 1, self.facts.steps_done)
+            if is_number(row.get("outcome")):
+                found.append(Point(done, self._tokens_after[done], float(row["outcome"])))
+        return found
+
+    def curve(self, measure: Measure) -> list[Point]:
+        if measure.key not in self._curves:
+            values = [(done, measure.of(self, row)) for done, row in enumerate(self.facts.training, start=1)]
+            self._curves[measure.key] = [
+                Point(done, self._tokens_after[done], value) for done, value in values if value is not None
+            ]
+        return self._curves[measure.key]
+
+    def whole(self, measure: Measure) -> float | None:
+        """What stands for the run in a measure; None where no step has it."""
+        values = [point.value for point in self.curve(measure)]
+        if measure.at_end:
+            values = values[-max(1, round(LAST * len(values))) :]
+        return known_mean(values) if values else None
+
+    def surprise(self, step: int) -> float | None:
+        """Minus the mean log-prob of all tokens that were sampled for a step: the entropy of the policy that sampled,
+        estimated on the same rows for every algorithm, which a mean over the rows that were trained is not."""
+        logprobs = self.column(step, "rollout_logprobs")
+        mask = self.column(step, "mask")
+        if logprobs is None or mask is None:
+            return None
+        mean = pc.mean(pc.filter(pc.list_flatten(logprobs), pc.list_flatten(mask))).as_py()  # pyright: ignore
+        return None if mean is None else -mean
+
+    def column(self, step: int, name: str) -> pa.ChunkedArray | None:
+        """Of a step's rollouts; None where they are not there."""
+        try:
+            return pq.read_table(self.facts.run.step_file(step), columns=[name]).column(name)
+        except (OSError, KeyError, pa.ArrowException):
+            return None
+
+
+def _metric(name: str) -> Callable[[Run, Row], float | None]:
+    return lambda _, row: float(row[name]) if is_number(row.get(name)) else None
+
+
+def _held_back(_: Run, row: Row) -> float | None:
+    """Clips and soft gates on one axis. Rows that were not run, since nothing could be learned from them, count as not
+    held back; algorithms that run them for their KL count them so, too."""
+    known = is_number(row.get("gate")) and is_number(row.get("measured"))
+    return (1 - row["gate"]) * row["measured"] if known else None
+
+
+def _idle(_: Run, row: Row) -> float | None:
+    """Dropped groups and rows without an advantage are the same waste under two names."""
+    if not is_number(row.get("wasted_tokens")):
+        return None
+    dead = row["dead_rows"] if is_number(row.get("dead_rows")) else 0.0
+    return row["wasted_tokens"] + (1 - row["wasted_tokens"]) * dead
+
+
+MEASURES = (
+    Measure("outcome", "outcome in training", "", False, _metric("outcome")),
+    Measure("entropy", "entropy", "nats a token", True, lambda run, row: run.surprise(row["step"])),
+    Measure("length", "length", "tokens", True, _metric("length")),
+    Measure("held_back", "held back by clip or gate", "share of the gradient", False, _held_back),
+    Measure("idle", "sampled for nothing", "share", False, _idle),
+)
+
+
+def by_seed(runs: Iterable[Run], of: Callable[[Run], float | None]) -> dict[int, float]:
+    return {run.seed: value for run in runs if (value := of(run)) is not None and not math.isnan(value)}

@@ -1,0 +1,111 @@
+"""Differences between two contenders, paired by what they share: the seed, and the held-out problem.
+
+A difference is a mean over seeds and problems, and either could have been others. Over seeds its interval is Student's
+t; over problems it is that of the paired differences, one win and one loss added to their spread, without which few
+problems would look certain. Both half widths are added in quadrature. So an interval speaks of other seeds and other
+problems; with one seed it speaks of other problems alone.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from proximo.training.evaluate import known_mean
+
+T95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+"""Student's t, 97.5 %, for 1 to 30 degrees of freedom; for more the last, which is a little too wide."""
+
+Verdict = Literal["the same", "within noise", "higher", "lower"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of a contender from the first, in one measure."""
+
+    contender: str
+    measure: str
+    mean: float
+    """Of the contender itself, over the seeds that both have."""
+    difference: float
+    by_seed: Mapping[int, float]
+    interval: tuple[float, float] | None
+    """95 %; None where nothing is known about it, as from one seed alone."""
+    wins: int | None = None
+    losses: int | None = None
+    """Held-out answers that are better than the first's to the same problem with the same seed, and that are worse."""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """None where there is no interval to judge by."""
+        if not any(self.by_seed.values()) and not self.wins and not self.losses:
+            return "the same"
+        if self.interval is None:
+            return None
+        low, high = self.interval
+        return "higher" if low > 0 else "lower" if high < 0 else "within noise"
+
+
+def quantile(freedom: int) -> float:
+    return T95[min(freedom, len(T95)) - 1]
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Of the 95 % interval of a mean, from two values on."""
+    return quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def seed_difference(contender: str, measure: str, ours: Mapping[int, float], first: Mapping[int, float]) -> Difference:
+    """By seed alone, of a number that each run has."""
+    seeds = [seed for seed in ours if seed in first]
+    by_seed = {seed: ours[seed] - first[seed] for seed in seeds}
+    mean = known_mean(by_seed.values())
+    half = half_width(list(by_seed.values())) if len(by_seed) > 1 else None
+    interval = None if half is None else (mean - half, mean + half)
+    return Difference(contender, measure, known_mean(ours[seed] for seed in seeds), mean, by_seed, interval)
+
+
+Answers = Mapping[str, float]
+"""Outcomes by the held-out problem's id; one that could not be scored is not there."""
+
+
+def answer_difference(
+    contender: str, measure: str, ours: Mapping[int, Answers], first: Mapping[int, Answers]
+) -> Difference:
+    """By seed and by problem, of the outcomes of held-out answers."""
+    pairs = {
+        seed: {
+            problem: outcome - first[seed][problem] for problem, outcome in answers.items() if problem in first[seed]
+        }
+        for seed, answers in ours.items()
+        if seed in first
+    }
+    pairs = {seed: differences for seed, differences in pairs.items() if differences}
+    by_seed = {seed: known_mean(differences.values()) for seed, differences in pairs.items()}
+    every = [each for differences in pairs.values() for each in differences.values()]
+    mean, half = known_mean(by_seed.values()), _half(pairs, by_seed) if any(every) else 0.0
+    return Difference(
+        contender,
+        measure,
+        known_mean(known_mean(ours[seed][problem] for problem in differences) for seed, differences in pairs.items()),
+        mean,
+        by_seed,
+        (mean - half, mean + half) if every else None,
+        wins=sum(each > 0 for each in every),
+        losses=sum(each < 0 for each in every),
+    )
+
+
+def _half(pairs: Mapping[int, Answers], by_seed: Mapping[int, float]) -> float:
+    by_problem: dict[str, list[float]] = {}
+    for differences in pairs.values():
+        for problem, difference in differences.items():
+            by_problem.setdefault(problem, []).append(difference)
+    means = [known_mean(each) for each in by_problem.values()]
+    over_problems = quantile(max(len(means) - 1, 1)) * statistics.stdev([*means, 1.0, -1.0]) / math.sqrt(len(means))
+    over_seeds = half_width(list(by_seed.values())) if len(by_seed) > 1 else 0.0
+    return math.hypot(over_problems, over_seeds)

@@ -1,0 +1,148 @@
+"""What is compared: configs on one task, the seeds that all of them get, and a budget that is the same for all."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from proximo.training.config import RunConfig
+
+POINTS = 10
+"""Evaluations along a run, about, where the configs ask for none."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    kind: Literal["tokens", "updates"]
+    """Sampled in training, or made by the optimizer."""
+    amount: int
+
+    def __post_init__(self) -> None:
+        if self.amount < 1:
+            raise ValueError(f"--{self.kind} {self.amount}: give at least 1")
+
+    def __str__(self) -> str:
+        return f"{self.amount:,} {'generated tokens' if self.kind == 'tokens' else 'updates'}"
+
+
+@dataclass(frozen=True)
+class Contender:
+    name: str
+    config: RunConfig
+    """Its seed is the first of the comparison's."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a comparison."""
+
+    contender: str
+    config: RunConfig
+
+    @property
+    def seed(self) -> int:
+        return self.config.seed
+
+    @property
+    def name(self) -> str:
+        return f"{self.contender}-seed-{self.seed}"
+
+    def __str__(self) -> str:
+        return f"{self.contender} seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    contenders: tuple[Contender, ...]
+    """The first is what the others are compared with."""
+    seeds: tuple[int, ...]
+    budget: Budget
+
+    def jobs(self) -> Iterator[Job]:
+        """A seed of all contenders before the next seed: so whatever is finished can be compared."""
+        for seed in self.seeds:
+            for contender in self.contenders:
+                yield Job(contender.name, replace(contender.config, seed=seed))
+
+
+def make_plan(configs: Sequence[tuple[str, RunConfig]], seeds: int, budget: Budget | None = None) -> Plan:
+    """From configs with their names; ValueError where no fair comparison can come of them. Without a budget it is
+    the one that the configs share."""
+    if len(configs) < 2:
+        raise ValueError("a comparison needs two at least: give more algorithms or configs")
+    if seeds < 1:
+        raise ValueError(f"--seeds {seeds}: give at least 1")
+    names = _unique([name for name, _ in configs])
+    _refuse_different(list(zip(names, (config for _, config in configs), strict=True)))
+    budget = budget or _shared_budget([config for _, config in configs])
+    first = configs[0][1].seed
+    contenders = [
+        Contender(name, _within(name, replace(config, seed=first), budget))
+        for name, (_, config) in zip(names, configs, strict=True)
+    ]
+    return Plan(tuple(contenders), tuple(range(first, first + seeds)), budget)
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """Fit for a folder, and different: the second of a name gets a number."""
+    found: list[str] = []
+    for name in names:
+        plain = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")[:60] or "config"
+        number, unique = 1, plain
+        while unique in found:
+            number += 1
+            unique = f"{plain}-{number}"
+        found.append(unique)
+    return found
+
+
+def _refuse_different(configs: Sequence[tuple[str, RunConfig]]) -> None:
+    """Raise ValueError for configs whose results are no answer to one question."""
+    first, one = configs[0]
+    for name, config in configs[1:]:
+        if config.task != one.task:
+            raise ValueError(
+                f"task is {one.task} for {first} and {config.task} for {name}: compare on one task, "
+                "given by --task.FIELD for all or by one config"
+            )
+        for field in ("problems", "samples"):
+            ours, theirs = getattr(one.evaluation, field), getattr(config.evaluation, field)
+            if ours != theirs:
+                raise ValueError(
+                    f"evaluation.{field} is {ours} for {first}, {theirs} for {name}: give --evaluation.{field} for all"
+                )
+
+
+def _shared_budget(configs: Sequence[RunConfig]) -> Budget:
+    tokens = {config.most_generated for config in configs}
+    updates = {config.steps * config.training.updates for config in configs}
+    match tuple(tokens), tuple(updates):
+        case (int(amount),), _:
+            return Budget("tokens", amount)
+        case (None,), (amount,):
+            return Budget("updates", amount)
+    raise ValueError("the configs have no budget in common: give one, --tokens N or --updates N")
+
+
+def _within(name: str, config: RunConfig, budget: Budget) -> RunConfig:
+    """A config that ends with the budget and is evaluated on the way."""
+    training = config.training
+    completions = training.groups * training.group_size
+    if budget.kind == "updates":
+        steps, rest = divmod(budget.amount, training.updates)
+        if rest or not steps:
+            raise ValueError(
+                f"--updates {budget.amount}: {name} makes {training.updates} updates a step, so give a multiple of that"
+            )
+        expected, limits = steps, {"steps": steps, "most_generated": None}
+    else:
+        if budget.amount < completions:
+            raise ValueError(
+                f"--tokens {budget.amount}: one step of {name} samples {completions} completions of a token at least: "
+                "give more"
+            )
+        # A completion has a token at least, and a step uses up as many completions, dropped and carried ones included.
+        expected = 2 * budget.amount // (completions * config.sampling.max_tokens)
+        limits = {"steps": -(-budget.amount // completions), "most_generated": budget.amount}
+    every = config.evaluation.every or max(1, expected // POINTS)
+    return replace(config, **limits, evaluation=replace(config.evaluation, every=every))

@@ -1,0 +1,192 @@
+"""What came of a comparison, as plain values: compare.json is this, and the reports are written from it."""
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from proximo import explain, toml
+from proximo.insight.compare.curves import HELD_OUT, Curve, all_curves
+from proximo.insight.compare.fairness import Check, checks, first_difference
+from proximo.insight.compare.measured import MEASURES, Run, by_seed
+from proximo.insight.compare.paired import Difference, answer_difference, seed_difference
+from proximo.insight.compare.plan import Budget, Contender, Plan
+from proximo.models import pick_device, pick_dtype
+from proximo.training.config import RunConfig
+from proximo.training.estimate import held_models, parameter_bytes
+from proximo.training.evaluate import known_mean
+from proximo.training.sameness import flat
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Model:
+    """Weights that a run holds."""
+
+    role: str
+    parameters: int
+    trained: bool
+    bytes: int
+    """With gradients and moments, where it is trained."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A contender's runs; everything by seed, or a mean over the seeds that are finished."""
+
+    name: str
+    algorithm: str
+    deviations: Sequence[str]
+    """From the algorithm of that name."""
+    before: Mapping[int, float]
+    after: Mapping[int, float]
+    """Held-out, of a mean outcome."""
+    steps: Mapping[int, int]
+    tokens: Mapping[int, int]
+    updates: Mapping[int, int]
+    seconds: Mapping[int, float]
+    phases: Mapping[str, float]
+    """Seconds a step."""
+    models: Sequence[Model]
+    waste: Mapping[str, float]
+    diverges: Mapping[int, int | None]
+    """The first step, by seed, for which it did not sample what the first contender did."""
+    unfinished: Mapping[int, str]
+    """Why, by seed."""
+
+
+@dataclass(frozen=True)
+class Result:
+    command: str
+    task: str
+    model: str
+    budget: Budget
+    seeds: Sequence[int]
+    measure: Literal["accuracy", "outcome"]
+    problems: int
+    checks: Sequence[Check]
+    contenders: Sequence[Standing]
+    differences: Sequence[Difference]
+    settings: Mapping[str, Mapping[str, Any]]
+    """Fields that are not the same in all configs, by contender."""
+    curves: Sequence[Curve]
+    format: int = FORMAT
+
+    @property
+    def fair(self) -> bool:
+        return bool(self.checks) and all(check.equal for check in self.checks)
+
+    @property
+    def first(self) -> str:
+        """What the others are compared with."""
+        return self.contenders[0].name
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, which has no NaN."""
+        facts = asdict(self) | {"fair": self.fair, "baseline": self.first}
+        facts["differences"] = [asdict(each) | {"verdict": each.verdict} for each in self.differences]
+        return _plain(facts)
+
+
+def make_result(
+    plan: Plan, runs: Mapping[str, Sequence[Run]], unfinished: Mapping[str, Mapping[int, str]], command: str
+) -> Result:
+    """`runs` are those that are finished, by contender; `unfinished` says of the others why."""
+    every = [run for each in runs.values() for run in each]
+    first = runs[plan.contenders[0].name]
+    return Result(
+        command=command,
+        task=explain.choice(plan.contenders[0].config.task),
+        model=", ".join(dict.fromkeys(each.config.model for each in plan.contenders)),
+        budget=plan.budget,
+        seeds=plan.seeds,
+        measure="accuracy" if all(run.is_share for run in every) else "outcome",
+        problems=max((len(run.result["examples"]) for run in every), default=0),
+        checks=checks(plan, runs),
+        contenders=[_standing(each, runs[each.name], first, unfinished.get(each.name, {})) for each in plan.contenders],
+        differences=[
+            each for name, theirs in runs.items() if theirs is not first for each in _differences(name, theirs, first)
+        ],
+        settings=_settings(plan.contenders),
+        curves=all_curves(runs),
+    )
+
+
+def _standing(
+    contender: Contender, runs: Sequence[Run], first: Sequence[Run], unfinished: Mapping[int, str]
+) -> Standing:
+    card = explain.nearest(contender.config.algorithm)
+    names = dict.fromkeys(name for run in runs for name in run.phases)
+    others = {run.seed: run for run in first}
+    return Standing(
+        name=contender.name,
+        algorithm=card.name,
+        deviations=explain.changes(card, contender.config.algorithm),
+        before={run.seed: run.before for run in runs},
+        after={run.seed: run.after for run in runs},
+        steps={run.seed: run.facts.steps_done for run in runs},
+        tokens={run.seed: run.tokens for run in runs},
+        updates={run.seed: run.updates for run in runs},
+        seconds={run.seed: run.seconds for run in runs},
+        phases={name: known_mean(run.phases.get(name, 0.0) for run in runs) for name in names},
+        models=_models(contender.config),
+        waste=_waste(runs),
+        diverges={run.seed: first_difference(run, others[run.seed]) for run in runs if run.seed in others},
+        unfinished=unfinished,
+    )
+
+
+def _models(config: RunConfig) -> list[Model]:
+    try:
+        dtype = pick_dtype(config.dtype, pick_device(config.device))
+        return [
+            Model(
+                each.role, each.parameters, each.trained, each.parameters * parameter_bytes(dtype, trained=each.trained)
+            )
+            for each in held_models(config)
+        ]
+    except ValueError:  # the model is gone since
+        return []
+
+
+def _waste(runs: Sequence[Run]) -> dict[str, float]:
+    """Means over the seeds."""
+    shares = {
+        name: known_mean(known_mean(run.known(name)) for run in runs) for name in ("dead_rows", "rounds", "truncated")
+    }
+    totals = {name: known_mean(run.total(name) for run in runs) for name in ("unscored", "skipped_updates")}
+    dropped = {
+        "dropped_tokens": known_mean(run.dropped_tokens for run in runs),
+        "dropped": known_mean(run.dropped_tokens / max(run.tokens, 1) for run in runs),
+    }
+    return dropped | shares | totals
+
+
+def _differences(name: str, runs: Sequence[Run], first: Sequence[Run]) -> list[Difference]:
+    ours, theirs = ({run.seed: run.answers for run in each} for each in (runs, first))
+    found = [answer_difference(name, HELD_OUT, ours, theirs)]
+    for measure in MEASURES:
+        values = [by_seed(each, lambda run, measure=measure: run.whole(measure)) for each in (runs, first)]
+        found.append(seed_difference(name, measure.key, *values))
+    return [each for each in found if each.by_seed]
+
+
+def _settings(contenders: Sequence[Contender]) -> dict[str, dict[str, Any]]:
+    configs = {each.name: dict(flat(tomllib.loads(toml.dumps(each.config)))) for each in contenders}
+    fields = sorted({field for config in configs.values() for field in config})
+    found = {field: {name: config.get(field) for name, config in configs.items()} for field in fields}
+    return {field: values for field, values in found.items() if len({repr(value) for value in values.values()}) > 1}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case dict():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case float():
+            return value if math.isfinite(value) else None
+        case _:
+            return value

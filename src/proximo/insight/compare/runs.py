@@ -1,0 +1,39 @@
+"""The runs of a comparison: which are finished, and what they say together."""
+
+from collections.abc import Sequence
+
+from proximo import toml
+from proximo.insight.compare.crew import Failure
+from proximo.insight.compare.measured import Run
+from proximo.insight.compare.place import Place
+from proximo.insight.compare.plan import Job, Plan
+from proximo.insight.compare.result import Result, make_result
+from proximo.insight.folder import RunFolder
+from proximo.insight.report.facts import gather
+from proximo.training.resume import begin
+
+
+def is_finished(job: Job, place: Place) -> bool:
+    """ValueError where its folder holds another run, or somebody is at work there."""
+    folder = place.run(job)
+    if not folder.exists():
+        return False
+    with begin(folder, toml.dumps(job.config)) as attempt:
+        return attempt.result is not None
+
+
+def gathered(plan: Plan, place: Place, failures: Sequence[Failure], command: str) -> Result:
+    """From the folders of the runs that are finished; of the others it is said why they are not."""
+    runs: dict[str, list[Run]] = {contender.name: [] for contender in plan.contenders}
+    unfinished: dict[str, dict[int, str]] = {contender.name: {} for contender in plan.contenders}
+    failed = {failure.job.name: failure.message for failure in failures}
+    for job in plan.jobs():
+        try:
+            facts = gather(RunFolder(place.run(job)))
+        except ValueError:
+            facts = None
+        if facts is not None and facts.result is not None:
+            runs[job.contender].append(Run(job, facts))
+        else:
+            unfinished[job.contender][job.seed] = failed.get(job.name, "it ended early")
+    return make_result(plan, runs, unfinished, command)

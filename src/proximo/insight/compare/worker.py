@@ -1,0 +1,52 @@
+"""One run of a comparison, in a process of its own: what `proximo train CONFIG --seed N --run DIR` does, on the machine
+that all runs of the comparison share, so that equal runs give equal bits.
+
+python -m proximo.insight.compare.worker CONFIG SEED DIR THREADS ONEDNN PARENT
+"""
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from transformers.utils.logging import disable_progress_bar
+
+from proximo import toml
+from proximo.machine import Machine
+from proximo.plain_text import MOST, visible
+from proximo.redacting import masked
+from proximo.sandbox.kernel import die_with_parent
+from proximo.training.config import RunConfig
+from proximo.training.progress import Lines
+from proximo.training.resume import begin
+from proximo.training.rl import train
+from proximo.training.run import Run
+
+
+def main(arguments: list[str]) -> int:
+    path, seed, folder, threads, onednn, parent = arguments
+    die_with_parent()
+    if os.getppid() != int(parent):  # it has died already
+        return 1
+    disable_progress_bar()
+    sys.argv = ["proximo", "train", path, "--seed", seed, "--run", folder]  # what the run's record is to say
+    try:
+        config = replace(toml.load(path, RunConfig), seed=int(seed))
+        train_one(config, Path(folder), Machine(int(threads), bool(int(onednn))))
+    except (OSError, ValueError) as error:
+        print(f"error: {visible(masked(str(error)), MOST)}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def train_one(config: RunConfig, folder: Path, machine: Machine) -> None:
+    """From where the run stands; one that is finished is left as it is."""
+    text = toml.dumps(config)
+    with begin(folder, text) as attempt:
+        if attempt.result is None:
+            (attempt.machine or machine).apply()
+            train(Run(config, folder, Lines()), text, attempt)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
