@@ -90,7 +90,7 @@ def test_a_step_in_a_few_numbers_a_completion(known):
     rows = told["rows"]
     assert [row["length"] for row in rows] == [4, 2, 3, 1]
     assert [row["blocked"] for row in rows] == [1, 1, 1, 1]  # e^0.30 and e^0.22 over 1.2, e^-0.35 and e^-0.30 under 0.8
-    assert [row["trained"] for row in rows] == [4, 2, 3, 1]
+    assert [row["pushing"] for row in rows] == [4, 2, 3, 1]
     assert_close(torch.tensor([row["blocked_share"] for row in rows]), [1 / 4, 1 / 2, 1 / 3, 1], 1e-5)
     assert_close(torch.tensor([row["ratio_most"] for row in rows]), torch.tensor([-0.4, -0.35, 1.3, 0.22]).exp(), 1e-5)
     assert_close(torch.tensor([row["advantage_mean"] for row in rows]), ADVANTAGES[:, 0], 1e-6)
@@ -198,6 +198,23 @@ def test_fates_of_groups_are_named(mixed):
     assert (other[1]["fate"], other[1]["why"]) == ("dropped", "DAPO would drop it: every reward is 1")
 
 
+def test_a_group_that_is_cut_at_the_limit_is_not_said_to_be_dropped_for_its_rewards(tmp_path):
+    filtering = replace(GRPO, keep=replace(GRPO.keep, truncated=False))
+    cut = Asked(answers(1.0, 0.0, truncated=True))
+    run = store(tmp_path, filtering, [cut, Asked(answers(1.0, 1.0, truncated=True)), fixture_group()])
+    told = [(group["fate"], group["why"]) for group in reader.step(run, {"step": "0"})["groups"]]
+    assert told == [("dropped", "all completions are truncated and left out of the loss")] * 2 + [("trained", "")]
+
+
+def test_the_share_without_a_gradient_is_of_the_tokens_that_would_push_everywhere(tmp_path):
+    dead = Asked(answers(1.0, 1.0, log_ratio=[0.5]))
+    run = store(tmp_path, GRPO, [fixture_group(), dead])
+    told = reader.step(run, {"step": "0"})
+    assert [row["pushing"] for row in told["rows"]] == [4, 2, 3, 1, 0, 0]
+    assert [group["blocked_share"] for group in told["groups"]] == [0.4, None]
+    assert reader.lens(run, {"step": "0"})["table"][0]["blocked"] == pytest.approx(0.4)
+
+
 def test_what_was_not_stored_is_nothing_and_no_zero(mixed):
     told = reader.step(mixed, {"step": "3"})
     assert told["ranges"]["kl"] == [None, None]
@@ -243,6 +260,15 @@ def test_a_problem_through_time(mixed):
     assert reader.steps(mixed, {"problem": "never asked"})["found"] == []
 
 
+def test_rows_of_the_ledger_that_are_not_ours_are_passed_over(tmp_path):
+    run = store(tmp_path, GRPO, [replace(fixture_group(), problem='ö "1"')])
+    with (tmp_path / "ledger.jsonl").open("ab") as file:
+        file.write(
+            b'{"problem": "\\u00f6 \\"1\\"", "step": [0]}\n{"problem": "\\u00f6 \\"1\\"", "st\n\xff"\\u00f6 \\"1\\""\n'
+        )
+    assert [each["step"] for each in reader.steps(run, {"problem": 'ö "1"'})["found"]] == [0]
+
+
 def test_a_damaged_step_is_left_out_of_a_problem_s_time_and_says_so_itself(tmp_path):
     for step in (0, 1):
         run = store(tmp_path, GRPO, [fixture_group()], step=step)
@@ -271,6 +297,9 @@ def test_special_tokens_are_those_that_are_not_in_the_text():
     assert reader._specials(["Hi", " you", "<end>"], "Hi you") == [2]
     assert reader._specials([" Hi", " you"], "Hi you") == []  # the tokenizer drops the first space
     assert reader._specials(["<a>", "Hi", "", "ö"], "Hiö") == [0]
+    # Bytes that are no character of their own: spelled otherwise in the text, and what follows is found again.
+    assert reader._specials(["ok ", "\ufffd", "\ufffdx", " foo", " bar", "<end>"], "ok \ufffdx foo bar") == [5]
+    assert reader._specials(["Hi", " .", " you", " too"], "Hi. you too") == [1]
 
 
 def test_the_lens_has_the_run_s_own_first_and_then_the_five_or_all(known, monkeypatch):

@@ -13,6 +13,7 @@ import proximo
 from proximo.algorithms import DAPO, GRPO, GSPO, SAPO, Algorithm
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens import look
+from proximo.insight.view import reader
 from proximo.insight.words import why
 from tests.browser import Served, Window, served
 from tests.fixture import GROUP, LOG_RATIO, MASK, OLD
@@ -41,6 +42,8 @@ def root(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     store(folder / "known", GRPO, [fixture_group()])
     store(folder / "known", GRPO, [fixture_group(), Asked(answers(1.0, 1.0))], step=1)
+    damaged = [store(folder / "damaged", GRPO, [fixture_group()], step=step) for step in range(3)]
+    damaged[1].step_file(1).write_bytes(b"PAR1 and nothing else")
     mixed = [
         Asked([*answers(1.0, 0.0, 0.0), Said(["yes ", "0"], 0.5, truncated=True)], prompt="Say a word", problem="a"),
         Asked(answers(1.0, 1.0, words="no"), prompt="Deny it", problem="b"),
@@ -369,3 +372,58 @@ def test_a_mistake_is_one_line_of_the_page(window, page):
     window.errors.clear()  # the browser's own word about the answer's status
     window.page.evaluate("() => { location.hash = 'run=known&step=0' }")
     window.until("() => document.querySelector('.reader [role=alert]').textContent === ''")
+
+
+def focused(window: Window) -> str:
+    return window.page.evaluate(
+        "() => document.activeElement.matches('.reader [type=search]') ? 'search' : "
+        "document.activeElement.matches('.lens select') ? 'lens' : 'other'"
+    )
+
+
+def test_who_types_or_chooses_is_not_disturbed(window, page):
+    opened(window, page, run="known", step=1, group=0, row=0, token=1)
+    window.page.keyboard.press("/")
+    for letter, found in (("0", "0"), ("n", "0n")):  # a letter that is a command elsewhere
+        window.page.keyboard.type(letter)
+        window.until("found => location.hash.endsWith(`find=${found}`)", found)
+        settled(window)
+        assert focused(window) == "search"
+    assert "row=0&token=1&" in window.page.url
+    window.page.focus(".lens select")
+    window.page.select_option(".lens select", "gspo")
+    window.until("() => document.querySelector('.lens select').dataset.lens === 'gspo'")
+    settled(window)
+    assert focused(window) == "lens"
+
+
+def test_tokens_that_are_asked_for_later_have_their_values(window, page, monkeypatch):
+    monkeypatch.setattr(reader, "BUDGET", 8)
+    opened(window, page, run="known", step=0, group=0, channel="ratio")
+    assert [len(row) for row in tokens(window)] == [2, 2, 2, 1]
+    window.page.click(".sibling .more")
+    window.until("() => document.querySelectorAll('.sibling:first-child .token').length === 4")
+    values = of(tokens(window), "value")[0]
+    torch.testing.assert_close(torch.tensor(values), LOG_RATIO[0].exp(), rtol=0, atol=1e-6)
+
+
+def test_after_a_mistake_nothing_of_another_step_is_left_and_keys_lead_on(window, page):
+    def left() -> list[object]:
+        return window.page.evaluate("""() => [document.querySelector(".jump").value,
+            document.querySelectorAll("tr.group").length, document.querySelectorAll(".sibling").length]""")
+
+    opened(window, page, run="damaged", step=0, group=0, row=0, token=1, **{"pass": 0})
+    assert left() == ["0", 1, 4]
+    pressed(window, ">")
+    assert "step-000001.parquet" in window.page.inner_text(".reader [role=alert]")
+    assert left() == ["1", 0, 0]
+    assert "pass" not in window.page.url
+    pressed(window, ">")
+    assert left() == ["2", 1, 0]
+    assert window.page.inner_text(".reader [role=alert]") == ""
+    pressed(window, "<", "<", "]")
+    assert left() == ["0", 1, 4]
+    opened(window, page, run="damaged", step=0, group=9)
+    assert "group is 9" in window.page.inner_text(".reader [role=alert]")
+    assert left() == ["0", 1, 0]
+    window.errors.clear()  # the browser's own words about the answers' status

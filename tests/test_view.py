@@ -285,6 +285,20 @@ def test_the_list_follows_runs_and_reads_only_what_changed(tmp_path, monkeypatch
     assert runs.named("b").name == "b"
 
 
+@pytest.mark.parametrize("error", [OSError, ValueError])
+def test_a_run_that_is_removed_while_it_is_looked_for_leaves_the_others(tmp_path, monkeypatch, error):
+    write_run(tmp_path / "a")
+    runs = Runs(tmp_path)
+    assert [each["name"] for each in runs.listed()["runs"]] == ["a"]
+
+    def gone(root):
+        raise error("no run")
+
+    monkeypatch.setattr(overview, "find_runs", gone)
+    runs._again = 0.0
+    assert [each["name"] for each in runs.listed()["runs"]] == ["a"]
+
+
 BROKEN = {
     "run.json is a list": ("run.json", b"[1]"),
     "run.json is cut": ("run.json", b'{"attempts": ['),
@@ -297,6 +311,8 @@ BROKEN = {
     "metrics are noise": ("metrics.jsonl", b"\x00\xff{\n[1]\n3\n\n"),
     "metrics have no steps": ("metrics.jsonl", b'{"outcome": 1}\n{}\n'),
     "metrics have words": ("metrics.jsonl", b'{"step": "x", "outcome": "y", "held_out/accuracy": []}\n'),
+    "metrics have huge steps": ("metrics.jsonl", b'{"step": 1%s, "outcome": 1}\n' % (b"0" * 400)),
+    "events have lists": ("events.jsonl", b'{"step": 0, "kind": "finding", "rule": ["x"]}\n'),
     "events are not ours": ("events.jsonl", b'{"kind": "finding"}\n{"kind": 3}\n{"step": NaN}\n'),
     "result is a number": ("result.json", b"3"),
     "result is of another kind": ("result.json", b'{"after": 3}'),

@@ -284,6 +284,24 @@ def test_a_run_that_goes_on_is_followed(window, runs, tmp_path):
     window.until("() => window.proximo.charts.kl.lines[0].y.length === 2")
 
 
+def test_a_run_that_was_opened_early_gets_its_links(window, runs, tmp_path):
+    live = write_run(tmp_path / "live", state="running")
+    window.page.clock.install()
+    window.page.goto(window.serve(tmp_path).address(tab="events"))
+    window.until("() => document.querySelector('.findings')?.innerText.includes('Nothing to look at yet')")
+    shutil.copytree(runs / "grpo" / "rollouts", live / "rollouts")
+    finding = {"step": 1, "kind": "finding", "rule": "a-rule", "severity": "failing", "message": "m", "show": "dead"}
+    append(live, "events", finding)
+    until(lambda: window.page.clock.fast_forward(2500) or window.page.locator(".findings a").count())
+    assert window.page.locator(".findings a").get_attribute("href") == "#run=live&step=1&show=dead"
+
+
+def test_an_address_that_means_nothing_or_names_no_run_is_shown_as_far_as_it_goes(window, page):
+    opened(window, page, "outcome", run="grpo", tab="constructor", x="toString")
+    window.page.evaluate("() => { location.hash = 'step=1' }")
+    window.until("() => document.querySelector('.reader .jump')?.value === '1'")
+
+
 def tick(window: Window) -> None:
     """Until the page has asked once more."""
     count = len(window.requests)

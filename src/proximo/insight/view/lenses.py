@@ -31,10 +31,11 @@ class Kept(Generic[Kind]):
 
     def __init__(self, most: int) -> None:
         self._most, self._lock = most, threading.Lock()
-        self._made: OrderedDict[tuple[int, Hashable], tuple[Step, Kind]] = OrderedDict()
+        self._made: OrderedDict[tuple[int, Hashable], tuple[Step | None, Kind]] = OrderedDict()
 
-    def get(self, step: Step, key: Hashable, make: Callable[[], Kind]) -> Kind:
-        """A step is known by being the same object: it is held here, so that no other can take its place."""
+    def get(self, step: Step | None, key: Hashable, make: Callable[[], Kind]) -> Kind:
+        """A step is known by being the same object: it is held here, so that no other can take its place. None where
+        the key says which, and what is made of it is all that is to be held."""
         with self._lock:
             found = self._made.pop((id(step), key), None) or (step, make())
             self._made[id(step), key] = found

@@ -6,7 +6,7 @@ Runs are looked up among those that were found; a name that somebody sends never
 import json
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -43,7 +43,7 @@ class Runs:
         if start >= self._again:
             try:
                 self._found = {self._name(run): run for run in find_runs(self.root)[:MOST_RUNS]}
-            except OSError:  # a run was removed meanwhile: next time
+            except (OSError, ValueError):  # a run was removed meanwhile: next time
                 return self._found
             end = time.monotonic()
             self._again = end + max(1.0, 20 * (end - start))
@@ -55,19 +55,23 @@ class Runs:
         return run
 
     def listed(self) -> dict[str, Any]:
-        return {"root": _text_of(self.root), "runs": [self._summary(name, run) for name, run in self.found().items()]}
+        found = (self._summary(name, run) for name, run in self.found().items())
+        return {"root": _text_of(self.root), "runs": [each for each in found if each is not None]}
 
     def _name(self, run: RunFolder) -> str:
         inside = run.path.relative_to(self.root)
         return _text_of(inside) if inside.parts else _text_of(run.name)
 
-    def _summary(self, name: str, run: RunFolder) -> dict[str, Any]:
-        """Only what has changed since is read again."""
+    def _summary(self, name: str, run: RunFolder) -> dict[str, Any] | None:
+        """Only what has changed since is read again. None of a run that is removed while it is read."""
         state = run.state
         stamp = (state, *map(_stamp, (run.path / METRICS, run.path / "config.toml", run.path / "run.json")))
         known = self._summaries.get(name)
         if known is None or known[0] != stamp:
-            known = self._summaries[name] = (stamp, {"name": name, "state": state, **summary(run)})
+            try:
+                known = self._summaries[name] = (stamp, {"name": name, "state": state, **summary(run)})
+            except OSError:
+                return None
         return known[1]
 
 
@@ -92,7 +96,7 @@ def last_values(run: RunFolder) -> dict[str, Any]:
     path, values = run.path / METRICS, {}
     size = path.stat().st_size if path.is_file() else 0
     lines, _ = read_lines(path, max(size - TAIL, 0))
-    for row in _rows(lines):
+    for row in decoded(lines.splitlines()):
         if set(row) - {"step"} and all(key == "step" or key.startswith("held_out/") for key in row):
             row = {key: value for key, value in row.items() if key != "step"}
         values |= {key: value for key, value in row.items() if value is not None}
@@ -170,7 +174,7 @@ def algorithm(run: RunFolder) -> dict[str, Any]:
 def health(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
     """What the rules find in the rows now, and what they said while the run went on and no longer would."""
     found = _found(run.path, _stamp(run.path / METRICS))
-    rules = {each["rule"] for each in found}
+    rules = [each["rule"] for each in found]  # an event may have anything for its rule
     told = [row for row in run.rows(EVENTS) if row.get("kind") == "finding" and row.get("rule") not in rules]
     names = ("rule", "severity", "step", "message", "remedy", "show")
     return {"findings": found + [{name: row.get(name) for name in names} for row in told]}
@@ -189,8 +193,8 @@ def whole_number(query: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def _rows(lines: bytes) -> Iterator[dict[str, Any]]:
-    for line in lines.splitlines():
+def decoded(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):  # the first one may be cut

@@ -5,8 +5,9 @@ than BUDGET of them in one answer. Their numbers travel as 32-bit floats in base
 """
 
 import base64
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +21,7 @@ from proximo.insight.lens import TokenState
 from proximo.insight.replay import FIVE, chosen, compared, own_name
 from proximo.insight.steps import Step
 from proximo.insight.view.lenses import Kept, Look, introduced, label, looked, named_pass, told, whole
+from proximo.insight.view.overview import decoded
 from proximo.insight.view.summaries import summary
 from proximo.insight.words import why as words_of
 from proximo.training.ledger import LEDGER
@@ -32,6 +34,8 @@ MOST_PARTS, MOST_FOUND = 20, 40
 """Rewards that a completion's was added up of; steps at which the same problem is shown."""
 AT_ONCE = 5
 """Algorithms that are compared at once."""
+UNKNOWN = "\ufffd"
+"""What stands for bytes that are no character."""
 _tables: Kept[list[dict[str, Any]]] = Kept(8)
 
 
@@ -110,7 +114,10 @@ def lens(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
     """The step under the run's own algorithm and the five, one row each; with `all`, under every one."""
     step, number = named_pass(run, query)
     names = tuple(card.name for card in explain.CARDS) if "all" in query else FIVE
-    table = _tables.get(step, (number, names), lambda: _table(run, step, number, names))
+    file = run.step_file(step.number)
+    status = file.stat()
+    key = (file, status.st_mtime_ns, status.st_size, number, names)
+    table = _tables.get(None, key, lambda: _table(run, step, number, names))
     return {"step": step.number, "pass": number, "table": [row | {"label": label(row["name"])} for row in table]}
 
 
@@ -150,15 +157,19 @@ def _cut(piece: str) -> str:
 
 
 def _specials(pieces: Sequence[str], text: str) -> list[int]:
-    """Tokens that are not in the completion's text: ends and the like."""
-    found, place = [], 0
+    """Tokens that are not in the completion's text: ends and the like. Parts of a character may be spelled otherwise
+    there: the next piece is looked for as far ahead as those that were missed are long."""
+    found, place, missed = [], 0, 0
     for number, piece in enumerate(pieces):
-        if text.startswith(piece, place):
-            place += len(piece)
+        start = text.find(piece, place, place + missed + len(piece))
+        if start >= 0:
+            place, missed = start + len(piece), missed if piece == "" else 0
         elif place == 0 and text.startswith(piece.lstrip(" ")):
             place = len(piece.lstrip(" "))  # some tokenizers drop a space at the beginning of a text
         else:
-            found.append(number)
+            missed += len(piece)
+            if UNKNOWN not in piece:
+                found.append(number)
     return found
 
 
@@ -175,15 +186,24 @@ def _matches(step: Step, wanted: str) -> list[int]:
 
 def _elsewhere(run: RunFolder, problem: str) -> list[dict[str, Any]]:
     """The steps at which a problem was answered, as the ledger has them, and what its siblings got."""
-    there = set(run.steps())
-    numbers = {row.get("step") for row in run.rows(LEDGER) if row.get("problem") == problem}
     found = []
-    for number in sorted(each for each in numbers if isinstance(each, int) and each in there)[-MOST_FOUND:]:
+    for number in sorted(set(run.steps()) & set(_drawn(run, problem)))[-MOST_FOUND:]:
         for group_number, got in sorted(_rewards(run, number, problem).items()):
             scored = [reward for reward in got if math.isfinite(reward)]
             mean = sum(scored) / len(scored) if scored else None
             found.append({"step": number, "group": group_number, "reward": mean, "rows": len(got)})
     return found
+
+
+def _drawn(run: RunFolder, problem: str) -> Iterator[int]:
+    """The steps of a problem's rows in the ledger. Of a long run that has a million rows: few are worth reading."""
+    path, spelled = run.path / LEDGER, json.dumps(problem).encode()
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        for row in decoded(line for line in file if spelled in line):
+            if row.get("problem") == problem and isinstance(row.get("step"), int):
+                yield row["step"]
 
 
 def _rewards(run: RunFolder, number: int, problem: str) -> dict[int, list[float]]:

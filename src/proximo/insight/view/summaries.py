@@ -46,14 +46,15 @@ def _rows(look: Look, tokens: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     step, batch = look.step, look.step.batch
     each = _Each(batch.lengths)
     takes = tokens["state"] > TokenState.IDLE
-    count, blocked = each.sum(takes), each.sum(torch.isin(tokens["state"], torch.tensor(BLOCKED)))
+    pushes = takes & (tokens["advantage"] != 0)
+    pushing, blocked = each.sum(pushes), each.sum(pushes & torch.isin(tokens["state"], torch.tensor(BLOCKED)))
     nothing = torch.full((len(batch),), math.nan)
     columns = {
         "reward": batch.rewards,
         "outcome": batch.outcome,
         "advantage_mean": each.mean(tokens["advantage"], takes),
         "ratio_most": each.most(tokens["ratio"].log(), takes).exp(),
-        "blocked_share": blocked / count,
+        "blocked_share": blocked / pushing,
         "entropy_mean": each.mean(tokens["entropy"]) if "entropy" in tokens else nothing,
         "gap_most": each.most(tokens["gap"]),
         "kl_mean": each.mean(tokens["kl"]) if "kl" in tokens else nothing,
@@ -66,7 +67,7 @@ def _rows(look: Look, tokens: Mapping[str, Tensor]) -> list[dict[str, Any]]:
         "length": batch.lengths.tolist(),
         "truncated": batch.truncated.tolist(),
         "duplicate": _twins(look),
-        "trained": count.long().tolist(),
+        "pushing": pushing.long().tolist(),
         "blocked": blocked.long().tolist(),
     }
     columns = facts | values
@@ -106,7 +107,7 @@ def _groups(look: Look, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _group(look: Look, number: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
     first, step = int(rows[0]["row"]), look.step
     scored = [row["reward"] for row in rows if row["reward"] is not None]
-    trained = sum(row["trained"] for row in rows)
+    pushing = sum(row["pushing"] for row in rows)
     fate, why = _fate(look, rows, scored)
     return {
         "group": number,
@@ -116,7 +117,7 @@ def _group(look: Look, number: int, rows: list[dict[str, Any]]) -> dict[str, Any
         "fate": fate,
         "why": why,
         "reward": sum(scored) / len(scored) if scored else None,
-        "blocked_share": sum(row["blocked"] for row in rows) / trained if trained else None,
+        "blocked_share": sum(row["blocked"] for row in rows) / pushing if pushing else None,
     }
 
 
@@ -134,12 +135,20 @@ def _fate(look: Look, rows: list[dict[str, Any]], scored: list[float]) -> tuple[
         return "dropped", f"dropped before training{equal}"
     index = [row["row"] for row in rows]
     if not look.seen.takes_part[index].any():
-        is_out = look.step.is_value_only or not look.step.passes
-        return "dropped", "no update of the policy" if is_out else f"{label(look.name)} would drop it{equal}"
+        return "dropped", _left_out(look, rows, equal)
     if not look.seen.advantages[index].any():
         return "dead", f"dead{equal or ': every advantage is 0'}"
     missing = len(rows) - len(scored)
     return "trained", f"{missing} unscored" if missing else ""
+
+
+def _left_out(look: Look, rows: list[dict[str, Any]], equal: str) -> str:
+    """Why no token of a group is in an update."""
+    if look.step.is_value_only or not look.step.passes:
+        return "no update of the policy"
+    if not look.seen.algorithm.keep.truncated and all(row["truncated"] for row in rows if row["fate"] == "trained"):
+        return "all completions are truncated and left out of the loss"
+    return f"dropped{equal}" if look.own else f"{label(look.name)} would drop it{equal}"
 
 
 def _ranges(tokens: Mapping[str, Tensor]) -> dict[str, list[float | None]]:

@@ -2,7 +2,7 @@
 
 import { Refused, api, takeToken } from "./asking.js";
 import { AXES } from "./charts.js";
-import { element, oneLine } from "./elements.js";
+import { element, oneLine, refill } from "./elements.js";
 import { showEvents } from "./events.js";
 import { Followed } from "./following.js";
 import { ChartPage } from "./overview.js";
@@ -22,11 +22,11 @@ let drawn = ""; // what of the address they were drawn for
 
 window.proximo = { charts: {} };
 
-/** What the address says: names and values, and all runs of it. */
+/** What the address says: names and values, and all runs of it; the newest is read where it names none. */
 function stateNow() {
   const hash = new URLSearchParams(location.hash.slice(1));
   const runs = [...new Set(hash.getAll("run"))];
-  return { ...Object.fromEntries(hash), run: runs[0], runs };
+  return { ...Object.fromEntries(hash), run: runs[0] ?? listed.runs[0]?.name, runs };
 }
 
 /** Change the address; null takes a value out of it, a list is said several times. What is small, such as the token
@@ -58,9 +58,9 @@ function render() {
   const state = stateNow();
   const names = chosen(state);
   const colours = coloursOf(listed.runs, names);
-  const tab = isReading(state) ? "reader" : state.tab in TABS ? state.tab : "overview";
+  const tab = isReading(state) ? "reader" : Object.hasOwn(TABS, state.tab) ? state.tab : "overview";
   const runs = names.map((name, place) => [tab === "reader" ? followed.get(name) : follow(name), colours[place]]).filter(([run]) => run);
-  const axis = state.x in AXES ? state.x : "step";
+  const axis = Object.hasOwn(AXES, state.x) ? state.x : "step";
   document.body.dataset.tab = tab;
   document.title = `${names.map((name) => oneLine(name)).join(", ") || "runs"} · Proximo`;
   list.show(listed, names, colours);
@@ -93,7 +93,7 @@ function showPage(tab, state, runs, axis) {
 
 /** Only what has changed is written again: somebody may be reading it, or have marked a line. */
 function showOnce(show, runs) {
-  const key = JSON.stringify([show.name, runs.map(([run, shade]) => [run.name, shade, run.state, run.events.length, run.findings, run.isDiagnosed, run.about !== null])]);
+  const key = JSON.stringify([show.name, runs.map(([run, shade]) => [run.name, shade, run.state, run.events.length, run.findings, run.isDiagnosed, run.about?.rollouts])]);
   if (main.dataset.shown !== key || !main.childElementCount) show(main, runs);
   main.dataset.shown = key;
 }
@@ -133,19 +133,12 @@ function showAxes(current, runs) {
     element("button", { type: "button", "data-axis": name, "aria-pressed": String(name === current), disabled: !isThere[name] && name !== current, title, onclick: () => go({ x: name === "step" ? null : name }) }, label)));
 }
 
-/** Buttons anew, with the focus where it was. */
-function refill(parent, children) {
-  const place = [...parent.children].indexOf(document.activeElement);
-  parent.replaceChildren(...children);
-  parent.children[place]?.focus();
-}
-
 /** A run that is looked at is read from its beginning, once. */
 function follow(name) {
   if (!followed.has(name)) {
     const run = new Followed(name, listed.runs.find((each) => each.name === name)?.state);
     followed.set(name, run);
-    run.learn().catch((error) => (run.error ??= error)).then(soon);
+    run.learn().then(soon);
     run.read().then(soon).then(() => run.diagnose()).then(soon).catch(() => {});
   }
   return followed.get(name);
@@ -162,13 +155,15 @@ function soon() {
 async function followOn() {
   const names = chosen(stateNow());
   const states = new Map(listed.runs.map((run) => [run.name, run.state]));
-  const growing = names.map((name) => followed.get(name)).filter((run) => run && (states.get(run.name) === "running" || run.state !== states.get(run.name) || run.error));
+  const growing = names.map((name) => followed.get(name)).filter((run) => run && (states.get(run.name) === "running" || run.state !== states.get(run.name) || run.error || !run.about));
   const changed = await Promise.all(growing.map(async (run) => {
     const isNew = await run.read();
-    if (run.state === states.get(run.name)) return isNew;
+    const isOther = run.state !== states.get(run.name);
+    const isUnknown = !run.about || (isNew && !run.about.rollouts); // it may have had none yet
     run.state = states.get(run.name);
-    await Promise.allSettled([run.learn(), run.diagnose()]);
-    return true;
+    if (isOther) await Promise.allSettled([run.read(), run.learn(), run.diagnose()]); // the last reading may have begun before
+    else if (isUnknown) await run.learn();
+    return isNew || isOther || isUnknown;
   }));
   if (changed.some(Boolean)) soon();
 }
@@ -183,21 +178,28 @@ async function relist() {
   if (JSON.stringify(listed) !== before) render();
 }
 
-/** Nothing is asked for while nobody looks. */
+let wake = () => {};
+
+/** Nothing is asked for while nobody looks. What goes wrong is said, and tried again. */
 async function keepUp() {
   for (let asked = -Infinity; ; ) {
     if (!document.hidden) {
       const isLive = !listed.runs.length || listed.runs.some((run) => run.state === "running");
-      if (performance.now() - asked >= (isLive ? 2 * OFTEN : SELDOM)) (asked = performance.now()), await relist();
-      await followOn();
+      try {
+        if (performance.now() - asked >= (isLive ? 2 * OFTEN : SELDOM)) (asked = performance.now()), await relist();
+        await followOn();
+      } catch (error) {
+        notice.textContent = oneLine(error);
+      }
     }
     await new Promise((next) => {
       const timer = setTimeout(next, OFTEN);
-      document.addEventListener("visibilitychange", () => (clearTimeout(timer), next()), { once: true });
+      wake = () => (clearTimeout(timer), next());
     });
   }
 }
 
+document.addEventListener("visibilitychange", () => wake());
 addEventListener("hashchange", () => (takeToken(), render()));
 addEventListener("keydown", (event) => {
   const isTyping = event.target.closest?.("input:not([type=checkbox]), textarea, select");

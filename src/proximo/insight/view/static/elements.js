@@ -81,6 +81,17 @@ export function share(value) {
   return `${text.replace("-", "−")} %`;
 }
 
+/** Whether somebody types or chooses there. */
+export const isField = (place) => Boolean(place?.closest?.("input, select, textarea"));
+
+/** Other children, with the focus where it was. */
+export function refill(parent, children) {
+  const controls = () => [...parent.querySelectorAll("button, input, select")];
+  const place = controls().indexOf(document.activeElement);
+  parent.replaceChildren(...children);
+  controls()[place]?.focus();
+}
+
 /** Calls once, a while after the last wish. */
 export function calm(milliseconds, action) {
   let waiting;

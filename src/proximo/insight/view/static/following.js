@@ -59,8 +59,13 @@ export class Followed {
     else put(isEvaluation(row) ? this.evaluated : this.trained, row), (this.tokens = null);
   }
 
+  /** What the run was started with; while that cannot be had, what it was before. */
   async learn() {
-    this.about = await api("run", { run: this.name });
+    try {
+      this.about = await api("run", { run: this.name });
+    } catch (error) {
+      this.error ??= error;
+    }
   }
 
   async diagnose() {

@@ -14,7 +14,7 @@ export const SHOWS = [
   },
   { name: "duplicates", label: "duplicates", title: "a sibling said the same", keep: (row) => row.duplicate !== null },
   {
-    name: "clipped", label: "most clipped", title: "share of tokens without a gradient",
+    name: "clipped", label: "most clipped", title: "of the tokens that would push, the share that a rule stops",
     by: (row) => row.blocked_share, say: (row) => share(row.blocked_share),
   },
   {

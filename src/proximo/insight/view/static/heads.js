@@ -1,7 +1,7 @@
 // What stands above: the step's bar, an open group's head, and the choice of the channel.
 
 import { CHANNELS, hasChannel, legend } from "./channels.js";
-import { calm, element, oneLine, quoted, short } from "./elements.js";
+import { calm, element, oneLine, quoted, refill, short } from "./elements.js";
 import { lensChoice } from "./lens.js";
 
 const HELP = [
@@ -17,6 +17,13 @@ const HELP = [
   ["Esc", "back to the step"],
 ];
 const NOWHERE = { group: null, row: null, token: null };
+export const ELSEWHERE = { ...NOWHERE, pass: null }; // another step may have fewer
+
+/** The steps there are before and after one, which need not be there itself. */
+export function besides(steps, step) {
+  const number = Number(step);
+  return [steps.findLast((each) => each < number), steps.find((each) => each > number)];
+}
 
 export function button(text, { onclick, ...attributes }) {
   return element("button", { type: "button", class: "chip", ...attributes, onclick }, ...[text].flat());
@@ -26,10 +33,10 @@ export function button(text, { onclick, ...attributes }) {
 export class Bar {
   constructor(go) {
     this.go = go;
-    const find = calm(250, () => this.go({ find: this.find.value || null }));
+    const find = calm(250, () => this.root.isConnected && this.go({ find: this.find.value || null }));
     const words = "find in prompts and completions";
     this.find = element("input", { type: "search", placeholder: words, "aria-label": words, oninput: find });
-    const jump = () => this.go({ step: this.jump.value, ...NOWHERE });
+    const jump = () => this.go({ step: this.jump.value, ...ELSEWHERE });
     this.jump = element("input", { type: "number", min: 0, class: "jump", "aria-label": "step", onchange: jump });
     this.steps = element("span", { class: "steps" });
     this.rest = element("span", { class: "rest" });
@@ -38,17 +45,18 @@ export class Bar {
     this.root = element("div", { class: "bar" }, this.steps, this.rest, this.find, help);
   }
 
+  /** `step` is null where it cannot be read: then there is a way to the others. */
   draw(about, step, state) {
-    const place = about.steps.indexOf(step.step);
+    const [before, after] = besides(about.steps, state.step);
     const arrow = (text, title, number) =>
-      button(text, { title, disabled: number === undefined, onclick: () => this.go({ step: number, ...NOWHERE }) });
+      button(text, { title, disabled: number === undefined, onclick: () => this.go({ step: number, ...ELSEWHERE }) });
     if (document.activeElement !== this.find) this.find.value = state.find ?? "";
-    if (document.activeElement !== this.jump) this.jump.value = step.step;
-    const before = arrow("‹", "previous step, key <", about.steps[place - 1]);
-    const after = arrow("›", "next step, key >", about.steps[place + 1]);
+    if (document.activeElement !== this.jump) this.jump.value = state.step;
     const last = element("span", { class: "faint" }, `of ${about.steps.at(-1) ?? "–"}`);
-    this.steps.replaceChildren(before, "step ", this.jump, last, after);
-    this.rest.replaceChildren(lensChoice(about, step.algorithm.name, this.go), ...this.passes(step), updates(step));
+    const [back, on] = [arrow("‹", "previous step, key <", before), arrow("›", "next step, key >", after)];
+    refill(this.steps, [back, "step ", this.jump, last, on]);
+    const lens = lensChoice(about, step?.algorithm.name ?? about.own, this.go);
+    refill(this.rest, step ? [lens, ...this.passes(step), updates(step)] : [lens]);
   }
 
   passes(step) {
@@ -95,7 +103,7 @@ export function times(found, group, go) {
     button(`step ${each.step} · ${short(each.reward, 2)}`, {
       class: each.step === group.step && each.group === group.group ? "chip opened" : "chip",
       title: `${each.rows} completions, mean reward ${short(each.reward)}`,
-      onclick: () => go({ step: each.step, group: each.group, row: null, token: null }),
+      onclick: () => go({ step: each.step, ...ELSEWHERE, group: each.group }),
     });
   return [element("span", { class: "faint" }, "this problem through time"), ...found.map(chip)];
 }

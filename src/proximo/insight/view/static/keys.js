@@ -1,15 +1,15 @@
 // The keyboard of the reader.
 
 import { CHANNELS, hasChannel } from "./channels.js";
+import { isField } from "./elements.js";
+import { ELSEWHERE, besides } from "./heads.js";
 import { nextLens } from "./lens.js";
 import { stops } from "./tokens.js";
 
-const isTyping = (event) => event.target.closest?.("input, select, textarea") !== null;
-
 /** Does what a key asks for; false where it means nothing here. */
 export function pressed(reader, event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || !reader.root.isConnected || !reader.step) return false;
-  if (isTyping(event)) {
+  if (event.ctrlKey || event.metaKey || event.altKey || !reader.root.isConnected || !reader.about) return false;
+  if (isField(event.target)) {
     if (event.key === "Escape") event.target.blur();
     return false;
   }
@@ -19,17 +19,22 @@ export function pressed(reader, event) {
 }
 
 function actions(reader) {
+  const [before, after] = besides(reader.about.steps, reader.state.step);
   const always = {
-    "<": () => toStep(reader, -1),
-    ">": () => toStep(reader, 1),
+    "<": () => toStep(reader, before),
+    ">": () => toStep(reader, after),
+    "/": () => reader.bar.find.focus(),
+  };
+  if (!reader.step) return always;
+  const withStep = {
+    ...always,
     "[": () => toGroup(reader, -1),
     "]": () => toGroup(reader, 1),
     a: () => reader.go({ as: nextLens(reader.about, reader.step.algorithm.name) }),
-    "/": () => reader.bar.find.focus(),
   };
-  if (!reader.siblings.length) return always;
+  if (!reader.siblings.length) return withStep;
   return {
-    ...always,
+    ...withStep,
     n: () => toStop(reader, 1),
     p: () => toStop(reader, -1),
     w: () => reader.toggleSpaces(),
@@ -43,13 +48,11 @@ function actions(reader) {
 
 function channelKey(reader, key) {
   const channel = /^[1-8]$/.test(key) ? CHANNELS[Number(key) - 1] : null;
-  return channel && hasChannel(channel, reader.step.ranges) ? () => reader.go({ channel: channel.name }) : null;
+  return channel && hasChannel(channel, reader.step?.ranges) ? () => reader.go({ channel: channel.name }) : null;
 }
 
-function toStep(reader, by) {
-  const { steps } = reader.about;
-  const next = steps[steps.indexOf(reader.step.step) + by];
-  if (next !== undefined) reader.go({ step: next, group: null, row: null, token: null });
+function toStep(reader, next) {
+  if (next !== undefined) reader.go({ step: next, ...ELSEWHERE });
 }
 
 function toGroup(reader, by) {

@@ -4,14 +4,15 @@
 
 import { tokenCard } from "./card.js";
 import { channelNamed } from "./channels.js";
-import { calm, element, oneLine } from "./elements.js";
+import { calm, element, oneLine, refill } from "./elements.js";
 import { groupTable, showButtons, shown } from "./groups.js";
 import { Bar, channelBar, groupHead, times } from "./heads.js";
 import { pressed } from "./keys.js";
 import { lensTable, lensWords } from "./lens.js";
 import { Sibling, unpackedRow } from "./tokens.js";
 
-const KEPT = 40; // answers
+const KEPT = { "/api/group": 4, "/api/why": 100 }; // answers; of other kinds
+const FEW = 16;
 const OLD = 2000; // milliseconds
 const SMALL = ["row", "token", "channel"]; // changes that are no page of their own
 const [TINY, LONG] = [16, 160]; // tokens of the longest sibling: how wide a text is laid out
@@ -43,21 +44,22 @@ class Reader {
       if (this.lenses.open !== Boolean(this.state.lens)) this.go({ lens: this.lenses.open ? "five" : null });
     });
     lenses.append(this.lenses);
-    this.kept = new Map();
+    this.kept = {};
     this.siblings = [];
     this.askWhy = calm(100, (row, token) => this.guarded(() => this.why(row, token)));
     document.addEventListener("keydown", (event) => pressed(this, event) && event.preventDefault());
   }
 
-  /** An answer of the server's; the last ones are kept. */
+  /** An answer of the server's; the last ones of each kind are kept. */
   async ask(path, params) {
-    const key = JSON.stringify([path, params]);
-    const answer = this.kept.get(key) ?? this.api(path, params);
-    this.kept.delete(key);
-    this.kept.set(key, answer);
-    if (this.kept.size > KEPT) this.kept.delete(this.kept.keys().next().value);
+    const kept = (this.kept[path] ??= new Map());
+    const key = JSON.stringify(params);
+    const answer = kept.get(key) ?? this.api(path, params);
+    kept.delete(key);
+    kept.set(key, answer);
+    if (kept.size > (KEPT[path] ?? FEW)) kept.delete(kept.keys().next().value);
     return answer.catch((error) => {
-      this.kept.delete(key);
+      kept.delete(key);
       throw error;
     });
   }
@@ -68,12 +70,13 @@ class Reader {
     return { run, step, as, pass };
   }
 
-  /** What goes wrong is one line of the page. */
-  async guarded(action) {
+  /** What goes wrong is one line of the page; `after` it, what it concerns is taken away. */
+  async guarded(action, after) {
     const turn = this.turn;
     try {
       await action();
     } catch (error) {
+      await after?.();
       if (turn === this.turn) this.alert.textContent = oneLine(error.message);
     }
   }
@@ -83,15 +86,23 @@ class Reader {
     this.state = { ...state };
     const address = location.hash;
     this.root.setAttribute("aria-busy", "true");
+    const asked = [this.steps(), this.ask("/api/step", this.asked), this.found()];
+    let isDrawn = false;
     await this.guarded(async () => {
-      const [about, step, found] = await Promise.all([this.steps(), this.ask("/api/step", this.asked), this.found()]);
+      const [about, step, found] = await Promise.all(asked);
       if (turn !== this.turn) return;
       this.alert.textContent = "";
       this.about = about;
       this.drawStep(step, found && new Set(found.matches));
+      isDrawn = true;
       if (!state.group) return this.closeGroup();
       const group = await this.ask("/api/group", { ...this.asked, group: state.group });
       if (turn === this.turn) this.drawGroup(group);
+    }, async () => {
+      const about = await asked[0].catch(() => null);
+      if (turn !== this.turn) return;
+      this.closeGroup();
+      if (!isDrawn) this.closeStep(about);
     });
     if (turn !== this.turn) return;
     this.root.removeAttribute("aria-busy");
@@ -119,7 +130,7 @@ class Reader {
     Object.assign(this, { step, drawn: key, list: shown(step, state.show, matches) });
     this.bar.draw(this.about, step, state);
     this.places.words.replaceChildren(lensWords(step.algorithm));
-    this.places.shows.replaceChildren(showButtons(step, state.show, this.go));
+    refill(this.places.shows, [showButtons(step, state.show, this.go)]);
     this.root.classList.toggle("open", isOpen);
     const found = `${matches?.size} of ${step.rows.length} completions have it`;
     const many = matches && element("p", { class: "faint" }, found);
@@ -139,6 +150,16 @@ class Reader {
     if (drawn !== this.drawn) return;
     this.lenses.dataset.step = step.step;
     this.lenses.lastChild.replaceChildren(lensTable(answer, this.about, step.algorithm.name, this.go));
+  }
+
+  /** Nothing of another step stands under this one's address; only the way on is left, where the run is known. */
+  closeStep(about) {
+    Object.assign(this, { about, step: null, drawn: null });
+    const { words, shows, groups } = this.places;
+    const { steps, rest } = this.bar;
+    for (const place of [steps, rest, words, shows, groups, this.lenses.lastChild]) place.replaceChildren();
+    if (about) this.bar.draw(about, null, this.state);
+    this.root.classList.remove("open");
   }
 
   closeGroup() {
@@ -190,7 +211,7 @@ class Reader {
     const counts = {};
     for (const { row } of siblings) for (const state of row.state) counts[state] = (counts[state] ?? 0) + 1;
     const toggleSpaces = () => this.toggleSpaces();
-    this.scale.replaceChildren(...channelBar(this.channel, step, counts, Boolean(this.spaces), { go, toggleSpaces }));
+    refill(this.scale, channelBar(this.channel, step, counts, Boolean(this.spaces), { go, toggleSpaces }));
   }
 
   /** The token that the address names. */
@@ -230,9 +251,9 @@ class Reader {
 
   async readOn(row) {
     const params = { ...this.asked, group: row.group, row: row.row, from: row.pieces.length };
-    const more = await this.ask("/api/group", params);
-    const sibling = this.siblings.find((each) => each.row.row === row.row);
-    sibling?.extend(unpackedRow(more.rows[0], this.about.states));
+    const sibling = this.siblings.find((each) => each.row === row);
+    const more = await this.api("/api/group", params);
+    if (sibling?.row === row) sibling.extend(unpackedRow(more.rows[0], this.about.states)); // once, if asked for twice
   }
 
   toggleSpaces() {

@@ -1,7 +1,7 @@
 // The siblings of a group, token by token. Spans are made as they come into sight: a group may hold 100,000 tokens.
 
 import { STATES, channelNamed, look } from "./channels.js";
-import { drawn, element, known, oneLine, quoted, short, signed, visible } from "./elements.js";
+import { drawn, element, isField, known, oneLine, quoted, short, signed, visible } from "./elements.js";
 
 const FIRST = 320; // spans of a sibling that are there at once
 const MORE = 1024; // and that are added when its end is in sight
@@ -101,6 +101,7 @@ export class Sibling {
 
   extend(more) {
     this.row = extended(this.row, more);
+    this.values = this.channel.of(this.row);
     this.grow(this.spans.length + MORE);
     this.drawSpark();
   }
@@ -144,8 +145,8 @@ export class Sibling {
     span.dataset.value = value;
   }
 
-  /** Mark a token and bring it into sight; null marks none. */
-  pick(token, { scroll = true } = {}) {
+  /** Mark a token and bring it into sight, unless it was there already; null marks none. */
+  pick(token) {
     const before = this.picked;
     this.picked = token;
     if (known(before) && this.spans[before]) {
@@ -158,8 +159,8 @@ export class Sibling {
     const span = this.spans[token];
     span.classList.add("picked");
     span.setAttribute("tabindex", "0");
-    if (scroll) {
-      span.focus({ preventScroll: true });
+    if (token !== before) {
+      if (!isField(document.activeElement)) span.focus({ preventScroll: true });
       span.scrollIntoView({ block: "nearest", inline: "nearest" });
     }
     this.drawSpark();
@@ -241,7 +242,7 @@ function heading(row, target) {
     ...Object.entries(row.parts).map(([name, value]) => fact(oneLine(name), short(value))),
     fact("advantage", signed(row.advantage_mean)),
     fact("tokens", row.length.toLocaleString("en")),
-    row.blocked ? fact("no gradient", `${row.blocked} of ${row.trained}`) : null,
+    row.blocked ? fact("no gradient", `${row.blocked} of ${row.pushing}`) : null,
     row.duplicate === null ? null : fact("same as", `#${row.duplicate}`),
   ];
   const notes = [row.fate === "trained" ? null : row.fate, row.truncated ? "truncated" : null].filter(Boolean);
