@@ -107,7 +107,8 @@ class Hostile:
         """Rows that were trained though their completions are at fault."""
         answers = {row["prompt"]: row["answer"] for row in Lines(self.place.folder.parent / "sums.jsonl")}
         rows = [row for file in folder.glob("rollouts/*.parquet") for row in pq.read_table(file).to_pylist()]
-        return sum(is_guilty(row["text"], answers[row["prompt"]], EVERY) for row in rows)
+        trained = [row for row in rows if row["updates"]]
+        return sum(is_guilty(row["text"], answers[row["prompt"]], EVERY) for row in trained)
 
     def struck(self, number: signal.Signals) -> str | None:
         """The worker of a running trainer gets a signal, and everything is as if it had not."""
