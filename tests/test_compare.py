@@ -20,9 +20,10 @@ import torch
 from proximo import explain, toml
 from proximo.algorithms import GRPO
 from proximo.cli import main
-from proximo.insight.compare import Budget, Failure, Job, Place, Plan, Result, crew, make_plan, run_jobs
+from proximo.insight.compare import Budget, Failure, Job, Place, Plan, Result, crew, fair_line, make_plan, run_jobs
+from proximo.insight.compare import place as place_module
 from proximo.insight.compare.fairness import checks, first_difference
-from proximo.insight.compare.measured import Run
+from proximo.insight.compare.measured import MEASURES, Run
 from proximo.insight.compare.paired import T95, answer_difference, seed_difference
 from proximo.insight.compare.runs import gathered
 from proximo.insight.compare.worker import train_one
@@ -114,6 +115,20 @@ def test_a_run_ends_with_the_step_that_reaches_its_tokens(policy, tmp_path):
         resume(limited, tmp_path / "limited")
 
 
+def test_a_damaged_row_does_not_keep_a_run_from_going_on(policy, tmp_path):
+    small = replace(SMALL, model=policy, training=replace(SMALL.training, groups=2, group_size=2))
+    limited = replace(small, steps=99, most_generated=40)
+    train_one(limited, tmp_path, MACHINE)
+    after = tokens_after(tmp_path)
+    assert len(after) > 1
+    before, found = (tmp_path / METRICS).read_bytes(), len(after)
+    first = next(line for line in before.splitlines() if b"sampled_tokens" in line)
+    (tmp_path / METRICS).write_bytes(before.replace(first, b"?" * len(first)))
+    resume(replace(limited, most_generated=after[-1] + 1), tmp_path)
+    kept = [line for line in (tmp_path / METRICS).read_bytes().splitlines() if b"sampled_tokens" in line]
+    assert len(kept) == found  # one is damaged, and there is one more
+
+
 def resume(config: RunConfig, folder: Path) -> None:
     with begin(folder, toml.dumps(config), allowed=["most_generated"]) as attempt:
         train(training_run.Run(config, folder, Lines()), toml.dumps(config), attempt)
@@ -159,6 +174,25 @@ def test_evaluations_on_the_way_are_added_and_not_taken():
     assert [each.config.evaluation.every for each in plan.contenders] == [5, 1]
 
 
+def test_how_often_is_evaluated_by_hand():
+    """16 completions a step of 8 tokens at most: N tokens are N/128 steps at least and N/16 at most."""
+    config = replace(SMALL, evaluation=EvaluationOptions(problems=12))
+
+    def every(budget: Budget, longest: int = 8) -> int | None:
+        limited = replace(config, sampling=SamplingOptions(max_tokens=longest))
+        return make_plan([("a", limited), ("b", limited)], 1, budget).contenders[0].config.evaluation.every
+
+    assert every(Budget("tokens", 128_000)) == 100  # 1,000 steps or more: ten evaluations or more
+    assert every(Budget("tokens", 128_001)) == 101
+    assert every(Budget("tokens", 64_000), longest=512) == 5  # 8 steps or 4,000: never each of them
+    assert every(Budget("tokens", 320)) == 5  # 20 steps at most
+    assert every(Budget("tokens", 304)) == 1  # 19
+    assert every(Budget("updates", 20)) == 1  # ten steps of two updates
+    assert every(Budget("updates", 38)) == 2  # 19
+    assert every(Budget("updates", 40)) == 5  # 20
+    assert every(Budget("updates", 2000)) == 100
+
+
 def test_names_are_fit_for_folders_and_different():
     plan = make_plan([("GRPO", SMALL), ("grpo", SMALL), ("../<b>|x", SMALL), ("∑", SMALL)], 1)
     assert [each.name for each in plan.contenders] == ["grpo", "grpo-2", "b-x", "config"]
@@ -196,6 +230,11 @@ REFUSED = [
     (["--algorithms", "grpo,gropo"], "--algorithms gropo: no algorithm is called so, the nearest is 'grpo'"),
     (["--algorithms", "grpo,rloo"], "no budget in common"),  # one update a step is its definition
     (["--algorithms", "grpo,gspo", "--model", "nowhere/at-all"], "nowhere/at-all"),
+    (["five", "--steps", "3"], "--steps: a comparison's runs end with its budget, give --updates N or --tokens N"),
+    (["--algorithms", "grpo,gspo", "--tokens", "9999", "--most-generated=9"], "--most-generated: a comparison's runs"),
+    (["five", "--device", "cuda"], "no GPU here"),
+    (["five", "--device", "cuda", "--dry-run"], "no GPU here"),
+    (["five", "--device", "cuda", "--jobs", "2"], "no GPU here"),
 ]
 
 
@@ -204,6 +243,7 @@ def test_bad_input_is_one_line_and_nothing_is_started(arguments, message, tmp_pa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(crew, "_start", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as refused:
         main(["compare", *arguments, "--run", "here"])
     said = capsys.readouterr()
@@ -258,7 +298,7 @@ def test_differences_by_seed_by_hand():
     assert seed_difference("b", "length", {0: 1.5, 1: 2.0}, {0: 1.5, 1: 2.0}).verdict == "the same"
 
 
-def answers(*seeds: Sequence[int]) -> dict[int, dict[str, float]]:
+def answers(*seeds: Sequence[float]) -> dict[int, dict[str, float]]:
     return {seed: {f"p{place}": float(right) for place, right in enumerate(each)} for seed, each in enumerate(seeds)}
 
 
@@ -290,9 +330,24 @@ def test_seeds_and_problems_are_added_in_quadrature():
     assert uneven.verdict == "within noise"
 
 
-def spread_of(values: Sequence[float]) -> float:
+def test_the_added_win_and_loss_are_of_the_outcomes_size():
+    """Outcomes ten times as large have an interval ten times as wide: the verdict is about no unit."""
+    # Four problems: +10, +10, 0 and −4; spread with ±10 added.
+    found = answer_difference("b", "held_out", answers([10, 30, 5, 0]), answers([0, 20, 5, 4]))
+    half = 3.182 * spread_of([10, 10, 0, -4], largest=10) / 2
+    assert found.difference == 4
+    assert found.interval == pytest.approx((4 - half, 4 + half))
+    tenth = answer_difference("b", "held_out", answers([1, 3, 0.5, 0]), answers([0, 2, 0.5, 0.4]))
+    assert tenth.interval == pytest.approx((0.4 - half / 10, 0.4 + half / 10))
+    # Of two seeds it is the largest of an answer, not of a problem's mean: right and wrong stay ±1.
+    split = answer_difference("b", "held_out", answers([1, 0], [0, 0]), answers([0, 0], [0, 0]))
+    problems, seeds = 12.706 * spread_of([0.5, 0]) / math.sqrt(2), 12.706 * math.sqrt(0.125) / math.sqrt(2)
+    assert split.interval == pytest.approx((0.25 - math.hypot(problems, seeds), 0.25 + math.hypot(problems, seeds)))
+
+
+def spread_of(values: Sequence[float], largest: float = 1.0) -> float:
     """With a win and a loss added."""
-    added = [*values, 1.0, -1.0]
+    added = [*values, largest, -largest]
     mean = sum(added) / len(added)
     return math.sqrt(sum((value - mean) ** 2 for value in added) / (len(added) - 1))
 
@@ -400,15 +455,24 @@ def test_identical_configs_differ_by_exactly_zero_in_every_row(result):
     assert any(each.difference for each in result.differences if each.contender == "dapo")
 
 
-def test_ways_part_where_the_completions_do(runs):
+def test_ways_part_where_the_completions_do(runs, copied):
     for seed in (0, 1):
         ours, first = runs["dapo"][seed], runs["grpo"][seed]
         step = first_difference(ours, first)
         assert step is not None
         assert completions(first, step - 1) <= completions(ours, step - 1)
         assert not completions(first, step) <= completions(ours, step)
-    # Without rollouts nothing can be told.
-    assert first_difference(runs["grpo"][0], runs["grpo-2"][0]) is None
+    twin, dapo = runs["grpo-2"][0], runs["dapo"][0]
+    assert first_difference(runs["grpo"][0], twin) is None
+    # Without rollouts nothing can be told; what one did alone is another way.
+    spoilt = read(*copied)["grpo"][0]
+    assert first_difference(spoilt, dapo) == 1
+    spoilt.facts.run.step_file(1).unlink()
+    assert first_difference(spoilt, dapo) is None
+    assert first_difference(dapo, spoilt) is None
+    shorter = Run(spoilt.job, replace(spoilt.facts, metrics=spoilt.facts.metrics[:2]))
+    assert shorter.facts.steps_done == 1
+    assert first_difference(shorter, twin) == first_difference(twin, shorter) == 1
 
 
 def test_the_numbers_are_those_of_the_runs(runs, result):
@@ -462,6 +526,7 @@ def test_what_is_no_longer_the_named_algorithm_is_said(tmp_path):
     assert not found.fair
     assert not found.differences
     assert "wider seed 0 is not finished" in markdown(found, sections(found))
+    assert fair_line(found) == "Nothing to compare: no run is finished."
 
 
 @pytest.fixture
@@ -480,15 +545,89 @@ def test_what_is_not_equal_is_named(copied):
     plan, place = copied
     job = next(job for job in plan.jobs() if job.name == "grpo-2-seed-1")
     assert unequal(plan, place) == []
-    record = json.loads((place.run(job) / "run.json").read_text())
-    (place.run(job) / "run.json").write_text(json.dumps(record | {"fingerprints": {"model": "0" * 64}, "torch": "1.0"}))
+    file = place.run(job) / "run.json"
+    record = json.loads(file.read_text())
+    # Where the command was given is no matter; another model is, and versions that it went on with.
+    file.write_text(json.dumps(record | {"commit": "elsewhere"}))
+    assert unequal(plan, place) == []
+    attempts = [*record["attempts"], record["attempts"][0] | {"torch": "1.0"}]
+    file.write_text(json.dumps(record | {"fingerprints": {"model": "0" * 64}, "attempts": attempts}))
     assert unequal(plan, place) == ["model and data", "machine and versions"]
-    (place.run(job) / "run.json").write_text(json.dumps(record))
+    file.write_text(json.dumps(record))
     other = next(job for job in plan.jobs() if job.name == "grpo-2-seed-0")
     shutil.copy(RunFolder(place.run(other)).step_file(0), RunFolder(place.run(job)).step_file(0))
     assert unequal(plan, place) == ["first rollout"]
     (place.run(job) / "metrics.jsonl").write_text("")
     assert unequal(plan, place) == ["first rollout", "budget"]
+
+
+def test_tokens_that_are_far_apart_are_not_an_equal_budget(copied):
+    plan, place = copied
+    runs = read(plan, place)
+    (ours, *_), (theirs, *_) = runs.values()
+
+    def budget(amount: int, first: int, second: int) -> tuple[bool, str]:
+        spent = [
+            Run(run.job, replace(run.facts, result={**run.result, "generated_tokens": tokens}))
+            for run, tokens in ((ours, first), (theirs, second))
+        ]
+        limited = replace(plan, seeds=(0,), budget=Budget("tokens", amount))
+        (found,) = [each for each in checks(limited, {"a": spent[:1], "b": spent[1:]}) if each.what == "budget"]
+        return found.equal, found.detail
+
+    assert budget(1000, 1000, 1050) == (True, "1,000 generated tokens, and 5.0% more at most to finish a step")
+    assert budget(1000, 1051, 1000) == (
+        False,
+        "of 1,000 generated tokens grpo-2 seed 0 sampled 1,000 and grpo seed 0 1,051 to finish a step: "
+        "give more --tokens, or smaller steps",
+    )
+    assert budget(1000, 1400, 1400)[0]  # both as much too many
+    assert budget(1000, 999, 1000) == (False, "grpo seed 0 sampled 999")
+
+
+def test_a_damaged_row_is_passed_over(copied):
+    plan, place = copied
+    job = next(plan.jobs())
+    whole = read(plan, place)["grpo"][0]
+    lines = (place.run(job) / METRICS).read_text().splitlines()
+    (spoilt,) = [number for number, line in enumerate(lines) if '"step": 0' in line and "sampled_tokens" in line]
+    lines[spoilt] = lines[spoilt][:40]
+    (place.run(job) / METRICS).write_text("\n".join(lines) + "\n")
+    run = read(plan, place)["grpo"][0]
+    assert [point.steps for point in whole.held_out()] == [0, 1, 2]
+    assert [point.steps for point in run.held_out()] == [0, 2]
+    assert [(point.steps, point.value) for point in run.curve(MEASURES[0])] == [
+        (point.steps, point.value) for point in whole.curve(MEASURES[0])[1:]
+    ]
+    found = gathered(plan, place, [], "again")
+    assert markdown(found, sections(found))
+
+
+def test_a_folder_whose_comparison_died_while_it_was_written_is_still_its_own(tmp_path, monkeypatch):
+    plan = make_plan([("a", SMALL), ("b", SMALL)], 1)
+    machines = {"a": MACHINE, "b": MACHINE}
+    whole, writing = [], place_module.write_file
+
+    def dies(path: Path, data: bytes) -> None:
+        if len(whole) == parts:
+            raise KeyboardInterrupt
+        whole.append(path.name)
+        writing(path, data)
+
+    for parts in range(3):
+        monkeypatch.setattr(place_module, "write_file", dies)
+        whole.clear()
+        place = Place(tmp_path / str(parts))
+        with pytest.raises(KeyboardInterrupt):
+            place.settle(plan, machines, [])
+        monkeypatch.setattr(place_module, "write_file", writing)
+        place.check(plan)
+        assert place.settle(plan, machines, []) == machines
+        place.check(plan)
+        with pytest.raises(ValueError, match="another comparison: a: training.groups was 4, now 2"):
+            place.check(
+                make_plan([(name, replace(SMALL, training=replace(SMALL.training, groups=2))) for name in "ab"], 1)
+            )
 
 
 def test_one_that_is_missing_is_left_out_and_said(copied):

@@ -17,8 +17,9 @@ from proximo.insight.folder import RunFolder
 from proximo.insight.gradients import check_tokens, parameter_gradients
 from proximo.insight.lens import BLOCKED, TokenState, look, policy_loss
 from proximo.insight.replay import FIVE, OWN, chosen, compared, most_flipped, own_name, remarks, token_table
-from proximo.maths import Clip, ClipCovariance, CurrentPolicy, GeometricClip, TokenTruncated, TopEntropy
+from proximo.maths import Clip, ClipCovariance, CurrentPolicy, GeometricClip, IcePop, TokenTruncated, TopEntropy
 from proximo.models import load_model, load_tokenizer, tiny_moe, tiny_tokenizer
+from proximo.models.shipped import resolve
 from proximo.samplers import SamplingOptions
 from proximo.samplers.mismatch import Mismatch
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
@@ -101,6 +102,7 @@ OTHERS = {
     "value": (PPO, 2, {"value": ValueOptions(pretrain_steps=1)}),
     # Dead rows are not trained on, but were among those that were chosen from.
     "ranked": (replace(SAPO, select=TopEntropy(0.5)), 1, {}),
+    "covariant": (replace(SAPO, select=ClipCovariance(share=0.2, low=0.0)), 1, {}),
     # Its draw depends on how many updates there were before.
     "select": (replace(CLIP_COV, select=ClipCovariance(share=0.2, low=-5.0)), 2, {"training": GENTLY}),
 }
@@ -126,7 +128,7 @@ def test_so_has_one_of_another_kind(name, runs):
     elif name == "select":
         assert TokenState.DROPPED in found
         assert step.facts["updates"][0]["version"] == 2
-    elif name == "ranked":
+    elif name in ("ranked", "covariant"):
         assert TokenState.DROPPED in found
         assert run.rows("metrics.jsonl")[1]["dead_rows"] > 0
     elif name == "value":
@@ -201,6 +203,22 @@ def test_the_fixture_in_numbers(tmp_path):
     pull = float(grpo.seen.kl_gradient.abs().sum())
     assert_close(grpo.kl, pull / (pull + A * (positive + negative)))
     assert dapo.kl == 0.0
+
+
+def test_what_is_rejected_is_held_back_whatever_its_gate_says(tmp_path):
+    """The sampler's e^0.9 and e^−0.8 are rejected; the second was clipped already."""
+    picky = replace(GRPO, correct=IcePop(0.5, 2.0))
+    own, view = compared(fixture_step(tmp_path), config(GRPO), {"picky": picky})
+    assert (own.held_back, view.held_back, view.blocked) == (pytest.approx(0.4), pytest.approx(0.5), 0.5)
+    assert (view.closed, view.opened) == (1, 0)
+
+
+def test_the_loss_is_of_all_passes_whichever_is_looked_at(runs):
+    run = other(runs, "epochs")
+    views = [compared(run.step(0), run.config, {}, number=number)[0] for number in (0, 1, -1)]
+    logged = dict(run.curve("policy_loss"))[0]
+    assert [view.policy_loss for view in views] == pytest.approx([logged] * 3, rel=0, abs=1e-6)
+    assert views[0].blocked < views[1].blocked == views[2].blocked  # the policy goes on moving
 
 
 def test_cosines_are_those_of_the_gradients(tmp_path):
@@ -326,7 +344,8 @@ def test_the_gradient_of_the_parameters_is_the_one_that_training_had(kept):
 
 
 def test_small_passes_add_up_to_the_same_gradient(kept):
-    step = kept.step(1)
+    step = kept.step(0)
+    assert len(step.batch.group[step.batch.advantages.any(dim=1)].unique()) > 1  # groups stay together
     model = load_model(str(kept.path / "checkpoints" / "step-000001"))
     views = compared(step, kept.config, chosen(kept.config, ["dapo"]))
     whole = parameter_gradients(model, step, kept.config, views)
@@ -334,6 +353,17 @@ def test_small_passes_add_up_to_the_same_gradient(kept):
     split = parameter_gradients(model, step, tight, views)
     assert split.norms == pytest.approx(whole.norms, rel=1e-4)
     assert split.cosines["sapo"]["dapo"] == pytest.approx(whole.cosines["sapo"]["dapo"], abs=1e-5)
+
+
+def test_a_model_is_compared_with_what_the_first_update_saw(runs):
+    """Later ones have moved on."""
+    run = runs("grpo", GRPO)
+    step = run.step(0)
+    model = load_model(resolve(run.config.model))
+    found = parameter_gradients(model, step, run.config, compared(step, run.config, {}))
+    assert found.first_gap < 1e-5 < 1e-2 < found.gap
+    assert found.is_policy
+    assert found.to_dict()["is_policy"] is True
 
 
 def test_another_checkpoint_is_told_from_the_steps_policy(kept):

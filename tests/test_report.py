@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shlex
 import shutil
@@ -23,7 +24,7 @@ from proximo.insight.folder import RunFolder
 from proximo.insight.report import gather, render, summary
 from proximo.insight.report.head import duration
 from proximo.insight.report.problems import extremes
-from proximo.insight.report.settings import again, size
+from proximo.insight.report.settings import again, files, size
 from proximo.insight.report.summary import sign_test
 from proximo.maths import Clip, SoftGate
 from tests.browser import append, rows, write_run
@@ -246,6 +247,15 @@ def test_extremes_are_by_reward_and_then_of_different_problems(run):
     assert [(said.text, said.reward) for _, said in worst] == [("i", -1.0), ("e", 0.0), ("g", 0.0), ("f", 0.0)]
 
 
+def test_a_completion_is_as_long_as_it_was_whatever_takes_part_in_the_loss(run):
+    step = RunFolder(run).step(0)
+    step = replace(step, batch=replace(step.batch, mask=torch.zeros_like(step.batch.mask)))
+    best, worst = extremes(step, 2)
+    wanted = {f"row {row}, {step.state[row]}": length for row, length in enumerate(step.batch.lengths.tolist())}
+    for _, said in (*best, *worst):
+        assert said.tokens == wanted[said.note] > 0
+
+
 # Verdicts
 
 
@@ -413,6 +423,35 @@ def test_the_command_repeats_the_run(run, tmp_path):
     assert command[-1] == f"{run}-again"
     assert main([*command[1:-1], str(tmp_path / "again")]) == 0
     assert (tmp_path / "again" / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
+
+
+def test_a_run_in_the_current_folder_is_repeated_beside_it(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "a")
+    (folder / "inside").mkdir()
+    for place, given in ((folder, "."), (folder / "inside", "..")):
+        monkeypatch.chdir(place)
+        command = shlex.split(again(gather(RunFolder(Path(given)))))
+        assert command == ["proximo", "train", f"{folder}/config.toml", "--run", f"{folder}-again"]
+    monkeypatch.chdir(tmp_path)
+    assert shlex.split(again(gather(RunFolder(Path("a")))))[2:] == ["a/config.toml", "--run", "a-again"]
+
+
+def test_a_checkpoint_that_goes_while_files_are_listed_is_passed_over(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "a")
+    for step in (1, 2):
+        (folder / "checkpoints" / f"step-{step}" / "state").mkdir(parents=True)
+        (folder / "checkpoints" / f"step-{step}" / "state" / "weights").write_bytes(b"x" * 1500)
+    listed, gone = os.scandir, folder / "checkpoints" / "step-1" / "state"
+
+    def rotated(path: Any = ".") -> Any:
+        if str(path) == str(gone):
+            raise FileNotFoundError(path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", rotated)
+    said = files(gather(RunFolder(folder)))
+    assert "<td>checkpoints/</td>" in said
+    assert "1.5 kB" in said
 
 
 def test_an_unknown_config_is_repeated_as_it_was_started(tmp_path):

@@ -38,6 +38,7 @@ from proximo.insight.compare import (
 from proximo.insight.folder import RunFolder
 from proximo.insight.report.facts import gather
 from proximo.machine import Machine
+from proximo.models import pick_device
 from proximo.presets import ARITHMETIC, COMPARISONS, Comparison
 from proximo.redacting import without_secrets
 from proximo.storage.locks import FolderLock
@@ -62,7 +63,7 @@ All runs of a seed see the same prompts and sample with the same random numbers:
   --jobs N       runs at a time (as many as the cores allow)
   --dry-run      what would be run; nothing is started
   --json         compare.json on stdout
-  --field VALUE  any field of `proximo train`, for all of them
+  --field VALUE  any field of `proximo train` but --steps and --most-generated, for all of them
 """
 SECONDS = 2.0
 """Between two looks at how far the runs are."""
@@ -103,6 +104,9 @@ def _plan(arguments: list[str]) -> Plan:
     tokens, updates = _whole(arguments, "--tokens"), _whole(arguments, "--updates")
     if tokens is not None and updates is not None:
         refuse("--tokens and --updates: give one of them, the runs can be equal in one of them only")
+    for flag in ("--steps", "--most-generated", "--most_generated"):
+        if take(arguments, flag) is not None:
+            refuse(f"{flag}: a comparison's runs end with its budget, give --updates N or --tokens N")
     comparison, configs = _chosen(arguments, names)
     configs = [(name, _changed(config, arguments)) for name, config in configs]
     try:
@@ -113,6 +117,7 @@ def _plan(arguments: list[str]) -> Plan:
         for contender in plan.contenders:  # what cannot be read is said once and before anything is started
             contender.config.task.problem(0, "train", contender.config.seed)
             held_models(contender.config)
+            pick_device(contender.config.device)
     except ValueError as error:
         refuse(str(error))
     return plan

@@ -42,7 +42,6 @@ def run(arguments: list[str]) -> int:
         print(USAGE, end="")
         return 0
     disable_progress_bar()
-    torch.set_num_threads(1)  # a step is looked at no faster with more, and beside a run far slower
     as_json, out = take_switch(arguments, "--json"), take(arguments, "--out")
     if out is not None and Path(out).exists():
         refuse(f"--out {out}: there is such a file already; choose another name or remove it")
@@ -79,6 +78,8 @@ def _asked(arguments: list[str]) -> Replayed:
     number = step.passes - 1 if passed is None else _whole("--pass", passed)
     if passed is not None and number >= step.passes:
         refuse(f"--pass {number}: step {step.number} has {step.passes}, counted from 0")
+    if given is None:
+        torch.set_num_threads(1)  # a step is looked at no faster with more, and beside a run far slower
     views = compared(step, run.config, chosen(run.config, names or FIVE), number=number)
     model = None if given is None else resolve(given)
     found = None if model is None else _through(model, run, step, views, number)

@@ -1,13 +1,14 @@
 """A run that can be gone on with: where it stands is noted after each step, and saved now and then."""
 
+import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from proximo.storage.lines import Lines
 from proximo.tasks import Task
 from proximo.training.checkpoints import CHECKPOINTS, STATE, Holders, Saver, place, retain, save, step_of
 from proximo.training.collect import Collected
@@ -136,6 +137,11 @@ def refuse_fewer_steps(config: RunConfig, point: Path | None) -> None:
 
 
 def _generated_before(point: Path) -> int:
-    """Tokens sampled in all steps of a checkpoint but its last: a run that was to stop there would not have made it."""
-    rows = Lines(point.parents[1] / METRICS)
-    return sum(row.get("sampled_tokens", 0) for row in rows if row["step"] < step_of(point) - 1)
+    """Tokens sampled in all steps of a checkpoint but its last: a run that was to stop there would not have made it.
+    A damaged row counts for nothing: the checkpoint has what going on needs."""
+    metrics, total = point.parents[1] / METRICS, 0
+    for line in metrics.read_bytes().splitlines() if metrics.exists() else ():
+        with suppress(ValueError, KeyError, TypeError):
+            row = json.loads(line)
+            total += row["sampled_tokens"] if row["step"] < step_of(point) - 1 else 0
+    return total

@@ -9,6 +9,9 @@ from proximo.insight.compare.measured import Run
 from proximo.insight.compare.plan import Plan
 from proximo.training.resume import COMPARED
 
+EVEN = 0.05
+"""Of the budget: two runs may have sampled so many tokens more or fewer than each other."""
+
 
 @dataclass(frozen=True)
 class Check:
@@ -36,13 +39,14 @@ def checks(plan: Plan, runs: Mapping[str, Sequence[Run]]) -> list[Check]:
 def first_difference(run: Run, other: Run) -> int | None:
     """The first step for which two runs did not sample the same completions; None where there is none, or nothing to
     tell by. One that sampled more, to fill up a step, has the same where it has all of the other's."""
-    for step in range(max(run.facts.steps_done, other.facts.steps_done)):
+    shorter, longer = sorted((run.facts.steps_done, other.facts.steps_done))
+    for step in range(shorter):
         ours, theirs = sampled(run, step), sampled(other, step)
-        if ours is None and theirs is None:
+        if ours is None or theirs is None:
             return None
-        if not _covers(ours or Counter(), theirs or Counter()):
+        if not _covers(ours, theirs):
             return step
-    return None
+    return shorter if shorter < longer else None
 
 
 def sampled(run: Run, step: int) -> Counter[tuple[str, tuple[int, ...]]] | None:
@@ -90,7 +94,10 @@ def _data(run: Run) -> dict[str, str]:
 
 
 def _computed_with(run: Run) -> dict[str, Any]:
-    return {name: run.facts.record.get(name) for name in ("commit", "machine", *COMPARED)}
+    """The machine is the one it began with; versions are those of all attempts, which may go on with others."""
+    record, attempts = run.facts.record, run.facts.attempts
+    versions = {name: {str(each.get(name)) for each in attempts or [record]} for name in COMPARED}
+    return {"machine": record.get("machine"), **versions}
 
 
 def _first_rollout(seeds: Sequence[int], runs: Mapping[str, Sequence[Run]]) -> Check:
@@ -109,11 +116,16 @@ def _first_rollout(seeds: Sequence[int], runs: Mapping[str, Sequence[Run]]) -> C
 
 def _budget(plan: Plan, runs: Sequence[Run]) -> Check:
     budget = plan.budget
-    spent = [run.tokens if budget.kind == "tokens" else run.updates for run in runs]
     if budget.kind == "updates":
         fewer = [f"{run.job} made {run.updates}" for run in runs if run.updates != budget.amount]
         return Check("budget", not fewer, "; ".join(fewer) or str(budget))
     # A run ends with the step that reaches the budget, so it has less than a step too many.
-    short = [f"{run.job} sampled {run.tokens:,}" for run in runs if run.tokens < budget.amount]
-    over = max(spent) / budget.amount - 1
-    return Check("budget", not short, "; ".join(short) or f"{budget}, and {over:.1%} more at most to finish a step")
+    uneven = [f"{run.job} sampled {run.tokens:,}" for run in runs if run.tokens < budget.amount]
+    least, most = (choose(runs, key=lambda run: run.tokens) for choose in (min, max))
+    if not uneven and most.tokens - least.tokens > EVEN * budget.amount:
+        uneven = [
+            f"of {budget} {least.job} sampled {least.tokens:,} and {most.job} {most.tokens:,} to finish a step: give "
+            "more --tokens, or smaller steps"
+        ]
+    over = most.tokens / budget.amount - 1
+    return Check("budget", not uneven, "; ".join(uneven) or f"{budget}, and {over:.1%} more at most to finish a step")

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from proximo.health.history import idle
 from proximo.insight.compare.plan import Job
-from proximo.insight.report.facts import Facts, Row, is_number, phases
+from proximo.insight.report.facts import Facts, Row, is_number, phases, real
 from proximo.training.evaluate import known_mean
 
 LAST = 0.1
@@ -102,29 +103,30 @@ class Run:
     @property
     def dropped_tokens(self) -> float:
         """Sampled in groups that were dropped."""
-        shares, tokens = self.known("wasted_tokens"), self.known("sampled_tokens")
-        return math.fsum(share * number for share, number in zip(shares, tokens, strict=True))
+        pairs = [(real(row.get("wasted_tokens")), real(row.get("sampled_tokens"))) for row in self.facts.training]
+        return math.fsum(share * count for share, count in pairs if is_number(share * count))
 
     @cached_property
-    def _tokens_after(self) -> list[int]:
-        """By the number of steps done."""
-        total = [0]
+    def _tokens_after(self) -> dict[int, int]:
+        """By the number of steps done; a step whose row cannot be read is not there."""
+        total, after = 0, {0: 0}
         for row in self.facts.training:
-            total.append(total[-1] + int(row.get("sampled_tokens") or 0))
-        return total
+            total += int(row["sampled_tokens"]) if is_number(row.get("sampled_tokens")) else 0
+            after[int(row["step"]) + 1] = total
+        return after
 
     def held_out(self) -> list[Point]:
         """Outcomes on held-out problems: before, on the way and after."""
         found = []
         for row in self.facts.evaluations:
             done = min(int(row["step"]) + 1, self.facts.steps_done)
-            if is_number(row.get("outcome")):
+            if is_number(row.get("outcome")) and done in self._tokens_after:
                 found.append(Point(done, self._tokens_after[done], float(row["outcome"])))
         return found
 
     def curve(self, measure: Measure) -> list[Point]:
         if measure.key not in self._curves:
-            values = [(done, measure.of(self, row)) for done, row in enumerate(self.facts.training, start=1)]
+            values = [(int(row["step"]) + 1, measure.of(self, row)) for row in self.facts.training]
             self._curves[measure.key] = [
                 Point(done, self._tokens_after[done], value) for done, value in values if value is not None
             ]
@@ -168,10 +170,8 @@ def _held_back(_: Run, row: Row) -> float | None:
 
 def _idle(_: Run, row: Row) -> float | None:
     """Dropped groups and rows without an advantage are the same waste under two names."""
-    if not is_number(row.get("wasted_tokens")):
-        return None
-    dead = row["dead_rows"] if is_number(row.get("dead_rows")) else 0.0
-    return row["wasted_tokens"] + (1 - row["wasted_tokens"]) * dead
+    share = idle(row)
+    return None if math.isnan(share) else share
 
 
 MEASURES = (

@@ -1,9 +1,9 @@
 """Differences between two contenders, paired by what they share: the seed, and the held-out problem.
 
 A difference is a mean over seeds and problems, and either could have been others. Over seeds its interval is Student's
-t; over problems it is that of the paired differences, one win and one loss added to their spread, without which few
-problems would look certain. Both half widths are added in quadrature. So an interval speaks of other seeds and other
-problems; with one seed it speaks of other problems alone.
+t; over problems it is that of the paired differences, one win and one loss added to their spread, each as large as the
+largest there is, without which few problems would look certain. Both half widths are added in quadrature. So an
+interval speaks of other seeds and other problems; with one seed it speaks of other problems alone.
 """
 
 import math
@@ -106,6 +106,8 @@ def _half(pairs: Mapping[int, Answers], by_seed: Mapping[int, float]) -> float:
         for problem, difference in differences.items():
             by_problem.setdefault(problem, []).append(difference)
     means = [known_mean(each) for each in by_problem.values()]
-    over_problems = quantile(max(len(means) - 1, 1)) * statistics.stdev([*means, 1.0, -1.0]) / math.sqrt(len(means))
+    largest = max(abs(each) for differences in by_problem.values() for each in differences)
+    spread = statistics.stdev([*means, largest, -largest])
+    over_problems = quantile(max(len(means) - 1, 1)) * spread / math.sqrt(len(means))
     over_seeds = half_width(list(by_seed.values())) if len(by_seed) > 1 else 0.0
     return math.hypot(over_problems, over_seeds)

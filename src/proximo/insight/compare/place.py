@@ -58,10 +58,6 @@ class Place:
         machines = dict(machines)
         if known is not None:
             machines |= {name: Machine.from_dict(facts) for name, facts in known["machines"].items()}
-        for folder in (CONFIGS, RUNS, LOGS):
-            (self.folder / folder).mkdir(parents=True, exist_ok=True)
-        for contender in plan.contenders:
-            write_file(self.config(contender.name), toml.dumps(contender.config).encode())
         facts = {
             "format": FORMAT,
             "contenders": [contender.name for contender in plan.contenders],
@@ -70,7 +66,13 @@ class Place:
             "machines": {name: machine.to_dict() for name, machine in machines.items()},
             "command": shlex.join(command),
         }
+        # The plan first: it says whose folder this is, should the process die before all is written.
+        self.folder.mkdir(parents=True, exist_ok=True)
         write_file(self.folder / PLAN, (json.dumps(facts, indent=1) + "\n").encode())
+        for folder in (CONFIGS, RUNS, LOGS):
+            (self.folder / folder).mkdir(exist_ok=True)
+        for contender in plan.contenders:
+            write_file(self.config(contender.name), toml.dumps(contender.config).encode())
         return machines
 
     def _known(self) -> dict[str, Any] | None:
@@ -95,6 +97,8 @@ class Place:
             try:
                 before = self.config(contender.name).read_text()
                 found = differences(before, toml.dumps(contender.config))
+            except FileNotFoundError:  # not written yet; a run that has begun knows its own config
+                continue
             except (OSError, ValueError):
                 return [f"its {self.config(contender.name).name} cannot be read"]
             wrong += [f"{contender.name}: {field} {what}" for field, what in found.items()]

@@ -1,5 +1,6 @@
 """What is compared: configs on one task, the seeds that all of them get, and a budget that is the same for all."""
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -7,8 +8,9 @@ from typing import Literal
 
 from proximo.training.config import RunConfig
 
-POINTS = 10
-"""Evaluations along a run, about, where the configs ask for none."""
+POINTS, APART = 10, 5
+"""Where the configs ask for no evaluations along a run: about so many, were all completions as long as they may be, and
+more where they are shorter; but so many steps lie between two of them, where a run may have four times that."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def _within(name: str, config: RunConfig, budget: Budget) -> RunConfig:
             raise ValueError(
                 f"--updates {budget.amount}: {name} makes {training.updates} updates a step, so give a multiple of that"
             )
-        expected, limits = steps, {"steps": steps, "most_generated": None}
+        fewest, limits = steps, {"steps": steps, "most_generated": None}
     else:
         if budget.amount < completions:
             raise ValueError(
@@ -142,7 +144,7 @@ def _within(name: str, config: RunConfig, budget: Budget) -> RunConfig:
                 "give more"
             )
         # A completion has a token at least, and a step uses up as many completions, dropped and carried ones included.
-        expected = 2 * budget.amount // (completions * config.sampling.max_tokens)
-        limits = {"steps": -(-budget.amount // completions), "most_generated": budget.amount}
-    every = config.evaluation.every or max(1, expected // POINTS)
+        steps = -(-budget.amount // completions)
+        fewest, limits = steps / config.sampling.max_tokens, {"steps": steps, "most_generated": budget.amount}
+    every = config.evaluation.every or max(math.ceil(fewest / POINTS), APART if steps >= 4 * APART else 1)
     return replace(config, **limits, evaluation=replace(config.evaluation, every=every))

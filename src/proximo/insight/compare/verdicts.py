@@ -11,8 +11,8 @@ JUDGED = {"higher": "better", "lower": "worse", "the same": "no difference at al
 """Of what is good when it is high."""
 INTERVALS = (
     "Intervals are 95 %: Student's t over seeds, and for held-out answers also over problems, paired answer by answer "
-    "(with one win and one loss added to their spread), the two half widths added in quadrature. Each stands for "
-    "itself; of twenty such intervals one misses."
+    "(with one win and one loss added to their spread, each as large as the largest there is), the two half widths "
+    "added in quadrature. Each stands for itself; of twenty such intervals one misses."
 )
 
 
@@ -22,6 +22,8 @@ def verdict_lines(result: Result) -> list[str]:
 
 
 def fair_line(result: Result) -> str:
+    if not result.checks:
+        return "Nothing to compare: no run is finished."
     wrong = [f"{check.what} ({check.detail})" for check in result.checks if not check.equal]
     if wrong:
         return f"Not a fair comparison. Not equal: {'; '.join(wrong)}."

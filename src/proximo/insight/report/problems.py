@@ -117,7 +117,7 @@ def _row(step: Step, row: int) -> tuple[Asked, Said]:
         text=step.text[row],
         outcome=float(batch.outcome[row]),
         reward=float(batch.rewards[row]),
-        tokens=int(batch.mask[row].sum()),
+        tokens=int(batch.lengths[row]),
         truncated=bool(batch.truncated[row]),
         parts=_numbers(step.parts[row]),
         note=f"row {row}, {step.state[row]}",

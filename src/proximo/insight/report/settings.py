@@ -1,5 +1,6 @@
 """What the run was asked to do, how to ask for it again, and what it left on the disk."""
 
+import os
 import shlex
 from pathlib import Path
 
@@ -89,6 +90,7 @@ def repeating(facts: Facts) -> str:
 def again(facts: Facts) -> str:
     """From the resolved config: it says everything that decides a number, and presets may change."""
     folder = facts.run.path
+    folder = folder if folder.name not in ("", "..") else folder.resolve()  # "." has no name to add to
     if facts.command:
         return shlex.join(["proximo", *facts.command, str(folder / "config.toml"), "--run", f"{folder}-again"])
     return shlex.join(["proximo", *_without_run(facts.argv[1:]), "--run", f"{folder}-again"])
@@ -106,7 +108,8 @@ def files(facts: Facts) -> str:
     """What is in the folder, a line to a file or folder."""
     rows = []
     for path in sorted(facts.run.path.iterdir())[:MOST_FILES]:
-        inside = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+        # Unlike rglob, walk passes over a folder that goes while it looks: checkpoints are rotated.
+        inside = [Path(at, name) for at, _, names in os.walk(path) for name in names] if path.is_dir() else [path]
         rows.append([path.name + "/" * path.is_dir(), len(inside), size(sum(_bytes(each) for each in inside))])
     return table(["name", "files", "size"], rows)
 
