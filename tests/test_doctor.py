@@ -74,6 +74,21 @@ def test_a_healthy_run(tmp_path, capsys):
     ]
 
 
+def test_of_a_short_run_it_says_that_little_can_be_known(tmp_path, capsys):
+    rows = steps(10, truncated=0.3)
+    assert doctor(str(write_run(tmp_path / "nine", rows[:9]))) == 0
+    assert capsys.readouterr().out.endswith(
+        "\nnothing is wrong so far; 9 steps: too few for most rules, which need 10\n"
+    )
+    assert doctor(str(write_run(tmp_path / "bad", steps(9, unscored=9, completions=9)))) == 3
+    assert capsys.readouterr().out.endswith("\n1 finding; 9 steps: too few for most rules, which need 10\n")
+    assert doctor(str(write_run(tmp_path / "ten", rows))) == 0
+    assert capsys.readouterr().out.endswith("\nnothing is wrong\n")
+    assert doctor(str(tmp_path / "nine"), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["steps"], found["enough_steps"]) == (9, 10)
+
+
 def test_a_warning_has_its_evidence_what_to_do_and_where_to_look(tmp_path, capsys):
     run = write_run(tmp_path / "a run & more", steps(30, truncated=0.3))
     assert doctor(str(run)) == 3

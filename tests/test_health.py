@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,13 +21,16 @@ from proximo.health.lessons import DeadGroups, NoReward
 from proximo.health.updates import WeakValueModel
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.models.values import TrunkHead
+from proximo.rewards import ExactMatch
 from proximo.samplers import SamplingOptions
 from proximo.storage.lines import Lines
+from proximo.tasks import File
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.collect import Collected, Frontier
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
 from proximo.training.meanings import MEANINGS, meaning
 from proximo.training.metrics import group_metrics, rollout_metrics
+from proximo.training.reward_mix import RewardMix, WeightedRule
 from proximo.training.rl import train
 from proximo.training.run import Run
 from proximo.types import Completion, Grade, Group, Problem, Rollout
@@ -100,6 +104,11 @@ LEARNING = {"outcome": lambda step: 0.3 + 0.01 * step}
 """Where that is so, much can be forgiven."""
 STYLE = {"rewards__style": lambda step: 0.0008 * step}
 REPEATED = {"duplicates_unsolved": 0.97, "solved_by_all": 0.75}
+SCORES: dict[str, Column] = {"outcome": 5.0, "reward": 5.0}
+SCORES |= dict.fromkeys(("solved_by_all", "solved_by_any", "dead_solved", "duplicates_unsolved"))
+"""Of a reward model, on prompts without a verdict: 5 is not solved."""
+ONE_SIBLING = NOTHING | {"reward_p10": 0.0, "reward_p90": 0.0}
+ONE_AND_PARTS = {"reward_spread": 0.0, "reward_p10": 0.4, "reward_p90": 0.7}
 WEAK = {"baseline_error__value": 0.25, "baseline_error__group": 0.2}
 
 SOLVED_LATER = {name: from_step(6, 0.7, 0.2) for name in ("dead_groups", "dead_solved", "dead_rows")}
@@ -110,14 +119,27 @@ CASES = [
     ("no-reward", NOTHING, 9, "that of all 2560 is 0", {"outcome": from_step(9, 1 / 256, 0.0)}),
     ("no-reward", NOTHING | {"outcome": -1.0}, 9, "2560 is -1", {"solved_by_any": from_step(9, 0.03, 0.0)}),
     ("no-reward", NOTHING, 9, "above 0", {"reward_spread": 0.2}),
+    ("no-reward", ONE_SIBLING, 9, "above 0", {"reward": lambda step: 0.01 * step}),
+    ("no-reward", ONE_SIBLING, 9, "above 0", {"reward_p90": 0.1}),
+    ("no-reward", NOTHING, 9, "above 0", {"outcome": from_step(5, 0.0, -4.0)}),  # a distance that is gone
     ("dead-groups", STUCK, 9, "60% of what was sampled taught nothing", {"dead_solved": 0.25}),
     ("dead-groups", STUCK | {"dead_rows": 0.0, "wasted_tokens": 0.7}, 9, "another 10%", {"wasted_tokens": 0.0}),
+    (
+        "dead-groups",
+        STUCK | {"solved_by_any": 0.0},
+        9,
+        "(no outcome reaches 1 in 100% of the groups)",
+        {"dead_rows": 0},
+    ),
+    ("dead-groups", SCORES | {"dead_groups": 1.0, "dead_rows": 1.0}, 9, "having equal rewards", {"dead_rows": 0.4}),
     ("too-easy", STUCK | {"dead_solved": 0.7}, 9, "70% of what was sampled in the first 10 steps", SOLVED_LATER),
     ("unscored", {"unscored": 13}, 2, "39 of the 768 completions", {"unscored": 12}),
-    ("duplicates", REPEATED, 9, "97% of the siblings", {"solved_by_all": 0.85}),
-    ("duplicates", REPEATED, 9, "the 25% of the groups", {"duplicates_unsolved": 0.9}),
+    ("duplicates", REPEATED, 9, "97% of the pairs of siblings", {"solved_by_all": 0.85}),
+    ("duplicates", REPEATED, 9, "the 25% of the groups", {"duplicates_unsolved": 0.88}),
+    ("duplicates", SCORES | {"duplicates": 0.97}, 9, "say the same to the token", {"duplicates": 0.88}),
     ("entropy-collapse", COLLAPSED, 25, "0.4 nats a token in the first 10 steps and is 0.1", {"solved_by_any": 0.95}),
     ("entropy-collapse", COLLAPSED, 25, "only 85% of the prompts are solved", LEARNING),
+    ("entropy-collapse", COLLAPSED | {"outcome": 0.0}, 25, "", {"reward": lambda step: 0.01 * step}),
     ("entropy-collapse", COLLAPSED, 25, "", {"entropy": from_step(20, 0.13, 0.4)}),
     ("entropy-collapse", COLLAPSED | {"solved_by_any": None}, 25, "while rewards do not rise", {"solved_by_any": 0.9}),
     ("length-explosion", LONG, 25, "100 tokens in the first 10 steps and have 210", {"truncated": 0.17}),
@@ -135,6 +157,7 @@ CASES = [
     ("one-reward-part", PARTS, 23, "format made 100%", LEARNING),
     ("one-reward-part", PARTS | STYLE, 23, "format made 93%", {"rewards__style": lambda step: 0.002 * step}),
     ("one-reward-part", PARTS | {"solved_by_all": 0.85}, 23, "outcome went from 0.5", {"solved_by_all": 0.92}),
+    ("one-reward-part", PARTS | ONE_AND_PARTS, 23, "format made 100%", {"reward_p90": 1.5}),
     ("one-reward-part", PARTS, 23, "", {"rewards__format": lambda step: 0.001 * step}),
 ]
 
@@ -186,6 +209,45 @@ def test_a_reward_that_is_gamed_is_seen_by_the_verdict_that_is_only_watched():
     assert findings(honest) == []
 
 
+@pytest.mark.parametrize(("every", "noise"), [(1, 0.05), (5, 0.08), (10, 0.12)])
+def test_noise_alone_is_not_held_against_held_out_outcomes(every, noise):
+    """However often there is an evaluation to be unlucky with."""
+    for seed in range(6):
+        draw = Random(seed)
+        rows = [held_out(-1, draw.gauss(0.6, 0.014))]
+        for row in run_of(150, outcome=lambda _, draw=draw: draw.gauss(0.6, noise)):
+            rows += [row] if (row["step"] + 1) % every else [row, held_out(row["step"], draw.gauss(0.6, 0.014))]
+        assert findings(rows) == []
+
+
+@pytest.mark.parametrize("every", [1, 5, 20])
+def test_the_gamed_run_of_the_pipeline_demo_is_found_however_often_it_is_evaluated(every):
+    draw = Random(1)
+
+    def along_the_run(first: float, last: float, noise: float) -> Callable[[int], float]:
+        return lambda step: first + (last - first) * step / 59 + draw.gauss(0.0, noise)
+
+    gamed = along_the_run(0.7, 2.3, 0.05)
+    outcome = along_the_run(0.79, 0.39, 0.04)
+    rows = [held_out(-1, 0.968, 200)]
+    for row in run_of(60, reward=gamed, rewards__reward_model=gamed, outcome=outcome):
+        held = 0.968 - (0.968 - 0.465) * (row["step"] + 1) / 60
+        rows += [row] if (row["step"] + 1) % every else [row, held_out(row["step"], held, 200)]
+    [found] = findings(rows)
+    assert found.rule == "held-out-flat"
+    assert "from step 0 to" in found.message
+    assert "the reward went" in found.message
+
+
+def test_what_follows_an_evaluation_is_kept_whatever_evaluations_come_between():
+    history = History()
+    for row in run_of(12, outcome=float):
+        for each in (held_out(row["step"] - 1, 0.5), row):
+            history.add(each)
+    followed = [[int(row["outcome"]) for row in each.following] for each in history.evaluations]
+    assert followed == [[*range(start, min(start + 10, 12))] for start in range(12)]
+
+
 # Runs that go well, as they were measured: values of the demo at every fifteenth step
 
 DEMOS = {
@@ -230,7 +292,7 @@ def test_runs_that_go_well_are_left_in_peace(name, dropped):
         "wasted_tokens": dead if dropped else 0.0,
         "solved_by_all": solved,
         "solved_by_any": 0.98,
-        "duplicates_unsolved": 0.86,
+        "duplicates_unsolved": 0.71,
         "entropy": along(curves["entropy"]),
         "gate": along(curves["gate"]),
         "length": 3.4,
@@ -308,6 +370,7 @@ def test_what_is_no_row_is_passed_over():
         {"outcome": None, "sampled_tokens": 3},
         {"step": 3, "held_out/outcome": 0.2},
         {"step": 1e300, "outcome": 0.2, "rewards/a": None},
+        {"step": 10**400, "outcome": 10**400, "reward": -(10**400), "sampled_tokens": 3},
         {"loss": 2.0, "accuracy": 0.5, "held_out/loss": 2.0},
     ]
     assert findings(strange * 30) == []
@@ -347,10 +410,30 @@ def test_groups_by_hand():
         "solved_by_all": pytest.approx(1 / 3),  # of the three that are scored
         "solved_by_any": pytest.approx(2 / 3),
         "reward_spread": pytest.approx((0 + 0 + math.sqrt(2 / 9)) / 3),
-        # All the same; two of three repeat; one of three; all the same.
-        "duplicates": pytest.approx((1 + 2 / 3 + 1 / 3 + 1) / 4),
-        "duplicates_unsolved": pytest.approx((2 / 3 + 1 / 3) / 2),
+        # Of six pairs: all; those of the three that are the same; one; all.
+        "duplicates": pytest.approx((1 + 3 / 6 + 1 / 6 + 1) / 4),
+        "duplicates_unsolved": pytest.approx((3 / 6 + 1 / 6) / 2),
     }
+
+
+def test_scores_without_a_verdict_solve_nothing():
+    """A reward model's 5 is no 1."""
+    high = siblings(*[sibling((7, 1), 5.0)] * 4)
+    known, unknown = (group_metrics([high, MIXED], has_verdict=each) for each in (True, False))
+    solved = ("dead_solved", "solved_by_all", "solved_by_any", "duplicates_unsolved")
+    assert [known[name] for name in solved] == [0.5, 0.5, 1.0, pytest.approx(1 / 6)]
+    assert all(math.isnan(unknown[name]) for name in solved)
+    assert {name: value for name, value in known.items() if name not in solved} == {
+        name: value for name, value in unknown.items() if name not in solved
+    }
+
+
+@pytest.mark.parametrize("size", [4, 32])
+def test_duplicates_do_not_grow_with_the_group(size):
+    """Two equally likely answers: half of the pairs agree."""
+    draw = Random(0)
+    groups = [siblings(*(sibling((draw.randrange(2),), 0.0) for _ in range(size))) for _ in range(400)]
+    assert group_metrics(groups)["duplicates"] == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_reward_tells_siblings_apart_where_the_verdict_does_not():
@@ -464,11 +547,23 @@ def test_a_run_that_was_cut_off_says_what_it_would_have_said(end, attempts, sett
     assert len(told.warnings) == attempts.count(2)
 
 
+def test_a_run_on_prompts_alone_does_not_know_what_is_solved(settings, tmp_path):
+    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{n}+1=", "answer": "x"}}\n' for n in range(30)))
+    prompts = File(str(tmp_path / "prompts.jsonl"), reward=None)
+    mix = RewardMix(task=0.0, rules=(WeightedRule(ExactMatch(), weight=3.0),))
+    alone = replace(settings, task=prompts, rewards=mix, steps=1)
+    trained(alone, tmp_path / "run", Told())
+    [row] = [row for row in Lines(tmp_path / "run" / "metrics.jsonl") if "outcome" in row]
+    assert (row["outcome"], row["dead_groups"]) == (0.0, 1.0)
+    assert (row["solved_by_all"], row["solved_by_any"], row["dead_solved"]) == (None, None, None)
+
+
 def test_a_damaged_row_is_no_reason_not_to_go_on(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"outcome": 0.0}\n{"outcome": 0.0}\n???\n{"outcome": 0.0}\n')
+    damaged = b'{"outcome": 0.0}\n{"outcome": 0.0}\n???\n[1]\n\xff\xfe\n{"outcome": 0.0}\n{"outco'
+    (tmp_path / "metrics.jsonl").write_bytes(damaged)
     run = SimpleNamespace(folder=tmp_path, watch=Watch([NoReward(window=3)]))
     Run.remember(run)  # pyright: ignore[reportArgumentType]
-    assert run.watch.history.trained == 2
+    assert run.watch.history.trained == 3
 
 
 # Documentation

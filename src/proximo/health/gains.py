@@ -63,6 +63,7 @@ class HeldOutFlat:
     window: int = 1
     apart: int = 3 * EARLY
     least: float = 0.1
+    errors: float = 5.0
     name: ClassVar[str] = "held-out-flat"
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = HELD_OUT
@@ -76,9 +77,9 @@ class HeldOutFlat:
     @property
     def when(self) -> str:
         return (
-            f"since the first evaluation from which held-out outcomes rose by less than chance (1/√problems), "
-            f"{self.apart} steps ago or more, those of training rose by more than {self.least:g}, three times that "
-            "chance and four standard errors, or their reward by more than the siblings' spread"
+            "since the first evaluation that was as good to within chance (1/√problems), "
+            f"{self.apart} steps ago or more, outcomes in training rose by more than {self.least:g} and three times "
+            f"that chance, or rewards by more than the siblings' spread, and by {self.errors:g} standard errors"
         )
 
     def evidence(self, history: History) -> str | None:
@@ -100,11 +101,11 @@ class HeldOutFlat:
         before = [row["outcome"] for row in then.following if "outcome" in row]
         after = history.last("outcome", EARLY)
         first, last = mean(before), mean(after)
-        if last - first > max(self.least, 3 * chance) and has_risen(before, after, 4.0):
+        if last - first > max(self.least, 3 * chance) and has_risen(before, after, self.errors):
             return f"training outcomes went {first:.3f} → {last:.3f}"
         rewards = [row["reward"] for row in then.following if "reward" in row]
         spread = mean(row["spread"] for row in then.following if "spread" in row)
         latest = history.last("reward", EARLY)
-        if history.parts and mean(latest) - mean(rewards) > spread and has_risen(rewards, latest, 5.0):
+        if history.parts and mean(latest) - mean(rewards) > spread and has_risen(rewards, latest, self.errors):
             return f"the reward went {mean(rewards):.3g} → {mean(latest):.3g} and outcomes {first:.3f} → {last:.3f}"
         return None

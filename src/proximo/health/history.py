@@ -48,8 +48,6 @@ class History:
         self.evaluations: list[Evaluated] = []
         self.seen: Counter[str] = Counter()
         """How many rows knew each metric."""
-        self._outcomes = math.inf, -math.inf
-        """The lowest and the best of all steps."""
         self._first: dict[str, list[float]] = {}
         self._rows: deque[dict[str, float]] = deque(maxlen=RECENT)
 
@@ -73,9 +71,6 @@ class History:
             if len(first) < EARLY:
                 first.append(value)
         self._rows.append(known)
-        if "outcome" in known:
-            lowest, best = self._outcomes
-            self._outcomes = min(lowest, known["outcome"]), max(best, known["outcome"])
         for evaluated in reversed(self.evaluations):
             if len(evaluated.following) == EARLY:
                 break  # those before it are full, too
@@ -112,14 +107,6 @@ class History:
 
     def _earlier(self, name: str) -> list[float]:
         return self.last(name, EARLY, before=3 * EARLY) or self.first(name)
-
-    def is_at_best(self, count: int) -> bool:
-        """Whether verdicts have risen to the best that was seen and stand there: not every task's best is 1. Of scores
-        without a verdict that is not known."""
-        lowest, best = self._outcomes
-        if not self.last("solved_by_any", count) or not lowest < best:
-            return False
-        return best - self.typical("outcome", count) <= 0.02 * (best - lowest)
 
 
 def mean(values: Iterable[float]) -> float:

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from proximo.health.finding import Severity
-from proximo.health.history import EARLY, History, are_equal, mean
+from proximo.health.history import EARLY, History, are_equal, has_risen, mean
 
 
 @dataclass(frozen=True)
 class DeadGroups:
-    """A group that all siblings solve is dead, too: that is success, and not meant here, nor is a task whose best is
-    less than 1, and reached. Where nothing is ever right, that is said instead."""
+    """A group that all siblings solve is dead, too: that is success, and not meant here. Where nothing is ever right,
+    that is said instead. Of outcomes below 1 nobody knows whether they are wrong or all that a task gives: that
+    siblings are equal and teach nothing is true of both."""
 
     window: int = 10
     most: float = 0.5
@@ -29,14 +30,12 @@ class DeadGroups:
     def when(self) -> str:
         return (
             f"over {self.window} steps more than {self.most:.0%} of what was sampled gave no gradient, groups that are "
-            "solved by all siblings not counted, and outcomes have not risen to the best that was seen"
+            "solved by all siblings not counted"
         )
 
     def evidence(self, history: History) -> str | None:
         stuck = history.typical(self.reads, self.window)
-        if not stuck > self.most or history.is_at_best(self.window):
-            return None
-        if NoReward(self.window).evidence(history) is not None:
+        if not stuck > self.most or NoReward(self.window).evidence(history) is not None:
             return None
         said = f"over {self.window} steps {stuck:.0%} of what was sampled taught nothing, siblings having equal rewards"
         unsolved = 1 - history.typical("solved_by_any", self.window)
@@ -96,13 +95,15 @@ class NoReward:
     def when(self) -> str:
         return (
             f"no completion of {self.window} steps has an outcome above 0, nor another reward than the others, and "
-            "outcomes have not risen to this"
+            "outcomes have not risen to where they are"
         )
 
     def evidence(self, history: History) -> str | None:
         outcomes = history.last(self.reads, self.window)
         # A mean of 0 and less may hide good ones among bad: then it differs from step to step, or some are solved.
-        if not outcomes or max(outcomes) > 0 or not are_equal(outcomes) or history.is_at_best(self.window):
+        if not outcomes or max(outcomes) > 0 or not are_equal(outcomes):
+            return None
+        if has_risen(history.first(self.reads), outcomes, 2.0):  # a distance, say, that is 0 where the task is solved
             return None
         # Where rewards differ all the same, the verdict is only watched, or one of several parts.
         if not are_equal(history.last("reward", self.window)):
@@ -153,8 +154,8 @@ class Duplicates:
     @property
     def when(self) -> str:
         return (
-            f"over {self.window} steps more than {self.most:.0%} of the pairs of siblings are the same to the token, in "
-            f"groups that are not solved by all, where these are more than {self.least_unsolved:.0%} of all groups"
+            f"over {self.window} steps more than {self.most:.0%} of the pairs of siblings are the same to the token, "
+            f"in groups that are not solved by all, where these are more than {self.least_unsolved:.0%} of all groups"
         )
 
     def evidence(self, history: History) -> str | None:

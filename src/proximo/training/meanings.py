@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 MEANINGS: Mapping[str, Mapping[str, str]] = {
     "What was sampled for the step, dropped groups included": {
-        "outcome": "the task's own verdict, mean over the scored completions; at least 1 is right. Of prompts alone, which "
-        "have no verdict, the reward",
+        "outcome": "the task's own verdict, mean over the scored completions; at least 1 is right. Where it has none, "
+        "the reward",
         "reward": "what is trained on before shaping, mean over the scored completions",
         "reward_p10": "a tenth of the rewards is below this",
         "reward_p90": "a tenth of the rewards is above this",
@@ -15,7 +15,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "solved_by_any": "share of the groups with a right sibling: pass@k of the rollouts",
         "dead_groups": "share of the groups whose siblings all have the same reward, or none",
         "dead_solved": "as many of them, as a share of all groups, as are solved by all siblings",
-        "duplicates": "share of the pairs of siblings that are the same to the token, mean over groups: 1 is all the same",
+        "duplicates": "share of the pairs of siblings that are equal to the token, mean over groups: 1 is all the same",
         "duplicates_unsolved": "the same in groups that are not solved by all siblings",
         "length": "tokens of a completion, mean",
         "length_p10": "a tenth of the completions is shorter",
