@@ -19,6 +19,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
+import pyarrow as pa
 import torch
 
 from experiments.charts import line_chart
@@ -35,10 +36,10 @@ from proximo.training.collect import Frontier
 from proximo.training.config import EvaluationOptions, Replay, RunConfig, TrainingOptions
 from proximo.training.encoding import encode
 from proximo.training.fitting import FitOptions, fit
-from proximo.training.learner import Update, frozen_copy
+from proximo.training.learner import frozen_copy
 from proximo.training.progress import Lines
 from proximo.training.run import Run
-from proximo.training.runlog import RunLog
+from proximo.training.runlog import ROLLOUTS, RunLog
 from proximo.training.sft import Supervised, reference_examples
 from proximo.training.stepping import train_step
 from proximo.types import Batch, Completion, Grade, Problem
@@ -131,8 +132,11 @@ class Watched(RunLog):
         self.norms: list[float] = []
         self.row: dict[str, float] = {}
 
-    def rollouts(self, step: int, batch: Batch, updates: Sequence[Update], tokenizer) -> None:
-        self.batch, self.norms = batch, [update.gradient_norm for update in updates]
+    def rollouts(self, step: int, table: pa.Table) -> None:
+        super().rollouts(step, table)
+        stored = read_step(self.folder / ROLLOUTS / f"step-{step:06d}.parquet", step)
+        trained = (stored.updates >= 0).any(dim=0).nonzero().squeeze(1)
+        self.batch, self.norms = stored.batch.rows(trained), [each["gradient_norm"] for each in stored.facts["updates"]]
 
     def metrics(self, step: int, values) -> None:
         super().metrics(step, values)
