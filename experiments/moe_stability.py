@@ -26,6 +26,7 @@ from experiments.charts import line_chart
 from proximo import toml
 from proximo.algorithms import GRPO, GSPO, SAPO, Algorithm
 from proximo.data import Mistakes
+from proximo.insight.steps import read_step
 from proximo.models import load_model, score
 from proximo.models.shipped import resolve
 from proximo.models.tiny import tiny_moe, tiny_tokenizer
