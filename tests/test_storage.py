@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import math
 import os
 import signal
 import stat
@@ -23,7 +24,7 @@ from proximo.storage.folders import (
     write_file,
     write_folder,
 )
-from proximo.storage.lines import Lines
+from proximo.storage.lines import Lines, plain
 from proximo.storage.locks import FolderLock, Locked
 
 
@@ -390,3 +391,10 @@ def test_the_name_of_a_new_folder_around_is_on_the_disk(tmp_path, monkeypatch):
     synced.clear()
     write_folder(tmp_path / "around" / "b", lambda path: None)
     assert tmp_path not in synced  # it was there
+
+
+def test_what_json_cannot_hold_is_none():
+    assert plain({1: (0.5, math.nan), "a": {"b": [math.inf, 2, "x", None]}}) == {
+        "1": [0.5, None],
+        "a": {"b": [None, 2, "x", None]},
+    }

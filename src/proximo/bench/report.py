@@ -8,6 +8,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from proximo.storage.lines import plain
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -82,14 +84,3 @@ def save(folder: Path, table: str, device: str, around: dict[str, Any], rows: Se
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(plain({"table": table, "rows": kept + fresh}), indent=1) + "\n")
     return path
-
-
-def plain(value: Any) -> Any:
-    """As JSON has it: no tuples, no NaN."""
-    if isinstance(value, dict):
-        return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

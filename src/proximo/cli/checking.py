@@ -1,7 +1,6 @@
 """`proximo selfcheck`: whether model, task and algorithm hold together, as a table or as JSON."""
 
 import json
-import math
 import sys
 import time
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from proximo.cli.flags import changed, refuse, say, take_switch
 from proximo.cli.opening import open_model
 from proximo.plain_text import visible
 from proximo.samplers.embedded import local_sampler
+from proximo.storage.lines import plain
 from proximo.training.checks import Check
 from proximo.training.config import RunConfig
 from proximo.training.selfcheck import selfcheck
@@ -36,7 +36,7 @@ def run(arguments: list[str]) -> int:
     seconds = time.perf_counter() - start
     failed = [check for check in checks if not check.ok]
     if as_json:
-        rows = [asdict(check) | {"value": _finite(check.value), "ok": check.ok} for check in checks]
+        rows = [asdict(check) | {"value": plain(check.value), "ok": check.ok} for check in checks]
         print(json.dumps({"model": config.model, "ok": not failed, "seconds": round(seconds, 3), "checks": rows}))
     else:
         _print_table(checks)
@@ -84,8 +84,3 @@ def _fault(check: Check) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2g}"
-
-
-def _finite(value: float | None) -> float | None:
-    """JSON has no NaN; `ok` tells it from a check that was skipped."""
-    return value if value is not None and math.isfinite(value) else None

@@ -4,12 +4,13 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from proximo import toml
+from proximo.insight.reading import is_number
 from proximo.insight.steps import Step, read_step
 from proximo.storage.locks import NAME as LOCK
 from proximo.training.config import RunConfig
@@ -22,8 +23,6 @@ DEPTH = 4
 
 MOST_BYTES = 256 << 20
 """Of a file that is read at once; the largest, a result with its examples, has a few megabytes."""
-MOST = 1e300
-"""A number beyond is a mistake of somebody's, and too large for some of what is done with numbers."""
 
 
 class RunFolder:
@@ -81,15 +80,14 @@ class RunFolder:
                 whole, newline, _ = file.read().rpartition(b"\n")
         except OSError:
             return [], 0
-        rows = [row for line in whole.splitlines() if (row := _row(line)) is not None]
-        return rows, offset + len(whole) + len(newline)
+        return list(decoded(whole.splitlines())), offset + len(whole) + len(newline)
 
     def curve(self, metric: str) -> list[tuple[int, float]]:
         """(step, value) in order, without what is missing or not a number."""
         return [
             (row["step"], float(row[metric]))
             for row in self.rows(METRICS)
-            if _is_number(row.get("step")) and _is_number(row.get(metric))
+            if is_number(row.get("step")) and is_number(row.get(metric))
         ]
 
     def steps(self) -> list[int]:
@@ -152,9 +150,9 @@ def _is_held(lock: Path) -> bool:
     return True
 
 
-def _is_number(value: object) -> bool:
-    """One that can be drawn."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST
+def decoded(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Rows; what is none is passed over."""
+    return (row for line in lines if (row := _row(line)) is not None)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from proximo.insight.replay import Comparison, cosines_of, plain
+from proximo.insight.replay import Comparison, cosines_of
 from proximo.insight.steps import Step
 from proximo.models.spelling import Spelling
 from proximo.plain_text import quoted
 from proximo.shapes import Float
+from proximo.storage.lines import plain
 from proximo.training.config import CPU_TOKENS, RunConfig
 from proximo.training.memory import explaining_memory, with_room
 from proximo.training.passes import Passes

@@ -102,7 +102,7 @@ def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -
     algorithm, notes = usable(algorithm.within(config.sampling.max_tokens), step)
     credit, more = advantages_under(step, algorithm, config)
     blank = torch.zeros_like(step.batch.old_logprobs)
-    inside = _inside(step)
+    inside = step.inside
     mask = trained_mask(algorithm.keep, inside, step.batch.truncated)
     neutral: dict[str, float] = dict.fromkeys(("weights", "gradient", "kl_gradient"), 0.0)
     neutral |= dict.fromkeys(("token_ratio", "ratio", "through", "correction"), 1.0)
@@ -164,12 +164,12 @@ def advantages_under(step: Step, algorithm: Algorithm, config: RunConfig) -> tup
         if batch.ref_logprobs is None:
             notes.append("no reference was stored: its KL in the reward is left out")
         else:
-            token_rewards = algorithm.kl_reward(batch.old_logprobs, batch.ref_logprobs, _inside(step))
+            token_rewards = algorithm.kl_reward(batch.old_logprobs, batch.ref_logprobs, step.inside)
     credit, _ = advantages(
         algorithm,
         rewards=batch.rewards,
         group=batch.group,
-        mask=_inside(step),
+        mask=step.inside,
         values=batch.values,
         token_rewards=token_rewards,
     )
@@ -190,10 +190,6 @@ def _assumed(step: Step, algorithm: Algorithm, credit: Float[Tensor, "B T"], num
     if count := int(not_run.sum()):
         notes.append(f"{count} completions were not run in this update: their ratios are taken to be 1")
     return notes
-
-
-def _inside(step: Step) -> Bool[Tensor, "B T"]:
-    return torch.arange(step.batch.tokens.shape[1]) < step.batch.lengths.unsqueeze(1)
 
 
 def _updates(step: Step, algorithm: Algorithm, number: int) -> Iterator[tuple[int, Int[Tensor, " M"]]]:

@@ -16,6 +16,7 @@ from proximo.algorithms import Algorithm
 from proximo.insight.lens import Seen, TokenState, look, step_loss
 from proximo.insight.steps import Step
 from proximo.shapes import Bool, Float
+from proximo.storage.lines import plain
 from proximo.training.config import RunConfig
 
 OWN = "own"
@@ -141,7 +142,7 @@ def remarks(step: Step) -> list[str]:
 
 def token_table(step: Step, views: Sequence[Comparison]) -> pa.Table:
     """One row for each token and algorithm."""
-    inside = torch.arange(step.batch.tokens.shape[1]) < step.batch.lengths.unsqueeze(1)
+    inside = step.inside
     row, place = (each.numpy() for each in inside.nonzero(as_tuple=True))
     pieces = pa.array([piece for each in step.pieces for piece in each], pa.string())
     names, states = [view.name for view in views], [state.name.lower() for state in TokenState]
@@ -259,12 +260,3 @@ def cosines_of(products: Float[Tensor, "A A"]) -> Float[Tensor, "A A"]:
 
 def _ratio(part: float | int, whole: float | int) -> float:
     return part / whole if whole else math.nan
-
-
-def plain(value: Any) -> Any:
-    """As JSON has it: None for what is no number."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, tuple):
-        return [plain(each) for each in value]
-    return {name: plain(each) for name, each in value.items()} if isinstance(value, Mapping) else value

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from proximo.models.routing import UNKNOWN
-from proximo.shapes import Float, Int
+from proximo.shapes import Bool, Float, Int
 from proximo.training.rollouts import FACTS, FORMAT
 from proximo.types import Batch
 
@@ -47,6 +47,11 @@ class Step:
     @property
     def passes(self) -> int:
         return len(self.updates)
+
+    @property
+    def inside(self) -> Bool[Tensor, "B T"]:
+        """True at the tokens of each row, sampled ones all."""
+        return torch.arange(self.batch.tokens.shape[1]) < self.batch.lengths.unsqueeze(1)
 
     @property
     def is_value_only(self) -> bool:

@@ -1,6 +1,7 @@
 """Rows of JSON that are appended and stay: one system call at a time, nothing waits in a buffer of this process."""
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -69,6 +70,18 @@ class Lines:
         if self.path.exists():
             whole, _, _ = self.path.read_bytes().rpartition(b"\n")
             yield from (json.loads(line) for line in whole.splitlines())
+
+
+def plain(value: Any) -> Any:
+    """As JSON has it: no tuples, no NaN and no infinity."""
+    match value:
+        case Mapping():
+            return {str(key): plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [plain(item) for item in value]
+        case float() if not math.isfinite(value):
+            return None
+    return value
 
 
 def to_line(row: Mapping[str, object]) -> bytes:

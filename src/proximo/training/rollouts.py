@@ -16,6 +16,7 @@ from torch import Tensor
 
 from proximo.models.spelling import Spelling
 from proximo.shapes import Float, Int
+from proximo.storage.lines import plain
 from proximo.training.guarding import Update
 from proximo.types import Batch, Message, Problem
 
@@ -134,15 +135,10 @@ def _update_facts(update: Update, value_only: bool) -> dict[str, object]:
         "version": update.version,
         "skipped": update.skipped and update.skipped.reason,
         "value_only": value_only,
-        "policy_loss": _finite(stats.get("policy_loss")),
-        "loss": _finite(stats.get("loss")),
-        "gradient_norm": _finite(update.gradient_norm),
+        "policy_loss": plain(stats.get("policy_loss")),
+        "loss": plain(stats.get("loss")),
+        "gradient_norm": plain(update.gradient_norm),
     }
-
-
-def _finite(value: float | None) -> float | None:
-    """JSON has no NaN and no infinity."""
-    return value if value is not None and np.isfinite(value) else None
 
 
 def _route_columns(batch: Batch) -> Mapping[str, pa.Array]:

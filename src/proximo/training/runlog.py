@@ -5,7 +5,6 @@ written is kept and tried again. What else cannot be written is said once, and t
 """
 
 import json
-import math
 import platform
 import re
 import subprocess
@@ -22,7 +21,7 @@ import transformers
 from proximo.machine import Machine
 from proximo.redacting import masked, without_secrets
 from proximo.storage.folders import sync, whole_file, write_file
-from proximo.storage.lines import Lines, to_line
+from proximo.storage.lines import Lines, plain, to_line
 from proximo.training.ledger import LEDGER, Entry
 
 Row = Mapping[str, object]
@@ -130,11 +129,11 @@ class RunLog:
             self._unsynced.append(path)
 
     def _append(self, name: str, *rows: Row) -> None:
-        Lines(self.folder / name).append(*({key: _plain(value) for key, value in row.items()} for row in rows))
+        Lines(self.folder / name).append(*({key: plain(value) for key, value in row.items()} for row in rows))
 
     def _keep(self, name: str, rows: Sequence[Row]) -> None:
         """Rows that must not be lost, behind those that wait."""
-        self._waiting.append((name, [{key: _plain(value) for key, value in row.items()} for row in rows]))
+        self._waiting.append((name, [{key: plain(value) for key, value in row.items()} for row in rows]))
         with self._going_on():
             self._write_waiting()
 
@@ -175,11 +174,6 @@ def facts() -> dict[str, object]:
         "processor": platform.machine(),
         "machine": Machine.current().to_dict(),
     }
-
-
-def _plain(value: object) -> object:
-    """JSON has no NaN and no infinity."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _commit() -> str | None:

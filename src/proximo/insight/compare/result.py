@@ -1,6 +1,5 @@
 """What came of a comparison, as plain values: compare.json is this, and the reports are written from it."""
 
-import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ from proximo.insight.compare.measured import MEASURES, Run, by_seed
 from proximo.insight.compare.paired import Difference, answer_difference, seed_difference
 from proximo.insight.compare.plan import Budget, Contender, Plan
 from proximo.models import pick_device, pick_dtype
+from proximo.storage.lines import plain
 from proximo.training.config import RunConfig
 from proximo.training.estimate import held_models, parameter_bytes
 from proximo.training.evaluate import known_mean
@@ -87,7 +87,7 @@ class Result:
         """For JSON, which has no NaN."""
         facts = asdict(self) | {"fair": self.fair, "baseline": self.first}
         facts["differences"] = [asdict(each) | {"verdict": each.verdict} for each in self.differences]
-        return _plain(facts)
+        return plain(facts)
 
 
 def make_result(
@@ -178,15 +178,3 @@ def _settings(contenders: Sequence[Contender]) -> dict[str, dict[str, Any]]:
     fields = sorted({field for config in configs.values() for field in config})
     found = {field: {name: config.get(field) for name, config in configs.items()} for field in fields}
     return {field: values for field, values in found.items() if len({repr(value) for value in values.values()}) > 1}
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case dict():
-            return {str(key): _plain(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_plain(item) for item in value]
-        case float():
-            return value if math.isfinite(value) else None
-        case _:
-            return value

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proximo.insight.pages import Html, number, table, text
+from proximo.insight.reading import is_number
 from proximo.insight.report.facts import Facts
 from proximo.insight.report.problems import Asked, Pair, Said, extremes
-from proximo.insight.report.reading import is_number
 from proximo.plain_text import visible
 
 MOST, LINE, HALF = 2000, 110, 40

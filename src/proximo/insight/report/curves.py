@@ -9,8 +9,8 @@ from itertools import chain
 from proximo.insight.bars import bar_chart
 from proximo.insight.drawing import Number, Series, line_chart
 from proximo.insight.pages import Html, text
+from proximo.insight.reading import is_number, phases, real
 from proximo.insight.report.facts import Facts
-from proximo.insight.report.reading import is_number, phases, real
 
 MOST = 24
 """Charts of a stage, and parts of a reward: their names are not known here."""

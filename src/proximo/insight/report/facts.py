@@ -15,8 +15,8 @@ from proximo.algorithms import UnusualChoice
 from proximo.health import Spell, watched, worst_first
 from proximo.insight.drawing import Number
 from proximo.insight.folder import RunFolder, State
+from proximo.insight.reading import Row, is_number, phases, real
 from proximo.insight.report.problems import Pair, held_out_pairs
-from proximo.insight.report.reading import Row, is_number, phases, real
 from proximo.training.config import RunConfig
 from proximo.training.dpo import DpoConfig
 from proximo.training.pipeline import PipelineConfig

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from proximo.insight.bars import interval_chart
 from proximo.insight.pages import Html, anchor, number, text
+from proximo.insight.reading import Row, is_number, real
 from proximo.insight.report.facts import Facts
-from proximo.insight.report.reading import Row, is_number, real
 from proximo.insight.report.summary import changes, first_and_last, sign_test
 from proximo.plain_text import visible
 

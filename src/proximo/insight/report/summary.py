@@ -5,9 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 from proximo import explain
+from proximo.insight.reading import Row
 from proximo.insight.report.facts import Facts
 from proximo.insight.report.problems import Pair
-from proximo.insight.report.reading import Row
 from proximo.insight.report.settings import again, difference_lines
 
 

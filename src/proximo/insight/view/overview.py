@@ -6,19 +6,20 @@ Runs are looked up among those that were found; a name that somebody sends never
 import json
 import time
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from proximo.explain import CARDS, changes, choice, stages
+from proximo.explain import changes, choice, nearest, stages
 from proximo.health import findings
-from proximo.insight.folder import RunFolder, find_runs
+from proximo.insight.folder import RunFolder, decoded, find_runs
 from proximo.maths import SoftGate
 from proximo.plain_text import quoted
 from proximo.training.meanings import meaning
 from proximo.training.runlog import EVENTS, METRICS, TIMINGS
+from proximo.training.sameness import flat
 
 FILES = {"metrics": METRICS, "timings": TIMINGS, "events": EVENTS}
 PAGE = 4 << 20
@@ -161,11 +162,10 @@ def algorithm(run: RunFolder) -> dict[str, Any]:
         own = run.config.algorithm
     except (ValueError, OSError):
         return {"name": None, "changes": [], "stages": [], "soft": False}
-    found = [(len(differences := changes(card, own)), number, differences) for number, card in enumerate(CARDS)]
-    _, number, differences = min(found)
+    card = nearest(own)
     return {
-        "name": CARDS[number].name,
-        "changes": differences,
+        "name": card.name,
+        "changes": changes(card, own),
         "stages": [[stage, said] for stage, said, _ in stages(own)],
         "soft": isinstance(own.gate, SoftGate),
     }
@@ -193,30 +193,12 @@ def whole_number(query: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def decoded(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):  # the first one may be cut
-            continue
-        if isinstance(row, dict):
-            yield row
-
-
 def _settings(config: str) -> dict[str, Any]:
     """A config's fields by their path; none where it cannot be read."""
     try:
-        return dict(_flat(tomllib.loads(config), ""))
+        return dict(flat(tomllib.loads(config)))
     except (ValueError, RecursionError):
         return {}
-
-
-def _flat(table: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    for name, value in table.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value
 
 
 def _list(value: object) -> list[Any]:

@@ -16,12 +16,11 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from proximo import explain
-from proximo.insight.folder import RunFolder
+from proximo.insight.folder import RunFolder, decoded
 from proximo.insight.lens import TokenState
 from proximo.insight.replay import FIVE, chosen, compared, own_name
 from proximo.insight.steps import Step
 from proximo.insight.view.lenses import Kept, Look, introduced, label, looked, named_pass, told, whole
-from proximo.insight.view.overview import decoded
 from proximo.insight.view.summaries import summary
 from proximo.insight.words import why as words_of
 from proximo.training.ledger import LEDGER

@@ -1,7 +1,6 @@
 """The page's server: three kinds of address, each known beforehand. The page's files, /api, and nothing else."""
 
 import json
-import math
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from proximo.insight.view import overview, reader
 from proximo.insight.view.guarding import Guard
 from proximo.insight.view.overview import Runs
 from proximo.plain_text import visible
+from proximo.storage.lines import plain
 
 STATIC = Path(__file__).parent / "static"
 STYLE = Path(__file__).parents[1] / "style.css"
@@ -133,15 +133,7 @@ def _json(value: dict[str, Any], status: int = 200) -> Response:
     try:
         text = json.dumps(value, allow_nan=False)
     except ValueError:
-        text = json.dumps(_plain(value), allow_nan=False)
+        text = json.dumps(plain(value), allow_nan=False)
     if len(text) > MOST_BYTES:
         return _error(413, f"the answer has {len(text) >> 20} MiB: ask for less")
     return Response(text, status, media_type="application/json")
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, dict):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -14,7 +14,7 @@ from proximo.training.pipeline.config import (
 )
 from proximo.training.pipeline.report import report
 from proximo.training.pipeline.result import Curve, Measured, Policy, Result
-from proximo.training.pipeline.stages import pipeline, plain
+from proximo.training.pipeline.stages import pipeline
 
 __all__ = [
     "Curve",
@@ -29,6 +29,5 @@ __all__ = [
     "Result",
     "RewardModelOptions",
     "pipeline",
-    "plain",
     "report",
 ]

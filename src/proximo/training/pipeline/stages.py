@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from proximo import toml
 from proximo.storage.folders import write_file
-from proximo.storage.lines import Lines
+from proximo.storage.lines import Lines, plain
 from proximo.training.clock import Clock
 from proximo.training.collect import Collected
 from proximo.training.config import RunConfig
@@ -105,18 +105,6 @@ class _Done(Clock):
             yield
         known = {"seconds": self.seconds, "ranked": self.ranked and asdict(self.ranked)}
         write_file(self.file, (json.dumps(known) + "\n").encode())
-
-
-def plain(value: object) -> object:
-    """What JSON can hold: it has no NaN."""
-    match value:
-        case dict():
-            return {key: plain(item) for key, item in value.items()}
-        case list() | tuple():
-            return [plain(item) for item in value]
-        case float() if not math.isfinite(value):
-            return None
-    return value
 
 
 def _fitted(stage: Callable[[Config, Path, Say, Attempt], Fitted], config: Config, folder: Path, say: Say) -> Fitted:
