@@ -1,7 +1,13 @@
+import signal
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import settings
 
+from tests import shape_checks
+
+shape_checks.install()
 pytest_plugins = ["tests.browser"]
 # One thread: the tensors are tiny, and parallel test processes would fight for the cores.
 torch.set_num_threads(1)
@@ -18,3 +24,15 @@ def machine_as_it_stands(monkeypatch):
     from proximo import machine
 
     monkeypatch.setattr(machine, "machine_for", lambda parameters: machine.Machine.current())
+
+
+@pytest.fixture
+def signals_are_heard() -> Iterator[None]:
+    """A shell's background jobs ignore SIGINT, and so would tests that a script started."""
+    from proximo.training.stopping import SIGNALS
+
+    before = {each: signal.getsignal(each) for each in SIGNALS}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)

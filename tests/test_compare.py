@@ -758,6 +758,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.usefixtures("signals_are_heard")
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_lets_every_process_save_and_end(asked, tmp_path, monkeypatch):
     script(monkeypatch, SAVES)

@@ -34,14 +34,7 @@ SOON = 60.0
 """Seconds that nothing here needs; a bound, not a measure."""
 
 
-@pytest.fixture(autouse=True)
-def signals_as_they_were() -> Iterator[None]:
-    before = {each: signal.getsignal(each) for each in SIGNALS}
-    # A shell's background jobs ignore SIGINT; here it is to be heard.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    for each, handler in before.items():
-        signal.signal(each, handler)
+pytestmark = pytest.mark.usefixtures("signals_are_heard")
 
 
 # The flag

@@ -295,16 +295,22 @@ def test_a_signal_in_the_middle_of_a_call_leaves_no_stale_answer(tmp_path: Path)
     def stop(*_: object) -> None:
         raise Interrupted
 
+    def in_the_middle() -> None:
+        wait_until(lambda: begun.exists() and begun.read_text())
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    begun = tmp_path / "begun"
     scores(["1"])
     before = signal.signal(signal.SIGALRM, stop)
+    sender = threading.Thread(target=in_the_middle)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        sender.start()
         with pytest.raises(Interrupted):
             scores(["sleep"], tmp_path, seconds=SOON)
+        sender.join()
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert not is_alive(int((tmp_path / "begun").read_text()))
+    assert not is_alive(int(begun.read_text()))
     assert scores(["2"]) == [2.0]
     # Also of the very worker that was killed; into whatever has its numbers now nothing is written.
     victims = [(tmp_path / f"victim{number}").open("wb") for number in range(10)]

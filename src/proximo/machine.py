@@ -10,15 +10,17 @@ import os
 import platform
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import linear, silu
 
 SMALL_MODEL = 20_000_000
 """Parameters. Below it a step is many small products, above it few large ones."""
@@ -115,6 +117,7 @@ def readings(clock: Clock = time.perf_counter) -> Readings:
     if key in known:
         with suppress(AttributeError, KeyError, TypeError, ValueError):  # an entry that is not as we write it
             return Readings.from_dict(known[key])
+    multiplies_halves()  # torch's warning comes now, and goes nowhere
     found = measure(clock)
     _store(file, {**known, key: asdict(found)})
     return found
@@ -133,6 +136,20 @@ def measure(clock: Clock = time.perf_counter) -> Readings:
     finally:
         before.apply()
     return Readings(small, large, {"float32": single, "bfloat16": half})
+
+
+@cache
+def multiplies_halves() -> bool:
+    """Whether this CPU has a fast product of bfloat16 matrices; tried for real, once for a process.
+
+    Where it has none torch takes another way to the same numbers and warns once, with a page of stack frames. That
+    warning is caught here, so that it neither reaches a user nor becomes an error in the middle of a pass.
+    """
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        warnings.simplefilter("always")
+        torch.ones(32, 64, dtype=torch.bfloat16) @ torch.ones(64, 64, dtype=torch.bfloat16).T
+        linear(torch.ones(1, 32, 64, dtype=torch.bfloat16), torch.ones(64, 64, dtype=torch.bfloat16))
+    return not caught
 
 
 def _fastest(shapes: Sequence[Shape], most_threads: int, clock: Clock) -> Machine:

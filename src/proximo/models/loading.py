@@ -36,6 +36,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from proximo.machine import multiplies_halves
 from proximo.models.attention import NAME
 from proximo.models.inspecting import inspect, refuse_file
 from proximo.models.templates import check_template
@@ -134,6 +135,8 @@ def load_weights(
     Weights that are not finite, of another shape or of another model are refused.
     """
     folder = _opened(path, weights=True)
+    if dtype.itemsize == 2:
+        multiplies_halves()
     try:
         with _quiet():
             loaded: Any = kind.from_pretrained(
@@ -222,6 +225,8 @@ def _quiet() -> Iterator[None]:
 
 def with_precision(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """The same model with its weights rounded. Buffers stay: rotary frequencies in half precision would be others."""
+    if dtype.itemsize == 2:
+        multiplies_halves()
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model

@@ -53,8 +53,9 @@ _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
-def _numbers(table: str) -> dict[str, int]:
-    place = list(_AUDIT).index(MACHINE)
+def _numbers(table: str, machine: str = MACHINE) -> dict[str, int]:
+    """System calls by name, numbered as on this machine; those it does not have are left out."""
+    place = list(_AUDIT).index(machine)
     words = [word.split(":") for word in table.split()]
     return {word[0]: int(word[1 + place]) for word in words if word[1 + place] != "-"}
 

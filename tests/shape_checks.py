@@ -1,0 +1,76 @@
+"""Shapes in signatures, checked while tests run: `Float[Tensor, "B T"]` must be what was given and what came back.
+
+Only functions and dataclasses that name a shape are checked. jaxtyping's own import hook checks every function of a
+package, which doubled the processor time of the suite; types without shapes are basedpyright's work.
+"""
+
+import ast
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType, ModuleType
+
+PACKAGE = "proximo"
+SHAPES = {"Bool", "Float", "Int"}
+CHECKED = ast.parse("__import__('jaxtyping').jaxtyped(typechecker=__import__('beartype').beartype)", mode="eval").body
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def install() -> None:
+    """Before anything of the package is imported. Without jaxtyping, a development tool, nothing is checked."""
+    try:
+        import beartype  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        import jaxtyping  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ImportError:
+        return
+    imported = [name for name in sys.modules if name == PACKAGE or name.startswith(f"{PACKAGE}.")]
+    assert not imported, f"shapes cannot be checked in what is imported already: {imported}"
+    sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] != PACKAGE:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def get_code(self, fullname: str) -> CodeType | None:
+        source = self.get_data(self.path)
+        if b"proximo.shapes import" not in source:
+            return super().get_code(fullname)
+        # Never from a cached file, nor into one: that one is the unchecked code's.
+        return compile(with_checks(source), self.path, "exec", dont_inherit=True)
+
+
+def with_checks(source: bytes | str) -> ast.Module:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, Function) and _signature_has_shape(node):
+            node.decorator_list.append(CHECKED)  # innermost: a property or a cache is around it
+        elif isinstance(node, ast.ClassDef) and _fields_have_shape(node):
+            node.decorator_list.insert(0, CHECKED)  # outermost: it checks the constructor that dataclass makes
+    return ast.fix_missing_locations(tree)
+
+
+def _signature_has_shape(node: Function) -> bool:
+    given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
+    return any(map(_names_shape, [node.returns, *(each.annotation for each in given if each is not None)]))
+
+
+def _fields_have_shape(node: ast.ClassDef) -> bool:
+    is_dataclass = any("dataclass" in ast.dump(each) for each in node.decorator_list)
+    return is_dataclass and any(_names_shape(each.annotation) for each in node.body if isinstance(each, ast.AnnAssign))
+
+
+def _names_shape(annotation: ast.expr | None) -> bool:
+    nodes = ast.walk(annotation) if annotation is not None else ()
+    return any(isinstance(each, ast.Name) and each.id in SHAPES for each in nodes)
