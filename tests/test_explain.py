@@ -91,7 +91,8 @@ def test_sources_name_only_stages_that_exist():
             "J(θ) = (1/N) Σ_i Σ_t min( ρ·A, clip(ρ, 0.8, 1.28)·A )",
             "ρ = π(y_t) / π_old(y_t)",
             "A = (R − group mean) / (group std + 1e-06),  ddof 1;  0 if all R are equal",
-            "R = outcome − (|y| − L + C)/C where positive, at most 1;  L = completion limit, C = L/5",
+            "R = outcome − u · (|y| − L + C)/C where positive, at most 1;  L = completion limit, C = L/5, "
+            "u = half of what a right answer earns more than a wrong one",
             "over groups with both right and wrong outcomes",
         ]),
         (PPO, [

@@ -196,10 +196,10 @@ def test_unscored_rows_leave_and_advantages_know_nothing_of_them():
 
 def test_overlong_shaping_moves_the_reward_and_not_the_outcome():
     algorithm = replace(DAPO, shape=SoftOverlong(limit=4, cache=2))
-    assembled = assemble([group_of([1.0, 0.0], [4, 2])], [], learner(algorithm), 8)
-    assert assembled.batch.rewards.tolist() == [0.0, 0.0]
-    assert assembled.batch.outcome.tolist() == [1.0, 0.0]
-    assert assembled.dead_rows == 2
+    assembled = assemble([group_of([1.0, -1.0], [4, 2])], [], learner(algorithm), 8)
+    assert assembled.batch.rewards.tolist() == [0.0, -1.0]
+    assert assembled.batch.outcome.tolist() == [1.0, -1.0]
+    assert assembled.dead_rows == 0
 
 
 def test_truncated_completions_can_be_masked():

@@ -39,7 +39,7 @@ from proximo.maths.ratios import (
     TokenRatio,
 )
 from proximo.maths.selection import ClipCovariance, KlCovariance, Selection
-from proximo.maths.shaping import KlReward, Shape, SoftOverlong
+from proximo.maths.shaping import KlReward, LinearOverlong, Shape, SoftOverlong
 from proximo.maths.weights import ConstantLength, SequenceMean, SequenceSum, TokenMean, Weights
 
 Piece = TypeVar("Piece")
@@ -104,6 +104,10 @@ class Algorithm:
     @property
     def kl_reward(self) -> KlReward | None:
         return next((shape for shape in self.shapes if isinstance(shape, KlReward)), None)
+
+    @property
+    def length_penalties(self) -> tuple[SoftOverlong | LinearOverlong, ...]:
+        return tuple(shape for shape in self.shapes if not isinstance(shape, KlReward))
 
     def within(self, completion_limit: int) -> "Algorithm":
         """The same algorithm with a length that was left to the run filled in."""

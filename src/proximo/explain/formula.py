@@ -178,13 +178,18 @@ def of_weights(weights: Weights) -> str:
     assert_never(weights)
 
 
+UNIT = "u = half of what a right answer earns more than a wrong one"
+"""1 where rewards are ±1, as in DAPO's paper; 0.5 where they are 0 and 1."""
+
+
 def of_shape(shape: Shape) -> str:
     match shape:
         case SoftOverlong(limit, cache, cap):
             most = "" if cap is None else f", at most {cap:g}"
-            return f"− (|y| − L + C)/C where positive{most};  L = {limit or 'completion limit'}, C = {cache or 'L/5'}"
+            lengths = f"L = {limit or 'completion limit'}, C = {cache or 'L/5'}"
+            return f"− u · (|y| − L + C)/C where positive{most};  {lengths}, {UNIT}"
         case LinearOverlong(coefficient, limit):
-            return f"− {coefficient:g} · tokens beyond {limit or 'the completion limit'}"
+            return f"− u · {coefficient:g} · tokens beyond {limit or 'the completion limit'};  {UNIT}"
         case KlReward(coefficient, estimator):
             return f"− {coefficient:g} · ({of_divergence(estimator)}) at every token"
     assert_never(shape)

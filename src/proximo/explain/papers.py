@@ -57,7 +57,7 @@ CARDS = (
         "dapo", algorithms.DAPO, "Decoupled Clip and Dynamic sAmpling Policy Optimization", "arXiv 2503.14476",
         "GRPO for long reasoning: more room upwards, no dead groups, every token equal, a soft end for long answers.",
         {
-            "shape": "eq. 13: from L_max − L_cache a line down to −1; they use 20480 and 4096, which is 20 %",
+            "shape": "eq. 13: from L_max − L_cache a line down to −1; they use 20480 and 4096, which is 20 %. Eq. 7 has rewards of ±1, so that 1 is half the distance from wrong to right: u keeps it so on any scale",
             "keep": "eq. 11: some but not all answers of a group are right; other prompts fill the batch",
             "advantage": f"eq. 9: {GROUP_STD}",
             "anchor": f"eq. 8: {OLD}",

@@ -48,8 +48,8 @@ class Peers:
 
 PEERS: dict[type, Peers] = {
     SoftOverlong: Peers(
-        "reward function get_soft_overlong_punishment(max_completion_len, soft_punish_cache), capped too",
-        "reward manager dapo, overlong_buffer.{len, penalty_factor}; not capped beyond the limit",
+        "reward function get_soft_overlong_punishment(max_completion_len, soft_punish_cache), capped too; u is 1",
+        "reward manager dapo, overlong_buffer.{len, penalty_factor}; not capped beyond the limit, u is 1",
     ),
     LinearOverlong: Peers("none", "none"),
     KlReward: Peers("none in GRPOTrainer; RLOOTrainer's beta", "use_kl_in_reward False, kl_penalty kl, kl_coef 0.001"),

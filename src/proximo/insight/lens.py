@@ -149,8 +149,8 @@ def advantages_under(step: Step, algorithm: Algorithm, config: RunConfig) -> tup
     between siblings, where the run compared none. Rewards stay as the run shaped them.
     """
     own, batch = config.algorithm.advantage, step.batch
-    notes, limit = [], config.sampling.max_tokens
-    penalties = [shaped_rewards(batch, each, limit) - batch.rewards for each in (algorithm, config.algorithm)]
+    notes, limit, unit = [], config.sampling.max_tokens, config.penalty_unit
+    penalties = [shaped_rewards(batch, each, limit, unit) - batch.rewards for each in (algorithm, config.algorithm)]
     if not torch.equal(*(penalty.nan_to_num(0.0) for penalty in penalties)):
         notes.append("its length penalty differs: rewards are as the run shaped them")
     if algorithm.advantage == own:

@@ -1,7 +1,8 @@
 """Stage 1: from the outcome of a completion to its reward.
 
 A shape adds to the outcome or to the tokens' rewards; it never touches the outcome itself, on which
-`keep` decides which groups train.
+`keep` decides which groups train. Length penalties are measured in units of half the distance between what a right
+and a wrong answer earn: 1 where those are ±1, as in DAPO's paper, 0.5 where they are 1 and 0.
 """
 
 from dataclasses import dataclass, field
@@ -16,14 +17,18 @@ from proximo.shapes import Bool, Float, Int
 
 @dataclass(frozen=True)
 class SoftOverlong:
-    """0 up to limit − cache tokens, then down a line to −1 at the limit, and never below −cap. DAPO, equation 13."""
+    """0 up to limit − cache tokens, then down a line to −1 unit at the limit, and never below −cap. DAPO, equation 13.
+
+    A unit is half the distance between the rewards of a right and a wrong answer, (1 − (−1))/2 in the paper. So a
+    right answer at the limit stays half the distance above a wrong short one, whatever numbers the task gives.
+    """
 
     limit: int | None = None
     """L_max in tokens. None takes the run's completion limit."""
     cache: int | None = None
     """L_cache in tokens, over which the penalty grows. None takes 20 % of the limit."""
     cap: float | None = 1.0
-    """None lets the line run on beyond the limit."""
+    """The largest penalty, in units. None lets the line run on beyond the limit."""
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
@@ -33,11 +38,12 @@ class SoftOverlong:
         if self.cap is not None and self.cap <= 0:
             raise ValueError(f"shape.cap is {self.cap}: give the largest penalty, say 1, or None")
 
-    def __call__(self, lengths: Int[Tensor, " B"], completion_limit: int) -> Float[Tensor, " B"]:
+    def __call__(self, lengths: Int[Tensor, " B"], completion_limit: int, unit: float = 1.0) -> Float[Tensor, " B"]:
+        """`unit`: half the distance between what a right and a wrong answer earn."""
         limit = completion_limit if self.limit is None else self.limit
         cache = max(1, round(limit * 0.2)) if self.cache is None else self.cache
         penalty = (lengths.double() - (limit - cache)).clamp(min=0) / cache
-        return -(penalty if self.cap is None else penalty.clamp(max=self.cap))
+        return -unit * (penalty if self.cap is None else penalty.clamp(max=self.cap))
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,7 @@ class LinearOverlong:
     """−coefficient for every token beyond the limit, without end. A retelling of DAPO's; kept for comparison."""
 
     coefficient: float = 1e-4
+    """Penalty of a token, in the units of `SoftOverlong`: half the distance between right and wrong."""
     limit: int | None = None
     """In tokens. None takes the run's completion limit, where the penalty is 0 for every completion."""
 
@@ -52,9 +59,9 @@ class LinearOverlong:
         if self.coefficient <= 0:
             raise ValueError(f"shape.coefficient is {self.coefficient}: use shape=None for no penalty")
 
-    def __call__(self, lengths: Int[Tensor, " B"], completion_limit: int) -> Float[Tensor, " B"]:
+    def __call__(self, lengths: Int[Tensor, " B"], completion_limit: int, unit: float = 1.0) -> Float[Tensor, " B"]:
         limit = completion_limit if self.limit is None else self.limit
-        return -self.coefficient * (lengths.double() - limit).clamp(min=0)
+        return -unit * self.coefficient * (lengths.double() - limit).clamp(min=0)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Any Python function as a reward, with the signature that TRL's users already have."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,9 @@ class PythonFunction:
     siblings: bool = False
     """It compares a group's completions with each other. Where it fails none of them is tried alone, which would be
     another question: the whole group is unscored."""
+    reward_range: tuple[float, float] | None = None
+    """What it gives to a wrong and to a right answer, such as 0 and 1: length penalties are measured in half the
+    distance. None: not known, and a length penalty counts as if it were -1 and 1."""
 
     needs_answer = False
 
@@ -40,6 +44,11 @@ class PythonFunction:
         check_seconds(self.seconds)
         if self.memory_mb < 64:
             raise ValueError(f"reward.memory_mb is {self.memory_mb}: Python itself needs 64")
+        if self.reward_range is not None and not -math.inf < self.reward_range[0] < self.reward_range[1] < math.inf:
+            raise ValueError(
+                f"reward.reward_range is {self.reward_range}: give what a wrong answer earns and then what a right one "
+                "earns, which is more"
+            )
 
     def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float]:
         job = Job(self.path, self.seconds, self.memory_mb)

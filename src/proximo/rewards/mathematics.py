@@ -23,6 +23,7 @@ class MathVerify:
     """For one completion; then sympy is killed."""
 
     needs_answer = True
+    reward_range = (0.0, 1.0)
 
     def __post_init__(self) -> None:
         check_seconds(self.seconds)

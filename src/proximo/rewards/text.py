@@ -25,6 +25,7 @@ class ExactMatch:
     """Compare the last number in the completion with the last number in the answer: 1,000 and 1000.0 are equal."""
 
     needs_answer = True
+    reward_range = (0.0, 1.0)
 
     def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float]:
         return [self._score(p.answer, c.text) for p, c in zip(problems, completions, strict=True)]
@@ -54,6 +55,7 @@ class FormatReward:
     take for ever on some texts."""
 
     needs_answer = False
+    reward_range = (0.0, 1.0)
 
     def __post_init__(self) -> None:
         check_seconds(self.seconds)

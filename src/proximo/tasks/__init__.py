@@ -10,9 +10,22 @@ from proximo.tasks.countdown import Countdown
 from proximo.tasks.echo import Echo
 from proximo.tasks.file import File
 from proximo.tasks.gym import Gym
-from proximo.tasks.protocol import Split, Task
+from proximo.tasks.protocol import RewardRange, Split, Task, reward_range
 from proximo.tasks.sorting import Sorting
 
 TaskOptions = Arithmetic | Countdown | Echo | Sorting | Gym | File | Code
 
-__all__ = ["Arithmetic", "Code", "Countdown", "Echo", "File", "Gym", "Sorting", "Split", "Task", "TaskOptions"]
+__all__ = [
+    "Arithmetic",
+    "Code",
+    "Countdown",
+    "Echo",
+    "File",
+    "Gym",
+    "RewardRange",
+    "Sorting",
+    "Split",
+    "Task",
+    "TaskOptions",
+    "reward_range",
+]

@@ -30,6 +30,7 @@ class Arithmetic:
     """Ask in a conversation, for models with a chat template; the last number of the reply counts."""
 
     while_sampling = True
+    reward_range = (0.0, 1.0)
 
     def __post_init__(self) -> None:
         unknown = [operation for operation in self.operations if operation not in _KNOWN]

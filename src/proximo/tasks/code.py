@@ -43,6 +43,7 @@ class Code:
     """Programs that run at a time. None: one for each core."""
 
     while_sampling = True
+    reward_range = (0.0, 1.0)
 
     def __post_init__(self) -> None:
         check_share(self.held_out, "task.held_out")

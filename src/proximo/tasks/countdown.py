@@ -26,6 +26,7 @@ class Countdown:
     """Problems kept for evaluation and never trained on, in no order of their numbers."""
 
     while_sampling = True
+    reward_range = (0.0, 1.0)
 
     def __post_init__(self) -> None:
         if self.numbers < 2:

@@ -22,6 +22,7 @@ class Echo:
     """Problems kept for evaluation and never trained on."""
 
     while_sampling = True
+    reward_range = (0.0, 1.0)
 
     def __post_init__(self) -> None:
         if self.length < 1:

@@ -11,7 +11,7 @@ from proximo.data import Row, stable_hash
 from proximo.data.rows import check_share
 from proximo.data.splits import prompt_key
 from proximo.rewards import ExactMatch, Reward
-from proximo.tasks.protocol import Split
+from proximo.tasks.protocol import RewardRange, Split, reward_range
 from proximo.tasks.reading import FileProblems, row_prompt
 from proximo.types import Completion, Grade, Problem
 
@@ -51,6 +51,10 @@ class File:
         if self.reward is None:
             return [Grade(math.nan)] * len(completions)
         return [Grade(outcome) for outcome in self.reward(problems, completions)]
+
+    @property
+    def reward_range(self) -> RewardRange | None:
+        return reward_range(self.reward)
 
     def reference(self, problem: Problem) -> str | None:
         return None if self.reward is None else self.reward.reference(problem)

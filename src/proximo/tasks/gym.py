@@ -43,6 +43,7 @@ class Gym:
     """Problems kept for evaluation and never trained on."""
 
     while_sampling = True
+    reward_range = (0.0, 1.0)
 
     def __post_init__(self) -> None:
         if self.held_out < 1:

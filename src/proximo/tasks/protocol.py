@@ -7,6 +7,9 @@ from proximo.types import Completion, Grade, Problem
 
 Split = Literal["train", "held_out"]
 
+RewardRange = tuple[float, float]
+"""What a wrong and a right answer earn, such as (0, 1) or (−1, 1). Partial credit lies between."""
+
 
 @runtime_checkable
 class Task(Protocol):
@@ -36,3 +39,18 @@ class Task(Protocol):
     def reference(self, problem: Problem) -> str | None:
         """A completion that must score 1, to check the grader with; None where nobody knows one."""
         ...
+
+
+@runtime_checkable
+class Ranged(Protocol):
+    """A task or a reward that declares its range; length penalties are measured by it."""
+
+    @property
+    def reward_range(self) -> RewardRange | None:
+        """What a wrong and a right answer earn; None where it is not known."""
+        ...
+
+
+def reward_range(of: object) -> RewardRange | None:
+    """What a task or a reward declares; None where it declares nothing."""
+    return of.reward_range if isinstance(of, Ranged) else None

@@ -28,6 +28,7 @@ class Sorting:
     """Problems kept for evaluation; no ordering of their letters is ever trained on."""
 
     while_sampling = True
+    reward_range = (0.0, 1.0)
 
     def __post_init__(self) -> None:
         if any(letter.isspace() for letter in self.alphabet) or len(set(self.alphabet)) < len(self.alphabet):

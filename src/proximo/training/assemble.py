@@ -16,7 +16,6 @@ from proximo.algorithms import Algorithm
 from proximo.maths.credit import advantages, returns_to_go
 from proximo.maths.keeping import trained_mask
 from proximo.maths.mismatch import MismatchStats
-from proximo.maths.shaping import KlReward
 from proximo.models.values import HeadOnOwnModel
 from proximo.shapes import Bool, Float, Int
 from proximo.training.experts import to_replay, with_routes
@@ -44,8 +43,15 @@ class Assembled:
     """What each token of the batch really went on to earn; None without a value model."""
 
 
-def assemble(groups: Sequence[Group], dropped: Sequence[Group], learner: Learner, completion_limit: int) -> Assembled:
-    """Everything the updates of one step read."""
+def assemble(
+    groups: Sequence[Group],
+    dropped: Sequence[Group],
+    learner: Learner,
+    completion_limit: int,
+    *,
+    penalty_unit: float = 1.0,
+) -> Assembled:
+    """Everything the updates of one step read. `penalty_unit`: see `RunConfig.penalty_unit`."""
     algorithm, kl_reward = learner.algorithm, learner.kl_reward
     everyone = to_replay(to_batch([*groups, *dropped]), learner.replay)
     make_room(learner, everyone)
@@ -55,7 +61,7 @@ def assemble(groups: Sequence[Group], dropped: Sequence[Group], learner: Learner
     scored_rows = (is_kept | score_all).nonzero().squeeze(1)
     batch, gap = _with_scores(everyone, scored_rows, learner)
 
-    rewards = shaped_rewards(batch, algorithm, completion_limit)
+    rewards = shaped_rewards(batch, algorithm, completion_limit, penalty_unit)
     token_rewards = None
     if kl_reward is not None:
         assert batch.ref_logprobs is not None
@@ -97,12 +103,13 @@ def is_dead(batch: Batch) -> Bool[Tensor, " B"]:
     return (batch.advantages == 0).all(dim=1)
 
 
-def shaped_rewards(batch: Batch, algorithm: Algorithm, completion_limit: int) -> Float[Tensor, " B"]:
+def shaped_rewards(
+    batch: Batch, algorithm: Algorithm, completion_limit: int, penalty_unit: float
+) -> Float[Tensor, " B"]:
     """The graders' rewards plus the length penalties of stage 1."""
     rewards = batch.rewards
-    for shape in algorithm.shapes:
-        if not isinstance(shape, KlReward):
-            rewards = rewards + shape(batch.lengths, completion_limit).to(rewards.dtype)
+    for penalty in algorithm.length_penalties:
+        rewards = rewards + penalty(batch.lengths, completion_limit, penalty_unit).to(rewards.dtype)
     return rewards
 
 

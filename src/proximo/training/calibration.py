@@ -12,7 +12,7 @@ from itertools import islice
 
 from proximo.rewards import GraderFailed
 from proximo.rewards.failures import TALLY, plain
-from proximo.tasks import Task
+from proximo.tasks import RewardRange, Task, reward_range
 from proximo.types import Completion, Grade, Problem
 
 SAMPLE = 8
@@ -49,20 +49,23 @@ def calibrate(task: Task, seed: int) -> list[str]:
     size = task.size("train")
     problems = [task.problem(index, "train", seed) for index in range(min(size or SAMPLE, SAMPLE))]
     asked = with_references(task, problems)
+    declared = reward_range(task)
     if not asked:
-        _refuse_silence(task, problems[:TRIES])
-        return _told()
+        return [*_out_of_range(declared, [], _refuse_silence(task, problems[:TRIES])), *_told()]
     references = probed(task, asked)
     failed = [probe for probe in references if not probe.is_right or probe.is_unscored]
     remarks = _weighed("gives less than 1 to the task's own answers", failed, references)
     right = [probe for probe in references if probe not in failed]
+    wrong_probes: list[Probe] = []
     for what, wrong in {
         "gives as much to another problem's answer": [_foreign(probe, references) for probe in right],
         "gives as much to an empty text": [[(probe.problem, "")] for probe in right],
         "gives as much to answers with a changed character": [_changed(probe) for probe in right],
     }.items():
-        remarks += _compared(task, what, right, wrong)
-    return [*remarks, *_told()]
+        found, probes = _compared(task, what, right, wrong)
+        remarks += found
+        wrong_probes += probes
+    return [*remarks, *_out_of_range(declared, right, wrong_probes), *_told()]
 
 
 def with_references(task: Task, problems: Sequence[Problem]) -> list[Asked]:
@@ -80,10 +83,13 @@ def short(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
-def _compared(task: Task, what: str, right: Sequence[Probe], wrong: Sequence[Sequence[Asked]]) -> list[str]:
-    """Each reference beside texts of which at least one must score less."""
+def _compared(
+    task: Task, what: str, right: Sequence[Probe], wrong: Sequence[Sequence[Asked]]
+) -> tuple[list[str], list[Probe]]:
+    """Each reference beside texts of which at least one must score less: the remarks, and what all texts scored."""
     tried, failed, silent = [], [], 0
-    found = iter(probed(task, [each for asked in wrong for each in asked]))
+    everything = probed(task, [each for asked in wrong for each in asked])
+    found = iter(everything)
     for reference, asked in zip(right, wrong, strict=True):
         probes = list(islice(found, len(asked)))
         if probes:
@@ -97,7 +103,23 @@ def _compared(task: Task, what: str, right: Sequence[Probe], wrong: Sequence[Seq
             f"calibration: where the grader should say less ({what}), {silent} of {len(tried)} texts are unscored: it "
             "does not call them wrong"
         )
-    return remarks
+    return remarks, everything
+
+
+def _out_of_range(declared: RewardRange | None, right: Sequence[Probe], others: Sequence[Probe]) -> list[str]:
+    """A declared range that the grader contradicts: length penalties, which are measured by it, would be off."""
+    if declared is None:
+        return []
+    low, high = declared
+    odd = [probe for probe in right if probe.grade.outcome != high]
+    odd += [probe for probe in others if not probe.is_unscored and not low <= probe.grade.outcome <= high]
+    if not odd:
+        return []
+    example = plain(str(odd[0]), 200)
+    return [
+        f"calibration: reward_range says that a wrong answer earns {low:g} and a right one {high:g}, but {example}: "
+        "length penalties are measured by this range, correct it"
+    ]
 
 
 def _weighed(what: str, failed: Sequence[Probe], tried: Sequence[Probe]) -> list[str]:
@@ -111,12 +133,13 @@ def _weighed(what: str, failed: Sequence[Probe], tried: Sequence[Probe]) -> list
     raise GraderFailed("\n".join([f"{message}; nothing was trained: correct the reward or the answers", *_told()]))
 
 
-def _refuse_silence(task: Task, problems: Sequence[Problem]) -> None:
-    """One problem after the other, and no further than to the first score: a grader may be slow."""
+def _refuse_silence(task: Task, problems: Sequence[Problem]) -> list[Probe]:
+    """One problem after the other, and no further than to the first score, which is returned: a grader may be slow."""
     for problem in problems:
         texts = ["1", "", *([] if problem.answer is None else [str(problem.answer)])]
-        if not all(math.isnan(probe.grade.reward) for probe in probed(task, [(problem, text) for text in texts])):
-            return
+        probes = probed(task, [(problem, text) for text in texts])
+        if not all(math.isnan(probe.grade.reward) for probe in probes):
+            return probes
     message = f"calibration: no text could be scored, of {len(problems)} problems; nothing was trained"
     raise GraderFailed("\n".join([message, *_told()]))
 

@@ -11,7 +11,7 @@ from proximo.samplers import SamplingOptions
 from proximo.samplers.mismatch import Mismatch
 from proximo.tasks import TaskOptions
 from proximo.tasks.arithmetic import Arithmetic
-from proximo.training.reward_mix import RewardMix, check_rewards
+from proximo.training.reward_mix import RewardMix, check_rewards, mixed_range
 
 Replay = Literal["old_policy", "sampler"]
 """Whose choice of experts an update replays."""
@@ -175,6 +175,22 @@ class RunConfig:
     def pretrain_steps(self) -> int:
         """Steps in which the value model learns alone."""
         return 0 if self.value is None else self.value.pretrain_steps
+
+    @property
+    def penalty_unit(self) -> float:
+        """What length penalties are measured in: half the distance between what a right and a wrong answer earn."""
+        earned = mixed_range(self.task, self.rewards)
+        return 1.0 if earned is None else (earned[1] - earned[0]) / 2
+
+    @property
+    def penalty_remarks(self) -> list[str]:
+        """Said before a run whose length penalty has to guess the scale of its rewards."""
+        if not self.algorithm.length_penalties or mixed_range(self.task, self.rewards) is not None:
+            return []
+        return [
+            "length penalty: nothing says what a wrong and a right answer earn, so it counts as if that were -1 and "
+            "1; declare it with reward_range on the task's PythonFunction, or scale the rewards to -1 and 1"
+        ]
 
     def __post_init__(self) -> None:
         if self.steps < 1:

@@ -29,7 +29,15 @@ def batch_arithmetic(config: RunConfig) -> list[str]:
         f"{config.steps} steps: {config.steps * training.updates} updates, {config.steps * completions} completions, "
         f"at most {config.steps * tokens} tokens",
         *budget,
+        *_penalty(config),
     ]
+
+
+def _penalty(config: RunConfig) -> list[str]:
+    if not config.algorithm.length_penalties:
+        return []
+    unit = f"{config.penalty_unit:g}, half of what a right answer earns more than a wrong one"
+    return config.penalty_remarks or [f"length penalty: in units of {unit}"]
 
 
 @dataclass(frozen=True)

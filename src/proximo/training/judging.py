@@ -13,7 +13,7 @@ from proximo.models import Precision, load_tokenizer, pick_device, pick_dtype, p
 from proximo.models.judging import completion_scores, load_reward_model
 from proximo.models.shipped import resolve
 from proximo.rewards.failures import TALLY, Failure, plain
-from proximo.tasks import Split, Task
+from proximo.tasks import RewardRange, Split, Task, reward_range
 from proximo.training.encoding import Rows, completion_tokens
 from proximo.training.reward_mix import RewardMix, RewardModel, has_verdict
 from proximo.types import Completion, Grade, Problem
@@ -60,6 +60,11 @@ class Judged:
 
     def reference(self, problem: Problem) -> str | None:
         return self.task.reference(problem)
+
+    @property
+    def reward_range(self) -> RewardRange | None:
+        """Of the task's own verdict, which stays the outcome."""
+        return reward_range(self.task)
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
         """The outcome is the task's verdict; of prompts alone, which have none, it is the reward."""

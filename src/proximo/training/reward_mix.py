@@ -9,7 +9,7 @@ from proximo.algorithms import Algorithm
 from proximo.maths.extras import PositiveNll
 from proximo.maths.keeping import KeepMixed
 from proximo.rewards import PythonFunction, Reward
-from proximo.tasks import File, Task
+from proximo.tasks import File, RewardRange, Task, reward_range
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,25 @@ def check_rewards(task: Task, mix: RewardMix, algorithm: Algorithm) -> None:
             "rewards.task is 0, but algorithm.extra has PositiveNll, which imitates what the task's verdict calls "
             "correct: leave it out"
         )
+
+
+def mixed_range(task: Task, mix: RewardMix) -> RewardRange | None:
+    """What a wrong and a right answer earn in this run, everything else being equal; None where it is not known.
+
+    The task's own verdict decides, times its weight; what rules and reward models add comes to both. Where the
+    verdict does not count, rules alone are added up; a reward model's scores have no known scale.
+    """
+    if mix.task != 0:
+        return _scaled(reward_range(task), abs(mix.task))
+    parts = [_scaled(reward_range(rule.reward), abs(rule.weight)) for rule in mix.rules]
+    known = [part for part in parts if part is not None]
+    if mix.models or len(known) < len(parts):
+        return None
+    return sum(wrong for wrong, _ in known), sum(right for _, right in known)
+
+
+def _scaled(declared: RewardRange | None, weight: float) -> RewardRange | None:
+    return None if declared is None else (weight * declared[0], weight * declared[1])
 
 
 def has_verdict(task: Task) -> bool:

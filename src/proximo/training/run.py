@@ -48,7 +48,7 @@ class Run:
         self.left_out = check_prompts(config, path, self.tokenizer)
         allow_compiling(config.compile)
         self.task: Task = judged(config.task, config.rewards, self.tokenizer, config.dtype)
-        self.remarks = calibrate(self.task, config.seed)
+        self.remarks = [*calibrate(self.task, config.seed), *config.penalty_remarks]
         backbone = _value_backbone(config, self.tokenizer)
         device = pick_device(config.device)
         self.model: PreTrainedModel = load_model(path, device=device, dtype=pick_dtype(config.dtype, device))

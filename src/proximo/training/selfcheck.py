@@ -226,7 +226,8 @@ def _update_gradient(
     )
     optimizer = learner.optimizer
     optimizer.set_rates(0.0, 0.0)  # the model stays as it is
-    learner.update(assemble(groups, [], learner, config.sampling.max_tokens).batch, fresh=False)
+    limit, unit = config.sampling.max_tokens, config.penalty_unit
+    learner.update(assemble(groups, [], learner, limit, penalty_unit=unit).batch, fresh=False)
     optimizer.close()
     return _taken_gradient([*optimizer.held(POLICY), *optimizer.held(VALUE)])
 

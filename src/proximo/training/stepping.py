@@ -35,7 +35,8 @@ def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
         rate, assembled = learner.set_learning_rate(step, policy_step=step - config.pretrain_steps), None
         if collected.groups:
             with clock.phase("assemble"):
-                assembled = assemble(collected.groups, collected.dropped, learner, config.sampling.max_tokens)
+                limit, unit = config.sampling.max_tokens, config.penalty_unit
+                assembled = assemble(collected.groups, collected.dropped, learner, limit, penalty_unit=unit)
     updates = []
     if assembled is not None and len(assembled.batch):
         with clock.phase("update"):
