@@ -2,7 +2,8 @@
 
 `choose` names the tokens to act on, `apply` acts on their losses. The covariance and entropy pieces
 rank a token among all tokens of the optimizer step (`step_wide`), so they choose once for the step,
-before the micro-batches. Whatever is dropped keeps its place in the denominator.
+before the micro-batches. Whatever is dropped keeps its place in the denominator. A piece that gives a gradient of its
+own, also to tokens whose advantage is 0, says so (`teaches_alone`).
 """
 
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ class ClipCovariance:
     low: float = 1.0
     high: float = 5.0
     step_wide: ClassVar[bool] = True
+    teaches_alone: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_share(self.share)
@@ -64,6 +66,7 @@ class KlCovariance:
     """Of all sampled tokens of the step; at least one token."""
     coefficient: float = 1.0
     step_wide: ClassVar[bool] = True
+    teaches_alone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_share(self.share)
@@ -83,6 +86,7 @@ class TopEntropy:
 
     share: float = 0.2
     step_wide: ClassVar[bool] = True
+    teaches_alone: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_share(self.share)
@@ -104,6 +108,7 @@ class OffPolicyMask:
 
     threshold: float = 0.1
     step_wide: ClassVar[bool] = False
+    teaches_alone: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.threshold <= 0:

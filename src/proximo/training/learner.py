@@ -279,7 +279,8 @@ class Learner:
 
     def _rows_with_gradient(self, batch: Batch) -> Int[Tensor, " M"]:
         """Rows of dead groups are skipped where nothing but the policy term could teach them."""
-        others = self.algorithm.kl or self.algorithm.extras
+        select = self.algorithm.select
+        others = self.algorithm.kl or self.algorithm.extras or (select is not None and select.teaches_alone)
         alive = (batch.advantages != 0).any(dim=1) & batch.mask.any(dim=1)
         return torch.arange(len(batch)) if others else alive.nonzero().squeeze(1)
 
