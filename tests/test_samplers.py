@@ -49,20 +49,21 @@ def tiny_gpt2() -> PreTrainedModel:
 
 
 def full_forward(model: PreTrainedModel, prompt: tuple[int, ...], completion: Completion, temperature: float = 1.0):
-    """Log-probs of a completion from one unpadded forward pass over all of it, no cache."""
+    """Log-probs and entropies of a completion from one unpadded forward pass over all of it, no cache."""
     tokens = torch.tensor([prompt + completion.tokens])
     with torch.no_grad():
         logprobs = (model(tokens).logits[0, len(prompt) - 1 : -1] / temperature).log_softmax(-1)
-    return logprobs.gather(1, tokens[0, len(prompt) :, None])[:, 0]
+    return logprobs.gather(1, tokens[0, len(prompt) :, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
 
 
 def assert_scored_alike(model, requests, completions, temperature=1.0):
     for request, siblings in zip(requests, completions, strict=True):
         assert len(siblings) == request.num_samples
         for completion in siblings:
-            expected = full_forward(model, request.prompt_tokens, completion, temperature)
+            expected, entropy = full_forward(model, request.prompt_tokens, completion, temperature)
             assert len(completion.logprobs) == len(completion.tokens)
             torch.testing.assert_close(torch.tensor(completion.logprobs).float(), expected, atol=1e-5, rtol=0)
+            torch.testing.assert_close(torch.tensor(completion.entropies).float(), entropy, atol=1e-5, rtol=0)
 
 
 def record_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
@@ -101,12 +102,16 @@ def test_logprobs_are_the_learners(temperature, shared_prefix):
     )
     ours = [torch.tensor(each.logprobs).float() for siblings in completions for each in siblings]
     torch.testing.assert_close(pad_sequence(ours, batch_first=True), scores.logprobs, atol=1e-5, rtol=0)
+    ours = [torch.tensor(each.entropies).float() for siblings in completions for each in siblings]
+    torch.testing.assert_close(pad_sequence(ours, batch_first=True), scores.entropy, atol=1e-5, rtol=0)
 
 
 def test_equal_calls_are_bit_equal():
     sampler = EmbeddedSampler(sharp_model(), TOKENIZER)
     first, second = (sampler.sample(REQUESTS, OPTIONS, seed=3, step=4) for _ in range(2))
     assert first == second
+    entropies = [[each.entropies for siblings in found for each in siblings] for found in (first, second)]
+    assert entropies[0] == entropies[1]
 
 
 def test_siblings_seeds_steps_keys_and_prompts_differ():

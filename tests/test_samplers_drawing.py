@@ -101,7 +101,7 @@ def test_nothing_in_a_draw_depends_on_values():
     number = torch.zeros((), dtype=torch.int64, device="meta")
     numbers = uniforms(number, number, *words)
     for vocabulary, options in product((100, 300, 384), (SamplingOptions(), SamplingOptions(0.7, 0.9, 5, 0.1))):
-        tokens, logprobs = draw(torch.zeros(4, vocabulary, device="meta"), numbers, options)
+        tokens, logprobs, _ = draw(torch.zeros(4, vocabulary, device="meta"), numbers, options)
         assert tokens.shape == logprobs.shape == (4,)
 
 
@@ -116,7 +116,7 @@ def test_blocks_draw_what_the_whole_cumulative_distribution_does(vocabulary, sca
     logits[:, vocabulary // 2] = 0.0
     numbers = torch.rand(400, generator=random)
     numbers[:2] = torch.tensor([0.0, LAST])
-    tokens, logprobs = draw(logits, numbers, SamplingOptions(temperature=temperature))
+    tokens, logprobs, _ = draw(logits, numbers, SamplingOptions(temperature=temperature))
     expected, room = one_level(logits, numbers, temperature)
     certain = room > 2e-6
     assert certain.sum() >= 380
@@ -133,7 +133,7 @@ def test_the_ends_of_the_distribution_are_met(vocabulary):
     logits[:, :10] = -torch.inf
     logits[:, -30:] = -torch.inf
     for number, token in [(0.0, 10), (LAST, vocabulary - 31)]:
-        tokens, _ = draw(logits, torch.full((60,), number), SamplingOptions())
+        tokens, _, _ = draw(logits, torch.full((60,), number), SamplingOptions())
         assert tokens.tolist() == [token] * 60
 
 
@@ -150,7 +150,7 @@ def test_logits_that_are_no_numbers_show_in_the_logprob(vocabulary):
     for wrong in (math.nan, math.inf):
         logits = torch.zeros(2, vocabulary)
         logits[1, 3] = wrong
-        tokens, logprobs = draw(logits, torch.tensor([0.5, 0.5]), SamplingOptions())
+        tokens, logprobs, _ = draw(logits, torch.tensor([0.5, 0.5]), SamplingOptions())
         assert logprobs.isnan().tolist() == [False, True]
         assert 0 <= tokens.min() <= tokens.max() < vocabulary
 
@@ -158,7 +158,7 @@ def test_logits_that_are_no_numbers_show_in_the_logprob(vocabulary):
 def test_draw_inverts_the_cumulative_distribution():
     logits = logits_of(0.2, 0.5, 0.3).expand(6, -1)
     numbers = torch.tensor([0.0, 0.19, 0.21, 0.69, 0.71, LAST])
-    tokens, logprobs = draw(logits, numbers, SamplingOptions())
+    tokens, logprobs, _ = draw(logits, numbers, SamplingOptions())
     assert tokens.tolist() == [0, 0, 1, 1, 2, 2]
     expected = torch.tensor([0.2, 0.2, 0.5, 0.5, 0.3, 0.3], dtype=torch.float32).log()
     torch.testing.assert_close(logprobs, expected)
@@ -168,20 +168,20 @@ def test_a_token_comes_as_often_as_its_probability_says():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(1, 40, generator=generator) * 2
     numbers = (torch.arange(10_000) + 0.5) / 10_000
-    tokens, _ = draw(logits.expand(10_000, -1), numbers, SamplingOptions(temperature=1.5))
+    tokens, _, _ = draw(logits.expand(10_000, -1), numbers, SamplingOptions(temperature=1.5))
     counts = torch.bincount(tokens, minlength=40)
     assert (counts - (logits[0] / 1.5).softmax(-1) * 10_000).abs().max() <= 1.01
 
 
 def test_a_token_of_probability_zero_is_never_drawn():
     logits = logits_of(0.0, 0.4, 0.0, 0.6, 0.0).expand(4, -1)
-    tokens, logprobs = draw(logits, torch.tensor([0.0, 0.39999, 0.40001, LAST]), SamplingOptions())
+    tokens, logprobs, _ = draw(logits, torch.tensor([0.0, 0.39999, 0.40001, LAST]), SamplingOptions())
     assert tokens.tolist() == [1, 1, 3, 3]
     assert logprobs.isfinite().all()
     # Float32 probabilities rarely sum to exactly 1, and the last number must not fall behind their sum.
     logits = torch.randn(50, 20, generator=torch.Generator().manual_seed(0))
     logits[:, 15:] = -torch.inf
-    tokens, logprobs = draw(logits, torch.full((50,), LAST), SamplingOptions())
+    tokens, logprobs, _ = draw(logits, torch.full((50,), LAST), SamplingOptions())
     assert tokens.tolist() == [14] * 50
     # Beyond float32: tokens that underflow have no width at either end.
     logits = torch.tensor([[-300.0, 0.0, 1.0, -300.0]])
@@ -191,12 +191,12 @@ def test_a_token_of_probability_zero_is_never_drawn():
 
 def test_temperature_divides_the_logits():
     # Probabilities ∝ 1, 4 at temperature 1/2 (squared): 1, 16.
-    _, logprobs = draw(logits_of(0.2, 0.8), torch.tensor([0.5]), SamplingOptions(temperature=0.5))
+    _, logprobs, _ = draw(logits_of(0.2, 0.8), torch.tensor([0.5]), SamplingOptions(temperature=0.5))
     assert logprobs.item() == pytest.approx(math.log(16 / 17), abs=1e-6)
 
 
 def test_greedy_is_a_point_mass():
-    tokens, logprobs = draw(logits_of(0.2, 0.5, 0.3), torch.tensor([LAST]), SamplingOptions(temperature=0.0))
+    tokens, logprobs, _ = draw(logits_of(0.2, 0.5, 0.3), torch.tensor([LAST]), SamplingOptions(temperature=0.0))
     assert tokens.tolist() == [1]
     assert logprobs.tolist() == [0.0]
 
@@ -229,7 +229,7 @@ def test_truncation(options, expected):
 
 def test_the_logprob_is_under_the_truncated_distribution():
     logits = logits_of(0.1, 0.4, 0.2, 0.3).expand(3, -1)
-    tokens, logprobs = draw(logits, torch.tensor([0.0, 0.6, LAST]), SamplingOptions(top_k=2))
+    tokens, logprobs, _ = draw(logits, torch.tensor([0.0, 0.6, LAST]), SamplingOptions(top_k=2))
     assert tokens.tolist() == [1, 3, 3]
     torch.testing.assert_close(logprobs.exp(), torch.tensor([4 / 7, 3 / 7, 3 / 7], dtype=torch.float32))
 
@@ -256,3 +256,47 @@ def test_ties_do_not_let_more_than_k_through():
 def test_options_name_the_field_and_the_value(field, value):
     with pytest.raises(ValueError, match=f"{field} is .*: "):
         SamplingOptions(**{field: value})
+
+
+# The policy's entropy
+
+
+def near(found: torch.Tensor, expected: torch.Tensor | list[float]) -> None:
+    torch.testing.assert_close(found, torch.as_tensor(expected, dtype=torch.float64), atol=2e-6, rtol=2e-6)
+
+
+def entropy_of(logits: torch.Tensor, **options) -> torch.Tensor:
+    return draw(logits, torch.full((len(logits),), 0.5), SamplingOptions(**options))[2].double()
+
+
+def test_entropy_by_hand():
+    near(entropy_of(torch.zeros(1, 4)), [math.log(4)])
+    expected = -(0.2 * math.log(0.2) + 0.8 * math.log(0.8))
+    near(entropy_of(logits_of(0.2, 0.8)), [expected])
+    # A temperature of 0.5 squares the odds: 1 to 16.
+    expected = -(math.log(1 / 17) + 16 * math.log(16 / 17)) / 17
+    near(entropy_of(logits_of(0.2, 0.8), temperature=0.5), [expected])
+    assert entropy_of(logits_of(0.2, 0.8), temperature=0.0).tolist() == [0.0]
+    # A token that cannot be drawn adds nothing.
+    near(entropy_of(torch.tensor([[0.0, -torch.inf, 0.0]])), [math.log(2)])
+
+
+@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 0.5}, {"min_p": 0.9}])
+def test_entropy_is_of_the_distribution_before_it_is_cut(options):
+    logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(entropy_of(logits, **options), entropy_of(logits))
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 128, 129, 700, 5000])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
+def test_entropy_is_that_of_all_logits_at_once(vocabulary, scale):
+    logits = (scale * torch.randn(6, vocabulary, generator=torch.Generator().manual_seed(1))).float()
+    logprobs = (logits.double() / 0.7).log_softmax(-1)
+    expected = -(logprobs.exp() * logprobs).sum(-1)
+    near(entropy_of(logits, temperature=0.7), expected)
+
+
+def test_entropy_with_a_block_that_cannot_be_drawn():
+    logits = torch.full((1, 700), -torch.inf)
+    logits[0, 300:304] = 1.0
+    near(entropy_of(logits), [math.log(4)])

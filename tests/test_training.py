@@ -15,19 +15,23 @@ from proximo import toml
 from proximo.algorithms import CLIP_COV, DAPO, DR_GRPO, GRPO, GSPO, PPO, RLOO, SAPO, VAPO, Algorithm
 from proximo.maths import ConstantLength, IcePop, KeepAll, KeepMixed, SoftOverlong
 from proximo.maths.credit import ProcessNormalized
+from proximo.maths.ratios import CurrentPolicy
 from proximo.models import tiny_model, tiny_tokenizer
+from proximo.models.scoring import score
 from proximo.samplers import SamplingOptions, gathered
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.assemble import assemble, to_batch
-from proximo.training.collect import Collector, Frontier
+from proximo.training.collect import Collected, Collector, Frontier
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.evaluate import evaluate, wilson
 from proximo.training.learner import Learner
+from proximo.training.metrics import rollout_metrics, step_metrics
 from proximo.training.passes import minibatches
 from proximo.training.progress import Lines, share, sparkline
 from proximo.training.rl import train
 from proximo.training.run import Run
 from proximo.types import Completion, Grade, Group, Problem, Request, Rollout
+from tests.batches import NAMED
 
 TOKENIZER = tiny_tokenizer()
 
@@ -300,6 +304,45 @@ def test_dead_groups_are_skipped_without_changing_the_update():
     assert len(learner(GRPO)._rows_with_gradient(batch)) == 12  # a KL term still teaches dead rows
 
 
+@pytest.mark.parametrize("name", NAMED)
+def test_the_learners_gradient_is_policy_losss_with_rows_of_advantage_0(name: str):
+    """Rows that the learner leaves out are rows that the algorithm's own loss does not move."""
+    torch.manual_seed(0)
+    trainer = learner(NAMED[name].within(8), groups=4, minibatches=1 if NAMED[name].anchor == CurrentPolicy() else 2)
+    batch = assemble(rollouts(trainer.model), [], trainer, 8).batch
+    now = trainer.old_scores(batch).logprobs
+    credit = torch.where((batch.group == 1).unsqueeze(1), 0.0, -1.0) * batch.mask
+    batch = replace(batch, advantages=credit, old_logprobs=now + 0.3 * torch.randn(now.shape) * batch.mask)
+    trainer.critic = None  # the value model's term is not policy_loss's
+    if name == "KL_COV":
+        plan, _ = trainer._plan(trainer.passes, batch)
+        assert plan.chosen is not None
+        assert plan.chosen[batch.group == 1].any()
+    trainer._gradient(trainer.passes, batch)
+    ours = [parameter.grad.clone() for parameter in trainer.policy_parameters() if parameter.grad is not None]
+    trainer.optimizer.zero_grad()
+    fields = {"prompts": batch.prompts, "tokens": batch.tokens, "lengths": batch.lengths, "group": batch.group}
+    scores = score(trainer.model, **fields, temperature=1.0, entropy_gradient=True)
+    loss, _ = proximo.policy_loss(
+        trainer.algorithm,
+        logprobs=scores.logprobs,
+        old_logprobs=trainer.old_logprobs(batch, scores.logprobs.detach()),
+        advantages=batch.advantages,
+        mask=batch.mask,
+        group=batch.group,
+        ref_logprobs=batch.ref_logprobs,
+        rollout_logprobs=batch.rollout_logprobs,
+        entropy=scores.entropy,
+        outcome=batch.outcome,
+        generator=torch.Generator().manual_seed(0),
+    )
+    loss.backward()
+    theirs = [parameter.grad for parameter in trainer.policy_parameters() if parameter.grad is not None]
+    assert any(gradient.any() for gradient in theirs)
+    for left, right in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-8, atol=1e-11)
+
+
 def test_an_update_of_dead_rows_alone_is_a_gradient_of_zero_not_none():
     trainer = learner(SAPO, groups=4, minibatches=1, learning_rate=1e-2)
     groups = rollouts(trainer.model)
@@ -425,6 +468,43 @@ def test_evaluation_counts_each_problem_once_and_unscored_ones_not_at_all():
 def test_a_reference_that_is_not_there_cannot_be_reset():
     with pytest.raises(ValueError, match="no reference to reset"):
         RunConfig(algorithm=SAPO, training=TrainingOptions(reset_reference_every=5))
+
+
+# Entropy
+
+
+def with_entropies(group: Group, value: float) -> Group:
+    def said(rollout: Rollout) -> Rollout:
+        completion = rollout.completion
+        return replace(rollout, completion=replace(completion, entropies=(value,) * len(completion.tokens)))
+
+    return replace(group, rollouts=tuple(map(said, group.rollouts)))
+
+
+def logged(algorithm: Algorithm) -> dict[str, float]:
+    """Of a step with a mixed group, a group that is all wrong, and one that was dropped."""
+    mixed = with_entropies(group_of([1.0, 0.0], [2, 2]), 0.5)
+    dead, dropped = (with_entropies(group_of([0.0, 0.0], [3, 1]), value) for value in (0.1, 0.3))
+    collected = Collected((mixed, dead), (dropped,), Frontier(), rounds=1, sampled_tokens=12)
+    trainer = learner(algorithm, groups=2, minibatches=1)
+    assembled = assemble(collected.groups, collected.dropped, trainer, 8)
+    return step_metrics(collected, assembled, list(trainer.updates(assembled.batch)), 1e-6)
+
+
+def test_entropy_is_of_all_that_was_sampled_whatever_the_updates_run():
+    """4 tokens each of 0.5, 0.1 and 0.3; dead rows are run by GRPO, for its KL, and by no other of these."""
+    found = {algorithm: logged(algorithm) for algorithm in (GRPO, DAPO, GSPO, SAPO, PPO)}
+    for metrics in found.values():
+        assert metrics["entropy"] == pytest.approx(0.3)
+    assert found[GRPO]["measured"] == 1
+    assert found[GSPO]["measured"] == 0.5
+    # What the updates ran is a number of its own, and not the same for both.
+    assert found[GRPO]["update_entropy"] != found[GSPO]["update_entropy"]
+
+
+def test_entropy_is_not_made_up_where_a_sampler_does_not_say_it():
+    collected = Collected((group_of([1.0, 0.0], [2, 2]),), (), Frontier(), rounds=1, sampled_tokens=4)
+    assert "entropy" not in rollout_metrics(collected)
 
 
 # The whole loop

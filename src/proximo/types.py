@@ -56,6 +56,9 @@ class Completion:
     """Ended by itself (end of sequence or a stop string), or cut at the limit."""
     version: int = 0
     """How many updates the policy had seen."""
+    entropies: tuple[float, ...] = field(default=(), compare=False, repr=False)
+    """Of the policy before each token, in nats, at the sampling temperature and before any truncation; empty where the
+    sampler does not say."""
     routes: Tensor | None = field(default=None, compare=False, repr=False)
     """[T, L, K]: the experts each token went to when it was read back, -1 at the last, which never was; or None."""
     prompt_routes: Tensor | None = field(default=None, compare=False, repr=False)
@@ -137,6 +140,8 @@ class Batch:
     """[B, T]: of the policy that sampled; the sampler's own where those are trusted."""
     advantages: Tensor
     """[B, T]"""
+    rollout_entropy: Tensor | None = None
+    """[B, T]: the sampling policy's, before each token; NaN in rows whose sampler does not say."""
     ref_logprobs: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None

@@ -215,7 +215,8 @@ def _rows(
     """What one update reads. A row that was not run, since it was dead, stands where the old policy was."""
     batch, current = step.batch.rows(index), step.current[number][index]
     current = torch.where(current.isnan(), batch.old_logprobs, current).requires_grad_()
-    entropy = step.entropy[number][index].nan_to_num(0.0)
+    entropy = step.entropy_in(number)
+    assert entropy is not None, "a pass has one"
     return rows_of(
         algorithm,
         logprobs=current,
@@ -225,7 +226,7 @@ def _rows(
         group=batch.group,
         ref_logprobs=batch.ref_logprobs,
         rollout_logprobs=batch.rollout_logprobs,
-        entropy=entropy,
+        entropy=entropy[index].nan_to_num(0.0),
         outcome=batch.outcome,
     )
 

@@ -43,10 +43,19 @@ class Step:
     current: Float[Tensor, "E B T"]
     """Log-probs just before that update; NaN where the row was not run."""
     entropy: Float[Tensor, "E B T"]
+    """Just before that update; NaN where the row was not run."""
 
     @property
     def passes(self) -> int:
         return len(self.updates)
+
+    def entropy_in(self, number: int) -> Float[Tensor, "B T"] | None:
+        """Of the policy before the update of a pass; of the policy that sampled, in rows that were not run in it."""
+        sampled = self.batch.rollout_entropy
+        if not self.passes:
+            return sampled
+        found = self.entropy[number]
+        return found if sampled is None else torch.where(found.isnan(), sampled.to(found.dtype), found)
 
     @property
     def inside(self) -> Bool[Tensor, "B T"]:
@@ -130,6 +139,7 @@ def _batch(column: Mapping[str, pa.Array], rows: "_Rows", lengths: Int[Tensor, "
         truncated=torch.from_numpy(column["truncated"].to_numpy(zero_copy_only=False).copy()),
         version=torch.from_numpy(column["version"].to_numpy().copy()),
         rollout_logprobs=rows(column["rollout_logprobs"]),
+        rollout_entropy=optional("rollout_entropy"),
         old_logprobs=rows(column["old_logprobs"]),
         advantages=rows(column["advantages"]),
         ref_logprobs=optional("ref_logprobs"),

@@ -28,6 +28,7 @@ class Draft:
     prompt: tuple[int, ...]
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
     finish: Literal["stop", "length"] | None = None
     """None while it goes on."""
     routes: list[Int[Tensor, "L K"]] = field(default_factory=list)
@@ -73,18 +74,19 @@ class Pen:
         """One token for each unfinished draft, from the row of logits in its place."""
         counters = [[signed(draft.key), draft.sample, len(draft.tokens)] for draft in drafts]
         keys, samples, positions = torch.tensor(counters, device=logits.device).unbind(dim=1)
-        tokens, logprobs = draw(logits, uniforms(self.seed, self.step, keys, samples, positions), self.options)
-        for draft, token, logprob in zip(drafts, tokens.tolist(), logprobs.tolist(), strict=True):
+        drawn = draw(logits, uniforms(self.seed, self.step, keys, samples, positions), self.options)
+        for draft, token, logprob, entropy in zip(drafts, *(each.tolist() for each in drawn), strict=True):
             if logprob != logprob:
                 raise ValueError(DIVERGED)
             draft.tokens.append(token)
             draft.logprobs.append(logprob)
+            draft.entropies.append(entropy)
             self._end(draft)
 
-    def take(self, draft: Draft, tokens: list[int], logprobs: list[float]) -> None:
+    def take(self, draft: Draft, tokens: list[int], logprobs: list[float], entropies: list[float]) -> None:
         """What a row has said so far, drawn elsewhere; what follows its end is not its."""
         for count in range(len(draft.tokens) + 1, len(tokens) + 1) if self.options.stop else (len(tokens),):
-            draft.tokens, draft.logprobs = tokens[:count], logprobs[:count]
+            draft.tokens, draft.logprobs, draft.entropies = tokens[:count], logprobs[:count], entropies[:count]
             self._end(draft)
             if draft.finish is not None:
                 return
@@ -102,6 +104,7 @@ class Pen:
         return Completion(
             tokens=tuple(draft.tokens),
             logprobs=tuple(draft.logprobs),
+            entropies=tuple(draft.entropies),
             text=text[: min((text.find(stop) for stop in self.options.stop if stop in text), default=len(text))],
             finish=draft.finish,
             version=version,

@@ -22,6 +22,9 @@ SECOND_FACTOR = 0x94D049BB133111EB - 2**64
 BLOCK = 128
 """A token is drawn in two steps, a block of so many and then one of it: only the blocks are summed up all along."""
 
+LOWEST = -1e4
+"""A score so far below the highest weighs 0; -inf would too, but 0 · -inf is no number."""
+
 WHOLE = 2.0**61
 """A distribution in integers sums to about this: exact and the same in any order, with room for rounding."""
 
@@ -66,17 +69,21 @@ def _root(seed: int, step: int) -> int:
 
 def draw(
     logits: Float[Tensor, "R V"], uniforms: Float[Tensor, " R"], options: SamplingOptions
-) -> tuple[Int[Tensor, " R"], Float[Tensor, " R"]]:
-    """A token for each row, and its log-prob under the distribution it was really drawn from.
+) -> tuple[Int[Tensor, " R"], Float[Tensor, " R"], Float[Tensor, " R"]]:
+    """A token for each row, its log-prob under the distribution it was really drawn from, and the policy's entropy.
 
-    With temperature 0 that distribution is a point mass, so the log-prob is 0. Nothing here waits for the device or
-    has a shape that depends on values: it can be recorded in a CUDA graph.
+    The entropy is of the distribution at the sampling temperature, before top-k, top-p or min-p cut it: what a learner
+    computes. With temperature 0 the distribution is a point mass, so log-prob and entropy are 0. Nothing here waits
+    for the device or has a shape that depends on values: it can be recorded in a CUDA graph.
     """
     if options.greedy:
         highest, tokens = logits.float().max(dim=-1)
-        return tokens, highest - highest  # 0, but NaN where the logits are
-    scores = sampling_logprobs(logits, options) if options.truncates else _tempered(logits, options.temperature)
-    masses, highest = _block_masses(scores)
+        return tokens, highest - highest, highest - highest  # 0, but NaN where the logits are
+    scores = _tempered(logits, options.temperature)
+    masses, highest, entropy = _block_masses(scores)
+    if options.truncates:
+        scores = sampling_logprobs(logits, options)
+        masses, highest, _ = _block_masses(scores)
     number = uniforms.unsqueeze(1)
     if logits.shape[1] <= BLOCK:
         tokens, _ = _inverted(masses, number)
@@ -87,12 +94,14 @@ def draw(
         place, _ = _inverted(inside.masked_fill(places >= logits.shape[1], 0.0), number)
         tokens = block * BLOCK + place
     logprobs = (scores.gather(1, tokens) - highest).double() - masses.sum(dim=-1, keepdim=True).log()
-    return tokens.squeeze(1), logprobs.squeeze(1).float()
+    return tokens.squeeze(1), logprobs.squeeze(1).float(), entropy
 
 
-def _block_masses(scores: Float[Tensor, "R V"]) -> tuple[Float[Tensor, "R N"], Float[Tensor, "R 1"]]:
+def _block_masses(
+    scores: Float[Tensor, "R V"],
+) -> tuple[Float[Tensor, "R N"], Float[Tensor, "R 1"], Float[Tensor, " R"]]:
     """The weight of each block of a large vocabulary, the last of which may be shorter, or of each token of a small
-    one; and the highest score, which weighs 1.
+    one; the highest score, which weighs 1; and the entropy of the whole.
 
     A block is read once: it is summed against its own highest score. In float32 inside a block, whose rounding is
     that of the weights themselves; in float64 from there on, since in a float32 sum over all of them rare tokens
@@ -100,20 +109,34 @@ def _block_masses(scores: Float[Tensor, "R V"]) -> tuple[Float[Tensor, "R N"], F
     """
     if scores.shape[1] <= BLOCK:
         highest = scores.amax(dim=-1, keepdim=True)
-        return (scores - highest).exp_().double(), highest
+        below = (scores - highest).clamp_(min=LOWEST)
+        masses = below.exp().double()
+        return masses, highest, _entropy(masses, masses * below)
     whole = scores.shape[1] // BLOCK * BLOCK
     parts = [_sums(scores[:, :whole].unflatten(1, (-1, BLOCK)))]
     if whole < scores.shape[1]:
         parts.append(_sums(scores[:, whole:].unsqueeze(1)))
-    sums, peaks = (torch.cat(each, dim=1) if len(parts) > 1 else each[0] for each in zip(*parts, strict=True))
+    sums, moments, peaks = (torch.cat(each, dim=1) if len(parts) > 1 else each[0] for each in zip(*parts, strict=True))
     highest = peaks.amax(dim=-1, keepdim=True)
-    return sums.double() * (peaks - highest).double().exp_(), highest
+    depth = (peaks - highest).double().clamp_(min=LOWEST)
+    scale = depth.exp()
+    masses = sums.double() * scale
+    return masses, highest, _entropy(masses, moments.double() * scale + masses * depth)
 
 
-def _sums(blocks: Float[Tensor, "R N K"]) -> tuple[Float[Tensor, "R N"], Float[Tensor, "R N"]]:
-    """Of each block, against its highest score. A block that cannot be drawn has one, too, and a sum of 0."""
+def _sums(blocks: Float[Tensor, "R N K"]) -> tuple[Float[Tensor, "R N"], Float[Tensor, "R N"], Float[Tensor, "R N"]]:
+    """Of each block the weights' sum, the sum of weight · score and the highest score, all against that score. A block
+    that cannot be drawn has one, too, and sums of 0."""
     peaks = blocks.amax(dim=-1).clamp(min=torch.finfo(blocks.dtype).min)
-    return (blocks - peaks.unsqueeze(-1)).exp_().sum(dim=-1), peaks
+    below = (blocks - peaks.unsqueeze(-1)).clamp_(min=LOWEST)
+    weights = below.exp()
+    return weights.sum(dim=-1), below.mul_(weights).sum(dim=-1), peaks
+
+
+def _entropy(masses: Float[Tensor, "R N"], moments: Float[Tensor, "R N"]) -> Float[Tensor, " R"]:
+    """log Σ w − Σ w·score / Σ w, with scores against the highest."""
+    total = masses.sum(dim=-1)
+    return (total.log() - moments.sum(dim=-1) / total).float()
 
 
 def _inverted(

@@ -66,7 +66,7 @@ def compiled_states(model: PreTrainedModel) -> Callable[..., Tensor] | None:
 
 
 @cache
-def compiled_draw() -> Callable[..., tuple[Tensor, Tensor]]:
+def compiled_draw() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """Fewer passes over logits that are as wide as the vocabulary."""
     return torch.compile(draw, dynamic=True)
 

@@ -33,6 +33,8 @@ class Table:
     said: Int[Tensor, "S R1"]
     """All tokens; one place more than there is room for takes what rows that have ended would say."""
     logprobs: Float[Tensor, "S R1"]
+    entropies: Float[Tensor, "S R1"]
+    """Of the distribution before each token."""
     seed: Int[Tensor, ""]
     step: Int[Tensor, ""]
     broken: Bool[Tensor, ""]
@@ -59,15 +61,16 @@ class Table:
         logits: Float[Tensor, "N V"],
         options: SamplingOptions,
         ends: Int[Tensor, " E"],
-        draw: Callable[..., tuple[Tensor, Tensor]] = draw,
+        draw: Callable[..., tuple[Tensor, Tensor, Tensor]] = draw,
     ) -> None:
         """One token for each of the rows from the first on; rows that have ended stay as they are."""
         here = slice(first, first + len(logits))
         live, counts = self.live[here], self.counts[here]
-        tokens, logprobs = draw(logits, uniforms_at(self.states[here], counts), options)
+        tokens, logprobs, entropies = draw(logits, uniforms_at(self.states[here], counts), options)
         self.tokens[here] = tokens
         self.said[here].scatter_(1, counts.unsqueeze(1), tokens.unsqueeze(1))
         self.logprobs[here].scatter_(1, counts.unsqueeze(1), logprobs.unsqueeze(1))
+        self.entropies[here].scatter_(1, counts.unsqueeze(1), entropies.unsqueeze(1))
         self.broken.logical_or_((live & logprobs.isnan()).any())
         counts += live
         live &= (tokens.unsqueeze(1) != ends).all(dim=1) & (counts < options.max_tokens)
@@ -80,7 +83,7 @@ class Table:
         """Rows move to other slots, and only the first `left` are taken: nobody goes on in the others."""
         if sources:
             columns = (self.tokens, self.counts, self.live, self.prompts, self.states)
-            for column in (*columns, self.said, self.logprobs):
+            for column in (*columns, self.said, self.logprobs, self.entropies):
                 column[targets] = column[sources]
         self.live[left:] = False
 
@@ -89,9 +92,10 @@ class Table:
         seen = torch.cat((self.counts[:rows], self.live[:rows], self.broken[None])).tolist()
         return seen[:rows], [bool(live) for live in seen[rows:-1]], bool(seen[-1])
 
-    def texts(self, slots: Sequence[int], longest: int) -> tuple[list[list[int]], list[list[float]]]:
-        """The first tokens of rows, with their log-probs."""
-        return self.said[slots, :longest].tolist(), self.logprobs[slots, :longest].tolist()
+    def texts(self, slots: Sequence[int], longest: int) -> tuple[list[list[int]], list[list[float]], list[list[float]]]:
+        """The first tokens of rows, with their log-probs and entropies."""
+        said, logprobs, entropies = (each[slots, :longest] for each in (self.said, self.logprobs, self.entropies))
+        return said.tolist(), logprobs.tolist(), entropies.tolist()
 
 
 def empty_table(slots: int, room: int, device: torch.device) -> Table:
@@ -106,6 +110,7 @@ def empty_table(slots: int, room: int, device: torch.device) -> Table:
         states=integers(slots),
         said=integers(slots, room + 1),
         logprobs=torch.zeros(slots, room + 1, dtype=torch.float32, device=device),
+        entropies=torch.zeros(slots, room + 1, dtype=torch.float32, device=device),
         seed=integers(),
         step=integers(),
         broken=integers().bool(),

@@ -4,9 +4,10 @@ Advantages are computed over the whole rollout batch, dropped groups included; o
 Log-probs that the algorithm does not need are not computed.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, repeat
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from proximo.shapes import Bool, Float, Int
 from proximo.training.experts import to_replay, with_routes
 from proximo.training.learner import Learner
 from proximo.training.memory import with_room
-from proximo.types import Batch, Group
+from proximo.types import Batch, Completion, Group
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,11 @@ def _with_scores(batch: Batch, index: Int[Tensor, " M"], learner: Learner) -> tu
     return batch, gap
 
 
+def _entropies(completion: Completion) -> Iterable[float]:
+    """Aligned with its tokens; NaN where its sampler does not say."""
+    return completion.entropies or repeat(math.nan, len(completion.tokens))
+
+
 def to_batch(groups: Sequence[Group]) -> Batch:
     """Tensors of the groups' completions, before anything is computed from them."""
     rollouts = [(number, rollout) for number, group in enumerate(groups) for rollout in group.rollouts]
@@ -144,6 +150,8 @@ def to_batch(groups: Sequence[Group]) -> Batch:
     logprobs = np.fromiter(chain.from_iterable(completion.logprobs for completion in completions), np.float32)
     tokens = torch.zeros(shape, dtype=torch.long).masked_scatter(where, torch.from_numpy(tokens))
     logprobs = torch.zeros(shape, dtype=torch.float32).masked_scatter(where, torch.from_numpy(logprobs))
+    entropy = np.fromiter(chain.from_iterable(map(_entropies, completions)), np.float32)
+    entropy = torch.zeros(shape, dtype=torch.float32).masked_scatter(where, torch.from_numpy(entropy))
     outcome = torch.tensor([rollout.grade.verdict for _, rollout in rollouts], dtype=torch.float64)
     rewards = torch.tensor([rollout.grade.reward for _, rollout in rollouts], dtype=torch.float64)
     return Batch(
@@ -157,6 +165,7 @@ def to_batch(groups: Sequence[Group]) -> Batch:
         truncated=torch.tensor([completion.finish == "length" for completion in completions]),
         version=torch.tensor([completion.version for completion in completions]),
         rollout_logprobs=logprobs,
+        rollout_entropy=entropy,
         old_logprobs=logprobs,
         advantages=torch.zeros(shape, dtype=torch.float64),
         groups=tuple(groups),

@@ -18,6 +18,7 @@ from proximo.training.guarding import Update
 from proximo.types import Batch, Group, Rollout, Stats
 
 RENAMED = {
+    "entropy": "update_entropy",
     "ref_kl": "kl",
     "blocked_positive": "clip_high",
     "blocked_negative": "clip_low",
@@ -99,6 +100,7 @@ def rollout_metrics(collected: Collected, *, has_verdict: bool = True) -> dict[s
         "outcome": float(scored.mean()) if len(scored) else math.nan,
         "length": float(lengths.mean()),
         **_tails("length", lengths),
+        **entropy_metrics(rollouts),
         "truncated": truncated / len(rollouts),
         "completions": len(rollouts),
         "unscored": len(outcome) - len(scored),
@@ -154,6 +156,13 @@ class _Siblings:
             spread=math.sqrt(known_mean((reward - mean) ** 2 for reward in rewards)),
             duplicates=equal / pairs if pairs else math.nan,
         )
+
+
+def entropy_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Of the policy that sampled, mean over all tokens; nothing where a sampler does not say it."""
+    known = [value for rollout in rollouts for value in rollout.completion.entropies]
+    tokens = sum(len(rollout.completion.tokens) for rollout in rollouts)
+    return {"entropy": math.fsum(known) / tokens} if tokens and len(known) == tokens else {}
 
 
 def _tails(name: str, values: Tensor) -> dict[str, float]:

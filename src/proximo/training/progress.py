@@ -57,8 +57,9 @@ def summary(metrics: Mapping[str, float]) -> str:
     """The few numbers that matter at a glance."""
     parts = [f"outcome {metrics['outcome']:.3f}", f"length {metrics['length']:.1f}"]
     if "entropy" in metrics:
+        parts.append(f"entropy {metrics['entropy']:.3f}")
+    if "clip_low" in metrics:
         parts += [
-            f"entropy {metrics['entropy']:.3f}",
             f"clip {metrics['clip_low']:.1%}/{metrics['clip_high']:.1%}",
             f"gate {metrics['gate']:.3f}",
             f"grad {metrics['gradient_norm']:.2f}",

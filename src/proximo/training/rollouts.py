@@ -63,6 +63,7 @@ def rollout_table(
         "truncated": batch.truncated.numpy(),
         "version": batch.version.numpy(),
         "rollout_logprobs": ragged(batch.rollout_logprobs),
+        "rollout_entropy": ragged(batch.rollout_entropy),
         "old_logprobs": ragged(batch.old_logprobs),
         "updates": pa.array(numbers, pa.list_(pa.int32())),
         "current_logprobs": ragged.nested(logprobs, [len(each) for each in numbers]),

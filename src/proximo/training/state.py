@@ -207,6 +207,7 @@ def _read_rollout(facts: Mapping[str, Any], **routes: Tensor | None) -> Rollout:
         text=facts["text"],
         finish=facts["finish"],
         version=facts["version"],
+        entropies=tuple(facts.get("entropies", ())),  # earlier versions did not keep them
         **routes,
     )
     return Rollout(completion, Grade(facts["outcome"], facts["parts"]))

@@ -48,13 +48,11 @@ def curves(facts: Facts) -> str:
 
 def _of_run(facts: Facts) -> list[Chart]:
     limit = "" if facts.config is None else f"tokens, at most {facts.config.sampling.max_tokens}"
-    # Dead rows are not run where nothing needs them: then entropy is that of the others, which is higher.
-    skips = any(share < 1 for _, share in facts.curve("measured"))
     of = partial(_chart, facts)
     return [
         _outcome(facts),
         of("Length", {"length": "length"}, limit, band=("length_p10", "length_p90")),
-        of("Entropy", {"entropy": "entropy"}, "nats a token" + ", without dead rows" * skips),
+        of("Entropy", {"entropy": "entropy"}, "nats a token, of all that was sampled"),
         of("KL to the reference", {"kl": "KL"}, "nats a token"),
         _held_back(facts),
         of("Gradient norm", {"gradient_norm": "mean", "gradient_norm_max": "largest"}, "before clipping"),

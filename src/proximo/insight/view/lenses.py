@@ -87,7 +87,7 @@ class Look:
             "reference": batch.ref_logprobs,
             "value": batch.values,
             "return": batch.returns,
-            "entropy": step.entropy[self.number] if step.passes else None,
+            "entropy": step.entropy_in(self.number),
         }
         found = {name: of(tensor) for name, tensor in given.items() if tensor is not None}
         before = of(step.current[self.number]) if step.passes else found["old"]

@@ -43,7 +43,7 @@ export const CHANNELS = [
     shade: (value, range) => diverging(-value, range), isBackwards: true,
   },
   {
-    name: "entropy", label: "entropy", title: "how unsure the policy was just before the update",
+    name: "entropy", label: "entropy", title: "how unsure the policy was just before the update; when it sampled, where no update ran the row",
     of: (row) => row.entropy, say: short, shade: sequential, ends: ["sure", "unsure"],
   },
   {

@@ -31,7 +31,7 @@ export const PANELS = {
       id: "length", title: "Length", unit: "tokens", note: "of completions: mean, and between which values eight of ten lie",
       lines: [line("length", "length", { low: "length_p10", high: "length_p90" })], cap: (run) => run.about?.cap,
     },
-    { id: "entropy", title: "Entropy", unit: "nats", note: "of the policy, over the tokens that updates ran", lines: [line("entropy", "entropy")] },
+    { id: "entropy", title: "Entropy", unit: "nats", note: "of the policy, over all tokens that were sampled", lines: [line("entropy", "entropy")] },
     { id: "truncated", title: "Truncated", unit: "share", note: "cut at the limit of tokens", lines: [line("truncated", "truncated")] },
     { id: "unscored", title: "Unscored", note: "completions that no grader could judge", lines: [line("unscored", "unscored", { when: isAbove("unscored") })] },
   ],
