@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from proximo import explain, toml
-from proximo.cli.flags import nearest, refuse, take
+from proximo.cli.flags import nearest, refuse, said_later, take
 from proximo.explain import Card
 from proximo.presets import ARITHMETIC, PRESETS, with_algorithm
 from proximo.training.config import RunConfig, ValueOptions
@@ -34,7 +34,8 @@ def named_algorithm(flag: str, name: str) -> Card:
 
 def with_named(config: RunConfig, card: Card) -> RunConfig:
     try:
-        return with_algorithm(config, card.value)
+        with said_later():
+            return with_algorithm(config, card.value)
     except ValueError as error:
         refuse(str(error))
 
@@ -49,7 +50,8 @@ def with_values(config: RunConfig) -> RunConfig:
 def preset_or_file(name: str) -> RunConfig:
     if name.endswith(".toml"):
         try:
-            return toml.load(name, RunConfig)
+            with said_later():
+                return toml.load(name, RunConfig)
         except ValueError as error:
             refuse(str(error))
     found = preset(name)

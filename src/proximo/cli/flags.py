@@ -2,18 +2,18 @@
 
 import difflib
 import math
-import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, is_dataclass, replace
-from typing import NoReturn, TypeVar
+from types import NoneType
+from typing import Any, NoReturn, TypeVar, get_origin
 
 import tyro
 
 from proximo.algorithms import UnusualChoice
-from proximo.pieces import classes, given_fields
+from proximo.pieces import classes, given_fields, union_members
 from proximo.plain_text import MOST, visible
 from proximo.redacting import masked
 
@@ -23,10 +23,11 @@ Value = TypeVar("Value")
 def changed(default: Value, flags: Sequence[str], *, prog: str, description: str) -> Value:
     """A frozen value with some fields changed, like `--gate.high 0.2`; remarks on unusual choices go to stderr.
 
-    `--gate.type SoftGate` puts another piece in a field's place, with its defaults.
+    `--gate.type SoftGate` puts another piece in a field's place, with its defaults; `--shape.type None` takes it away
+    where a field may be empty; `--extra.add EntropyBonus` puts one beside what is there.
     """
     flags = list(flags)
-    default = with_types(default, flags)
+    default = with_pieces(default, flags)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UnusualChoice)
         try:
@@ -68,34 +69,85 @@ def _complaints(value: object, path: str) -> Iterator[str]:
         yield f"{path} has a NUL character: remove it"
 
 
-def with_types(value: Value, flags: list[str]) -> Value:
-    """The value with the pieces that `--field.type NAME` asks for, looked up among those the field may hold."""
-    for flag in [flag.partition("=")[0] for flag in flags if re.fullmatch(r"--[\w.-]+\.type(=.*)?", flag)]:
-        name = take(flags, flag)
-        assert name is not None
-        path = flag.removeprefix("--").removesuffix(".type").replace("-", "_")
-        try:
-            value = _with_type(value, path.split("."), name, flag.removesuffix(".type"), flags)
-        except ValueError as error:
-            refuse(str(error))
+def with_pieces(value: Value, flags: list[str]) -> Value:
+    """The value with the pieces that `--field.type NAME` and `--field.add NAME` ask for, looked up among those the
+    field may hold. `--field None` means `--field.type None`."""
+    with said_later():
+        for flag in [flag.partition("=")[0] for flag in flags if flag.startswith("--")]:
+            prefix, _, verb = flag.rpartition(".")
+            if verb not in ("type", "add"):
+                if not _empties(type(value), flag, flags):
+                    continue
+                prefix, verb = flag, "type"
+            name = take(flags, flag)
+            assert name is not None
+            path = prefix.removeprefix("--").replace("-", "_")
+            try:
+                value = _with_piece(value, path.split("."), name, prefix, verb, flags)
+            except ValueError as error:
+                refuse(str(error))
     return value
 
 
-def _with_type(value: Value, path: list[str], name: str, prefix: str, flags: list[str]) -> Value:
+@contextmanager
+def said_later() -> Iterator[None]:
+    """For values that are not whole yet: `changed` remarks on unusual choices once, when all flags are read."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnusualChoice)
+        yield
+
+
+def _empties(kind: Any, flag: str, flags: Sequence[str]) -> bool:
+    """Whether the flag says None to a field that holds a piece or nothing. Other fields' None is tyro's to read."""
+    given = [later for flag_, later in zip(flags, [*flags[1:], ""], strict=True) if flag_ == flag]
+    given += [each.removeprefix(f"{flag}=") for each in flags if each.startswith(f"{flag}=")]
+    if not given or given[0].lower() != "none":
+        return False
+    for name in flag.removeprefix("--").replace("-", "_").split("."):
+        kinds = [dict(_kinds(each)).get(name) for each in classes(kind)]
+        kind = next((each for each in kinds if each is not None), None)
+    return bool(classes(kind)) and NoneType in union_members(kind)
+
+
+def _kinds(kind: type) -> Iterator[tuple[str, Any]]:
+    for field, its_kind in given_fields(kind):
+        yield field.name, its_kind
+
+
+def _with_piece(value: Value, path: list[str], name: str, prefix: str, verb: str, flags: list[str]) -> Value:
     field, *rest = path
+    asked = f"{prefix}.{verb} {name}"
     if value is None:
-        refuse(f"{prefix}.type {name}: nothing is set there that it could change; this run does not ask for it")
-    kinds = {each.name: kind for each, kind in given_fields(type(value))} if is_dataclass(value) else {}
+        refuse(f"{asked}: nothing is set there that it could change; this run does not ask for it")
+    kinds = dict(_kinds(type(value))) if is_dataclass(value) else {}
     if field not in kinds:
-        refuse(f"{prefix}.type {name}: {type(value).__name__} has no field {field}{nearest(field, list(kinds))}")
+        refuse(f"{asked}: {type(value).__name__} has no field {field}{nearest(field, list(kinds))}")
     if rest:
-        inner = _with_type(vars(value)[field], rest, name, prefix, flags)
+        inner = _with_piece(vars(value)[field], rest, name, prefix, verb, flags)
+    elif verb == "add":
+        inner = _added(vars(value)[field], kinds[field], asked, _piece(kinds[field], name, asked, prefix, flags))
+    elif name.lower() == "none" and NoneType in union_members(kinds[field]) and classes(kinds[field]):
+        inner = None
     else:
-        known = {each.__name__: each for each in classes(kinds[field])}
-        if name not in known:
-            refuse(f"{prefix}.type {name}: give one of {', '.join(known) or 'nothing, it holds no piece'}")
-        inner = known[name](**_required(known[name], prefix, flags))
+        inner = _piece(kinds[field], name, asked, prefix, flags)
     return replace(value, **{field: inner})  # pyright: ignore[reportArgumentType]
+
+
+def _piece(kind: Any, name: str, asked: str, prefix: str, flags: list[str]) -> object:
+    known = {each.__name__: each for each in classes(kind)}
+    if name not in known:
+        choices = [*known, *(["None"] if known and NoneType in union_members(kind) else [])]
+        refuse(f"{asked}: give one of {', '.join(choices) or 'nothing, it holds no piece'}")
+    return known[name](**_required(known[name], prefix, flags))
+
+
+def _added(current: object, kind: Any, asked: str, piece: object) -> object:
+    """Behind what is there; alone where nothing is."""
+    if not any(get_origin(option) is tuple for option in union_members(kind)):
+        refuse(f"{asked}: this field holds one piece; put another in its place with .type")
+    if current is None:
+        return piece
+    return (*current, piece) if isinstance(current, tuple) else (current, piece)
 
 
 def _required(kind: type, prefix: str, flags: list[str]) -> dict[str, str]:

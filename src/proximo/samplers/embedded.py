@@ -233,8 +233,9 @@ class _Decoding:
         due = [slot for slot, on in enumerate(goes_on) if reads or not on]
         if due:
             texts = zip(due, *room.table.texts(due, max(counts[slot] for slot in due)), strict=True)
-            for slot, *drawn in texts:
-                self._pen.take(self._live[slot], *(each[: counts[slot]] for each in drawn))
+            for slot, tokens, logprobs, entropies in texts:
+                count = counts[slot]
+                self._pen.take(self._live[slot], tokens[:count], logprobs[:count], entropies[:count])
         gone = [slot for slot, draft in enumerate(self._live) if draft.finish is not None]
         ended = [self._live[slot] for slot in gone]
         if gone:
