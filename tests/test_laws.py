@@ -89,12 +89,28 @@ def test_iv_leave_one_out_is_the_centred_reward_rescaled(rewards: list[float]):
 
 @given(log_ratio=st.lists(st.floats(-3, 3), min_size=1, max_size=12), tau=st.floats(0.5, 2.0))
 def test_v_soft_gate_is_sech_squared_and_its_mean_near_the_sequence_gate(log_ratio: list[float], tau: float):
+    """|mean gate − sequence gate| ≤ τ²/4 · (Var(r) + |(r̄ − 1)² − z̄²|), z = log r: docs/algorithms/sapo.md proves it."""
     z = torch.tensor([log_ratio])
-    through = SoftGate(tau, tau).through(z, torch.ones_like(z))
-    assert_close(through, 1 / (tau * (z.exp() - 1) / 2).cosh().square())
-    mean_gate = (1 / (tau * z / 2).cosh().square()).mean()
+    gate, ones, r = SoftGate(tau, tau), torch.ones_like(z), z.exp()
+    through = gate.through(z, ones)
+    assert_close(through, 1 / (tau * (r - 1) / 2).cosh().square())
     sequence_gate = 1 / (tau * z.mean() / 2).cosh().square()
-    assert (mean_gate - sequence_gate).abs() <= tau**2 / 4 * z.var(correction=0) + 1e-12
+    gap = gate.sequence_gap(z, ones, ones.bool())[0, 0]
+    assert_close(gap, (through.mean() - sequence_gate).abs())
+    assert gap <= tau**2 / 4 * (r.var(correction=0) + ((r.mean() - 1) ** 2 - z.mean() ** 2).abs()) + 1e-12
+
+
+def test_v_the_variance_of_the_log_ratios_bounds_no_distance_between_the_gates():
+    # Two tokens with r = 2: their variance is 0, the gates are sech²(1/2) and sech²(log √2).
+    z, ones = torch.full((1, 2), math.log(2)), torch.ones(1, 2)
+    gap = SoftGate(1.0, 1.0).sequence_gap(z, ones, ones.bool())[0, 0]
+    assert_close(gap, 1 / math.cosh(math.log(2) / 2) ** 2 - 1 / math.cosh(0.5) ** 2)
+    assert gap > 0.1
+    # Nor does it for rows as training has them: about half of a thousand exceed τ²/4 · Var(log r).
+    z = torch.randn(1000, 16, generator=torch.Generator().manual_seed(0)) * 0.05
+    ones = torch.ones_like(z)
+    gaps = SoftGate(1.0, 1.0).sequence_gap(z, ones, ones.bool())[:, 0]
+    assert 0.45 < (gaps > z.var(dim=1, correction=0) / 4).double().mean() < 0.55
 
 
 @given(batch=batches(), alpha=st.floats(0.5, 8.0))

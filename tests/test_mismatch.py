@@ -25,7 +25,6 @@ from proximo.maths import (
     SoftGate,
     TokenTruncated,
 )
-from proximo.maths.gates import sech_squared
 from proximo.maths.mismatch import effective_share, mismatch
 from proximo.models import load_model, score, tiny_model, tiny_moe, tiny_tokenizer
 from proximo.models.shipped import resolve
@@ -444,7 +443,7 @@ def test_the_distance_between_the_soft_gate_and_the_sequence_gate_by_hand():
 
 @pytest.mark.parametrize("make", [dense, mixture])
 def test_the_gates_law_holds_on_a_real_packed_batch(make):
-    """The mean of sech²(τz/2) over a completion stays within τ²/4·Var(z) of sech²(τ·z̄/2)."""
+    """A completion's mean gate stays within τ²/4 · (Var(r) + |(r̄ − 1)² − z̄²|) of the sequence gate, z = log r."""
     model = make()
     completions = local_sampler(model, TOKENIZER).sample(REQUESTS, SamplingOptions(max_tokens=12), seed=0, step=0)
     for seed in range(4):
@@ -452,8 +451,9 @@ def test_the_gates_law_holds_on_a_real_packed_batch(make):
         gaps = scored(model, completions).split([len(each.tokens) for siblings in completions for each in siblings])
         assert max(float(z.abs().max()) for z in gaps) > 0.01
         for tau, z in itertools.product((0.5, 1.0, 1.05, 4.0), gaps):
-            distance = (sech_squared(tau * z / 2).mean() - sech_squared(tau * z.mean() / 2)).abs()
-            assert float(distance) <= tau**2 / 4 * float(z.var(correction=0)) + 1e-12
+            r, row = z.exp(), z.unsqueeze(0)
+            distance = SoftGate(tau, tau).sequence_gap(row, torch.ones_like(row), torch.ones_like(row).bool())[0, 0]
+            assert distance <= tau**2 / 4 * (r.var(correction=0) + ((r.mean() - 1) ** 2 - z.mean() ** 2).abs()) + 1e-12
 
 
 def test_only_a_soft_gate_reports_its_distance():

@@ -101,8 +101,8 @@ class SoftGate:
     ) -> Float[Tensor, "B T"]:
         """|mean over the row of sech²(τ(r−1)/2) − sech²(τ·z̄/2)|, z̄ the mean of z = log r: repeated at every token.
 
-        SAPO's paper reads its gate as a soft gate on GSPO's sequence ratio e^z̄. For sech²(τz/2) that holds up to
-        τ²/4 · Var(z); from there to the real gate, with r−1 for z, there is no bound. Hence this number.
+        SAPO's paper reads its gate as a soft gate on GSPO's sequence ratio e^z̄. The distance is at most
+        τ²/4 · (Var(r) + |(r̄−1)² − z̄²|), r̄ the mean of r; no multiple of Var(z) alone bounds it. Hence this number.
         """
         tau = self._tau(advantages)
         real = sech_squared(tau * (bounded_exp(log_ratio) - 1) / 2)
