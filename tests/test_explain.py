@@ -1,12 +1,14 @@
 """What `proximo explain` says: complete, true to the value, and one line for what was changed."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from proximo import algorithms, explain
-from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, VAPO, Algorithm
+from proximo.algorithms import DAPO, GRPO, GSPO, GSPO_TOKEN, LUSPO, PPO, SAPO, VAPO, Algorithm
 from proximo.cli import main
 from proximo.explain.formula import objective
 from proximo.explain.peers import PEERS, UNUSED
@@ -154,6 +156,56 @@ def test_command_prints_the_whole_card(capsys):
     assert "epsilon_high" in text
     assert "clip_ratio_c 3.0" in text
     assert "No longer" not in text
+
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo", "dapo", "gspo"])
+def test_explain_and_the_page_agree_on_verls_dual_clip(name: str):
+    page = (ROOT / "docs" / "algorithms" / f"{name}.md").read_text()
+    (row,) = (line for line in page.splitlines() if line.startswith("| Dual clip |"))
+    card = explain.card(name)
+    assert card is not None
+    ((_, _, [peer]),) = (each for each in explain.stages(card.value) if each[0] == "gate")
+    on_page, explained = row.split("|")[-2], peer.verl
+    assert ("**on**" in on_page) != ("not read" in on_page)
+    assert ("is on by default" in explained, "is not read" in explained) == ("**on**" in on_page, "not read" in on_page)
+
+
+def test_luspo_has_gspos_loss_at_verl():
+    gates = [explain.stages(value)[5] for value in (GSPO, GSPO_TOKEN, LUSPO)]
+    assert {stage for stage, _, _ in gates} == {"gate"}
+    assert all("clip_ratio_c is not read" in peer.verl for _, _, peers in gates for peer in peers)
+
+
+@pytest.mark.parametrize("card", explain.CARDS, ids=lambda card: card.name)
+def test_no_algorithm_needs_two_losses_of_verl_at_once(card: explain.Card):
+    named = {
+        match
+        for _, _, peers in explain.stages(card.value)
+        for peer in peers
+        for match in re.findall(r"^loss_mode (\w+)", peer.verl)
+    }
+    assert len(named) <= 1
+
+
+def test_sapo_has_verls_sapo_and_nothing_of_vanilla():
+    text = " ".join(peer.verl for _, _, peers in explain.stages(SAPO) for peer in peers)
+    assert "loss_mode sapo" in text
+    assert "vanilla" not in text
+
+
+def test_the_band_is_explained_where_its_meaning_depends_on_the_length(capsys):
+    named = {card.name for card in explain.CARDS if explain.what_the_band_means(card.value)}
+    assert named == {"gspo", "gspo-token", "luspo"}
+    # (0.05 / 4e-4)² tokens; 0.05/√3 is 0.0289 and 0.05/100 is 0.0005.
+    text = " ".join(explain.what_the_band_means(GSPO))
+    assert "as wide at about 15,600 tokens" in text
+    assert "0.029 at 3 tokens, 0.005 at 100 tokens, 0.0005 at 10,000 tokens" in text
+    assert "at about 2 tokens" in " ".join(explain.what_the_band_means(replace(GSPO, gate=Clip(0.03, 0.04))))
+    assert main(["explain", "gspo"]) == 0
+    assert "15,600 tokens" in capsys.readouterr().out
 
 
 def test_command_says_in_one_line_what_is_no_longer_dapo(capsys):

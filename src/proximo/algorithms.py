@@ -169,11 +169,10 @@ def _contradictions(algorithm: Algorithm) -> Iterator[str]:
 
 def _unusual(algorithm: Algorithm) -> Iterator[str]:
     ratio, gate, weights = algorithm.ratio, algorithm.gate, algorithm.weights
-    normalised = isinstance(ratio, SequenceRatio | SequenceTokenRatio)
-    spans = normalised or isinstance(ratio, SequenceProductRatio)
+    spans = ratio.length_normalised or isinstance(ratio, SequenceProductRatio)
     if spans and isinstance(weights, TokenMean) and not gate.score_form:
         yield f"ratio {ratio} with weights TokenMean(): long completions count for more; SequenceMean() is usual"
-    if normalised and isinstance(gate, Clip) and max(gate.low, gate.high) > 0.05:
+    if ratio.length_normalised and isinstance(gate, Clip) and max(gate.low, gate.high) > 0.05:
         yield f"gate {gate} on a length-normalised ratio hardly ever clips: GSPO uses Clip(3e-4, 4e-4)"
     if isinstance(gate, SoftGate) and gate.tau_neg < gate.tau_pos:
         yield f"gate {gate}: tau_neg below tau_pos lets negative tokens push further, which SAPO found unstable"

@@ -52,6 +52,8 @@ def _print_card(console: Console, card: Card, algorithm: Algorithm) -> None:
     console.print()
     for line in explain.objective(algorithm):
         _print_labelled(console, "", line, style="cyan", indent=2)
+    for line in explain.what_the_band_means(algorithm):
+        _print_labelled(console, "", line, indent=2)
     console.print()
     for number, (stage, choice, peers) in enumerate(explain.stages(algorithm), start=1):
         _print_labelled(console, f"{number:>2} {stage}", choice, style="bold")

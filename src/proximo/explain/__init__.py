@@ -5,8 +5,9 @@ from typing import Any
 
 from proximo.algorithms import Algorithm
 from proximo.explain.formula import objective
+from proximo.explain.lengths import what_the_band_means
 from proximo.explain.papers import CARDS, GRPO_CARD, Card, card
-from proximo.explain.peers import PEERS, UNUSED, Peers
+from proximo.explain.peers import COMBINED, PEERS, UNUSED, Peers
 from proximo.maths.credit import SequenceWhitened, SignScaled, TokenWhitened
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "source",
     "stages",
     "table",
+    "what_the_band_means",
 ]
 
 STAGES = tuple(field.name for field in fields(Algorithm))
@@ -49,6 +51,8 @@ def stages(algorithm: Algorithm) -> list[tuple[str, str, list[Peers]]]:
         piece = getattr(algorithm, stage)
         pieces = piece if isinstance(piece, tuple) else (piece,)
         peers = [UNUSED[stage]] if piece is None else [peer for each in pieces for peer in _peers(each)]
+        if stage == "gate":
+            peers = [COMBINED.get((type(piece), type(algorithm.ratio)), peers[0])]
         rows.append((stage, choice(piece), peers))
     return rows
 

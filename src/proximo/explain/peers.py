@@ -74,11 +74,11 @@ PEERS: dict[type, Peers] = {
     SamplerPolicy: Peers("none", "rollout_correction.bypass_mode False"),
     CurrentPolicy: Peers("implied by one update per batch", "loss_mode gpg"),
     NoRatio: Peers("none", "loss_mode gpg"),
-    TokenRatio: Peers('importance_sampling_level "token"', "loss_mode vanilla"),
+    TokenRatio: Peers('importance_sampling_level "token"', "one for each token in every loss_mode but gspo"),
     SequenceRatio: Peers('importance_sampling_level "sequence" (default "token")', "loss_mode gspo, in its sequence_token form"),
     SequenceTokenRatio: Peers("none", "loss_mode gspo"),
     SequenceProductRatio: Peers('RLOOTrainer; loss_type "vespo"', "none"),
-    Clip: Peers("epsilon 0.2, epsilon_high None (= epsilon), delta None", "clip_ratio_low 0.2, clip_ratio_high 0.2, clip_ratio_c 3.0: a dual clip is on by default"),
+    Clip: Peers("epsilon 0.2, epsilon_high None (= epsilon), delta None", "clip_ratio_low 0.2, clip_ratio_high 0.2; with loss_mode vanilla also clip_ratio_c 3.0: a dual clip is on by default"),
     SoftGate: Peers('loss_type "sapo", sapo_temperature_pos 1.0, sapo_temperature_neg 1.05', "loss_mode sapo, actor.tau_pos 1.0, actor.tau_neg 1.05"),
     Unclipped: Peers("none", "loss_mode kl_cov"),
     GeometricClip: Peers("experimental GMPO trainer", "loss_mode geo_mean: a plain mean per micro-batch"),
@@ -106,9 +106,21 @@ PEERS: dict[type, Peers] = {
     RouterBalance: Peers("router_aux_loss_coef None: the model's own, so on for a mixture; prompts count too, per micro-batch", "off for Qwen3-MoE on Megatron (load balancing none); none on FSDP"),
 }  # fmt: skip
 
+_POOLED_CLIP = Peers(
+    "epsilon 0.2 unless set, epsilon_high None (= epsilon), delta None: GSPO's widths must be given",
+    "clip_ratio_low 0.2, clip_ratio_high 0.2 unless set; no dual clip: clip_ratio_c is not read",
+)
+COMBINED: dict[tuple[type, type], Peers] = {
+    (Clip, SequenceRatio): _POOLED_CLIP,
+    (Clip, SequenceTokenRatio): _POOLED_CLIP,
+}
+"""A gate on a ratio with which the peers treat it otherwise: one loss of theirs holds both."""
+
 UNUSED: dict[str, Peers] = {
     "shape": Peers("no shaping; a penalty is one more reward function", "no shaping by default"),
-    "select": Peers("off_policy_mask_threshold None, top_entropy_quantile 1.0", "loss_mode clip_cov and kl_cov"),
+    "select": Peers(
+        "off_policy_mask_threshold None, top_entropy_quantile 1.0", "none, unless loss_mode is clip_cov or kl_cov"
+    ),
     "correct": Peers("vllm_importance_sampling_correction True with vLLM", "rollout_correction.rollout_is null"),
     "kl": Peers("beta 0.0", "use_kl_loss False"),
     "extra": Peers("entropy_coef 0.0", "entropy_coeff 0"),

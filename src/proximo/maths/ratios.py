@@ -5,6 +5,7 @@ every token of its row; the weights of stage 10 then decide what it counts for.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +36,9 @@ Anchor = OldPolicy | SamplerPolicy | CurrentPolicy
 class NoRatio:
     """No importance weight: plain policy gradient."""
 
+    length_normalised: ClassVar[bool] = False
+    """Whether its log is a mean over the completion's tokens, so that its spread shrinks with length."""
+
     def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         return torch.zeros_like(log_ratio)
 
@@ -43,6 +47,8 @@ class NoRatio:
 class TokenRatio:
     """r_t = π(y_t) / π_old(y_t)."""
 
+    length_normalised: ClassVar[bool] = False
+
     def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         return log_ratio
 
@@ -50,6 +56,8 @@ class TokenRatio:
 @dataclass(frozen=True)
 class SequenceRatio:
     """s = (Π_t r_t)^(1/|y|), the geometric mean over sampled tokens. GSPO, equation 7."""
+
+    length_normalised: ClassVar[bool] = True
 
     def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         return row_mean(log_ratio, mask).expand_as(log_ratio)
@@ -62,6 +70,8 @@ class SequenceTokenRatio:
     Equal to SequenceRatio in value and gradient while all tokens of a row share one advantage.
     """
 
+    length_normalised: ClassVar[bool] = True
+
     def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         # Own minus detached first: it is exactly 0, so a bf16 mean would not lose its digits to it.
         return (log_ratio - log_ratio.detach()) + row_mean(log_ratio, mask).detach()
@@ -73,6 +83,8 @@ class SequenceProductRatio:
 
     max_log: float = 20.0
     """The summed log-ratio is clamped to ± this: beyond e^20 the number says nothing but "far away"."""
+
+    length_normalised: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.max_log <= 0:
