@@ -17,6 +17,7 @@ from proximo.samplers import Sampler
 from proximo.samplers.embedded import local_sampler
 from proximo.samplers.mismatch import MismatchedSampler
 from proximo.tasks import Task
+from proximo.training.banding import BandWatch
 from proximo.training.calibration import calibrate
 from proximo.training.collect import Collector
 from proximo.training.config import RunConfig
@@ -73,6 +74,7 @@ class Run:
             replay=config.replay,
         )
         self.watch, self.unscored = Watch(), UnscoredWatch(config.rewards.most_unscored)
+        self.band = BandWatch(config.algorithm)
         self.collector = Collector(
             task=self.task,
             sampler=self.mismatched or self._sampler(slots, record_routes=records),
@@ -102,6 +104,9 @@ class Run:
             more = {"rule": found.rule, "severity": found.severity, "remedy": found.remedy, "show": found.show}
             self.log.event(found.step, "finding", found.message, **more)
             self.progress.warned(found.step, str(found))
+        if (remark := self.band.look(metrics)) is not None:
+            self.log.event(step, "narrow_band", remark)
+            self.progress.warned(step, remark)
 
     def remember(self) -> None:
         """After a restart: the watch sees the rows that the run has kept, and says nothing twice."""
@@ -110,6 +115,7 @@ class Run:
             with suppress(ValueError):  # one damaged row is no reason not to see the others
                 if isinstance(row := json.loads(line), dict):
                     self.watch.look(row)
+                    self.band.look(row)
 
 
 def _value_backbone(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel | None:
