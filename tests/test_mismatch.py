@@ -26,6 +26,7 @@ from proximo.maths import (
     TokenTruncated,
 )
 from proximo.maths.mismatch import effective_share, mismatch
+from proximo.maths.ratios import SequenceProductRatio, SequenceRatio, TokenRatio
 from proximo.models import load_model, score, tiny_model, tiny_moe, tiny_tokenizer
 from proximo.models.shipped import resolve
 from proximo.samplers import SamplingOptions
@@ -423,6 +424,34 @@ def test_corrections_reduce_the_bias_of_the_gradient():
 def test_on_an_exact_sampler_nothing_is_biased():
     trial = biases(TOY, sigma=0.0, seed=0)
     assert max(trial.values()) < 1e-10
+
+
+# GSPO's ratio as an importance weight
+
+
+def test_only_the_ratio_of_whole_completions_is_an_unbiased_weight():
+    """Four symbols from three, drawn independently; f counts the last symbol, so that E_new[f] is 4 · 0.5."""
+    texts = torch.tensor(list(itertools.product(range(3), repeat=4)))
+    old, new = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
+    probability, log_ratio = old[texts].prod(dim=1), (new / old).log()[texts]
+    count, mask = (texts == 2).sum(dim=1), torch.ones_like(texts, dtype=torch.bool)
+
+    def estimate(weight: Tensor) -> float:
+        return float((probability * weight * count).sum())
+
+    assert estimate(SequenceProductRatio()(log_ratio, mask)[:, 0].exp()) == pytest.approx(4 * 0.5, abs=1e-12)
+    # s: 4 · E[r^¼, c] · E[r^¼]³, with r = 0.4, 1, 2.5 for the three symbols.
+    root = 0.5 * 0.4**0.25 + 0.3 + 0.2 * 2.5**0.25
+    expected = 4 * 0.2 * 2.5**0.25 * root**3
+    assert estimate(SequenceRatio()(log_ratio, mask)[:, 0].exp()) == pytest.approx(expected, abs=1e-12)
+    assert expected == pytest.approx(0.860, abs=5e-4)
+    # The token mean: (4 · E[r, c] + 12 · E[r] · E[c]) / 4. Without a weight: 4 · 0.2.
+    assert estimate(TokenRatio()(log_ratio, mask).exp().mean(dim=1)) == pytest.approx(1.1, abs=1e-12)
+    assert estimate(torch.ones(len(texts))) == pytest.approx(0.8, abs=1e-12)
+    # A difference of log-probs is no weight: under the old policy its mean is −4 · KL(old‖new), not 1.
+    assert estimate(log_ratio.sum(dim=1)) == pytest.approx(0.073, abs=5e-4)
+    kl = float((old * (old / new).log()).sum())
+    assert float((probability * log_ratio.sum(dim=1)).sum()) == pytest.approx(-4 * kl, abs=1e-12)
 
 
 # SAPO's gate and GSPO's
