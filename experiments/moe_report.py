@@ -140,11 +140,11 @@ def write(records: Sequence[Record], folder: Path, stem: str, settings: Mapping[
 
 
 def charts(records: Sequence[Record], folder: Path, stem: str) -> None:
-    for key, title in (
-        ("outcome", "Outcome of the step's rollouts"),
-        ("experts_step", "Share of experts that differ after a step"),
-        ("token_spread", "Spread of token log-ratios over a step"),
-        ("entropy", "Entropy"),
+    for name, key, title in (
+        ("outcome", "outcome", "Outcome of the step's rollouts"),
+        ("changed", "experts_step", "Share of experts that differ after a step"),
+        ("token_spread", "token_spread", "Spread of token log-ratios over a step"),
+        ("entropy", "entropy", "Entropy"),
     ):
         lines = {}
         for arm in dict.fromkeys(record.arm for record in records):
@@ -153,7 +153,7 @@ def charts(records: Sequence[Record], folder: Path, stem: str) -> None:
             lines[arm] = [
                 mean(run[step].get(key, math.nan) for run in runs if step < len(run)) for step in range(longest)
             ]
-        line_chart(folder / f"{stem}-{key}.svg", title, lines)
+        line_chart(folder / f"{stem}-{name}.svg", title, lines)
 
 
 def mean(values: Iterable[float | None]) -> float:

@@ -7,7 +7,7 @@ import pytest
 from proximo.algorithms import DAPO, GRPO, GSPO, GSPO_PRODUCT, GSPO_TOKEN, SAPO
 from proximo.training.banding import STEPS, BandWatch
 
-SHORT = {"blocked": 0.45, "length": 3.3, "ratio_spread": 0.035}
+SHORT = {"blocked": 0.69, "length": 3.01, "ratio_spread": 0.007}
 """As the demo of two-digit sums has it with GSPO."""
 
 
@@ -19,10 +19,10 @@ def said(algorithm, rows) -> list[str]:
 @pytest.mark.parametrize("algorithm", [GSPO, GSPO_TOKEN])
 def test_a_band_for_long_completions_is_told_of_short_ones_once(algorithm):
     (line,) = said(algorithm, [SHORT] * 40)
-    assert "−0.0003 / +0.0004 blocked 45% of the tokens in the first 5 steps" in line
-    assert "with 3.3 of them it spreads by 0.035" in line
-    # 0.035 is 100 times the mean of the two edges.
-    assert "--algorithm.gate.low 0.03 --algorithm.gate.high 0.04 would fit" in line
+    assert "−0.0003 / +0.0004 blocked 69% of the tokens in the first 5 steps" in line
+    assert "with 3.01 of them it spreads by 0.007" in line
+    # Four times 0.007 is 80 times the mean of the two edges: 0.024 and 0.032, to one digit.
+    assert "--algorithm.gate.low 0.02 --algorithm.gate.high 0.03, about 4 times that spread, would fit" in line
     assert said(algorithm, [SHORT] * (STEPS - 1)) == []
 
 

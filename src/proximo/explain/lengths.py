@@ -22,5 +22,5 @@ def what_the_band_means(algorithm: Algorithm) -> list[str]:
         "band is wide for long completions and narrow for short ones",
         f"with σ = {NOISE:g} that is {spreads}; the band −{1 - low:.2g} / +{high - 1:.2g} is as wide at about "
         f"{length:,.0f} tokens. Much shorter completions are mostly blocked: widen "
-        "gate.low and gate.high to what ratio_spread in metrics.jsonl says",
+        "gate.low and gate.high to a few times ratio_spread in metrics.jsonl",
     ]

@@ -10,6 +10,9 @@ STEPS = 5
 """Steps with updates that are looked at: a run's first."""
 MOST = 0.3
 """Share of the tokens that a band which fits does not block."""
+WIDER = 4
+"""Standard deviations of the measured ratio that the proposed band spans to either side: a policy that the band no
+longer holds back moves further than the one that was measured."""
 
 
 class BandWatch:
@@ -35,10 +38,10 @@ class BandWatch:
         blocked, length, spread = (statistics.mean(column) for column in zip(*self._rows, strict=True))
         if blocked <= MOST or spread <= max(self._edges):
             return None
-        low, high = (float(f"{edge * spread / statistics.mean(self._edges):.1g}") for edge in self._edges)
+        low, high = (float(f"{edge * WIDER * spread / statistics.mean(self._edges):.1g}") for edge in self._edges)
         return (
             f"the clip's band −{self._edges[0]:.2g} / +{self._edges[1]:.2g} blocked {blocked:.0%} of the tokens in the "
             f"first {STEPS} steps: the ratio is a mean over a completion's tokens, and with {length:.3g} of them it "
             f"spreads by {spread:.2g}. Learning is slower for it; --algorithm.gate.low {low:g} --algorithm.gate.high "
-            f"{high:g} would fit these lengths"
+            f"{high:g}, about {WIDER} times that spread, would fit these lengths"
         )
