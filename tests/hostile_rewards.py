@@ -103,6 +103,19 @@ def starts_and_sleeps(place):
     return sleep(place)
 
 
+def stops_its_keeper(place):
+    """Which then neither hears that its time is over nor ends what was started."""
+    starts_processes(place)
+    os.kill(os.getppid(), signal.SIGSTOP)
+    return sleep(place)
+
+
+def stops_its_keeper_and_leaves(place):
+    starts_processes(place)
+    os.kill(os.getppid(), signal.SIGSTOP)
+    os._exit(0)
+
+
 def writes_into_the_protocol(place):
     for descriptor in range(3, 64):
         try:
@@ -157,6 +170,8 @@ ACTIONS = {
     "forks and leaves": forks_and_leaves,
     "starts processes": starts_processes,
     "starts and sleeps": starts_and_sleeps,
+    "stops its keeper": stops_its_keeper,
+    "stops its keeper and leaves": stops_its_keeper_and_leaves,
     "writes into the protocol": writes_into_the_protocol,
     "answers too much": answers_too_much,
     "changes everything": changes_everything,

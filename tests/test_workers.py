@@ -105,6 +105,16 @@ def test_what_hangs_is_killed(what: str, tmp_path: Path):
     assert not is_alive(hung)
 
 
+@pytest.mark.parametrize(("what", "kind"), [("stops its keeper", "time"), ("stops its keeper and leaves", "died")])
+def test_a_keeper_that_is_stopped_saves_nothing(what: str, kind: str, tmp_path: Path):
+    [guilty] = scores([what], tmp_path, seconds=0.5)
+    assert math.isnan(guilty)
+    assert kinds() == {kind: 1}
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 5
+    assert not any(map(is_alive, pids))
+
+
 @pytest.mark.parametrize(
     ("what", "kind"),
     [
@@ -403,7 +413,13 @@ if sys.argv[4] == "raise":
 
 
 @pytest.mark.parametrize(
-    ("what", "end"), [("starts processes", "return"), ("starts processes", "raise"), ("starts and sleeps", "kill")]
+    ("what", "end"),
+    [
+        ("starts processes", "return"),
+        ("starts processes", "raise"),
+        ("starts and sleeps", "kill"),
+        ("stops its keeper", "kill"),
+    ],
 )
 def test_no_process_outlives_the_trainer(what: str, end: str, tmp_path: Path):
     trainer = subprocess.Popen(

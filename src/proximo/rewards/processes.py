@@ -125,21 +125,28 @@ class Process:
             return
         self.is_alive = False
         self._close()  # the keeper sees that `life` is closed, kills what is below it and goes
-        try:
-            self._process.wait(KILL_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(KILL_SECONDS)
-        if self._process.returncode < 0:  # the keeper itself was killed
-            self.strike()
+        self.strike()
 
     def strike(self) -> None:
-        """Kill the runner while another thread waits for it; the keeper sees to the rest."""
+        """Kill the runner and all below the keeper, also while another thread waits for an answer.
+
+        The keeper does the same, unless the function has stopped it. It is killed last, when nothing is left below it:
+        what it has not adopted by then would get away.
+        """
         if self._runner is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._runner, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(KILL_SECONDS)
+        deadline, empty = time.monotonic() + KILL_SECONDS, 0
+        while self._process.poll() is None:
+            below = _descendants(self._process.pid)
+            for each in below or ():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(each, signal.SIGKILL)
+            empty = 0 if below is None or below else empty + 1
+            # Twice: a process may fork behind a list that is being read.
+            if empty > 1 or time.monotonic() > deadline:
+                self._process.kill()
+            time.sleep(0.01)
 
     def _close(self) -> None:
         for descriptor in (self._requests, self._answers, self._printed, self._life):
@@ -176,7 +183,7 @@ class Process:
             if self._answers in ready:
                 part = os.read(self._answers, 1 << 16)
                 if not part:
-                    return self._death()
+                    return self._death(left)
                 received += part
                 size = int.from_bytes(received[:LENGTH])
                 if len(received) >= LENGTH and size > most:
@@ -194,10 +201,12 @@ class Process:
         except BrokenPipeError:  # its end is closed: that it died is read from its answers
             return unsent[:0]
 
-    def _death(self) -> Failure:
+    def _death(self, left: float) -> Failure:
+        """Why the answers ended, as far as the keeper says so within the call's time, or a second."""
         self._output.read(self._printed)
+        self._process.send_signal(signal.SIGCONT)  # the function may have stopped it
         try:
-            code = self._process.wait(KILL_SECONDS)
+            code = self._process.wait(max(left, 1.0))
         except subprocess.TimeoutExpired:
             return Failure("died", "its process closed its answers", fatal=True)
         # As a shell says it; the keeper's own death by a signal is negative.
@@ -233,6 +242,21 @@ class Output:
         kept = len(self._first) + len(self._last)
         gap = b" ... " if self.size > kept else b""
         return (self._first + gap + bytes(self._last)).decode(errors="replace")
+
+
+def _descendants(ancestor: int) -> list[int] | None:
+    """Processes below one, without the dead that nobody has buried; None where the system does not tell."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # The name stands in brackets and may hold anything; behind it come the state and the parent.
+            state, parent = entry.read_text(errors="replace").rpartition(")")[2].split()[:2]
+            if state not in "ZX":
+                parents[int(entry.parent.name)] = int(parent)
+    found = [ancestor]
+    for each in found:  # grows while it is read
+        found += [child for child, parent in parents.items() if parent == each]
+    return found[1:] if parents else None
 
 
 def _pipe() -> tuple[int, int]:

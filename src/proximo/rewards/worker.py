@@ -36,6 +36,7 @@ def main(requests: int, answers: int, life: int, trainer: int) -> None:
     for descriptor in (requests, answers, life):
         os.set_inheritable(descriptor, False)  # by programs that a function starts
     _prctl(_SET_CHILD_SUBREAPER, 1)  # orphans below become ours, so that we can kill them
+    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGCONT)  # the function may have stopped us when the trainer dies
     wake, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write)
