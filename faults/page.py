@@ -133,7 +133,8 @@ def _gaps(families: Mapping[str, Any]) -> str:
 OUT_OF_REACH = (
     "Not looked at: loss of power (these are deaths of processes, the disk itself stays), a GPU's own failures, and "
     "runs over several machines.",
-    "Not there yet, so not attacked: a viewer, judges over the network, sampling beside training, several processes.",
+    "Not there yet, so not attacked: judges over the network, sampling beside training, several processes. The page of "
+    "`proximo view` is there, and is attacked by its own tests (test_view.py and test_damage.py), not here.",
 )
 
 
