@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from proximo.models.spelling import Spelling
 from proximo.samplers import SamplingOptions
 from proximo.training.config import RunConfig, TrainingOptions
 from proximo.training.guarding import Skipped, Update
-from proximo.training.rollouts import rollout_table
+from proximo.training.rollouts import rollout_table, write_rollouts
 from proximo.types import Batch, Completion, Grade, Group, Problem, Rollout, Stats
 from tests import fixture
 
@@ -112,7 +111,7 @@ def stored(
         value_only=value_only,
     )
     path = folder / "step-000000.parquet"
-    pq.write_table(table, path)
+    write_rollouts(table, path)
     return read_step(path, 0)
 
 

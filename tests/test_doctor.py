@@ -173,7 +173,7 @@ def test_files_that_are_not_whole(tmp_path):
     assert [spell.finding.message for spell in check_up(RunFolder(run)).standing] == [
         "checkpoints/step-000002, which the run ended with, is not there",
         "1 of the 33 rows of metrics.jsonl cannot be read",
-        "the rollouts of 1 steps are not whole, the first of step 4",
+        "the rollouts of 2 steps cannot be read: step 3, its bytes are not those that were written",
     ]
 
 

@@ -27,6 +27,7 @@ from proximo.insight.report.problems import extremes
 from proximo.insight.report.settings import again, files, size
 from proximo.insight.report.summary import sign_test
 from proximo.maths import Clip, SoftGate
+from proximo.training.rollouts import write_rollouts
 from tests.browser import append, rows, write_run
 
 SMALL = ["--training.groups", "3", "--training.group-size", "4", "--evaluation.problems", "12", "--device", "cpu"]
@@ -523,7 +524,7 @@ def hostile(copy) -> Path:
     for name in ("text", "prompt", "problem", "answer"):
         texts = pa.array([HOSTILE[row % len(HOSTILE)] for row in range(len(table))])
         table = table.set_column(table.column_names.index(name), name, texts)
-    pq.write_table(table, file)
+    write_rollouts(table, file)
     (folder / "<script>").touch()
     return folder
 

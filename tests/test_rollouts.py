@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 from proximo.insight.steps import read_step
 from proximo.models import tiny_tokenizer
 from proximo.models.spelling import UNKNOWN, Spelling
-from proximo.training.rollouts import FACTS, FORMAT, MOST_ANSWER, rollout_table
+from proximo.training.rollouts import FACTS, FORMAT, MOST_ANSWER, rollout_table, write_rollouts
 from proximo.types import Batch, Problem, Stats
 from tests import batches
 from tests.fixture import LOG_RATIO, MASK, OLD, REF, ROLLOUT, assert_close
@@ -181,7 +181,7 @@ def written(folder: Path, change=lambda table: table, facts: object = None) -> P
     known = table.schema.metadata
     table = change(table).replace_schema_metadata(known if facts is None else {FACTS: json.dumps(facts).encode()})
     path = folder / "step-000003.parquet"
-    pq.write_table(table, path)
+    write_rollouts(table, path)
     return path
 
 

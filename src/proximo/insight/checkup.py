@@ -8,13 +8,9 @@ from typing import Any
 from urllib.parse import quote
 
 from proximo.health import ENOUGH, Finding, Severity, Spell, watched, worst_first
+from proximo.insight.damage import damage
 from proximo.insight.folder import RunFolder, State
-from proximo.storage.folders import complaints
-from proximo.training.checkpoints import CHECKPOINTS, saved, step_of
 from proximo.training.runlog import EVENTS, METRICS
-
-MAGIC = b"PAR1"
-"""How a whole Parquet file ends."""
 
 
 @dataclass(frozen=True)
@@ -80,16 +76,16 @@ class Checkup:
 
 
 def check_up(run: RunFolder) -> Checkup:
-    """Reads every checkpoint to its last byte: of large models that takes a while."""
+    """The findings of doctor, report and page alike. Reads checkpoints and rollouts to their last byte."""
     rows = run.rows(METRICS)
     watch = watched(rows)
-    damage = [Spell(each, each.step, each.message) for each in _damage(run)]
+    damaged = [Spell(each, each.step, each.message) for each in damage(run)]
     return Checkup(
         name=run.name,
         state=run.state,
         steps=sum(not any(name.startswith("held_out/") for name in row) for row in rows),
         held_out=[each.outcome for each in watch.history.evaluations],
-        standing=worst_first([*(spell for spell in watch.spells if not spell.is_over), *damage]),
+        standing=worst_first([*(spell for spell in watch.spells if not spell.is_over), *damaged]),
         passed=[spell for spell in watch.spells if spell.is_over],
         events=list(_events(run)),
     )
@@ -111,12 +107,6 @@ def summary(folder: Path, most: int = 3) -> list[str]:
     return [*lines, f"{more}hat to do first: proximo doctor {folder}"] if lines else []
 
 
-def _damage(run: RunFolder) -> Iterator[Finding]:
-    yield from _damaged_checkpoints(run)
-    yield from _damaged_files(run)
-    yield from _ending(run)
-
-
 def _events(run: RunFolder) -> Iterator[Happened]:
     """What is not a finding, by kind, in the order of their first."""
     rows = [row for row in run.rows(EVENTS) if row.get("kind") != "finding"]
@@ -124,60 +114,3 @@ def _events(run: RunFolder) -> Iterator[Happened]:
         last = next(row for row in reversed(rows) if str(row.get("kind")) == kind)
         step = last.get("step")
         yield Happened(kind, times, step if isinstance(step, int) else -1, str(last.get("message", "")))
-
-
-def _damaged_checkpoints(run: RunFolder) -> Iterator[Finding]:
-    found = saved(run.path / CHECKPOINTS)
-    damaged = {path: wrong for path in found if (wrong := complaints(path)) and path.is_dir()}
-    for path, wrong in damaged.items():
-        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        whole = next((other for other in found if other not in damaged), None)
-        yield Finding(
-            rule="damaged-checkpoint",
-            severity="warning" if whole else "failing",
-            step=step_of(path) - 1,
-            message=f"{CHECKPOINTS}/{path.name} is not as it was written ({wrong[0]}{more})",
-            remedy=f"use {CHECKPOINTS}/{whole.name}, the newest that is whole"
-            if whole
-            else "train again: none is whole",
-            show="",
-        )
-    last = (run.result or {}).get("checkpoint")
-    if isinstance(last, str) and last not in {path.name for path in found}:
-        remedy = "put it back, or give the command of the run again, which makes it anew"
-        message = f"{CHECKPOINTS}/{last}, which the run ended with, is not there"
-        yield Finding("missing-checkpoint", "warning", -1, message, remedy, "")
-
-
-def _damaged_files(run: RunFolder) -> Iterator[Finding]:
-    for name in (METRICS, EVENTS):
-        lines = _read(run.path / name).count(b"\n")
-        if (lost := lines - len(run.rows(name))) > 0:
-            message = f"{lost} of the {lines} rows of {name} cannot be read"
-            yield Finding("damaged-file", "warning", -1, message, "what is made of them lacks those rows", "")
-    torn = [number for number in run.steps() if not _read(run.step_file(number), last=len(MAGIC)).endswith(MAGIC)]
-    if torn:
-        message = f"the rollouts of {len(torn)} steps are not whole, the first of step {torn[0]}"
-        yield Finding("damaged-file", "warning", torn[0], message, "remove them: nothing else needs them", "")
-
-
-def _ending(run: RunFolder) -> Iterator[Finding]:
-    """An attempt that failed, and that no other has followed."""
-    attempts = run.record.get("attempts")
-    last = attempts[-1] if isinstance(attempts, list) and attempts else None
-    how = last.get("ended") if isinstance(last, dict) else None
-    if run.state == "stopped" and isinstance(how, str) and how.startswith("failed"):
-        remedy = "put right what it names, then give the same command again"
-        step = max(run.steps(), default=-1)
-        yield Finding("failed", "failing", step, f"the run ended early: {how.removeprefix('failed: ')}", remedy, "")
-
-
-def _read(path: Path, last: int | None = None) -> bytes:
-    """A file, or its last bytes; nothing where it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            if last is not None:
-                file.seek(max(file.seek(0, 2) - last, 0))
-            return file.read()
-    except OSError:
-        return b""

@@ -1,6 +1,5 @@
 """One run's folder, read at any moment of its life: half written, growing, finished or copied from elsewhere."""
 
-import json
 import os
 import re
 import socket
@@ -12,7 +11,9 @@ from typing import Any, Literal
 from proximo import toml
 from proximo.insight.reading import is_number
 from proximo.insight.steps import Step, read_step
+from proximo.storage.lines import to_row, whole_lines
 from proximo.storage.locks import NAME as LOCK
+from proximo.storage.opening import LinkedFile, open_file
 from proximo.training.config import RunConfig
 from proximo.training.resume import RESULT
 from proximo.training.runlog import METRICS, ROLLOUTS
@@ -21,8 +22,8 @@ State = Literal["running", "finished", "stopped"]
 DEPTH = 4
 """How far below a folder runs are looked for: those of a comparison lie in a folder of their own."""
 
-MOST_BYTES = 256 << 20
-"""Of a file that is read at once; the largest, a result with its examples, has a few megabytes."""
+MOST_BYTES, MOST_ROWS = 256 << 20, 1_000_000
+"""Of a file that is read at once: the metrics of a hundred thousand steps have less."""
 
 
 class RunFolder:
@@ -40,7 +41,8 @@ class RunFolder:
     @cached_property
     def config(self) -> RunConfig:
         """Of a run of `proximo train`; ValueError where it is another command's, or another version's."""
-        return toml.load(str(self.path / "config.toml"), RunConfig)
+        with open_file(self.path / "config.toml"):  # a file of this folder, not a link to another
+            return toml.load(str(self.path / "config.toml"), RunConfig)
 
     @cached_property
     def config_text(self) -> str:
@@ -49,12 +51,16 @@ class RunFolder:
     @property
     def record(self) -> dict[str, Any]:
         """run.json."""
-        return _json(self.path / "run.json") or {}
+        return self.decoded("run.json") or {}
 
     @property
     def result(self) -> dict[str, Any] | None:
         """Of a finished run."""
-        return _json(self.path / RESULT)
+        return self.decoded(RESULT)
+
+    def decoded(self, name: str) -> dict[str, Any] | None:
+        """A .json file of the run's; None where it is not there, or damaged."""
+        return _json(self.path / name)
 
     @property
     def state(self) -> State:
@@ -69,18 +75,24 @@ class RunFolder:
     def rows_from(self, name: str, offset: int) -> tuple[list[dict[str, Any]], int]:
         """Those after so many bytes, and how many bytes they end at. A file that has become shorter, since the run
         went on from an earlier step, is read from its beginning."""
-        path = self.path / name
-        if not path.is_file():  # nor a pipe, which would be waited for
-            return [], 0
+        rows: list[dict[str, Any]] = []
         try:
-            with path.open("rb") as file:
-                if offset > file.seek(0, 2):
-                    offset = 0
+            with open_file(self.path / name) as file:
+                size = file.seek(0, 2)
+                offset = 0 if offset > size else offset
+                check_size(self.path / name, size - offset)
                 file.seek(offset)
-                whole, newline, _ = file.read().rpartition(b"\n")
+                for line in whole_lines(file):
+                    offset = file.tell()
+                    if (row := to_row(line)) is not None:
+                        rows.append(row)
+                    if len(rows) > MOST_ROWS:
+                        raise ValueError(f"{self.path / name} has more than {MOST_ROWS:,} rows: no run writes so many")
+        except LinkedFile:
+            raise
         except OSError:
             return [], 0
-        return list(decoded(whole.splitlines())), offset + len(whole) + len(newline)
+        return rows, offset
 
     def curve(self, metric: str) -> list[tuple[int, float]]:
         """(step, value) in order, without what is missing or not a number."""
@@ -152,21 +164,21 @@ def _is_held(lock: Path) -> bool:
 
 def decoded(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Rows; what is none is passed over."""
-    return (row for line in lines if (row := _row(line)) is not None)
+    return (row for line in lines if (row := to_row(line)) is not None)
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
-    """None for what is not a row, as a disk error leaves it."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
+def check_size(path: Path, size: int) -> None:
+    """Refuse, in one line, what would fill the memory."""
+    if size > MOST_BYTES:
+        most = f"{MOST_BYTES >> 20} MiB"
+        raise ValueError(
+            f"{path} has {size >> 20:,} MiB, more than the {most} that are read at once: no run writes that"
+        )
 
 
 def _json(path: Path) -> dict[str, Any] | None:
     data = _read(path)
-    return None if data is None else _row(data)
+    return None if data is None else to_row(data)
 
 
 def _text(path: Path) -> str:
@@ -174,11 +186,13 @@ def _text(path: Path) -> str:
 
 
 def _read(path: Path) -> bytes | None:
-    """None where it is not there, or no file of ours: a pipe would be waited for, a device has no end."""
+    """None where there is no such file. A link is not followed, and said."""
     try:
-        if not path.is_file() or path.stat().st_size > MOST_BYTES:
-            return None
-        with path.open("rb") as file:
+        with open_file(path) as file:
+            check_size(path, file.seek(0, 2))
+            file.seek(0)
             return file.read(MOST_BYTES)
+    except LinkedFile:
+        raise
     except OSError:
         return None

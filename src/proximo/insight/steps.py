@@ -14,8 +14,14 @@ from torch import Tensor
 
 from proximo.models.routing import UNKNOWN
 from proximo.shapes import Bool, Float, Int
+from proximo.storage.opening import open_file
+from proximo.storage.sealing import is_intact
 from proximo.training.rollouts import FACTS, FORMAT
 from proximo.types import Batch
+
+MOST_BYTES = 4 << 30
+"""Of a file of rollouts."""
+CHANGED = "its bytes are not those that were written"
 
 
 @dataclass(frozen=True)
@@ -71,17 +77,48 @@ class Step:
 def read_step(path: Path, number: int) -> Step:
     """ValueError, in one line, where a file is damaged or was written by another version."""
     try:
-        table = pq.read_table(path)
-        facts = json.loads((table.schema.metadata or {}).get(FACTS, b"{}"))
-        if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        data = _bytes(path)
+        facts = _facts(data)
+        if facts.get("format") != FORMAT:
             raise ValueError("another version of Proximo wrote it: read it with that one, or run the step again")
-        return _step(table, number, facts)
+        if not is_intact(data):
+            raise ValueError(CHANGED)
+        return _step(pq.read_table(pa.BufferReader(data)), number, facts)
     except KeyError as error:
         raise ValueError(f"{path}: it is damaged, {error} is missing") from None
     except (OSError, ValueError, pa.ArrowException) as error:
         raise ValueError(f"{path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from None
     except (TypeError, AttributeError, IndexError, RuntimeError):  # a column of another kind than ours
         raise ValueError(f"{path}: it is damaged, or something else than a run's rollouts") from None
+
+
+def complaint(path: Path) -> str | None:
+    """What is wrong with a file of rollouts, without reading it into tensors; None: nothing, or another version wrote
+    it."""
+    try:
+        data = _bytes(path)
+    except (OSError, ValueError) as error:
+        return str(error)
+    if is_intact(data):
+        return None
+    try:
+        return None if _facts(data).get("format", FORMAT) != FORMAT else CHANGED
+    except (OSError, ValueError, pa.ArrowException):
+        return CHANGED
+
+
+def _bytes(path: Path) -> bytes:
+    with open_file(path) as file:
+        if (size := file.seek(0, 2)) > MOST_BYTES:
+            raise ValueError(f"it has {size >> 20:,} MiB, more than the {MOST_BYTES >> 20:,} MiB that are read at once")
+        file.seek(0)
+        return file.read()
+
+
+def _facts(data: bytes) -> dict[str, Any]:
+    """What the footer says; nothing where that is not ours."""
+    facts = json.loads((pq.read_schema(pa.BufferReader(data)).metadata or {}).get(FACTS, b"{}"))
+    return facts if isinstance(facts, dict) else {}
 
 
 def _step(table: pa.Table, number: int, facts: Mapping[str, Any]) -> Step:

@@ -5,11 +5,13 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from proximo.storage.folders import sync
 
 PIECE = 1 << 16
+MOST_ROW = 4 << 20
+"""Bytes of a row; a longer line is none that was written here."""
 
 
 class Lines:
@@ -70,6 +72,26 @@ class Lines:
         if self.path.exists():
             whole, _, _ = self.path.read_bytes().rpartition(b"\n")
             yield from (json.loads(line) for line in whole.splitlines())
+
+
+def whole_lines(file: BinaryIO) -> Iterator[bytes | None]:
+    """Lines up to their newline, without holding more than one; None for each that is too long to be a row. What
+    follows the last newline may still be growing and is left out."""
+    while line := file.readline(MOST_ROW):
+        is_long = not line.endswith(b"\n")
+        while line and not line.endswith(b"\n"):
+            line = file.readline(MOST_ROW)
+        if line:
+            yield None if is_long else line
+
+
+def to_row(line: bytes | None) -> dict[str, Any] | None:
+    """None for what is not a row, as a disk error leaves it."""
+    try:
+        row = None if line is None else json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def plain(value: Any) -> Any:

@@ -7,21 +7,24 @@ next is a list of such lists. Rows that did not train are there too, and say so.
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
 from proximo.models.spelling import Spelling
 from proximo.shapes import Float, Int
 from proximo.storage.lines import plain
+from proximo.storage.sealing import seal
 from proximo.training.guarding import Update
 from proximo.types import Batch, Message, Problem
 
-FORMAT = 2
-"""Of the table; a reader tells by it what it can expect."""
+FORMAT = 3
+"""Of the table; a reader tells by it what it can expect. From 3 on the file is sealed."""
 FACTS = b"proximo"
 """Where the table's metadata say what concerns no single row."""
 MOST_ANSWER = 4000
@@ -77,6 +80,12 @@ def rollout_table(
     table = pa.table({name: column for name, column in columns.items() if column is not None})
     facts = {"format": FORMAT, "updates": [_update_facts(update, value_only) for update in updates]}
     return table.replace_schema_metadata({FACTS: json.dumps(facts).encode()})
+
+
+def write_rollouts(table: pa.Table, path: Path) -> None:
+    """With a checksum that readers compare."""
+    pq.write_table(table, path)
+    seal(path)
 
 
 class Ragged:

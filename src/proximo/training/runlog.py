@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 import transformers
 
@@ -23,6 +22,7 @@ from proximo.redacting import masked, without_secrets
 from proximo.storage.folders import sync, whole_file, write_file
 from proximo.storage.lines import Lines, plain, to_line
 from proximo.training.ledger import LEDGER, Entry
+from proximo.training.rollouts import write_rollouts
 
 Row = Mapping[str, object]
 METRICS, EVENTS, TIMINGS, ROLLOUTS = "metrics.jsonl", "events.jsonl", "timings.jsonl", "rollouts"
@@ -125,7 +125,7 @@ class RunLog:
         with self._going_on():
             path.parent.mkdir(exist_ok=True)
             with whole_file(path) as partial:
-                pq.write_table(table, partial)
+                write_rollouts(table, partial)
             self._unsynced.append(path)
 
     def _append(self, name: str, *rows: Row) -> None:

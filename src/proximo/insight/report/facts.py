@@ -12,7 +12,8 @@ from typing import Any
 
 from proximo import explain, toml
 from proximo.algorithms import UnusualChoice
-from proximo.health import Spell, watched, worst_first
+from proximo.health import Spell, worst_first
+from proximo.insight.checkup import Checkup, check_up
 from proximo.insight.drawing import Number
 from proximo.insight.folder import RunFolder, State
 from proximo.insight.reading import Row, is_number, phases, real
@@ -40,6 +41,7 @@ class Facts:
     metrics: Sequence[Row]
     timings: Sequence[Row]
     events: Sequence[Row]
+    checkup: Checkup
     moment: datetime
 
     @cached_property
@@ -133,11 +135,10 @@ class Facts:
         spent = [value for row in self.timings for value in phases(row).values()]
         return known if is_number(known) else math.fsum(spent) or None
 
-    @cached_property
+    @property
     def findings(self) -> list[Spell]:
-        """Worst first; some may be over."""
-        rows = [{name: value for name, value in row.items() if is_number(value)} for row in self.metrics]
-        return worst_first(watched([row for row in rows if "step" in row]).spells)
+        """As `proximo doctor` has them, worst first; some may be over."""
+        return worst_first([*self.checkup.standing, *self.checkup.passed])
 
     @property
     def event_counts(self) -> Counter[str]:
@@ -180,6 +181,7 @@ def gather(run: RunFolder) -> Facts:
         metrics=run.rows(METRICS),
         timings=run.rows(TIMINGS),
         events=run.rows(EVENTS),
+        checkup=check_up(run),
         moment=datetime.now(),
     )
 

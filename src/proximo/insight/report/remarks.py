@@ -13,9 +13,9 @@ MOST = 300
 
 def health(facts: Facts) -> str:
     """Findings, each with the way to the rollouts that show it."""
-    if not facts.training or (facts.config is None and not facts.findings):  # rules are of reinforcement learning
-        return ""
     if not facts.findings:
+        if not facts.training or facts.config is None:  # rules are of reinforcement learning
+            return ""
         return "<p>No rule of <code>proximo doctor</code> has anything to say about this run.</p>\n"
     cards = "".join(_finding(facts, each) for each in facts.findings)
     way = f"<code>proximo view <bdi>{text(facts.run.path)}</bdi></code>"
@@ -26,11 +26,12 @@ def health(facts: Facts) -> str:
 
 def _finding(facts: Facts, spell: Spell) -> str:
     finding, colour = spell.finding, "bad" if spell.finding.severity == "failing" else "warn"
-    when = f"from step {finding.step} to {spell.last}, then over" if spell.is_over else f"since step {finding.step}"
+    when = f" from step {finding.step} to {spell.last}, then over" if spell.is_over else f" since step {finding.step}"
+    when = when if finding.show else ""  # damage to a file belongs to no step
     latest = f" At step {spell.last}: {spell.latest}." if spell.latest != finding.message else ""
     return (
         f'<article class="finding"><p><span class="badge {colour}">{text(finding.severity)}</span> '
-        f"<b>{text(finding.rule)}</b> {when}: {text(finding.message)}.{text(latest)}</p>"
+        f"<b>{text(finding.rule)}</b>{when}: {text(finding.message)}.{text(latest)}</p>"
         f"<p>First: {text(finding.remedy)}</p>"
         f'<p class="faint"><code>{text(link(facts, finding))}</code></p></article>\n'
     )

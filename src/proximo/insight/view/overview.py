@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from proximo.explain import changes, choice, nearest, stages
-from proximo.health import findings
+from proximo.health import Finding
+from proximo.insight.checkup import Checkup, check_up
+from proximo.insight.damage import damage
 from proximo.insight.folder import RunFolder, decoded, find_runs
 from proximo.maths import SoftGate
 from proximo.plain_text import quoted
+from proximo.storage.opening import LinkedFile, open_file
 from proximo.training.meanings import meaning
 from proximo.training.runlog import EVENTS, METRICS, TIMINGS
 from proximo.training.sameness import flat
@@ -95,7 +98,7 @@ def summary(run: RunFolder) -> dict[str, Any]:
 def last_values(run: RunFolder) -> dict[str, Any]:
     """The last known value of each metric; `step` of the last row that was trained."""
     path, values = run.path / METRICS, {}
-    size = path.stat().st_size if path.is_file() else 0
+    size = _stamp(path)[1]
     lines, _ = read_lines(path, max(size - TAIL, 0))
     for row in decoded(lines.splitlines()):
         if set(row) - {"step"} and all(key == "step" or key.startswith("held_out/") for key in row):
@@ -123,11 +126,14 @@ def rows(run: RunFolder, query: Mapping[str, str]) -> bytes:
 
 def read_lines(path: Path, start: int) -> tuple[bytes, int]:
     """Whole lines after `start`, a page at most, and where they end."""
-    if not path.is_file():  # or something that would never end
+    try:
+        with open_file(path) as file:
+            file.seek(start)
+            data = file.read(PAGE)
+    except LinkedFile:
+        raise
+    except OSError:  # it is not there yet
         return b"", 0
-    with path.open("rb") as file:
-        file.seek(start)
-        data = file.read(PAGE)
     whole = data.rfind(b"\n") + 1
     if not whole and len(data) == PAGE:  # no row of ours is that long
         return b"", start + PAGE
@@ -172,8 +178,11 @@ def algorithm(run: RunFolder) -> dict[str, Any]:
 
 
 def health(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
-    """What the rules find in the rows now, and what they said while the run went on and no longer would."""
-    found = _found(run.path, _stamp(run.path / METRICS))
+    """What `proximo doctor` finds in the folder now, and what the rules said while the run went on and no longer would;
+    `over`: the last step of what has passed."""
+    checkup = _checked(run.path, tuple(_stamp(run.path / name) for name in (METRICS, EVENTS)), tuple(damage(run)))
+    found = [asdict(spell.finding) | {"over": None} for spell in checkup.standing]
+    found += [asdict(spell.finding) | {"over": spell.last} for spell in checkup.passed]
     rules = [each["rule"] for each in found]  # an event may have anything for its rule
     told = [row for row in run.rows(EVENTS) if row.get("kind") == "finding" and row.get("rule") not in rules]
     names = ("rule", "severity", "step", "message", "remedy", "show")
@@ -181,9 +190,9 @@ def health(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def _found(folder: Path, stamp: tuple[int, int]) -> list[dict[str, Any]]:
-    """Of rows that have not changed it is the same: thousands of them take seconds."""
-    return [asdict(each) for each in findings(RunFolder(folder).rows(METRICS))]
+def _checked(folder: Path, stamps: tuple[tuple[int, int], ...], damaged: tuple[Finding, ...]) -> Checkup:
+    """Of what has not changed it is the same: thousands of rows take seconds."""
+    return check_up(RunFolder(folder))
 
 
 def whole_number(query: Mapping[str, str], name: str, default: int) -> int:

@@ -23,6 +23,8 @@ from proximo.insight.steps import Step
 from proximo.insight.view.lenses import Kept, Look, introduced, label, looked, named_pass, told, whole
 from proximo.insight.view.summaries import summary
 from proximo.insight.words import why as words_of
+from proximo.storage.lines import whole_lines
+from proximo.storage.opening import open_file
 from proximo.training.ledger import LEDGER
 
 BUDGET = 1 << 18
@@ -197,10 +199,8 @@ def _elsewhere(run: RunFolder, problem: str) -> list[dict[str, Any]]:
 def _drawn(run: RunFolder, problem: str) -> Iterator[int]:
     """The steps of a problem's rows in the ledger. Of a long run that has a million rows: few are worth reading."""
     path, spelled = run.path / LEDGER, json.dumps(problem).encode()
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        for row in decoded(line for line in file if spelled in line):
+    with suppress(FileNotFoundError), open_file(path) as file:
+        for row in decoded(line for line in whole_lines(file) if line is not None and spelled in line):
             if row.get("problem") == problem and isinstance(row.get("step"), int):
                 yield row["step"]
 
@@ -209,7 +209,7 @@ def _rewards(run: RunFolder, number: int, problem: str) -> dict[int, list[float]
     """By group, from a few columns of a step's file; nothing where that is damaged: its own page will say so."""
     columns, only = ["problem", "group", "reward"], [("problem", "=", problem)]
     rewards: dict[int, list[float]] = {}
-    with suppress(OSError, pa.ArrowException):
-        for row in pq.read_table(run.step_file(number), columns=columns, filters=only).to_pylist():
+    with suppress(OSError, pa.ArrowException), open_file(run.step_file(number)) as file:
+        for row in pq.read_table(file, columns=columns, filters=only).to_pylist():
             rewards.setdefault(row["group"], []).append(row["reward"])
     return rewards

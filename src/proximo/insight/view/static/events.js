@@ -28,13 +28,13 @@ function calm(runs) {
   return runs.some(([run]) => run.trained.length) ? "The rules find nothing wrong." : "Nothing to look at yet.";
 }
 
-function finding({ run, shade, rule, severity, step, message, remedy, show }, isMany) {
+function finding({ run, shade, rule, severity, step, message, remedy, show, over }, isMany) {
   const kind = severity === "failing" ? "bad" : "warn";
   return element(
     "article", { class: `finding ${kind}`, "data-rule": rule },
     element("p", { class: "head" }, element("span", { class: `badge ${kind}` }, oneLine(severity ?? "")), element("strong", {}, quoted(oneLine(rule ?? "")).textContent.replaceAll("-", " ")),
       isMany ? element("span", { class: "faint" }, dot(shade), quoted(oneLine(run.name))) : null,
-      known(step) ? element("span", { class: "faint" }, `first at step ${step}`) : null),
+      known(step) && step >= 0 ? element("span", { class: "faint" }, `first at step ${step}${known(over) ? `, over after step ${over}` : ""}`) : null),
     element("p", {}, quoted(message ?? "")),
     remedy ? element("p", { class: "remedy" }, element("b", {}, "First: "), quoted(remedy)) : null,
     known(step) && step >= 0 && run.about?.rollouts ? element("p", {}, stepLink(run.name, step, show, show ? `the rollouts of step ${step} that show it` : `the rollouts of step ${step}`)) : null,
