@@ -40,13 +40,13 @@ class Served:
 
 
 @contextmanager
-def served(root: Path) -> Iterator[Served]:
+def served(root: Path, **options: float) -> Iterator[Served]:
     """The page of a folder, from a thread of this process."""
     from proximo.insight.view.server import bind, server
 
     socket = bind(0)
     made = Served(socket.getsockname()[1])
-    running = server(root, token=made.token, port=made.port)
+    running = server(root, token=made.token, port=made.port, **options)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [socket]})
     thread.start()
     try:

@@ -90,6 +90,8 @@ def wobbling(value: float, size: float = 0.02) -> Callable[[int], float]:
 STUCK = {"dead_groups": 0.7, "dead_solved": 0.1, "dead_rows": 0.7}
 NOTHING = {"outcome": 0.0, "reward": 0.0, "reward_spread": 0.0, "solved_by_any": 0.0, "solved_by_all": 0.0}
 COLLAPSED = {"entropy": from_step(20, 0.1, 0.4), "solved_by_any": 0.85, "outcome": wobbling(0.5)}
+SUDDEN = {"entropy": from_step(1, 0.018, 0.4), "solved_by_any": 0.2, "outcome": from_step(1, 0.0, 0.5)}
+RISING = {"entropy": from_step(20, 1.2, 0.4), "outcome": wobbling(0.5)}
 LONG = {"length": from_step(20, 210.0, 100.0), "truncated": from_step(20, 0.25, 0.02)}
 FAR = {"reference_kl": lambda step: 4.0 * step}
 BEHIND = {"mismatch_kl": 1.2e-3, "mismatch_ess": 0.9}
@@ -142,6 +144,12 @@ CASES = [
     ("entropy-collapse", COLLAPSED | {"outcome": 0.0}, 25, "", {"reward": lambda step: 0.01 * step}),
     ("entropy-collapse", COLLAPSED, 25, "", {"entropy": from_step(20, 0.13, 0.4)}),
     ("entropy-collapse", COLLAPSED | {"solved_by_any": None}, 25, "while rewards do not rise", {"solved_by_any": 0.9}),
+    ("sudden-collapse", SUDDEN, 2, "entropy was 0.4 nats a token at first and is 0.018", {"solved_by_any": 0.95}),
+    ("sudden-collapse", SUDDEN, 2, "the outcome went from 0.5 to 0", {"entropy": from_step(1, 0.03, 0.4)}),
+    ("sudden-collapse", SUDDEN, 2, "", {"outcome": from_step(1, 0.6, 0.5)}),
+    ("entropy-rise", RISING, 25, "0.4 nats a token in the first 10 steps and is 1.2", {"entropy": wobbling(0.8, 0.3)}),
+    ("entropy-rise", RISING, 25, "outcomes do not rise", LEARNING),
+    ("huge-update", {"old_kl": from_step(1, 1.2, 0.01)}, 1, "moved the policy 1.2 nats a token", {"old_kl": 0.9}),
     ("length-explosion", LONG, 25, "100 tokens in the first 10 steps and have 210", {"truncated": 0.17}),
     ("length-explosion", LONG, 25, "25% are cut", {"length": from_step(20, 190.0, 100.0)}),
     ("truncation", {"truncated": 0.25}, 19, "25% of the completions", {"truncated": 0.17}),

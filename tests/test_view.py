@@ -1,5 +1,6 @@
 """`proximo view` without a browser: who is let in, what is answered about run folders in any state, the command."""
 
+import contextlib
 import hashlib
 import http.client
 import json
@@ -62,6 +63,45 @@ def raw(page: Served, request: str) -> tuple[int, str]:
         line.sendall(text.replace("\n", "\r\n").encode() + b"\r\nConnection: close\r\n\r\n")
         answer = b"".join(iter(lambda: line.recv(1 << 16), b"")).decode()
     return int(answer.split()[1]), answer
+
+
+def is_closed(line: socket.socket) -> bool:
+    """By the other end, which may have something to say first; TimeoutError where it is not."""
+    try:
+        while line.recv(1 << 16):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+def test_connections_that_ask_for_nothing_are_closed_and_leave_room_for_the_owner(tmp_path):
+    """Twice as many as are served at once: none of them knows the token, or ends its headers."""
+    write_run(tmp_path / "a", [{"step": 0, "outcome": 0.5}])
+    with served(tmp_path, header_seconds=0.5) as page, contextlib.ExitStack() as until:
+        lines = [
+            until.enter_context(socket.create_connection(("127.0.0.1", page.port), timeout=20)) for _ in range(200)
+        ]
+        for line in lines:
+            with contextlib.suppress(ConnectionError):  # those that are closed already
+                line.sendall(b"GET / HTTP/1.1\r\nHost: 127")
+        assert [run["name"] for run in data(page, "/api/runs")["runs"]] == ["a"]
+        assert all(map(is_closed, lines))
+
+
+def test_a_connection_that_asks_again_is_kept_until_it_stops_in_the_middle(tmp_path):
+    with served(tmp_path, header_seconds=2.0) as page:
+        connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=20)
+        connection.connect()
+        line = connection.sock
+        for _ in range(2):
+            connection.request("GET", "/none")
+            answer = connection.getresponse()
+            assert (answer.status, connection.sock) == (401, line)
+            answer.read()
+        line.sendall(b"GET / HTTP/1.1\r\nHost: 127")
+        assert is_closed(line)
+        connection.close()
 
 
 EVENTS = "/api/rows?run=a&file=events"
@@ -364,7 +404,7 @@ def test_findings_of_the_rows_come_before_those_that_were_told(tmp_path):
     run = write_run(tmp_path / "a", rows, events=[told, {**told, "kind": "resumed", "rule": "other"}])
     *found, last = overview.health(overview.RunFolder(run), {})["findings"]
     assert found
-    assert set(found[0]) == {"rule", "severity", "step", "message", "remedy", "show"}
+    assert set(found[0]) == {"rule", "severity", "step", "message", "remedy", "show", "over"}
     assert last == {
         "rule": "told-before",
         "severity": "warning",
@@ -372,6 +412,7 @@ def test_findings_of_the_rows_come_before_those_that_were_told(tmp_path):
         "message": "m",
         "remedy": None,
         "show": None,
+        "over": None,
     }
     append(run, "events", {**told, "rule": found[0]["rule"]})
     assert len(overview.health(overview.RunFolder(run), {})["findings"]) == len(found) + 1

@@ -46,6 +46,71 @@ class EntropyCollapse:
 
 
 @dataclass(frozen=True)
+class SuddenCollapse:
+    """What a few steps are enough to show: the first values are compared with, not those of the first ten steps."""
+
+    window: int = 2
+    least: float = 0.05
+    solved: float = 0.9
+    name: ClassVar[str] = "sudden-collapse"
+    severity: ClassVar[Severity] = "failing"
+    reads: ClassVar[str] = "entropy"
+    show: ClassVar[str] = "duplicates"
+    why: ClassVar[str] = "an update that was far too large left a policy that always says the same"
+    remedy: ClassVar[str] = "start again with a training.learning_rate that is ten times lower"
+
+    @property
+    def when(self) -> str:
+        return (
+            f"over {self.window} steps entropy is below {self.least:g} of what it was at first, fewer than "
+            f"{self.solved:.0%} of the prompts are solved by any sibling, and outcomes are no better than at first"
+        )
+
+    def evidence(self, history: History) -> str | None:
+        entropy, outcome = (history.last(name, self.window) for name in (self.reads, "outcome"))
+        first, before = history.start(self.reads), history.start("outcome")
+        if not entropy or not max(entropy) < self.least * first:
+            return None
+        if history.typical("solved_by_any", self.window) >= self.solved or not max(outcome, default=math.nan) <= before:
+            return None
+        return (
+            f"entropy was {first:.3g} nats a token at first and is {entropy[-1]:.3g}, while the outcome went from "
+            f"{before:.3g} to {outcome[-1]:.3g}"
+        )
+
+
+@dataclass(frozen=True)
+class EntropyRise:
+    """A policy that explores more for a while is no fault, as long as it learns."""
+
+    window: int = 10
+    times: float = 2.0
+    least: float = 0.5
+    name: ClassVar[str] = "entropy-rise"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "entropy"
+    show: ClassVar[str] = "worst"
+    why: ClassVar[str] = "a policy that becomes ever less sure of what it says drifts towards noise"
+    remedy: ClassVar[str] = "a lower training.learning_rate or entropy bonus, or a KL to the reference (algorithm.kl)"
+
+    @property
+    def when(self) -> str:
+        return (
+            f"over {self.window} steps entropy is more than {self.times:g} times what it was in the first {EARLY} and "
+            f"{self.least:g} nats above it, and outcomes no longer rise"
+        )
+
+    def evidence(self, history: History) -> str | None:
+        first, now = mean(history.first(self.reads)), history.typical(self.reads, self.window)
+        if not now > max(self.times * first, first + self.least) or history.is_learning():
+            return None
+        return (
+            f"entropy was {first:.3g} nats a token in the first {EARLY} steps and is {now:.3g} over {self.window}, "
+            "and outcomes do not rise"
+        )
+
+
+@dataclass(frozen=True)
 class LengthExplosion:
     window: int = 10
     times: float = 2.0

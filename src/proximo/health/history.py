@@ -81,6 +81,10 @@ class History:
         found = self._first.get(name, [])
         return found if len(found) == EARLY else []
 
+    def start(self, name: str) -> float:
+        """The very first value; NaN where there is none."""
+        return next(iter(self._first.get(name, [])), math.nan)
+
     def last(self, name: str, count: int, before: int = 0) -> list[float]:
         """The last values, without the `before` newest; none where they are fewer."""
         found = [row[name] for row in self._rows if name in row]

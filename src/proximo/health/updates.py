@@ -76,6 +76,28 @@ class ClipSaturation:
 
 
 @dataclass(frozen=True)
+class HugeUpdate:
+    """Updates of one step move the policy by hundredths of a nat; by a nat none of the ratios means anything."""
+
+    window: int = 1
+    most: float = 1.0
+    name: ClassVar[str] = "huge-update"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "old_kl"
+    show: ClassVar[str] = "clipped"
+    why: ClassVar[str] = "one step moved the policy out of sight of the one that sampled: its later updates are noise"
+    remedy: ClassVar[str] = "a training.learning_rate that is ten times lower, or a longer warm-up"
+
+    @property
+    def when(self) -> str:
+        return f"within one step the policy moves more than {self.most:g} nat a token from the one that sampled"
+
+    def evidence(self, history: History) -> str | None:
+        [moved] = history.last(self.reads, 1)
+        return f"one step moved the policy {moved:.3g} nats a token" if moved > self.most else None
+
+
+@dataclass(frozen=True)
 class WeakValueModel:
     """The first `window` steps are not looked at: a value model starts from nothing."""
 

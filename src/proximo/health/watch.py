@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from proximo.health.drift import EntropyCollapse, KlRunaway, LengthExplosion, Truncation
+from proximo.health.drift import EntropyCollapse, EntropyRise, KlRunaway, LengthExplosion, SuddenCollapse, Truncation
 from proximo.health.finding import SEVERITIES, Finding, Row
 from proximo.health.gains import HeldOutFlat, OnePart
 from proximo.health.history import History
 from proximo.health.lessons import DeadGroups, Duplicates, NoReward, TooEasy, Unscored
 from proximo.health.rule import Rule
-from proximo.health.updates import ClipSaturation, SamplerGap, WeakValueModel
+from proximo.health.updates import ClipSaturation, HugeUpdate, SamplerGap, WeakValueModel
 
 RULES: tuple[Rule, ...] = (
     NoReward(),
@@ -17,12 +17,15 @@ RULES: tuple[Rule, ...] = (
     TooEasy(),
     Unscored(),
     Duplicates(),
+    SuddenCollapse(),
     EntropyCollapse(),
+    EntropyRise(),
     LengthExplosion(),
     Truncation(),
     KlRunaway(),
     SamplerGap(),
     ClipSaturation(),
+    HugeUpdate(),
     WeakValueModel(),
     OnePart(),
     HeldOutFlat(),

@@ -21,6 +21,8 @@ from proximo.types import Batch
 
 MOST_BYTES = 4 << 30
 """Of a file of rollouts."""
+MOST_ENTRIES = 1 << 24
+"""Completions times tokens of the longest: about two hundred bytes each are held while a step is looked at."""
 CHANGED = "its bytes are not those that were written"
 
 
@@ -127,6 +129,10 @@ def _step(table: pa.Table, number: int, facts: Mapping[str, Any]) -> Step:
         _ = update["version"], update["skipped"], update["value_only"]
     lengths = torch.from_numpy(np.diff(_offsets(column["tokens"])))
     _check_lengths(column["pieces"], lengths)
+    entries = len(lengths) * (int(lengths.max()) if len(lengths) else 0)
+    if entries > MOST_ENTRIES:
+        sizes = f"{len(lengths):,} completions, the longest of {int(lengths.max()):,} tokens"
+        raise ValueError(f"it has {sizes}: {entries:,} places for tokens, more than the {MOST_ENTRIES:,} held at once")
     rows = _Rows(lengths)
     counts = torch.from_numpy(np.diff(_offsets(column["updates"])))
     most = int(counts.max()) if len(counts) else 0

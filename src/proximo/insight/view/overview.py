@@ -185,7 +185,7 @@ def health(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
     found += [asdict(spell.finding) | {"over": spell.last} for spell in checkup.passed]
     rules = [each["rule"] for each in found]  # an event may have anything for its rule
     told = [row for row in run.rows(EVENTS) if row.get("kind") == "finding" and row.get("rule") not in rules]
-    names = ("rule", "severity", "step", "message", "remedy", "show")
+    names = ("rule", "severity", "step", "message", "remedy", "show", "over")
     return {"findings": found + [{name: row.get(name) for name in names} for row in told]}
 
 

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from proximo.insight.folder import RunFolder
 from proximo.insight.view import overview, reader
+from proximo.insight.view.connections import HEADER_SECONDS, bounded
 from proximo.insight.view.guarding import Guard
 from proximo.insight.view.overview import Runs
 from proximo.plain_text import visible
@@ -85,7 +86,7 @@ def bind(port: int) -> socket.socket:
     return made
 
 
-def server(root: Path, *, token: str, port: int) -> uvicorn.Server:
+def server(root: Path, *, token: str, port: int, header_seconds: float = HEADER_SECONDS) -> uvicorn.Server:
     """Whose `run(sockets=[...])` answers until it is interrupted. No proxy is in front, so none is believed."""
     config = uvicorn.Config(
         application(root, token=token, port=port),
@@ -93,7 +94,7 @@ def server(root: Path, *, token: str, port: int) -> uvicorn.Server:
         access_log=False,
         lifespan="off",
         ws="none",
-        http="h11",
+        http=bounded(header_seconds),
         loop="asyncio",
         proxy_headers=False,
         server_header=False,

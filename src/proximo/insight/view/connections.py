@@ -1,0 +1,55 @@
+"""Connections that ask for nothing: closed after a few seconds, and never so many that the owner finds no place."""
+
+import asyncio
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEADER_SECONDS = 5.0
+"""For the headers of a request to arrive, from the connection's beginning or the last answer on."""
+MOST_IDLE = 50
+"""Connections without a request; for a new one the oldest is closed. The page itself keeps six at most."""
+
+
+def bounded(seconds: float = HEADER_SECONDS, most: int = MOST_IDLE) -> type[H11Protocol]:
+    """For one server: what it shares between its connections is the class's."""
+
+    class Bounded(H11Protocol):
+        idle: ClassVar[dict[H11Protocol, asyncio.TimerHandle]] = {}
+        """Those without a request, oldest first, and what will close them."""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._wait()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self._is_busy:
+                self._stop_waiting()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if not self._is_busy and not self.transport.is_closing():
+                self._wait()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_waiting()
+            super().connection_lost(exc)
+
+        @property
+        def _is_busy(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
+
+        def _wait(self) -> None:
+            self._stop_waiting()
+            self.idle[self] = self.loop.call_later(seconds, self.transport.abort)
+            if len(self.idle) > most:
+                oldest = next(iter(self.idle))
+                self.idle.pop(oldest).cancel()
+                oldest.transport.abort()
+
+        def _stop_waiting(self) -> None:
+            if (timer := self.idle.pop(self, None)) is not None:
+                timer.cancel()
+
+    return Bounded
