@@ -177,3 +177,12 @@ def test_linked_rollouts_are_not_followed(folder, tmp_path, capsys):
     [said] = doctor(folder, capsys)
     assert "is a symbolic link and is not followed" in said
     assert page(folder) == [said]
+
+
+def test_a_step_that_is_too_wide_to_be_held_is_refused_in_one_line(folder, monkeypatch):
+    """Two completions, the longer of two tokens: four places."""
+    monkeypatch.setattr("proximo.insight.steps.MOST_ENTRIES", 4)
+    assert read_step(folder / ROLLOUTS, 0).number == 0
+    monkeypatch.setattr("proximo.insight.steps.MOST_ENTRIES", 3)
+    with pytest.raises(ValueError, match=r"\A[^\n]+ 4 places for tokens, more than the 3 held at once\Z"):
+        read_step(folder / ROLLOUTS, 0)
