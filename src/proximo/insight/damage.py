@@ -119,7 +119,10 @@ def _complaint(path: Path, stamp: Stamp) -> str | None:
 
 
 def _stamps(folder: Path) -> tuple[tuple[str, Stamp], ...]:
-    return tuple(sorted((str(path.relative_to(folder)), _stamp(path)) for path in folder.rglob("*")))
+    try:
+        return tuple(sorted((str(path.relative_to(folder)), _stamp(path)) for path in folder.rglob("*")))
+    except OSError:  # an older checkpoint is removed while it is listed
+        return ()
 
 
 def _stamp(path: Path) -> Stamp:
