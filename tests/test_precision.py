@@ -14,7 +14,7 @@ from proximo.models import compiling, load_model, pick_dtype, score, tiny_model,
 from proximo.models.attention import body
 from proximo.models.compiling import allow_compiling, checkpoint_layers, compiles
 from proximo.models.packed import PackedReader
-from proximo.models.values import OwnLayers, OwnModel
+from proximo.models.values import OwnLayers, OwnModel, TrunkHead
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
 from proximo.tasks.arithmetic import Arithmetic
@@ -104,7 +104,11 @@ def run_config(folder, **changes) -> RunConfig:
     )
 
 
-VALUES = {"a head": None, "layers": ValueOptions(OwnLayers(1)), "a model": ValueOptions(OwnModel())}
+VALUES = {
+    "a head": ValueOptions(TrunkHead()),
+    "layers": ValueOptions(OwnLayers(1)),
+    "a model": ValueOptions(OwnModel()),
+}
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)

@@ -18,7 +18,8 @@ from proximo.health import Watch
 from proximo.health.updates import WeakValueModel
 from proximo.maths import AdaptiveKl, KlLoss, KlReward
 from proximo.models import load_model, pick_device, tiny_model, tiny_tokenizer
-from proximo.models.values import OwnLayers, OwnModel, TrunkHead
+from proximo.models.values import HeadOnOwnLayers, OwnLayers, OwnModel, TrunkHead
+from proximo.presets import ARITHMETIC
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.assemble import assemble
@@ -85,8 +86,8 @@ MEMORY = [
     # algorithm, value, roles of the models in memory
     (replace(GRPO, kl=KlLoss(0.0)), None, ["policy"]),
     (GRPO, None, ["policy", "reference"]),
-    (WITHOUT_KL, None, ["policy"]),
-    (PPO, None, ["policy", "reference"]),
+    (WITHOUT_KL, None, ["policy", "value model's 1 layers"]),
+    (PPO, None, ["policy", "reference", "value model's 1 layers"]),
     (PPO, ValueOptions(TrunkHead()), ["policy", "reference"]),
     (WITHOUT_KL, ValueOptions(OwnLayers(1)), ["policy", "value model's 1 layers"]),
     (WITHOUT_KL, ValueOptions(OwnModel()), ["policy", "value model"]),
@@ -115,11 +116,29 @@ def test_a_reward_model_is_counted_and_printed(policy, judge, capsys):
     flags = ["--model", policy, "--reward-model", judge, "--rewards.task", "0", "--algorithm", "ppo", "--dry-run"]
     assert main(["train", *flags]) == 0
     printed = capsys.readouterr().out
-    assert "# models in memory: 3: policy (" in printed
+    assert "# models in memory: 4: policy (" in printed
     assert f"reward model {judge} (" in printed
     loaded = toml.loads(printed, RunConfig)
     assert loaded.rewards == RewardMix(task=0.0, models=(RewardModel(judge),))
-    assert loaded.value == ValueOptions()
+    assert loaded.value == ValueOptions(OwnLayers(1))
+
+
+@pytest.mark.parametrize("value", [None, ValueOptions()])
+def test_ppo_gets_its_own_layer_and_a_rate_that_it_learns_with(value, policy, tmp_path):
+    """A head on the policy's states stays worse than the siblings' mean on the demo; an own layer at 1e-3 does not."""
+    settings = config(policy, value=value)
+    run = Run(settings, tmp_path, Lines())
+    assert run.learner.critic is not None
+    assert isinstance(run.learner.critic.model, HeadOnOwnLayers)
+    assert len(run.learner.critic.model.layers) == 1
+    assert run.learner.rates[1] == 50 * settings.training.learning_rate
+    assert ValueOptions().rate(ARITHMETIC.training.learning_rate) == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize(("form", "pace"), [(TrunkHead(), 10), (OwnLayers(2), 50), (OwnModel(), 10)])
+def test_a_value_model_learns_faster_than_the_policy_unless_told_otherwise(form, pace):
+    assert ValueOptions(form).rate(2e-6) == pace * 2e-6
+    assert ValueOptions(form, learning_rate=3e-4).rate(2e-6) == 3e-4
 
 
 def test_a_run_pretrains_its_values_then_everything(policy, judge, tmp_path):
@@ -211,13 +230,15 @@ def dry_run(capsys, *flags: str) -> RunConfig:
     return toml.loads(capsys.readouterr().out, RunConfig)
 
 
-def test_a_flag_puts_another_piece_in_a_field(capsys):
+def test_a_flag_puts_another_piece_in_a_field(capsys, tmp_path):
     flags = ["--algorithm", "ppo", "--value.form.type", "OwnLayers", "--value.form.layers", "2"]
     assert dry_run(capsys, *flags).value == ValueOptions(OwnLayers(2))
     found = dry_run(capsys, "--algorithm.gate.type=SoftGate", "--algorithm.gate.tau-neg", "1.5")
     assert toml.dumps(found.algorithm.gate).splitlines()[:2] == ["tau_pos = 1.0", "tau_neg = 1.5"]
-    task = dry_run(capsys, "--task.type", "File", "--task.path", "x.jsonl", "--task.held-out", "0.2").task
-    assert toml.dumps(task).startswith('path = "x.jsonl"')
+    file = tmp_path / "x.jsonl"
+    file.write_text("".join(f'{{"prompt": "{i}+1=", "answer": "{i + 1}"}}\n' for i in range(40)))
+    task = dry_run(capsys, "--task.type", "File", "--task.path", str(file), "--task.held-out", "0.2").task
+    assert toml.dumps(task).startswith(f'path = "{file}"')
 
 
 @pytest.mark.parametrize(

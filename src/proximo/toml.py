@@ -44,6 +44,11 @@ def dumps(value: Any) -> str:
     return "\n".join(_table_lines(_plain(value, type(value), ""), "")).strip() + "\n"
 
 
+def plain(value: Any) -> dict[str, Any]:
+    """A dataclass as tables, as `dumps` writes them."""
+    return tomllib.loads(dumps(value))
+
+
 def load(path: str, kind: type[T]) -> T:
     """The dataclass `kind` from a file; a ConfigError names the file and says what to do."""
     if not Path(path).is_file():

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from proximo.cli.flags import nearest, refuse
+from proximo.cli.flags import asks_for_help, nearest, refuse
 
 USAGE = """usage: proximo COMMAND ...
 
@@ -50,6 +50,14 @@ progress on stderr. train takes --dry-run: the resolved run, and nothing is star
 --run goes on with a run that ended early; --allow-change FIELD lets a field be another than it began with.
 """
 
+EXPLAIN_USAGE = """usage: proximo explain NAME [--stage.field VALUE ...] [--stage.type PIECE ...]
+       proximo explain --all
+
+What an algorithm is, choice by choice: its objective, its stages, where each choice comes from and what TRL and verl
+do. Any choice can be changed by a flag (proximo explain grpo --gate.high 0.28); proximo explain NAME --help lists them.
+--all prints a table of all algorithms.
+"""
+
 STAGES = ("sft", "reward-model", "dpo")
 """They learn from files."""
 INSIGHT = ("view", "replay", "compare", "doctor", "report")
@@ -82,10 +90,16 @@ def _make_streams_patient() -> None:
 
 
 def _answer(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help") or arguments in (["explain"], ["explain", "--help"]):
+    if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
     command, *rest = arguments
+    if command == "tasks" and asks_for_help(rest):
+        print("usage: proximo tasks\n\nThe tasks there are, with an example of each.")
+        return 0
+    if command == "explain" and (not rest or (rest[0].startswith("-") and asks_for_help(rest))):
+        print(EXPLAIN_USAGE, end="")
+        return 0
     if command not in COMMANDS:
         refuse(f"no command is called {command!r}{nearest(command, COMMANDS)}; there are: {', '.join(COMMANDS)}")
     for each in (signal.SIGTERM, signal.SIGHUP):

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
-from proximo.cli.choosing import base_config
+from proximo.cli.choosing import base_config, naming_flags
 from proximo.cli.flags import changed, refuse, say, take_switch
 from proximo.cli.opening import open_model
 from proximo.plain_text import visible
@@ -30,6 +30,7 @@ def run(arguments: list[str]) -> int:
         arguments,
         prog="proximo selfcheck",
         description="Check on a few completions that model, task and algorithm hold together. Nothing is written.",
+        help_more=f"--json prints the checks as data\n{naming_flags('selfcheck')}",
     )
     start = time.perf_counter()
     checks = _checks(config)

@@ -6,7 +6,7 @@ from proximo import explain, toml
 from proximo.cli.flags import nearest, refuse, said_later, take
 from proximo.explain import Card
 from proximo.presets import ARITHMETIC, PRESETS, with_algorithm
-from proximo.training.config import RunConfig, ValueOptions
+from proximo.training.config import RunConfig
 from proximo.training.pipeline import PipelineConfig
 from proximo.training.reward_mix import RewardModel
 
@@ -21,6 +21,18 @@ def base_config(arguments: list[str]) -> RunConfig:
     if judge is not None:
         config = _with_judge(config, judge, take(arguments, "--rewards.task"))
     return with_values(config)
+
+
+def naming_flags(command: str) -> str:
+    """For the help: what names a config as a whole, which is no field of it."""
+    lines = [
+        f"what is run: proximo {command} [PRESET | run.toml] [--algorithm NAME] [--reward-model DIR] [--field VALUE]",
+        f"  --algorithm NAME      one of {', '.join(card.name for card in explain.CARDS)}",
+        "  --reward-model DIR    a reward model that scores completions too; --rewards.task is the task's weight",
+        "presets, of which the first is the default:",
+        *(f"  {each.name:<18} {each.what}" for each in PRESETS),
+    ]
+    return "\n".join(lines)
 
 
 def named_algorithm(flag: str, name: str) -> Card:
@@ -42,9 +54,7 @@ def with_named(config: RunConfig, card: Card) -> RunConfig:
 
 def with_values(config: RunConfig) -> RunConfig:
     """A value model's options written out, where one is needed, so that its fields can be changed."""
-    if config.value is None and config.algorithm.advantage.needs_values:
-        return replace(config, value=ValueOptions())
-    return config
+    return replace(config, value=config.value_options)
 
 
 def preset_or_file(name: str) -> RunConfig:

@@ -10,9 +10,6 @@ from dataclasses import MISSING, is_dataclass, replace
 from types import NoneType
 from typing import Any, NoReturn, TypeVar, get_origin
 
-import tyro
-
-from proximo.algorithms import UnusualChoice
 from proximo.pieces import classes, given_fields, union_members
 from proximo.plain_text import MOST, visible
 from proximo.redacting import masked
@@ -20,12 +17,17 @@ from proximo.redacting import masked
 Value = TypeVar("Value")
 
 
-def changed(default: Value, flags: Sequence[str], *, prog: str, description: str) -> Value:
+def changed(default: Value, flags: Sequence[str], *, prog: str, description: str, help_more: str = "") -> Value:
     """A frozen value with some fields changed, like `--gate.high 0.2`; remarks on unusual choices go to stderr.
 
     `--gate.type SoftGate` puts another piece in a field's place, with its defaults; `--shape.type None` takes it away
-    where a field may be empty; `--extra.add EntropyBonus` puts one beside what is there.
+    where a field may be empty; `--extra.add EntropyBonus` puts one beside what is there. `help_more` ends the help.
     """
+    # Imported late, because they take seconds, and a list of commands or a refusal needs neither.
+    import tyro
+
+    from proximo.algorithms import UnusualChoice
+
     flags = list(flags)
     default = with_pieces(default, flags)
     with warnings.catch_warnings(record=True) as caught:
@@ -41,6 +43,10 @@ def changed(default: Value, flags: Sequence[str], *, prog: str, description: str
             )
         except ValueError as error:
             refuse(str(error))
+        except SystemExit as stopped:
+            if stopped.code == 0:  # help was asked for, and printed
+                print("\n".join([*_type_lines(default), *help_more.splitlines()]))
+            raise
     for message in dict.fromkeys(str(warning.message) for warning in caught):
         print(f"unusual: {visible(message)}", file=sys.stderr)
     if complaints := list(_complaints(value, "")):
@@ -69,6 +75,27 @@ def _complaints(value: object, path: str) -> Iterator[str]:
         yield f"{path} has a NUL character: remove it"
 
 
+def _type_lines(value: object) -> list[str]:
+    """The flags that put another piece in a field's place, for the help."""
+    found = list(_types(value, "-"))
+    if not found:
+        return []
+    return ["pieces, each with its own fields (put the flag before --help to see them):", *found]
+
+
+def _types(value: object, path: str) -> Iterator[str]:
+    if not is_dataclass(value) or isinstance(value, type):
+        return
+    for field, kind in given_fields(type(value)):
+        here = f"{path}-{field.name.replace('_', '-')}" if path == "-" else f"{path}.{field.name.replace('_', '-')}"
+        held, names = vars(value)[field.name], [each.__name__ for each in classes(kind)]
+        names += ["None"] if names and NoneType in union_members(kind) else []
+        if len(names) > 1:
+            now = type(held).__name__ if is_dataclass(held) else "none" if held is None else "several"
+            yield f"  {here}.type {{{','.join(names)}}}  (now: {now})"
+        yield from _types(held, here)
+
+
 def with_pieces(value: Value, flags: list[str]) -> Value:
     """The value with the pieces that `--field.type NAME` and `--field.add NAME` ask for, looked up among those the
     field may hold. `--field None` means `--field.type None`."""
@@ -92,6 +119,8 @@ def with_pieces(value: Value, flags: list[str]) -> Value:
 @contextmanager
 def said_later() -> Iterator[None]:
     """For values that are not whole yet: `changed` remarks on unusual choices once, when all flags are read."""
+    from proximo.algorithms import UnusualChoice
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnusualChoice)
         yield
@@ -156,6 +185,8 @@ def _required(kind: type, prefix: str, flags: list[str]) -> dict[str, str]:
     for field, field_kind in given_fields(kind):
         if field.default is MISSING and field.default_factory is MISSING:
             given = take(flags, f"{prefix}.{field.name.replace('_', '-')}")
+            if given is None and field_kind is str and asks_for_help(flags):
+                given = field.name.upper()  # stands for what has to be given
             if given is None or field_kind is not str:
                 refuse(f"{prefix}.type {kind.__name__} needs {prefix}.{field.name}, or a .toml file that says it")
             values[field.name] = given
@@ -185,9 +216,13 @@ def take_switch(arguments: list[str], flag: str) -> bool:
     return given
 
 
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    return not {"-h", "--help"}.isdisjoint(arguments)
+
+
 def take_model(arguments: list[str], command: str) -> str:
     """The model that comes first, removed from the arguments; empty where only help is asked for."""
-    if arguments[:1] in (["-h"], ["--help"]):
+    if (not arguments or arguments[0].startswith("-")) and asks_for_help(arguments):
         return ""
     if not arguments or arguments[0].startswith("-"):
         refuse(f"{command} needs a model, a folder or hub id: {command} MODEL")

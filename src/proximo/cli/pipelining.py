@@ -5,15 +5,16 @@ from datetime import datetime
 from pathlib import Path
 
 from proximo import toml
-from proximo.cli.flags import changed, refuse, say, take, take_switch
+from proximo.cli.flags import changed, refuse, say
 from proximo.cli.resuming import report_failure, suit_attempt, taken
+from proximo.models import pick_device
 from proximo.training.pipeline import PipelineConfig, pipeline
 
 
-def run(name: str, default: PipelineConfig, arguments: list[str]) -> int:
+def run(
+    name: str, default: PipelineConfig, arguments: list[str], *, folder: str | None, as_json: bool, dry_run: bool
+) -> int:
     """0 done, 1 failed on the way, 2 refused before anything was trained."""
-    as_json, dry_run = take_switch(arguments, "--json"), take_switch(arguments, "--dry-run")
-    folder = take(arguments, "--run")
     config = changed(
         _from_file(arguments, default),
         arguments,
@@ -21,8 +22,15 @@ def run(name: str, default: PipelineConfig, arguments: list[str]) -> int:
         description="Fine-tune, learn a reward, and train on it, where the true reward is known.",
     )
     if dry_run:
-        print(toml.dumps(config))
-        print(f"# in turn: {', '.join(config.stages)}")
+        try:
+            pick_device(config.device)
+        except ValueError as error:
+            refuse(str(error))
+        if as_json:
+            print(json.dumps({"config": toml.plain(config), "stages": list(config.stages)}))
+        else:
+            print(toml.dumps(config))
+            print(f"# in turn: {', '.join(config.stages)}")
         return 0
     path = Path(folder) if folder else Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     with taken(path, toml.dumps(config), allowed=None, points=None) as attempt:

@@ -10,7 +10,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from proximo import toml
 from proximo.cli import pipelining
-from proximo.cli.choosing import base_config, preset
+from proximo.cli.choosing import base_config, naming_flags, preset
 from proximo.cli.flags import changed, refuse, say, take, take_model, take_switch
 from proximo.cli.live import LiveView
 from proximo.cli.opening import machine_line, open_model
@@ -30,6 +30,7 @@ from proximo.training.evaluate import evaluate
 from proximo.training.keeping import refuse_fewer_steps
 from proximo.training.outcome import Outcome
 from proximo.training.pipeline import PipelineConfig
+from proximo.training.preflight import rehearse
 from proximo.training.progress import Lines, Progress, measure, prompt_text, share
 from proximo.training.prompts import check_prompts
 from proximo.training.resume import Attempt
@@ -45,25 +46,35 @@ def run(command: str, arguments: list[str]) -> int:
 
 # train
 
+TRAIN_FLAGS = """flags of the command itself:
+  --run DIR             the run folder; the same command with the same folder resumes a run
+  --allow-change FIELD  on resume: a field that may differ from how the run began
+  --skip-bad            leave out bad rows of a data file instead of refusing it
+  --dry-run             check the run, print its config, sizes and memory, and start nothing
+  --json                the result as data on stdout, progress on stderr
+"""
+
 
 def run_train(arguments: list[str]) -> int:
+    as_json, dry_run = take_switch(arguments, "--json"), take_switch(arguments, "--dry-run")
+    folder = take(arguments, "--run")
     chain = preset(arguments[0]) if arguments else None
     if isinstance(chain, PipelineConfig):
-        return pipelining.run(arguments[0], chain, arguments[1:])
-    as_json, dry_run = take_switch(arguments, "--json"), take_switch(arguments, "--dry-run")
-    skip_bad = take_switch(arguments, "--skip-bad")
-    folder, allowed = take(arguments, "--run"), take_allowed(arguments)
+        return pipelining.run(arguments[0], chain, arguments[1:], folder=folder, as_json=as_json, dry_run=dry_run)
+    skip_bad, allowed = take_switch(arguments, "--skip-bad"), take_allowed(arguments)
     config = changed(
-        base_config(arguments), arguments, prog="proximo train", description="Train a model by reinforcement learning."
+        base_config(arguments),
+        arguments,
+        prog="proximo train",
+        description="Train a model by reinforcement learning.",
+        help_more=f"{TRAIN_FLAGS}{naming_flags('train')}",
     )
     if skip_bad:
         if not isinstance(config.task, File | Code):
             refuse("--skip-bad is for problems from a file: task.type File or Code")
         config = replace(config, task=replace(config.task, skip_bad=True))
     if dry_run:
-        print(toml.dumps(config))
-        lines = [*batch_arithmetic(config), *memory(config), machine_line(config.model, config.device)]
-        print("\n".join(f"# {line}" for line in lines))
+        _print_plan(config, as_json)
         return 0
     path = Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}"
     with taken(path, toml.dumps(config), allowed) as attempt:
@@ -74,6 +85,21 @@ def run_train(arguments: list[str]) -> int:
         return 1
     _print_result(path, outcome, as_json)
     return 0
+
+
+def _print_plan(config: RunConfig, as_json: bool) -> None:
+    """What would be run; refused where a run would be refused before it loads weights."""
+    try:
+        rehearse(config)
+        found = memory(config)
+    except ValueError as error:
+        refuse(str(error))
+    lines = [*batch_arithmetic(config), *found.lines, machine_line(config.model, config.device)]
+    if as_json:
+        print(json.dumps({"config": toml.plain(config), **found.facts(), "notes": lines}))
+        return
+    print(toml.dumps(config))
+    print("\n".join(f"# {line}" for line in lines))
 
 
 def _finished(config: RunConfig, attempt: Attempt) -> Outcome:

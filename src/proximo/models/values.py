@@ -7,7 +7,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from proximo.types import Batch
 class TrunkHead:
     """A linear head on the policy's own states: one pass for both, and nothing more in memory."""
 
+    pace: ClassVar[float] = 10.0
     trains_trunk: bool = True
     """Whether the value loss also moves the policy's layers. False: the head takes the states as they come."""
 
@@ -35,7 +36,11 @@ class TrunkHead:
 class OwnLayers:
     """A head on its own copy of the policy's last layers, on top of the policy's pass below them, detached."""
 
+    pace: ClassVar[float] = 50.0
+    """How much faster than the policy it learns unless told otherwise: its head starts from nothing, its layers from
+    another purpose."""
     layers: int = 1
+    """Of the policy's last ones, copied."""
 
     def __post_init__(self) -> None:
         if self.layers < 1:
@@ -46,6 +51,7 @@ class OwnLayers:
 class OwnModel:
     """A model of its own, of any backbone with the policy's vocabulary."""
 
+    pace: ClassVar[float] = 10.0
     path: str | None = None
     """A folder or hub id: a causal model gets a new head, a reward model brings its own. None: a copy of the policy."""
 
@@ -98,15 +104,7 @@ class HeadOnOwnLayers(nn.Module):
 
     def __init__(self, policy: PreTrainedModel, *, layers: int) -> None:
         super().__init__()
-        if not supports_packing(policy):
-            kind = type(policy).__name__
-            raise ValueError(
-                f"value.form is OwnLayers, but {kind} is outside the packed path: use TrunkHead or OwnModel"
-            )
-        trunk = body(policy).get_submodule("layers")
-        assert isinstance(trunk, nn.ModuleList)
-        if layers > len(trunk):
-            raise ValueError(f"value.form.layers is {layers}, but the policy has {len(trunk)}: give at most as many")
+        trunk = _copied_from(policy, layers)
         self.first = len(trunk) - layers
         # The config stays shared, so that the copies follow the policy's choice of attention.
         kept: dict[int, Any] = {id(policy.config): policy.config}
@@ -161,6 +159,27 @@ class HeadOnOwnModel(nn.Module):
             self.model, prompts=rows.prompts, tokens=rows.tokens, lengths=rows.lengths, group=rows.group
         )
         return read(self.head, own, own.flat)
+
+
+def check_form(form: ValueForm, policy: PreTrainedModel) -> None:
+    """Refuse a form that this policy cannot have; its shape is enough, weights are not looked at."""
+    if isinstance(form, OwnLayers):
+        _copied_from(policy, form.layers)
+
+
+def _copied_from(policy: PreTrainedModel, layers: int) -> nn.ModuleList:
+    """The layers of which the last ones are copied."""
+    if not supports_packing(policy):
+        kind = type(policy).__name__
+        raise ValueError(
+            f"value.form is OwnLayers, but {kind} is outside the packed path: use TrunkHead or OwnModel "
+            "(--value.form.type TrunkHead)"
+        )
+    trunk = body(policy).get_submodule("layers")
+    assert isinstance(trunk, nn.ModuleList)
+    if layers > len(trunk):
+        raise ValueError(f"value.form.layers is {layers}, but the policy has {len(trunk)}: give at most as many")
+    return trunk
 
 
 def value_model(form: ValueForm, policy: PreTrainedModel, loaded: PreTrainedModel | None = None) -> ValueModel:

@@ -6,7 +6,7 @@ from typing import Literal
 from proximo.algorithms import GRPO, Algorithm
 from proximo.maths.credit import ProcessNormalized
 from proximo.models import Precision
-from proximo.models.values import TrunkHead, ValueForm
+from proximo.models.values import OwnLayers, ValueForm
 from proximo.samplers import SamplingOptions
 from proximo.samplers.mismatch import Mismatch
 from proximo.tasks import TaskOptions
@@ -92,9 +92,12 @@ class TrainingOptions:
 class ValueOptions:
     """The value model of PPO and VAPO."""
 
-    form: ValueForm = field(default_factory=TrunkHead)
+    form: ValueForm = field(default_factory=OwnLayers)
+    """A copy of the policy's last layer by default: a head on the policy's own states learns too slowly to beat the
+    siblings' mean."""
     learning_rate: float | None = None
-    """Of what the value model has beside the policy's parameters. None: ten times the policy's."""
+    """Of what the value model has beside the policy's parameters. None: fifty times the policy's for OwnLayers, ten
+    times for the other forms."""
     pretrain_steps: int = 0
     """The run's first so many steps train the value model alone, on what the policy's completions really earn."""
 
@@ -103,6 +106,10 @@ class ValueOptions:
             raise ValueError(f"value.learning_rate is {self.learning_rate}: give a positive rate, or None")
         if self.pretrain_steps < 0:
             raise ValueError(f"value.pretrain_steps is {self.pretrain_steps}: give 0 or more")
+
+    def rate(self, policy: float) -> float:
+        """The learning rate beside that of the policy."""
+        return self.learning_rate or self.form.pace * policy
 
 
 @dataclass(frozen=True)
@@ -163,7 +170,7 @@ class RunConfig:
     the updates (R2). `sampler`: when they were sampled, in that pass too (R3). None: where their routers say."""
     rewards: RewardMix = field(default_factory=RewardMix)
     value: ValueOptions | None = None
-    """None: where the algorithm asks for a value model, a head on the policy's trunk."""
+    """The value model's options. None: the defaults, where the algorithm asks for a value model."""
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
     steps: int = 40
@@ -191,6 +198,10 @@ class RunConfig:
             "length penalty: nothing says what a wrong and a right answer earn, so it counts as if that were -1 and "
             "1; declare it with reward_range on the task's PythonFunction, or scale the rewards to -1 and 1"
         ]
+
+    def value_options(self) -> ValueOptions | None:
+        """Of the value model that the run trains; None where the algorithm asks for none."""
+        return self.value or (ValueOptions() if self.algorithm.advantage.needs_values else None)
 
     def __post_init__(self) -> None:
         if self.steps < 1:

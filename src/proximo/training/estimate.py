@@ -1,6 +1,10 @@
 """What a run will need, before anything is loaded."""
 
-from dataclasses import dataclass
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -58,7 +62,7 @@ def held_models(config: RunConfig) -> list[Held]:
     if config.mismatch is not None:
         # The copy that samples, and a snapshot for each step that it may lag.
         held.append(Held("mismatched sampler", (config.mismatch.lag + 2) * _count(policy), trained=False))
-    match config.value and config.value.form:
+    match config.value_options and config.value_options.form:
         case OwnLayers(layers):
             held.append(Held(f"value model's {layers} layers", _count(_last_layers(policy, layers)), trained=True))
         case OwnModel(path):
@@ -70,23 +74,53 @@ def held_models(config: RunConfig) -> list[Held]:
     ]
 
 
-def memory(config: RunConfig) -> list[str]:
+@dataclass(frozen=True)
+class MemoryEstimate:
+    models: list[Held]
+    bytes_held: int
+    """Weights, gradients and optimizer; activations come on top."""
+    bytes_there: int
+    """What the device has: on a GPU what is free, on a CPU all of the machine's memory."""
+    lines: list[str]
+
+    @property
+    def fits(self) -> bool:
+        return self.bytes_held <= self.bytes_there
+
+    def facts(self) -> dict[str, Any]:
+        models = [asdict(each) for each in self.models]
+        return {"models": models, "bytes": self.bytes_held, "device_bytes": self.bytes_there, "fits": self.fits}
+
+
+def memory(config: RunConfig) -> MemoryEstimate:
     """Weights, gradients and optimizer; and the activations on top, bounded by training.token_budget."""
-    try:
-        held = held_models(config)
-        device = pick_device(config.device)
-        dtype = pick_dtype(config.dtype, device)
-        bytes_held = sum(each.parameters * parameter_bytes(dtype, trained=each.trained) for each in held)
-        activations = _activations(config, torch.device(device), dtype, bytes_held)
-    except ValueError as error:
-        return [f"models in memory: unknown, {error}"]
+    held = held_models(config)
+    name = pick_device(config.device)
+    device, dtype = torch.device(name), pick_dtype(config.dtype, name)
+    bytes_held = sum(each.parameters * parameter_bytes(dtype, trained=each.trained) for each in held)
+    activations = _activations(config, device, dtype, bytes_held)
+    there = free_bytes(device) if device.type == "cuda" else machine_bytes()
     parts = [f"{each.role} ({each.parameters / 1e6:.1f} M, {'trained' if each.trained else 'frozen'})" for each in held]
     masters = ", float32 masters" if dtype in HALVES else ""
-    return [
+    lines = [
         f"models in memory: {len(held)}: {', '.join(parts)}",
         f"memory: {bytes_held / 1e9:.2f} GB in {str(dtype).removeprefix('torch.')} (weights; where trained also "
         f"gradients, two moments{masters}), {activations}",
     ]
+    found = MemoryEstimate(held, bytes_held, there, lines)
+    if not found.fits:
+        has = f"{device} has {there / 1e9:.1f} GB{' free' * (device.type == 'cuda')}"
+        lines.append(f"does not fit: {bytes_held / 1e9:.1f} GB are needed before any activation, and {has}")
+    return found
+
+
+def machine_bytes() -> int:
+    """The memory of this machine, or of the container where that has less."""
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # not there, or `max`: no limit
+            sizes.append(int(Path(limit).read_text()))
+    return min(sizes)
 
 
 def parameter_bytes(dtype: torch.dtype, *, trained: bool) -> int:

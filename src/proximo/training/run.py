@@ -5,14 +5,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.health import Watch
-from proximo.models import load_model, load_tokenizer, pick_device, pick_dtype
+from proximo.models import load_model, pick_dtype
 from proximo.models.compiling import allow_compiling
 from proximo.models.shipped import resolve
 from proximo.models.spelling import Spelling
-from proximo.models.values import OwnModel, load_value_model, value_model
+from proximo.models.values import OwnModel, ValueForm, load_value_model, value_model
 from proximo.samplers import Sampler
 from proximo.samplers.embedded import local_sampler
 from proximo.samplers.mismatch import MismatchedSampler
@@ -25,8 +26,8 @@ from proximo.training.evaluate import Answered, Evaluation, evaluate
 from proximo.training.judging import judged
 from proximo.training.learner import Learner
 from proximo.training.memory import explaining_memory
+from proximo.training.preflight import preflight
 from proximo.training.progress import Progress
-from proximo.training.prompts import check_prompts
 from proximo.training.runlog import METRICS, RunLog
 from proximo.training.stopping import Stop
 from proximo.training.unscored import UnscoredWatch
@@ -42,17 +43,17 @@ class Run:
 
     def __init__(self, config: RunConfig, folder: Path, progress: Progress) -> None:
         self.config, self.folder, self.progress = config, folder, progress
-        config.task.problem(0, "train", config.seed)  # a task that cannot be read fails before a model loads
-        path = resolve(config.model)
-        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(path)
+        checked = preflight(config)
+        self.tokenizer: PreTrainedTokenizerBase = checked.tokenizer
         self.spelling = Spelling(self.tokenizer)
-        self.left_out = check_prompts(config, path, self.tokenizer)
+        self.left_out = checked.left_out
         allow_compiling(config.compile)
         self.task: Task = judged(config.task, config.rewards, self.tokenizer, config.dtype)
         self.remarks = [*calibrate(self.task, config.seed), *config.penalty_remarks]
-        backbone = _value_backbone(config, self.tokenizer)
-        device = pick_device(config.device)
-        self.model: PreTrainedModel = load_model(path, device=device, dtype=pick_dtype(config.dtype, device))
+        value = config.value_options
+        device, dtype = checked.device, pick_dtype(config.dtype, checked.device)
+        backbone = value and _value_backbone(value.form, device, dtype)
+        self.model: PreTrainedModel = load_model(checked.path, device=device, dtype=dtype)
         rows = config.training.groups * config.training.group_size
         slots = min(rows, MOST_SLOTS)
         self.sampler = local_sampler(self.model, self.tokenizer, slots=slots)
@@ -69,8 +70,8 @@ class Run:
             config.training,
             temperature=config.sampling.temperature,
             seed=config.seed,
-            value=config.value and value_model(config.value.form, self.model, backbone),
-            value_learning_rate=config.value and config.value.learning_rate,
+            value=value and value_model(value.form, self.model, backbone),
+            value_learning_rate=value and value.rate(config.training.learning_rate),
             replay=config.replay,
         )
         self.watch, self.unscored = Watch(), UnscoredWatch(config.rewards.most_unscored)
@@ -118,16 +119,8 @@ class Run:
                     self.band.look(row)
 
 
-def _value_backbone(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel | None:
-    """The value model's own weights, where it has a folder of its own; it must read the policy's tokens."""
-    form = config.value and config.value.form
+def _value_backbone(form: ValueForm, device: str, dtype: torch.dtype) -> PreTrainedModel | None:
+    """The value model's own weights, where it has a folder of its own."""
     if not isinstance(form, OwnModel) or form.path is None:
         return None
-    path = resolve(form.path)
-    if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
-        raise ValueError(
-            f"value.form.path is {form.path!r}: its vocabulary is not the policy's, whose tokens it would have to "
-            "read; use a model of the same family"
-        )
-    device = pick_device(config.device)
-    return load_value_model(path, device=device, dtype=pick_dtype(config.dtype, device))
+    return load_value_model(resolve(form.path), device=device, dtype=dtype)

@@ -213,7 +213,7 @@ def _update_gradient(
     # Clipping to a norm would hide a gradient that is off by a factor.
     options = replace(config.training, token_budget=token_budget, max_gradient_norm=math.inf)
     algorithm = config.algorithm.within(config.sampling.max_tokens)
-    form = config.value and config.value.form
+    form = config.value_options and config.value_options.form
     if isinstance(form, OwnModel):
         form = OwnModel()  # any weights will do
     learner = Learner(

@@ -68,7 +68,7 @@ class ReinforcementOptions:
     training: TrainingOptions
     steps: int
     value: ValueOptions | None = None
-    """None: where the algorithm asks for a value model, a head on the policy's trunk."""
+    """The value model's options. None: the defaults, where the algorithm asks for a value model."""
 
 
 @dataclass(frozen=True)
