@@ -3,9 +3,28 @@
 loss, stats = proximo.policy_loss(proximo.DAPO, logprobs=..., old_logprobs=..., advantages=..., mask=..., group=...)
 """
 
-from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm, UnusualChoice
-from proximo.maths.credit import advantages
-from proximo.maths.objective import policy_loss
-from proximo.types import Stats
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm, UnusualChoice
+    from proximo.maths.credit import advantages
+    from proximo.maths.objective import policy_loss
+    from proximo.types import Stats
 
 __all__ = ["DAPO", "GRPO", "GSPO", "PPO", "SAPO", "Algorithm", "Stats", "UnusualChoice", "advantages", "policy_loss"]
+
+_ELSEWHERE = {"Stats": "proximo.types", "advantages": "proximo.maths.credit", "policy_loss": "proximo.maths.objective"}
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported when they are first asked for: torch takes seconds, and help needs none of it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_ELSEWHERE.get(name, "proximo.algorithms")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
