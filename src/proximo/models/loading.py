@@ -97,7 +97,8 @@ def load_model(path: str, *, dtype: torch.dtype = torch.float32, device: str = "
 
     Example: model = load_model("runs/first/checkpoints/step-000100")
     """
-    check_speaks(read_config(str(_opened(path, weights=True))), path)
+    if has_score(read_config(str(_opened(path, weights=True)))):
+        raise ValueError(f"path {path!r} holds a reward model, which scores and cannot speak: give a causal model")
     model, absent = load_weights(path, AutoModelForCausalLM, dtype=dtype)
     if absent:
         raise ValueError(f"path {path!r}: the weights lack {_listed(absent)}; save the model again, whole")
@@ -239,12 +240,6 @@ def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
 def has_score(config: PreTrainedConfig) -> bool:
     """Whether this is a model that scores, a reward model or classifier, and not one that speaks."""
     return any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
-
-
-def check_speaks(config: PreTrainedConfig, path: str) -> None:
-    """Refuse a model that has scores and no words."""
-    if has_score(config):
-        raise ValueError(f"path {path!r} holds a reward model, which scores and cannot speak: give a causal model")
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from proximo.models import load_tokenizer, pick_device
 from proximo.models.inspecting import inspect
-from proximo.models.loading import check_speaks, read_config, skeleton
+from proximo.models.loading import has_score, read_config, skeleton
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, check_form
 from proximo.rewards.workers import close_workers
@@ -56,7 +56,8 @@ def rehearse(config: RunConfig) -> None:
 
 
 def _check_models(config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    check_speaks(read_config(path), path)
+    if has_score(read_config(path)):
+        raise ValueError(f"path {path!r} holds a reward model, which scores and cannot speak: give a causal model")
     _check_weights(path)
     form = config.value_options and config.value_options.form
     if config.replay is not None or form is not None or config.algorithm.extras:
