@@ -173,19 +173,19 @@ def test_a_value_model_of_its_own_takes_its_share(gpu):
 
 
 def test_a_dry_run_says_what_it_would_plan(gpu):
-    [_, line] = estimate.memory(ARITHMETIC)
+    [_, line] = estimate.memory(ARITHMETIC).lines
     assert line.endswith("and the activations of 16384 tokens at most")
     training = replace(ARITHMETIC.training, token_budget=77)
-    assert estimate.memory(replace(ARITHMETIC, training=training))[1].endswith("activations of 77 tokens at most")
+    assert estimate.memory(replace(ARITHMETIC, training=training)).lines[1].endswith("activations of 77 tokens at most")
     gpu(8 * 2**30)
-    [_, line] = estimate.memory(ARITHMETIC)
+    [_, line] = estimate.memory(ARITHMETIC).lines
     assert "tokens in a pass" in line
     assert "run again" not in line
     gpu(0)
-    assert "run again in the backward pass" in estimate.memory(ARITHMETIC)[1]
+    assert "run again in the backward pass" in estimate.memory(ARITHMETIC).lines[1]
 
 
 def test_a_dry_run_in_half_precision_counts_masters():
-    [_, line] = estimate.memory(replace(ARITHMETIC, dtype="bfloat16"))
+    [_, line] = estimate.memory(replace(ARITHMETIC, dtype="bfloat16")).lines
     assert "in bfloat16" in line
     assert "float32 masters" in line
