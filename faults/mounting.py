@@ -67,10 +67,10 @@ def _closing(folder: Path, at_step: int) -> None:
 
     real = rl.train_step
 
-    def train_step(run, step, frontier):
-        if step == at_step:
+    def train_step(run, index, frontier):
+        if index == at_step:
             _close(folder)
-        return real(run, step, frontier)
+        return real(run, index, frontier)
 
     rl.train_step = train_step
 

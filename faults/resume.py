@@ -146,8 +146,8 @@ def _redone(folder: Path) -> int:
     """Steps that a resume has to do again."""
     point, _ = newest_valid(folder / CHECKPOINTS)
     rows = _rows(folder).get("ledger.jsonl", [])
-    last = max((json.loads(row)["step"] for row in rows), default=-1)
-    return last + 1 - (0 if point is None else step_of(point))
+    last = max((json.loads(row)["step"] for row in rows), default=0)
+    return last - (0 if point is None else step_of(point))
 
 
 def _check_reach(name: str, golden: Path, found: Findings) -> None:

@@ -178,16 +178,16 @@ def _events(place: Place, name: str) -> str:
 
 def _limited(place: Place, name: str, size: int) -> Child:
     def install() -> None:
-        """From the first step on: a run that cannot even write its config is refused, which is another case."""
+        """After the first step: a run that cannot even write its config is refused, which is another case."""
         from proximo.training import rl
 
         real = rl.train_step
 
-        def train_step(run, step, frontier):
-            if step == 1:
+        def train_step(run, index, frontier):
+            if index == 1:
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-            return real(run, step, frontier)
+            return real(run, index, frontier)
 
         rl.train_step = train_step
 
@@ -242,7 +242,7 @@ def _read_only(place: Place, found: Findings) -> None:
         return _stopped(_mounted(ended), "make room or the folder writable") or _resumed(place, "closing")
 
     found.attempt("a read-only folder", "from the start", "S", from_the_start)
-    found.attempt("a read-only folder", "from step 1 on", "S", on_the_way)
+    found.attempt("a read-only folder", "after step 1", "S", on_the_way)
 
 
 # A disk that fails
@@ -277,9 +277,9 @@ def _for_ever(place: Place) -> str | None:
 
         real = rl.train_step
 
-        def train_step(run, step, frontier):
+        def train_step(run, index, frontier):
             os.fsync = fsync
-            return real(run, step, frontier)
+            return real(run, index, frontier)
 
         rl.train_step = train_step
 

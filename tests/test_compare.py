@@ -430,7 +430,7 @@ def test_the_first_rollout_is_the_same_for_all_algorithms(runs, result, tmp_path
         # Dynamic sampling: the first round is that rollout, and other prompts fill up for what it drops.
         found = completions(runs["dapo"][seed], 0)
         assert wanted < found
-        assert "dropped" in RunFolder(runs["dapo"][seed].facts.run.path).step(0).state
+        assert "dropped" in RunFolder(runs["dapo"][seed].facts.run.path).step(1).state
     for name, (run,) in others.items():
         assert run.facts.steps_done == 1
         assert completions(run, 0) == completions(runs["grpo"][0], 0), name
@@ -466,13 +466,13 @@ def test_ways_part_where_the_completions_do(runs, copied):
     assert first_difference(runs["grpo"][0], twin) is None
     # Without rollouts nothing can be told; what one did alone is another way.
     spoilt = read(*copied)["grpo"][0]
-    assert first_difference(spoilt, dapo) == 1
-    spoilt.facts.run.step_file(1).unlink()
+    assert first_difference(spoilt, dapo) == 2
+    spoilt.facts.run.step_file(2).unlink()
     assert first_difference(spoilt, dapo) is None
     assert first_difference(dapo, spoilt) is None
     shorter = Run(spoilt.job, replace(spoilt.facts, metrics=spoilt.facts.metrics[:2]))
     assert shorter.facts.steps_done == 1
-    assert first_difference(shorter, twin) == first_difference(twin, shorter) == 1
+    assert first_difference(shorter, twin) == first_difference(twin, shorter) == 2
 
 
 def test_the_numbers_are_those_of_the_runs(runs, result):
@@ -555,7 +555,7 @@ def test_what_is_not_equal_is_named(copied):
     assert unequal(plan, place) == ["model and data", "machine and versions"]
     file.write_text(json.dumps(record))
     other = next(job for job in plan.jobs() if job.name == "grpo-2-seed-0")
-    shutil.copy(RunFolder(place.run(other)).step_file(0), RunFolder(place.run(job)).step_file(0))
+    shutil.copy(RunFolder(place.run(other)).step_file(1), RunFolder(place.run(job)).step_file(1))
     assert unequal(plan, place) == ["first rollout"]
     (place.run(job) / "metrics.jsonl").write_text("")
     assert unequal(plan, place) == ["first rollout", "budget"]
@@ -590,7 +590,7 @@ def test_a_damaged_row_is_passed_over(copied):
     job = next(plan.jobs())
     whole = read(plan, place)["grpo"][0]
     lines = (place.run(job) / METRICS).read_text().splitlines()
-    (spoilt,) = [number for number, line in enumerate(lines) if '"step": 0' in line and "sampled_tokens" in line]
+    (spoilt,) = [number for number, line in enumerate(lines) if '"step": 1,' in line and "sampled_tokens" in line]
     lines[spoilt] = lines[spoilt][:40]
     (place.run(job) / METRICS).write_text("\n".join(lines) + "\n")
     run = read(plan, place)["grpo"][0]

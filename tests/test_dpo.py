@@ -248,7 +248,7 @@ def test_a_planted_preference_is_learned(tmp_path):
     assert fitted.best["margin"] > 0.2
     assert fitted.best["chosen_reward"] > fitted.best["rejected_reward"]
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert rows[0]["step"] == -1
+    assert rows[0]["step"] == 0
     assert rows[0]["held_out/loss"] == pytest.approx(math.log(2), rel=1e-6)
     names = "loss accuracy margin chosen_reward rejected_reward chosen_logprob rejected_logprob drift"
     assert set(names.split()) <= rows[1].keys()

@@ -83,9 +83,9 @@ def test_learning_rates_by_hand():
 
 def test_when_it_is_evaluated():
     epochs = Schedule(6, FitOptions(batch=2, epochs=2.5), seed=0)
-    assert [step + 1 for step in range(epochs.steps) if epochs.evaluates(step)] == [3, 6, 8]
+    assert [step for step in range(1, epochs.steps + 1) if epochs.evaluates(step)] == [3, 6, 8]
     often = Schedule(6, FitOptions(batch=2, epochs=2.5, evaluate_every=4), seed=0)
-    assert [step + 1 for step in range(often.steps) if often.evaluates(step)] == [4, 8]
+    assert [step for step in range(1, often.steps + 1) if often.evaluates(step)] == [4, 8]
 
 
 def test_options_out_of_range():
@@ -107,7 +107,7 @@ def test_a_step_by_hand(tmp_path: Path):
     # Norm: √(Σ (mean of 2 and 4, over 16)²) = 3/16 · √16, below the bound of 1.
     [row] = rows(tmp_path)
     assert row == {
-        "step": 0,
+        "step": 1,
         "loss": pytest.approx((1 + 4) / 2),
         "count": 2.0,
         "share": 1.0,
@@ -134,7 +134,7 @@ def test_a_loss_that_is_not_finite_is_skipped(tmp_path: Path):
     losses = [row["loss"] for row in rows(tmp_path)]
     assert sorted(loss is None for loss in losses) == [False, True]
     [event] = rows(tmp_path, "events.jsonl")
-    assert (event["step"], event["kind"]) == (losses.index(None), "skipped_update")
+    assert (event["step"], event["kind"]) == (1 + losses.index(None), "skipped_update")
     assert stage.weight.isfinite().all()
     assert result.steps == 2
 
@@ -145,8 +145,8 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path):
         fitted(stage, OPTIONS, tmp_path / name, seed)
     first, second, other = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in "abc")
     assert first == second != other
-    assert [row["step"] for row in rows(tmp_path / "a")] == [-1, 0, 0, 1, 1, 2, 2]
-    assert rows(tmp_path / "a")[0] == {"step": -1, "held_out/loss": 3.0}
+    assert [row["step"] for row in rows(tmp_path / "a")] == [0, 1, 1, 2, 2, 3, 3]
+    assert rows(tmp_path / "a")[0] == {"step": 0, "held_out/loss": 3.0}
 
 
 # Which weights are kept.
@@ -200,7 +200,7 @@ def test_updates_that_are_not_finite_end_a_stage(tmp_path: Path):
         f"warning after step {step}: the update was skipped: loss or gradient is not finite; weights untouched"
         for step in range(1, 6)
     ]
-    assert [row["step"] for row in rows(tmp_path)] == list(range(5))
+    assert [row["step"] for row in rows(tmp_path)] == list(range(1, 6))
     # Whoever goes on from the fourth step has four behind it; one that is finite begins the count anew.
     point, again = tmp_path / "resume" / "step-000004", Pulled(targets=(math.nan,) * 20)
     with pytest.raises(ValueError, match="5 updates in a row"):

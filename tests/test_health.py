@@ -533,15 +533,15 @@ def uninterrupted(settings, tmp_path_factory) -> tuple[Path, list[dict[str, Any]
 
 def test_a_run_says_what_it_finds(uninterrupted):
     _, [event], told = uninterrupted
-    assert (event["step"], event["rule"], event["severity"], event["show"]) == (2, "no-reward", "failing", "worst")
+    assert (event["step"], event["rule"], event["severity"], event["show"]) == (3, "no-reward", "failing", "worst")
     assert event["message"] == "no completion of 3 steps has an outcome above 0: that of all 12 is 0"
     assert "selfcheck" in event["remedy"]
     [(step, said)] = told.warnings
-    assert step == 2
+    assert step == 3
     assert said == f"no-reward, the run is failing: {event['message']}. First: {event['remedy']}"
 
 
-@pytest.mark.parametrize(("end", "attempts"), [(2, [1, 2]), (4, [1])])
+@pytest.mark.parametrize(("end", "attempts"), [(3, [1, 2]), (5, [1])])
 def test_a_run_that_was_cut_off_says_what_it_would_have_said(end, attempts, settings, uninterrupted, tmp_path):
     """Cut off just after it was found, with the checkpoint from before that; or so long after that the watch knows
     and does not say it again."""

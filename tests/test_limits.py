@@ -595,7 +595,7 @@ def test_a_run_whose_gradients_break_skips_counts_keeps_evidence_and_ends(tmp_pa
     events = rows_of_file(tmp_path / "events.jsonl")
     assert [row["kind"] for row in events] == ["skipped_update"] * 6
     assert len(list((tmp_path / "evidence").iterdir())) == 6
-    assert "evidence/step-000000-update-0.json" in capsys.readouterr().err
+    assert "evidence/step-000001-update-0.json" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("ordinary_precision")

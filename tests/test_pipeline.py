@@ -280,9 +280,9 @@ RESULT = Result(
 
 
 def test_a_curve_knows_its_peak_and_a_clear_fall_after_it():
-    assert RISING.peak == (4, pytest.approx(0.7))  # of five steps each, 2 to 6 are the best
+    assert RISING.peak == (5, pytest.approx(0.7))  # of five steps each, 3 to 7 are the best
     assert not RISING.is_overoptimised
-    assert FALLING.peak == (4, pytest.approx(0.9))
+    assert FALLING.peak == (5, pytest.approx(0.9))
     assert FALLING.is_overoptimised  # the last five have 0.76
     assert not replace(FALLING, learned=FALLING.learned[::-1]).is_overoptimised
     assert not Curve(learned=(0.0, 1.0), true=(0.9, 0.1)).is_overoptimised  # too short to tell

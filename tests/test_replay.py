@@ -119,7 +119,7 @@ def test_so_has_one_of_another_kind(name, runs):
     algorithm, steps, _ = OTHERS[name]
     run = other(runs, name)
     found = assert_reproduced(run, steps - 1)
-    step = run.step(steps - 1)
+    step = run.step(steps)
     if name == "epochs":
         assert step.passes == 2
         assert TokenState.HIGH in found
@@ -132,21 +132,21 @@ def test_so_has_one_of_another_kind(name, runs):
         assert TokenState.DROPPED in found
         assert run.rows("metrics.jsonl")[1]["dead_rows"] > 0
     elif name == "value":
-        assert run.step(0).is_value_only
-        assert policy_loss(run.step(0), algorithm, run.config) is None
+        assert run.step(1).is_value_only
+        assert policy_loss(run.step(1), algorithm, run.config) is None
     else:
         assert_close(look(step, algorithm, run.config).ratio, torch.ones_like(step.batch.old_logprobs))
 
 
 def test_a_value_models_run_is_looked_at_through_siblings_and_the_other_way_round(runs):
     run = other(runs, "value")
-    views = {view.name: view for view in compared(run.step(1), run.config, chosen(run.config, FIVE))}
+    views = {view.name: view for view in compared(run.step(2), run.config, chosen(run.config, FIVE))}
     assert views["ppo"].is_own
     anew = "the advantages are computed anew by GroupNormalized from what was stored"
     assert anew in views["grpo"].seen.notes
     assert len(views["grpo"].seen.advantages[0].unique()) <= 2  # one for all its tokens, and 0 beyond
     group = runs("grpo", GRPO)
-    views = {view.name: view for view in compared(group.step(0), group.config, chosen(group.config, FIVE))}
+    views = {view.name: view for view in compared(group.step(1), group.config, chosen(group.config, FIVE))}
     assert views["ppo"].seen.notes == ("no values were stored: the advantages are the run's own",)
     assert torch.equal(views["ppo"].seen.advantages, views["grpo"].seen.advantages)
 
@@ -154,7 +154,7 @@ def test_a_value_models_run_is_looked_at_through_siblings_and_the_other_way_roun
 def test_dead_rows_were_not_run_and_are_said_where_another_would_learn_from_them(runs):
     """GSPO runs no dead group; a return of each token's own would."""
     run = runs("gspo", GSPO)
-    step = run.step(0)
+    step = run.step(1)
     not_run = step.current[0].isnan().all(dim=1)
     assert not_run.any()
     views = {view.name: view for view in compared(step, run.config, chosen(run.config, ["reinforce-pp"]))}
@@ -215,7 +215,7 @@ def test_what_is_rejected_is_held_back_whatever_its_gate_says(tmp_path):
 
 def test_the_loss_is_of_all_passes_whichever_is_looked_at(runs):
     run = other(runs, "epochs")
-    views = [compared(run.step(0), run.config, {}, number=number)[0] for number in (0, 1, -1)]
+    views = [compared(run.step(1), run.config, {}, number=number)[0] for number in (0, 1, -1)]
     logged = dict(run.curve("policy_loss"))[0]
     assert [view.policy_loss for view in views] == pytest.approx([logged] * 3, rel=0, abs=1e-6)
     assert views[0].blocked < views[1].blocked == views[2].blocked  # the policy goes on moving
@@ -327,7 +327,7 @@ def kept(runs) -> RunFolder:
 
 
 def test_the_gradient_of_the_parameters_is_the_one_that_training_had(kept):
-    step = kept.step(1)
+    step = kept.step(2)
     model = load_model(str(kept.path / "checkpoints" / "step-000001"))
     views = compared(step, kept.config, chosen(kept.config, ["gspo", "dapo"]))
     found = parameter_gradients(model, step, kept.config, views)
@@ -344,7 +344,7 @@ def test_the_gradient_of_the_parameters_is_the_one_that_training_had(kept):
 
 
 def test_small_passes_add_up_to_the_same_gradient(kept):
-    step = kept.step(0)
+    step = kept.step(1)
     assert len(step.batch.group[step.batch.advantages.any(dim=1)].unique()) > 1  # groups stay together
     model = load_model(str(kept.path / "checkpoints" / "step-000001"))
     views = compared(step, kept.config, chosen(kept.config, ["dapo"]))
@@ -358,7 +358,7 @@ def test_small_passes_add_up_to_the_same_gradient(kept):
 def test_a_model_is_compared_with_what_the_first_update_saw(runs):
     """Later ones have moved on."""
     run = runs("grpo", GRPO)
-    step = run.step(0)
+    step = run.step(1)
     model = load_model(resolve(run.config.model))
     found = parameter_gradients(model, step, run.config, compared(step, run.config, {}))
     assert found.first_gap < 1e-5 < 1e-2 < found.gap
@@ -367,7 +367,7 @@ def test_a_model_is_compared_with_what_the_first_update_saw(runs):
 
 
 def test_another_checkpoint_is_told_from_the_steps_policy(kept):
-    step = kept.step(1)
+    step = kept.step(2)
     model = load_model(str(kept.path / "checkpoints" / "step-000002"))
     found = parameter_gradients(model, step, kept.config, compared(step, kept.config, {}))
     assert found.first_gap > 1e-2
@@ -399,7 +399,7 @@ def test_routes_are_replayed_on_the_way(tmp_path):
 
 
 def test_a_model_of_other_tokens_is_refused(kept):
-    step = kept.step(1)
+    step = kept.step(2)
     check_tokens(step, load_tokenizer(str(kept.path / "checkpoints" / "step-000002")))
     other = tiny_tokenizer()
     other.backend_tokenizer.add_tokens(["more"])
@@ -417,7 +417,7 @@ def test_a_model_of_other_tokens_is_refused(kept):
 
 def test_the_command_says_it_all(runs, capsys):
     run = other(runs, "epochs")
-    assert main(["replay", str(run.path), "--step", "0", "--as", "gspo", "--as", "grpo"]) == 0
+    assert main(["replay", str(run.path), "--step", "1", "--as", "gspo", "--as", "grpo"]) == 0
     printed = capsys.readouterr().out
     assert f"step 0 of {run.path}, pass 1 (0 to 1)" in printed
     assert "replayed, it differs by" in printed
@@ -430,25 +430,25 @@ def test_the_command_says_it_all(runs, capsys):
 def test_the_command_as_data(kept, capsys, tmp_path):
     out = tmp_path / "new" / "tokens.parquet"
     model = str(kept.path / "checkpoints" / "step-000001")
-    flags = ["--step", "1", "--pass", "0", "--as=dapo", "--json", "--out", str(out), "--model", model]
+    flags = ["--step", "2", "--pass", "0", "--as=dapo", "--json", "--out", str(out), "--model", model]
     assert main(["replay", str(kept.path), *flags]) == 0
     captured = capsys.readouterr()
     data = json.loads(captured.out)
     assert [each["name"] for each in data["algorithms"]] == ["sapo", "dapo"]
     assert data["algorithms"][0]["policy_loss"] == pytest.approx(data["logged_policy_loss"], abs=1e-6)
-    assert (data["step"], data["pass"], data["passes"]) == (1, 0, 1)
+    assert (data["step"], data["pass"], data["passes"]) == (2, 0, 1)
     assert data["model"]["model"] == model
     assert data["model"]["cosines"]["sapo"]["sapo"] == 1.0
     assert "written to" in captured.err
     table = pq.read_table(out)
-    assert table.num_rows == 2 * int(kept.step(1).batch.lengths.sum())
-    assert main(["replay", str(kept.path), "--step", "0"]) == 0  # and with nothing asked for, the five
+    assert table.num_rows == 2 * int(kept.step(2).batch.lengths.sum())
+    assert main(["replay", str(kept.path), "--step", "1"]) == 0  # and with nothing asked for, the five
     assert "ppo" in capsys.readouterr().out
 
 
 def test_with_a_model_the_command_says_which(kept, capsys):
     """Of a run the newest checkpoint."""
-    assert main(["replay", str(kept.path), "--step", "1", "--as", "gspo", "--model", str(kept.path)]) == 0
+    assert main(["replay", str(kept.path), "--step", "2", "--as", "gspo", "--model", str(kept.path)]) == 0
     printed = capsys.readouterr().out
     assert f"{kept.path / 'checkpoints' / 'step-000002'}: its log-probs are " in printed
     assert "not the policy that the step began with" in printed
@@ -457,26 +457,26 @@ def test_with_a_model_the_command_says_which(kept, capsys):
 
 def test_steps_without_anything_to_replay_are_answered(runs, capsys):
     run = other(runs, "value")
-    assert main(["replay", str(run.path), "--step", "0"]) == 0
+    assert main(["replay", str(run.path), "--step", "1"]) == 0
     assert "the step trained the value model alone" in capsys.readouterr().out
-    assert main(["replay", str(run.path), "--step", "0", "--json"]) == 0
+    assert main(["replay", str(run.path), "--step", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["algorithms"][0]["policy_loss"] is None
 
 
 WRONG = [
-    (["{run}"], "replay needs --step N: there are 0 to 1"),
-    (["--step", "0"], "proximo replay takes one run's folder, not no run"),
-    (["{run}", "{run}", "--step", "0"], "proximo replay takes one run's folder, not "),
-    (["{run}", "--step", "0", "--fast"], "proximo replay takes one run's folder, not "),
-    (["nowhere", "--step", "0"], "nowhere is no run: there is no such folder"),
-    (["{run}", "--step", "7"], "has no rollouts of step 7: there are 0 to 1"),
+    (["{run}"], "replay needs --step N: there are 1 to 2"),
+    (["--step", "1"], "proximo replay takes one run's folder, not no run"),
+    (["{run}", "{run}", "--step", "1"], "proximo replay takes one run's folder, not "),
+    (["{run}", "--step", "1", "--fast"], "proximo replay takes one run's folder, not "),
+    (["nowhere", "--step", "1"], "nowhere is no run: there is no such folder"),
+    (["{run}", "--step", "7"], "has no rollouts of step 7: there are 1 to 2"),
     (["{run}", "--step", "-1"], "--step -1: give a whole number, from 0 on"),
     (["{run}", "--step", "٣"], "give a whole number, from 0 on"),
-    (["{run}", "--step", "0", "--pass", "1"], "--pass 1: step 0 has 1, counted from 0"),
-    (["{run}", "--step", "0", "--as", "grop"], "no algorithm is called 'grop'"),
-    (["{run}", "--step", "0", "--model", "{run}/rollouts"], "there is no config.json"),
-    (["{run}", "--step", "0", "--out", "{run}/run.json"], "there is such a file already"),
-    (["{run}", "--step", "0", "--out", "{run}/run.json/tokens.parquet"], "run.json"),
+    (["{run}", "--step", "1", "--pass", "1"], "--pass 1: step 1 has 1, counted from 0"),
+    (["{run}", "--step", "1", "--as", "grop"], "no algorithm is called 'grop'"),
+    (["{run}", "--step", "1", "--model", "{run}/rollouts"], "there is no config.json"),
+    (["{run}", "--step", "1", "--out", "{run}/run.json"], "there is such a file already"),
+    (["{run}", "--step", "1", "--out", "{run}/run.json/tokens.parquet"], "run.json"),
 ]
 
 
@@ -498,11 +498,11 @@ def test_help_and_nothing_at_all(capsys):
 
 def test_what_a_model_said_cannot_steer_the_terminal(runs, kept, monkeypatch, capsys):
     run = other(runs, "epochs")
-    step = run.step(0)
+    step = run.step(1)
     evil = "\x1b[31m[bold]\u202e\0"
     hostile = replace(step, pieces=[[evil] * len(each) for each in step.pieces], prompt=[evil * 9] * len(step.prompt))
     monkeypatch.setattr(RunFolder, "step", lambda self, number: hostile)
-    assert main(["replay", str(run.path), "--step", "0"]) == 0
+    assert main(["replay", str(run.path), "--step", "1"]) == 0
     printed = capsys.readouterr().out
     assert "\\x1b[31m[bold]" in printed
     assert not set(printed) & set("\x1b\u202e\0")

@@ -154,7 +154,7 @@ def test_curves_are_drawn_through_the_rows(run):
     # And under the pointer.
     said = re.findall(r">step (\d+) · entropy ([^<]*)<", svg)
     assert [(int(step), float(value)) for step, value in said] == [
-        (step, pytest.approx(value, rel=0.01)) for step, value in enumerate(values)
+        (step, pytest.approx(value, rel=0.01)) for step, value in enumerate(values, start=1)
     ]
     wanted = {"Outcome", "Length", "Entropy", "KL to the reference", "Gradient norm", "Value model", "Seconds by phase"}
     assert wanted <= drawn.keys()
@@ -167,7 +167,7 @@ def _polyline(svg: str) -> list[tuple[str, str]]:
 
 def test_held_out_values_stand_at_their_steps(run):
     found = [(row["step"], row["held_out/outcome"]) for row in rows(run, "metrics") if "held_out/outcome" in row]
-    assert [step for step, _ in found] == [-1, 1, STEPS]
+    assert [step for step, _ in found] == [0, 2, STEPS]
     said = dict(re.findall(r">step (-?\d+) · [^<]*held-out ([^< ]*)", charts(run)["Outcome"]))
     assert {int(step): float(value) for step, value in said.items()} == {
         step: pytest.approx(value, abs=1e-3) for step, value in found
@@ -228,18 +228,18 @@ def test_answers_before_and_after_are_those_of_the_result(run):
 
 
 def test_the_best_and_worst_of_the_first_and_last_step(run):
-    step = RunFolder(run).step(0)
+    step = RunFolder(run).step(1)
     best, worst = extremes(step, 3)
     said = page(run).texts["completions"]
     for asked, one in (*best, *worst):
         assert asked.prompt in said
         assert f"{one.tokens} tokens · {one.note}" in said
-    assert "Step 0, the best" in said
-    assert f"Step {STEPS - 1}, the best" in said
+    assert "Step 1, the best" in said
+    assert f"Step {STEPS}, the best" in said
 
 
 def test_extremes_are_by_reward_and_then_of_different_problems(run):
-    step = RunFolder(run).step(0)
+    step = RunFolder(run).step(1)
     assert [step.problem[row] for row in (0, 4, 8)] == list(dict.fromkeys(step.problem))
     rewards = [1.0, 1.0, 0.5, math.nan, 1.0, 0.0, 0.0, 0.0, 0.0, 0.25, -1.0, 0.0]
     texts = ["a", "a", "b", "c", "d", "e", "e", "f", "g", "h", "i", "j"]
@@ -251,7 +251,7 @@ def test_extremes_are_by_reward_and_then_of_different_problems(run):
 
 
 def test_a_completion_is_as_long_as_it_was_whatever_takes_part_in_the_loss(run):
-    step = RunFolder(run).step(0)
+    step = RunFolder(run).step(1)
     step = replace(step, batch=replace(step.batch, mask=torch.zeros_like(step.batch.mask)))
     best, worst = extremes(step, 2)
     wanted = {f"row {row}, {step.state[row]}": length for row, length in enumerate(step.batch.lengths.tolist())}
@@ -294,7 +294,7 @@ def evaluated(step: int, right: int, problems: int = 10) -> dict[str, float]:
 
 def finished(folder: Path, outcomes: Sequence[tuple[float | None, float | None]], **more: Any) -> Path:
     before, after = (sum(pair[side] == 1 for pair in outcomes) for side in (0, 1))
-    metrics = [evaluated(-1, before, len(outcomes)), {"step": 0, "outcome": 0.5}, evaluated(1, after, len(outcomes))]
+    metrics = [evaluated(0, before, len(outcomes)), {"step": 1, "outcome": 0.5}, evaluated(1, after, len(outcomes))]
     write_run(folder, metrics, state="finished")
     (folder / "result.json").write_text(json.dumps({**answers(outcomes), **more}))
     return folder
@@ -317,18 +317,18 @@ def test_a_gain_beyond_chance_and_one_within(tmp_path):
 
 
 def test_a_run_that_goes_on_says_so(tmp_path):
-    metrics = [evaluated(-1, 3), *({"step": step, "outcome": 0.5, "sampled_tokens": 100} for step in range(7))]
+    metrics = [evaluated(0, 3), *({"step": step, "outcome": 0.5, "sampled_tokens": 100} for step in range(1, 8))]
     made = page(write_run(tmp_path / "a", metrics, state="running", steps=50))
     assert "Still running on " in made.texts["head"]
     assert "7 of 50 steps are done" in made.texts["head"]
     assert "700" in made.texts["head"]
     assert "Held-out accuracy" not in made.texts["head"]  # nothing was measured after
-    append(tmp_path / "a", "metrics", evaluated(4, 6))
+    append(tmp_path / "a", "metrics", evaluated(5, 6))
     assert "from 30.0% to 60.0% (+30.0 points) after step 5, on 10 problems" in page(tmp_path / "a").texts["head"]
 
 
 def test_a_run_that_ended_early_says_how(tmp_path):
-    folder = write_run(tmp_path / "a", [{"step": 0, "outcome": 0.5}], steps=50)
+    folder = write_run(tmp_path / "a", [{"step": 1, "outcome": 0.5}], steps=50)
     record = json.loads((folder / "run.json").read_text())
     record["attempts"][0]["ended"] = "failed: <no> room"
     (folder / "run.json").write_text(json.dumps(record))
@@ -344,7 +344,7 @@ def test_a_run_without_a_step(tmp_path):
 
 def test_a_run_without_rollouts_or_result(copy):
     shutil.rmtree(copy / "rollouts")
-    assert "Step 0" not in page(copy).texts["completions"]
+    assert "Step 1" not in page(copy).texts["completions"]
     (copy / "result.json").unlink()
     made = page(copy)
     assert "completions" not in made.texts
@@ -353,10 +353,10 @@ def test_a_run_without_rollouts_or_result(copy):
 
 
 def test_damaged_rollouts_are_named_and_the_rest_stands(copy):
-    (copy / "rollouts" / "step-000000.parquet").write_bytes(b"PAR1")
+    (copy / "rollouts" / "step-000001.parquet").write_bytes(b"PAR1")
     made = page(copy)
-    assert "Rollouts of step 0 cannot be shown" in made.texts["completions"]
-    assert f"Step {STEPS - 1}, the best" in made.texts["completions"]
+    assert "Rollouts of step 1 cannot be shown" in made.texts["completions"]
+    assert f"Step {STEPS}, the best" in made.texts["completions"]
 
 
 @pytest.mark.parametrize("name", ["run.json", "result.json", "config.toml", "metrics.jsonl", "timings.jsonl"])
@@ -519,7 +519,7 @@ def hostile(copy) -> Path:
         before["problem"] = after["problem"] = f"<b>{place}\x00"
         after["parts"] = {"<i>part</i>\n": 0.5}
     (folder / "result.json").write_text(json.dumps(result))
-    file = folder / "rollouts" / "step-000000.parquet"
+    file = folder / "rollouts" / "step-000001.parquet"
     table = pq.read_table(file)
     for name in ("text", "prompt", "problem", "answer"):
         texts = pa.array([HOSTILE[row % len(HOSTILE)] for row in range(len(table))])
@@ -646,7 +646,7 @@ def test_it_opens_from_disk_and_draws(run, window):
     assert not readings.nth(1).is_visible()
     chart.locator(".strip").nth(1).hover()
     assert readings.nth(1).is_visible()
-    assert (readings.nth(1).text_content() or "").startswith("step 1 · entropy ")
+    assert (readings.nth(1).text_content() or "").startswith("step 2 · entropy ")
 
 
 def test_it_is_legible_on_dark_and_fits_a_phone(run, hostile, window):

@@ -340,7 +340,7 @@ def test_a_changed_config_is_refused_field_by_field(tmp_path, capsys):
     assert main([*flags, "--steps", "2", "--training.learning-rate", "0.001", *more]) == 0
     attempts = json.loads((tmp_path / "a" / "run.json").read_text())["attempts"]
     assert attempts[1]["changes"].keys() == {"steps", "training.learning_rate"}
-    assert [row["step"] for row in Lines(tmp_path / "a" / "metrics.jsonl")] == [-1, 0, 1, 2]
+    assert [row["step"] for row in Lines(tmp_path / "a" / "metrics.jsonl")] == [0, 1, 2, 2]
     loaded = toml.loads((tmp_path / "a" / "config.toml").read_text(), RunConfig)
     assert (loaded.steps, loaded.checkpoints.keep) == (2, 7)
 
@@ -477,7 +477,7 @@ def test_what_was_passed_over_is_no_checkpoint_any_more(golden, tmp_path):
         (folder / CHECKPOINTS / f"step-{step:06d}" / "model.safetensors").write_bytes(b"")
 
     def dies(step: int) -> None:
-        if step == 3:
+        if step == 4:
             raise Interrupted
 
     with pytest.raises(Interrupted):
@@ -659,7 +659,7 @@ def test_what_fails_in_the_last_evaluation_is_told(golden, tmp_path, monkeypatch
     monkeypatch.setattr(Run, "evaluate", evaluate)
     trained(config(), folder, progress)
     assert progress.warnings == ["a grader: 1 completion unscored (time): too slow"]
-    assert [(row["kind"], row["step"]) for row in Lines(folder / "events.jsonl")][-1] == ("unscored", 3)
+    assert [(row["kind"], row["step"]) for row in Lines(folder / "events.jsonl")][-1] == ("unscored", 4)
 
 
 def test_an_exit_is_no_failure_by_its_number(tmp_path):
@@ -738,14 +738,14 @@ def test_everything_a_checkpoint_stands_on_is_on_the_disk_first(tmp_path, monkey
     monkeypatch.setattr("proximo.training.runlog.sync", synced.append)
     trained(config(steps=2, checkpoints=CheckpointOptions(every=2)), tmp_path)
     rollouts = tmp_path / "rollouts"
-    assert {tmp_path, rollouts, rollouts / "step-000000.parquet", rollouts / "step-000001.parquet"} == set(synced)
+    assert {tmp_path, rollouts, rollouts / "step-000001.parquet", rollouts / "step-000002.parquet"} == set(synced)
 
 
 def test_evidence_of_what_is_forgotten_goes(tmp_path):
     (tmp_path / "evidence").mkdir()
     for step in (1, 2, 3):
         (tmp_path / "evidence" / f"step-{step:06d}-update-0.json").write_text("{}")
-    RunLog(tmp_path).rewind({}, 2)
+    RunLog(tmp_path).rewind({}, 1)
     assert [path.name for path in (tmp_path / "evidence").iterdir()] == ["step-000001-update-0.json"]
 
 
@@ -784,16 +784,16 @@ def test_rows_without_room_wait_and_are_written_later(golden, tmp_path, monkeypa
 
     monkeypatch.setattr(os, "write", write)
     settings = config(checkpoints=CheckpointOptions(every=3, keep=100))
-    progress = Quiet(lambda step: failing.__setitem__(0, step == 0))
+    progress = Quiet(lambda step: failing.__setitem__(0, step == 1))
     trained(settings, tmp_path / "full", progress)
     assert_same(numbers(tmp_path / "full"), wanted)
     assert capsys.readouterr().err.count("the run's log cannot be written") == 1
     [told] = Lines(tmp_path / "full" / "events.jsonl")  # by the next save, though nothing else happened
-    assert (told["kind"], told["step"]) == ("log_failed", 2)
+    assert (told["kind"], told["step"]) == ("log_failed", 3)
     assert [row["step"] for row in Lines(tmp_path / "full" / "timings.jsonl")] == [
-        0,
-        2,
+        1,
         3,
+        4,
     ]  # what is not numbers is lost
     log = RunLog(tmp_path / "full", attempt=7)
     failing[0] = True

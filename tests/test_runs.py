@@ -158,7 +158,7 @@ def test_a_run_pretrains_its_values_then_everything(policy, judge, tmp_path):
     wanted |= {"baseline_error/group", "value_clip", "reference_kl", "kl_coefficient"}
     assert wanted <= second.keys()
     assert any(not torch.equal(old, new) for old, new in zip(start, run.model.parameters(), strict=True))
-    table = pq.read_table(tmp_path / "rollouts" / "step-000001.parquet")
+    table = pq.read_table(tmp_path / "rollouts" / "step-000002.parquet")
     assert {"values", "returns", "ref_logprobs", "advantages"} <= set(table.column_names)
 
 
@@ -173,7 +173,7 @@ def test_a_run_on_a_reward_model_shows_learned_and_true_reward(policy, judge, tm
     assert step["outcome"] == 0.0
     assert step["reference_kl"] == pytest.approx(0.0, abs=1e-5)
     assert after["held_out/parts/reward_model"] == pytest.approx(outcome.after.parts["reward_model"])
-    table = pq.read_table(tmp_path / "rollouts" / "step-000000.parquet")
+    table = pq.read_table(tmp_path / "rollouts" / "step-000001.parquet")
     assert dict(table["parts"][0].as_py())["reward_model"] == pytest.approx(table["reward"][0].as_py())
 
 

@@ -533,7 +533,7 @@ def test_a_run_leaves_its_folder_and_repeats_to_the_byte(name: str, tmp_path):
     first, second = (tmp_path / run / "metrics.jsonl" for run in ("a", "b"))
     assert first.read_bytes() == second.read_bytes()
     rows = [json.loads(line) for line in first.read_text().splitlines()]
-    assert [row["step"] for row in rows] == [-1, 0, 1, 2]
+    assert [row["step"] for row in rows] == [0, 1, 2, 2]
     known = "reward outcome length truncated entropy old_kl clip_low clip_high gate ratio_spread dead_groups ess"
     assert {*known.split(), "wasted_tokens", "sampler_gap", "gradient_norm", "loss"} <= rows[1].keys()
     assert rows[1]["sampler_gap"] < 1e-5
@@ -541,7 +541,7 @@ def test_a_run_leaves_its_folder_and_repeats_to_the_byte(name: str, tmp_path):
     assert toml.loads((tmp_path / "a" / "config.toml").read_text(), RunConfig) == config
     assert (outcomes[0].checkpoint / "model.safetensors").exists()
     assert (outcomes[0].checkpoint / "tokenizer.json").exists()
-    table = pq.read_table(tmp_path / "a" / "rollouts" / "step-000000.parquet").to_pydict()
+    table = pq.read_table(tmp_path / "a" / "rollouts" / "step-000001.parquet").to_pydict()
     for tokens, passes, updates, state in zip(
         table["tokens"], table["current_logprobs"], table["updates"], table["state"], strict=True
     ):

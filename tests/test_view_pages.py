@@ -175,12 +175,12 @@ def test_the_settings_say_what_differs(window, page):
 def test_a_click_opens_the_step(window, page):
     opened(window, page, "outcome", run="grpo")
     box = window.page.locator("[data-chart=outcome] .u-over").bounding_box()
-    window.page.mouse.move(box["x"] + box["width"] * 0.42, box["y"] + 30)  # of -1 to 4: at step 1
-    assert window.page.inner_text("[data-chart=outcome] .at") == "step 1"
+    window.page.mouse.move(box["x"] + box["width"] * 0.42, box["y"] + 30)  # of 0 to 4: at step 2
+    assert window.page.inner_text("[data-chart=outcome] .at") == "step 2"
     assert window.page.locator("[data-chart=entropy] .u-cursor-x").is_visible()
     window.page.mouse.click(box["x"] + box["width"] * 0.42, box["y"] + 30)
     window.until("() => document.querySelector('.reader')")
-    assert window.page.url.endswith("#run=grpo&step=1")
+    assert window.page.url.endswith("#run=grpo&step=2")
     window.page.click("[data-tab=stability]")
     window.until("() => 'held_back' in window.proximo.charts")
     assert window.page.url.endswith("#run=grpo&tab=stability")
@@ -191,9 +191,9 @@ def test_everything_can_be_done_with_keys(window, page):
     window.page.focus("[data-chart=outcome]")
     for _ in range(3):
         window.page.keyboard.press("ArrowRight")
-    assert window.page.inner_text("[data-chart=outcome] .at") == "step 2"
+    assert window.page.inner_text("[data-chart=outcome] .at") == "step 3"
     window.page.keyboard.press("Enter")
-    window.until("() => location.hash.endsWith('step=2')")
+    window.until("() => location.hash.endsWith('step=3')")
     window.page.go_back()
     window.until("() => 'outcome' in window.proximo.charts")
     window.page.keyboard.press("2")
@@ -251,7 +251,7 @@ def test_a_run_that_goes_on_is_followed(window, runs, tmp_path):
     opened(window, page, "outcome")
     window.page.evaluate("() => { window.same = true; }")
     row = [row for row in rows(live, "metrics") if "outcome" in row][-1]
-    text = json.dumps({**row, "step": 4, "outcome": 0.125, "skipped_updates": 1}) + "\n"
+    text = json.dumps({**row, "step": 5, "outcome": 0.125, "skipped_updates": 1}) + "\n"
     with (live / "metrics.jsonl").open("a") as file:
         file.write(text[:50])
         file.flush()
@@ -260,13 +260,13 @@ def test_a_run_that_goes_on_is_followed(window, runs, tmp_path):
         file.write(text[50:])
     window.page.clock.fast_forward(2500)
     window.until("() => window.proximo.charts.outcome.lines[0].y.at(-1) === 0.125")
-    assert drawn(window.charts()["outcome"], "live")[-1] == (4, 0.125)
+    assert drawn(window.charts()["outcome"], "live")[-1] == (5, 0.125)
     assert window.page.evaluate("() => window.same")
     asked = [url for url in window.requests if "file=metrics" in url]
     assert sum(url.endswith("from=0") for url in asked) == 1
     window.page.click("[data-tab=stability]")
     window.until("() => 'gradient_norm' in window.proximo.charts")
-    assert window.charts()["gradient_norm"]["marks"] == [4]
+    assert window.charts()["gradient_norm"]["marks"] == [5]
 
     finding = {"step": 3, "kind": "finding", "rule": "a-rule", "severity": "failing", "message": "m", "show": "dead"}
     append(live, "events", finding, {"step": 2, "attempt": 2, "kind": "resumed", "message": "from step 2"})
@@ -278,7 +278,7 @@ def test_a_run_that_goes_on_is_followed(window, runs, tmp_path):
     window.page.click("[data-tab=stability]")
 
     # It was stopped, went on from an earlier step, and its file is shorter.
-    kept = [row for row in rows(live, "metrics") if row["step"] < 2]
+    kept = [row for row in rows(live, "metrics") if row["step"] < 3]
     (live / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
     window.page.clock.fast_forward(2500)
     window.until("() => window.proximo.charts.kl.lines[0].y.length === 2")

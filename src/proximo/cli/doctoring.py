@@ -73,7 +73,7 @@ def _print_checkup(console: Console, folder: Path, checkup: Checkup) -> None:
     if checkup.events:
         console.print()
     for event in checkup.events:
-        last = f", last at step {event.step}" if event.step >= 0 else ""
+        last = f", last at step {event.step}" if event.step > 0 else ""
         _print_beside(console, "event", f"{event.times} × {event.kind}{last}: {event.message}", MOST)
     if stages := sorted(path.parent.name for path in folder.glob("*/run.json")):
         _print_beside(console, "stages", f"{', '.join(stages)} are runs of their own: proximo doctor {folder}/…")

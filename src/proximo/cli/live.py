@@ -34,8 +34,8 @@ class LiveView:
         self.outcomes.append(metrics["outcome"])
         bar = Table.grid(padding=(0, 2))
         bar.add_row(
-            f"step {step + 1}/{self.steps}",
-            ProgressBar(self.steps, step + 1, width=40),
+            f"step {step}/{self.steps}",
+            ProgressBar(self.steps, step, width=40),
             f"{sum(seconds.values()):.1f} s a step",
         )
         sample = Text()
@@ -49,13 +49,11 @@ class LiveView:
         )
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
-        self.console.print(
-            f"held-out {measure(evaluation)} after step {step + 1}: {share(evaluation)}", highlight=False
-        )
+        self.console.print(f"held-out {measure(evaluation)} after step {step}: {share(evaluation)}", highlight=False)
 
     def warned(self, step: int, message: str) -> None:
         # Not as markup: a message may quote what a model or a file says.
-        self.console.print(Text(f"warning at step {step + 1}: {visible(message, MOST)}", style="yellow"))
+        self.console.print(Text(f"warning at step {step}: {visible(message, MOST)}", style="yellow"))
 
     def stop(self) -> None:
         self.live.stop()

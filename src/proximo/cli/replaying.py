@@ -30,7 +30,8 @@ tokens that flip, where the gradient lies, and the cosines between the gradients
                Without it: ppo, grpo, dapo, gspo and sapo.
 --pass N       which pass over the step's data, counted from 0; without it the last.
 --model DIR    a checkpoint of the run, or any model that reads the same tokens: the gradients' norms and cosines with
-               respect to its parameters, too. RUN/checkpoints/step-N is the policy that step N began with.
+               respect to its parameters, too. RUN/checkpoints/step-N is the policy after step N, with
+               which step N+1 began.
 --out FILE     one row for each token and algorithm: state, ratio, gate, weight, advantage, gradient.
 --json         the numbers on stdout.
 """

@@ -43,7 +43,7 @@ class History:
     """Rows are added one by one; what an evaluation measured is kept apart from what training did."""
 
     def __init__(self) -> None:
-        self.step, self.trained = -1, 0
+        self.step, self.trained = 0, 0
         """The last that trained, and how many have."""
         self.evaluations: list[Evaluated] = []
         self.seen: Counter[str] = Counter()

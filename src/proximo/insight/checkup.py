@@ -113,4 +113,4 @@ def _events(run: RunFolder) -> Iterator[Happened]:
     for kind, times in Counter(str(row.get("kind")) for row in rows).items():
         last = next(row for row in reversed(rows) if str(row.get("kind")) == kind)
         step = last.get("step")
-        yield Happened(kind, times, step if isinstance(step, int) else -1, str(last.get("message", "")))
+        yield Happened(kind, times, step if isinstance(step, int) else 0, str(last.get("message", "")))

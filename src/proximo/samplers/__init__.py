@@ -67,8 +67,9 @@ class Sampler(Protocol):
         the same one for equal calls. Between two of them the model and torch's modes are as the caller left them.
 
         The random number behind a token depends on (seed, step, request.key, sample, position) and on nothing
-        else, so two requests of a call that share a key share their draws. `version` is passed through, except by a
-        sampler with weights of its own, which knows better.
+        else, so two requests of a call that share a key share their draws. `step` is an index: 0 for the first training
+        step, −1 for evaluations. `version` is passed through, except by a sampler with weights of its own, which knows
+        better.
         """
         ...
 

@@ -129,13 +129,13 @@ class Saver:
         except OSError as error:
             self._failures += 1
             message = f"no checkpoint after step {step}: {error}; older ones are as they were"
-            self._log(step - 1, "save_failed", message)
+            self._log(step, "save_failed", message)
             if last or (again and self._failures >= MOST_FAILURES):
                 raise OSError(
                     f"{message}. {self._failures} saves in a row have failed: make room or the folder writable, then "
                     "give the same command again"
                 ) from error
-            self._say(step - 1, f"{message}{'; trying again at the next one' if again else ''}")
+            self._say(step, f"{message}{'; trying again at the next one' if again else ''}")
             return False
         self._failures = 0
         return True

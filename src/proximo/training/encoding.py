@@ -51,7 +51,7 @@ class Prepared:
         left_out = f", {len(self.mistakes)} bad rows left out" if self.mistakes else ""
         say(f"{len(self.train)} to train on, {len(self.held_out)} held out{left_out}")
         if self.mistakes:
-            log.event(-1, "skipped_rows", f"{len(self.mistakes)} bad rows left out:\n{self.mistakes}")
+            log.event(0, "skipped_rows", f"{len(self.mistakes)} bad rows left out:\n{self.mistakes}")
 
 
 def prepare(data: DataFile, read: Reader[Item], tokenizer: PreTrainedTokenizerBase) -> Prepared:

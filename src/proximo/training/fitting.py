@@ -144,7 +144,7 @@ class _Fitting:
         self.schedule = Schedule(stage.size, options, seed)
         parameters = [each for each in stage.model.parameters() if each.requires_grad]
         self.optimizer = Optimizer([parameters], learning_rate=options.learning_rate, weight_decay=options.weight_decay)
-        self.saver = Saver(log.event, lambda step, message: say(f"warning after step {step + 1}: {message}"))
+        self.saver = Saver(log.event, lambda step, message: say(f"warning after step {step}: {message}"))
         self.start, self.spent = time.perf_counter(), 0.0
         self.step, self.is_evaluated, self.saved = 0, True, 0
         """Steps done, whether the evaluation after the last has been made, and how many steps were done when saved."""
@@ -160,7 +160,7 @@ class _Fitting:
         if point is None:
             start()
             self.log.rewind({}, 0)
-            self.before = self._evaluate(-1)
+            self.before = self._evaluate(0)
             patience = self.options.patience
             if patience is not None and not self.before:
                 raise ValueError(f"fit.patience is {patience}, but no data is held out: leave it out, or hold some")
@@ -188,8 +188,8 @@ class _Fitting:
     def _is_over(self) -> bool:
         """After what is due between two steps: an evaluation, a save."""
         done, last = self.step, self.step == self.schedule.steps
-        if done and not self.is_evaluated and self.schedule.evaluates(done - 1):
-            found = self._evaluate(done - 1)
+        if done and not self.is_evaluated and self.schedule.evaluates(done):
+            found = self._evaluate(done)
             self.best.see(done, found, self.stage.model)
         self.is_evaluated = True
         if done and self.best.misses == self.options.patience:
@@ -220,14 +220,14 @@ class _Fitting:
         }
         write_point(self.log.folder, facts, self.stage.model, self.optimizer, best.weights)
 
-    def _step(self, step: int) -> None:
-        start = time.perf_counter()
-        rate = self.schedule.learning_rate(step)
+    def _step(self, index: int) -> None:
+        start, step = time.perf_counter(), index + 1
+        rate = self.schedule.learning_rate(index)
         self.optimizer.set_rates(rate)
         self.stage.model.train()
         self.optimizer.zero_grad()
         total, sums = torch.zeros(()), dict[str, float | Tensor]()
-        for loss, part in self.stage.losses(self.schedule.items(step)):
+        for loss, part in self.stage.losses(self.schedule.items(index)):
             loss.backward()
             total = total.to(loss) + loss.detach()
             sums |= {name: sums.get(name, 0.0) + value for name, value in part.items()}
@@ -238,8 +238,8 @@ class _Fitting:
         metrics = {"loss": float(total)} | {name: float(value) for name, value in sums.items()}
         self.log.metrics(step, metrics | {"gradient_norm": float(norm), "learning_rate": rate})
         self.log.timings(step, {"update": time.perf_counter() - start})
-        if (step + 1) % SAID_EVERY == 0 or step + 1 == self.schedule.steps:
-            self.say(f"step {step + 1}/{self.schedule.steps}  {_summary(metrics)}")
+        if step % SAID_EVERY == 0 or step == self.schedule.steps:
+            self.say(f"step {step}/{self.schedule.steps}  {_summary(metrics)}")
         if self.skipped:
             self._tell_skipped(step)
 
@@ -247,7 +247,7 @@ class _Fitting:
         """Raises ValueError where too many were skipped: nothing would be learned any more."""
         message = "loss or gradient is not finite; weights untouched"
         self.log.event(step, "skipped_update", message)
-        self.say(f"warning after step {step + 1}: the update was skipped: {message}")
+        self.say(f"warning after step {step}: the update was skipped: {message}")
         if self.skipped >= MOST_SKIPPED:
             raise ValueError(
                 f"{self.skipped} updates in a row were skipped, since loss or gradient is not finite: lower "
@@ -255,13 +255,13 @@ class _Fitting:
             )
 
     def _evaluate(self, step: int) -> dict[str, float]:
-        """Held-out metrics after a step; −1 is before the first."""
+        """Held-out metrics after so many steps."""
         self.stage.model.eval()
         with self.stop.anywhere():
             metrics = self.stage.held_out()
         if metrics:
             self.log.metrics(step, {f"held_out/{name}": value for name, value in metrics.items()})
-            self.say(f"held-out {f'after step {step + 1}' if step >= 0 else 'before'}: {_summary(metrics)}")
+            self.say(f"held-out {f'after step {step}' if step else 'before'}: {_summary(metrics)}")
         return metrics
 
 

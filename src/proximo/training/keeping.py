@@ -116,8 +116,8 @@ class Keeper:
             retain(self._log.folder, self._config.checkpoints, standing.step, best)
         except OSError as error:
             message = f"an old checkpoint cannot be removed: {error}"
-            self._log.event(standing.step - 1, "remove_failed", message)
-            self._warned(standing.step - 1, message)
+            self._log.event(standing.step, "remove_failed", message)
+            self._warned(standing.step, message)
 
 
 def refuse_fewer_steps(config: RunConfig, point: Path | None) -> None:
@@ -143,5 +143,5 @@ def _generated_before(point: Path) -> int:
     for line in metrics.read_bytes().splitlines() if metrics.exists() else ():
         with suppress(ValueError, KeyError, TypeError):
             row = json.loads(line)
-            total += row["sampled_tokens"] if row["step"] < step_of(point) - 1 else 0
+            total += row["sampled_tokens"] if row["step"] < step_of(point) else 0
     return total

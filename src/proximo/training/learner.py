@@ -221,7 +221,8 @@ class Learner:
         return Found(stats)
 
     def set_learning_rate(self, step: int, *, policy_step: int | None = None) -> float:
-        """Linear warm-up, then constant; the policy's, which starts later where values are pre-trained."""
+        """Linear warm-up, then constant; the policy's, which starts later where values are pre-trained. Steps are
+        indices, counted from 0."""
         warmup = max(self.options.warmup_steps, 1)
         steps = (step if policy_step is None else policy_step, step)
         rates = [rate * min(max(since + 1, 0) / warmup, 1.0) for rate, since in zip(self.rates, steps, strict=True)]

@@ -37,13 +37,13 @@ class Lines:
     def stepped(
         self, step: int, metrics: Mapping[str, float], seconds: Mapping[str, float], collected: Collected
     ) -> None:
-        self._say(f"step {step + 1}/{self.steps}  {summary(metrics)}  {sum(seconds.values()):.1f} s")
+        self._say(f"step {step}/{self.steps}  {summary(metrics)}  {sum(seconds.values()):.1f} s")
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
-        self._say(f"held-out {measure(evaluation)} after step {step + 1}: {share(evaluation)}")
+        self._say(f"held-out {measure(evaluation)} after step {step}: {share(evaluation)}")
 
     def warned(self, step: int, message: str) -> None:
-        self._say(f"warning at step {step + 1}: {message}")
+        self._say(f"warning at step {step}: {message}")
 
     def stop(self) -> None:
         """Nothing to tidy up."""

@@ -31,6 +31,8 @@ from proximo.training.state import read_origin
 from proximo.training.stopping import Stopped
 
 RESULT = "result.json"
+FORMAT = 2
+"""Of run folders, in run.json. 1, which run.json did not name, counted steps from 0 and evaluations from −1."""
 WITHOUT_NUMBERS = (LOCK, "config.toml", "run.json", EVENTS)
 COMPARED = ("python", "torch", "transformers", "processor")
 """Facts about a process that decide over the last bits of its numbers."""
@@ -92,7 +94,7 @@ class Attempt:
         self.folder.mkdir(parents=True, exist_ok=True)
         tidy(self.folder)
         now = facts()
-        record = self._record or {**now, "identity": self._identity(), "attempts": []}
+        record = self._record or {"format": FORMAT, **now, "identity": self._identity(), "attempts": []}
         record = {**record, "fingerprints": self._fingerprints, "functions": self._functions}
         attempts = list(record["attempts"])
         if attempts:
@@ -117,7 +119,7 @@ class Attempt:
         if self._points is not None:
             tidy(self._points)
             pass_over(self._points, self.point)
-        step = -1 if self.point is None else step_of(self.point) - 1
+        step = 0 if self.point is None else step_of(self.point)
         for message in self.damaged:
             self.log.event(step, "damaged_checkpoint", f"{message}; passed over")
         if self.number > 1:
@@ -145,6 +147,11 @@ class Attempt:
     def _look(self, allowed: Sequence[str] | None) -> None:
         """At what earlier attempts have left."""
         assert self._record is not None
+        if (found := self._record.get("format", 1)) != FORMAT:
+            raise ValueError(
+                f"--run {self.folder}: the run in this folder has the format {found}, with other step numbers; this "
+                f"version reads {FORMAT}: choose another name, remove it, or resume it with the version that wrote it"
+            )
         before = (self.folder / "config.toml").read_text(encoding="utf-8")
         self._changes = differences(before, self._config_toml)
         for field, what in changed_files(self._record["fingerprints"], self._fingerprints).items():

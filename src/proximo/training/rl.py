@@ -53,7 +53,7 @@ def _train(run: Run, keeper: Keeper, standing: Standing | None) -> Outcome:
             collected = train_step(run, standing.step, standing.frontier)
             standing = keeper.stepped(standing, collected)
         keeper.consider(standing)
-        after, answers = _evaluated(run, standing.step - 1)
+        after, answers = _evaluated(run, standing.step)
     except Stopped:
         keeper.save(standing, again=False)
         raise
@@ -72,17 +72,17 @@ def _begun(run: Run) -> Standing:
     """Before the first step: the held-out problems, and what was left out of the data."""
     run.log.rewind({}, 0)
     for mistake in run.left_out:
-        run.log.event(-1, "skipped_row", mistake)
+        run.log.event(0, "skipped_row", mistake)
     for remark in run.remarks:
-        run.log.event(-1, "calibration", remark)
-        run.progress.warned(-1, remark)
-    before, answers = _evaluated(run, -1)
-    run.note(-1, before.floats())
+        run.log.event(0, "calibration", remark)
+        run.progress.warned(0, remark)
+    before, answers = _evaluated(run, 0)
+    run.note(0, before.floats())
     return Standing(step=0, before=before, answers=answers)
 
 
 def _evaluated(run: Run, step: int) -> tuple[Evaluation, list[Answered]]:
-    """After a step, with what went wrong in graders."""
+    """After so many steps, with what went wrong in graders."""
     found = run.evaluate()
     for line in run.unscored.lines():
         run.log.event(step, "unscored", line)
@@ -94,8 +94,8 @@ def _between(run: Run, keeper: Keeper, standing: Standing) -> Standing:
     """What may be due between two steps: an evaluation, a checkpoint."""
     every, step = run.config.evaluation.every, standing.step
     if every and step and step % every == 0 and not standing.evaluated:
-        midway, _ = _evaluated(run, step - 1)
-        run.note(step - 1, midway.floats())
-        run.progress.evaluated(step - 1, midway)
+        midway, _ = _evaluated(run, step)
+        run.note(step, midway.floats())
+        run.progress.evaluated(step, midway)
         standing = keeper.evaluated(standing, midway)
     return keeper.consider(standing)

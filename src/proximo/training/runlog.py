@@ -31,7 +31,10 @@ EVIDENCE = "evidence"
 
 
 class RunLog:
-    """Writes a run folder. Each row is there as soon as it is written."""
+    """Writes a run folder. Each row is there as soon as it is written.
+
+    A `step` is how many steps are done: 0 before the first, 1 in all that is written of the first one and after it.
+    """
 
     def __init__(self, folder: Path, attempt: int = 1, identity: str = "") -> None:
         """`identity` is the same for all attempts at a run, and for no other run."""
@@ -43,7 +46,7 @@ class RunLog:
         self._failure: str | None = None
         """What could not be written, until an event can say so."""
         self._said = False
-        self._step = -1
+        self._step = 0
         """The last one heard of."""
 
     def start(self, config_toml: str, record: Mapping[str, object] | None = None) -> None:
@@ -101,15 +104,15 @@ class RunLog:
         return {file.path.name: file.size for file in files}
 
     def rewind(self, sizes: Mapping[str, int], step: int) -> None:
-        """Forget what was written after metrics and ledger had these sizes, and rollouts and evidence of this step and
-        later."""
+        """Forget what was written after metrics and ledger had these sizes, and rollouts and evidence of later steps
+        than this."""
         for name in (METRICS, LEDGER):
             Lines(self.folder / name).cut(sizes.get(name, 0))
         for name in (EVENTS, TIMINGS):
             Lines(self.folder / name).repair()
         for file in (*(self.folder / ROLLOUTS).glob("step-*"), *(self.folder / EVIDENCE).glob("step-*")):
             found = re.fullmatch(r"step-(\d+)(\.parquet|-update-\d+\.json)", file.name)
-            if found is None or int(found[1]) >= step:
+            if found is None or int(found[1]) > step:
                 file.unlink()
 
     def sizes(self) -> dict[str, int]:

@@ -45,7 +45,8 @@ class FitOptions:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which items each step trains on, how fast, and after which steps it is evaluated."""
+    """Which items each step trains on, how fast, and after which steps it is evaluated. An `index` counts steps from 0,
+    a `step` is how many are done."""
 
     size: int
     options: FitOptions
@@ -60,17 +61,17 @@ class Schedule:
     def steps(self) -> int:
         return math.ceil(self.epoch * self.options.epochs - 1e-9)  # 100 · 1.1 is a little over 110
 
-    def items(self, step: int) -> list[int]:
+    def items(self, index: int) -> list[int]:
         """Each epoch visits all items in an order of its own, in batches of equal size, give or take one."""
-        epoch, position = divmod(step, self.epoch)
+        epoch, position = divmod(index, self.epoch)
         generator = torch.Generator().manual_seed(stable_hash("fit", self.seed, epoch) % 2**63)
         return torch.randperm(self.size, generator=generator).tensor_split(self.epoch)[position].tolist()
 
-    def learning_rate(self, step: int) -> float:
+    def learning_rate(self, index: int) -> float:
         warmup = min(self.options.warmup_steps, self.steps // 2)
-        share = (step + 1) / warmup if step < warmup else (self.steps - step) / (self.steps - warmup)
+        share = (index + 1) / warmup if index < warmup else (self.steps - index) / (self.steps - warmup)
         return self.options.learning_rate * share
 
     def evaluates(self, step: int) -> bool:
-        """Whether the model is evaluated after this step."""
-        return (step + 1) % (self.options.evaluate_every or self.epoch) == 0 or step + 1 == self.steps
+        """Whether the model is evaluated after so many steps."""
+        return step % (self.options.evaluate_every or self.epoch) == 0 or step == self.steps

@@ -38,7 +38,7 @@ class Standing:
     """A run between two steps: everything but weights and moments."""
 
     step: int
-    """The next; as many were done."""
+    """How many are done, which is also the index of the next, counted from 0."""
     before: Evaluation
     """Before training."""
     answers: Sequence[Answered]

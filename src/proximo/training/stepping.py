@@ -21,18 +21,22 @@ from proximo.training.rollouts import rollout_table
 from proximo.training.run import SAMPLE_LESS, Run
 
 
-def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
-    """One step: rollouts, then the updates they allow."""
-    config, learner, clock = run.config, run.learner, Clock()
+def train_step(run: Run, index: int, frontier: Frontier) -> Collected:
+    """One step: rollouts, then the updates they allow.
+
+    `index` counts steps from 0, for random numbers and schedules; everything that is shown or stored has the number of
+    steps done after it, `index + 1`.
+    """
+    config, learner, clock, step = run.config, run.learner, Clock(), index + 1
     learner.start_step(run.mismatched and run.mismatched.refresh(learner.version))
     with run.stop.anywhere():  # until the first update nothing has changed
         with clock.phase("rollout"), explaining_memory(SAMPLE_LESS):
-            collected = run.collector.collect(frontier, step=step, version=learner.version)
+            collected = run.collector.collect(frontier, step=index, version=learner.version)
         clock.split("rollout", "grade", collected.grading_seconds)
         every = config.training.reset_reference_every
-        if every is not None and step and step % every == 0:
+        if every is not None and index and index % every == 0:
             learner.reset_reference()
-        rate, assembled = learner.set_learning_rate(step, policy_step=step - config.pretrain_steps), None
+        rate, assembled = learner.set_learning_rate(index, policy_step=index - config.pretrain_steps), None
         if collected.groups:
             with clock.phase("assemble"):
                 limit, unit = config.sampling.max_tokens, config.penalty_unit
@@ -40,14 +44,14 @@ def train_step(run: Run, step: int, frontier: Frontier) -> Collected:
     updates = []
     if assembled is not None and len(assembled.batch):
         with clock.phase("update"):
-            updates = list(_updates(run, assembled, step))
+            updates = list(_updates(run, assembled, index))
     _tell(run, step, collected, assembled, updates)
     metrics = step_metrics(collected, assembled, updates, rate, has_verdict=has_verdict(config.task))
-    metrics |= _kl_metrics(run, assembled, step)
+    metrics |= _kl_metrics(run, assembled, index)
     run.note(step, metrics)
     run.log.ledger(entries(step, frontier, collected, assembled, updates, run.task.size("train")))
     with clock.phase("write"):
-        run.log.rollouts(step, _table(run, step, collected, assembled, updates))
+        run.log.rollouts(step, _table(run, index, collected, assembled, updates))
     run.log.timings(step, clock.seconds | {"tokens": collected.sampled_tokens})
     run.progress.stepped(step, metrics, clock.seconds, collected)
     learner.guard.check()
@@ -68,15 +72,15 @@ def _tell(run: Run, step: int, collected: Collected, assembled: Assembled | None
         run.progress.warned(step, message)
 
 
-def _updates(run: Run, assembled: Assembled, step: int) -> Iterator[Update]:
+def _updates(run: Run, assembled: Assembled, index: int) -> Iterator[Update]:
     """The step's updates: of the value model alone while it is pre-trained, then of everything."""
-    if step >= run.config.pretrain_steps:
+    if index >= run.config.pretrain_steps:
         return run.learner.updates(assembled.batch)
     assert assembled.earned is not None
     return run.learner.value_updates(replace(assembled.batch, returns=assembled.earned))
 
 
-def _kl_metrics(run: Run, assembled: Assembled | None, step: int) -> dict[str, float]:
+def _kl_metrics(run: Run, assembled: Assembled | None, index: int) -> dict[str, float]:
     """How far the policy that sampled is from the reference; once it moves, a controller moves the coefficient."""
     learner = run.learner
     kl = None if assembled is None else kl_per_completion(assembled.batch)
@@ -85,31 +89,31 @@ def _kl_metrics(run: Run, assembled: Assembled | None, step: int) -> dict[str, f
     metrics = {"reference_kl": kl}
     if learner.kl_reward is not None:
         metrics["kl_coefficient"] = learner.kl_reward.coefficient
-        if step >= run.config.pretrain_steps:
+        if index >= run.config.pretrain_steps:
             learner.adapt_kl(kl, len(assembled.batch))
     return metrics
 
 
 def _table(
-    run: Run, step: int, collected: Collected, assembled: Assembled | None, updates: Sequence[Update]
+    run: Run, index: int, collected: Collected, assembled: Assembled | None, updates: Sequence[Update]
 ) -> pa.Table:
     """Of everything that was sampled for the step, with the ratios' old log-probs as the updates had them."""
     if assembled is None:
         nothing = torch.empty(0, dtype=torch.long)
         return rollout_table(to_batch(collected.dropped), run.spelling, trained=nothing, kept_groups=0)
-    batch, index = assembled.everyone, assembled.index
+    batch, trained = assembled.everyone, assembled.index
     for update in updates:
-        rows = index[update.rows]
+        rows = trained[update.rows]
         known = run.learner.old_logprobs(batch.rows(rows), update.logprobs)
         known = torch.where(known.isnan(), batch.old_logprobs[rows], known)
         batch = replace(batch, old_logprobs=batch.old_logprobs.index_copy(0, rows, known))
     return rollout_table(
         batch,
         run.spelling,
-        trained=index,
+        trained=trained,
         kept_groups=len(collected.groups),
         updates=updates,
-        value_only=step < run.config.pretrain_steps,
+        value_only=index < run.config.pretrain_steps,
     )
 
 

@@ -40,13 +40,13 @@ def first_difference(run: Run, other: Run) -> int | None:
     """The first step for which two runs did not sample the same completions; None where there is none, or nothing to
     tell by. One that sampled more, to fill up a step, has the same where it has all of the other's."""
     shorter, longer = sorted((run.facts.steps_done, other.facts.steps_done))
-    for step in range(shorter):
+    for step in range(1, shorter + 1):
         ours, theirs = sampled(run, step), sampled(other, step)
         if ours is None or theirs is None:
             return None
         if not _covers(ours, theirs):
             return step
-    return shorter if shorter < longer else None
+    return shorter + 1 if shorter < longer else None
 
 
 def sampled(run: Run, step: int) -> Counter[tuple[str, tuple[int, ...]]] | None:
@@ -104,7 +104,7 @@ def _first_rollout(seeds: Sequence[int], runs: Mapping[str, Sequence[Run]]) -> C
     """For each seed the same completions in the first step, token by token; dynamic sampling goes on from there."""
     wrong, count = [], 0
     for seed in seeds:
-        found = [(run, sampled(run, 0)) for each in runs.values() for run in each if run.seed == seed]
+        found = [(run, sampled(run, 1)) for each in runs.values() for run in each if run.seed == seed]
         wrong += [f"{run.job} has no rollouts" for run, completions in found if completions is None]
         known = [(run, completions) for run, completions in found if completions is not None]
         if known:

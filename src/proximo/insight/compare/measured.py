@@ -112,21 +112,21 @@ class Run:
         total, after = 0, {0: 0}
         for row in self.facts.training:
             total += int(row["sampled_tokens"]) if is_number(row.get("sampled_tokens")) else 0
-            after[int(row["step"]) + 1] = total
+            after[int(row["step"])] = total
         return after
 
     def held_out(self) -> list[Point]:
         """Outcomes on held-out problems: before, on the way and after."""
         found = []
         for row in self.facts.evaluations:
-            done = min(int(row["step"]) + 1, self.facts.steps_done)
+            done = int(row["step"])
             if is_number(row.get("outcome")) and done in self._tokens_after:
                 found.append(Point(done, self._tokens_after[done], float(row["outcome"])))
         return found
 
     def curve(self, measure: Measure) -> list[Point]:
         if measure.key not in self._curves:
-            values = [(int(row["step"]) + 1, measure.of(self, row)) for row in self.facts.training]
+            values = [(int(row["step"]), measure.of(self, row)) for row in self.facts.training]
             self._curves[measure.key] = [
                 Point(done, self._tokens_after[done], value) for done, value in values if value is not None
             ]

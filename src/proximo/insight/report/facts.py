@@ -109,7 +109,7 @@ class Facts:
 
     @property
     def steps_done(self) -> int:
-        return 1 + max((int(row["step"]) for row in self.training), default=-1)
+        return max((int(row["step"]) for row in self.training), default=0)
 
     @cached_property
     def evaluations(self) -> list[Row]:

@@ -66,7 +66,7 @@ def _result(facts: Facts) -> str:
             f" Of the answers to the same problems {better} became better and {worse} worse: {judged} "
             f"(sign test, p {'< 0.001' if chance < 0.001 else f'= {chance:.2g}'})."
         )
-    where = "" if facts.state == "finished" else f" after step {after.step + 1}"
+    where = "" if facts.state == "finished" else f" after step {after.step}"
     said = f"Held-out {_measured(before, after)}{where}, on {after.problems} problems.{verdict}"
     rows = [(name, each.accuracy, each.low, each.high) for name, each in (("before", before), ("after", after))]
     chart = interval_chart("Held-out accuracy", rows, unit="greedy, 95 % intervals")

@@ -43,8 +43,8 @@ def summary(facts: Facts) -> dict[str, Any]:
 def first_and_last(facts: Facts) -> tuple[Row | None, Row | None]:
     """Evaluations: the one before training, and the newest one after it."""
     found = facts.evaluations
-    before = found[0] if found and found[0]["step"] < 0 else None
-    after = found[-1] if found and found[-1]["step"] >= 0 else None
+    before = found[0] if found and found[0]["step"] == 0 else None
+    after = found[-1] if found and found[-1]["step"] > 0 else None
     return before, after
 
 

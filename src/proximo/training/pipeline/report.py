@@ -82,7 +82,7 @@ def _lines(name: str, curve: Curve) -> Iterable[str]:
     scaled = [(value - low) / (high - low or 1.0) for value in _thinned(curve.learned)]
     yield f"{name:<16} learned {sparkline(scaled, WIDTH)}  {curve.learned[0]:.2f} → {curve.learned[-1]:.2f}"
     step, highest = curve.peak
-    numbers = f"{curve.true[0]:.3f} → {curve.true[-1]:.3f}, highest {highest:.3f} around step {step + 1}"
+    numbers = f"{curve.true[0]:.3f} → {curve.true[-1]:.3f}, highest {highest:.3f} around step {step}"
     yield f"{'':<16} true    {sparkline(_thinned(curve.true), WIDTH)}  {numbers}"
 
 

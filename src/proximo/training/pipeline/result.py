@@ -22,7 +22,7 @@ class Curve:
     def peak(self) -> tuple[int, float]:
         """The step around which the true reward was highest, and its mean there."""
         window, true = self._peak, _windows(self.true)
-        return window + (len(self.true) - len(true)) // 2, true[window]
+        return 1 + window + (len(self.true) - len(true)) // 2, true[window]
 
     @property
     def is_overoptimised(self) -> bool:

@@ -141,15 +141,15 @@ class _Steps:
     def stepped(
         self, step: int, metrics: Mapping[str, float], seconds: Mapping[str, float], collected: Collected
     ) -> None:
-        if (step + 1) % SAID_EVERY == 0 or step + 1 == self.steps:
+        if step % SAID_EVERY == 0 or step == self.steps:
             rewards = f"learned reward {metrics['reward']:.2f}  true reward {metrics['outcome']:.3f}"
-            self.say(f"step {step + 1}/{self.steps}  {rewards}")
+            self.say(f"step {step}/{self.steps}  {rewards}")
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
         """Only at the end, together with the other policies."""
 
     def warned(self, step: int, message: str) -> None:
-        self.say(f"warning at step {step + 1}: {message}")
+        self.say(f"warning at step {step}: {message}")
 
     def stop(self) -> None:
         """Nothing to tidy up."""

@@ -37,7 +37,7 @@ function finding({ run, shade, rule, severity, step, message, remedy, show, over
       known(step) && step >= 0 ? element("span", { class: "faint" }, `first at step ${step}${known(over) ? `, over after step ${over}` : ""}`) : null),
     element("p", {}, quoted(message ?? "")),
     remedy ? element("p", { class: "remedy" }, element("b", {}, "First: "), quoted(remedy)) : null,
-    known(step) && step >= 0 && run.about?.rollouts ? element("p", {}, stepLink(run.name, step, show, show ? `the rollouts of step ${step} that show it` : `the rollouts of step ${step}`)) : null,
+    known(step) && step > 0 && run.about?.rollouts ? element("p", {}, stepLink(run.name, step, show, show ? `the rollouts of step ${step} that show it` : `the rollouts of step ${step}`)) : null,
   );
 }
 
@@ -46,7 +46,7 @@ function eventTable(events, isMany) {
     element(
       "tr", { class: KINDS[kind] ?? "" },
       isMany ? element("td", {}, dot(shade), quoted(oneLine(run.name))) : null,
-      element("td", { class: "number" }, known(step) && step >= 0 && run.about?.rollouts ? stepLink(run.name, step, null, String(step)) : step < 0 ? "start" : oneLine(step ?? "")),
+      element("td", { class: "number" }, known(step) && step > 0 && run.about?.rollouts ? stepLink(run.name, step, null, String(step)) : step === 0 ? "start" : oneLine(step ?? "")),
       element("td", { class: "number" }, oneLine(attempt ?? "")),
       element("td", {}, quoted(oneLine(kind ?? "")).textContent.replaceAll("_", " ")),
       element("td", { class: "message" }, quoted(visible(message ?? ""))),

@@ -37,7 +37,7 @@ export class Bar {
     const words = "find in prompts and completions";
     this.find = element("input", { type: "search", placeholder: words, "aria-label": words, oninput: find });
     const jump = () => this.go({ step: this.jump.value, ...ELSEWHERE });
-    this.jump = element("input", { type: "number", min: 0, class: "jump", "aria-label": "step", onchange: jump });
+    this.jump = element("input", { type: "number", min: 1, class: "jump", "aria-label": "step", onchange: jump });
     this.steps = element("span", { class: "steps" });
     this.rest = element("span", { class: "rest" });
     const keys = HELP.flatMap(([names, meaning]) => [element("dt", {}, names), element("dd", {}, meaning)]);

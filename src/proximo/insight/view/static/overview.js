@@ -153,7 +153,7 @@ function figureTable(runs) {
   return [table(["run", ...cells.map(([name]) => name)], rows)];
 }
 
-const steps = (run) => [run.trained.at(-1)?.step + 1 || 0, run.about?.settings.steps].filter(known).join(" / ");
+const steps = (run) => [run.trained.at(-1)?.step || 0, run.about?.settings.steps].filter(known).join(" / ");
 
 function heldOut(run) {
   const [first, last] = [run.evaluated[0], run.evaluated.at(-1)].map((row) => row?.["held_out/accuracy"]);

@@ -51,7 +51,7 @@ export class RunList {
     box.checked = place >= 0;
     if (place >= 0) box.style.accentColor = `var(--${colours[place]})`;
     const only = element("button", { type: "button", class: "name", title: `show ${label} alone`, "data-key": `only ${run.name}`, onclick: () => this.go({ run: [run.name], step: null }) }, quoted(label));
-    const far = [run.algorithm, known(run.steps) ? `${(run.step ?? -1) + 1} of ${run.steps}` : known(run.step) ? `${run.step + 1} steps` : null];
+    const far = [run.algorithm, known(run.steps) ? `${run.step ?? 0} of ${run.steps}` : known(run.step) ? `${run.step} steps` : null];
     return element(
       "li", { class: `run ${run.state}${place < 0 ? "" : " chosen"}`, "data-run": run.name },
       box, only, element("span", { class: "last", title: "outcome of the last step" }, known(run.outcome) ? said(run.outcome, "share") : ""),
@@ -69,6 +69,6 @@ export class RunList {
 function bar(run) {
   if (run.state !== "running" || !(run.steps > 0)) return null;
   const done = element("i");
-  done.style.width = `${Math.min(100, (100 * ((run.step ?? -1) + 1)) / run.steps)}%`;
+  done.style.width = `${Math.min(100, (100 * (run.step ?? 0)) / run.steps)}%`;
   return element("span", { class: "bar" }, done);
 }
