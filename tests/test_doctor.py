@@ -49,7 +49,7 @@ def steps(number: int, **changes: float) -> list[Mapping[str, Any]]:
     return [{"step": step} | STEP | changes for step in range(number)]
 
 
-HEALTHY = [{"step": -1, "held_out/outcome": 0.3, "held_out/problems": 100}, *steps(30)]
+HEALTHY = [{"step": 0, "held_out/outcome": 0.3, "held_out/problems": 100}, *steps(30)]
 HEALTHY += [{"step": 30, "held_out/outcome": 0.5, "held_out/problems": 100}]
 
 

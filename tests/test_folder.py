@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -9,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from proximo.health.history import in_order
+from proximo.insight.checkup import check_up
 from proximo.insight.folder import RunFolder, find_runs
+from proximo.storage.locks import FolderLock
 
 
 def run_folder(path: Path, *rows: dict) -> RunFolder:
@@ -51,7 +55,7 @@ def test_what_is_no_row_is_passed_over(tmp_path):
 def test_a_curve_has_the_numbers_that_there_are(tmp_path):
     run = run_folder(
         tmp_path / "a",
-        {"step": -1, "held_out/accuracy": 0.25},
+        {"step": 0, "held_out/accuracy": 0.25},
         {"step": 0, "reward": 1},
         {"step": 1, "reward": None},
         {"step": 2, "reward": 0.5},
@@ -61,7 +65,7 @@ def test_a_curve_has_the_numbers_that_there_are(tmp_path):
         {"step": True, "reward": "1"},
     )
     assert run.curve("reward") == [(0, 1.0), (2, 0.5)]
-    assert run.curve("held_out/accuracy") == [(-1, 0.25), (2, 0.75)]
+    assert run.curve("held_out/accuracy") == [(0, 0.25), (2, 0.75)]
     assert run.curve("loss") == []
 
 
@@ -81,6 +85,37 @@ def test_a_run_is_running_while_its_owner_lives(tmp_path):
     assert run.state == "running"  # it is just being written
     (tmp_path / "a" / "result.json").write_text("{}")
     assert run.state == "finished"
+
+
+def test_a_copied_lock_and_a_reused_number_are_nobody(tmp_path):
+    original, copied = run_folder(tmp_path / "a"), run_folder(tmp_path / "b")
+    with FolderLock(tmp_path / "a"):
+        shutil.copy(tmp_path / "a" / "lock", tmp_path / "b" / "lock")
+        assert (original.state, copied.state) == ("running", "stopped")
+        owner = json.loads((tmp_path / "a" / "lock").read_text())
+    lock = tmp_path / "a" / "lock"
+    lock.touch()
+    owner["inode"] = lock.stat().st_ino
+    lock.write_text(json.dumps(owner))
+    assert original.state == "running"
+    if owner["started"] is not None:  # as Linux knows it
+        lock.write_text(json.dumps(owner | {"started": "1"}))
+        assert original.state == "stopped"  # another process has its number now
+    if owner["boot"] is not None:
+        lock.write_text(json.dumps(owner | {"boot": "before"}))
+        assert original.state == "stopped"  # the machine was started again
+
+
+def test_a_row_whose_step_cannot_be_is_passed_over(tmp_path):
+    good = [{"step": step, "outcome": step / 10} for step in (0, 1, 2, 2, 3, 4)]
+    odd = [{"step": 1, "outcome": 9}, {"step": 10**20, "outcome": 9}, {"step": -1, "outcome": 9}]
+    odd += [{"step": 2.5, "outcome": 9}, {"step": True, "outcome": 9}, {"outcome": 9}, {"step": 500, "outcome": 9}]
+    run = run_folder(tmp_path / "a", *good[:5], *odd, good[5])
+    assert run.rows("metrics.jsonl") == good
+    assert run.curve("outcome")[-1] == (4, 0.4)
+    [lost] = [each.finding for each in check_up(run).standing if each.finding.rule == "damaged-file"]
+    assert lost.message == "7 of the 13 rows of metrics.jsonl cannot be read"
+    assert in_order([]) == in_order([{"step": 10**20}]) == []
 
 
 def test_runs_are_found_below_a_folder_newest_first(tmp_path):

@@ -3,12 +3,16 @@ evaluation. Nothing else of a long run is kept."""
 
 import math
 import statistics
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeGuard
 
 from proximo.health.finding import Row
 
+MOST_STEPS = 10**9
+"""More than any run makes: a row with a larger number is damaged."""
 EARLY = 10
 """Values of a metric that are its beginning."""
 RECENT = 60
@@ -25,6 +29,28 @@ def number(row: Row, name: str) -> float:
         return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan
     except OverflowError:  # an integer beyond all floats
         return math.nan
+
+
+def is_step(value: object) -> TypeGuard[int]:
+    """Whether it can be the number of steps done: a whole number, not negative, and no more than any run makes."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_STEPS
+
+
+def in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of metrics whose steps can be, and never go back: as many of them as possible, so that one odd row, whether
+    its step is too small or too large, is passed over and the others stay."""
+    known = [row for row in rows if is_step(row.get("step"))]
+    # Of the orders of each length: the least step that one can end with, its row, and each row's row before.
+    ends, last, before = list[int](), list[int](), list[int | None]()
+    for number, row in enumerate(known):
+        place = bisect_right(ends, row["step"])
+        before.append(last[place - 1] if place else None)
+        ends[place : place + 1], last[place : place + 1] = [row["step"]], [number]
+    kept, number = [], last[-1] if last else None
+    while number is not None:
+        kept.append(known[number])
+        number = before[number]
+    return kept[::-1]
 
 
 @dataclass(frozen=True)
@@ -56,7 +82,8 @@ class History:
         known = {name: value for name in row if not math.isnan(value := number(row, name))}
         if "outcome" in known or "sampled_tokens" in known:
             known |= {name: value for name, derive in DERIVED.items() if not math.isnan(value := derive(known))}
-            self.step = int(known.get("step", self.step))
+            step = row.get("step")
+            self.step = max(self.step, step) if is_step(step) else self.step
             self._add_training(known)
         elif HELD_OUT in known:
             problems = known.get("held_out/problems", 0.0) - known.get("held_out/unscored", 0.0)

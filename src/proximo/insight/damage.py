@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from proximo.health import Finding
+from proximo.health.history import in_order
 from proximo.insight.folder import RunFolder
 from proximo.insight.steps import complaint
 from proximo.storage.folders import complaints
@@ -36,7 +37,7 @@ def _checkpoints(run: RunFolder) -> Iterator[Finding]:
         yield Finding(
             rule="damaged-checkpoint",
             severity="warning" if whole else "failing",
-            step=step_of(path) - 1,
+            step=step_of(path),
             message=f"{CHECKPOINTS}/{path.name} is not as it was written ({wrong[0]}{more})",
             remedy=f"use {CHECKPOINTS}/{whole.name}, the newest that is whole"
             if whole
@@ -47,7 +48,7 @@ def _checkpoints(run: RunFolder) -> Iterator[Finding]:
     if isinstance(last, str) and last not in {path.name for path in found}:
         remedy = "put it back, or give the command of the run again, which makes it anew"
         message = f"{CHECKPOINTS}/{last}, which the run ended with, is not there"
-        yield Finding("missing-checkpoint", "warning", -1, message, remedy, "")
+        yield Finding("missing-checkpoint", "warning", 0, message, remedy, "")
 
 
 def _settings(run: RunFolder) -> Iterator[Finding]:
@@ -84,11 +85,11 @@ def _ending(run: RunFolder) -> Iterator[Finding]:
     how = last.get("ended") if isinstance(last, dict) else None
     if run.state == "stopped" and isinstance(how, str) and how.startswith("failed"):
         remedy = "put right what it names, then give the same command again"
-        step = max(run.steps(), default=-1)
+        step = max(run.steps(), default=0)
         yield Finding("failed", "failing", step, f"the run ended early: {how.removeprefix('failed: ')}", remedy, "")
 
 
-def _damaged_file(message: str, remedy: str, step: int = -1) -> Finding:
+def _damaged_file(message: str, remedy: str, step: int = 0) -> Finding:
     return Finding("damaged-file", "warning", step, message, remedy, "")
 
 
@@ -99,18 +100,17 @@ def _complaints(path: Path, stamps: tuple[tuple[str, Stamp], ...]) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _lost(path: Path, stamp: Stamp) -> tuple[int, int]:
-    """How many lines are no rows, of how many."""
-    lost = lines = 0
+    """How many lines are no rows, or rows of metrics whose step cannot be, of how many."""
     try:
         with open_file(path) as file:
-            for line in whole_lines(file):
-                lines += 1
-                lost += to_row(line) is None
+            rows = [to_row(line) for line in whole_lines(file)]
     except LinkedFile:
         raise
     except OSError:  # it is not there yet
         return 0, 0
-    return lost, lines
+    whole = [row for row in rows if row is not None]
+    kept = in_order(whole) if path.name == METRICS else whole
+    return len(rows) - len(kept), len(rows)
 
 
 @lru_cache(maxsize=100_000)

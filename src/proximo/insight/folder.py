@@ -1,18 +1,18 @@
 """One run's folder, read at any moment of its life: half written, growing, finished or copied from elsewhere."""
 
-import os
 import re
-import socket
 from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from proximo import toml
+from proximo.health.history import in_order
 from proximo.insight.reading import is_number
 from proximo.insight.steps import Step, read_step
 from proximo.storage.lines import to_row, whole_lines
 from proximo.storage.locks import NAME as LOCK
+from proximo.storage.locks import is_held
 from proximo.storage.opening import LinkedFile, open_file
 from proximo.training.config import RunConfig
 from proximo.training.resume import RESULT
@@ -66,11 +66,13 @@ class RunFolder:
     def state(self) -> State:
         if (self.path / RESULT).is_file():
             return "finished"
-        return "running" if _is_held(self.path / LOCK) else "stopped"
+        return "running" if is_held(self.path / LOCK) else "stopped"
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """All whole rows of a .jsonl file of the run's; none where it is not there yet."""
-        return self.rows_from(name, 0)[0]
+        """All whole rows of a .jsonl file of the run's; none where it is not there yet. Rows of metrics whose steps
+        cannot be, or go back, are passed over; `proximo doctor` counts them."""
+        found = self.rows_from(name, 0)[0]
+        return in_order(found) if name == METRICS else found
 
     def rows_from(self, name: str, offset: int) -> tuple[list[dict[str, Any]], int]:
         """Those after so many bytes, and how many bytes they end at. A file that has become shorter, since the run
@@ -146,20 +148,6 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
             yield path
         if depth > 1 and path.name not in (ROLLOUTS, "checkpoints", "evidence"):
             yield from _below(path, depth - 1)
-
-
-def _is_held(lock: Path) -> bool:
-    """Whether its owner is at work. A process that was killed leaves the file; of another machine's nobody can tell."""
-    owner = _json(lock)
-    if owner is None or owner.get("host") != socket.gethostname() or not isinstance(owner.get("pid"), int):
-        return lock.is_file()
-    try:
-        os.kill(owner["pid"], 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):  # it is there, and another user's
-        return True
-    return True
 
 
 def decoded(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:

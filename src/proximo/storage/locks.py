@@ -29,8 +29,15 @@ class FolderLock:
         """The folder is made where it does not exist."""
         self.path = folder / NAME
         self._held = _both_locked(self.path)
-        owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now().isoformat(" ", "seconds")}
         file = self._held[0]
+        owner = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "since": datetime.now().isoformat(" ", "seconds"),
+            "boot": _boot(),
+            "started": _started(os.getpid()),
+            "inode": os.fstat(file).st_ino,
+        }
         with suppress(OSError):  # a full disk: the lock holds without a name on it
             os.ftruncate(file, 0)
             os.pwrite(file, (json.dumps(owner) + "\n").encode(), 0)
@@ -54,6 +61,55 @@ class FolderLock:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.release()
+
+
+def is_held(path: Path) -> bool:
+    """Whether the process that a lock's file names is at work: it must be that very process, and that very file, not a
+    copy. Nothing is locked for this, so that whoever looks never stands in the way of whoever begins.
+
+    Of a file without a name on it, or with another machine's, nobody can tell: then it counts as held.
+    """
+    try:
+        owner, inode = json.loads(path.read_bytes()), path.stat().st_ino
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, RecursionError):
+        return path.is_file()
+    if not isinstance(owner, dict) or not isinstance(pid := owner.get("pid"), int):
+        return path.is_file()
+    if owner.get("inode", inode) != inode:
+        return False
+    if owner.get("host") != socket.gethostname():
+        return path.is_file()
+    return owner.get("boot") in (None, _boot()) and _is_alive(pid, owner.get("started"))
+
+
+def _is_alive(pid: int, started: object) -> bool:
+    """Whether there is such a process, and it is the one that began then, where that is known."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # it is there, and another user's
+        pass
+    return started is None or started == _started(pid)
+
+
+def _boot() -> str | None:
+    """Which start of this machine this is; None where that is not known."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
+def _started(pid: int) -> str | None:
+    """When a process began, in ticks since the machine did; None where that is not known."""
+    try:
+        # The name, the second field, is in parentheses and may hold anything; the beginning is the 22nd field.
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None
 
 
 def _both_locked(path: Path) -> list[int]:
