@@ -69,10 +69,10 @@ def is_held(path: Path) -> bool:
 
     Of a file without a name on it, or with another machine's, nobody can tell: then it counts as held.
     """
+    if not path.is_file():  # nor a pipe, which would be waited for
+        return False
     try:
         owner, inode = json.loads(path.read_bytes()), path.stat().st_ino
-    except FileNotFoundError:
-        return False
     except (OSError, ValueError, RecursionError):
         return path.is_file()
     if not isinstance(owner, dict) or not isinstance(pid := owner.get("pid"), int):
