@@ -152,7 +152,6 @@ ODD: dict[str, Callable[[Path], object]] = {
     "a lock left by kill -9": _stale_lock,
     "torn last rows": _torn,
     "half a save and half a removal left": _partial,
-    "rows of the ledger lost": _short_ledger,
     "a result that cannot be read": lambda folder: (folder / "result.json").write_text("{"),
     "rollouts lost and strange": lambda folder: (folder / "rollouts" / "step-000099.parquet").write_bytes(b"PAR"),
 }
@@ -209,6 +208,7 @@ REFUSALS: dict[str, tuple[Callable[[Place], Ended], str, int]] = {
     "another seed": (_changed("seed", "--seed", "5"), "--allow-change seed", 2),
     "another algorithm": (_changed("algorithm", "--algorithm", "sapo"), "algorithm", 2),
     "another model by name": (_changed("model", "--model", "smollm2-135m"), "model", 2),
+    "rows of the ledger lost": (_edited("shortledger", _short_ledger), "--accept-lost-rows", 2),
     "a run in use": (_locked, "is in use by process", 2),
     "no run.json": (_edited("norun", lambda folder: (folder / "run.json").unlink()), "cannot be gone on with", 2),
     "a broken run.json": (

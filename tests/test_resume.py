@@ -19,7 +19,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from proximo import toml
+import proximo
+from proximo import explain, toml
 from proximo.algorithms import DAPO, GRPO, PPO, Algorithm
 from proximo.cli import main
 from proximo.data import DataFile
@@ -60,6 +61,7 @@ from proximo.training.sameness import differences, function_fingerprints
 from proximo.training.sft import SftConfig, sft
 from proximo.training.state import naming_io, write_tensors
 from proximo.training.stopping import Stopped
+from proximo.version import source_fingerprint
 
 
 class Quiet:
@@ -309,17 +311,121 @@ def test_without_a_valid_checkpoint_it_begins_again(golden, tmp_path):
     assert_same(numbers(folder), numbers(golden("grpo")))
 
 
-def test_rows_that_are_gone_make_an_older_checkpoint_the_newest(golden, tmp_path):
-    whole = golden("grpo")
+LOST = {
+    "by bytes": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+    "by rows": lambda file: file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:2])),
+    "wholly": lambda file: file.unlink(),
+}
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl"])
+@pytest.mark.parametrize("how", LOST)
+def test_lost_rows_are_no_reason_to_train_again_unasked(how, name, golden, tmp_path):
     folder = tmp_path / "short"
-    shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("result.json"))
-    first = json.loads((folder / CHECKPOINTS / "step-000001/state/standing.json").read_text())["sizes"]
-    Lines(folder / "ledger.jsonl").cut(first["ledger.jsonl"])
+    shutil.copytree(golden("grpo"), folder, ignore=shutil.ignore_patterns("result.json"))
+    LOST[how](folder / name)
+    left = (folder / name).read_bytes() if (folder / name).exists() else b""
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    message = (
+        rf"{name} has {len(left)} bytes and had \d+ when step-000004 was saved.*Put the whole file back, or resume"
+    )
+    with pytest.raises(ValueError, match=message), begin(folder, toml.dumps(config())):
+        pass
+    assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
+    with begin(folder, toml.dumps(config()), accept_lost=True) as attempt:
+        assert attempt.point == folder / CHECKPOINTS / "step-000004"
+        assert not attempt.damaged
+        log = attempt.start()
+        log.rewind(json.loads((attempt.point / "state/standing.json").read_text())["sizes"], 4)
+    whole = left[: left.rfind(b"\n") + 1]  # a torn last row goes, nothing else
+    assert ((folder / name).read_bytes() if (folder / name).exists() else b"") == whole
+    assert len(saved(folder / CHECKPOINTS)) == 4
+    [event] = [row for row in Lines(folder / "events.jsonl") if row["kind"] == "lost_rows"]
+    assert (event["step"], name in event["message"]) == (4, True)
+
+
+def test_a_run_that_lost_rows_ends_with_the_same_weights(golden, tmp_path, capsys):
+    whole = golden("grpo")
+    folder = left_after(2, whole, tmp_path / "short")
+    (folder / "metrics.jsonl").unlink()
+    with begin(folder, toml.dumps(config()), accept_lost=True) as attempt:
+        train(Run(config(), folder, Quiet()), toml.dumps(config()), attempt)
+    found, wanted = numbers(folder), numbers(whole)
+    weights = [name for name in wanted if name.endswith(".safetensors")]
+    assert weights
+    assert {name: found[name] for name in weights} == {name: wanted[name] for name in weights}
+    assert found["ledger.jsonl"] == wanted["ledger.jsonl"]
+    assert found["metrics.jsonl"] == b"".join(wanted["metrics.jsonl"].splitlines(keepends=True)[3:])  # 3, 4 and the end
+    # And it can be resumed again, without the flag: its newest checkpoint knows the shorter file.
     with begin(folder, toml.dumps(config())) as attempt:
-        assert attempt.point == folder / CHECKPOINTS / "step-000001"
-        assert "step-000004 cannot be gone on from: ledger.jsonl has fewer rows than" in attempt.damaged[0]
-    trained(config(), folder)
-    assert_same(numbers(folder), numbers(whole))
+        assert attempt.result is not None
+
+
+def test_code_that_has_changed_is_told(golden, tmp_path, monkeypatch):
+    folder = left_after(3, golden("grpo"), tmp_path / "other")
+    record = json.loads((folder / "run.json").read_text())
+    known = record["attempts"][0]["source"]
+    assert known == record["source"] == source_fingerprint()
+    assert record["attempts"][0]["version"] == record["version"] == proximo.__version__
+    with begin(folder, toml.dumps(config())) as attempt:
+        assert attempt.other_code is None
+    monkeypatch.setattr("proximo.training.resume.source_fingerprint", lambda: "feedfeedfeedfeed")
+    monkeypatch.setattr("proximo.training.runlog.source_fingerprint", lambda: "feedfeedfeedfeed")
+    with begin(folder, toml.dumps(config())) as attempt:
+        said = attempt.other_code
+        attempt.start()
+    assert said is not None
+    assert f"source {known} then; version {proximo.__version__}, source feedfeedfeedfeed now" in said
+    [event] = [row for row in Lines(folder / "events.jsonl") if row["kind"] == "other_code"]
+    assert (event["step"], event["message"]) == (3, said)
+    assert json.loads((folder / "run.json").read_text())["attempts"][-1]["source"] == "feedfeedfeedfeed"
+    with begin(folder, toml.dumps(config())) as attempt:
+        assert attempt.other_code is None  # since the last attempt nothing has changed
+
+
+def test_the_fingerprint_is_of_the_code_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("proximo.version.__file__", str(tmp_path / "version.py"))
+
+    def found() -> str:
+        source_fingerprint.cache_clear()
+        return source_fingerprint()
+
+    try:
+        (tmp_path / "inside").mkdir()
+        (tmp_path / "inside" / "a.py").write_text("1")
+        first = found()
+        (tmp_path / "inside" / "a.pyc").write_text("compiled")
+        assert found() == first
+        (tmp_path / "inside" / "a.py").write_text("2")
+        assert found() != first
+        (tmp_path / "inside" / "a.py").rename(tmp_path / "a.py")
+        (tmp_path / "a.py").write_text("1")
+        assert found() != first
+    finally:
+        source_fingerprint.cache_clear()
+
+
+def test_a_run_names_its_version_and_its_algorithm(tmp_path):
+    changed = replace(DAPO, gate=replace(DAPO.gate, high=0.2))
+    for name, algorithm, wanted in (("a", DAPO, "dapo"), ("b", changed, "dapo, changed: gate.high")):
+        assert explain.named(algorithm) == wanted
+        settings = config(algorithm)
+        with begin(tmp_path / name, toml.dumps(settings), algorithm=explain.named(algorithm)) as attempt:
+            attempt.start()
+        record, text = (
+            json.loads((tmp_path / name / "run.json").read_text()),
+            (tmp_path / name / "config.toml").read_text(),
+        )
+        assert (record["version"], record["algorithm"]) == (proximo.__version__, wanted)
+        assert text.splitlines()[0] == f"# Proximo {proximo.__version__}, algorithm: {wanted}"
+        assert toml.loads(text, RunConfig) == settings
+        with begin(tmp_path / name, toml.dumps(settings)):
+            pass  # the comment is no change
+
+
+def test_the_version_is_printed(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"proximo {proximo.__version__}\n"
 
 
 def test_a_changed_config_is_refused_field_by_field(tmp_path, capsys):
@@ -619,14 +725,16 @@ def test_a_change_is_on_record_before_it_is_the_runs(tmp_path, monkeypatch):
     assert (tmp_path / "config.toml").read_text() == "seed = 1\n"
 
 
-def test_a_finished_run_that_has_lost_rows_is_not_finished(golden, tmp_path):
+def test_a_finished_run_that_has_lost_rows_is_not_trained_again(golden, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(golden("grpo"), folder)
     with begin(folder, toml.dumps(config())) as attempt:
         assert attempt.result is not None
     (folder / "metrics.jsonl").unlink()
-    with begin(folder, toml.dumps(config())) as attempt:
-        assert (attempt.result, attempt.point) == (None, None)
+    with pytest.raises(ValueError, match="rows are lost"), begin(folder, toml.dumps(config())):
+        pass
+    with begin(folder, toml.dumps(config()), accept_lost=True) as attempt:
+        assert attempt.result is not None
 
 
 def test_a_finished_run_with_prompts_left_out_says_its_result_again(tmp_path, capsys):

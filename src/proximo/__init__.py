@@ -6,13 +6,27 @@ loss, stats = proximo.policy_loss(proximo.DAPO, logprobs=..., old_logprobs=..., 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from proximo.version import __version__
+
 if TYPE_CHECKING:
     from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm, UnusualChoice
     from proximo.maths.credit import advantages
     from proximo.maths.objective import policy_loss
     from proximo.types import Stats
 
-__all__ = ["DAPO", "GRPO", "GSPO", "PPO", "SAPO", "Algorithm", "Stats", "UnusualChoice", "advantages", "policy_loss"]
+__all__ = [
+    "DAPO",
+    "GRPO",
+    "GSPO",
+    "PPO",
+    "SAPO",
+    "Algorithm",
+    "Stats",
+    "UnusualChoice",
+    "__version__",
+    "advantages",
+    "policy_loss",
+]
 
 _ELSEWHERE = {"Stats": "proximo.types", "advantages": "proximo.maths.credit", "policy_loss": "proximo.maths.objective"}
 

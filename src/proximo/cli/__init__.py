@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from proximo.cli.flags import asks_for_help, nearest, refuse
+from proximo.version import __version__
 
 USAGE = """usage: proximo COMMAND ...
 
@@ -45,9 +46,10 @@ USAGE = """usage: proximo COMMAND ...
   proximo explain --all
                        what an algorithm is, choice by choice
 
-Every command takes --help. train, eval, selfcheck and what learns from files take --json: data on stdout,
-progress on stderr. train takes --dry-run: the resolved run, and nothing is started. The same command with the same
---run goes on with a run that ended early; --allow-change FIELD lets a field be another than it began with.
+Every command takes --help, and proximo --version says which this is. train, eval, selfcheck and what learns from
+files take --json: data on stdout, progress on stderr. train takes --dry-run: the resolved run, and nothing is
+started. The same command with the same --run goes on with a run that ended early; --allow-change FIELD lets a field
+be another than it began with, --accept-lost-rows resumes one whose metrics.jsonl or ledger.jsonl has lost rows.
 """
 
 EXPLAIN_USAGE = """usage: proximo explain NAME [--stage.field VALUE ...] [--stage.type PIECE ...]
@@ -92,6 +94,9 @@ def _make_streams_patient() -> None:
 def _answer(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, end="")
+        return 0
+    if arguments[0] == "--version":
+        print(f"proximo {__version__}")
         return 0
     command, *rest = arguments
     if command == "tasks" and asks_for_help(rest):

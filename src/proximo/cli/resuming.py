@@ -21,12 +21,19 @@ def take_allowed(arguments: list[str]) -> list[str]:
 
 @contextmanager
 def taken(
-    path: Path, config_toml: str, allowed: Sequence[str] | None, points: str | None = CHECKPOINTS
+    path: Path,
+    config_toml: str,
+    allowed: Sequence[str] | None,
+    points: str | None = CHECKPOINTS,
+    algorithm: str | None = None,
+    accept_lost: bool = False,
 ) -> Iterator[Attempt]:
     """The run folder of a command, or a refusal: somebody else has it, or it holds another run."""
     with ExitStack() as until:
         try:
-            attempt = until.enter_context(begin(path, config_toml, points=points, allowed=allowed))
+            attempt = until.enter_context(
+                begin(path, config_toml, points=points, allowed=allowed, algorithm=algorithm, accept_lost=accept_lost)
+            )
         except OSError as error:
             refuse(f"--run {path}: nothing can be written there, {error.strerror}; give another folder")
         except ValueError as error:
@@ -47,7 +54,7 @@ def suit_attempt(attempt: Attempt, model: str | None, device: str) -> None:
     say(attempt.remark or "")
     for message in attempt.damaged:
         say(f"warning: {message}; passed over")
-    for message in attempt.corrected:
+    for message in (*([attempt.other_code] if attempt.other_code else []), *attempt.lost, *attempt.corrected):
         say(f"warning: {message}")
 
 

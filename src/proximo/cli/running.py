@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
-from proximo import toml
+from proximo import explain, toml
 from proximo.cli import pipelining
 from proximo.cli.choosing import base_config, naming_flags, preset
 from proximo.cli.flags import changed, refuse, say, take, take_model, take_switch
@@ -33,7 +33,7 @@ from proximo.training.pipeline import PipelineConfig
 from proximo.training.preflight import rehearse
 from proximo.training.progress import Lines, Progress, measure, prompt_text, share
 from proximo.training.prompts import check_prompts
-from proximo.training.resume import Attempt
+from proximo.training.resume import ACCEPT_LOST, Attempt
 from proximo.training.rl import train
 from proximo.training.run import Run
 
@@ -49,6 +49,7 @@ def run(command: str, arguments: list[str]) -> int:
 TRAIN_FLAGS = """flags of the command itself:
   --run DIR             the run folder; the same command with the same folder resumes a run
   --allow-change FIELD  on resume: a field that may differ from how the run began
+  --accept-lost-rows    on resume: go on although metrics.jsonl or ledger.jsonl has lost rows
   --skip-bad            leave out bad rows of a data file instead of refusing it
   --dry-run             check the run, print its config, sizes and memory, and start nothing
   --json                the result as data on stdout, progress on stderr
@@ -62,6 +63,7 @@ def run_train(arguments: list[str]) -> int:
     if isinstance(chain, PipelineConfig):
         return pipelining.run(arguments[0], chain, arguments[1:], folder=folder, as_json=as_json, dry_run=dry_run)
     skip_bad, allowed = take_switch(arguments, "--skip-bad"), take_allowed(arguments)
+    accept_lost = take_switch(arguments, ACCEPT_LOST)
     config = changed(
         base_config(arguments),
         arguments,
@@ -77,7 +79,8 @@ def run_train(arguments: list[str]) -> int:
         _print_plan(config, as_json)
         return 0
     path = Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}"
-    with taken(path, toml.dumps(config), allowed) as attempt:
+    named = explain.named(config.algorithm)
+    with taken(path, toml.dumps(config), allowed, algorithm=named, accept_lost=accept_lost) as attempt:
         outcome = _finished(config, attempt) if attempt.result is not None else _train(config, attempt)
     if outcome is None:
         for line in summary(path):

@@ -16,7 +16,7 @@ from proximo.data import DataFile
 from proximo.training.dpo import DpoConfig, dpo
 from proximo.training.fitting import Fitted
 from proximo.training.points import POINTS
-from proximo.training.resume import Attempt
+from proximo.training.resume import ACCEPT_LOST, Attempt
 from proximo.training.reward_model import RewardModelConfig, train_reward_model
 from proximo.training.sft import SftConfig, sft
 
@@ -58,6 +58,7 @@ def run_stage(
     """
     as_json, skip_bad = take_switch(arguments, "--json"), take_switch(arguments, "--skip-bad")
     folder, allowed = take(arguments, "--run"), take_allowed(arguments)
+    accept_lost = take_switch(arguments, ACCEPT_LOST)
     config = changed(
         _named(command, arguments, default, needs_data),
         arguments,
@@ -70,7 +71,7 @@ def run_stage(
             refuse("--skip-bad is for data files: name one")
         config = replace(config, data=replace(config.data, skip_bad=True))
     path = Path(folder) if folder else Path("runs") / f"{command}-{datetime.now():%Y%m%d-%H%M%S}"
-    with taken(path, toml.dumps(config), allowed, POINTS) as attempt:
+    with taken(path, toml.dumps(config), allowed, POINTS, accept_lost=accept_lost) as attempt:
         if attempt.result is not None:
             say(f"{path}: this run is finished")
         else:

@@ -104,6 +104,16 @@ def nearest(algorithm: Algorithm) -> Card:
     return min(CARDS, key=lambda card: len(differences(card, algorithm)))
 
 
+def named(algorithm: Algorithm) -> str:
+    """The nearest named algorithm, and which of its fields are others.
+
+    Example: named(replace(DAPO, gate=Clip(0.2, 0.2))) == "dapo, changed: gate.high"
+    """
+    card = nearest(algorithm)
+    changed = ", ".join(path for path, _, _ in differences(card, algorithm))
+    return f"{card.name}, changed: {changed}" if changed else card.name
+
+
 def _differences(path: str, default: Any, value: Any) -> list[tuple[str, Any, Any]]:
     if default == value:
         return []

@@ -3,11 +3,12 @@
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from proximo.storage.folders import sync
+from proximo.storage.folders import sync, write_file
 
 PIECE = 1 << 16
 MOST_ROW = 4 << 20
@@ -61,6 +62,17 @@ class Lines:
             raise ValueError(f"{self.path} has {self.size} bytes, not the {size} that it is to be cut to")
         if self.size > size:
             os.truncate(self.path, size)
+
+    def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Only whole rows that are wanted; the file is replaced at once."""
+        if not self.path.exists():
+            return
+        whole, kept = self.path.read_bytes().rpartition(b"\n")[0], []
+        for line in whole.splitlines(keepends=False):
+            with suppress(ValueError):
+                if isinstance(row := json.loads(line), dict) and wanted(row):
+                    kept.append(line + b"\n")
+        write_file(self.path, b"".join(kept))
 
     def sync(self) -> None:
         """Wait until all rows are on the disk."""

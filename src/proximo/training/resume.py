@@ -29,6 +29,7 @@ from proximo.training.sameness import (
 )
 from proximo.training.state import read_origin
 from proximo.training.stopping import Stopped
+from proximo.version import __version__, source_fingerprint
 
 RESULT = "result.json"
 FORMAT = 2
@@ -36,12 +37,29 @@ FORMAT = 2
 WITHOUT_NUMBERS = (LOCK, "config.toml", "run.json", EVENTS)
 COMPARED = ("python", "torch", "transformers", "processor")
 """Facts about a process that decide over the last bits of its numbers."""
+CODE = ("version", "source")
+"""Which Proximo it is."""
+ACCEPT_LOST = "--accept-lost-rows"
+"""The flag with which a run is resumed whose log has lost rows."""
 
 
 class Attempt:
     """One process's work on a run; made by `begin`. Nothing is written before `start`."""
 
-    def __init__(self, folder: Path, config_toml: str, points: Path | None, allowed: Sequence[str] | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config_toml: str,
+        points: Path | None,
+        allowed: Sequence[str] | None,
+        algorithm: str | None = None,
+        accept_lost: bool = False,
+    ) -> None:
+        self._algorithm, self._accept_lost = algorithm, accept_lost
+        self.lost: list[str] = []
+        """Rows that the checkpoint knows of and the log has no more, where that is accepted."""
+        self.other_code: str | None = None
+        """That Proximo's own code has changed since the last attempt."""
         self.folder, self._config_toml, self._points = folder, config_toml, points
         self._record = _read_record(folder)
         self._fingerprints, self._functions = fingerprints(config_toml), function_fingerprints(config_toml)
@@ -95,6 +113,7 @@ class Attempt:
         tidy(self.folder)
         now = facts()
         record = self._record or {"format": FORMAT, **now, "identity": self._identity(), "attempts": []}
+        record = {**record, **({"algorithm": self._algorithm} if self._algorithm else {})}
         record = {**record, "fingerprints": self._fingerprints, "functions": self._functions}
         attempts = list(record["attempts"])
         if attempts:
@@ -107,14 +126,14 @@ class Attempt:
                 "number": self.number,
                 "started": datetime.now().isoformat(" ", "seconds"),
                 "argv": now["argv"],
-                **{name: now[name] for name in COMPARED},
+                **{name: now[name] for name in (*CODE, *COMPARED)},
                 "from": None if self.point is None else self.point.name,
                 **({"changes": self._changes} if self._changes else {}),
             }
         )
         self._record = {**record, "attempts": attempts}
         (self.folder / RESULT).unlink(missing_ok=True)
-        self.log.start(self._config_toml, self._record)
+        self.log.start(self._headed(), self._record)
         self.started = True
         if self._points is not None:
             tidy(self._points)
@@ -128,9 +147,18 @@ class Attempt:
             self.log.event(step, "changed", f"{field} {what}")
         for message in self.corrected:
             self.log.event(step, "changed", message)
+        if self.other_code is not None:
+            self.log.event(step, "other_code", self.other_code)
+        for message in self.lost:
+            self.log.event(step, "lost_rows", message)
         for what in others:
             self.log.event(step, "other_software", f"{what}: numbers may differ in their last digits")
         return self.log
+
+    def _headed(self) -> str:
+        """The config, below a comment that says what wrote it."""
+        named = "" if self._algorithm is None else f", algorithm: {self._algorithm}"
+        return f"# Proximo {__version__}{named}\n{self._config_toml}"
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write down what the run has to say; from now on it is finished."""
@@ -165,8 +193,10 @@ class Attempt:
             for field in others
             if field not in self._changes
         ]
+        self.other_code = _other_code(self._record["attempts"])
         if self._points is not None:
             self.point, self.damaged = newest_valid(self._points, self._complaint)
+            self._look_for_lost_rows()
         if not self._changes:
             self.result = self._finished()
 
@@ -176,16 +206,29 @@ class Attempt:
             return self._record["identity"]
         return hashlib.sha256(json.dumps([self._config_toml, self._fingerprints]).encode()).hexdigest()
 
+    def _look_for_lost_rows(self) -> None:
+        """A log that is shorter than when the checkpoint was saved has lost rows: nothing is trained again unasked."""
+        if self.point is None:
+            return
+        _, sizes = read_origin(self.point / STATE)
+        short = {name: size for name, size in sizes.items() if Lines(self.folder / name).size < size}
+        self.lost = [
+            f"{self.folder / name} has {Lines(self.folder / name).size} bytes and had {size} when {self.point.name} "
+            "was saved: rows are lost"
+            for name, size in short.items()
+        ]
+        if self.lost and not self._accept_lost:
+            raise ValueError(
+                f"{'; '.join(self.lost)}. Put the whole file back, or resume without those rows: {ACCEPT_LOST}"
+            )
+
     def _complaint(self, point: Path) -> str | None:
-        """Of a checkpoint whose run has lost rows since."""
+        """Of a checkpoint that is not this run's."""
         try:
-            run, sizes = read_origin(point / STATE)
+            run, _ = read_origin(point / STATE)
         except (OSError, ValueError, KeyError):
             return "it holds no state to go on from"
-        if run != self._identity():
-            return "it belongs to another run"
-        short = [name for name, size in sizes.items() if Lines(self.folder / name).size < size]
-        return f"{', '.join(short)} has fewer rows than when it was saved" if short else None
+        return "it belongs to another run" if run != self._identity() else None
 
     def _finished(self) -> dict[str, Any] | None:
         try:
@@ -205,19 +248,28 @@ class Attempt:
 
 @contextmanager
 def begin(
-    folder: Path, config_toml: str, *, points: str | None = CHECKPOINTS, allowed: Sequence[str] | None = ()
+    folder: Path,
+    config_toml: str,
+    *,
+    points: str | None = CHECKPOINTS,
+    allowed: Sequence[str] | None = (),
+    algorithm: str | None = None,
+    accept_lost: bool = False,
 ) -> Iterator[Attempt]:
     """Take a run's folder; ValueError where somebody else has it, or it holds another run than this config's.
 
     `points` is the folder in it with what it goes on from; a chain of runs, which have their own, has none. `allowed`
-    are the fields that may be others than they were, None where nobody could allow any.
+    are the fields that may be others than they were, None where nobody could allow any. `algorithm` is its name, for
+    run.json. `accept_lost`: whether to resume where rows of the log are lost.
 
     Example: with begin(Path("runs/a"), toml.dumps(config)) as attempt: ...
     """
     existed, attempt = folder.exists(), None
     lock = FolderLock(folder)
     try:
-        attempt = Attempt(folder, config_toml, None if points is None else folder / points, allowed)
+        attempt = Attempt(
+            folder, config_toml, None if points is None else folder / points, allowed, algorithm, accept_lost
+        )
         yield attempt
     except BaseException as error:
         if attempt is not None:
@@ -245,6 +297,18 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
     raise ValueError(
         f"--run {folder}: there is a run in this folder already, which cannot be gone on with (its run.json or "
         "config.toml is missing, damaged or of an earlier version); choose another name or remove it"
+    )
+
+
+def _other_code(attempts: Sequence[Mapping[str, Any]]) -> str | None:
+    """What to say where the last attempt ran with other code of Proximo's."""
+    before = attempts[-1] if attempts else {}
+    now = source_fingerprint()
+    if not before or before.get("source") == now:
+        return None
+    return (
+        f"Proximo's code has changed since the last attempt: version {before.get('version')}, source "
+        f"{before.get('source')} then; version {__version__}, source {now} now: numbers may differ from here on"
     )
 
 

@@ -23,6 +23,7 @@ from proximo.storage.folders import sync, whole_file, write_file
 from proximo.storage.lines import Lines, plain, to_line
 from proximo.training.ledger import LEDGER, Entry
 from proximo.training.rollouts import write_rollouts
+from proximo.version import __version__, source_fingerprint
 
 Row = Mapping[str, object]
 METRICS, EVENTS, TIMINGS, ROLLOUTS = "metrics.jsonl", "events.jsonl", "timings.jsonl", "rollouts"
@@ -107,7 +108,11 @@ class RunLog:
         """Forget what was written after metrics and ledger had these sizes, and rollouts and evidence of later steps
         than this."""
         for name in (METRICS, LEDGER):
-            Lines(self.folder / name).cut(sizes.get(name, 0))
+            rows, size = Lines(self.folder / name), sizes.get(name, 0)
+            if rows.size >= size:
+                rows.cut(size)
+            else:  # rows are lost, which was accepted: what is left up to this step stays
+                rows.keep(lambda row: isinstance(row.get("step"), int) and row["step"] <= step)
         for name in (EVENTS, TIMINGS):
             Lines(self.folder / name).repair()
         for file in (*(self.folder / ROLLOUTS).glob("step-*"), *(self.folder / EVIDENCE).glob("step-*")):
@@ -170,6 +175,8 @@ def facts() -> dict[str, object]:
     """What this process computes with."""
     return {
         "argv": without_secrets(sys.argv),
+        "version": __version__,
+        "source": source_fingerprint(),
         "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
-from proximo import toml
+from proximo import explain, toml
 from proximo.machine import Machine
 from proximo.plain_text import MOST, visible
 from proximo.redacting import masked
@@ -42,9 +42,11 @@ def main(arguments: list[str]) -> int:
 def train_one(config: RunConfig, folder: Path, machine: Machine) -> None:
     """From where the run stands; one that is finished is left as it is."""
     text = toml.dumps(config)
-    with begin(folder, text) as attempt:
+    with begin(folder, text, algorithm=explain.named(config.algorithm)) as attempt:
         if attempt.result is None:
             (attempt.machine or machine).apply()
+            if attempt.other_code is not None:
+                print(f"warning: {attempt.other_code}", file=sys.stderr, flush=True)
             train(Run(config, folder, Lines()), text, attempt)
 
 
