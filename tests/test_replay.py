@@ -88,7 +88,7 @@ def assert_reproduced(run: RunFolder, number: int) -> list[TokenState]:
 
 @pytest.mark.parametrize("card", explain.CARDS, ids=lambda card: card.name)
 def test_a_step_replayed_under_its_own_algorithm_has_the_logged_loss(card, runs):
-    found = assert_reproduced(runs(card.name, card.value), 0)
+    found = assert_reproduced(runs(card.name, card.value), 1)
     if isinstance(card.value.gate, Clip | GeometricClip) and not isinstance(card.value.anchor, CurrentPolicy):
         assert set(found) & set(BLOCKED)  # otherwise it would say little
 
@@ -118,7 +118,7 @@ def test_so_has_one_of_another_kind(name, runs):
     """Several passes, one update, a sampler of its own, a value model, tokens that are chosen among all."""
     algorithm, steps, _ = OTHERS[name]
     run = other(runs, name)
-    found = assert_reproduced(run, steps - 1)
+    found = assert_reproduced(run, steps)
     step = run.step(steps)
     if name == "epochs":
         assert step.passes == 2
@@ -216,7 +216,7 @@ def test_what_is_rejected_is_held_back_whatever_its_gate_says(tmp_path):
 def test_the_loss_is_of_all_passes_whichever_is_looked_at(runs):
     run = other(runs, "epochs")
     views = [compared(run.step(1), run.config, {}, number=number)[0] for number in (0, 1, -1)]
-    logged = dict(run.curve("policy_loss"))[0]
+    logged = dict(run.curve("policy_loss"))[1]
     assert [view.policy_loss for view in views] == pytest.approx([logged] * 3, rel=0, abs=1e-6)
     assert views[0].blocked < views[1].blocked == views[2].blocked  # the policy goes on moving
 
@@ -419,7 +419,7 @@ def test_the_command_says_it_all(runs, capsys):
     run = other(runs, "epochs")
     assert main(["replay", str(run.path), "--step", "1", "--as", "gspo", "--as", "grpo"]) == 0
     printed = capsys.readouterr().out
-    assert f"step 0 of {run.path}, pass 1 (0 to 1)" in printed
+    assert f"step 1 of {run.path}, pass 1 (0 to 1)" in printed
     assert "replayed, it differs by" in printed
     assert "own (the run)" in printed  # a dual clip is no paper's DAPO
     assert "cosines between the gradients with respect to the log-probs" in printed
