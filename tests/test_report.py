@@ -323,8 +323,8 @@ def test_a_run_that_goes_on_says_so(tmp_path):
     assert "7 of 50 steps are done" in made.texts["head"]
     assert "700" in made.texts["head"]
     assert "Held-out accuracy" not in made.texts["head"]  # nothing was measured after
-    append(tmp_path / "a", "metrics", evaluated(5, 6))
-    assert "from 30.0% to 60.0% (+30.0 points) after step 5, on 10 problems" in page(tmp_path / "a").texts["head"]
+    append(tmp_path / "a", "metrics", evaluated(7, 6))
+    assert "from 30.0% to 60.0% (+30.0 points) after step 7, on 10 problems" in page(tmp_path / "a").texts["head"]
 
 
 def test_a_run_that_ended_early_says_how(tmp_path):
