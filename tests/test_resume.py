@@ -336,7 +336,7 @@ def test_lost_rows_are_no_reason_to_train_again_unasked(how, name, golden, tmp_p
         assert attempt.point == folder / CHECKPOINTS / "step-000004"
         assert not attempt.damaged
         log = attempt.start()
-        log.rewind(json.loads((attempt.point / "state/standing.json").read_text())["sizes"], 4)
+        log.rewind(json.loads((folder / CHECKPOINTS / "step-000004/state/standing.json").read_text())["sizes"], 4)
     whole = left[: left.rfind(b"\n") + 1]  # a torn last row goes, nothing else
     assert ((folder / name).read_bytes() if (folder / name).exists() else b"") == whole
     assert len(saved(folder / CHECKPOINTS)) == 4
@@ -369,7 +369,7 @@ def test_code_that_has_changed_is_told(golden, tmp_path, monkeypatch):
     assert record["attempts"][0]["version"] == record["version"] == proximo.__version__
     with begin(folder, toml.dumps(config())) as attempt:
         assert attempt.other_code is None
-    monkeypatch.setattr("proximo.training.resume.source_fingerprint", lambda: "feedfeedfeedfeed")
+    monkeypatch.setattr("proximo.training.record.source_fingerprint", lambda: "feedfeedfeedfeed")
     monkeypatch.setattr("proximo.training.runlog.source_fingerprint", lambda: "feedfeedfeedfeed")
     with begin(folder, toml.dumps(config())) as attempt:
         said = attempt.other_code

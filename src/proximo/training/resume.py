@@ -6,7 +6,6 @@ checkpoint that is whole, from nothing where there is none, or not at all where 
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -19,7 +18,8 @@ from proximo.storage.lines import Lines
 from proximo.storage.locks import NAME as LOCK
 from proximo.storage.locks import FolderLock
 from proximo.training.checkpoints import CHECKPOINTS, STATE, newest_valid, pass_over, saved, step_of
-from proximo.training.runlog import EVENTS, METRICS, RunLog, facts
+from proximo.training.record import CODE, COMPARED, FORMAT, other_code, read_record, refuse_format
+from proximo.training.runlog import EVENTS, RunLog, facts
 from proximo.training.sameness import (
     changed_files,
     differences,
@@ -29,16 +29,10 @@ from proximo.training.sameness import (
 )
 from proximo.training.state import read_origin
 from proximo.training.stopping import Stopped
-from proximo.version import __version__, source_fingerprint
+from proximo.version import __version__
 
 RESULT = "result.json"
-FORMAT = 2
-"""Of run folders, in run.json. 1, which run.json did not name, counted steps from 0 and evaluations from −1."""
 WITHOUT_NUMBERS = (LOCK, "config.toml", "run.json", EVENTS)
-COMPARED = ("python", "torch", "transformers", "processor")
-"""Facts about a process that decide over the last bits of its numbers."""
-CODE = ("version", "source")
-"""Which Proximo it is."""
 ACCEPT_LOST = "--accept-lost-rows"
 """The flag with which a run is resumed whose log has lost rows."""
 
@@ -61,7 +55,7 @@ class Attempt:
         self.other_code: str | None = None
         """That Proximo's own code has changed since the last attempt."""
         self.folder, self._config_toml, self._points = folder, config_toml, points
-        self._record = _read_record(folder)
+        self._record = read_record(folder)
         self._fingerprints, self._functions = fingerprints(config_toml), function_fingerprints(config_toml)
         self._changes: dict[str, str] = {}
         self.corrected: list[str] = []
@@ -175,11 +169,7 @@ class Attempt:
     def _look(self, allowed: Sequence[str] | None) -> None:
         """At what earlier attempts have left."""
         assert self._record is not None
-        if (found := self._record.get("format", 1)) != FORMAT:
-            raise ValueError(
-                f"--run {self.folder}: the run in this folder has the format {found}, with other step numbers; this "
-                f"version reads {FORMAT}: choose another name, remove it, or resume it with the version that wrote it"
-            )
+        refuse_format(self.folder, self._record)
         before = (self.folder / "config.toml").read_text(encoding="utf-8")
         self._changes = differences(before, self._config_toml)
         for field, what in changed_files(self._record["fingerprints"], self._fingerprints).items():
@@ -193,7 +183,7 @@ class Attempt:
             for field in others
             if field not in self._changes
         ]
-        self.other_code = _other_code(self._record["attempts"])
+        self.other_code = other_code(self._record["attempts"])
         if self._points is not None:
             self.point, self.damaged = newest_valid(self._points, self._complaint)
             self._look_for_lost_rows()
@@ -277,39 +267,6 @@ def begin(
         raise
     finally:
         lock.release(remove_empty=not existed and (attempt is None or not attempt.started))
-
-
-def _read_record(folder: Path) -> dict[str, Any] | None:
-    """The run.json of a run that can be gone on with; None where there is no run."""
-    try:
-        record = json.loads((folder / "run.json").read_text())
-        tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-        known = isinstance(record, dict) and isinstance(record["identity"], str)
-        hashes = known and (record["fingerprints"], record.get("functions", {}))
-        if hashes and isinstance(record["attempts"], list) and all(isinstance(each, dict) for each in hashes):
-            Machine.from_dict(record["machine"])
-            return record
-    except FileNotFoundError:
-        if not any((folder / name).exists() for name in ("run.json", METRICS)):
-            return None
-    except (KeyError, TypeError, ValueError):
-        pass
-    raise ValueError(
-        f"--run {folder}: there is a run in this folder already, which cannot be gone on with (its run.json or "
-        "config.toml is missing, damaged or of an earlier version); choose another name or remove it"
-    )
-
-
-def _other_code(attempts: Sequence[Mapping[str, Any]]) -> str | None:
-    """What to say where the last attempt ran with other code of Proximo's."""
-    before = attempts[-1] if attempts else {}
-    now = source_fingerprint()
-    if not before or before.get("source") == now:
-        return None
-    return (
-        f"Proximo's code has changed since the last attempt: version {before.get('version')}, source "
-        f"{before.get('source')} then; version {__version__}, source {now} now: numbers may differ from here on"
-    )
 
 
 def _differ(attempts: Sequence[Mapping[str, Any]], now: Mapping[str, object], name: str) -> bool:
