@@ -424,17 +424,17 @@ def test_the_first_rollout_is_the_same_for_all_algorithms(runs, result, tmp_path
     trained(plan, place)
     others = read(plan, place)
     for seed in (0, 1):
-        wanted = completions(runs["grpo"][seed], 0)
+        wanted = completions(runs["grpo"][seed], 1)
         assert wanted.total() == 16
-        assert completions(runs["grpo-2"][seed], 0) == wanted
+        assert completions(runs["grpo-2"][seed], 1) == wanted
         # Dynamic sampling: the first round is that rollout, and other prompts fill up for what it drops.
-        found = completions(runs["dapo"][seed], 0)
+        found = completions(runs["dapo"][seed], 1)
         assert wanted < found
         assert "dropped" in RunFolder(runs["dapo"][seed].facts.run.path).step(1).state
     for name, (run,) in others.items():
         assert run.facts.steps_done == 1
-        assert completions(run, 0) == completions(runs["grpo"][0], 0), name
-    assert completions(runs["grpo"][0], 0) != completions(runs["grpo"][1], 0)
+        assert completions(run, 1) == completions(runs["grpo"][0], 1), name
+    assert completions(runs["grpo"][0], 1) != completions(runs["grpo"][1], 1)
     assert result.fair, result.checks
     (check,) = [each for each in result.checks if each.what == "first rollout"]
     assert check.detail == "32 completions equal, token by token"

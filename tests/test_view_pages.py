@@ -210,10 +210,10 @@ def test_a_stretch_can_be_looked_at_closely(window, page):
         window.page.mouse.up()
         window.page.wait_for_selector(".whole")
         for chart in window.charts().values():
-            assert chart["range"] == pytest.approx([0.0, 2.0], abs=0.1)  # of -1 to 4
+            assert chart["range"] == pytest.approx([0.8, 2.4], abs=0.1)  # of 0 to 4
         back()
         window.page.wait_for_selector(".whole", state="hidden")
-        assert {tuple(chart["range"]) for chart in window.charts().values()} == {tuple(whole)} == {(-1, 4)}
+        assert {tuple(chart["range"]) for chart in window.charts().values()} == {tuple(whole)} == {(0, 4)}
     assert "step=" not in window.page.url
 
 
