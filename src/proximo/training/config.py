@@ -199,6 +199,7 @@ class RunConfig:
             "1; declare it with reward_range on the task's PythonFunction, or scale the rewards to -1 and 1"
         ]
 
+    @property
     def value_options(self) -> ValueOptions | None:
         """Of the value model that the run trains; None where the algorithm asks for none."""
         return self.value or (ValueOptions() if self.algorithm.advantage.needs_values else None)
