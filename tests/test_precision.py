@@ -22,8 +22,9 @@ from proximo.training.assemble import to_batch
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
 from proximo.training.progress import Lines
 from proximo.training.rl import train
+from proximo.training.rounding import BFLOAT16, FLOAT32, bounds_of
 from proximo.training.run import Run
-from proximo.training.selfcheck import BFLOAT16, FLOAT32, bounds_of, packed_is_padded, sampler_is_learner, selfcheck
+from proximo.training.selfcheck import packed_is_padded, sampler_is_learner, selfcheck
 from tests.test_selfcheck import CONFIG, random_groups
 
 TOKENIZER = tiny_tokenizer()

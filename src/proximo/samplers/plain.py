@@ -4,7 +4,8 @@ Rows of equal prompt length share a batch, so nothing is ever padded: correct fo
 position, at the price of smaller batches. The random numbers are those of the embedded engine.
 """
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 
 import torch
@@ -17,7 +18,7 @@ from proximo.types import Completion, Request
 
 
 class PlainSampler:
-    """Samples from any causal language model of transformers that keeps its past in `past_key_values`."""
+    """Samples from any causal language model of transformers that hands its cache to the caller and takes it back."""
 
     def __init__(
         self,
@@ -40,6 +41,8 @@ class PlainSampler:
         self._model = model
         self._tokenizer = tokenizer
         self._slots = slots
+        self._cache_name = cache_name(model)
+        self._takes_positions = "position_ids" in forward_arguments(model)
 
     def stream(
         self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
@@ -70,10 +73,37 @@ class PlainSampler:
     def _complete(self, drafts: list[Draft], pen: Pen) -> None:
         """Decode until the last row has ended; the others are computed along and ignored."""
         inputs: list[Sequence[int]] = [draft.prompt for draft in drafts]
-        past = None
+        past, seen = None, 0
         while live := [row for row, draft in enumerate(drafts) if draft.finish is None]:
             tokens = torch.tensor(inputs, device=self._model.device)
-            output = self._model(input_ids=tokens, past_key_values=past, use_cache=True)
-            past = output.past_key_values
+            arguments = {"input_ids": tokens, self._cache_name: past, "use_cache": True}
+            if self._takes_positions:
+                # Left to itself a model asks its cache how long it is, and a layer without keys answers 0.
+                positions = torch.arange(seen, seen + tokens.shape[1], device=tokens.device)
+                arguments["position_ids"] = positions.expand_as(tokens)
+            output = self._model(**arguments)
+            past, seen = output.get(self._cache_name), seen + tokens.shape[1]
+            if past is None:
+                raise ValueError(_without_cache(self._model))
             pen.write([drafts[row] for row in live], output.logits[live, -1])
             inputs = [draft.tokens[-1:] for draft in drafts]
+
+
+def forward_arguments(model: PreTrainedModel) -> Collection[str]:
+    """The names of the arguments of a model's forward pass."""
+    return inspect.signature(type(model).forward).parameters
+
+
+def cache_name(model: PreTrainedModel) -> str:
+    """The argument and the output that hold a model's cache: state-space models have a name of their own for it."""
+    known = [name for name in ("past_key_values", "cache_params") if name in forward_arguments(model)]
+    if not known:
+        raise ValueError(_without_cache(model))
+    return known[0]
+
+
+def _without_cache(model: PreTrainedModel) -> str:
+    return (
+        f"model is a {type(model).__name__}, whose forward pass does not take and return a cache (past_key_values or "
+        "cache_params): it cannot be sampled here; use another model"
+    )

@@ -27,6 +27,7 @@ from proximo.training.experts import agreement_stats, balance_for, check_agreeme
 from proximo.training.guarding import Found, Guard, Update
 from proximo.training.optimizer import POLICY, Optimizer
 from proximo.training.passes import OldScores, Passes, minibatches
+from proximo.training.rounding import check_gap
 from proximo.types import Batch, Stats, sent
 
 VALUE_PACE = 10
@@ -47,8 +48,12 @@ class Learner:
         value: ValueModel | None = None,
         value_learning_rate: float | None = None,
         replay: Replay | None = None,
+        most_gap: float | None = None,
     ) -> None:
-        """Without a `value` of its own, an algorithm that asks for one gets a head on the policy's trunk."""
+        """Without a `value` of its own, an algorithm that asks for one gets a head on the policy's trunk.
+
+        `most_gap` is the largest gap of the sampler that the first rows may show, in nats per token; None: any.
+        """
         self.model = model
         self.algorithm = algorithm
         self.options = options
@@ -78,6 +83,7 @@ class Learner:
         """The version that sampled the step's fresh rows."""
         self.trusts_sampler = False
         """Whether the sampler's log-probs may stand for the old policy's; found out by measuring."""
+        self._most_gap = most_gap
         self._seed, self.shuffle = seed, torch.Generator().manual_seed(seed)
 
     def policy_parameters(self) -> list[nn.Parameter]:
@@ -149,7 +155,11 @@ class Learner:
             # GSPO's gate is 3e-4 wide: what counts is the gap in the algorithm's own ratio against a tenth of it.
             seen = self.algorithm.ratio(log_weight, mask)
             self.trusts_sampler = bool((seen.abs() * mask).sum() / mask.sum() < gate_width(self.algorithm) / 10)
-        return mismatch(log_weight, mask)
+        found = mismatch(log_weight, mask)
+        if found is not None and self._most_gap is not None:
+            check_gap(found, self._most_gap, self.model)
+            self._most_gap = None
+        return found
 
     # The updates
 
@@ -170,9 +180,10 @@ class Learner:
             check_agreement(found.agreements)
         if not found.parts:  # all rows dead: the gradient is 0, which is not no gradient to an optimizer
             self.optimizer.fill_zeros(POLICY)
+        gap = self._first_gap(batch, found) if fresh and found.parts else None  # first: it may stop the run
         update = replace(self.guard.apply(batch, found), version=self.version)
         self.version += update.skipped is None
-        return replace(update, first_gap=self._first_gap(batch, found) if fresh and found.parts else None)
+        return replace(update, first_gap=gap)
 
     def update_value(self, batch: Batch) -> Update:
         """One update of the value model's own parameters."""

@@ -28,6 +28,7 @@ from proximo.training.learner import Learner
 from proximo.training.memory import explaining_memory
 from proximo.training.preflight import preflight
 from proximo.training.progress import Progress
+from proximo.training.rounding import most_gap
 from proximo.training.runlog import METRICS, RunLog
 from proximo.training.stopping import Stop
 from proximo.training.unscored import UnscoredWatch
@@ -73,6 +74,7 @@ class Run:
             value=value and value_model(value.form, self.model, backbone),
             value_learning_rate=value and value.rate(config.training.learning_rate),
             replay=config.replay,
+            most_gap=most_gap(self.model) if config.mismatch is None else None,
         )
         self.watch, self.unscored = Watch(), UnscoredWatch(config.rewards.most_unscored)
         self.band = BandWatch(config.algorithm)

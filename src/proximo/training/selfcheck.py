@@ -1,11 +1,8 @@
-"""Do this model, tokenizer, task and algorithm hold together? Checked on a few completions, before a run.
-
-Here stand the numbers that two ways of computing must agree on, up to the rounding of the model's precision.
-"""
+"""Do this model, tokenizer, task and algorithm hold together? Checked on a few completions, before a run."""
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -39,38 +36,12 @@ from proximo.training.collect import Collector, Frontier
 from proximo.training.config import RunConfig
 from proximo.training.judging import judged
 from proximo.training.learner import Learner, gate_width
-from proximo.training.optimizer import HALVES, POLICY, VALUE
+from proximo.training.optimizer import POLICY, VALUE
+from proximo.training.rounding import Bounds, bounds_of
 from proximo.types import Batch, Completion, Grade, Group, Rollout
 
 GROUPS, SIBLINGS, TOKENS = 4, 4, 64
 """What is sampled at most: enough for every path through the code, little enough for a laptop."""
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """How far two ways of computing the same may drift apart."""
-
-    mean: float
-    """Of log-probs, over tokens."""
-    largest: float
-    """Of a token's log-prob."""
-    relative: float
-    """Of all log-probs, or of a gradient, as a share of its norm."""
-    trusts: bool
-    """Whether a sampler that is the model itself must be close enough for the gate to take its word."""
-
-
-FLOAT32 = Bounds(mean=1e-4, largest=1e-4, relative=1e-4, trusts=True)
-# bfloat16 rounds to 8 digits: 2⁻⁹ = 0.2 % of every state, a few hundred times on the way through some thirty layers
-# and, for a gradient, back. Errors of random sign grow with the root of their number: 0.2 % · √(10 · 30 · 2) = 5 % of a
-# gradient, and of a logit around 10 some 0.02, of which a log-prob sees the difference to its neighbours. The bounds
-# are twice that. What they are to find is far outside: a token or a mask in a wrong place moves log-probs by nats, a
-# wrong normaliser a gradient by tens of per cent.
-BFLOAT16 = Bounds(mean=2e-3, largest=0.1, relative=0.1, trusts=False)
-
-
-def bounds_of(model: PreTrainedModel) -> Bounds:
-    return BFLOAT16 if model.dtype in HALVES else FLOAT32
 
 
 def selfcheck(
