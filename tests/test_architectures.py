@@ -1,6 +1,7 @@
 """Sampler, learner and an unbatched forward pass give the same log-probs, whatever the architecture."""
 
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from proximo.models import PaddedFallback, score, tiny_tokenizer
+from proximo.models.attention import attention, uses_our_attention
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
 from proximo.types import Request
@@ -86,7 +88,8 @@ def built(name: str, **more: Any) -> PreTrainedModel:
 
 def by_itself(model: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> Tensor:
     whole = torch.tensor([[*prompt, *tokens]])
-    with torch.no_grad():
+    ordinary = attention(model, "sdpa") if uses_our_attention(model) else nullcontext()
+    with torch.no_grad(), ordinary:
         logprobs = model(input_ids=whole, use_cache=False).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
     return logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]
 

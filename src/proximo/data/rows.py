@@ -14,6 +14,8 @@ Prompt = str | tuple[Message, ...]
 
 _SHOWN = 20
 """Mistakes that an error spells out."""
+_ALIKE = 3
+"""Rows with the same mistake that are each named."""
 
 
 class Mistakes:
@@ -33,7 +35,13 @@ class Mistakes:
         return (f"{place}: {what}" for place, what in sorted(self._found, key=lambda found: _numbered(found[0])))
 
     def __str__(self) -> str:
-        lines = list(self)
+        """A mistake that many rows share, but for its numbers, is said once with an example and a count."""
+        alike: dict[str, list[str]] = {}
+        for place, what in sorted(self._found, key=lambda found: _numbered(found[0])):
+            alike.setdefault(re.sub(r"\d+", "#", what), []).append(f"{place}: {what}")
+        lines = []
+        for same in alike.values():
+            lines += same if len(same) <= _ALIKE else [f"{same[0]} (and {len(same) - 1} more rows like it)"]
         more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
         return "\n".join([*lines[:_SHOWN], *more])
 

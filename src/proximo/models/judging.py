@@ -17,6 +17,7 @@ from proximo.models.loading import (
     supports_packing,
     warn_of_fallback,
 )
+from proximo.models.positions import check_rows
 from proximo.models.scoring import completion_states
 from proximo.shapes import Float, Int
 from proximo.types import sent
@@ -79,6 +80,7 @@ def completion_scores(
     # One more token, which nothing reads: the state that predicts it is that of the last real token.
     tokens = widened(tokens.cpu(), (0, 1))
     prompts, lengths, group = _until_scored(prompts, tokens, lengths.cpu(), group.cpu(), pad_token(model.config))
+    check_rows(model, prompts, lengths, group)
     if supports_packing(model):
         states = completion_states(
             model, prompts=prompts, tokens=tokens, lengths=lengths + 1, group=group, layout=layout

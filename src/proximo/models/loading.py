@@ -39,6 +39,7 @@ from transformers.utils import logging
 from proximo.machine import multiplies_halves
 from proximo.models.attention import NAME
 from proximo.models.inspecting import inspect, refuse_file
+from proximo.models.positions import hold_frequencies
 from proximo.models.templates import check_template
 
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -164,6 +165,7 @@ def load_weights(
             "config.json or the weights are of another model"
         )
     _refuse_non_finite(model, path, set(found["missing_keys"]))
+    hold_frequencies(model)
     return model, set(found["missing_keys"])
 
 

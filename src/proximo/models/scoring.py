@@ -14,6 +14,7 @@ from proximo.models.compiling import layer_run, reads_blocks
 from proximo.models.layout import Packed, Padded, pack, pad
 from proximo.models.loading import supports_packing, warn_of_fallback
 from proximo.models.logprobs import check_temperature, token_logprobs
+from proximo.models.positions import check_rows
 from proximo.models.routing import Agreement, Recorder, Replay, Routes, recording, replaying, routes_of
 from proximo.shapes import Bool, Float, Int
 from proximo.types import sent
@@ -84,6 +85,7 @@ def score(
     this call, or with `until`: layers that are checkpointed run once more in the backward pass.
     """
     tokens, lengths, group = _checked(prompts, tokens, lengths, group)
+    check_rows(model, prompts, lengths, group)
     where = _where(tokens, lengths)
     targets = sent(tokens[where], model.device)
     laid = _laid_out(model, prompts, tokens, lengths, group, layout).to(model.device)
@@ -167,7 +169,10 @@ def completion_states(
     group: Int[Tensor, " B"],
     layout: Literal["packed", "padded"] = "packed",
 ) -> States:
-    """The states alone, of a model with any head: each prompt runs once where packing is supported."""
+    """The states alone, of a model with any head: each prompt runs once where packing is supported.
+
+    How long rows may be is the caller's to check: a row's last token is never read.
+    """
     tokens, lengths, group = _checked(prompts, tokens, lengths, group)
     laid = _laid_out(model, prompts, tokens, lengths, group, layout).to(model.device)
     return _states(model, laid, _where(tokens, lengths))

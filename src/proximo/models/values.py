@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from proximo.models.attention import attention, body, wide_sums
 from proximo.models.judging import load_reward_model
 from proximo.models.loading import has_score, load_model, read_config, supports_packing
+from proximo.models.positions import check_rows
 from proximo.models.scoring import States, completion_states
 from proximo.shapes import Float
 from proximo.types import Batch
@@ -155,6 +156,7 @@ class HeadOnOwnModel(nn.Module):
         return nullcontext()
 
     def estimate(self, rows: Batch, states: States | None) -> Float[Tensor, "B T"]:
+        check_rows(self.model, rows.prompts, rows.lengths, rows.group)
         own = completion_states(
             self.model, prompts=rows.prompts, tokens=rows.tokens, lengths=rows.lengths, group=rows.group
         )

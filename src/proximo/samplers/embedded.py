@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.models.attention import uses_our_attention
 from proximo.models.compiling import compiles
+from proximo.models.positions import check_requests
 from proximo.models.routing import needed_routers
 from proximo.samplers import Sampler, SamplingOptions, gathered
 from proximo.samplers.drafts import DIVERGED, Draft, Pen, drafts_of, end_tokens, evaluating
@@ -90,7 +91,7 @@ class EmbeddedSampler:
         self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
     ) -> Iterator[tuple[int, tuple[Completion, ...]]]:
         drafts = drafts_of(requests)
-        self._check_room(requests, options)
+        check_requests(self._model, requests, options.max_tokens)
         pen = Pen(self._tokenizer, self._ends, options, seed, step)
         unfinished = {id(draft): number for number, siblings in enumerate(drafts) for draft in siblings}
         left = Counter(unfinished.values())
@@ -110,15 +111,6 @@ class EmbeddedSampler:
                     left[number] -= 1
                     if not left[number]:
                         yield number, tuple(pen.completion(each, version) for each in drafts[number])
-
-    def _check_room(self, requests: Sequence[Request], options: SamplingOptions) -> None:
-        room = self._model.config.max_position_embeddings
-        for number, request in enumerate(requests):
-            if len(request.prompt_tokens) + options.max_tokens > room:
-                raise ValueError(
-                    f"requests[{number}] has {len(request.prompt_tokens)} prompt tokens, and max_tokens is "
-                    f"{options.max_tokens}: the model has {room} positions, shorten one of the two"
-                )
 
 
 class _Decoding:

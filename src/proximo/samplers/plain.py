@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.models.attention import uses_our_attention
+from proximo.models.positions import check_requests
 from proximo.samplers import SamplingOptions, gathered
 from proximo.samplers.drafts import Draft, Pen, drafts_of, end_tokens, evaluating
 from proximo.types import Completion, Request
@@ -48,6 +49,7 @@ class PlainSampler:
         self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
     ) -> Iterator[tuple[int, tuple[Completion, ...]]]:
         drafts = drafts_of(requests)
+        check_requests(self._model, requests, options.max_tokens)
         pen = Pen(self._tokenizer, end_tokens(self._model, self._tokenizer), options, seed, step)
         waiting = dict(enumerate(drafts))
         for batch in self._batches([draft for siblings in drafts for draft in siblings]):

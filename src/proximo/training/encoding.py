@@ -10,7 +10,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.data import DataFile, Example, Mistakes, Prompt, Ranking, read_splits
 from proximo.data.splits import Reader, refuse_empty
-from proximo.models import micro_batches, prompt_tokens, supports_packing
+from proximo.models import micro_batches, prompt_tokens
+from proximo.models.positions import reach_of
 from proximo.models.templates import rendered
 from proximo.shapes import Bool, Int
 from proximo.training.runlog import RunLog
@@ -38,12 +39,12 @@ class Prepared:
     """Rows that were left out; empty unless that was asked for."""
 
     def check_room(self, model: PreTrainedModel) -> None:
-        """Every row must fit into the model's positions; models outside the fast path have their own ways."""
+        """Every row must be within the model's reach."""
         items = [*self.train, *self.held_out]
         longest = max(len(item.prompt) + len(text) for item in items for text in item.completions)
-        if supports_packing(model) and longest > (room := model.config.max_position_embeddings):
+        if (reach := reach_of(model.config)) is not None and longest > reach.tokens:
             raise ValueError(
-                f"data.max_tokens lets {longest} tokens through, but the model has {room} positions: set it to {room}"
+                f"data.max_tokens lets {longest} tokens through, but {reach.why}: set it to {reach.tokens}"
             )
 
     def report(self, log: RunLog, say: Callable[[str], None]) -> None:

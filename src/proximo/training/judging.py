@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from proximo.models import Precision, load_tokenizer, pick_device, pick_dtype, prompt_tokens
 from proximo.models.judging import completion_scores, load_reward_model
+from proximo.models.positions import check_length
 from proximo.models.shipped import resolve
 from proximo.rewards.failures import TALLY, Failure, plain
 from proximo.tasks import RewardRange, Split, Task, reward_range
@@ -124,7 +125,9 @@ class Judge:
             try:
                 if id(problem) not in prompts:  # siblings share their problem
                     prompts[id(problem)] = prompt_tokens(self.tokenizer, problem.prompt)
-                said.append(torch.tensor(self._tokens(problem, completion), dtype=torch.long))
+                tokens = self._tokens(problem, completion)
+                check_length(self.model, len(prompts[id(problem)]), len(tokens))
+                said.append(torch.tensor(tokens, dtype=torch.long))
                 readable.append(row)
             except (ValueError, TemplateError) as error:
                 message = plain(f"it cannot read a completion of {problem.id}: {error}")

@@ -4,27 +4,55 @@ from transformers import PreTrainedTokenizerBase
 
 from proximo.models import prompt_tokens
 from proximo.models.loading import read_config
-from proximo.tasks import Code, File
+from proximo.models.positions import Reach, reach_of
+from proximo.tasks import Code, File, Task
 from proximo.training.config import RunConfig
 from proximo.types import Problem
+
+LOOKED_AT = 8
+"""Problems of a task without a file whose prompts are measured before a model is loaded."""
 
 
 def check_prompts(config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Of a file, every prompt: too long for the model at `path`, or refused by the chat template. All are named at
-    once with their rows, or left out where the task says so; what was left out is returned."""
-    if not isinstance(config.task, File | Code):
-        return []
-    positions = read_config(path).max_position_embeddings
-    room = positions - config.sampling.max_tokens
+    once with their rows, or left out where the task says so; what was left out is returned. Of other tasks, the first
+    few prompts are looked at; the sampler refuses any that come later."""
+    reach, most = reach_of(read_config(path)), config.sampling.max_tokens
+    if reach is not None and most >= reach.tokens:
+        raise ValueError(
+            f"sampling.max_tokens is {most}, which leaves no room for a prompt: {reach.why}; give less than "
+            f"{reach.tokens}, or use a model that reaches further"
+        )
 
     def complaint(problem: Problem) -> str | None:
         try:
             length = len(prompt_tokens(tokenizer, problem.prompt))
         except ValueError as error:
             return str(error)
-        if length > room:
-            most = config.sampling.max_tokens
-            return f"the prompt has {length} tokens; with sampling.max_tokens {most} there is room for {room}"
-        return None
+        return _too_long(length, most, reach)
 
-    return config.task.check(complaint)
+    if isinstance(config.task, File | Code):
+        return config.task.check(complaint)
+    _check_first(config.task, config.seed, tokenizer, most, reach)
+    return []
+
+
+def _check_first(task: Task, seed: int, tokenizer: PreTrainedTokenizerBase, most: int, reach: Reach | None) -> None:
+    size = task.size("train")
+    for index in range(LOOKED_AT if size is None else min(LOOKED_AT, size)):
+        problem = task.problem(index, "train", seed)
+        try:
+            length = len(prompt_tokens(tokenizer, problem.prompt))
+        except ValueError:
+            continue  # said where the prompt is used
+        if (what := _too_long(length, most, reach)) is not None:
+            raise ValueError(f"{problem.id}: {what}")
+
+
+def _too_long(length: int, most: int, reach: Reach | None) -> str | None:
+    if reach is None or length + most <= reach.tokens:
+        return None
+    return (
+        f"the prompt has {length} tokens and sampling.max_tokens is {most}: {reach.why}, which leaves "
+        f"{reach.tokens - most} for a prompt"
+    )
