@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from proximo.models import micro_batches
 from proximo.models.layout import pack, pad, predictors
-from proximo.models.packed import PackedReader
+from proximo.models.packed import PackedReader, similar
 
 # Two prompts, three completions: rows 0 and 2 continue prompt 1, row 1 prompt 0.
 PROMPTS = [[50], [60, 61, 62]]
@@ -28,17 +28,29 @@ def test_packed_by_hand():
 def test_who_sees_whom_by_hand():
     reader = pack(PROMPTS, TOKENS, LENGTHS, GROUP).reader
     assert isinstance(reader, PackedReader)
-    assert reader.prompts.tolist() == [[0, 0, 0], [2, 3, 4]]
+    prompts, completions = reader.buckets
+    assert prompts.places.tolist() == prompts.seen.tolist() == [[0, 0, 0], [2, 3, 4]]
+    assert prompts.mask is None
     # The rows with states of their own: row 0 at places 5 and 6, row 1 at place 1.
-    assert reader.completions.tolist() == [[5, 6], [1, 0]]
+    assert completions.places.tolist() == [[5, 6], [1, 0]]
+    assert completions.mask is not None
     seen = [
         [{place for place, sees in zip(row, mask, strict=True) if sees} for mask in masks]
-        for row, masks in zip(reader.seen.tolist(), reader.mask[:, 0].tolist(), strict=True)
+        for row, masks in zip(completions.seen.tolist(), completions.mask[:, 0].tolist(), strict=True)
     ]
     assert seen[0] == [{2, 3, 4, 5}, {2, 3, 4, 5, 6}]
     assert seen[1][0] == {0, 1}
     # Outputs stand as [prompt 0, -, -, prompt 1 …, row 0 …, row 1, -].
     assert reader.source.tolist() == [0, 8, 3, 4, 5, 6, 7]
+
+
+def test_spans_of_similar_length_share_a_call():
+    lengths = torch.tensor([10, 300, 0, 149, 150, 3000, 64])
+    # 3000 alone; 300 with 150, its half; 149 alone, since 2 · 64 < 149; 64 with all that are shorter.
+    assert [index.tolist() for index in similar(lengths)] == [[5], [1, 4], [3], [0, 6]]
+    # Below 65 tokens padding costs less than a call.
+    assert [index.tolist() for index in similar(torch.tensor([64, 1, 30]))] == [[0, 1, 2]]
+    assert similar(torch.tensor([0, 0])) == []
 
 
 def test_padded_by_hand():

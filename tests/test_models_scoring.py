@@ -125,6 +125,18 @@ def test_packed_is_padded(family, dtype, tolerance):
     assert furthest(found, expected) < tolerance
 
 
+def test_rows_in_buckets_of_similar_length_are_the_padded_ones(monkeypatch):
+    monkeypatch.setattr("proximo.models.packed.SHORT", 1)
+    model, rows = (
+        exact(build("llama", torch.float64)),
+        ragged(lengths=(9, 0, 20, 1, 2, 5, 1), prompt_lengths=(12, 1, 3, 5)),
+    )
+    loss, found = gradients(model, rows)
+    expected_loss, expected = gradients(model, rows, layout="padded")
+    assert_close(loss, expected_loss, rtol=1e-13, atol=1e-13)
+    assert furthest(found, expected) < 1e-13
+
+
 @torch.no_grad()
 def test_logprobs_are_those_of_each_sequence_alone():
     model, rows = build("llama", torch.float64), ragged()

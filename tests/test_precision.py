@@ -13,7 +13,7 @@ from proximo.maths.extras import EntropyBonus
 from proximo.models import compiling, load_model, pick_dtype, score, tiny_model, tiny_tokenizer, with_precision
 from proximo.models.attention import body
 from proximo.models.compiling import allow_compiling, checkpoint_layers, compiles
-from proximo.models.packed import PackedReader
+from proximo.models.packed import Bucket
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
@@ -201,12 +201,13 @@ def test_half_precision_still_finds_a_mask_that_is_off(monkeypatch):
     model = with_precision(tiny_model(**SMALL), torch.bfloat16)
     batch = to_batch(random_groups(model))
     assert all(check.ok for check in packed_is_padded(model, batch, 1.0))
-    real = PackedReader.read
+    real = Bucket.read
 
-    def blind(self, query, key, value, scale):
-        return real(replace(self, mask=self.mask & (torch.arange(self.mask.shape[3]) > 0)), query, key, value, scale)
+    def blind(self, *rest):
+        off = self.mask if self.mask is None else self.mask & (torch.arange(self.mask.shape[3]) > 0)
+        return real(replace(self, mask=off), *rest)
 
-    monkeypatch.setattr(PackedReader, "read", blind)
+    monkeypatch.setattr(Bucket, "read", blind)
     assert not all(check.ok for check in packed_is_padded(model, batch, 1.0))
 
 

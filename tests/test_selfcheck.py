@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from proximo.algorithms import CLIP_COV, GRPO, GSPO, PPO, SAPO
 from proximo.models import PaddedFallback, tiny_model, tiny_tokenizer
-from proximo.models.packed import PackedReader
+from proximo.models.packed import Bucket, PackedReader
 from proximo.samplers import Sampler, SamplingOptions, gathered
 from proximo.samplers.embedded import EmbeddedSampler, local_sampler
 from proximo.tasks import Arithmetic, Echo, File, Split
@@ -148,11 +148,14 @@ def test_what_a_clip_of_ppos_bears_is_too_much_for_gspos(model):
 
 
 def test_attention_that_sees_padding_and_the_future_is_found(model, monkeypatch):
-    read = PackedReader.read
-    seeing_all = lambda self, *rest: read(replace(self, mask=torch.ones_like(self.mask)), *rest)  # noqa: E731
+    read = Bucket.read
+
+    def seeing_all(self, *rest):
+        return read(self if self.mask is None else replace(self, mask=torch.ones_like(self.mask)), *rest)
+
     batch = to_batch(random_groups(model))
     assert faults(packed_is_padded(model, batch, 1.0)) == []
-    monkeypatch.setattr(PackedReader, "read", seeing_all)
+    monkeypatch.setattr(Bucket, "read", seeing_all)
     assert faults(packed_is_padded(model, batch, 1.0)) == ["packed = padded, log-probs", "packed = padded, gradient"]
 
 
