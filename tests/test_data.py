@@ -82,10 +82,10 @@ def test_mistakes_are_told_in_the_order_of_the_file():
     mistakes = Mistakes()
     mistakes.refuse("nothing is wrong:")
     for number in (10, 9, *range(11, 34)):
-        mistakes.add(f"x.jsonl:{number}", "bad")
+        mistakes.add(f"x.jsonl:{number}", "bad" + "!" * number)  # each another mistake, so that each is told
     with pytest.raises(ValueError, match="bad rows") as caught:
         mistakes.refuse("bad rows:")
-    lines = str(caught.value).splitlines()
+    lines = [line.rstrip("!") for line in str(caught.value).splitlines()]
     assert lines[:3] == ["bad rows:", "x.jsonl:9: bad", "x.jsonl:10: bad"]
     assert lines[20:] == ["x.jsonl:28: bad", "and 5 more"]
     assert len(mistakes) == 25

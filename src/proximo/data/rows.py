@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,12 +37,14 @@ class Mistakes:
 
     def __str__(self) -> str:
         """A mistake that many rows share, but for its numbers, is said once with an example and a count."""
-        alike: dict[str, list[str]] = {}
-        for place, what in sorted(self._found, key=lambda found: _numbered(found[0])):
-            alike.setdefault(re.sub(r"\d+", "#", what), []).append(f"{place}: {what}")
-        lines = []
-        for same in alike.values():
-            lines += same if len(same) <= _ALIKE else [f"{same[0]} (and {len(same) - 1} more rows like it)"]
+        counts, told, lines = Counter(map(_kind, self._found)), set[str](), []
+        for found in sorted(self._found, key=lambda found: _numbered(found[0])):
+            kind, line = _kind(found), ": ".join(found)
+            if counts[kind] <= _ALIKE:
+                lines.append(line)
+            elif kind not in told:
+                lines.append(f"{line} (and {counts[kind] - 1} more rows like it)")
+                told.add(kind)
         more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
         return "\n".join([*lines[:_SHOWN], *more])
 
@@ -52,6 +55,11 @@ class Mistakes:
         """A ValueError with all of them, if there are any."""
         if self._found:
             raise ValueError(f"{heading}\n{self}")
+
+
+def _kind(found: tuple[str, str]) -> str:
+    """A mistake without its place and its numbers."""
+    return re.sub(r"\d+", "#", found[1])
 
 
 def _numbered(place: str) -> list[tuple[int, str]]:
