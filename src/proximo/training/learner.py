@@ -51,9 +51,7 @@ class Learner:
         most_gap: float | None = None,
     ) -> None:
         """Without a `value` of its own, an algorithm that asks for one gets a head on the policy's trunk.
-
-        `most_gap` is the largest gap of the sampler that the first rows may show, in nats per token; None: any.
-        """
+        `most_gap` is the largest gap of the sampler that the first rows may show; None: any."""
         self.model = model
         self.algorithm = algorithm
         self.options = options
@@ -155,10 +153,7 @@ class Learner:
             # GSPO's gate is 3e-4 wide: what counts is the gap in the algorithm's own ratio against a tenth of it.
             seen = self.algorithm.ratio(log_weight, mask)
             self.trusts_sampler = bool((seen.abs() * mask).sum() / mask.sum() < gate_width(self.algorithm) / 10)
-        found = mismatch(log_weight, mask)
-        if found is not None and self._most_gap is not None:
-            check_gap(found, self._most_gap, self.model)
-            self._most_gap = None
+        self._most_gap = check_gap(found := mismatch(log_weight, mask), self._most_gap, self.model)
         return found
 
     # The updates
@@ -181,9 +176,9 @@ class Learner:
         if not found.parts:  # all rows dead: the gradient is 0, which is not no gradient to an optimizer
             self.optimizer.fill_zeros(POLICY)
         gap = self._first_gap(batch, found) if fresh and found.parts else None  # first: it may stop the run
-        update = replace(self.guard.apply(batch, found), version=self.version)
+        update = replace(self.guard.apply(batch, found), version=self.version, first_gap=gap)
         self.version += update.skipped is None
-        return replace(update, first_gap=gap)
+        return update
 
     def update_value(self, batch: Batch) -> Update:
         """One update of the value model's own parameters."""

@@ -57,10 +57,15 @@ def most_gap(model: PreTrainedModel) -> float:
     return min(stops * MIXTURE_FACTOR, 1.0) if is_mixture(model.config) else stops
 
 
-def check_gap(found: MismatchStats, most: float, model: PreTrainedModel) -> None:
-    """A ValueError where the sampler is not the policy; numbers that are not finite are the guard's to judge."""
+def check_gap(found: MismatchStats | None, most: float | None, model: PreTrainedModel) -> float | None:
+    """A ValueError where the sampler is not the policy; numbers that are not finite are the guard's to judge.
+
+    What is left to check: `most` again while nothing was measured, then None.
+    """
+    if found is None or most is None:
+        return most
     if not math.isfinite(found.gap) or found.gap <= most:
-        return
+        return None
     kind, precision = type(model).__name__, str(model.dtype).removeprefix("torch.")
     remedy = "" if bounds_of(model) is FLOAT32 else "try dtype float32, or "
     raise ValueError(
