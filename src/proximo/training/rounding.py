@@ -31,7 +31,7 @@ class Bounds:
 
 
 # A step may have few tokens, and a model outside the fast path rounds its residual stream too: `stops` is far above
-# `mean`, and above what any one token of a dense model was seen to differ by. A fault moves log-probs by nats.
+# `mean`, and above `largest`, the bound of any one token. Chosen with margin, not measured. A fault moves them by nats.
 FLOAT32 = Bounds(mean=1e-4, largest=1e-4, relative=1e-4, trusts=True, stops=0.02)
 # bfloat16 rounds to 8 digits: 2⁻⁹ = 0.2 % of every state, a few hundred times on the way through some thirty layers
 # and, for a gradient, back. Errors of random sign grow with the root of their number: 0.2 % · √(10 · 30 · 2) = 5 % of a
