@@ -211,14 +211,14 @@ def test_selfcheck_prints_a_table_or_json(folder, capsys):
     assert printed.err == ""
     head, *rows, last = printed.out.splitlines()
     assert head.split() == ["check", "result", "bound", "ok"]
-    assert len(rows) == 13
+    assert len(rows) == 14
     assert all("  yes  " in row for row in rows)
-    assert last.startswith("13 checks in ")
+    assert last.startswith("14 checks in ")
 
     assert main(["selfcheck", "--model", folder, "--algorithm", "gspo", "--json", *CHECKED]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert (result["model"], result["ok"], len(result["checks"])) == (folder, True, 13)
-    assert set(result["checks"][0]) == {"name", "value", "bound", "detail", "ok"}
+    assert (result["model"], result["ok"], len(result["checks"])) == (folder, True, 14)
+    assert set(result["checks"][0]) == {"name", "value", "bound", "detail", "only_warns", "ok", "warns"}
     [gate] = [check for check in result["checks"] if check["name"] == "sampler = learner, log-ratio"]
     assert gate["bound"] == pytest.approx(3e-5)
 
@@ -227,7 +227,7 @@ def test_selfcheck_names_the_culprit(folder, capsys, monkeypatch):
     monkeypatch.setattr(Arithmetic, "reference", lambda self, problem: "\x1b[31mwrong")
     assert main(["selfcheck", "--model", folder, *CHECKED]) == 1
     printed = capsys.readouterr()
-    assert "13 checks" in printed.out
+    assert "14 checks" in printed.out
     assert "  NO  " in printed.out
     [line] = printed.err.splitlines()
     assert line.startswith("selfcheck failed: references graded wrong 20, bound 0 (arithmetic-")

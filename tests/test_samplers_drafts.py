@@ -42,3 +42,16 @@ def test_the_earliest_of_several_stop_strings_cuts():
     pen = Pen(tokenizer, frozenset(), SamplingOptions(stop=("cd", "bcd")), seed=0, step=0)
     draft = Draft(0, 0, (0,), tokens=list(prompt_tokens(tokenizer, "abcd")), logprobs=[0.0] * 4, finish="stop")
     assert pen.completion(draft, version=0).text == "a"
+
+
+def test_special_tokens_between_its_pieces_do_not_hide_a_stop_string():
+    """The stop string is looked for in the text that graders read, which has no special tokens."""
+    tokenizer = tiny_tokenizer()
+    pen = Pen(tokenizer, frozenset(), SamplingOptions(max_tokens=50, stop=("ab",)), seed=0, step=0)
+    a, b = prompt_tokens(tokenizer, "ab")
+    # More special tokens than the tail of a search for two bytes is long.
+    tokens = [b, a, *[0] * 20, b, a]
+    draft = Draft(0, 0, (5,))
+    pen.take(draft, tokens, [0.0] * len(tokens))
+    assert (draft.finish, draft.tokens) == ("stop", tokens[:-1])
+    assert pen.completion(draft, version=0).text == "b"

@@ -71,7 +71,7 @@ def test_a_sound_setup_passes_and_the_model_is_left_as_it_was(model, algorithm):
     before = [parameter.detach().clone() for parameter in model.parameters()]
     checks = list(selfcheck(replace(CONFIG, algorithm=algorithm), model, TOKENIZER, local_sampler(model, TOKENIZER)))
     assert faults(checks) == []
-    assert len(checks) == 13
+    assert len(checks) == 14
     assert all(check.value is not None for check in checks)
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -51,7 +51,7 @@ class Completion:
     logprobs: tuple[float, ...]
     """Of each token, under the distribution it was really drawn from."""
     text: str
-    """Decoded, without special tokens."""
+    """Decoded as it reads behind its prompt, without special tokens."""
     finish: Literal["stop", "length"]
     """Ended by itself (end of sequence or a stop string), or cut at the limit."""
     version: int = 0

@@ -36,12 +36,16 @@ def run(arguments: list[str]) -> int:
     checks = _checks(config)
     seconds = time.perf_counter() - start
     failed = [check for check in checks if not check.ok]
+    warned = [check for check in checks if check.warns]
     if as_json:
-        rows = [asdict(check) | {"value": plain(check.value), "ok": check.ok} for check in checks]
+        rows = [asdict(check) | {"value": plain(check.value), "ok": check.ok, "warns": check.warns} for check in checks]
         print(json.dumps({"model": config.model, "ok": not failed, "seconds": round(seconds, 3), "checks": rows}))
     else:
         _print_table(checks)
-        print(f"{len(checks)} checks in {seconds:.1f} s, {len(failed)} failed")
+        looks = f", {len(warned)} to look at" if warned else ""
+        print(f"{len(checks)} checks in {seconds:.1f} s, {len(failed)} failed{looks}")
+    for check in warned:
+        say(f"warning: {check.name} {_number(check.value)} ({check.detail})")
     if failed:
         say(f"selfcheck failed: {'; '.join(map(_fault, failed))}")
     return 1 if failed else 0
@@ -64,9 +68,7 @@ def _print_table(checks: list[Check]) -> None:
     table.add_column("ok", no_wrap=True)
     table.add_column("")
     for check in checks:
-        word, style = (
-            ("skipped", "dim") if check.value is None else ("yes", "green") if check.ok else ("NO", "bold red")
-        )
+        word, style = _verdict(check)
         detail = check.detail.removeprefix("skipped: ")
         table.add_row(
             check.name,
@@ -77,6 +79,15 @@ def _print_table(checks: list[Check]) -> None:
         )
     # Wide enough for any detail where the output goes to a file or a pipe.
     (Console() if sys.stdout.isatty() else Console(width=200)).print(table)
+
+
+def _verdict(check: Check) -> tuple[str, str]:
+    """One word, and how it is printed."""
+    if check.value is None:
+        return "skipped", "dim"
+    if check.warns:
+        return "look", "bold yellow"
+    return ("yes", "green") if check.ok else ("NO", "bold red")
 
 
 def _fault(check: Check) -> str:

@@ -14,8 +14,8 @@ from proximo.models.loading import (
     with_precision,
 )
 from proximo.models.scoring import Scores, States, completion_states, score, score_rows
-from proximo.models.templates import prompt_tokens
 from proximo.models.tiny import tiny_model, tiny_moe, tiny_tokenizer
+from proximo.models.tokenizing import prompt_tokens
 
 __all__ = [
     "PaddedFallback",

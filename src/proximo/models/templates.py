@@ -12,8 +12,6 @@ from jinja2 import Environment, TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
 from transformers import PreTrainedTokenizerBase
 
-from proximo.types import Message
-
 SECONDS = 10.0
 """For one conversation, which takes a real template about a millisecond."""
 _SMALL = 1000
@@ -45,20 +43,6 @@ def rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str,
         raise ValueError(_what_happened(error)) from error
     assert isinstance(text, str)
     return text
-
-
-def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Message]) -> tuple[int, ...]:
-    """Text is encoded as it is, nothing added; a conversation goes through the chat template, ready for an answer."""
-    if isinstance(prompt, str):
-        text = prompt
-    elif tokenizer.chat_template is None:
-        raise ValueError("prompt is a conversation, but the tokenizer has no chat template: give the prompt as text")
-    else:
-        text = rendered(tokenizer, prompt, for_answer=True)
-    tokens = tokenizer.encode(text, add_special_tokens=False)
-    if not tokens:
-        raise ValueError(f"prompt {prompt!r} has no tokens: give at least one")
-    return tuple(tokens)
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase, path: str) -> None:

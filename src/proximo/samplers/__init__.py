@@ -27,7 +27,8 @@ class SamplingOptions:
     max_tokens: int = 256
     """A completion that has not ended by itself is cut here."""
     stop: tuple[str, ...] = ()
-    """Strings that end a completion; its text is cut before them, its tokens are not."""
+    """Strings that end a completion; its text is cut before them, its tokens are not. They are looked for in that text,
+    which has no special tokens: one between the two halves of a stop string does not hide it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):

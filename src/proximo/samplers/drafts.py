@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
 from typing import Literal
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.models.routing import UNKNOWN
+from proximo.models.tokenizing import ReplyReader
 from proximo.samplers import SamplingOptions
 from proximo.samplers.drawing import draw, signed, uniforms
 from proximo.shapes import Float, Int
@@ -93,14 +96,14 @@ class Pen:
 
     def _end(self, draft: Draft) -> None:
         """Whether its newest token was its last."""
-        if draft.tokens[-1] in self.end_tokens or self._stopped(draft.tokens):
+        if draft.tokens[-1] in self.end_tokens or self._stopped(draft):
             draft.finish = "stop"
         elif len(draft.tokens) == self.options.max_tokens:
             draft.finish = "length"
 
     def completion(self, draft: Draft, version: int) -> Completion:
         assert draft.finish is not None
-        text = self._text(draft.tokens)
+        text = self._text(draft, draft.tokens)
         return Completion(
             tokens=tuple(draft.tokens),
             logprobs=tuple(draft.logprobs),
@@ -112,18 +115,25 @@ class Pen:
             prompt_routes=draft.prompt_routes,
         )
 
-    def _stopped(self, tokens: list[int]) -> bool:
+    def _stopped(self, draft: Draft) -> bool:
         for stop in self.options.stop:
-            # A token has at least one byte; a few more keep the tail's first characters whole.
-            tail = tokens[-len(stop.encode()) - 4 :]
-            if stop in self._text(tail) and stop in self._text(tokens):
+            # A token of text has at least one byte; a few more keep the tail's first characters whole.
+            tail = self._tail(draft.tokens, len(stop.encode()) + 4)
+            if stop in self._text(draft, tail) and stop in self._text(draft, draft.tokens):
                 return True
         return False
 
-    def _text(self, tokens: list[int]) -> str:
-        text = self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)
-        return text
+    def _tail(self, tokens: list[int], count: int) -> list[int]:
+        """The last tokens that are part of the text: any number of special ones may lie between them."""
+        spoken = (token for token in reversed(tokens) if token not in self._read.special)
+        return [*islice(spoken, count)][::-1]
+
+    def _text(self, draft: Draft, tokens: list[int]) -> str:
+        return self._read(draft.prompt, tokens)
+
+    @cached_property
+    def _read(self) -> ReplyReader:
+        return ReplyReader(self.tokenizer)
 
 
 def _routes(draft: Draft) -> Int[Tensor, "T L K"] | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.models import prompt_tokens
+from proximo.models.spelling import Spelling
 from proximo.rewards.failures import TALLY
 from proximo.samplers import SamplingOptions
 from proximo.samplers.drafts import end_tokens
@@ -22,6 +23,8 @@ from proximo.types import Batch, Completion, Group, Problem
 
 PROBLEMS = 32
 """Problems whose prompts and reference answers are looked at."""
+FIRST = 6
+"""Tokens of a prompt that are shown."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,17 @@ class Check:
     """The size of the fault; None where there was nothing to check, and `detail` says why."""
     bound: float
     detail: str
+    only_warns: bool = False
+    """Whether what is beyond the bound may be meant so: it is shown, and fails nothing."""
 
     @property
     def ok(self) -> bool:
         """A NaN is under no bound."""
-        return self.value is None or self.value <= self.bound
+        return self.only_warns or self.value is None or self.value <= self.bound
+
+    @property
+    def warns(self) -> bool:
+        return self.only_warns and self.value is not None and not self.value <= self.bound
 
 
 # Prompts and the grader
@@ -65,6 +74,32 @@ def prompts_decode_back(tokenizer: PreTrainedTokenizerBase, problems: Sequence[P
         if asked not in read:
             lost.append(f"{short(asked)} is read as {short(read)}")
     return Check("prompts not read as written", float(len(lost)), 0.0, lost[0] if lost else f"{len(problems)} prompts")
+
+
+def prompts_begin_rightly(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]) -> Check:
+    """One BOS where the tokenizer has one, and no end before the completion; the first tokens are shown."""
+    prompts = [prompt_tokens(tokenizer, problem.prompt) for problem in problems]
+    odd = [(tokens, what) for tokens in prompts if (what := _odd(tokenizer, tokens))]
+    tokens, what = odd[0] if odd else (prompts[0], "")
+    first = tokens[:FIRST]
+    spelled = " ".join(f"{token}:{piece!r}" for token, piece in zip(first, Spelling(tokenizer)(first), strict=True))
+    detail = f"{what + '; ' if what else ''}a prompt begins with {spelled}{' …' if len(tokens) > FIRST else ''}"
+    return Check("prompts with odd special tokens", float(len(odd)), 0.0, detail, only_warns=True)
+
+
+def _odd(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
+    """What looks wrong about a prompt's special tokens; empty where nothing does."""
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    if tokens[-1] == end != tokens[0]:
+        return f"it ends with the end-of-sequence token {tokenizer.eos_token!r}, before anything is said"
+    # A tokenizer with one token for both, as GPT-2 has, uses it between documents and puts it before none.
+    if not isinstance(begin, int) or begin == end:
+        return ""
+    if tokens[0] != begin:
+        return f"it does not begin with the tokenizer's BOS {tokenizer.bos_token!r}: was the model trained so?"
+    if tokens[1:2] == (begin,):
+        return f"it begins with two BOS {tokenizer.bos_token!r}: write none into the text or the chat template"
+    return ""
 
 
 def references_are_right(task: Task, seed: int) -> Check:

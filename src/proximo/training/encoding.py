@@ -13,6 +13,7 @@ from proximo.data.splits import Reader, refuse_empty
 from proximo.models import micro_batches, prompt_tokens
 from proximo.models.positions import reach_of
 from proximo.models.templates import rendered
+from proximo.models.tokenizing import asked_text, reply_tokens
 from proximo.shapes import Bool, Int
 from proximo.training.runlog import RunLog
 
@@ -111,12 +112,12 @@ def completion_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, text: 
     end, word = _end(tokenizer)
     if word in text.removesuffix(word):
         raise ValueError(f"a completion says {word!r} before its end: a sampler would have stopped there")
+    asked = asked_text(tokenizer, prompt)
     if not isinstance(prompt, str):
-        reply = _rendered_reply(tokenizer, prompt, text)
+        reply = _rendered_reply(tokenizer, prompt, asked, text)
         if end in reply:
             return reply[: reply.index(end) + 1]
-    tokens = tuple(tokenizer.encode(text.removesuffix(word), add_special_tokens=False))
-    return (*tokens, end)
+    return (*reply_tokens(tokenizer, asked, text.removesuffix(word)), end)
 
 
 def _end(tokenizer: PreTrainedTokenizerBase) -> tuple[int, str]:
@@ -127,13 +128,10 @@ def _end(tokenizer: PreTrainedTokenizerBase) -> tuple[int, str]:
     return number, word
 
 
-def _rendered_reply(tokenizer: PreTrainedTokenizerBase, prompt: Sequence, text: str) -> tuple[int, ...]:
+def _rendered_reply(tokenizer: PreTrainedTokenizerBase, prompt: Sequence, asked: str, text: str) -> tuple[int, ...]:
     """What the chat template writes of a reply behind its generation prompt; empty where it writes something else."""
-    asked = rendered(tokenizer, prompt, for_answer=True)
     answered = rendered(tokenizer, [*prompt, {"role": "assistant", "content": text}], for_answer=False)
-    if not answered.startswith(asked):
-        return ()
-    return tuple(tokenizer.encode(answered.removeprefix(asked), add_special_tokens=False))
+    return reply_tokens(tokenizer, asked, answered.removeprefix(asked)) if answered.startswith(asked) else ()
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from proximo.models import Precision, load_tokenizer, pick_device, pick_dtype, p
 from proximo.models.judging import completion_scores, load_reward_model
 from proximo.models.positions import check_length
 from proximo.models.shipped import resolve
+from proximo.models.tokenizing import special_prefix
 from proximo.rewards.failures import TALLY, Failure, plain
 from proximo.tasks import RewardRange, Split, Task, reward_range
 from proximo.training.encoding import Rows, completion_tokens
@@ -156,9 +157,10 @@ class Judge:
 
 
 def same_tokens(judge: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase) -> bool:
-    """Whether a judge can read a policy's tokens as they are: one vocabulary, one end, one way to write a chat."""
+    """Whether a judge can read a policy's tokens as they are: one vocabulary, one beginning and end, one chat."""
     return (
         judge.get_vocab() == policy.get_vocab()
+        and special_prefix(judge) == special_prefix(policy)
         and judge.eos_token_id == policy.eos_token_id
         and judge.chat_template in (None, policy.chat_template)
     )

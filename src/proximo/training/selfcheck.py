@@ -26,6 +26,7 @@ from proximo.training.checks import (
     completions_of,
     end_of_sequence,
     mask_counts_tokens,
+    prompts_begin_rightly,
     prompts_decode_back,
     prompts_have_tokens,
     references_are_right,
@@ -59,6 +60,7 @@ def selfcheck(
     if not encoded.ok:
         return  # there is nothing to sample from
     yield prompts_decode_back(tokenizer, problems)
+    yield prompts_begin_rightly(tokenizer, problems)
     yield end_of_sequence(model, tokenizer)
 
     sampling = replace(config.sampling, max_tokens=min(config.sampling.max_tokens, TOKENS))
