@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -12,8 +13,11 @@ from proximo.cli import main
 from proximo.models import load_model, tiny_model, tiny_tokenizer
 from proximo.plain_text import visible
 from proximo.presets import PRESETS
-from proximo.tasks import Arithmetic
-from proximo.training.config import RunConfig
+from proximo.rewards import FormatReward
+from proximo.samplers import SamplingOptions
+from proximo.tasks import Arithmetic, File
+from proximo.training.config import EvaluationOptions, RunConfig
+from proximo.training.reward_mix import RewardMix, WeightedRule
 
 TINY = ["--task.held-out", "20", "--evaluation.problems", "4", "--sampling.max-tokens", "3"]
 TINY_EVAL = ["--task.held-out", "20", "--problems", "4", "--sampling.max-tokens", "3"]
@@ -114,6 +118,40 @@ def test_eval_prints_its_numbers(folder, capsys):
     assert capsys.readouterr().out.startswith("held-out accuracy ")
     assert "needs a model" in refused(["eval", "--json"], capsys)
     assert "neither a folder nor a model" in refused(["eval", str(folder) + "-none"], capsys)
+
+
+def test_a_runs_model_is_judged_as_the_run_judges_it(folder, tmp_path, capsys):
+    rows = tmp_path / "x.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"say {n}", "answer": "x"}) + "\n" for n in range(40)))
+    run = tmp_path / "run"
+    config = RunConfig(
+        model=folder,
+        task=File(str(rows), reward=FormatReward("(?s).*"), held_out=0.5),
+        rewards=RewardMix(rules=(WeightedRule(FormatReward("(?s).*"), weight=0.5),)),
+        sampling=SamplingOptions(max_tokens=2),
+        evaluation=EvaluationOptions(problems=3, samples=2),
+    )
+    checkpoint = run / "checkpoints" / "step-000001"
+    shutil.copytree(folder, checkpoint)
+    (run / "config.toml").write_text(toml.dumps(config))
+    for name in (str(run), str(checkpoint)):
+        assert main(["eval", name, "--json"]) == 0
+        printed = capsys.readouterr()
+        assert printed.err == f"as the run says in {run / 'config.toml'}: File, 2 tokens at most\n"
+        result = json.loads(printed.out)
+        # Everything a model says is right here, where two-digit sums would be wrong; 1 + 0.5 is the run's reward.
+        assert (result["held_out/accuracy"], result["held_out/reward"]) == (1.0, 1.5)
+        assert (result["held_out/problems"], result["held_out/k"]) == (3, 2)
+    assert main(["eval", str(run), "--json", "--problems", "2", "--task.type", "Echo"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["held_out/problems"], result["held_out/accuracy"]) == (2, 0.0)
+    rows.unlink()
+    assert "there is no such file" in refused(["eval", str(run)], capsys)
+    (run / "config.toml").write_text("[algorithm]\nkind = 3\n")
+    assert "config.toml" in refused(["eval", str(run)], capsys)
+    # The run of another stage has no task of its own.
+    (run / "config.toml").write_text('model = "x"\n')
+    assert main(["eval", str(run), "--json", *TINY_EVAL]) == 0
 
 
 @pytest.mark.parametrize("command", ["eval", "chat", "selfcheck", "train", "sft"])

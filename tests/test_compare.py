@@ -24,7 +24,7 @@ from proximo.insight.compare import Budget, Failure, Job, Place, Plan, Result, c
 from proximo.insight.compare import place as place_module
 from proximo.insight.compare.fairness import checks, first_difference
 from proximo.insight.compare.measured import MEASURES, Run
-from proximo.insight.compare.paired import T95, answer_difference, seed_difference
+from proximo.insight.compare.paired import answer_difference, seed_difference
 from proximo.insight.compare.runs import gathered
 from proximo.insight.compare.worker import train_one
 from proximo.insight.compare.writing import html, markdown, sections
@@ -38,6 +38,7 @@ from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training import run as training_run
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
+from proximo.training.intervals import T95
 from proximo.training.progress import Lines
 from proximo.training.resume import begin
 from proximo.training.rl import train

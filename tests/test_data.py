@@ -9,6 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from proximo.data import DataFile, Example, Mistakes, Ranking, read_examples, read_rankings, read_rows, read_splits
+from proximo.data.splits import prompt_key
 
 USER, SYSTEM = {"role": "user", "content": "hi"}, {"role": "system", "content": "Be brief."}
 REPLY = {"role": "assistant", "content": "hello"}
@@ -270,3 +271,17 @@ def test_data_files_are_checked():
         DataFile("x.jsonl", held_out=1.0)
     with pytest.raises(ValueError, match="data.max_tokens is 1"):
         DataFile("x.jsonl", max_tokens=1)
+
+
+def test_the_order_of_a_messages_keys_moves_nothing_to_the_other_side_of_a_split(tmp_path: Path):
+    usual = [{"role": "user", "content": "hi"}, {"role": "assistant", "name": "b", "content": "yo"}]
+    turned = [{"content": "hi", "role": "user"}, {"content": "yo", "name": "b", "role": "assistant"}]
+    assert prompt_key(tuple(usual)) == prompt_key(tuple(turned))
+    # Files in the usual order are split as they always were.
+    assert prompt_key(tuple(usual[:1])) == '[{"role": "user", "content": "hi"}]'
+    assert prompt_key(tuple(usual[:1])) != prompt_key(({"role": "user", "content": "hi", "name": "b"},))
+    trained = written(tmp_path / "x.jsonl", [{"prompt": usual[:1], "completion": "a"}])
+    kept = written(tmp_path / "y.jsonl", [{"prompt": turned[:1], "completion": "b"}])
+    mistakes = Mistakes()
+    assert read_splits(read_examples, trained, kept, mistakes)[0] == []
+    assert len(mistakes) == 1

@@ -29,6 +29,8 @@ from proximo.maths import (
     plan_step,
     rows_of,
 )
+from proximo.maths.arithmetic import count_of
+from proximo.maths.selection import Candidates
 from tests import batches
 from tests.batches import NAMED
 from tests.fixture import ADVANTAGES, GROUP, LOG_RATIO, MASK, OLD, REF, ROLLOUT, assert_close, golden, run
@@ -335,3 +337,21 @@ def test_a_plan_is_sliced_by_rows():
 
 def test_ppo_runs_without_reference_log_probs_since_its_kl_is_in_the_reward():
     assert run(PPO, ref_logprobs=None)[0].isfinite()
+
+
+# Shares
+
+
+@pytest.mark.parametrize(
+    ("share", "total", "count"), [(0.29, 100, 29), (0.2, 8, 2), (0.145, 100, 15), (0.5, 5, 3), (0.2, 7, 1), (1.0, 8, 8)]
+)
+def test_a_share_of_a_count_is_the_nearest_whole_number(share, total, count):
+    assert count_of(share, total) == count
+
+
+def test_a_fifth_of_eight_tokens_keeps_two():
+    entropy = torch.arange(8.0).reshape(2, 4)
+    none = torch.zeros(2, 4)
+    candidates = Candidates(none, none, none, none, entropy, torch.ones(2, 4, dtype=torch.bool))
+    dropped = TopEntropy(share=0.2).choose(candidates, None)
+    assert (~dropped).nonzero().tolist() == [[1, 2], [1, 3]]

@@ -470,3 +470,36 @@ def test_files_that_cannot_be_read(tmp_path: Path):
             File(str(tmp_path / path)).size("train")
     with pytest.raises(ValueError, match="no row is left for train"):
         File(written(tmp_path / "empty.jsonl", []), held_out=0.0).size("train")
+
+
+# Answers inside other columns
+
+
+VERL = [
+    {"prompt": [{"role": "user", "content": f"{n}+1="}], "reward_model": {"style": "rule", "ground_truth": str(n + 1)}}
+    for n in range(20)
+]
+
+
+def test_an_answer_with_fields_is_refused_and_its_fields_are_named(tmp_path: Path):
+    path = str(tmp_path / "x.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(VERL), path)
+    task = File(path, answer_columns=("reward_model",))
+    with pytest.raises(ValueError, match=r"to one of reward_model\.style, reward_model\.ground_truth"):
+        task.size("train")
+    inside = File(path, answer_columns=("reward_model.ground_truth",))
+    problem = inside.problem(0, "train", 0)
+    assert problem.prompt[0]["content"] == f"{int(problem.answer) - 1}+1="
+    assert [grade.outcome for grade in inside.grade([problem], [said(problem.answer)])] == [1.0]
+
+
+def test_a_list_is_no_answer_except_to_a_function(tmp_path: Path):
+    path = written(tmp_path / "x.jsonl", [{"prompt": f"a{n}", "answer": ["b", "c"]} for n in range(9)])
+    with pytest.raises(ValueError, match="answer is a list, which no completion equals"):
+        File(path).size("train")
+    assert File(path, reward=FormatReward("b"), held_out=0.0).problem(0, "train", 0).answer == ["b", "c"]
+
+
+def test_a_column_whose_name_has_a_dot_comes_first(tmp_path: Path):
+    path = written(tmp_path / "x.jsonl", [{"prompt": "a", "x.y": "1", "x": {"y": "2"}}])
+    assert File(path, answer_columns=("x.y",), held_out=0.0).problem(0, "train", 0).answer == "1"

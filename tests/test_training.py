@@ -24,6 +24,7 @@ from proximo.training.assemble import assemble, to_batch
 from proximo.training.collect import Collected, Collector, Frontier
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.evaluate import evaluate, wilson
+from proximo.training.intervals import half_width, t95
 from proximo.training.learner import Learner
 from proximo.training.metrics import rollout_metrics, step_metrics
 from proximo.training.passes import minibatches
@@ -463,6 +464,36 @@ def test_evaluation_counts_each_problem_once_and_unscored_ones_not_at_all():
     assert (result.accuracy, result.problems, result.unscored) == (0.5, 3, 1)
     assert (result.mean_at_k, result.pass_at_k) == (0.5, 0.5)
     assert "3 problems, 1 unscored" in share(result)
+
+
+@dataclass(frozen=True)
+class MuteTask(SmallTask):
+    """A grader that fails on everything."""
+
+    def grade(self, problems, completions) -> list[Grade]:
+        return [Grade(math.nan)] * len(problems)
+
+
+def test_what_could_not_be_graded_at_all_is_unknown_and_not_wrong():
+    options = EvaluationOptions(problems=3, samples=2)
+    result, _ = evaluate(MuteTask(), FakeSampler([]), TOKENIZER, SamplingOptions(), options, seed=0)
+    for value in (result.accuracy, result.mean_at_k, result.mean_half_width, result.pass_at_k):
+        assert value is not None
+        assert math.isnan(value)
+    assert (result.pass_low, result.pass_high) == (0.0, 1.0)
+
+
+def test_the_interval_of_few_problems_is_students():
+    # Of 1 and 0: the deviation is √½, so half of the interval is 12.706 · √½ / √2.
+    result, _ = evaluate(
+        SmallTask(), FakeSampler([]), TOKENIZER, SamplingOptions(), EvaluationOptions(problems=3, samples=2), seed=0
+    )
+    assert result.mean_half_width == pytest.approx(12.706 / 2)
+    assert math.isnan(half_width([0.5]))
+    # scipy.stats.t.ppf(0.975, [1, 9, 30, 31, 60, 1000])
+    assert [round(t95(freedom), 3) for freedom in (1, 9, 30, 31, 60, 1000)] == [
+        12.706, 2.262, 2.042, 2.040, 2.000, 1.962,
+    ]  # fmt: skip
 
 
 def test_a_reference_that_is_not_there_cannot_be_reset():

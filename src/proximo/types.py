@@ -73,6 +73,8 @@ class Grade:
     """The task's own verdict, before any shaping; NaN: unscored, which is not 0."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Named rewards that were added up; the outcome is usually one of them."""
+    applies: bool = True
+    """False where every reward function returned None, "not my task": then the completion is unscored."""
 
     @property
     def reward(self) -> float:

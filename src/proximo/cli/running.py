@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tomllib
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -22,11 +23,13 @@ from proximo.plain_text import quoted, visible
 from proximo.rewards.failures import TALLY
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
+from proximo.storage.lines import plain
 from proximo.tasks import Arithmetic, Code, Countdown, Echo, File, Sorting, TaskOptions
 from proximo.training.checkpoints import step_of
 from proximo.training.config import EvaluationOptions, RunConfig
 from proximo.training.estimate import batch_arithmetic, memory
 from proximo.training.evaluate import evaluate
+from proximo.training.judging import judged
 from proximo.training.keeping import refuse_fewer_steps
 from proximo.training.outcome import Outcome
 from proximo.training.pipeline import PipelineConfig
@@ -34,6 +37,7 @@ from proximo.training.preflight import rehearse
 from proximo.training.progress import Lines, Progress, measure, prompt_text, share
 from proximo.training.prompts import check_prompts
 from proximo.training.resume import ACCEPT_LOST, Attempt
+from proximo.training.reward_mix import RewardMix
 from proximo.training.rl import train
 from proximo.training.run import Run
 
@@ -173,7 +177,10 @@ def _print_result(path: Path, outcome: Outcome, as_json: bool) -> None:
 
 @dataclass(frozen=True)
 class EvalConfig:
+    """How a model is judged. Of a run's own model the run's config.toml says it, unless flags say otherwise."""
+
     task: TaskOptions = field(default_factory=Arithmetic)
+    rewards: RewardMix = field(default_factory=RewardMix)
     sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(max_tokens=8))
     problems: int = 1000
     """Held-out problems; the first so many of the task's held-out split, each once."""
@@ -189,18 +196,52 @@ class EvalConfig:
 def run_eval(arguments: list[str]) -> int:
     as_json = take_switch(arguments, "--json")
     name = take_model(arguments, "proximo eval")
-    config = changed(EvalConfig(), arguments, prog="proximo eval", description="Held-out accuracy of a model.")
+    config = changed(_own_evaluation(name), arguments, prog="proximo eval", description="Held-out accuracy of a model.")
+    try:
+        path = resolve(name)
+        if Path(path).is_dir():  # what is wrong with another name is said when it is opened
+            check_prompts(config, path, load_tokenizer(path))
+    except ValueError as error:
+        refuse(str(error))
     model, tokenizer = open_model(name, config.device, config.dtype)
     sampler = local_sampler(model, tokenizer)
     try:
         options = EvaluationOptions(problems=config.problems, samples=config.samples)
-        result, _ = evaluate(config.task, sampler, tokenizer, config.sampling, options, config.seed)
+        task = judged(config.task, config.rewards, tokenizer, config.dtype)
+        result, _ = evaluate(task, sampler, tokenizer, config.sampling, options, config.seed)
     except ValueError as error:
         refuse(str(error))
     for failures in TALLY.take():
         print(f"warning: {failures}", file=sys.stderr)
-    print(json.dumps({"model": name, **result.floats()}) if as_json else f"held-out {measure(result)} {share(result)}")
+    facts = {"model": name, **plain(result.floats())}
+    print(json.dumps(facts) if as_json else f"held-out {measure(result)} {share(result)}")
     return 0
+
+
+def _own_evaluation(name: str) -> EvalConfig:
+    """As the run evaluated itself, where the model is a run of `proximo train` or one of its checkpoints."""
+    folder = Path(name)
+    file = (folder.parents[1] if folder.parent.name == "checkpoints" else folder) / "config.toml"
+    try:
+        if not name or "algorithm" not in tomllib.loads(file.read_text(encoding="utf-8")):
+            return EvalConfig()  # another stage's run, which has no task
+        config = toml.load(str(file), RunConfig)
+    except OSError:
+        return EvalConfig()
+    except ValueError as error:
+        refuse(str(error))
+    say(f"as the run says in {file}: {type(config.task).__name__}, {config.sampling.max_tokens} tokens at most")
+    evaluation = config.evaluation
+    return EvalConfig(
+        task=config.task,
+        rewards=config.rewards,
+        sampling=config.sampling,
+        problems=evaluation.problems,
+        samples=evaluation.samples,
+        device=config.device,
+        dtype=config.dtype,
+        seed=config.seed,
+    )
 
 
 def run_tasks(arguments: list[str]) -> int:

@@ -79,6 +79,15 @@ class Row:
             raise ValueError(f"no column {column!r}, only {', '.join(self.values) or 'an empty row'}")
         return self.values[column]
 
+    def find(self, path: str) -> Any:
+        """The value of a column, or of a field inside one, as in `reward_model.ground_truth`; None where it is not."""
+        if path in self.values:
+            return self.values[path]
+        value: Any = self.values
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value
+
     def has(self, *columns: str) -> bool:
         """Whether all of these are filled; Parquet fills a column that only some rows have with None."""
         return all(self.values.get(column) is not None for column in columns)

@@ -15,7 +15,15 @@ def stable_hash(*parts: object) -> int:
 
 
 def prompt_key(prompt: Prompt) -> str:
-    return json.dumps(prompt)
+    """Equal prompts have equal keys, in whatever order a file writes the keys of a message."""
+    if isinstance(prompt, str):
+        return json.dumps(prompt)
+    return json.dumps([dict(sorted(message.items(), key=_role_and_content_first)) for message in prompt])
+
+
+def _role_and_content_first(item: tuple[str, str]) -> tuple[bool, bool, str]:
+    """The usual order, so that files written so are split as they always were."""
+    return item[0] != "role", item[0] != "content", item[0]
 
 
 def is_held_out(key: str, share: float) -> bool:

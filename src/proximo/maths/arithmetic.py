@@ -4,6 +4,8 @@ Anything may stand at a token the policy did not sample (padding, -inf, NaN), so
 through `sampled` before any arithmetic: a masked NaN must not reach the loss or its gradient.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,14 @@ from proximo.shapes import Bool, Float
 
 MAX_LOG = 80.0
 """exp(80) is 5.5e34: still finite in float32, and so is a product with an advantage and a weight."""
+
+
+def count_of(share: float, total: int) -> int:
+    """So much of a count: the nearest whole number, and the larger one from a half. 0.29 of 100 is 29, 0.2 of 8 is 2.
+
+    The product is rounded first: 0.29 * 100 is 28.999999999999996.
+    """
+    return math.floor(round(share * total, 9) + 0.5)
 
 
 def bounded_exp(exponent: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from proximo.maths.arithmetic import row_mean
+from proximo.maths.arithmetic import count_of, row_mean
 from proximo.shapes import Bool, Float, Int
 
 
@@ -34,7 +34,7 @@ class ClipCovariance:
     """Drops a few random tokens whose covariance of advantage and log-prob lies in (low, high). Clip-Cov."""
 
     share: float = 2e-4
-    """Of all sampled tokens of the step; at least one token."""
+    """Of all sampled tokens of the step, rounded; at least one token."""
     low: float = 1.0
     high: float = 5.0
     step_wide: ClassVar[bool] = True
@@ -63,7 +63,7 @@ class KlCovariance:
     """Adds coefficient · |log r| to the tokens of highest covariance, holding them near the old policy. KL-Cov."""
 
     share: float = 2e-3
-    """Of all sampled tokens of the step; at least one token."""
+    """Of all sampled tokens of the step, rounded; at least one token."""
     coefficient: float = 1.0
     step_wide: ClassVar[bool] = True
     teaches_alone: ClassVar[bool] = True
@@ -136,7 +136,7 @@ def token_covariance(candidates: Candidates) -> Float[Tensor, " N"]:
 
 
 def _count(share: float, mask: Bool[Tensor, "B T"]) -> int:
-    return max(1, int(share * int(mask.sum())))
+    return max(1, count_of(share, int(mask.sum())))
 
 
 def _highest(values: Float[Tensor, " N"], share: float, mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from proximo.maths.arithmetic import sampled
+from proximo.maths.arithmetic import count_of, sampled
 from proximo.maths.divergences import K1, Divergence
 from proximo.shapes import Bool, Float, Int
 
@@ -41,7 +41,7 @@ class SoftOverlong:
     def __call__(self, lengths: Int[Tensor, " B"], completion_limit: int, unit: float = 1.0) -> Float[Tensor, " B"]:
         """`unit`: half the distance between what a right and a wrong answer earn."""
         limit = completion_limit if self.limit is None else self.limit
-        cache = max(1, round(limit * 0.2)) if self.cache is None else self.cache
+        cache = max(1, count_of(0.2, limit)) if self.cache is None else self.cache
         penalty = (lengths.double() - (limit - cache)).clamp(min=0) / cache
         return -unit * (penalty if self.cap is None else penalty.clamp(max=self.cap))
 

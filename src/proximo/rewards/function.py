@@ -1,18 +1,30 @@
 """Any Python function as a reward, with the signature that TRL's users already have."""
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any
 
 from proximo.rewards.processes import Job
-from proximo.rewards.workers import check_seconds, groups, score
+from proximo.rewards.workers import check_seconds, groups, score_or_pass
 from proximo.types import Completion, Problem
 
 
+class _TakesFunctions(type):
+    """A function in the place of its path becomes its path, which is what a config and another process can hold."""
+
+    def __call__(cls, *arguments: Any, **fields: Any) -> Any:
+        path, *rest = arguments or [fields.pop("path", "")]
+        return super().__call__(_place_of(path) if callable(path) else path, *rest, **fields)
+
+
 @dataclass(frozen=True)
-class PythonFunction:
-    """Calls `f(prompts, completions, **columns)` and takes its list of floats; None means unscored.
+class PythonFunction(metaclass=_TakesFunctions):
+    """Calls `f(prompts, completions, **columns)` and takes its list of floats; None means "not my task", as in TRL: the
+    reward is the sum of the other rewards, and without any the completion is unscored.
 
     Columns are the data set's, the answer and the completions' token ids (`completion_ids`), as in TRL.
     Completions are strings, or lists of messages where the prompt is a conversation. A call has one group's
@@ -22,7 +34,8 @@ class PythonFunction:
     """
 
     path: str
-    """package.module:function, or path/to/file.py:function."""
+    """package.module:function, or path/to/file.py:function. From Python a function itself is taken too, if a process of
+    its own can find it: it must stand in a file, outside of any other function or class."""
     seconds: float = 10.0
     """For one call; then its process is killed, and its completions are tried one by one, each as long."""
     memory_mb: int = 4096
@@ -50,16 +63,32 @@ class PythonFunction:
                 "earns, which is more"
             )
 
-    def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float]:
+    def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float | None]:
         job = Job(self.path, self.seconds, self.memory_mb)
         scores = []
         for asked, said in groups(problems, completions):
-            scores += score(job, said, _columns(asked, said), grader=self.path, alone=not self.siblings)
+            scores += score_or_pass(job, said, _columns(asked, said), grader=self.path, alone=not self.siblings)
         return scores
 
     def reference(self, problem: Problem) -> str | None:
         """None: only the function knows what it likes."""
         return None
+
+
+def _place_of(function: object) -> str:
+    """How another process finds a function: by its module's name where that can be imported, else by its file."""
+    name, module = getattr(function, "__name__", ""), sys.modules.get(getattr(function, "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or not file.endswith(".py") or vars(module).get(name) is not function:
+        raise ValueError(
+            f"reward.path is {function!r}, which another process cannot find: write it as a function of its own into a "
+            "file and give 'path/to/file.py:function'"
+        )
+    root = module.__name__.partition(".")[0]
+    found = PathFinder.find_spec(root)  # not what is loaded already, but what another process would find
+    if root != "__main__" and found is not None and (root != module.__name__ or found.origin == file):
+        return f"{module.__name__}:{name}"
+    return f"{Path(file).resolve()}:{name}"
 
 
 def _columns(problems: Sequence[Problem], completions: Sequence[Completion]) -> dict[str, list[Any]]:

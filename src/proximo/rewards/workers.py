@@ -34,6 +34,10 @@ Columns = Mapping[str, Sequence[Any]]
 """Arguments of a call by name, each with one entry for each completion."""
 
 
+Found = float | Failure | None
+"""What a function says of one completion; None is its own word."""
+
+
 class Worker:
     """A function's process, made when it is first needed and made anew when it has died."""
 
@@ -45,7 +49,7 @@ class Worker:
         self._owner = os.getpid()
         self._lock = threading.Lock()
 
-    def call(self, columns: Columns, constants: Mapping[str, Any]) -> list[float | Failure] | Failure:
+    def call(self, columns: Columns, constants: Mapping[str, Any]) -> list[Found] | Failure:
         """A score or a failure for each completion, or one failure of the whole call."""
         count = len(next(iter(columns.values())))
         arguments = _encoded({name: list(column) for name, column in columns.items()} | dict(constants))
@@ -91,7 +95,7 @@ class Worker:
             self._was_loaded, self._calls, self._first_memory = True, 0, 0
         return self._process
 
-    def _recycle(self, answer: Mapping[str, Any], result: list[float | Failure] | Failure) -> None:
+    def _recycle(self, answer: Mapping[str, Any], result: list[Found] | Failure) -> None:
         """Replace a worker that is growing, out of memory, was told to exit or has closed its output."""
         assert self._process is not None
         self._calls += 1
@@ -114,7 +118,25 @@ def score(
     grader: str,
     alone: bool = True,
 ) -> list[float]:
+    """As `score_or_pass`, for a function of our own: where it returns None the completion is unscored."""
+    found = score_or_pass(job, said, columns, constants, grader=grader, alone=alone)
+    for each, completion in zip(found, said, strict=True):
+        if each is None:
+            TALLY.add(grader, Failure("none", f"it returned None; the completion: {plain(completion.text, 100)!r}"))
+    return [math.nan if each is None else each for each in found]
+
+
+def score_or_pass(
+    job: Job,
+    said: Sequence[Completion],
+    columns: Columns,
+    constants: Mapping[str, Any] | None = None,
+    *,
+    grader: str,
+    alone: bool = True,
+) -> list[float | None]:
     """A score for each completion, NaN where there is none; why not is added to the tally under the grader's name.
+    None where the function returned None.
 
     Where a call fails its completions are tried one by one, so that only the guilty one is unscored; not so where
     the function compares them (`alone=False`).
@@ -134,8 +156,8 @@ def score(
     return [math.nan if isinstance(each, Failure) else each for each in found]
 
 
-def _one_by_one(worker: Worker, columns: Columns, constants: Mapping[str, Any], count: int) -> list[float | Failure]:
-    found: list[float | Failure] = []
+def _one_by_one(worker: Worker, columns: Columns, constants: Mapping[str, Any], count: int) -> list[Found]:
+    found: list[Found] = []
     deaths = 0
     for row in range(count):
         if deaths == MOST_DEATHS:
@@ -187,7 +209,7 @@ def _encoded(arguments: Mapping[str, Any]) -> str:
         raise ValueError(f"a column of the data cannot be given to a reward function: {error}") from error
 
 
-def _read(answer: Mapping[str, Any], count: int) -> list[float | Failure] | Failure:
+def _read(answer: Mapping[str, Any], count: int) -> list[Found] | Failure:
     """The answer comes from a process that ran foreign code: it is data, and nothing about it is taken on trust."""
     scores, failed = answer.get("scores"), answer.get("failed")
     if isinstance(failed, str):
@@ -197,9 +219,9 @@ def _read(answer: Mapping[str, Any], count: int) -> list[float | Failure] | Fail
     return [_judged(value) for value in scores]
 
 
-def _judged(value: object) -> float | Failure:
+def _judged(value: object) -> Found:
     if value is None:
-        return Failure("none", "it returned None")
+        return None
     if not isinstance(value, float):  # a worker sends nothing else, but a function may write to its pipe
         return Failure("not a number", f"it returned {plain(str(value), 150)}")
     if not math.isfinite(value):

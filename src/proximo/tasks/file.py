@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ class File:
     """A .jsonl or .parquet file."""
     prompt_column: str = "prompt"
     answer_columns: tuple[str, ...] = ("answer", "solution", "ground_truth", "label")
-    """The first of these that a row has is its answer."""
+    """The first of these that a row has is its answer. A dot leads into a column: `reward_model.ground_truth`."""
     reward: Reward | None = field(default_factory=ExactMatch)
     """Judges the completions. None: prompts alone, whose completions only reward models or further rules judge."""
     held_out: float | str = 0.1
@@ -50,7 +50,8 @@ class File:
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
         if self.reward is None:
             return [Grade(math.nan)] * len(completions)
-        return [Grade(outcome) for outcome in self.reward(problems, completions)]
+        scores = self.reward(problems, completions)
+        return [Grade(math.nan, applies=False) if score is None else Grade(score) for score in scores]
 
     @property
     def reward_range(self) -> RewardRange | None:
@@ -65,12 +66,27 @@ class File:
 
     def _problem(self, row: Row) -> Problem:
         prompt = row_prompt(row, self.prompt_column)
-        answer = next((row[column] for column in self.answer_columns if row.has(column)), None)
-        if answer is None and self.reward is not None and self.reward.needs_answer:
+        column = next((column for column in self.answer_columns if row.find(column) is not None), "")
+        answer = row.find(column) if column else None
+        if self.reward is not None and self.reward.needs_answer:
+            self._check_answer(column, answer)
+        data = {column: value for column, value in row.values.items() if column != self.prompt_column}
+        name = stable_hash(prompt_key(prompt), json.dumps(answer, default=str))
+        return Problem(id=f"{Path(self.path).stem}-{name:016x}", prompt=prompt, answer=answer, data=data)
+
+    def _check_answer(self, column: str, answer: object) -> None:
+        """Something that a completion can be compared with: a dictionary or a list would be wrong for ever."""
+        if answer is None:
             wanted = ", ".join(self.answer_columns)
             raise ValueError(
                 f"no answer in {wanted}, and {type(self.reward).__name__} needs one: set task.answer_columns"
             )
-        data = {column: value for column, value in row.values.items() if column != self.prompt_column}
-        name = stable_hash(prompt_key(prompt), json.dumps(answer, default=str))
-        return Problem(id=f"{Path(self.path).stem}-{name:016x}", prompt=prompt, answer=answer, data=data)
+        if isinstance(answer, Mapping):
+            fields = [f"{column}.{name}" for name in answer]
+            raise ValueError(
+                f"{column} is no answer but has fields: set task.answer_columns to one of {', '.join(fields) or 'none'}"
+            )
+        if isinstance(answer, list):
+            raise ValueError(
+                f"{column} is a list, which no completion equals: give one answer, or judge with a PythonFunction"
+            )

@@ -51,7 +51,10 @@ def calibrate(task: Task, seed: int) -> list[str]:
     asked = with_references(task, problems)
     declared = reward_range(task)
     if not asked:
-        return [*_out_of_range(declared, [], _refuse_silence(task, problems[:TRIES])), *_told()]
+        if not (probes := _refuse_silence(task, problems)):
+            unclaimed = f"calibration: every reward function returned None for the first {len(problems)} problems"
+            return [unclaimed, *_told()]
+        return [*_out_of_range(declared, [], probes), *_told()]
     references = probed(task, asked)
     failed = [probe for probe in references if not probe.is_right or probe.is_unscored]
     remarks = _weighed("gives less than 1 to the task's own answers", failed, references)
@@ -134,13 +137,20 @@ def _weighed(what: str, failed: Sequence[Probe], tried: Sequence[Probe]) -> list
 
 
 def _refuse_silence(task: Task, problems: Sequence[Problem]) -> list[Probe]:
-    """One problem after the other, and no further than to the first score, which is returned: a grader may be slow."""
+    """One problem after the other, and no further than to the first score, which is returned: a grader may be slow. A
+    problem that is no reward function's task shows nothing; none is returned where all are like that."""
+    tried = 0
     for problem in problems:
         texts = ["1", "", *([] if problem.answer is None else [str(problem.answer)])]
         probes = probed(task, [(problem, text) for text in texts])
         if not all(math.isnan(probe.grade.reward) for probe in probes):
             return probes
-    message = f"calibration: no text could be scored, of {len(problems)} problems; nothing was trained"
+        tried += any(probe.grade.applies for probe in probes)
+        if tried == TRIES:
+            break
+    if not tried:
+        return []
+    message = f"calibration: no text could be scored, of {tried} problems; nothing was trained"
     raise GraderFailed("\n".join([message, *_told()]))
 
 

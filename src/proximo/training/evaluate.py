@@ -1,7 +1,6 @@
 """Held-out accuracy, with an honest interval."""
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
@@ -12,6 +11,7 @@ from proximo.samplers import Sampler, SamplingOptions
 from proximo.tasks import Task
 from proximo.training.config import EvaluationOptions
 from proximo.training.grading import graded
+from proximo.training.intervals import half_width
 from proximo.types import Completion, Grade, Problem, Request, Rollout
 
 
@@ -34,8 +34,9 @@ class Evaluation:
     k: int = 0
     """Completions sampled per problem for what follows."""
     mean_at_k: float | None = None
+    """NaN where no completion could be scored, like pass@k."""
     mean_half_width: float | None = None
-    """Half of the 95 % interval around mean@k, over problems."""
+    """Half of the 95 % interval around mean@k, Student's t over problems; NaN from fewer than two."""
     pass_at_k: float | None = None
     pass_low: float | None = None
     pass_high: float | None = None
@@ -93,23 +94,25 @@ def evaluate(
         unscored=len(answered) - len(scored),
         outcome=known_mean(scored),
         reward=known_mean(answer.grade.reward for answer in answered),
-        parts={name: known_mean(answer.grade.parts[name] for answer in answered) for name in answered[0].grade.parts},
+        parts={
+            name: known_mean(answer.grade.parts.get(name, math.nan) for answer in answered)
+            for name in dict.fromkeys(name for answer in answered for name in answer.grade.parts)
+        },
     )
     if options.samples:
         drawn = _answers(task, sampler, tokenizer, sampling, problems, options.samples, seed)
         outcomes = [[rollout.grade.outcome for rollout in siblings] for siblings in drawn]
         known = [[outcome >= 1 for outcome in siblings if not math.isnan(outcome)] for siblings in outcomes]
-        shares = [share for share in known if share] or [[False]]
+        shares = [share for share in known if share]
         means = [sum(share) / len(share) for share in shares]
-        spread = statistics.stdev(means) if len(means) > 1 else 0.0
         solved = sum(map(any, shares))
         pass_low, pass_high = wilson(solved, len(shares))
         result = replace(
             result,
             k=options.samples,
-            mean_at_k=statistics.mean(means),
-            mean_half_width=1.96 * spread / math.sqrt(len(means)),
-            pass_at_k=solved / len(shares),
+            mean_at_k=known_mean(means),
+            mean_half_width=half_width(means),
+            pass_at_k=solved / len(shares) if shares else math.nan,
             pass_low=pass_low,
             pass_high=pass_high,
         )

@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from threading import Thread
 from time import monotonic
 
+from proximo.rewards.failures import TALLY, Failure, plain
 from proximo.samplers import gathered
 from proximo.tasks import Task
 from proximo.types import Completion, Grade, Problem, Rollout
@@ -58,6 +59,9 @@ def _graded_after(task: Task, problems: Sequence[Problem], stream: Stream) -> Gr
 
 def _judged(task: Task, problems: Sequence[Problem], completions: Sequence[Completion]) -> tuple[Rollout, ...]:
     grades: list[Grade] = task.grade(problems, completions)
+    for problem, grade in zip(problems, grades, strict=True):
+        if not grade.applies:
+            TALLY.add("rewards", Failure("none", f"every reward function returned None for {plain(problem.id, 100)}"))
     return tuple(Rollout(completion, grade) for completion, grade in zip(completions, grades, strict=True))
 
 

@@ -20,8 +20,8 @@ from proximo.training.encoding import Rows, completion_tokens
 from proximo.training.reward_mix import RewardMix, RewardModel, has_verdict
 from proximo.types import Completion, Grade, Problem
 
-Scorer = Callable[[Sequence[Problem], Sequence[Completion]], list[float]]
-"""A rule or a reward model: one number for each completion, NaN where it is unscored."""
+Scorer = Callable[[Sequence[Problem], Sequence[Completion]], Sequence[float | None]]
+"""A rule or a reward model: one number for each completion, NaN where it is unscored, None where it is not its task."""
 
 
 def judged(task: Task, mix: RewardMix, tokenizer: PreTrainedTokenizerBase, dtype: Precision = "auto") -> Task:
@@ -69,16 +69,19 @@ class Judged:
         return reward_range(self.task)
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
-        """The outcome is the task's verdict; of prompts alone, which have none, it is the reward."""
+        """The outcome is the task's verdict; of prompts alone, which have none, it is the reward. A function that
+        returns None for a completion takes no part in its reward."""
         own = self.task.grade(problems, completions)
         parts = {name: scorer(problems, completions) for name, (_, scorer) in self.scorers.items()}
         weights = {name: weight for name, (weight, _) in self.scorers.items()}
         grades = []
         for row, grade in enumerate(own):
-            rewards = {"task": self.weight * grade.reward} if self.weight else {}
-            rewards |= {name: weights[name] * finite(scores[row]) for name, scores in parts.items()}
-            outcome = grade.outcome if has_verdict(self.task) else math.fsum(rewards.values())
-            grades.append(Grade(outcome, rewards))
+            rewards = {"task": self.weight * grade.reward} if self.weight and grade.applies else {}
+            found = {name: scores[row] for name, scores in parts.items()}
+            rewards |= {name: weights[name] * finite(score) for name, score in found.items() if score is not None}
+            is_verdict = has_verdict(self.task) and (grade.applies or not self.weight)
+            outcome = grade.outcome if is_verdict else math.fsum(rewards.values()) if rewards else math.nan
+            grades.append(Grade(outcome, rewards, applies=bool(rewards)))
         return grades
 
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from proximo.data.rankings import Ranking, read_rankings
 from proximo.data.rows import Mistakes, read_prompt
+from proximo.maths.arithmetic import count_of
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def _earlier(path: str) -> list[Ranking]:
 
 def _drawn(earlier: Sequence[Ranking], config: PairsConfig, counts: Counts) -> list[Ranking]:
     """As many old rankings as make up their share of all."""
-    wanted = round(counts.fresh * config.old_share / (1 - config.old_share))
+    wanted = count_of(config.old_share / (1 - config.old_share), counts.fresh)
     counts.old = min(wanted, len(earlier))
     counts.old_missing = wanted - counts.old
     return Random(config.seed).sample(earlier, counts.old)

@@ -1,19 +1,32 @@
 """Prompts that a run could not use, found before a model is loaded."""
 
+from typing import Protocol, runtime_checkable
+
 from transformers import PreTrainedTokenizerBase
 
 from proximo.models import prompt_tokens
 from proximo.models.loading import read_config
 from proximo.models.positions import Reach, reach_of
-from proximo.tasks import Code, File, Task
-from proximo.training.config import RunConfig
+from proximo.samplers import SamplingOptions
+from proximo.tasks import Code, File, Task, TaskOptions
 from proximo.types import Problem
 
 LOOKED_AT = 8
 """Problems of a task without a file whose prompts are measured before a model is loaded."""
 
 
-def check_prompts(config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+@runtime_checkable
+class Asks(Protocol):
+    """A config that says what is asked, and how much may be said to it."""
+
+    @property
+    def task(self) -> TaskOptions: ...
+
+    @property
+    def sampling(self) -> SamplingOptions: ...
+
+
+def check_prompts(config: Asks, path: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Of a file, every prompt: too long for the model at `path`, or refused by the chat template. All are named at
     once with their rows, or left out where the task says so; what was left out is returned. Of other tasks, the first
     few prompts are looked at; the sampler refuses any that come later."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from proximo.insight.compare.measured import MEASURES, Point, Run
-from proximo.insight.compare.paired import half_width
 from proximo.training.evaluate import known_mean
+from proximo.training.intervals import half_width
 
 BINS = 30
 """Points of a curve at most: steps in between are averaged, since a step alone is mostly noise."""

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from proximo.health.history import idle
 from proximo.insight.compare.plan import Job
 from proximo.insight.report.facts import Facts, Row, is_number, phases, real
+from proximo.maths.arithmetic import count_of
 from proximo.training.evaluate import known_mean
 
 LAST = 0.1
@@ -136,7 +137,7 @@ class Run:
         """What stands for the run in a measure; None where no step has it."""
         values = [point.value for point in self.curve(measure)]
         if measure.at_end:
-            values = values[-max(1, round(LAST * len(values))) :]
+            values = values[-max(1, count_of(LAST, len(values))) :]
         return known_mean(values) if values else None
 
     def surprise(self, step: int) -> float | None:

@@ -8,17 +8,12 @@ interval speaks of other seeds and other problems; with one seed it speaks of ot
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from proximo.training.evaluate import known_mean
-
-T95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-"""Student's t, 97.5 %, for 1 to 30 degrees of freedom; for more the last, which is a little too wide."""
+from proximo.training.intervals import half_width, t95
 
 Verdict = Literal["the same", "within noise", "higher", "lower"]
 
@@ -48,15 +43,6 @@ class Difference:
             return None
         low, high = self.interval
         return "higher" if low > 0 else "lower" if high < 0 else "within noise"
-
-
-def quantile(freedom: int) -> float:
-    return T95[min(freedom, len(T95)) - 1]
-
-
-def half_width(values: Sequence[float]) -> float:
-    """Of the 95 % interval of a mean, from two values on."""
-    return quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def seed_difference(contender: str, measure: str, ours: Mapping[int, float], first: Mapping[int, float]) -> Difference:
@@ -108,6 +94,6 @@ def _half(pairs: Mapping[int, Answers], by_seed: Mapping[int, float]) -> float:
     means = [known_mean(each) for each in by_problem.values()]
     largest = max(abs(each) for differences in by_problem.values() for each in differences)
     spread = statistics.stdev([*means, largest, -largest])
-    over_problems = quantile(max(len(means) - 1, 1)) * spread / math.sqrt(len(means))
+    over_problems = t95(max(len(means) - 1, 1)) * spread / math.sqrt(len(means))
     over_seeds = half_width(list(by_seed.values())) if len(by_seed) > 1 else 0.0
     return math.hypot(over_problems, over_seeds)
