@@ -68,7 +68,19 @@ def calibrate(task: Task, seed: int) -> list[str]:
         found, probes = _compared(task, what, right, wrong)
         remarks += found
         wrong_probes += probes
-    return [*remarks, *_out_of_range(declared, right, wrong_probes), *_told()]
+    return [*remarks, *_out_of_range(declared, right, wrong_probes), *_whole_solutions(task, right), *_told()]
+
+
+def _whole_solutions(task: Task, right: Sequence[Probe]) -> list[str]:
+    """GSM8K's answers are solutions that end with `#### 72`: is the number alone right, too?"""
+    finals = [(probe.problem, probe.text.rpartition("####")[2].strip()) for probe in right if "####" in probe.text]
+    wrong = [probe for probe in probed(task, finals) if not probe.is_right]
+    if not wrong:
+        return []
+    return [
+        f"calibration: {wrong[0].problem.id}: the grader wants the whole solution text, and {short(wrong[0].text)} "
+        "behind its '####' alone is wrong; for the final answer set --task.reward.last-number or --task.reward.type MathVerify"
+    ]
 
 
 def with_references(task: Task, problems: Sequence[Problem]) -> list[Asked]:

@@ -1,6 +1,6 @@
 """Prompts that a run could not use, found before a model is loaded."""
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
@@ -15,7 +15,6 @@ LOOKED_AT = 8
 """Problems of a task without a file whose prompts are measured before a model is loaded."""
 
 
-@runtime_checkable
 class Asks(Protocol):
     """A config that says what is asked, and how much may be said to it."""
 
@@ -24,6 +23,9 @@ class Asks(Protocol):
 
     @property
     def sampling(self) -> SamplingOptions: ...
+
+    @property
+    def seed(self) -> int: ...
 
 
 def check_prompts(config: Asks, path: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
