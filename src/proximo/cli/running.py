@@ -221,7 +221,7 @@ def run_eval(arguments: list[str]) -> int:
 def _own_evaluation(name: str) -> EvalConfig:
     """As the run evaluated itself, where the model is a run of `proximo train` or one of its checkpoints."""
     folder = Path(name)
-    file = (folder.parents[1] if folder.parent.name == "checkpoints" else folder) / "config.toml"
+    file = (folder.parents[1] if folder.match("checkpoints/*") else folder) / "config.toml"
     try:
         if not name or "algorithm" not in tomllib.loads(file.read_text(encoding="utf-8")):
             return EvalConfig()  # another stage's run, which has no task

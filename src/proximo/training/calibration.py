@@ -79,7 +79,8 @@ def _whole_solutions(task: Task, right: Sequence[Probe]) -> list[str]:
         return []
     return [
         f"calibration: {wrong[0].problem.id}: the grader wants the whole solution text, and {short(wrong[0].text)} "
-        "behind its '####' alone is wrong; for the final answer set --task.reward.last-number or --task.reward.type MathVerify"
+        "behind its '####' alone is wrong; for the final answer set "
+        "--task.reward.last-number or --task.reward.type MathVerify"
     ]
 
 
