@@ -23,6 +23,7 @@ def asked(answer: Any, **data: Any) -> Problem:
 
 def score(reward: Reward, answer: Any, text: str) -> float:
     [value] = reward([asked(answer)], [said(text)])
+    assert value is not None
     return value
 
 

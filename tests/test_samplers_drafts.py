@@ -52,6 +52,6 @@ def test_special_tokens_between_its_pieces_do_not_hide_a_stop_string():
     # More special tokens than the tail of a search for two bytes is long.
     tokens = [b, a, *[0] * 20, b, a]
     draft = Draft(0, 0, (5,))
-    pen.take(draft, tokens, [0.0] * len(tokens))
+    pen.take(draft, tokens, [0.0] * len(tokens), [0.0] * len(tokens))
     assert (draft.finish, draft.tokens) == ("stop", tokens[:-1])
     assert pen.completion(draft, version=0).text == "b"

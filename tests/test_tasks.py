@@ -489,6 +489,7 @@ def test_an_answer_with_fields_is_refused_and_its_fields_are_named(tmp_path: Pat
         task.size("train")
     inside = File(path, answer_columns=("reward_model.ground_truth",))
     problem = inside.problem(0, "train", 0)
+    assert isinstance(problem.prompt, tuple)
     assert problem.prompt[0]["content"] == f"{int(problem.answer) - 1}+1="
     assert [grade.outcome for grade in inside.grade([problem], [said(problem.answer)])] == [1.0]
 

@@ -200,7 +200,7 @@ def test_a_sampled_space_is_part_of_the_text():
     said = reply_tokens(tokenizer, "The capital of France is", " Paris")
     assert tokenizer.decode(list(said)) == "Paris"  # alone, the space is lost
     prompt = prompt_tokens(tokenizer, "The capital of France is")
-    draft = Draft(0, 0, prompt, [*said, EOS], [0.0] * (len(said) + 1), "stop")
+    draft = Draft(0, 0, prompt, [*said, EOS], [0.0] * (len(said) + 1), [0.0] * (len(said) + 1), "stop")
     completion = Pen(tokenizer, frozenset([EOS]), SamplingOptions(), seed=0, step=0).completion(draft, version=0)
     assert completion.text == " Paris"
     # Rollouts become pairs as text, and DPO then learns the very tokens that were said.

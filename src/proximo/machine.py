@@ -147,7 +147,7 @@ def multiplies_halves() -> bool:
     """
     with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always")
-        torch.ones(32, 64, dtype=torch.bfloat16) @ torch.ones(64, 64, dtype=torch.bfloat16).T
+        _ = torch.ones(32, 64, dtype=torch.bfloat16) @ torch.ones(64, 64, dtype=torch.bfloat16).T
         linear(torch.ones(1, 32, 64, dtype=torch.bfloat16), torch.ones(64, 64, dtype=torch.bfloat16))
     return not caught
 
