@@ -153,7 +153,9 @@ def one_run(name: str, seed: int, options: argparse.Namespace, deadline: float) 
     for index in range(config.steps):
         before = frozen_copy(run.model)
         frontier = train_step(run, index, frontier).frontier
-        rows.append({"step": index + 1, "norms": log.norms} | log.row | moved(before, first.model, run.model, log.batch))
+        rows.append(
+            {"step": index + 1, "norms": log.norms} | log.row | moved(before, first.model, run.model, log.batch)
+        )
     evaluation, _ = run.evaluate()
     rows.append({"step": config.steps, **evaluation.floats()})
     (folder / STUDY).write_text("".join(json.dumps(row) + "\n" for row in rows))
