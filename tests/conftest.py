@@ -19,11 +19,15 @@ settings.load_profile("house")
 
 
 @pytest.fixture(autouse=True)
-def machine_as_it_stands(monkeypatch):
-    """Commands neither measure the machine nor change its threads for the tests behind them."""
+def machine_as_it_stands(monkeypatch) -> Iterator[None]:
+    """Commands do not measure the machine, and a test that changes its threads does so for itself alone."""
     from proximo import machine
 
+    before = machine.Machine.current()
     monkeypatch.setattr(machine, "machine_for", lambda parameters: machine.Machine.current())
+    yield
+    if machine.Machine.current() != before:
+        before.apply()
 
 
 @pytest.fixture

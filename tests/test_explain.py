@@ -234,7 +234,9 @@ def test_help_and_empty_lines_say_what_there_is(capsys):
     for arguments in ([], ["--help"], ["explain"], ["explain", "--help"]):
         assert main(arguments) == 0
         text = capsys.readouterr().out
-        assert "usage: proximo COMMAND" in text
+        assert text.startswith(
+            "usage: proximo explain NAME" if arguments[:1] == ["explain"] else "usage: proximo COMMAND"
+        )
         assert "proximo explain NAME" in text
 
 

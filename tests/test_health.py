@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from proximo import toml
-from proximo.algorithms import GRPO, PPO, SAPO
+from proximo.algorithms import GRPO, GSPO, PPO, SAPO
 from proximo.health import RULES, Watch, findings, watched
 from proximo.health.history import History
 from proximo.health.lessons import DeadGroups, NoReward
@@ -26,6 +26,7 @@ from proximo.samplers import SamplingOptions
 from proximo.storage.lines import Lines
 from proximo.tasks import File
 from proximo.tasks.arithmetic import Arithmetic
+from proximo.training.banding import BandWatch
 from proximo.training.collect import Collected, Frontier
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
 from proximo.training.meanings import MEANINGS, meaning
@@ -569,7 +570,7 @@ def test_a_run_on_prompts_alone_does_not_know_what_is_solved(settings, tmp_path)
 def test_a_damaged_row_is_no_reason_not_to_go_on(tmp_path):
     damaged = b'{"outcome": 0.0}\n{"outcome": 0.0}\n???\n[1]\n\xff\xfe\n{"outcome": 0.0}\n{"outco'
     (tmp_path / "metrics.jsonl").write_bytes(damaged)
-    run = SimpleNamespace(folder=tmp_path, watch=Watch([NoReward(window=3)]))
+    run = SimpleNamespace(folder=tmp_path, watch=Watch([NoReward(window=3)]), band=BandWatch(GSPO))
     Run.remember(run)  # pyright: ignore[reportArgumentType]
     assert run.watch.history.trained == 3
 

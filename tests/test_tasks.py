@@ -5,6 +5,7 @@ import math
 import sys
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -441,7 +442,12 @@ def test_bad_rows_are_reported_all_at_once(tmp_path: Path):
 
 
 def test_only_the_first_bad_rows_are_spelled_out(tmp_path: Path):
+    """Rows of one mistake are one line; of other mistakes there are 20 lines at most."""
     task = File(written(tmp_path / "bad.jsonl", [{"question": "q"}] * 25))
+    with pytest.raises(ValueError, match=r":1: no column 'prompt', only question: .* \(and 24 more rows like it\)$"):
+        task.size("train")
+    columns = ["".join(pair) for pair in product("abcde", repeat=2)]
+    task = File(written(tmp_path / "worse.jsonl", [{name: "q"} for name in columns]))
     with pytest.raises(ValueError, match="and 5 more$"):
         task.size("train")
 

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +116,7 @@ def readings(clock: Clock = time.perf_counter) -> Readings:
     if key in known:
         with suppress(AttributeError, KeyError, TypeError, ValueError):  # an entry that is not as we write it
             return Readings.from_dict(known[key])
-    multiplies_halves()  # torch's warning comes now, and goes nowhere
+    settle_half_products()
     found = measure(clock)
     _store(file, {**known, key: asdict(found)})
     return found
@@ -138,18 +137,15 @@ def measure(clock: Clock = time.perf_counter) -> Readings:
     return Readings(small, large, {"float32": single, "bfloat16": half})
 
 
-@cache
-def multiplies_halves() -> bool:
-    """Whether this CPU has a fast product of bfloat16 matrices; tried for real, once for a process.
+def settle_half_products() -> None:
+    """Take torch's warning about products of bfloat16 matrices now, where it is caught.
 
-    Where it has none torch takes another way to the same numbers and warns once, with a page of stack frames. That
-    warning is caught here, so that it neither reaches a user nor becomes an error in the middle of a pass.
+    On a CPU without instructions for them torch takes another path to the same numbers and warns, once in a process,
+    with a page of stack frames: that must not reach a user, or become an error in the middle of a pass.
     """
-    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
-        warnings.simplefilter("always")
-        _ = torch.ones(32, 64, dtype=torch.bfloat16) @ torch.ones(64, 64, dtype=torch.bfloat16).T
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
         linear(torch.ones(1, 32, 64, dtype=torch.bfloat16), torch.ones(64, 64, dtype=torch.bfloat16))
-    return not caught
 
 
 def _fastest(shapes: Sequence[Shape], most_threads: int, clock: Clock) -> Machine:

@@ -128,7 +128,7 @@ def said_later() -> Iterator[None]:
 
 def _empties(kind: Any, flag: str, flags: Sequence[str]) -> bool:
     """Whether the flag says None to a field that holds a piece or nothing. Other fields' None is tyro's to read."""
-    given = [later for flag_, later in zip(flags, [*flags[1:], ""], strict=True) if flag_ == flag]
+    given = [later for flag_, later in zip(flags, [*flags[1:], ""], strict=False) if flag_ == flag]
     given += [each.removeprefix(f"{flag}=") for each in flags if each.startswith(f"{flag}=")]
     if not given or given[0].lower() != "none":
         return False

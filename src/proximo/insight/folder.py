@@ -41,8 +41,10 @@ class RunFolder:
     @cached_property
     def config(self) -> RunConfig:
         """Of a run of `proximo train`; ValueError where it is another command's, or another version's."""
-        with open_file(self.path / "config.toml"):  # a file of this folder, not a link to another
-            return toml.load(str(self.path / "config.toml"), RunConfig)
+        path = self.path / "config.toml"
+        if (data := _read(path)) is None:
+            raise ValueError(f"{path}: there is no such file")
+        return toml.loads(data.decode("utf-8-sig", errors="replace"), RunConfig, str(path), finite=True)
 
     @cached_property
     def config_text(self) -> str:

@@ -16,11 +16,11 @@ MAX_LOG = 80.0
 
 
 def count_of(share: float, total: int) -> int:
-    """So much of a count: the nearest whole number, and the larger one from a half. 0.29 of 100 is 29, 0.2 of 8 is 2.
+    """A share of a count: the nearest whole number, of a half the smaller. 0.29 of 100 is 29, 0.2 of 8 is 2.
 
     The product is rounded first: 0.29 * 100 is 28.999999999999996.
     """
-    return math.floor(round(share * total, 9) + 0.5)
+    return math.ceil(round(share * total, 9) - 0.5)
 
 
 def bounded_exp(exponent: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:

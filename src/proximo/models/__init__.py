@@ -1,15 +1,12 @@
 """Models: loading them, and the log-probs of what they said."""
 
+from proximo.models.devices import Precision, free_bytes, pick_device, pick_dtype
 from proximo.models.layout import micro_batches
 from proximo.models.loading import (
     PaddedFallback,
-    Precision,
-    free_bytes,
     frozen_copy,
     load_model,
     load_tokenizer,
-    pick_device,
-    pick_dtype,
     supports_packing,
     with_precision,
 )

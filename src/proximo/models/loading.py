@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
@@ -36,13 +36,11 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from proximo.machine import multiplies_halves
+from proximo.machine import settle_half_products
 from proximo.models.attention import NAME
 from proximo.models.inspecting import inspect, refuse_file
 from proximo.models.positions import hold_frequencies
 from proximo.models.templates import check_template
-
-Precision = Literal["auto", "float32", "bfloat16"]
 
 TEXTS: tuple[str, ...] = ("*.json", "*.jinja", "*.txt", "*.model")
 """Configs and tokenizers; of a model on the hub nothing else but safetensors is fetched."""
@@ -54,43 +52,6 @@ UNREACHABLE = "neither a folder nor a model that the hub or its local cache has;
 
 class PaddedFallback(UserWarning):
     """The model is outside the fast path: correct, but each completion pays for its prompt again."""
-
-
-def pick_device(name: str) -> str:
-    """As torch names it; `auto` is a GPU where there is one, else the CPU."""
-    found = torch.cuda.is_available()
-    if name != "auto":
-        return _checked_device(name, has_gpu=found)
-    return "cuda" if found else "cpu"
-
-
-def _checked_device(name: str, *, has_gpu: bool) -> str:
-    try:
-        kind = torch.device(name).type
-    except RuntimeError as error:
-        raise ValueError(f"device is {name!r}: torch knows no such device; give auto, cpu or cuda") from error
-    if kind == "cuda" and not has_gpu:
-        raise ValueError(f"device is {name!r}, but there is no GPU here that torch can use: give auto or cpu")
-    if kind == "cuda" and (number := torch.device(name).index) is not None:
-        count = torch.cuda.device_count()
-        if number >= count:
-            raise ValueError(f"device is {name!r}, but there are {count} GPUs here: count from cuda:0")
-        torch.cuda.set_device(number)  # kernels and captured steps run where torch stands
-    return name
-
-
-def pick_dtype(name: Precision, device: str) -> torch.dtype:
-    """Of the weights; `auto` is bfloat16 on a GPU that computes in it, else float32."""
-    if name != "auto":
-        return getattr(torch, name)
-    halves = torch.device(device).type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.bfloat16 if halves else torch.float32
-
-
-def free_bytes(device: torch.device) -> int:
-    """On a GPU: what nobody holds, and what torch holds without using it."""
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def load_model(path: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
@@ -137,7 +98,7 @@ def load_weights(
     """
     folder = _opened(path, weights=True)
     if dtype.itemsize == 2:
-        multiplies_halves()
+        settle_half_products()
     try:
         with _quiet():
             loaded: Any = kind.from_pretrained(
@@ -228,7 +189,7 @@ def _quiet() -> Iterator[None]:
 def with_precision(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """The same model with its weights rounded. Buffers stay: rotary frequencies in half precision would be others."""
     if dtype.itemsize == 2:
-        multiplies_halves()
+        settle_half_products()
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model

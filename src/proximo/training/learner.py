@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 from proximo.algorithms import Algorithm
 from proximo.maths.arithmetic import sampled
 from proximo.maths.extras import EntropyBonus
-from proximo.maths.gates import Clip
 from proximo.maths.mismatch import MismatchStats, mismatch
 from proximo.maths.objective import Plan, plan_step, policy_loss
 from proximo.maths.ratios import CurrentPolicy
@@ -27,7 +26,7 @@ from proximo.training.experts import agreement_stats, balance_for, check_agreeme
 from proximo.training.guarding import Found, Guard, Update
 from proximo.training.optimizer import POLICY, Optimizer
 from proximo.training.passes import OldScores, Passes, minibatches
-from proximo.training.rounding import check_gap
+from proximo.training.rounding import check_gap, gate_width
 from proximo.types import Batch, Stats, sent
 
 VALUE_PACE = 10
@@ -295,8 +294,3 @@ class Learner:
         for number in range(self.options.epochs):
             for place, index in enumerate(minibatches(batch, self.options, self.shuffle)):
                 yield replace(update(batch.rows(index), number + place), rows=index)
-
-
-def gate_width(algorithm: Algorithm) -> float:
-    """The smallest log-ratio that matters to the gate; PPO's clip where the gate has no edge."""
-    return min(algorithm.gate.low, algorithm.gate.high) if isinstance(algorithm.gate, Clip) else 0.2

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from proximo.algorithms import Algorithm
+from proximo.maths.gates import Clip
 from proximo.maths.mismatch import MismatchStats
 from proximo.training.optimizer import HALVES
 
@@ -73,3 +75,8 @@ def check_gap(found: MismatchStats | None, most: float | None, model: PreTrained
         f"{precision} explains: {kind} is sampled from another distribution than the one it is trained on. Nothing "
         f"was updated; {remedy}use another model, and report this with the output of proximo selfcheck"
     )
+
+
+def gate_width(algorithm: Algorithm) -> float:
+    """The smallest log-ratio that matters to the gate; PPO's clip where the gate has no edge."""
+    return min(algorithm.gate.low, algorithm.gate.high) if isinstance(algorithm.gate, Clip) else 0.2

@@ -36,9 +36,9 @@ from proximo.training.checks import (
 from proximo.training.collect import Collector, Frontier
 from proximo.training.config import RunConfig
 from proximo.training.judging import judged
-from proximo.training.learner import Learner, gate_width
+from proximo.training.learner import Learner
 from proximo.training.optimizer import POLICY, VALUE
-from proximo.training.rounding import Bounds, bounds_of
+from proximo.training.rounding import Bounds, bounds_of, gate_width
 from proximo.types import Batch, Completion, Grade, Group, Rollout
 
 GROUPS, SIBLINGS, TOKENS = 4, 4, 64
