@@ -1,0 +1,44 @@
+"""Where a model computes and in which precision, as its user names them."""
+
+from typing import Literal
+
+import torch
+
+Precision = Literal["auto", "float32", "bfloat16"]
+
+
+def pick_device(name: str) -> str:
+    """As torch names it; `auto` is a GPU where there is one, else the CPU."""
+    found = torch.cuda.is_available()
+    if name != "auto":
+        return _checked_device(name, has_gpu=found)
+    return "cuda" if found else "cpu"
+
+
+def _checked_device(name: str, *, has_gpu: bool) -> str:
+    try:
+        kind = torch.device(name).type
+    except RuntimeError as error:
+        raise ValueError(f"device is {name!r}: torch knows no such device; give auto, cpu or cuda") from error
+    if kind == "cuda" and not has_gpu:
+        raise ValueError(f"device is {name!r}, but there is no GPU here that torch can use: give auto or cpu")
+    if kind == "cuda" and (number := torch.device(name).index) is not None:
+        count = torch.cuda.device_count()
+        if number >= count:
+            raise ValueError(f"device is {name!r}, but there are {count} GPUs here: count from cuda:0")
+        torch.cuda.set_device(number)  # kernels and captured steps run where torch stands
+    return name
+
+
+def pick_dtype(name: Precision, device: str) -> torch.dtype:
+    """Of the weights; `auto` is bfloat16 on a GPU that computes in it, else float32."""
+    if name != "auto":
+        return getattr(torch, name)
+    halves = torch.device(device).type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if halves else torch.float32
+
+
+def free_bytes(device: torch.device) -> int:
+    """On a GPU: what nobody holds, and what torch holds without using it."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
