@@ -13,7 +13,14 @@ from types import CodeType, ModuleType
 
 PACKAGE = "proximo"
 SHAPES = {"Bool", "Float", "Int"}
+CHECKS = [
+    ast.parse(text, mode="eval").body
+    for text in ("__import__('jaxtyping').jaxtyped(typechecker=None)", "__import__('beartype').beartype")
+]
+"""Around a function. beartype sees arguments and result once, and names of sizes hold for the call; given its checker,
+jaxtyping would look at the arguments twice."""
 CHECKED = ast.parse("__import__('jaxtyping').jaxtyped(typechecker=__import__('beartype').beartype)", mode="eval").body
+"""Around a dataclass."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -55,7 +62,7 @@ def with_checks(source: bytes | str) -> ast.Module:
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, Function) and _signature_has_shape(node):
-            node.decorator_list.append(CHECKED)  # innermost: a property or a cache is around it
+            node.decorator_list.extend(CHECKS)  # innermost: a property or a cache is around it
         elif isinstance(node, ast.ClassDef) and _fields_have_shape(node):
             node.decorator_list.insert(0, CHECKED)  # outermost: it checks the constructor that dataclass makes
     return ast.fix_missing_locations(tree)
