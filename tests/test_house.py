@@ -4,9 +4,14 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[1] / "src" / "proximo"
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "proximo"
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
@@ -42,3 +47,15 @@ assert proximo.policy_loss and proximo.advantages
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_the_constraints_are_within_the_ranges():
+    """constraints.txt names every direct dependency, in a version that pyproject.toml allows."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
+    pinned = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["gym"], *extras["view"], *extras["dev"]]
+    for each in map(Requirement, wanted):
+        if each.name != "proximo":
+            assert each.specifier.contains(pinned[canonicalize_name(each.name)]), each
