@@ -1,9 +1,11 @@
 """What the studies under experiments/ count: by hand, without a run."""
 
 import json
+import re
 
 import pytest
 import torch
+from experiments.charts import COLOURS, line_chart
 from experiments.moe_measures import other_experts
 from experiments.moe_report import Record, common_steps, summary, table, write
 
@@ -49,3 +51,9 @@ def test_results_are_files_that_anything_reads(tmp_path):
     assert found["runs"][1]["blocked"] is None
     assert len((tmp_path / "moe.csv").read_text().splitlines()) == 61
     assert (tmp_path / "moe-outcome.svg").read_text().startswith("<svg")
+
+
+def test_more_lines_than_colours_are_still_told_apart(tmp_path):
+    line_chart(tmp_path / "many.svg", "Many", {f"arm {n}": [0.0, float(n)] for n in range(len(COLOURS) + 3)})
+    lines = re.findall(r'<polyline points="[^"]*" (.*)/>', (tmp_path / "many.svg").read_text())
+    assert len(lines) == len(set(lines)) == len(COLOURS) + 3
