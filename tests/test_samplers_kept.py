@@ -17,7 +17,7 @@ from proximo.samplers.joined import joined_layers
 from proximo.types import Request
 
 TOKENIZER = tiny_tokenizer()
-REQUESTS = [Request(key, tuple(range(3 + key, 4 + key + 5 * key)), 3) for key in range(4)]
+REQUESTS = [Request(key, tuple(range(3 + key, 4 + key + 5 * key)), 5) for key in range(4)]
 LONG = SamplingOptions(max_tokens=33)
 """A row that is cut has its last token in the first place beyond two blocks of sixteen."""
 
@@ -64,12 +64,13 @@ def said(answers):
     return [(each.tokens, each.text, each.finish) for siblings in answers for each in siblings]
 
 
+FEWER = [replace(request, num_samples=3) for request in REQUESTS]
 CALLS = [
-    (REQUESTS, LONG),
-    (REQUESTS[:2], replace(LONG, max_tokens=17)),
-    (REQUESTS, replace(LONG, stop=("7", "+"))),
-    (REQUESTS[1:], replace(LONG, max_tokens=1)),
-    (REQUESTS, LONG),
+    (FEWER, LONG),
+    (FEWER[:2], replace(LONG, max_tokens=17)),
+    (FEWER, replace(LONG, stop=("7", "+"))),
+    (FEWER[1:], replace(LONG, max_tokens=1)),
+    (FEWER, LONG),
 ]
 
 
