@@ -51,7 +51,7 @@ class Record:
 
     @property
     def collapse(self) -> int | None:
-        """The step from which on the outcome stays below COLLAPSED of the best ten in a row; None: it did not."""
+        """After how many steps the outcome stays below COLLAPSED of the best ten in a row; None: it did not."""
         outcomes = self.outcomes
         starts = range(max(1, len(outcomes) - WINDOW + 1))
         least = COLLAPSED * max(statistics.mean(outcomes[start : start + WINDOW]) for start in starts)

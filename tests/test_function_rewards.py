@@ -62,6 +62,10 @@ def test_the_tasks_own_function_may_pass_too(path: str):
     grades = task.grade([SUM, WORD], [said("2"), said("four")])
     # A verdict where it has one, else the reward, as of prompts without a verdict.
     assert grades == [Grade(1.0, {"task": 1.0}), Grade(2.0, {"words": 2.0})]
+    # A verdict that is only watched: what it passes on is trained by the rules all the same.
+    watched = judged(File(path, reward=PythonFunction(sums)), RewardMix(task=0.0, rules=RULES[1:]), tiny_tokenizer())
+    [grade] = watched.grade([WORD], [said("four")])
+    assert (grade, grade.verdict) == (Grade(2.0, {"words": 2.0}), 2.0)
     # A failure is not a pass: the completion is unscored.
     failing = judged(File(path), RewardMix(rules=(WeightedRule(PythonFunction(broken)), *RULES)), tiny_tokenizer())
     [grade] = failing.grade([SUM], [said("2")])

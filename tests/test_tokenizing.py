@@ -192,6 +192,15 @@ def test_prompt_and_reply_read_as_they_were_written(tokenizer, asked, reply):
         assert ReplyReader(tokenizer)(prompt, said) == reply
 
 
+def test_a_vocabulary_without_letters_keeps_its_bos():
+    words = {"<unk>": 0, "<s>": 1, "</s>": 2, "1": 3, "2": 4, "+": 5, "=": 6}
+    tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))  # what it cannot spell has no token at all
+    digits = with_frame(tokenizer, "<s> $A </s>")
+    assert digits.encode("a", add_special_tokens=False) == []
+    assert prompt_tokens(digits, "1+2=") == (BOS, 3, 5, 4, 6)
+    assert prompt_tokens(digits, "<s>1+2=") == (BOS, 3, 5, 4, 6)
+
+
 # What a sampler said
 
 

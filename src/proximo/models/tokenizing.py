@@ -10,6 +10,9 @@ from proximo.types import Message
 _ANCHORS = ("\n", "|", "a", "0", "é", " ")
 """Texts to put before a reply; the first with which it does not merge shows how it is spelled inside a text."""
 
+_SPELLED = ("a", "0", "é", "|", " ", "\n")
+"""Texts of which a vocabulary, however small, most likely has one."""
+
 
 def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Message]) -> tuple[int, ...]:
     """The prompt as the tokenizer gives it to a model, left open for a completion.
@@ -20,7 +23,7 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Mes
     text = asked_text(tokenizer, prompt)
     tokens = _encoded(tokenizer, text)
     if isinstance(prompt, str):
-        first = special_prefix(tokenizer)
+        first = special_prefix(tokenizer, text)
         if tokens[: len(first)] != first:  # who writes the BOS into the text gets no second one
             tokens = first + tokens
     if not tokens:
@@ -37,9 +40,13 @@ def asked_text(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Messag
     return rendered(tokenizer, prompt, for_answer=True)
 
 
-def special_prefix(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """What the tokenizer itself puts before every text: a BOS, several tokens, or nothing."""
-    bare, framed = _encoded(tokenizer, "a"), tuple(tokenizer.encode("a"))
+def special_prefix(tokenizer: PreTrainedTokenizerBase, text: str = "") -> tuple[int, ...]:
+    """What the tokenizer itself puts before every text: a BOS, several tokens, or nothing. It shows with any text that
+    has tokens: `text`, or another where the vocabulary has none for it."""
+    shown = next((each for each in (text, *_SPELLED) if _encoded(tokenizer, each)), "")
+    bare, framed = _encoded(tokenizer, shown), tuple(tokenizer.encode(shown))
+    if not bare:
+        return ()
     starts = range(len(framed) - len(bare) + 1)
     return framed[: next((start for start in starts if framed[start : start + len(bare)] == bare), 0)]
 
@@ -73,7 +80,7 @@ class ReplyReader:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self.special = frozenset(tokenizer.all_special_ids)
-        self._anchor = _encoded(tokenizer, "a")[-1:]
+        self._anchor = next(filter(None, (_encoded(tokenizer, each)[-1:] for each in _SPELLED)), ())
         self._start = self._decoded(self._anchor)
 
     def __call__(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:

@@ -69,8 +69,8 @@ class Judged:
         return reward_range(self.task)
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
-        """The outcome is the task's verdict; of prompts alone, which have none, it is the reward. A function that
-        returns None for a completion takes no part in its reward."""
+        """The outcome is the task's verdict; where there is none, of prompts alone or where the task's own function
+        returned None, it is the reward. A function that returns None for a completion takes no part in its reward."""
         own = self.task.grade(problems, completions)
         parts = {name: scorer(problems, completions) for name, (_, scorer) in self.scorers.items()}
         weights = {name: weight for name, (weight, _) in self.scorers.items()}
@@ -79,7 +79,7 @@ class Judged:
             rewards = {"task": self.weight * grade.reward} if self.weight and grade.applies else {}
             found = {name: scores[row] for name, scores in parts.items()}
             rewards |= {name: weights[name] * finite(score) for name, score in found.items() if score is not None}
-            is_verdict = has_verdict(self.task) and (grade.applies or not self.weight)
+            is_verdict = has_verdict(self.task) and grade.applies
             outcome = grade.outcome if is_verdict else math.fsum(rewards.values()) if rewards else math.nan
             grades.append(Grade(outcome, rewards, applies=bool(rewards)))
         return grades
