@@ -106,7 +106,7 @@ def told(run: RunFolder) -> dict[str, Any]:
     step = run.step(number)
     seen = look(step, run.config.algorithm, run.config)
     stopped = (seen.state == TokenState.HIGH) | (seen.state == TokenState.LOW)
-    row, token = divmod(int((seen.gradient.abs() + 1e6 * stopped).argmax()), seen.gradient.shape[1])
+    row, token = step.layout.token(int((seen.gradient.abs() + 1e6 * stopped).argmax()))
     place = {"step": number, "group": int(step.batch.group[row]), "row": row, "token": token}
     return {"run": run.name, **place, "channel": "gradient"}
 

@@ -1,7 +1,7 @@
 """Steps made of tensors, written through the loop's writer and read back: every number of them is known."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms import Algorithm
+from proximo.insight.layout import Layout
+from proximo.insight.lens import look
 from proximo.insight.steps import Step, read_step
 from proximo.maths.ratios import CurrentPolicy
 from proximo.models import tiny_tokenizer
@@ -113,6 +115,41 @@ def stored(
     path = folder / "step-000000.parquet"
     write_rollouts(table, path)
     return read_step(path, 0)
+
+
+def padded(layout: Layout, tokens: Tensor, filler: int = 0) -> Tensor:
+    """[B, T], as the tests have their numbers."""
+    return layout.padded(tokens, torch.arange(len(layout.lengths)), filler)
+
+
+@dataclass(frozen=True)
+class RowsSeen:
+    """What `look` sees, as [B, T]."""
+
+    notes: tuple[str, ...]
+    state: Tensor
+    advantages: Tensor
+    weights: Tensor
+    token_ratio: Tensor
+    ratio: Tensor
+    through: Tensor
+    gradient: Tensor
+    kl_gradient: Tensor
+    correction: Tensor
+    blocked: Tensor
+    takes_part: Tensor
+    losses: dict[int, float]
+
+
+def rows_seen(step: Step, algorithm: Algorithm, settings: RunConfig, **more: Any) -> RowsSeen:
+    seen = look(step, algorithm, settings, **more)
+    ones = {"token_ratio", "ratio", "through", "correction"}
+
+    def shown(name: str) -> Any:
+        value = getattr(seen, name)
+        return padded(seen.layout, value, int(name in ones)) if isinstance(value, Tensor) else value
+
+    return RowsSeen(**{each.name: shown(each.name) for each in fields(RowsSeen)})
 
 
 def fixture_batch(**changes: Any) -> Batch:

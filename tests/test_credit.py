@@ -20,6 +20,7 @@ from proximo.maths import (
     TokenWhitened,
     ValueLoss,
 )
+from proximo.maths.credit import assign_parts
 from tests.fixture import GOLDEN, GROUP, LOG_RATIO, MASK, OLD, REF, REWARDS, assert_close, golden
 
 VALUES = torch.tensor([[0.2, 0.4, 0.9, 0.5, 0.7]]).double()
@@ -148,6 +149,20 @@ def test_a_process_step_counts_from_where_it_ends_backwards():
     )
     half = 1 / math.sqrt(2)
     assert_close(ProcessNormalized(epsilon=0.0)(batch).advantages, [[half, 0, 0], [-half, -half, -half]])
+
+
+def test_process_steps_of_a_group_are_compared_where_its_rows_come_in_parts():
+    """Steps 1 and 2 in one part, 3 in the other: mean 2, deviation 1; a token gets what is still to end."""
+    first = Feedback(
+        rewards=torch.ones(1).double(),
+        group=torch.tensor([4]),
+        mask=torch.ones(1, 3).bool(),
+        token_rewards=torch.tensor([[1.0, NAN, 2.0]]).double(),
+    )
+    second = replace(first, mask=torch.ones(1, 1).bool(), token_rewards=torch.tensor([[3.0]]).double())
+    wide, narrow = assign_parts(ProcessNormalized(epsilon=0.0), [first, second])
+    assert_close(wide.advantages, [[-1.0, 0.0, 0.0]])
+    assert_close(narrow.advantages, [[1.0]])
 
 
 def test_an_unscored_row_is_nan_and_out_of_the_whitening():

@@ -179,10 +179,13 @@ def test_linked_rollouts_are_not_followed(folder, tmp_path, capsys):
     assert page(folder) == [said]
 
 
-def test_a_step_that_is_too_wide_to_be_held_is_refused_in_one_line(folder, monkeypatch):
-    """Two completions, the longer of two tokens: four places."""
-    monkeypatch.setattr("proximo.insight.steps.MOST_ENTRIES", 4)
-    assert read_step(folder / ROLLOUTS, 0).number == 0
-    monkeypatch.setattr("proximo.insight.steps.MOST_ENTRIES", 3)
-    with pytest.raises(ValueError, match=r"\A[^\n]+ 4 places for tokens, more than the 3 held at once\Z"):
-        read_step(folder / ROLLOUTS, 0)
+def test_a_step_that_is_too_large_to_be_held_is_refused_in_one_line(folder, monkeypatch):
+    """Two completions of three tokens, in one pass: what counts is the tokens there are, and the passes over them."""
+    for limit in ("MOST_TOKENS", "MOST_PASSED"):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"proximo.insight.steps.{limit}", 3)
+            assert read_step(folder / ROLLOUTS, 0).number == 0
+            patched.setattr(f"proximo.insight.steps.{limit}", 2)
+            said = r"\A[^\n]+ 2 completions of 3 tokens( in 1 passes)?, more than the 2 that are held at once\Z"
+            with pytest.raises(ValueError, match=said):
+                read_step(folder / ROLLOUTS, 0)

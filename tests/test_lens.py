@@ -5,36 +5,53 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import proximo
 from proximo.algorithms import DAPO, GMPO, GRPO, GSPO, KL_COV, PPO, REINFORCE_PP, RLOO, SAPO, VAPO, Algorithm
-from proximo.insight.lens import BLOCKED, TokenState, advantages_under, look, policy_loss
+from proximo.insight.crediting import advantages_under
+from proximo.insight.lens import BLOCKED, TokenState, look, policy_loss
+from proximo.insight.replay import chosen, compared
 from proximo.insight.steps import Step
+from proximo.insight.view import reader
 from proximo.insight.words import why
 from proximo.maths import (
+    BatchScaled,
     CappedScore,
     Clip,
     ClipCovariance,
     Gae,
     GeometricRejection,
+    GroupCentred,
+    GroupNormalized,
     IcePop,
     KeepAll,
     KlReward,
+    LeaveOneOut,
+    LiveScaled,
     OffPolicyMask,
     ReturnToGo,
     SequenceMasked,
+    SequenceWhitened,
+    SignScaled,
     SoftOverlong,
     TokenTruncated,
+    TokenWhitened,
     ValueLoss,
 )
+from proximo.training.config import RunConfig
+from proximo.training.rollouts import write_rollouts
 from tests import batches, fixture
 from tests.batches import NAMED
 from tests.fixture import ADVANTAGES, LOG_RATIO, MASK, OLD, REF, SMALL_LOG_RATIO, assert_close, matrix
-from tests.steps import batch_of, config, fixture_batch, fixture_step, stored, update
+from tests.steps import batch_of, config, fixture_batch, fixture_step, padded, rows_seen, stored, update
+from tests.stored import Asked, Said, store
 
 OPEN, HIGH, LOW, SOFT, OUTSIDE = (
     TokenState.OPEN,
@@ -54,7 +71,7 @@ def states(*rows: list[TokenState]) -> list[list[int]]:
 
 
 def test_grpo_clips_above_for_good_and_below_for_bad_tokens(tmp_path):
-    seen = look(fixture_step(tmp_path), GRPO, config(GRPO))
+    seen = rows_seen(fixture_step(tmp_path), GRPO, config(GRPO))
     assert seen.state.tolist() == states([HIGH, OPEN, OPEN, OPEN], [OPEN, LOW], [LOW, OPEN, OPEN], [HIGH])
     weights = matrix([[1 / 16] * 4, [1 / 8] * 2 + [0] * 2, [1 / 12] * 3 + [0], [1 / 4, 0, 0, 0]])
     ratio = torch.where(MASK, LOG_RATIO.exp(), 1.0)
@@ -73,7 +90,7 @@ def test_grpo_clips_above_for_good_and_below_for_bad_tokens(tmp_path):
 
 
 def test_dapo_has_more_room_above_and_weighs_tokens_alike(tmp_path):
-    seen = look(fixture_step(tmp_path), DAPO, config(DAPO))
+    seen = rows_seen(fixture_step(tmp_path), DAPO, config(DAPO))
     assert seen.state.tolist() == states([HIGH, OPEN, OPEN, OPEN], [OPEN, LOW], [LOW, OPEN, OPEN], [OPEN])
     assert_close(seen.weights, MASK / 10)
     assert_close(seen.gradient[3, 0], -A * math.exp(0.22) / 10)
@@ -81,13 +98,13 @@ def test_dapo_has_more_room_above_and_weighs_tokens_alike(tmp_path):
 
 
 def test_ppo_weighs_tokens_alike_in_the_narrow_band(tmp_path):
-    seen = look(fixture_step(tmp_path), PPO, config(PPO))
+    seen = rows_seen(fixture_step(tmp_path), PPO, config(PPO))
     assert seen.state.tolist() == states([HIGH, OPEN, OPEN, OPEN], [OPEN, LOW], [LOW, OPEN, OPEN], [HIGH])
     assert_close(seen.gradient[2, 2], A * math.exp(1.3) / 10)
 
 
 def test_gspo_clips_whole_completions(tmp_path):
-    seen = look(fixture_step(tmp_path), GSPO, config(GSPO))
+    seen = rows_seen(fixture_step(tmp_path), GSPO, config(GSPO))
     assert seen.state.tolist() == states([OPEN] * 4, [LOW] * 2, [OPEN] * 3, [HIGH])
     means = [-0.0375, -0.05, 1.1 / 3, 0.22]
     assert_close(seen.ratio, torch.where(MASK, torch.tensor(means).exp().unsqueeze(1), 1.0))
@@ -99,7 +116,7 @@ def test_gspo_clips_whole_completions(tmp_path):
 
 
 def test_sapo_lets_through_a_part(tmp_path):
-    seen = look(fixture_step(tmp_path), SAPO, config(SAPO))
+    seen = rows_seen(fixture_step(tmp_path), SAPO, config(SAPO))
     assert seen.state.tolist() == states([SOFT, OPEN, OPEN, SOFT], [SOFT, SOFT], [SOFT, OPEN, SOFT], [SOFT])
     tau = torch.where(ADVANTAGES > 0, 1.0, 1.05)
     through = 1 / torch.cosh(tau * (LOG_RATIO.exp() - 1) / 2) ** 2
@@ -111,17 +128,17 @@ def test_sapo_lets_through_a_part(tmp_path):
 def test_a_soft_gate_that_is_nearly_shut_is_no_clip(tmp_path):
     """Its share is too small for a number, with A > 0 and with A < 0."""
     far = torch.where(MASK, 5.0, 0.0)
-    seen = look(fixture_step(tmp_path, far), SAPO, config(SAPO))
+    seen = rows_seen(fixture_step(tmp_path, far), SAPO, config(SAPO))
     assert not seen.through[MASK].any()
     assert set(seen.state[MASK].tolist()) == {SOFT}
-    assert why(fixture_step(tmp_path, far), seen, 0, 0) == (
+    assert sentence(fixture_step(tmp_path, far), SAPO, 0, 0) == (
         "A > 0 and ratio 148.4132: the gate lets 0.0% of the gradient through at temperature 1"
     )
 
 
 def test_states_are_those_of_the_edges_on_both_sides(tmp_path):
     """GSPO's band, with ratios a little inside and a little outside of it."""
-    seen = look(fixture_step(tmp_path, SMALL_LOG_RATIO), GSPO, config(GSPO))
+    seen = rows_seen(fixture_step(tmp_path, SMALL_LOG_RATIO), GSPO, config(GSPO))
     # Means 3.75e-4 (inside), −4e-4 (below), 1e-4 (inside), 9e-4 (above)
     assert seen.state.tolist() == states([OPEN] * 4, [LOW] * 2, [OPEN] * 3, [HIGH])
 
@@ -134,7 +151,7 @@ def test_states_are_those_of_the_edges_on_both_sides(tmp_path):
 def test_loss_and_gradient_are_those_of_policy_loss(name, log_ratio, tmp_path):
     algorithm = replace(NAMED[name], extra=ValueLoss() if NAMED[name].advantage.needs_values else None)
     settings = config(algorithm, seed=3)
-    seen = look(fixture_step(tmp_path, log_ratio), algorithm, settings)
+    seen = rows_seen(fixture_step(tmp_path, log_ratio), algorithm, settings)
     more = {"outcome": fixture.REWARDS, "entropy": -(OLD + log_ratio), "generator": torch.Generator().manual_seed(3)}
     _, gradient, stats = fixture.run(algorithm, log_ratio, **more)
     assert_close(seen.gradient + seen.kl_gradient, gradient)
@@ -210,9 +227,9 @@ SENTENCES = [
 @pytest.mark.parametrize(("algorithm", "row", "token", "state", "words"), SENTENCES)
 def test_a_token_says_why(algorithm, row, token, state, words, tmp_path):
     step = fixture_step(tmp_path)
-    seen = look(step, algorithm, config(algorithm))
+    seen = rows_seen(step, algorithm, config(algorithm))
     assert TokenState(int(seen.state[row, token])) == state
-    assert why(step, seen, row, token) == words
+    assert sentence(step, algorithm, row, token) == words
 
 
 def test_gspo_is_quoted_with_as_many_digits_as_tell_a_ratio_from_its_edge(tmp_path):
@@ -234,15 +251,15 @@ def two_groups(folder: Path, **changes) -> Step:
 
 def test_a_dead_group_leaves_the_denominator_of_an_algorithm_that_would_drop_it(tmp_path):
     step = two_groups(tmp_path)
-    own, other = look(step, GRPO, config(GRPO)), look(step, DAPO, config(GRPO))
+    own, other = rows_seen(step, GRPO, config(GRPO)), rows_seen(step, DAPO, config(GRPO))
     assert_close(own.weights, matrix([[1 / 8, 1 / 8, 0], [1 / 4, 0, 0], [1 / 12] * 3, [1 / 8, 1 / 8, 0]]))
     assert_close(other.weights, matrix([[1 / 3, 1 / 3, 0], [1 / 3, 0, 0], [0] * 3, [0] * 3]))
     assert_close(other.gradient, matrix([[-1 / 6, -1 / 6, 0], [1 / 6, 0, 0], [0] * 3, [0] * 3]))
     dead = "its advantage is 0, since all siblings earned the same: no gradient, but it counts in the denominator"
     assert TokenState(int(own.state[2, 1])) == TokenState.DEAD
-    assert why(step, own, 2, 1) == dead
+    assert sentence(step, GRPO, 2, 1) == dead
     assert TokenState(int(other.state[2, 1])) == TokenState.IDLE
-    assert why(step, other, 2, 1) == (
+    assert sentence(step, DAPO, 2, 1, GRPO) == (
         "all outcomes of its group are the same: this algorithm leaves it out, and out of the denominator"
     )
     assert own.notes == ("no reference was stored: its KL in the loss is left out",)
@@ -258,9 +275,9 @@ def test_a_completion_that_earned_its_groups_mean_is_dead_for_another_reason(tmp
 def test_truncated_completions_leave_the_loss_where_keep_says_so(tmp_path):
     step = two_groups(tmp_path, truncated=torch.tensor([False, True, False, False]))
     strict = replace(GRPO, keep=KeepAll(truncated=False), kl=None)
-    seen = look(step, strict, config(GRPO))
+    seen = rows_seen(step, strict, config(GRPO))
     assert seen.state[1].tolist() == [OUTSIDE] * 3
-    assert why(step, seen, 1, 0) == (
+    assert sentence(step, strict, 1, 0, GRPO) == (
         "its completion was cut at the limit, and this algorithm leaves such completions out of the loss"
     )
     # It keeps its place among the four completions.
@@ -275,13 +292,13 @@ def test_rows_that_did_not_train_say_why(tmp_path):
     advantages = matrix([[1.0] * 2, [-1.0] * 2, [math.nan] * 2, [-1.0] * 2, [0.0] * 2, [0.0] * 2])
     batch = batch_of(mask, group, rewards, advantages=advantages)
     step = stored(tmp_path, batch, [update([0, 1], torch.zeros(2, 2))], trained=[0, 1, 3], kept_groups=1)
-    seen = look(step, DAPO, config(DAPO))
+    seen = rows_seen(step, DAPO, config(DAPO))
     assert seen.state.tolist() == [[OPEN] * 2, [OPEN] * 2] + [[TokenState.IDLE] * 2] * 4
-    assert why(step, seen, 2, 0) == (
+    assert sentence(step, DAPO, 2, 0) == (
         "its completion is unscored: the grader failed, so it is in no term and no denominator"
     )
-    assert why(step, seen, 3, 0) == "its completion is in no update"
-    assert why(step, seen, 5, 0) == "its group was dropped before the update: all outcomes are the same"
+    assert sentence(step, DAPO, 3, 0) == "its completion is in no update"
+    assert sentence(step, DAPO, 5, 0) == "its group was dropped before the update: all outcomes are the same"
     assert_close(seen.weights[:2], torch.full((2, 2), 1 / 4))
     assert seen.advantages[2].tolist() == [0.0, 0.0]
 
@@ -290,17 +307,17 @@ def test_a_step_of_the_value_model_alone_has_no_policy_loss(tmp_path):
     batch = fixture_batch(values=OLD, returns=OLD)
     blank = torch.full_like(OLD, math.nan)
     step = stored(tmp_path, batch, [update(range(4), blank), update(range(4), blank)], value_only=True)
-    seen = look(step, PPO, config(PPO))
+    seen = rows_seen(step, PPO, config(PPO))
     assert step.is_value_only
     assert seen.losses == {}
     assert set(seen.state[MASK].tolist()) == {TokenState.IDLE}
-    assert why(step, seen, 0, 0) == "this step trained the value model alone"
+    assert sentence(step, PPO, 0, 0) == "this step trained the value model alone"
     assert policy_loss(step, PPO, config(PPO)) is None
 
 
 def test_a_step_without_updates_is_idle(tmp_path):
     step = stored(tmp_path, fixture_batch(), [], trained=[], kept_groups=0)
-    seen = look(step, DAPO, config(DAPO))
+    seen = rows_seen(step, DAPO, config(DAPO))
     assert step.passes == 0
     assert set(seen.state[MASK].tolist()) == {TokenState.IDLE}
     assert policy_loss(step, DAPO, config(DAPO)) is None
@@ -320,7 +337,7 @@ def test_each_update_has_weights_of_its_own_and_the_loss_is_their_mean(tmp_path)
     current = OLD + LOG_RATIO
     updates = [update([0, 1], current[[0, 1]]), update([2, 3], current[[2, 3]])]
     step = stored(tmp_path, batch, updates)
-    seen = look(step, DAPO, config(DAPO))
+    seen = rows_seen(step, DAPO, config(DAPO))
     assert_close(seen.weights, MASK / matrix([[6.0], [6.0], [4.0], [4.0]]))
     assert list(seen.losses) == [0, 1]
     # Row 2: ratios 0.8 (clipped), e^0.1 and e^1.3 of −A; row 3: e^0.22 of A
@@ -333,7 +350,7 @@ def test_passes_are_looked_at_one_by_one(tmp_path):
     updates = [update([2, 3, 0, 1], (OLD + still)[[2, 3, 0, 1]]), update(range(4), OLD + LOG_RATIO)]
     step = stored(tmp_path, batch, updates)
     assert step.passes == 2
-    first, last = look(step, GRPO, config(GRPO), number=0), look(step, GRPO, config(GRPO))
+    first, last = rows_seen(step, GRPO, config(GRPO), number=0), rows_seen(step, GRPO, config(GRPO))
     assert not first.blocked.any()
     assert_close(first.ratio, torch.ones_like(OLD))
     assert last.blocked.sum() == 4
@@ -346,7 +363,7 @@ def test_an_update_that_was_skipped_is_not_in_the_steps_loss(tmp_path):
     batch, current = fixture_batch(), OLD + LOG_RATIO
     updates = [update([0, 1], current[[0, 1]]), update([2, 3], current[[2, 3]] * math.nan, skipped="not finite")]
     step = stored(tmp_path, batch, updates)
-    seen = look(step, DAPO, config(DAPO))
+    seen = rows_seen(step, DAPO, config(DAPO))
     assert policy_loss(step, DAPO, config(DAPO)) == seen.losses[0]
     # What was not run stands where the old policy was, and that is said.
     assert_close(seen.ratio[2:], torch.ones(2, 4))
@@ -361,12 +378,12 @@ def test_clip_covariance_draws_as_the_update_did(tmp_path):
         random.mask, random.group, torch.arange(12.0), advantages=random.advantages, old_logprobs=random.old_logprobs
     )
     step = stored(tmp_path, batch, [update(range(12), random.logprobs, version=7)])
-    seen = look(step, many, config(many, seed=4))
+    seen = rows_seen(step, many, config(many, seed=4))
     tensors = random.tensors() | {"ref_logprobs": None, "rollout_logprobs": batch.rollout_logprobs}
     _, stats = proximo.policy_loss(many, **tensors, generator=torch.Generator().manual_seed(4 + 7))
     assert (seen.state == TokenState.DROPPED).sum() == int(0.2 * int(random.mask.sum()))
     assert_close(seen.losses[0], float(stats.totals["policy_loss"]))
-    other = look(step, many, config(many, seed=5))
+    other = rows_seen(step, many, config(many, seed=5))
     assert not torch.equal(other.state, seen.state)
 
 
@@ -376,6 +393,11 @@ def test_clip_covariance_draws_as_the_update_did(tmp_path):
 VALUES = matrix([[0.5, 0.25, 0.75, 0.5], [0.5, 0.5, 0, 0], [0.1, 0.2, 0.3, 0], [0.9, 0, 0, 0]])
 PLAIN_GAE = replace(PPO, shape=None, advantage=Gae(discount=1.0, decay=0.0))
 TO_GO = replace(REINFORCE_PP, shape=KlReward(0.5), advantage=ReturnToGo())
+
+
+def rows_under(step: Step, algorithm: Algorithm, settings: RunConfig) -> tuple[Tensor, list[str]]:
+    found, notes = advantages_under(step, algorithm, settings)
+    return padded(step.layout, found), notes
 
 
 def test_the_same_advantage_is_the_stored_one(tmp_path):
@@ -391,23 +413,23 @@ def test_without_values_a_value_models_advantages_are_not_made_up(tmp_path):
 
 
 def assert_stored(step: Step, algorithm: Algorithm, own: Algorithm, notes: list[str]) -> None:
-    found, said = advantages_under(step, algorithm, config(own))
+    found, said = rows_under(step, algorithm, config(own))
     assert torch.equal(found, torch.where(MASK, ADVANTAGES, 0.0))
     assert said == notes
 
 
 def test_with_values_they_are_computed_anew(tmp_path):
     step = fixture_step(tmp_path, values=VALUES)
-    found, notes = advantages_under(step, PLAIN_GAE, config(GRPO))
+    found, notes = rows_under(step, PLAIN_GAE, config(GRPO))
     # One-step errors: the next value minus this one, and the reward minus the last.
     expected = [[-0.25, 0.5, -0.25, 0.5], [0.0, -0.5, 0, 0], [0.1, 0.1, -0.3, 0], [0.1, 0, 0, 0]]
     assert_close(found, matrix(expected))
     assert notes == ["the advantages are computed anew by Gae from what was stored"]
-    assert_close(look(step, PLAIN_GAE, config(GRPO)).advantages, matrix(expected))
+    assert_close(rows_seen(step, PLAIN_GAE, config(GRPO)).advantages, matrix(expected))
 
 
 def test_returns_are_computed_anew_with_the_kl_in_the_reward(tmp_path):
-    found, notes = advantages_under(fixture_step(tmp_path), TO_GO, config(GRPO))
+    found, notes = rows_under(fixture_step(tmp_path), TO_GO, config(GRPO))
     # old − ref is −(0.1, −0.2, 0, 0.3): each token pays half of what is still to come, and the last earns the outcome.
     assert_close(found[0], [1 + 0.1, 1 + 0.05, 1 + 0.15, 1 + 0.15])
     assert_close(found[3], [1 + 0.025, 0, 0, 0])
@@ -415,22 +437,22 @@ def test_returns_are_computed_anew_with_the_kl_in_the_reward(tmp_path):
 
 
 def test_without_a_reference_that_kl_is_left_out_and_said(tmp_path):
-    found, notes = advantages_under(fixture_step(tmp_path, ref_logprobs=None), TO_GO, config(GRPO))
+    found, notes = rows_under(fixture_step(tmp_path, ref_logprobs=None), TO_GO, config(GRPO))
     assert_close(found, torch.where(MASK, fixture.REWARDS.unsqueeze(1), 0.0))
     assert notes[0] == "no reference was stored: its KL in the reward is left out"
 
 
 def test_a_run_that_compared_no_siblings_has_them_compared_anew(tmp_path):
     step = fixture_step(tmp_path, values=VALUES, advantages=VALUES)
-    found, notes = advantages_under(step, GRPO, config(PPO))
+    found, notes = rows_under(step, GRPO, config(PPO))
     assert_close(found, torch.where(MASK, ADVANTAGES, 0.0), 1e-5)  # an epsilon of 1e-6 in the denominator
     assert notes == ["the advantages are computed anew by GroupNormalized from what was stored"]
 
 
 def test_two_value_models_differ_in_what_they_make_of_the_same_values(tmp_path):
     step = fixture_step(tmp_path, values=VALUES, advantages=VALUES)
-    own, notes = advantages_under(step, PPO, config(PPO))
-    other, more = advantages_under(step, VAPO, config(PPO))
+    own, notes = rows_under(step, PPO, config(PPO))
+    other, more = rows_under(step, VAPO, config(PPO))
     assert torch.equal(own, torch.where(MASK, VALUES, 0.0))
     assert notes == []
     assert not torch.allclose(own, other)
@@ -440,11 +462,11 @@ def test_two_value_models_differ_in_what_they_make_of_the_same_values(tmp_path):
 def test_a_length_penalty_that_the_run_did_not_have_is_said(tmp_path):
     tight = replace(DAPO, shape=SoftOverlong(limit=4, cache=2))
     note = "its length penalty differs: rewards are as the run shaped them"
-    assert advantages_under(fixture_step(tmp_path), tight, config(GRPO))[1] == [note]
-    assert advantages_under(fixture_step(tmp_path), GRPO, config(tight))[1] == [note]
-    assert advantages_under(fixture_step(tmp_path), tight, config(tight))[1] == []
+    assert rows_under(fixture_step(tmp_path), tight, config(GRPO))[1] == [note]
+    assert rows_under(fixture_step(tmp_path), GRPO, config(tight))[1] == [note]
+    assert rows_under(fixture_step(tmp_path), tight, config(tight))[1] == []
     # With the run's limit of 16 nothing here is long.
-    assert advantages_under(fixture_step(tmp_path), DAPO, config(GRPO))[1] == []
+    assert rows_under(fixture_step(tmp_path), DAPO, config(GRPO))[1] == []
 
 
 def test_an_unscored_completion_stays_unscored(tmp_path):
@@ -452,12 +474,90 @@ def test_an_unscored_completion_stays_unscored(tmp_path):
     rewards[1] = math.nan
     batch = replace(fixture_batch(values=VALUES), rewards=rewards, outcome=rewards)
     step = stored(tmp_path, batch, [update([0, 1, 2], (OLD + LOG_RATIO)[[0, 2, 3]])], trained=[0, 2, 3])
-    found, _ = advantages_under(step, PLAIN_GAE, config(GRPO))
-    assert found[1].isnan().all()
-    seen = look(step, PLAIN_GAE, config(GRPO))
+    found, _ = rows_under(step, PLAIN_GAE, config(GRPO))
+    assert found[1, :2].isnan().all()
+    seen = rows_seen(step, PLAIN_GAE, config(GRPO))
     assert set(seen.state[1, :2].tolist()) == {TokenState.IDLE}
     assert not seen.gradient[1].any()
     assert_close(seen.weights[0], torch.full((4,), 1 / 8))  # of eight tokens, not of ten
+
+
+ADVANTAGES_ANEW = [
+    ReturnToGo(0.9),
+    Gae(decay=0.9),
+    Gae(length_adaptive=0.5),
+    TokenWhitened(Gae()),
+    TokenWhitened(BatchScaled()),
+    SequenceWhitened(GroupCentred()),
+    SignScaled(ReturnToGo(), 2.0, 0.5),
+    SignScaled(GroupNormalized(), 2.0, 0.5),
+    LiveScaled(),
+    LeaveOneOut(),
+]
+
+
+@pytest.mark.parametrize("piece", ADVANTAGES_ANEW, ids=lambda piece: type(piece).__name__)
+def test_advantages_computed_anew_are_over_all_rows_whatever_their_lengths(piece, tmp_path):
+    """Rows of 1 to 24 tokens and one without any, which the lens reads in parts: as of all at once."""
+    random = torch.Generator().manual_seed(7)
+    lengths = torch.tensor([24, 1, 3, 11, 2, 0, 7, 5, 1, 12, 6, 4])
+    mask, group = torch.arange(24) < lengths.unsqueeze(1), torch.arange(12) // 4
+    old, ref, values = (torch.randn(12, 24, generator=random) for _ in range(3))
+    rewards = torch.randn(12, generator=random)
+    rewards[3] = math.nan
+    batch = batch_of(mask, group, rewards, old_logprobs=old, ref_logprobs=ref, values=values)
+    trained = [row for row in range(12) if row != 3]
+    step = stored(tmp_path, batch, [update(range(11), old[trained])], trained=trained)
+    own = replace(PPO, shape=KlReward(0.5), advantage=Gae(decay=0.5))
+    algorithm = replace(own, advantage=piece, extra=ValueLoss() if piece.needs_values else None)
+    found, notes = rows_under(step, algorithm, config(own))
+    assert notes == [f"the advantages are computed anew by {type(piece).__name__} from what was stored"]
+    token_rewards = torch.where(mask, -0.5 * (old - ref), 0.0)
+    more = {"rewards": rewards, "group": group, "mask": mask, "values": values, "token_rewards": token_rewards}
+    expected, _ = proximo.advantages(algorithm, **more)
+    assert found[3, :11].isnan().all()
+    assert_close(found.nan_to_num(0.0), torch.where(mask, expected, 0.0).nan_to_num(0.0))
+
+
+# Memory
+
+
+class Largest(TorchDispatchMode):
+    """The most entries that any tensor had."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for each in made if isinstance(made, list | tuple) else [made]:
+            if isinstance(each, Tensor):
+                # A view of few numbers takes no room, however often it repeats them.
+                held = each.numel() if each.is_contiguous() else each.untyped_storage().nbytes() // each.itemsize
+                self.entries = max(self.entries, held)
+        return made
+
+
+def test_memory_follows_the_tokens_and_not_the_longest_of_them(tmp_path):
+    """One completion of 4,000 tokens among 500 of ten: padded to the longest they would be two million places."""
+    long = Said(["x"] * 4_000, 1.0, log_ratio=[0.3] * 4_000)
+    run = store(tmp_path, GRPO, [Asked([Said(["y"] * 10, 0.0, log_ratio=[0.3] * 10), long])])
+    table = pq.read_table(run.step_file(0))
+    write_rollouts(table.take([0] * 250 + [1] + [0] * 250), run.step_file(0))
+    tokens = 500 * 10 + 4_000
+    names = ["clip-cov", "reinforce-pp", "gspo"]  # chosen over all tokens; of each token; over each completion
+    with Largest() as made:
+        views = {view.name: view for view in compared(run.step(0), run.config, chosen(run.config, names))}
+        rows = reader.step(run, {"step": "0", "as": "gspo"})["rows"]
+        [row] = reader.group(run, {"step": "0", "group": "0", "row": "250"})["rows"]
+    assert views["grpo"].tokens == tokens
+    assert [len(rows), len(row["pieces"])] == [501, 4_000]
+    assert (rows[250]["length"], rows[251]["length"]) == (4_000, 10)
+    # GRPO's clip stops the one that is good: e^0.3 > 1.2. Each of the others weighs 1/501 and has the same advantage.
+    assert views["grpo"].blocked == 4_000 / tokens
+    layout = run.step(0).layout
+    good, bad = (float(views["grpo"].seen.advantages[layout.place(row, 0)]) for row in (250, 0))
+    assert_close(views["grpo"].policy_loss or 0.0, -(1.2 * good + 500 * math.exp(0.3) * bad) / 501, 1e-5)
+    assert tokens < made.entries < 8 * tokens
 
 
 # Laws
@@ -490,11 +590,16 @@ VALUED = {name: value for name, value in NAMED.items() if not value.gate.score_f
 @given(random=batches.batches(), name=st.sampled_from(sorted(VALUED)), split=st.integers(1, 3), seed=st.integers(0, 99))
 def test_the_gradient_is_the_slope_of_the_loss(random, name, split, seed):
     algorithm = replace(VALUED[name], kl=None, keep=KeepAll())
+    # The covariances of two tokens are the same: which of them is chosen may change between the ends of a difference.
+    assume(
+        algorithm.select is None
+        or 2 not in [random.rows(random.group % split == part).mask.sum() for part in range(split)]
+    )
     settings = config(algorithm)
     direction = torch.randn(random.mask.shape, generator=torch.Generator().manual_seed(seed))
     with tempfile.TemporaryDirectory() as folder:
         step = random_step(Path(folder), random, split)
-        seen = look(step, algorithm, settings)
+        seen = rows_seen(step, algorithm, settings)
         slopes = []
         for part in (step.updates[0] == number for number in seen.losses):
             values = []
@@ -516,7 +621,7 @@ def test_an_unchanged_policy_is_clipped_by_no_gate(random, name):
     algorithm = replace(NAMED[name], select=None)
     same = replace(random, logprobs=random.old_logprobs)
     with tempfile.TemporaryDirectory() as folder:
-        seen = look(random_step(Path(folder), same, 1), algorithm, config(algorithm))
+        seen = rows_seen(random_step(Path(folder), same, 1), algorithm, config(algorithm))
     assert not seen.blocked.any()
-    assert not torch.isin(seen.state, torch.tensor([HIGH, LOW, TokenState.DUAL])).any()
+    assert not torch.isin(seen.state, torch.tensor([HIGH, LOW, TokenState.DUAL], dtype=seen.state.dtype)).any()
     assert_close(seen.ratio, torch.ones_like(seen.ratio))

@@ -7,7 +7,7 @@ import torch
 
 from proximo import toml
 from proximo.algorithms import DAPO, GRPO
-from proximo.insight.lens import advantages_under
+from proximo.insight.crediting import advantages_under
 from proximo.maths import LinearOverlong, SoftOverlong
 from proximo.rewards import ExactMatch, FormatReward, PythonFunction
 from proximo.tasks import Arithmetic, Code, Countdown, Echo, File, Gym, Sorting, reward_range
@@ -108,7 +108,7 @@ def test_the_lens_measures_by_the_runs_own_scale(tmp_path, monkeypatch):
         asked.append(penalty_unit)
         return shaped_rewards(batch, algorithm, limit, penalty_unit)
 
-    monkeypatch.setattr("proximo.insight.lens.shaped_rewards", spy)
+    monkeypatch.setattr("proximo.insight.crediting.shaped_rewards", spy)
     step = fixture_step(tmp_path)
     for run in (config(GRPO), config(GRPO, rewards=RewardMix(task=2.0)), config(GRPO, task=function(0, 10))):
         advantages_under(step, DAPO, run)

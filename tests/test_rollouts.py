@@ -27,7 +27,7 @@ from proximo.training.rollouts import FACTS, FORMAT, MOST_ANSWER, rollout_table,
 from proximo.types import Batch, Problem, Stats
 from tests import batches
 from tests.fixture import LOG_RATIO, MASK, OLD, REF, ROLLOUT, assert_close
-from tests.steps import SPELLING, batch_of, fixture_batch, fixture_step, stored, update
+from tests.steps import SPELLING, batch_of, fixture_batch, fixture_step, padded, stored, update
 
 # There and back
 
@@ -35,7 +35,7 @@ from tests.steps import SPELLING, batch_of, fixture_batch, fixture_step, stored,
 def test_rows_come_back_as_they_were(tmp_path):
     batch = fixture_batch(values=2 * OLD, returns=3 * OLD, truncated=torch.tensor([False, True, False, False]))
     step = stored(tmp_path, batch, [update(range(4), OLD + LOG_RATIO)])
-    read = step.batch
+    read = step.batch.rows(torch.arange(4))
     for name in ("tokens", "lengths", "mask", "group", "outcome", "rewards", "truncated", "version"):
         assert torch.equal(getattr(read, name), getattr(batch, name)), name
     for name in ("rollout_logprobs", "old_logprobs", "ref_logprobs", "values", "returns", "advantages"):
@@ -50,9 +50,9 @@ def test_rows_come_back_as_they_were(tmp_path):
     assert step.text == ["0123", "01", "012", "0"]
     assert step.pieces == [["0", "1", "2", "3"], ["0", "1"], ["0", "1", "2"], ["0"]]
     assert step.parts == [{"task": 1.0}, {"task": 0.0}, {"task": 0.0}, {"task": 1.0}]
-    assert torch.equal(step.current[0].nan_to_num(0.0), torch.where(MASK, OLD + LOG_RATIO, 0.0))
-    assert step.current[0][~MASK].isnan().all()
-    assert torch.equal(step.entropy[0][MASK], -(OLD + LOG_RATIO)[MASK])
+    assert torch.equal(step.current, (OLD + LOG_RATIO)[MASK].unsqueeze(0))
+    assert torch.equal(step.entropy, -(OLD + LOG_RATIO)[MASK].unsqueeze(0))
+    assert torch.equal(step.batch.old_logprobs, OLD[MASK])
 
 
 def test_what_was_not_computed_is_not_there(tmp_path):
@@ -66,7 +66,7 @@ def test_float32_stays_float32(tmp_path):
     batch = fixture_batch(old_logprobs=OLD.float(), rollout_logprobs=ROLLOUT.float(), ref_logprobs=REF.float())
     step = stored(tmp_path, batch, [update(range(4), (OLD + LOG_RATIO).float())])
     assert step.batch.old_logprobs.dtype == step.current.dtype == torch.float32
-    assert torch.equal(step.current[0][MASK], (OLD + LOG_RATIO).float()[MASK])
+    assert torch.equal(step.current[0], (OLD + LOG_RATIO).float()[MASK])
 
 
 def test_updates_know_their_rows_in_every_pass(tmp_path):
@@ -85,10 +85,11 @@ def test_updates_know_their_rows_in_every_pass(tmp_path):
     assert step.state == ["trained", "unscored", "trained", "trained"]
     assert step.passes == 2
     assert step.updates.tolist() == [[0, -1, 1, 0], [2, -1, 2, 3]]
-    assert_close(step.current[0][[0, 2, 3]].nan_to_num(0.0), torch.where(MASK, current, 0.0)[[0, 2, 3]])
-    assert_close(step.current[1][[0, 2]].nan_to_num(0.0), torch.where(MASK, current - 1, 0.0)[[0, 2]])
-    assert step.current[:, 1].isnan().all()
-    assert step.current[1, 3].isnan().all()  # it was not run
+    first, second = (padded(step.layout, each) for each in step.current)
+    assert_close(first[[0, 2, 3]], torch.where(MASK, current, 0.0)[[0, 2, 3]])
+    assert_close(second[[0, 2]], torch.where(MASK, current - 1, 0.0)[[0, 2]])
+    assert step.current[:, step.layout.of(1)].isnan().all()
+    assert step.current[1, step.layout.of(3)].isnan().all()  # it was not run
     assert [each["version"] for each in step.facts["updates"]] == [5, 6, 7, 8]
     assert [each["skipped"] for each in step.facts["updates"]] == [None, None, None, "not finite: the gradient"]
     assert [each["policy_loss"] for each in step.facts["updates"]] == [0.25, None, None, None]
@@ -150,10 +151,11 @@ def test_ragged_rows_come_back(lengths, passes, seed):
         step = stored(Path(folder), batch, updates)
     assert step.passes == passes
     assert torch.equal(step.batch.lengths, torch.tensor(lengths))
-    assert torch.equal(step.batch.old_logprobs, torch.where(mask, batch.old_logprobs, 0.0))
+    assert torch.equal(step.batch.old_logprobs, batch.old_logprobs[mask])
+    assert torch.equal(step.batch.rows(torch.arange(count)).old_logprobs, torch.where(mask, batch.old_logprobs, 0.0))
     assert torch.equal(step.batch.group, group)
     for number, logprobs in enumerate(expected):
-        torch.testing.assert_close(step.current[number], logprobs, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(step.current[number], logprobs[mask], rtol=0, atol=0, equal_nan=True)
         assert (step.updates[number] >= 0).all()
     assert [list(map(len, step.pieces))] == [lengths]
 
@@ -165,7 +167,10 @@ def test_routes_that_were_replayed_come_back(tmp_path):
     batch = replace(fixture_batch(), routes=routes, prompt_routes=prompt_routes)
     step = stored(tmp_path, batch, [update(range(4), OLD)])
     assert step.batch.routes is not None
-    assert torch.equal(step.batch.routes, routes)
+    assert torch.equal(step.batch.routes, routes[MASK])
+    read = step.batch.rows(torch.arange(4))
+    assert read.routes is not None
+    assert torch.equal(read.routes, routes)
     assert len(step.batch.prompt_routes) == 1
     assert torch.equal(step.batch.prompt_routes[0], prompt_routes[0])
 

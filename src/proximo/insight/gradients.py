@@ -7,7 +7,7 @@ through the model that said the tokens, in the same passes as training's, it giv
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from proximo.insight.replay import Comparison, cosines_of
 from proximo.insight.steps import Step
 from proximo.models.spelling import Spelling
 from proximo.plain_text import quoted
-from proximo.shapes import Float
+from proximo.shapes import Bool, Float
 from proximo.storage.lines import plain
 from proximo.training.config import CPU_TOKENS, RunConfig
 from proximo.training.memory import explaining_memory, with_room
@@ -55,8 +55,8 @@ class ParameterGradients:
 def check_tokens(step: Step, tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse a model that reads other tokens than the run's."""
     spelling, rows = Spelling(tokenizer), min(len(step.batch), LOOKED_AT)
-    for tokens, length, pieces in zip(step.batch.tokens[:rows], step.batch.lengths[:rows], step.pieces, strict=False):
-        said = tokens[: int(length)].tolist()
+    for row, pieces in zip(range(rows), step.pieces, strict=False):
+        said = step.batch.tokens[step.layout.of(row)].tolist()
         spelled = spelling(said) if max(said, default=0) < len(tokenizer) else []
         if spelled != list(pieces):
             own = next((pair for pair in zip(spelled, pieces, strict=False) if pair[0] != pair[1]), None)
@@ -71,27 +71,30 @@ def parameter_gradients(
 
     Example: parameter_gradients(model, step, run.config, compared(step, run.config, {"gspo": GSPO}))
     """
-    moved = torch.stack([(view.seen.gradient != 0).any(dim=1) & view.rows for view in views])
-    index = moved.any(dim=0).nonzero().squeeze(1)
-    batch, pulls = step.batch.rows(index), [view.seen.gradient[index] for view in views]
+    moved = torch.stack([step.layout.any(view.seen.gradient != 0) & view.rows for view in views]).any(dim=0)
+    index = moved.nonzero().squeeze(1)
+    # As much of those rows as a division into passes looks at.
+    passed = replace(step.batch, lengths=step.batch.lengths[index], group=step.batch.group[index])
     parameters = [each for each in model.parameters() if each.requires_grad]
-    with explaining_memory(f"{len(pulls)} gradients of the whole model are held at once; give fewer --as"):
-        totals = [[torch.zeros_like(each, dtype=torch.float32) for each in parameters] for _ in pulls]
+    with explaining_memory(f"{len(views)} gradients of the whole model are held at once; give fewer --as"):
+        totals = [[torch.zeros_like(each, dtype=torch.float32) for each in parameters] for _ in views]
         passes = Passes(config.sampling.temperature, config.training.token_budget or CPU_TOKENS)
-        logprobs = torch.zeros_like(batch.old_logprobs)
+        logprobs = torch.zeros_like(step.batch.old_logprobs)
         if len(index):
-            passes = with_room(passes, [model], batch, pending=0)
-            for part in passes.parts(batch):
-                rows = batch.rows(part)
-                for total, pull in zip(totals, pulls, strict=True):
-                    logprobs[part] = _add(total, pull[part], model, parameters, passes, rows)
+            passes = with_room(passes, [model], passed, pending=0)
+            for part in passes.parts(passed):
+                rows, (places, real) = step.batch.rows(index[part]), step.layout.grid(index[part])
+                for total, view in zip(totals, views, strict=True):
+                    pull = step.layout.padded(view.seen.gradient, index[part])
+                    logprobs[places[real]] = _add(total, pull, model, parameters, passes, rows)[real]
         products = _products(totals)
+    first = moved & (step.updates[0] == 0) if len(index) else moved  # later updates saw a policy that had moved
     names, cosines = [view.name for view in views], cosines_of(products).tolist()
     return ParameterGradients(
         norms=dict(zip(names, products.diagonal().sqrt().tolist(), strict=True)),
         cosines={name: dict(zip(names, row, strict=True)) for name, row in zip(names, cosines, strict=True)},
-        gap=_distance(logprobs, step.current[number][index]) if len(index) else math.nan,
-        first_gap=_distance(logprobs, _first(step)[index]) if len(index) else math.nan,
+        gap=_distance(logprobs, step.current[number], moved[step.layout.row]) if len(index) else math.nan,
+        first_gap=_distance(logprobs, step.current[0], first[step.layout.row]) if len(index) else math.nan,
     )
 
 
@@ -115,11 +118,6 @@ def _add(
     return logprobs.detach().cpu().to(rows.old_logprobs.dtype)
 
 
-def _first(step: Step) -> Float[Tensor, "B T"]:
-    """Log-probs that the step's first update saw; NaN for rows of later ones."""
-    return torch.where((step.updates[0] == 0).unsqueeze(1), step.current[0], math.nan)
-
-
 def _products(totals: Sequence[Sequence[Tensor]]) -> Float[Tensor, "A A"]:
     """Of each gradient with each, parameter by parameter, so that no gradient is ever copied whole."""
     products = torch.zeros(len(totals), len(totals), dtype=torch.float64)
@@ -129,7 +127,7 @@ def _products(totals: Sequence[Sequence[Tensor]]) -> Float[Tensor, "A A"]:
     return products
 
 
-def _distance(ours: Float[Tensor, "M T"], theirs: Float[Tensor, "M T"]) -> float:
+def _distance(ours: Float[Tensor, " N"], theirs: Float[Tensor, " N"], where: Bool[Tensor, " N"]) -> float:
     """Where both are known; NaN where nothing is."""
-    known = ~theirs.isnan()
+    known = where & ~theirs.isnan()
     return float((ours - theirs)[known].abs().mean()) if known.any() else math.nan

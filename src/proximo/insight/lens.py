@@ -1,7 +1,9 @@
 """A stored step as an algorithm sees it, its own or another: the same code as training's, token by token.
 
-What the policy and the graders said is taken as it is stored. Advantages stay the run's own, unless the other
-algorithm's can be had from what is stored: see `advantages_under`.
+Completions go through it in parts of similar length, so that memory follows the number of tokens; what training
+decides over all completions of an update is decided over all of them here, too.
+
+What the policy and the graders said is taken as it is stored, and so are advantages where `advantages_under` says so.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,16 +14,17 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms import Algorithm
+from proximo.insight.crediting import advantages_under
+from proximo.insight.layout import Layout
 from proximo.insight.steps import Step
 from proximo.maths.arithmetic import bounded_exp
-from proximo.maths.credit import advantages
 from proximo.maths.gates import Clip, GeometricClip
 from proximo.maths.keeping import trained_mask
-from proximo.maths.objective import Terms, plan_step, token_terms
+from proximo.maths.objective import Plan, Terms, token_terms
+from proximo.maths.parts import plan_parts
 from proximo.maths.rows import Rows, rows_of
 from proximo.maths.selection import KlCovariance
 from proximo.shapes import Bool, Float, Int
-from proximo.training.assemble import shaped_rewards
 from proximo.training.config import RunConfig
 
 SOFT = 0.005
@@ -60,38 +63,40 @@ BLOCKED = (TokenState.HIGH, TokenState.LOW, TokenState.DUAL, TokenState.DROPPED,
 
 @dataclass(frozen=True)
 class Seen:
-    """One pass over a step's data under an algorithm, all rows, [B, T]. Where a token takes no part, ratios and shares
+    """One pass over a step's data under an algorithm, of all N tokens. Where a token takes no part, ratios and shares
     are 1, the rest 0; advantages are there as they are."""
 
     algorithm: Algorithm
     """As it was used, without what nothing stored could answer."""
     notes: tuple[str, ...]
     """What was assumed, or left out."""
-    state: Int[Tensor, "B T"]
+    layout: Layout
+    """Where each row's tokens are."""
+    state: Int[Tensor, " N"]
     """Of TokenState."""
-    advantages: Float[Tensor, "B T"]
-    weights: Float[Tensor, "B T"]
+    advantages: Float[Tensor, " N"]
+    weights: Float[Tensor, " N"]
     """What a token counts for in its update's loss."""
-    token_ratio: Float[Tensor, "B T"]
-    ratio: Float[Tensor, "B T"]
+    token_ratio: Float[Tensor, " N"]
+    ratio: Float[Tensor, " N"]
     """As the gate sees it: over a whole completion, where the algorithm says so."""
-    through: Float[Tensor, "B T"]
+    through: Float[Tensor, " N"]
     """The share of r·A that the gate lets pass."""
-    gradient: Float[Tensor, "B T"]
+    gradient: Float[Tensor, " N"]
     """Of the update's policy loss with respect to the token's log-prob: minus it is where the token is pushed."""
-    kl_gradient: Float[Tensor, "B T"]
-    correction: Float[Tensor, "B T"]
+    kl_gradient: Float[Tensor, " N"]
+    correction: Float[Tensor, " N"]
     """The factor for the sampler's mismatch; 1 without one."""
     losses: dict[int, float]
     """The policy loss of each update of the pass."""
 
     @property
-    def takes_part(self) -> Bool[Tensor, "B T"]:
+    def takes_part(self) -> Bool[Tensor, " N"]:
         return self.state > TokenState.IDLE
 
     @property
-    def blocked(self) -> Bool[Tensor, "B T"]:
-        return torch.isin(self.state, torch.tensor(BLOCKED))
+    def blocked(self) -> Bool[Tensor, " N"]:
+        return torch.isin(self.state, torch.tensor(BLOCKED, dtype=self.state.dtype))
 
 
 def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -1) -> Seen:
@@ -101,23 +106,31 @@ def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -
     """
     algorithm, notes = usable(algorithm.within(config.sampling.max_tokens), step)
     credit, more = advantages_under(step, algorithm, config)
-    blank = torch.zeros_like(step.batch.old_logprobs)
-    inside = step.inside
-    mask = trained_mask(algorithm.keep, inside, step.batch.truncated)
     neutral: dict[str, float] = dict.fromkeys(("weights", "gradient", "kl_gradient"), 0.0)
     neutral |= dict.fromkeys(("token_ratio", "ratio", "through", "correction"), 1.0)
-    tensors = {name: torch.full_like(blank, value) for name, value in neutral.items()}
-    state, losses = torch.where(inside, TokenState.IDLE, TokenState.OUTSIDE), {}
+    tensors = {name: torch.full_like(step.batch.old_logprobs, value) for name, value in neutral.items()}
+    state, losses = torch.full_like(tensors["ratio"], TokenState.IDLE, dtype=torch.int8), {}
     for update, index in _updates(step, algorithm, number):
-        rows = _rows(step, algorithm, credit, mask, index, number)
-        found, losses[update] = _update(algorithm, rows, config.seed + step.facts["updates"][update]["version"])
-        for name, tensor in tensors.items():
-            tensor[index] = torch.where(rows.mask, found[name].to(tensor.dtype), neutral[name])
-        state[index] = found["state"].long()
-    state = torch.where(mask, state, TokenState.OUTSIDE)
-    credit = torch.where(inside, credit, 0.0).nan_to_num(0.0)
+        parts = [_part(step, algorithm, credit, rows, number) for rows in step.layout.parts(index)]
+        seed = config.seed + step.facts["updates"][update]["version"]
+        plans = plan_parts(
+            algorithm,
+            [part.rows for part in parts],
+            [part.places for part in parts],
+            torch.Generator().manual_seed(seed),
+        )
+        losses[update] = 0.0
+        for part, plan in zip(parts, plans, strict=True):
+            found, loss = _numbers(algorithm, part.rows, plan)
+            losses[update] += loss
+            state[part.places[part.real]] = found.pop("state")[part.real].to(state.dtype)
+            for name, tensor in found.items():
+                tensors[name][part.places[part.rows.mask]] = tensor[part.rows.mask].to(tensors[name].dtype)
+    if not algorithm.keep.truncated:
+        state[step.batch.truncated[step.layout.row]] = TokenState.OUTSIDE
+    credit = credit.nan_to_num(0.0)
     notes = (*notes, *more, *_assumed(step, algorithm, credit, number))
-    return Seen(algorithm, notes, state, credit, losses=losses, **tensors)
+    return Seen(algorithm, notes, step.layout, state, credit, losses=losses, **tensors)
 
 
 def policy_loss(step: Step, algorithm: Algorithm, config: RunConfig) -> float | None:
@@ -142,48 +155,13 @@ def usable(algorithm: Algorithm, step: Step) -> tuple[Algorithm, list[str]]:
     return replace(algorithm, kl=None), ["no reference was stored: its KL in the loss is left out"]
 
 
-def advantages_under(step: Step, algorithm: Algorithm, config: RunConfig) -> tuple[Float[Tensor, "B T"], list[str]]:
-    """The stored ones where both compare siblings, whatever their normalisation: what differs is then the update alone.
-
-    Advantages of single tokens are computed anew, a value model's only where values were stored; and so are those
-    between siblings, where the run compared none. Rewards stay as the run shaped them.
-    """
-    own, batch = config.algorithm.advantage, step.batch
-    notes, limit, unit = [], config.sampling.max_tokens, config.penalty_unit
-    penalties = [shaped_rewards(batch, each, limit, unit) - batch.rewards for each in (algorithm, config.algorithm)]
-    if not torch.equal(*(penalty.nan_to_num(0.0) for penalty in penalties)):
-        notes.append("its length penalty differs: rewards are as the run shaped them")
-    if algorithm.advantage == own:
-        return batch.advantages, notes
-    if algorithm.advantage.needs_values and batch.values is None:
-        return batch.advantages, [*notes, "no values were stored: the advantages are the run's own"]
-    if not own.per_token and not algorithm.advantage.per_token:
-        return batch.advantages, [*notes, "the advantages are the run's own"]
-    token_rewards = None
-    if algorithm.kl_reward is not None:
-        if batch.ref_logprobs is None:
-            notes.append("no reference was stored: its KL in the reward is left out")
-        else:
-            token_rewards = algorithm.kl_reward(batch.old_logprobs, batch.ref_logprobs, step.inside)
-    credit, _ = advantages(
-        algorithm,
-        rewards=batch.rewards,
-        group=batch.group,
-        mask=step.inside,
-        values=batch.values,
-        token_rewards=token_rewards,
-    )
-    kind = type(algorithm.advantage).__name__
-    notes.append(f"the advantages are computed anew by {kind} from what was stored")
-    return credit.to(batch.advantages.dtype), notes
-
-
-def _assumed(step: Step, algorithm: Algorithm, credit: Float[Tensor, "B T"], number: int) -> list[str]:
+def _assumed(step: Step, algorithm: Algorithm, credit: Float[Tensor, " N"], number: int) -> list[str]:
     """What the other algorithm would have done otherwise, or could not have known."""
     if not step.passes or step.is_value_only:
         return []
     used, kept = step.updates[number] >= 0, algorithm.keep(step.batch.outcome, step.batch.group)
-    not_run = used & kept & step.current[number].isnan().all(dim=1) & (credit != 0).any(dim=1)
+    was_run, pushes = step.layout.any(~step.current[number].isnan()), step.layout.any(credit != 0)
+    not_run = used & kept & ~was_run & pushes
     notes = []
     if left := int((used & ~kept).sum()):
         notes.append(f"{left} completions of groups with equal outcomes leave the update and its denominator")
@@ -204,35 +182,45 @@ def _updates(step: Step, algorithm: Algorithm, number: int) -> Iterator[tuple[in
                 yield update, index
 
 
-def _rows(
-    step: Step,
-    algorithm: Algorithm,
-    credit: Float[Tensor, "B T"],
-    mask: Bool[Tensor, "B T"],
-    index: Int[Tensor, " M"],
-    number: int,
-) -> Rows:
-    """What one update reads. A row that was not run, since it was dead, stands where the old policy was."""
-    batch, current = step.batch.rows(index), step.current[number][index]
-    current = torch.where(current.isnan(), batch.old_logprobs, current).requires_grad_()
-    entropy = step.entropy_in(number)
+@dataclass(frozen=True)
+class _Part:
+    """Rows of an update that are padded to one width."""
+
+    rows: Rows
+    places: Int[Tensor, "M T"]
+    real: Bool[Tensor, "M T"]
+
+
+def _part(
+    step: Step, algorithm: Algorithm, credit: Float[Tensor, " N"], index: Int[Tensor, " M"], number: int
+) -> _Part:
+    """What an update reads of some of its rows. A row that was not run, since it was dead, stands where the old policy
+    was."""
+    batch, entropy = step.batch, step.entropy_in(number)
     assert entropy is not None, "a pass has one"
-    return rows_of(
+    places, real = step.layout.grid(index)
+
+    def padded(tensor: Tensor) -> Float[Tensor, "M T"]:
+        return step.layout.padded(tensor, index)
+
+    current, old = padded(step.current[number]), padded(batch.old_logprobs)
+    rows = rows_of(
         algorithm,
-        logprobs=current,
-        old_logprobs=batch.old_logprobs,
-        advantages=credit[index],
-        mask=mask[index],
-        group=batch.group,
-        ref_logprobs=batch.ref_logprobs,
-        rollout_logprobs=batch.rollout_logprobs,
-        entropy=entropy[index].nan_to_num(0.0),
-        outcome=batch.outcome,
+        logprobs=torch.where(current.isnan(), old, current).requires_grad_(),
+        old_logprobs=old,
+        advantages=padded(credit),
+        mask=trained_mask(algorithm.keep, real, batch.truncated[index]),
+        group=batch.group[index],
+        ref_logprobs=None if batch.ref_logprobs is None else padded(batch.ref_logprobs),
+        rollout_logprobs=padded(batch.rollout_logprobs),
+        entropy=padded(entropy).nan_to_num(0.0),
+        outcome=batch.outcome[index],
     )
+    return _Part(rows, places, real)
 
 
-def _update(algorithm: Algorithm, rows: Rows, seed: int) -> tuple[dict[str, Tensor], float]:
-    plan = plan_step(algorithm, rows, torch.Generator().manual_seed(seed))
+def _numbers(algorithm: Algorithm, rows: Rows, plan: Plan) -> tuple[dict[str, Tensor], float]:
+    """What is to be seen of each token, and these rows' part of the policy loss."""
     terms = token_terms(algorithm, rows, plan)
     gradients = [_gradient(term, rows.logprobs) for term in (terms.policy, terms.kl)]
     through = algorithm.gate.through(terms.log_ratio, rows.advantages).detach()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from proximo import explain
 from proximo.algorithms import Algorithm
+from proximo.insight.layout import PLACES
 from proximo.insight.lens import Seen, TokenState, look, step_loss
 from proximo.insight.steps import Step
 from proximo.shapes import Bool, Float
@@ -109,8 +110,8 @@ def compared(
     looks = {name: look(step, algorithm, config, number=number) for name, algorithm in named.items()}
     rows = _applied(step, number)
     thirds = _thirds(step.batch.lengths, rows)
-    gradients = torch.stack([seen.gradient[rows].double().flatten() for seen in looks.values()])
-    cosines = cosines_of(gradients @ gradients.T)
+    tokens = rows[step.layout.row]
+    cosines = cosines_of(_products([seen.gradient[tokens] for seen in looks.values()]))
     return [
         Comparison(
             name=name,
@@ -142,26 +143,26 @@ def remarks(step: Step) -> list[str]:
 
 def token_table(step: Step, views: Sequence[Comparison]) -> pa.Table:
     """One row for each token and algorithm."""
-    inside = step.inside
-    row, place = (each.numpy() for each in inside.nonzero(as_tuple=True))
+    row = step.layout.row
+    place = torch.arange(len(row)) - step.layout.starts[row]
     pieces = pa.array([piece for each in step.pieces for piece in each], pa.string())
     names, states = [view.name for view in views], [state.name.lower() for state in TokenState]
     tables = [
         pa.table(
             {
                 "algorithm": pa.DictionaryArray.from_arrays(np.full(len(row), number, np.int32), names),
-                "row": row,
-                "token": place,
+                "row": row.numpy(),
+                "token": place.numpy(),
                 "piece": pieces,
-                "state": pa.DictionaryArray.from_arrays(view.seen.state[inside].int().numpy(), states),
-                "advantage": view.seen.advantages[inside].numpy(),
-                "weight": view.seen.weights[inside].numpy(),
-                "ratio": view.seen.ratio[inside].numpy(),
-                "token_ratio": view.seen.token_ratio[inside].numpy(),
-                "gate": view.seen.through[inside].numpy(),
-                "correction": view.seen.correction[inside].numpy(),
-                "gradient": view.seen.gradient[inside].numpy(),
-                "kl_gradient": view.seen.kl_gradient[inside].numpy(),
+                "state": pa.DictionaryArray.from_arrays(view.seen.state.int().numpy(), states),
+                "advantage": view.seen.advantages.numpy(),
+                "weight": view.seen.weights.numpy(),
+                "ratio": view.seen.ratio.numpy(),
+                "token_ratio": view.seen.token_ratio.numpy(),
+                "gate": view.seen.through.numpy(),
+                "correction": view.seen.correction.numpy(),
+                "gradient": view.seen.gradient.numpy(),
+                "kl_gradient": view.seen.kl_gradient.numpy(),
             }
         )
         for number, view in enumerate(views)
@@ -172,15 +173,15 @@ def token_table(step: Step, views: Sequence[Comparison]) -> pa.Table:
 def most_flipped(view: Comparison, own: Comparison, count: int) -> list[tuple[int, int]]:
     """The tokens (row, token) that flip against the run's own algorithm, those that one of both moves most first."""
     closed, opened = _flipped(view.seen, own.seen)
-    flips = (closed | opened) & view.rows.unsqueeze(1)
-    size = torch.where(flips, own.seen.gradient.abs() + view.seen.gradient.abs(), -1.0)
-    order = size.flatten().argsort(descending=True, stable=True)[: min(count, int(flips.sum()))]
-    return [divmod(place, flips.shape[1]) for place in order.tolist()]
+    places = ((closed | opened) & view.rows[view.seen.layout.row]).nonzero().squeeze(1)
+    size = own.seen.gradient[places].abs() + view.seen.gradient[places].abs()
+    order = size.argsort(descending=True, stable=True)[:count]
+    return [view.seen.layout.token(place) for place in places[order].tolist()]
 
 
-def _flipped(seen: Seen, own: Seen) -> tuple[Bool[Tensor, "B T"], Bool[Tensor, "B T"]]:
+def _flipped(seen: Seen, own: Seen) -> tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]:
     """Tokens that push under the run's own and are blocked under this one, and the other way round."""
-    pushing = torch.tensor(PUSHING)
+    pushing = torch.tensor(PUSHING, dtype=seen.state.dtype)
     return torch.isin(own.state, pushing) & seen.blocked, own.blocked & torch.isin(seen.state, pushing)
 
 
@@ -202,7 +203,7 @@ def _applied(step: Step, number: int) -> Bool[Tensor, " B"]:
 
 
 def _pushes(seen: Seen, rows: Bool[Tensor, " B"]) -> dict[str, Any]:
-    takes = seen.takes_part & rows.unsqueeze(1)
+    takes = seen.takes_part & rows[seen.layout.row]
     pushing = takes & (seen.advantages != 0)
     passed = torch.where(seen.blocked, 0.0, seen.through.double())[pushing]
     return {
@@ -214,16 +215,19 @@ def _pushes(seen: Seen, rows: Bool[Tensor, " B"]) -> dict[str, Any]:
 
 
 def _flips(seen: Seen, own: Seen, rows: Bool[Tensor, " B"]) -> dict[str, Any]:
-    closed, opened = (int(flips[rows].sum()) for flips in _flipped(seen, own))
-    return {"closed": closed, "opened": opened, "flips": _ratio(closed + opened, int(own.takes_part[rows].sum()))}
+    tokens = rows[seen.layout.row]
+    closed, opened = (int(flips[tokens].sum()) for flips in _flipped(seen, own))
+    return {"closed": closed, "opened": opened, "flips": _ratio(closed + opened, int(own.takes_part[tokens].sum()))}
 
 
 def _shares(seen: Seen, rows: Bool[Tensor, " B"], thirds: Float[Tensor, "B 3"]) -> dict[str, Any]:
     """Where the gradient lies."""
-    size = torch.where(rows.unsqueeze(1), seen.gradient, 0.0).double().abs()
+    counted = rows[seen.layout.row]
+    size = torch.where(counted, seen.gradient, 0.0).double().abs()
     total = float(size.sum())
-    kl = float(torch.where(rows.unsqueeze(1), seen.kl_gradient, 0.0).double().abs().sum())
-    short, middle, long = ((size.sum(1, keepdim=True) * thirds).sum(0)).tolist()
+    kl = float(torch.where(counted, seen.kl_gradient, 0.0).double().abs().sum())
+    of_rows = thirds.new_zeros(len(rows)).index_add_(0, seen.layout.row, size)
+    short, middle, long = (of_rows.unsqueeze(1) * thirds).sum(0).tolist()
     return {
         "positive": _ratio(float(size[seen.advantages > 0].sum()), total),
         "negative": _ratio(float(size[seen.advantages < 0].sum()), total),
@@ -249,6 +253,15 @@ def _thirds(lengths: Tensor, rows: Bool[Tensor, " B"]) -> Float[Tensor, "B 3"]:
         shares[alike] = torch.tensor(overlap, dtype=torch.float64) / (end - start)
         start = end
     return shares
+
+
+def _products(gradients: Sequence[Float[Tensor, " N"]]) -> Float[Tensor, "A A"]:
+    """Of each gradient with each, in float64, a stretch of tokens at a time."""
+    products = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
+    for stretch in zip(*(each.split(PLACES) for each in gradients), strict=True):
+        part = torch.stack(stretch).double()
+        products += part @ part.T
+    return products
 
 
 def cosines_of(products: Float[Tensor, "A A"]) -> Float[Tensor, "A A"]:

@@ -1,8 +1,9 @@
-"""One step's rollouts, read back into tensors."""
+"""One step's rollouts, read back into tensors: the tokens of all completions one behind the other, without padding."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from proximo.insight.layout import Layout
 from proximo.models.routing import UNKNOWN
 from proximo.shapes import Bool, Float, Int
 from proximo.storage.opening import open_file
@@ -21,9 +23,44 @@ from proximo.types import Batch
 
 MOST_BYTES = 4 << 30
 """Of a file of rollouts."""
-MOST_ENTRIES = 1 << 24
-"""Completions times tokens of the longest: about two hundred bytes each are held while a step is looked at."""
+MOST_TOKENS = 1 << 26
+"""Of a step, all completions together: some hundred bytes each are held while it is looked at."""
+MOST_PASSED = 1 << 28
+"""Tokens times passes over them: eight bytes each."""
+PER_TOKEN = {
+    "tokens": 0,
+    "mask": 0,
+    "rollout_logprobs": 0,
+    "rollout_entropy": 0,
+    "old_logprobs": 0,
+    "advantages": 0,
+    "ref_logprobs": 0,
+    "values": 0,
+    "returns": 0,
+    "routes": UNKNOWN,
+}
+"""Fields of a batch with one entry for each token, and what stands beyond a row's length where rows are padded."""
+MISALIGNED = "it is damaged: a column is not aligned with the tokens"
 CHANGED = "its bytes are not those that were written"
+
+
+@dataclass(frozen=True)
+class FlatBatch(Batch):
+    """A batch that is not padded: what a batch has as [B, T] is [N] here, see `Layout`."""
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout(self.lengths)
+
+    def rows(self, index: Int[Tensor, " M"]) -> Batch:
+        """Some of the rows, padded to the longest of them."""
+        known = {each.name: getattr(self, each.name) for each in fields(Batch)}
+        for name, value in known.items():
+            if isinstance(value, Tensor) and name in PER_TOKEN:
+                known[name] = self.layout.padded(value, index, PER_TOKEN[name])
+            elif isinstance(value, Tensor):
+                known[name] = value[index]
+        return Batch(**known)
 
 
 @dataclass(frozen=True)
@@ -33,7 +70,7 @@ class Step:
     number: int
     facts: Mapping[str, Any]
     """What concerns no single row: `updates`, one entry for each."""
-    batch: Batch
+    batch: FlatBatch
     state: Sequence[str]
     """Of each row: trained, unscored or dropped."""
     sibling: Sequence[int]
@@ -48,27 +85,27 @@ class Step:
     """The text of each token."""
     updates: Int[Tensor, "E B"]
     """The update that each row was in, in each pass over the data; -1: in none."""
-    current: Float[Tensor, "E B T"]
+    current: Float[Tensor, "E N"]
     """Log-probs just before that update; NaN where the row was not run."""
-    entropy: Float[Tensor, "E B T"]
+    entropy: Float[Tensor, "E N"]
     """Just before that update; NaN where the row was not run."""
+
+    @property
+    def layout(self) -> Layout:
+        """Where each row's tokens are among the N of all rows; all of them were sampled."""
+        return self.batch.layout
 
     @property
     def passes(self) -> int:
         return len(self.updates)
 
-    def entropy_in(self, number: int) -> Float[Tensor, "B T"] | None:
+    def entropy_in(self, number: int, part: slice = slice(None)) -> Float[Tensor, " N"] | None:
         """Of the policy before the update of a pass; of the policy that sampled, in rows that were not run in it."""
-        sampled = self.batch.rollout_entropy
+        sampled = None if self.batch.rollout_entropy is None else self.batch.rollout_entropy[part]
         if not self.passes:
             return sampled
-        found = self.entropy[number]
+        found = self.entropy[number, part]
         return found if sampled is None else torch.where(found.isnan(), sampled.to(found.dtype), found)
-
-    @property
-    def inside(self) -> Bool[Tensor, "B T"]:
-        """True at the tokens of each row, sampled ones all."""
-        return torch.arange(self.batch.tokens.shape[1]) < self.batch.lengths.unsqueeze(1)
 
     @property
     def is_value_only(self) -> bool:
@@ -129,13 +166,10 @@ def _step(table: pa.Table, number: int, facts: Mapping[str, Any]) -> Step:
         _ = update["version"], update["skipped"], update["value_only"]
     lengths = torch.from_numpy(np.diff(_offsets(column["tokens"])))
     _check_lengths(column["pieces"], lengths)
-    entries = len(lengths) * (int(lengths.max()) if len(lengths) else 0)
-    if entries > MOST_ENTRIES:
-        sizes = f"{len(lengths):,} completions, the longest of {int(lengths.max()):,} tokens"
-        raise ValueError(f"it has {sizes}: {entries:,} places for tokens, more than the {MOST_ENTRIES:,} held at once")
-    rows = _Rows(lengths)
     counts = torch.from_numpy(np.diff(_offsets(column["updates"])))
     most = int(counts.max()) if len(counts) else 0
+    _check_size(lengths, most)
+    rows = _Rows(Layout(lengths))
     has = torch.arange(most) < counts.unsqueeze(1)
     updates = torch.full((len(lengths), most), -1)
     updates[has] = torch.from_numpy(column["updates"].flatten().to_numpy().astype(np.int64))
@@ -159,7 +193,18 @@ def _step(table: pa.Table, number: int, facts: Mapping[str, Any]) -> Step:
     )
 
 
-def _batch(column: Mapping[str, pa.Array], rows: "_Rows", lengths: Int[Tensor, " B"]) -> Batch:
+def _check_size(lengths: Int[Tensor, " B"], passes: int) -> None:
+    """A small file may hold a great many numbers that are alike."""
+    tokens = int(lengths.sum())
+    # A completion without tokens takes room, too.
+    size, sizes = max(tokens, len(lengths)), f"it has {len(lengths):,} completions of {tokens:,} tokens"
+    if size > MOST_TOKENS:
+        raise ValueError(f"{sizes}, more than the {MOST_TOKENS:,} that are held at once")
+    if size * passes > MOST_PASSED:
+        raise ValueError(f"{sizes} in {passes:,} passes, more than the {MOST_PASSED:,} that are held at once")
+
+
+def _batch(column: Mapping[str, pa.Array], rows: "_Rows", lengths: Int[Tensor, " B"]) -> FlatBatch:
     group = torch.from_numpy(column["group"].to_numpy().astype(np.int64))
     if len(group) and not 0 <= int(group.min()) <= int(group.max()) < len(group):
         raise ValueError("it is damaged: groups are not counted from 0")
@@ -171,7 +216,7 @@ def _batch(column: Mapping[str, pa.Array], rows: "_Rows", lengths: Int[Tensor, "
     def optional(name: str) -> Tensor | None:
         return rows(column[name]) if name in column else None
 
-    return Batch(
+    return FlatBatch(
         prompts=tuple(prompts.get(number, ()) for number in range(max(prompts, default=-1) + 1)),
         tokens=rows(column["tokens"]),
         lengths=lengths,
@@ -199,46 +244,43 @@ def _routes(column: Mapping[str, pa.Array], rows: "_Rows", group: Int[Tensor, " 
     shape = (-1, column["route_layers"][0].as_py(), column["route_experts"][0].as_py())
     first = [int((group == number).nonzero()[0]) for number in range(prompts)]
     found = [_flat(column["prompt_routes"].slice(place, 1)).reshape(shape) for place in first]
-    flat = _flat(column["routes"]).reshape(shape)
-    return {"routes": rows.of_each(flat, UNKNOWN), "prompt_routes": tuple(found)}
+    routes = rows(column["routes"], entries=shape[1] * shape[2]).reshape(shape)
+    return {"routes": routes, "prompt_routes": tuple(found)}
 
 
 class _Rows:
-    """Lists of unequal lengths back to tensors."""
+    """Columns of lists as tensors, one list behind the other."""
 
-    def __init__(self, lengths: Int[Tensor, " B"]) -> None:
-        self._lengths, self._width = lengths, max(int(lengths.max()) if len(lengths) else 0, 1)
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
 
-    def __call__(self, lists: pa.Array) -> Tensor:
-        """0 beyond each row's length."""
-        _check_lengths(lists, self._lengths)
+    def __call__(self, lists: pa.Array, entries: int = 1) -> Tensor:
+        """With so many entries for each token."""
+        _check_lengths(lists, self._layout.lengths * entries)
         flat = _flat(lists)
-        blank = torch.zeros(len(self._lengths), self._width, dtype=flat.dtype)
-        return blank.masked_scatter(self._inside(self._lengths), flat)
+        if len(flat) != len(self._layout.row) * entries:  # a list that is null has offsets all the same
+            raise ValueError(MISALIGNED)
+        return flat
 
-    def of_each(self, flat: Tensor, filler: int) -> Tensor:
-        """What has a shape of its own at each token."""
-        blank = torch.full((len(self._lengths), self._width, *flat.shape[1:]), filler, dtype=flat.dtype)
-        blank[self._inside(self._lengths)] = flat
-        return blank
-
-    def nested(self, lists: pa.Array, has: Tensor) -> Float[Tensor, "E B T"]:
+    def nested(self, lists: pa.Array, has: Bool[Tensor, "B E"]) -> Float[Tensor, "E N"]:
         """NaN wherever there is nothing."""
-        lengths = torch.where(has, self._lengths.unsqueeze(1), 0)
+        lengths = torch.where(has, self._layout.lengths.unsqueeze(1), 0)
         _check_lengths(lists, has.sum(dim=1))
         _check_lengths(lists.flatten(), lengths[has])
         flat = _flat(lists.flatten())
-        blank = torch.full((*has.shape, self._width), torch.nan, dtype=flat.dtype)
-        inside = torch.arange(self._width) < lengths.unsqueeze(2)
-        return blank.masked_scatter(inside, flat).transpose(0, 1).contiguous()
-
-    def _inside(self, lengths: Int[Tensor, " B"]) -> Tensor:
-        return torch.arange(self._width) < lengths.unsqueeze(1)
+        found = torch.full((has.shape[1], len(self._layout.row)), torch.nan, dtype=flat.dtype)
+        ends = lengths.flatten().cumsum(0).reshape(has.shape)
+        for number, held in enumerate(has.T):
+            inside = held[self._layout.row]
+            shift = (ends - lengths)[:, number] - self._layout.starts
+            places = inside.nonzero().squeeze(1)
+            found[number, places] = flat[places + shift[self._layout.row[places]]]
+        return found
 
 
 def _check_lengths(lists: pa.Array, lengths: Int[Tensor, " R"]) -> None:
     if not np.array_equal(np.diff(_offsets(lists)), lengths.numpy()):
-        raise ValueError("it is damaged: a column is not aligned with the tokens")
+        raise ValueError(MISALIGNED)
 
 
 def _flat(lists: pa.Array) -> Tensor:

@@ -20,13 +20,13 @@ def why(step: Step, seen: Seen, row: int, token: int) -> str:
     Example: why(step, look(step, DAPO, config), 0, 3)
     -> "A > 0 and ratio 1.31 > 1.28, the gate's upper edge: no gradient"
     """
-    return _SENTENCES[TokenState(int(seen.state[row, token]))](step, seen, row, token)
+    if token >= int(step.batch.lengths[row]):
+        return "nothing was sampled here"
+    return _SENTENCES[TokenState(int(seen.state[step.layout.place(row, token)]))](step, seen, row, token)
 
 
 def _outside(step: Step, seen: Seen, row: int, token: int) -> str:
-    if token < int(step.batch.lengths[row]):
-        return "its completion was cut at the limit, and this algorithm leaves such completions out of the loss"
-    return "nothing was sampled here"
+    return "its completion was cut at the limit, and this algorithm leaves such completions out of the loss"
 
 
 def _idle(step: Step, seen: Seen, row: int, token: int) -> str:
@@ -64,8 +64,9 @@ def _dual(step: Step, seen: Seen, row: int, token: int) -> str:
 
 
 def _soft(step: Step, seen: Seen, row: int, token: int) -> str:
-    gate, advantage = seen.algorithm.gate, float(seen.advantages[row, token])
-    through, side = float(seen.through[row, token]), ">" if advantage > 0 else "<"
+    gate, place = seen.algorithm.gate, seen.layout.place(row, token)
+    advantage, through = float(seen.advantages[place]), float(seen.through[place])
+    side = ">" if advantage > 0 else "<"
     tau = ""
     if isinstance(gate, SoftGate):
         tau = f" at temperature {gate.tau_pos if advantage > 0 else gate.tau_neg:g}"
@@ -75,7 +76,8 @@ def _soft(step: Step, seen: Seen, row: int, token: int) -> str:
 
 def _open(step: Step, seen: Seen, row: int, token: int) -> str:
     lowest, highest = seen.algorithm.gate.band
-    ratio, advantage = float(seen.ratio[row, token]), float(seen.advantages[row, token])
+    where = seen.layout.place(row, token)
+    ratio, advantage = float(seen.ratio[where]), float(seen.advantages[where])
     verb = "raises" if advantage > 0 else "lowers"
     if isinstance(seen.algorithm.gate, Unclipped | Reinforce):
         said = f"{_ratio(seen, row, token)}, and nothing is clipped: the gradient passes whole"
@@ -99,7 +101,8 @@ def _dropped(step: Step, seen: Seen, row: int, token: int) -> str:
 
 
 def _rejected(step: Step, seen: Seen, row: int, token: int) -> str:
-    log_weight = (step.batch.old_logprobs - step.batch.rollout_logprobs)[row, : int(step.batch.lengths[row])]
+    own = step.layout.of(row)
+    log_weight = step.batch.old_logprobs[own] - step.batch.rollout_logprobs[own]
     correct = seen.algorithm.correct
     if isinstance(correct, IcePop):
         weight, where = log_weight[token], "here"
@@ -128,13 +131,14 @@ _SENTENCES: dict[TokenState, Callable[[Step, Seen, int, int], str]] = {
 
 def _ratio(seen: Seen, row: int, token: int, edge: float | None = None) -> str:
     """With as many digits as tell it from the edge."""
-    ratio, own = float(seen.ratio[row, token]), float(seen.token_ratio[row, token])
+    place = seen.layout.place(row, token)
+    ratio, own = float(seen.ratio[place]), float(seen.token_ratio[place])
     said = f"ratio {_number(ratio, edge)}"
     return said if ratio == own else f"the completion's {said} (this token's own {_number(own)})"
 
 
 def _corrected(seen: Seen, row: int, token: int) -> str:
-    correction = float(seen.correction[row, token])
+    correction = float(seen.correction[seen.layout.place(row, token)])
     return "" if correction == 1 else f"; times {_number(correction)} for the sampler's mismatch"
 
 

@@ -4,6 +4,7 @@ Time runs over sampled tokens only. Prompt, tool and environment tokens are step
 nothing, their value is not read, and no discount passes while they do.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from proximo.maths.advantages import Feedback, GroupNormalized, SequenceAdvantage
 from proximo.maths.arithmetic import at_least_float32, check_shape, sampled, sampled_mask
 from proximo.maths.groups import siblings
+from proximo.maths.returns import backward_sums, earned, next_sampled, scattered, whiten
 from proximo.shapes import Bool, Float
 
 
@@ -102,16 +104,27 @@ class ProcessNormalized:
     needs_values: ClassVar[bool] = False
 
     def __call__(self, feedback: Feedback) -> Credit:
-        if feedback.token_rewards is None:
-            raise ValueError("token_rewards is None: ProcessNormalized needs the reward of each step, NaN elsewhere")
-        is_step = feedback.mask & ~feedback.token_rewards.isnan() & feedback.scored.unsqueeze(1)
-        rewards = feedback.token_rewards[is_step].to(feedback.rewards.dtype)
-        group = siblings(rewards, feedback.group.unsqueeze(1).expand_as(is_step)[is_step])
+        return self.over([feedback])[0]
+
+    def over(self, parts: Sequence[Feedback]) -> list[Credit]:
+        """Of a batch that comes in parts: a group is normalised over all of them."""
+        where = [self._steps(part) for part in parts]
+        rewards = torch.cat([part.step_rewards()[steps] for part, steps in zip(parts, where, strict=True)])
+        groups = [part.group[steps.nonzero()[:, 0]] for part, steps in zip(parts, where, strict=True)]
+        group = siblings(rewards, torch.cat(groups))
         std = (group.square_sum / (group.count - self.ddof).clamp(min=1)).sqrt()
         normalised = (group.deviation / (std + self.epsilon)).masked_fill(group.unanimous, 0.0)
+        blanks = [torch.zeros_like(part.mask, dtype=rewards.dtype) for part in parts]
+        return [
+            Credit(backward_sums(steps, steps.new_ones(len(steps)), part.mask))
+            for part, steps in zip(parts, scattered(blanks, where, normalised), strict=True)
+        ]
 
-        steps = torch.zeros_like(feedback.mask, dtype=rewards.dtype).masked_scatter(is_step, normalised)
-        return Credit(backward_sums(steps, steps.new_ones(len(steps)), feedback.mask))
+    @staticmethod
+    def _steps(feedback: Feedback) -> Bool[Tensor, "B T"]:
+        if feedback.token_rewards is None:
+            raise ValueError("token_rewards is None: ProcessNormalized needs the reward of each step, NaN elsewhere")
+        return feedback.mask & ~feedback.token_rewards.isnan() & feedback.scored.unsqueeze(1)
 
 
 @dataclass(frozen=True)
@@ -130,10 +143,15 @@ class TokenWhitened:
         return self.of.needs_values
 
     def __call__(self, feedback: Feedback) -> Credit:
-        credit = assign(self.of, feedback)
-        counted = feedback.mask & feedback.scored.unsqueeze(1)
-        whitened = whiten(credit.advantages[counted], self.epsilon)
-        return Credit(credit.advantages.masked_scatter(counted, whitened), credit.returns)
+        return self.over([feedback])[0]
+
+    def over(self, parts: Sequence[Feedback]) -> list[Credit]:
+        """Of a batch that comes in parts: mean and variance are over all of them."""
+        credits = assign_parts(self.of, parts)
+        counted = [part.mask & part.scored.unsqueeze(1) for part in parts]
+        known = torch.cat([credit.advantages[where] for credit, where in zip(credits, counted, strict=True)])
+        whitened = scattered([credit.advantages for credit in credits], counted, whiten(known, self.epsilon))
+        return [Credit(values, credit.returns) for values, credit in zip(whitened, credits, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -167,9 +185,14 @@ class SignScaled:
         return self.of.needs_values
 
     def __call__(self, feedback: Feedback) -> Credit:
-        credit = assign(self.of, feedback)
-        scaled = torch.where(credit.advantages > 0, self.positive, self.negative) * credit.advantages
-        return Credit(scaled, credit.returns)
+        return self.over([feedback])[0]
+
+    def over(self, parts: Sequence[Feedback]) -> list[Credit]:
+        """Of a batch that comes in parts."""
+        return [
+            Credit(torch.where(each.advantages > 0, self.positive, self.negative) * each.advantages, each.returns)
+            for each in assign_parts(self.of, parts)
+        ]
 
 
 Advantage = SequenceAdvantage | ReturnToGo | Gae | ProcessNormalized | TokenWhitened | SequenceWhitened | SignScaled
@@ -199,7 +222,7 @@ def advantages(
     to them. A NaN reward marks an unscored completion: its row comes back as NaN, and `policy_loss` then
     leaves it out of every term and denominator.
     """
-    feedback = _feedback(rewards, group, mask, values, token_rewards)
+    feedback = feedback_of(rewards, group, mask, values, token_rewards)
     credit = assign(algorithm.advantage, feedback)
     return credit.advantages, credit.returns
 
@@ -212,12 +235,13 @@ def returns_to_go(
     advantage = algorithm.advantage
     inner = advantage.of if isinstance(advantage, TokenWhitened | SignScaled) else advantage
     discount = inner.discount if isinstance(inner, Gae | ReturnToGo) else 1.0
-    return assign(ReturnToGo(discount), _feedback(rewards, group, mask, None, token_rewards)).advantages
+    return assign(ReturnToGo(discount), feedback_of(rewards, group, mask, None, token_rewards)).advantages
 
 
-def _feedback(
+def feedback_of(
     rewards: Tensor, group: Tensor, mask: Tensor, values: Tensor | None, token_rewards: Tensor | None
 ) -> Feedback:
+    """Check what a caller passed."""
     mask = sampled_mask(mask)
     check_shape("rewards", rewards, mask.shape[:1])
     check_shape("group", group, mask.shape[:1])
@@ -236,7 +260,30 @@ def _feedback(
 
 def assign(advantage: Advantage, feedback: Feedback) -> Credit:
     """Any piece's answer per token: 0 off the mask, NaN all along an unscored row."""
-    answer = advantage(feedback)
+    return _per_token(advantage(feedback), feedback)
+
+
+def assign_parts(advantage: Advantage, parts: Sequence[Feedback]) -> list[Credit]:
+    """The same of a batch whose rows come in parts of different widths: what compares rows sees all of them."""
+    if isinstance(advantage, ProcessNormalized | TokenWhitened | SignScaled):
+        answers = advantage.over(parts)
+    elif advantage.per_token:
+        answers = [advantage(part) for part in parts]
+    else:
+        # What a row earned in all says everything about it: a width of one is enough.
+        summary = Feedback(
+            rewards=torch.cat([part.rewards for part in parts]),
+            group=torch.cat([part.group for part in parts]),
+            mask=torch.cat([torch.ones_like(part.mask[:, :1]) for part in parts]),
+            token_rewards=torch.cat([part.step_rewards().sum(dim=1, keepdim=True) for part in parts]),
+        )
+        answer = advantage(summary)
+        assert isinstance(answer, Tensor), "one number for a row"
+        answers = answer.split([len(part.rewards) for part in parts])
+    return [_per_token(answer, part) for answer, part in zip(answers, parts, strict=True)]
+
+
+def _per_token(answer: Credit | Tensor, feedback: Feedback) -> Credit:
     if isinstance(answer, Tensor):
         answer = Credit(answer.unsqueeze(1).expand(feedback.mask.shape))
     unscored = ~feedback.scored.unsqueeze(1)
@@ -245,42 +292,6 @@ def assign(advantage: Advantage, feedback: Feedback) -> Credit:
         sampled(answer.advantages, feedback.mask).masked_fill(unscored, torch.nan),
         None if returns is None else sampled(returns, feedback.mask).masked_fill(unscored, torch.nan),
     )
-
-
-def earned(feedback: Feedback) -> Float[Tensor, "B T"]:
-    """Token rewards with the outcome on the last sampled token of each row."""
-    order = feedback.mask.cumsum(dim=1)
-    is_last = feedback.mask & (order == order[:, -1:])
-    return feedback.step_rewards() + sampled(feedback.rewards.unsqueeze(1).expand(is_last.shape), is_last)
-
-
-def backward_sums(
-    values: Float[Tensor, "B T"], factor: Float[Tensor, " B"], mask: Bool[Tensor, "B T"]
-) -> Float[Tensor, "B T"]:
-    """x_t + factor · (the sum at the next sampled token); 0 off the mask."""
-    total = torch.zeros_like(factor)
-    sums = torch.zeros_like(values)
-    for t in reversed(range(values.shape[1])):
-        total = torch.where(mask[:, t], values[:, t] + factor * total, total)
-        sums[:, t] = total
-    return sampled(sums, mask)
-
-
-def next_sampled(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """The value at the next sampled token of the row; 0 after the last one."""
-    upcoming = torch.zeros_like(values[:, 0]) if values.shape[1] else values.new_zeros(len(values))
-    following = torch.zeros_like(values)
-    for t in reversed(range(values.shape[1])):
-        following[:, t] = upcoming
-        upcoming = torch.where(mask[:, t], values[:, t], upcoming)
-    return following
-
-
-def whiten(values: Float[Tensor, " N"], epsilon: float) -> Float[Tensor, " N"]:
-    """Mean 0 and unbiased variance 1; exactly 0 where there is no variance to speak of."""
-    if len(values) < 2 or values.max() == values.min():
-        return torch.zeros_like(values)
-    return (values - values.mean()) * torch.rsqrt(values.var(correction=1) + epsilon)
 
 
 def _check_unit(name: str, value: float) -> None:

@@ -60,8 +60,12 @@ class PositiveNll:
 
     def weights(self, mask: Bool[Tensor, "B T"], outcome: Float[Tensor, " B"]) -> Float[Tensor, "B T"]:
         """1 / (sampled tokens of correct completions) on those, over the whole step."""
-        counted = (mask & (outcome > self.above).unsqueeze(1)).double()
-        return counted / counted.sum().clamp(min=1)
+        return mask.double() * self.of_rows(mask.sum(dim=1).double(), outcome).unsqueeze(1)
+
+    def of_rows(self, counts: Float[Tensor, " B"], outcome: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """The same for each sampled token of a row, from the rows' counts of them."""
+        correct = (outcome > self.above).double()
+        return correct / (correct * counts).sum().clamp(min=1)
 
     def __call__(self, logprobs: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         return -self.coefficient * logprobs

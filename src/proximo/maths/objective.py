@@ -138,9 +138,15 @@ def _plan_from_weights(algorithm: Objective, weights: Float[Tensor, "B T"], rows
 @torch.no_grad()
 def _choose(algorithm: Objective, rows: Rows, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
     assert algorithm.select is not None
+    return algorithm.select.choose(candidates(algorithm, rows), generator)
+
+
+@torch.no_grad()
+def candidates(algorithm: Objective, rows: Rows) -> Candidates:
+    """What stage 7 may look at in these rows."""
     log_ratio = algorithm.ratio(rows.logprobs - rows.anchor_logprobs, rows.mask)
     sampler = rows.anchor_logprobs if rows.sampler_logprobs is None else rows.sampler_logprobs
-    candidates = Candidates(
+    return Candidates(
         logprobs=rows.logprobs,
         sampler_logprobs=sampler,
         advantages=rows.advantages,
@@ -148,7 +154,6 @@ def _choose(algorithm: Objective, rows: Rows, generator: torch.Generator | None)
         entropy=rows.entropy,
         mask=rows.mask,
     )
-    return algorithm.select.choose(candidates, generator)
 
 
 def token_terms(algorithm: Objective, rows: Rows, plan: Plan) -> Terms:

@@ -104,14 +104,14 @@ def packed_reader(
     return PackedReader(tuple(buckets), torch.empty_like(places).scatter_(0, places, found))
 
 
-def similar(lengths: Int[Tensor, " R"]) -> list[Int[Tensor, " M"]]:
+def similar(lengths: Int[Tensor, " R"], short: int = SHORT) -> list[Int[Tensor, " M"]]:
     """Numbers of spans that are padded to a common width, in their order: none is less than half as long as the
     longest beside it, unless all are short. Spans without tokens are left out."""
     longest_first = sorted((length, number) for number, length in enumerate(lengths.tolist()) if length)[::-1]
     buckets: list[list[int]] = []
     width = 0
     for length, number in longest_first:
-        if not buckets or (width > SHORT and 2 * length < width):
+        if not buckets or (width > short and 2 * length < width):
             buckets.append([])
             width = length
         buckets[-1].append(number)

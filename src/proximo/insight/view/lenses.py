@@ -5,7 +5,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -17,13 +16,10 @@ from proximo.insight.lens import Seen, look
 from proximo.insight.replay import OWN, chosen, own_name
 from proximo.insight.steps import Step
 from proximo.maths.arithmetic import bounded_exp
-from proximo.shapes import Int
 
 CURVE = 121
 """Points of a gate's curve."""
 Kind = TypeVar("Kind")
-Pick = Callable[[Tensor], Tensor]
-"""Some of the entries of [B, T] tensors."""
 
 
 class Kept(Generic[Kind]):
@@ -61,15 +57,8 @@ class Look:
     def own(self) -> bool:
         return self.name == own_name(self.run.config)
 
-    @cached_property
-    def places(self) -> Int[Tensor, " N"]:
-        """Where the step's tokens lie among its padded rows, one behind the other."""
-        lengths, width = self.step.batch.lengths, self.step.batch.tokens.shape[1]
-        return (torch.arange(width) < lengths.unsqueeze(1)).flatten().nonzero().squeeze(1)
-
-    def tokens(self, pick: Pick | None = None) -> dict[str, Tensor]:
-        """All that is known of the tokens that are picked, by name; without a choice of all, one behind the other."""
-        of = pick or (lambda tensor: tensor.flatten()[self.places])
+    def tokens(self, part: slice = slice(None)) -> dict[str, Tensor]:
+        """All that is known of a stretch of the step's tokens, by name; of all of them unless one is given."""
         step, seen, batch = self.step, self.seen, self.step.batch
         given = {
             "token": batch.tokens,
@@ -87,17 +76,18 @@ class Look:
             "reference": batch.ref_logprobs,
             "value": batch.values,
             "return": batch.returns,
-            "entropy": step.entropy_in(self.number),
         }
-        found = {name: of(tensor) for name, tensor in given.items() if tensor is not None}
-        before = of(step.current[self.number]) if step.passes else found["old"]
+        found = {name: tensor[part] for name, tensor in given.items() if tensor is not None}
+        if (entropy := step.entropy_in(self.number, part)) is not None:
+            found["entropy"] = entropy
+        before = step.current[self.number, part] if step.passes else found["old"]
         # A row that was not run, since it was dead, stands where the old policy was.
         found["current"] = torch.where(before.isnan(), found["old"], before)
         found["gap"] = found["old"] - found["sampler"]
         if step.passes and torch.equal(batch.old_logprobs, batch.rollout_logprobs):
             # The sampler's serve as the old ones, and only the first update saw the policy that sampled.
-            first = of((step.updates[0] == 0).unsqueeze(1).expand_as(batch.mask))
-            found["gap"] = torch.where(first, of(step.current[0]) - found["sampler"], math.nan)
+            first = (step.updates[0] == 0)[step.layout.row[part]]
+            found["gap"] = torch.where(first, step.current[0, part] - found["sampler"], math.nan)
         if "reference" in found:
             gap = found["reference"] - found["current"]
             found["kl"] = bounded_exp(gap) - gap - 1  # k3

@@ -136,9 +136,11 @@ def _tokens(look: Look, own: Look | None, row: int, stretch: slice) -> dict[str,
     """One sibling's tokens, and of each every number that is known."""
     step, stop = look.step, min(stretch.stop, int(look.step.batch.lengths[row]))
     stretch = slice(stretch.start, stop)
-    arrays = look.tokens(lambda tensor: tensor[row, stretch])
+    first = int(step.layout.starts[row])
+    places = slice(first + stretch.start, first + max(stretch.start, stop))
+    arrays = look.tokens(places)
     if own is not None:
-        arrays["own"] = own.seen.state[row, stretch]
+        arrays["own"] = own.seen.state[places]
     specials = _specials(step.pieces[row], step.text[row])
     return {
         "tail": step.text[row][-TAIL:],

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proximo.insight.lens import BLOCKED, TokenState
+from proximo.insight.layout import Layout
+from proximo.insight.lens import TokenState
 from proximo.insight.view.lenses import Kept, Look, label, numbers
-from proximo.shapes import Float, Int
+from proximo.shapes import Float
 
 PREVIEW = 160
 """Characters of a prompt or an answer in a list."""
@@ -44,10 +45,10 @@ def summary(look: Look) -> Summary:
 
 def _rows(look: Look, tokens: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     step, batch = look.step, look.step.batch
-    each = _Each(batch.lengths)
+    each = _Each(step.layout)
     takes = tokens["state"] > TokenState.IDLE
     pushes = takes & (tokens["advantage"] != 0)
-    pushing, blocked = each.sum(pushes), each.sum(pushes & torch.isin(tokens["state"], torch.tensor(BLOCKED)))
+    pushing, blocked = each.sum(pushes), each.sum(pushes & look.seen.blocked)
     nothing = torch.full((len(batch),), math.nan)
     columns = {
         "reward": batch.rewards,
@@ -77,9 +78,9 @@ def _rows(look: Look, tokens: Mapping[str, Tensor]) -> list[dict[str, Any]]:
 class _Each:
     """Of each row's tokens, which lie one behind the other. What is no number is left out."""
 
-    def __init__(self, lengths: Int[Tensor, " B"]) -> None:
-        self._row = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-        self._nothing = torch.zeros(len(lengths), dtype=torch.float64)
+    def __init__(self, layout: Layout) -> None:
+        self._row = layout.row
+        self._nothing = torch.zeros(len(layout.lengths), dtype=torch.float64)
 
     def sum(self, values: Tensor) -> Float[Tensor, " B"]:
         return self._nothing.index_add(0, self._row, values.double())
@@ -133,10 +134,10 @@ def _fate(look: Look, rows: list[dict[str, Any]], scored: list[float]) -> tuple[
         return "unscored", "unscored: no grader could judge it"
     if all(row["fate"] != "trained" for row in rows):
         return "dropped", f"dropped before training{equal}"
-    index = [row["row"] for row in rows]
-    if not look.seen.takes_part[index].any():
+    own = [look.step.layout.of(row["row"]) for row in rows]
+    if not any((look.seen.state[places] > TokenState.IDLE).any() for places in own):
         return "dropped", _left_out(look, rows, equal)
-    if not look.seen.advantages[index].any():
+    if not any(look.seen.advantages[places].any() for places in own):
         return "dead", f"dead{equal or ': every advantage is 0'}"
     missing = len(rows) - len(scored)
     return "trained", f"{missing} unscored" if missing else ""
