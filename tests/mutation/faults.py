@@ -502,7 +502,28 @@ FAULTS = (
         "router balance: shares of one for shares of k",
     ),
     Fault(
-        "training/learner.py", "replace(batch, routes=None)).logprobs", "batch).logprobs", "the reference is replayed"
+        "training/learner.py",
+        "reference, batch = self.reference, replace(batch, routes=None)",
+        "reference = self.reference",
+        "the reference is replayed",
+    ),
+    Fault(
+        "selection.py",
+        "teaches_alone: ClassVar[bool] = True",
+        "teaches_alone: ClassVar[bool] = False",
+        "KL-Cov skips rows without advantage",
+    ),
+    Fault(
+        "shaping.py",
+        "return -unit * (penalty if",
+        "return -(penalty if",
+        "the overlong penalty is 1, whatever rewards are",
+    ),
+    Fault(
+        "arithmetic.py",
+        "math.ceil(round(share * total, 9) - 0.5)",
+        "int(share * total)",
+        "a share of a count is cut off",
     ),
     Fault(
         "training/passes.py",
