@@ -1,4 +1,4 @@
-"""The planted faults fit the sources that they are planted in; `make mutation` plants them, which takes half an hour."""
+"""The planted faults fit the sources they are planted in; `make mutation` plants them, which takes half an hour."""
 
 from pathlib import Path
 

@@ -21,7 +21,8 @@ ORDER = [
     "tests/test_golden.py", "tests/test_objective.py", "tests/test_pairwise.py", "tests/test_reference.py",
     "tests/test_values.py", "tests/test_judging.py", "tests/test_reward_range.py", "tests/test_laws.py",
     "tests/test_mismatch.py", "tests/test_moe.py", "tests/test_routing.py",
-    "tests/test_optimizer.py", "tests/test_training.py", "tests/test_models_logprobs.py", "tests/test_devices.py", "tests/test_flex.py",
+    "tests/test_optimizer.py", "tests/test_training.py", "tests/test_models_logprobs.py",
+    "tests/test_devices.py", "tests/test_flex.py",
 ]  # fmt: skip
 
 
