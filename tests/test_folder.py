@@ -87,6 +87,23 @@ def test_a_run_is_running_while_its_owner_lives(tmp_path):
     assert run.state == "finished"
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the states of processes are Linux's")
+def test_a_process_that_has_ended_and_was_not_waited_for_is_not_running(tmp_path):
+    run = run_folder(tmp_path / "a")
+    code = "import sys; from pathlib import Path; from proximo.storage.locks import FolderLock\n"
+    code += "lock = FolderLock(Path(sys.argv[1])); print(flush=True); input()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "a")], stdin=pipe, stdout=pipe) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"\n"
+        assert run.state == "running"
+        owner.kill()
+        os.waitid(os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and stays a zombie
+        os.kill(owner.pid, 0)
+        assert (tmp_path / "a" / "lock").exists()
+        assert run.state == "stopped"
+
+
 def test_a_copied_lock_and_a_reused_number_are_nobody(tmp_path):
     original, copied = run_folder(tmp_path / "a"), run_folder(tmp_path / "b")
     with FolderLock(tmp_path / "a"):

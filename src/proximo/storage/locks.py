@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 
 NAME = "lock"
+ENDED = ("Z", "X", "x")
+"""States in /proc/PID/stat of a process that has ended: a zombie, or dead."""
 
 
 class Locked(ValueError):
@@ -85,13 +87,16 @@ def is_held(path: Path) -> bool:
 
 
 def _is_alive(pid: int, started: object) -> bool:
-    """Whether there is such a process, and it is the one that began then, where that is known."""
+    """Whether there is such a process, and it is the one that began then, where that is known. One that has ended and
+    that its parent has not waited for yet keeps its number, but does nothing any more."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
     except OSError:  # it is there, and another user's
         pass
+    if (fields := _stat(pid)) and fields[0] in ENDED:
+        return False
     return started is None or started == _started(pid)
 
 
@@ -105,11 +110,17 @@ def _boot() -> str | None:
 
 def _started(pid: int) -> str | None:
     """When a process began, in ticks since the machine did; None where that is not known."""
+    fields = _stat(pid)
+    return fields[19] if len(fields) > 19 else None  # the 22nd field of the file
+
+
+def _stat(pid: int) -> list[str]:
+    """What Linux knows of a process, from its state, the third field, on; nothing where that is not known."""
     try:
-        # The name, the second field, is in parentheses and may hold anything; the beginning is the 22nd field.
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return None
+        # The name, the second field, is in parentheses and may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def _both_locked(path: Path) -> list[int]:
