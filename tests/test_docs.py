@@ -94,6 +94,11 @@ def test_links_lead_somewhere():
             assert not target or (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_is_left_unfinished(page: Path):
+    assert "TODO" not in page.read_text()
+
+
 def test_there_is_something_to_test():
     assert len(blocks(r"python")) >= 6
     assert len(blocks(r"python src=.*")) >= 50
