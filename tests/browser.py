@@ -141,6 +141,7 @@ def write_run(
 
     folder.mkdir(parents=True)
     facts = {
+        "format": 2,
         "argv": ["proximo", "train"],
         "torch": "2.0",
         "attempts": [{"number": 1, "started": "2026-01-01 00:00:00"}],

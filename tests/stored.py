@@ -73,7 +73,7 @@ def store(folder: Path, algorithm: Algorithm, groups: Sequence[Asked], *, step: 
     updates = [_update(batch, moved * (number + 1), trained, number) for number in range(passes)]
     log = RunLog(folder)
     if not (folder / "run.json").exists():
-        log.start(toml.dumps(config), {"argv": ["proximo", "train"]})
+        log.start(toml.dumps(config), {"format": 2, "argv": ["proximo", "train"]})
     log.rollouts(step, rollout_table(batch, written, trained=trained, kept_groups=kept, updates=updates))
     log.ledger([Entry(place, group.problem, 0, step, "trained") for place, group in enumerate(groups)])
     log.metrics(step, {"reward": float(batch.rewards.nanmean())})

@@ -8,12 +8,14 @@ import pytest
 
 from proximo.algorithms import GRPO
 from proximo.cli import main
+from proximo.insight.checkup import check_up
 from proximo.insight.folder import MOST_BYTES, RunFolder
 from proximo.insight.report import gather, render
 from proximo.insight.steps import read_step
 from proximo.insight.view import overview
 from proximo.storage.folders import write_folder
 from proximo.storage.sealing import is_intact
+from proximo.training.resume import lost_rows
 from tests.stored import Asked, Said, store
 
 GROUPS = [Asked([Said(["a", "b"], 1.0, old=(-1.0, -1.0)), Said(["c"], 0.0, old=(-1.0,))])]
@@ -106,6 +108,71 @@ def test_doctor_report_and_page_say_the_same(name, folder, capsys):
     assert [spell.finding.message for spell in report.findings] == [said]
     assert said.replace("'", "&#x27;") in render(report)
     assert page(folder) == [said]
+
+
+def save_state(run: Path, step: int, identity: str = "this run") -> dict[str, int]:
+    """A checkpoint as training saves it, which knows how long the log is; those lengths."""
+    sizes = {name: (run / name).stat().st_size for name in ("metrics.jsonl", "ledger.jsonl")}
+
+    def fill(path: Path) -> None:
+        (path / "state").mkdir()
+        (path / "state" / "standing.json").write_text(json.dumps({"run": identity, "sizes": sizes}))
+
+    write_folder(run / "checkpoints" / f"step-{step:06d}", fill)
+    return sizes
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl"])
+def test_rows_that_are_lost_are_found_as_resuming_finds_them(name, folder, capsys):
+    """The rows that are left are whole, and in order: only the checkpoint knows that there were more."""
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(record | {"identity": "this run"}))
+    append(name, b'{"step": 1}\n{"step": 2}\n')(folder)
+    had = save_state(folder, 3)[name]
+    append(name, b'{"step": 3}\n')(folder)
+    whole = (folder / name).read_bytes()
+    assert doctor(folder, capsys) == page(folder) == []
+    kept = whole[: whole.index(b"\n") + 1]
+    (folder / name).write_bytes(kept)
+    said = f"{name} has {len(kept)} bytes and had {had} when step-000003 was saved: rows are lost"
+    assert doctor(folder, capsys) == page(folder) == [said]
+    assert lost_rows(folder, folder / "checkpoints" / "step-000003") == [said]
+    (folder / name).unlink()
+    gone = f"{name} has 0 bytes and had {had} when step-000003 was saved: rows are lost"
+    assert doctor(folder, capsys) == page(folder) == [gone]
+    (folder / name).write_bytes(whole[:had])
+    assert doctor(folder, capsys) == page(folder) == []
+
+
+def test_what_another_runs_checkpoint_knows_is_not_asked_for(folder, capsys):
+    append("metrics.jsonl", b'{"step": 1}\n')(folder)
+    save_state(folder, 3, identity="another run")
+    (folder / "metrics.jsonl").write_bytes((folder / "metrics.jsonl").read_bytes()[: -len('{"step": 1}\n')])
+    assert doctor(folder, capsys) == page(folder) == []
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "timings.jsonl", "ledger.jsonl"])
+def test_what_is_no_file_is_found_and_what_is_not_there_yet_is_not(name, folder, capsys):
+    (folder / name).unlink()
+    assert doctor(folder, capsys) == page(folder) == []
+    (folder / name).mkdir()
+    assert doctor(folder, capsys) == page(folder) == [f"{name} cannot be read: it is not a file"]
+
+
+def test_a_folder_of_an_earlier_version_is_not_damaged(folder, capsys):
+    """Its evaluation before training has the step -1, and its first step 0."""
+    record = json.loads((folder / "run.json").read_text())
+    assert record.pop("format") == 2
+    (folder / "run.json").write_text(json.dumps(record))
+    rows = [{"step": -1, "held_out/outcome": 0.5}, *({"step": step, "outcome": 0.5} for step in range(3))]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    old = "written by an earlier version of Proximo (format 1), whose steps are numbered one lower"
+    assert doctor(folder, capsys) == page(folder) == [old]
+    assert check_up(RunFolder(folder)).steps == 3
+    append("metrics.jsonl", b"not json\n")(folder)
+    assert doctor(folder, capsys) == page(folder) == [old, "1 of the 5 rows of metrics.jsonl cannot be read"]
+    (folder / "run.json").write_text(json.dumps(record | {"format": 3}))
+    assert doctor(folder, capsys)[0] == "written by another version of Proximo: its format is 3, not 2"
 
 
 def test_nothing_is_found_in_a_folder_that_is_whole(folder, capsys):

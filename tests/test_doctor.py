@@ -30,7 +30,7 @@ def write_run(
 ) -> Path:
     """A run's folder as far as the doctor reads it."""
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps({"attempts": [{"number": 1, "ended": ended}]}))
+    (folder / "run.json").write_text(json.dumps({"format": 2, "attempts": [{"number": 1, "ended": ended}]}))
     (folder / "config.toml").write_text("steps = 3\n")
     for name, lines in (("metrics.jsonl", rows), ("events.jsonl", events or [])):
         (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -46,7 +46,7 @@ def _fill(path: Path) -> None:
 
 
 def steps(number: int, **changes: float) -> list[Mapping[str, Any]]:
-    return [{"step": step} | STEP | changes for step in range(number)]
+    return [{"step": step} | STEP | changes for step in range(1, number + 1)]
 
 
 HEALTHY = [{"step": 0, "held_out/outcome": 0.3, "held_out/problems": 100}, *steps(30)]
@@ -89,14 +89,19 @@ def test_of_a_short_run_it_says_that_little_can_be_known(tmp_path, capsys):
     assert (found["steps"], found["enough_steps"]) == (9, 10)
 
 
+def test_steps_are_counted_by_the_number_of_the_last(tmp_path):
+    run = write_run(tmp_path / "run", [*HEALTHY[:5], *HEALTHY[15:]])  # rows in the middle are gone
+    assert check_up(RunFolder(run)).steps == 30
+
+
 def test_a_warning_has_its_evidence_what_to_do_and_where_to_look(tmp_path, capsys):
     run = write_run(tmp_path / "a run & more", steps(30, truncated=0.3))
     assert doctor(str(run)) == 3
     out = capsys.readouterr().out
-    assert "warning  truncation, since step 19\n" in out
+    assert "warning  truncation, since step 20\n" in out
     assert "         30% of the completions of 20 steps were cut at the limit; the mean length is 100 tokens\n" in out
     assert "first    raise sampling.max_tokens" in out
-    assert f"open     proximo view {run}, then #run=a%20run%20%26%20more&step=19&show=truncated\n" in out
+    assert f"open     proximo view {run}, then #run=a%20run%20%26%20more&step=20&show=truncated\n" in out
     assert out.endswith("\n1 finding\n")
 
 
@@ -107,25 +112,25 @@ def test_a_failing_run_and_the_same_as_data(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert (found["run"], found["state"], found["steps"], found["severity"]) == (str(run), "finished", 30, "failing")
     assert [(each["rule"], each["severity"], each["step"], each["last"]) for each in found["findings"]] == [
-        ("no-reward", "failing", 9, 29),
-        ("truncation", "warning", 19, 29),
+        ("no-reward", "failing", 10, 30),
+        ("truncation", "warning", 20, 30),
     ]
-    assert found["findings"][0]["link"] == "#run=run&step=9&show=worst"
+    assert found["findings"][0]["link"] == "#run=run&step=10&show=worst"
     assert doctor(str(run)) == 4
     out = capsys.readouterr().out
     assert out.index("failing  no-reward") < out.index("warning  truncation")
 
 
 def test_what_is_over_is_listed_and_counts_for_nothing(tmp_path, capsys):
-    rows = steps(25, truncated=0.3) + [{"step": 25 + step} | STEP for step in range(60)]
+    rows = steps(25, truncated=0.3) + [{"step": 26 + step} | STEP for step in range(60)]
     run = write_run(tmp_path / "run", rows)
     assert doctor(str(run)) == 0
-    assert "over     truncation, steps 19 to 33" in capsys.readouterr().out
+    assert "over     truncation, steps 20 to 34" in capsys.readouterr().out
     assert summary(run) == []
 
 
 def test_how_it_stands_now_is_said_beside_how_it_began(tmp_path, capsys):
-    rows = steps(20, truncated=0.3) + [{"step": 20 + step} | STEP | {"truncated": 0.9} for step in range(20)]
+    rows = steps(20, truncated=0.3) + [{"step": 21 + step} | STEP | {"truncated": 0.9} for step in range(20)]
     assert doctor(str(write_run(tmp_path / "run", rows))) == 3
     assert "now      90% of the completions of 20 steps were cut" in capsys.readouterr().out
 
@@ -186,7 +191,7 @@ def test_a_run_that_ended_with_an_error_is_failing(tmp_path, capsys):
 
 
 def test_a_folder_with_nothing_in_it_yet(tmp_path, capsys):
-    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "run.json").write_text('{"format": 2}')
     assert doctor(str(tmp_path)) == 0
     assert f"{tmp_path}: stopped, 0 steps of training" in capsys.readouterr().out
 
@@ -211,8 +216,8 @@ def test_the_end_of_a_run_names_the_worst(tmp_path):
     run = write_run(tmp_path / "run", rows)
     *lines, last = summary(run, most=2)
     assert [line.partition(":")[0] for line in lines] == [
-        "failing, no-reward since step 9",
-        "warning, kl-runaway since step 9",
+        "failing, no-reward since step 10",
+        "warning, kl-runaway since step 10",
     ]
     assert last == f"1 more, and what to do first: proximo doctor {run}"
     assert summary(run)[-1] == f"what to do first: proximo doctor {run}"

@@ -18,7 +18,7 @@ from proximo.storage.locks import FolderLock
 
 def run_folder(path: Path, *rows: dict) -> RunFolder:
     path.mkdir(parents=True)
-    (path / "run.json").write_text('{"argv": ["proximo"]}')
+    (path / "run.json").write_text('{"format": 2, "argv": ["proximo"]}')
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return RunFolder(path)
 

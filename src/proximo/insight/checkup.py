@@ -32,7 +32,7 @@ class Checkup:
     name: str
     state: State
     steps: int
-    """Whose metrics are there."""
+    """That are done, by the number of the last row of metrics: rows before it may be lost."""
     held_out: Sequence[float]
     """Outcomes of its evaluations."""
     standing: Sequence[Spell]
@@ -83,7 +83,7 @@ def check_up(run: RunFolder) -> Checkup:
     return Checkup(
         name=run.name,
         state=run.state,
-        steps=sum(not any(name.startswith("held_out/") for name in row) for row in rows),
+        steps=rows[-1]["step"] + (run.format == 1) if rows else 0,  # format 1 counted from 0
         held_out=[each.outcome for each in watch.history.evaluations],
         standing=worst_first([*(spell for spell in watch.spells if not spell.is_over), *damaged]),
         passed=[spell for spell in watch.spells if spell.is_over],

@@ -12,20 +12,44 @@ from proximo.health import Finding
 from proximo.health.history import in_order
 from proximo.insight.folder import RunFolder
 from proximo.insight.steps import complaint
+from proximo.plain_text import quoted
 from proximo.storage.folders import complaints
 from proximo.storage.lines import to_row, whole_lines
 from proximo.storage.opening import LinkedFile, open_file
-from proximo.training.checkpoints import CHECKPOINTS, saved, step_of
+from proximo.training.checkpoints import CHECKPOINTS, STATE, saved, step_of
 from proximo.training.ledger import LEDGER
-from proximo.training.resume import RESULT
+from proximo.training.points import POINTS
+from proximo.training.record import FORMAT
+from proximo.training.resume import ACCEPT_LOST, RESULT, lost_rows
 from proximo.training.runlog import EVENTS, METRICS, TIMINGS
+from proximo.training.state import read_origin
 
 Stamp = tuple[int, int]
 
 
 def damage(run: RunFolder) -> list[Finding]:
     """Reads every checkpoint and all rollouts to their last byte: of large models that takes a while."""
-    return [*_checkpoints(run), *_settings(run), *_rows(run), *_rollouts(run), *_ending(run)]
+    return [
+        *_format(run),
+        *_checkpoints(run),
+        *_settings(run),
+        *_rows(run),
+        *_lost_rows(run),
+        *_rollouts(run),
+        *_ending(run),
+    ]
+
+
+def _format(run: RunFolder) -> Iterator[Finding]:
+    """A folder of another version is not damaged: its numbers mean something else."""
+    if run.format == 1:
+        message = "written by an earlier version of Proximo (format 1), whose steps are numbered one lower"
+    elif run.format != FORMAT:
+        message = f"written by another version of Proximo: its format is {quoted(run.format)}, not {FORMAT}"
+    else:
+        return
+    remedy = "resume it with the version that wrote it; this one reads its files and refuses to write to them"
+    yield Finding("other-version", "warning", 0, message, remedy, "")
 
 
 def _checkpoints(run: RunFolder) -> Iterator[Finding]:
@@ -53,7 +77,7 @@ def _checkpoints(run: RunFolder) -> Iterator[Finding]:
 
 def _settings(run: RunFolder) -> Iterator[Finding]:
     for name in ("run.json", RESULT):
-        if (run.path / name).is_file() and run.decoded(name) is None:
+        if (run.path / name).exists() and run.decoded(name) is None:
             yield _damaged_file(f"{name} cannot be read", "what is made of it lacks what it said")
     try:
         tomllib.loads(run.config_text)
@@ -63,10 +87,34 @@ def _settings(run: RunFolder) -> Iterator[Finding]:
 
 def _rows(run: RunFolder) -> Iterator[Finding]:
     for name in (METRICS, EVENTS, TIMINGS, LEDGER):
-        lost, lines = _lost(run.path / name, _stamp(run.path / name))
+        is_ordered = name == METRICS and run.format == FORMAT
+        try:
+            lost, lines = _lost(run.path / name, _stamp(run.path / name), is_ordered)
+        except LinkedFile:
+            raise
+        except FileNotFoundError:  # it is not there yet
+            continue
+        except OSError as error:
+            why = error.strerror or "it is not a file"
+            yield _damaged_file(f"{name} cannot be read: {why}", "put back the file that the run wrote")
+            continue
         if lost:
             message = f"{lost} of the {lines} rows of {name} cannot be read"
             yield _damaged_file(message, "what is made of them lacks those rows")
+
+
+def _lost_rows(run: RunFolder) -> Iterator[Finding]:
+    """Files that are shorter than the newest whole checkpoint knows them, for which `proximo train` refuses to resume
+    the run."""
+    stamps = tuple(_stamp(run.path / name) for name in (METRICS, LEDGER))
+    for folder in (CHECKPOINTS, POINTS):
+        for point in saved(run.path / folder):
+            inside = _stamps(point)
+            if _complaints(point, inside) or not _is_of(point, inside, run.record.get("identity")):
+                continue
+            for message in _shorter(run.path, stamps, point, inside):
+                yield _damaged_file(message, f"put the whole file back, or resume without those rows: {ACCEPT_LOST}")
+            break
 
 
 def _rollouts(run: RunFolder) -> Iterator[Finding]:
@@ -99,18 +147,32 @@ def _complaints(path: Path, stamps: tuple[tuple[str, Stamp], ...]) -> list[str]:
 
 
 @lru_cache(maxsize=256)
-def _lost(path: Path, stamp: Stamp) -> tuple[int, int]:
-    """How many lines are no rows, or rows of metrics whose step cannot be, of how many."""
-    try:
-        with open_file(path) as file:
-            rows = [to_row(line) for line in whole_lines(file)]
-    except LinkedFile:
-        raise
-    except OSError:  # it is not there yet
-        return 0, 0
+def _lost(path: Path, stamp: Stamp, is_ordered: bool) -> tuple[int, int]:
+    """How many lines are no rows, or, where steps are to be in order, rows whose step cannot be, of how many."""
+    with open_file(path) as file:
+        rows = [to_row(line) for line in whole_lines(file)]
     whole = [row for row in rows if row is not None]
-    kept = in_order(whole) if path.name == METRICS else whole
+    kept = in_order(whole) if is_ordered else whole
     return len(rows) - len(kept), len(rows)
+
+
+@lru_cache(maxsize=1024)
+def _is_of(point: Path, inside: tuple[tuple[str, Stamp], ...], identity: object) -> bool:
+    """Whether a checkpoint holds the state of a run, and of this one: resuming passes over any other."""
+    try:
+        return read_origin(point / STATE)[0] == identity
+    except (OSError, ValueError, KeyError):  # the last of a stage that learns from files holds none
+        return False
+
+
+@lru_cache(maxsize=1024)
+def _shorter(
+    folder: Path, stamps: tuple[Stamp, ...], point: Path, inside: tuple[tuple[str, Stamp], ...]
+) -> tuple[str, ...]:
+    try:
+        return tuple(lost_rows(folder, point))
+    except OSError:  # an older checkpoint is removed meanwhile
+        return ()
 
 
 @lru_cache(maxsize=100_000)

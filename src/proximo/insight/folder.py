@@ -15,6 +15,7 @@ from proximo.storage.locks import NAME as LOCK
 from proximo.storage.locks import is_held
 from proximo.storage.opening import LinkedFile, open_file
 from proximo.training.config import RunConfig
+from proximo.training.record import FORMAT
 from proximo.training.resume import RESULT
 from proximo.training.runlog import METRICS, ROLLOUTS
 
@@ -54,6 +55,12 @@ class RunFolder:
     def record(self) -> dict[str, Any]:
         """run.json."""
         return self.decoded("run.json") or {}
+
+    @property
+    def format(self) -> object:
+        """Of the folder, as run.json names it, which format 1 did not; this version's where run.json is damaged."""
+        record = self.decoded("run.json")
+        return FORMAT if record is None else record.get("format", 1)
 
     @property
     def result(self) -> dict[str, Any] | None:

@@ -200,13 +200,7 @@ class Attempt:
         """A log that is shorter than when the checkpoint was saved has lost rows: nothing is trained again unasked."""
         if self.point is None:
             return
-        _, sizes = read_origin(self.point / STATE)
-        short = {name: size for name, size in sizes.items() if Lines(self.folder / name).size < size}
-        self.lost = [
-            f"{self.folder / name} has {Lines(self.folder / name).size} bytes and had {size} when {self.point.name} "
-            "was saved: rows are lost"
-            for name, size in short.items()
-        ]
+        self.lost = [f"{self.folder}/{each}" for each in lost_rows(self.folder, self.point)]
         if self.lost and not self._accept_lost:
             raise ValueError(
                 f"{'; '.join(self.lost)}. Put the whole file back, or resume without those rows: {ACCEPT_LOST}"
@@ -267,6 +261,16 @@ def begin(
         raise
     finally:
         lock.release(remove_empty=not existed and (attempt is None or not attempt.started))
+
+
+def lost_rows(folder: Path, point: Path) -> list[str]:
+    """Of each file of the log that is shorter than when a checkpoint was saved, what to say."""
+    _, sizes = read_origin(point / STATE)
+    return [
+        f"{name} has {found} bytes and had {size} when {point.name} was saved: rows are lost"
+        for name, size in sizes.items()
+        if (found := Lines(folder / name).size) < size
+    ]
 
 
 def _differ(attempts: Sequence[Mapping[str, Any]], now: Mapping[str, object], name: str) -> bool:
