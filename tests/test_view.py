@@ -339,6 +339,32 @@ def test_a_run_that_is_removed_while_it_is_looked_for_leaves_the_others(tmp_path
     assert [each["name"] for each in runs.listed()["runs"]] == ["a"]
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.toml"])
+def test_a_run_with_a_link_is_listed_with_what_is_wrong(tmp_path, name):
+    """It is there, and was not removed meanwhile; the others are as they were."""
+    runs = tmp_path / "runs"
+    write_run(runs / "b", [{"step": 1, "outcome": 0.5}])
+    file = write_run(runs / "a", [{"step": 1, "outcome": 0.5}]) / name
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    found = Runs(runs)
+    listed = {each["name"]: each for each in found.listed()["runs"]}
+    said = f"{file} is a symbolic link and is not followed: put the file itself there"
+    assert listed["a"] == {"name": "a", "state": "stopped", "error": said}
+    assert (listed["b"]["step"], "error" in listed["b"]) == (1, False)
+    file.unlink()
+    (tmp_path / "elsewhere").rename(file)  # with the time and the size it had
+    assert {each["name"]: each.get("step") for each in found.listed()["runs"]} == {"a": 1, "b": 1}
+
+
+def test_a_run_with_a_file_that_is_too_large_leaves_the_others(tmp_path):
+    write_run(tmp_path / "b", [{"step": 1, "outcome": 0.5}])
+    os.truncate(write_run(tmp_path / "a") / "config.toml", 257 << 20)  # a hole: it takes no room on the disk
+    listed = {each["name"]: each for each in Runs(tmp_path).listed()["runs"]}
+    assert "has 257 MiB, more than the 256 MiB" in listed["a"]["error"]
+    assert listed["b"]["step"] == 1
+
+
 BROKEN = {
     "run.json is a list": ("run.json", b"[1]"),
     "run.json is cut": ("run.json", b'{"attempts": ['),

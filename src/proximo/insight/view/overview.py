@@ -67,13 +67,16 @@ class Runs:
         return _text_of(inside) if inside.parts else _text_of(run.name)
 
     def _summary(self, name: str, run: RunFolder) -> dict[str, Any] | None:
-        """Only what has changed since is read again. None of a run that is removed while it is read."""
+        """Only what has changed since is read again. None of a run that is removed while it is read; of one with a file
+        that is not read, a link or too large, what is wrong with it."""
         state = run.state
         stamp = (state, *map(_stamp, (run.path / METRICS, run.path / "config.toml", run.path / "run.json")))
         known = self._summaries.get(name)
         if known is None or known[0] != stamp:
             try:
                 known = self._summaries[name] = (stamp, {"name": name, "state": state, **summary(run)})
+            except (LinkedFile, ValueError) as error:
+                return {"name": name, "state": state, "error": _text_of(str(error))}
             except OSError:
                 return None
         return known[1]
