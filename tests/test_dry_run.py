@@ -86,6 +86,36 @@ def test_a_file_with_nothing_held_out_is_refused_before_a_model_loads(dry_run, f
     assert error.startswith("error: task.held_out leaves no problem to evaluate on")
 
 
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("dry_run", [["--dry-run"], []])
+def test_a_policy_is_no_reward_model(dry_run, folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    error = refusal(["train", "--model", folder, "--reward-model", folder, *dry_run], capsys)
+    assert error.startswith(f"error: path {folder!r}: no score head, so its scores would be random; train one first")
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_dry_run_says_which_rows_it_leaves_out_and_what_is_odd_about_the_grader(folder, tmp_path, capsys):
+    """Answers that end with `#### 72` are whole solutions: no reason to refuse, enough to say."""
+    data, held = tmp_path / "sums.jsonl", tmp_path / "held.jsonl"
+    good = "".join(f'{{"prompt": "{i}+1=", "answer": "so #### {i + 1}"}}\n' for i in range(8))
+    data.write_text(good + "{}\n" * 22)
+    held.write_text('{"prompt": "8+8=", "answer": "#### 16"}\n')
+    flags = ["--model", folder, *file_flags(str(data), "--task.held-out", str(held)), "--skip-bad", "--dry-run"]
+    assert main(["train", *flags]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    at = printed.index("# bad rows left out: 22")
+    assert [line.partition(": ")[0] for line in printed[at + 1 : at + 21]] == [
+        f"# {data}:{row}" for row in range(9, 29)
+    ]
+    assert printed[at + 21] == "# and 2 more"
+    assert printed[at + 22].startswith("# calibration: ")
+    assert "the grader wants the whole solution text" in printed[at + 22]
+    assert main(["train", *flags, "--json"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert [f"# {note}" for note in notes[-23:]] == printed[at : at + 23]
+
+
 def test_a_grader_that_cannot_be_trained_with_is_refused(folder, tmp_path, capsys):
     """Calibration needs no weights: the run would refuse this, too."""
     data, reward = sums(tmp_path / "sums.jsonl"), tmp_path / "rewards.py"

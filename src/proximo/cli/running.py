@@ -97,16 +97,16 @@ def run_train(arguments: list[str]) -> int:
 def _print_plan(config: RunConfig, as_json: bool) -> None:
     """What would be run; refused where a run would be refused before it loads weights."""
     try:
-        rehearse(config)
+        remarks = rehearse(config)
         found = memory(config)
     except ValueError as error:
         refuse(str(error))
-    lines = [*batch_arithmetic(config), *found.lines, machine_line(config.model, config.device)]
+    lines = [*batch_arithmetic(config), *found.lines, machine_line(config.model, config.device), *remarks]
     if as_json:
         print(json.dumps({"config": toml.plain(config), **found.facts(), "notes": lines}))
         return
     print(toml.dumps(config))
-    print("\n".join(f"# {line}" for line in lines))
+    print("\n".join(f"# {visible(part)}" for line in lines for part in line.splitlines()))
 
 
 def _finished(config: RunConfig, attempt: Attempt) -> Outcome:

@@ -50,10 +50,7 @@ def load_reward_model(
     if missing - {f"{HEAD}.weight"}:
         raise ValueError(f"path {path!r}: the weights lack {', '.join(sorted(missing))}; save the model again, whole")
     if missing and not fresh_head:
-        raise ValueError(
-            f"path {path!r}: no score head, so its scores would be random; train one first: "
-            f"proximo reward-model DATA --model {path}"
-        )
+        raise ValueError(_headless(path))
     if missing:
         generator = torch.Generator().manual_seed(seed)
         weight = torch.empty(head.weight.shape, dtype=torch.float32)
@@ -62,6 +59,20 @@ def load_reward_model(
             head.weight.copy_(weight)
     _set_pad(model, path, is_fresh=bool(missing))
     return model.to(device=device).eval()  # pyright: ignore[reportCallIssue]
+
+
+def check_scores(path: str) -> None:
+    """Refuse a model that speaks where one that scores is needed, by its config alone."""
+    config = _config(path)
+    if config.architectures and not has_score(config):  # of one that does not say what it is, the weights will tell
+        raise ValueError(_headless(path))
+
+
+def _headless(path: str) -> str:
+    return (
+        f"path {path!r}: no score head, so its scores would be random; train one first: "
+        f"proximo reward-model DATA --model {path}"
+    )
 
 
 def completion_scores(

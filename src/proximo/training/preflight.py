@@ -7,6 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from proximo.models import load_tokenizer, pick_device
 from proximo.models.inspecting import inspect
+from proximo.models.judging import check_scores
 from proximo.models.loading import has_score, read_config, skeleton
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, check_form
@@ -16,6 +17,9 @@ from proximo.training.config import RunConfig
 from proximo.training.experts import balance_for, check_replay
 from proximo.training.judging import judged
 from proximo.training.prompts import check_prompts
+
+SHOWN = 20
+"""Rows left out that a dry run names."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +48,25 @@ def preflight(config: RunConfig) -> Preflight:
     return Preflight(path, device, tokenizer, check_prompts(config, path, tokenizer))
 
 
-def rehearse(config: RunConfig) -> None:
-    """All that a run does before it loads weights, the grader's calibration included, and then no run."""
+def rehearse(config: RunConfig) -> list[str]:
+    """All that a run does before it loads weights, the grader's calibration included, and then no run. Returned are the
+    rows it would leave out, and what is odd about the grader."""
     found = preflight(config)
     if config.rewards.models:
-        return  # their weights would be loaded first
+        return _counted(found.left_out)  # the models' weights would be loaded before the grader is calibrated
     try:
-        calibrate(judged(config.task, config.rewards, found.tokenizer, config.dtype), config.seed)
+        remarks = calibrate(judged(config.task, config.rewards, found.tokenizer, config.dtype), config.seed)
     finally:
         close_workers()
+    return [*_counted(found.left_out), *remarks]
+
+
+def _counted(left_out: list[str]) -> list[str]:
+    """How many rows, and the first of them."""
+    if not left_out:
+        return []
+    more = [f"and {len(left_out) - SHOWN} more"] if len(left_out) > SHOWN else []
+    return [f"bad rows left out: {len(left_out)}", *left_out[:SHOWN], *more]
 
 
 def _check_models(config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -72,6 +86,7 @@ def _check_models(config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBa
         pick_device(judge.device)
         folder = resolve(judge.path)
         load_tokenizer(folder)
+        check_scores(folder)
         _check_weights(folder)
 
 
