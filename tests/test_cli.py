@@ -8,14 +8,16 @@ from dataclasses import replace
 import pytest
 
 from proximo import toml
-from proximo.algorithms import GSPO
+from proximo.algorithms import GSPO, UnusualChoice
 from proximo.cli import main
+from proximo.insight.folder import RunFolder
+from proximo.maths import Clip
 from proximo.models import load_model, tiny_model, tiny_tokenizer
 from proximo.plain_text import visible
 from proximo.presets import PRESETS
 from proximo.rewards import FormatReward
 from proximo.samplers import SamplingOptions
-from proximo.tasks import Arithmetic, File
+from proximo.tasks import Arithmetic, Echo, File
 from proximo.training.config import EvaluationOptions, RunConfig
 from proximo.training.reward_mix import RewardMix, WeightedRule
 
@@ -149,9 +151,25 @@ def test_a_runs_model_is_judged_as_the_run_judges_it(folder, tmp_path, capsys):
     assert "there is no such file" in refused(["eval", str(run)], capsys)
     (run / "config.toml").write_text("[algorithm]\nkind = 3\n")
     assert "config.toml" in refused(["eval", str(run)], capsys)
+    (run / "config.toml").write_text("{algorithm\n")
+    error = refused(["eval", str(run)], capsys)
+    assert error.startswith(f"error: {run / 'config.toml'}: this is not TOML: ")
     # The run of another stage has no task of its own.
     (run / "config.toml").write_text('model = "x"\n')
     assert main(["eval", str(run), "--json", *TINY_EVAL]) == 0
+
+
+def test_a_stored_unusual_choice_is_no_python_warning(folder, tmp_path, capsys):
+    """It was said when the run began; a warning would be an error here."""
+    run = tmp_path / "run"
+    shutil.copytree(folder, run / "checkpoints" / "step-000001")
+    with pytest.warns(UnusualChoice):
+        config = RunConfig(algorithm=replace(GSPO, gate=Clip(0.2, 0.2)), task=Echo())
+    (run / "config.toml").write_text(toml.dumps(config))
+    (run / "run.json").write_text("{}")
+    assert main(["eval", str(run), "--problems", "1", "--sampling.max-tokens", "2"]) == 0
+    assert capsys.readouterr().err == f"as the run says in {run / 'config.toml'}: Echo, 8 tokens at most\n"
+    assert RunFolder(run).config == config  # as replay reads it
 
 
 @pytest.mark.parametrize("command", ["eval", "chat", "selfcheck", "train", "sft"])

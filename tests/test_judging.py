@@ -38,9 +38,9 @@ from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
 from proximo.tasks import Echo, File, Task
 from proximo.training.config import EvaluationOptions
-from proximo.training.evaluate import evaluate
+from proximo.training.evaluate import Evaluation, evaluate
 from proximo.training.judging import Judge, Judged, judged, same_tokens
-from proximo.training.progress import measure, share
+from proximo.training.progress import gain, measure, share
 from proximo.training.reward_mix import RewardMix, RewardModel, WeightedRule, check_rewards
 from proximo.types import Completion, Problem
 from tests.test_models_scoring import SHAPE, Rows, exact, ragged
@@ -440,4 +440,20 @@ def test_evaluation_reports_outcome_reward_and_parts(folder):
     assert share(result).endswith(f"; reward {0.9 * length:.3f} ({parts})")
     graded = replace(result, outcome=0.25, parts={}, unscored=1)
     assert (measure(graded), share(graded)) == ("outcome", "0.250 (0.0% at least 1, 8 problems, 1 unscored)")
+    assert (gain(result, result), gain(result, graded)) == ("   +0.0 points", "   +0.250")
     assert measure(result) == "accuracy"
+
+
+def test_what_cannot_be_computed_is_no_number():
+    """One problem has no spread over problems; where no answer is scored, nothing is known."""
+    one = Evaluation(1.0, 0.2, 1.0, problems=1, unscored=0, outcome=1.0, reward=1.0, k=4, mean_at_k=1.0)
+    one = replace(one, mean_half_width=math.nan, pass_at_k=1.0, pass_low=0.2, pass_high=1.0)
+    assert share(one) == "100.0% (20.0% to 100.0%, 1 problems); mean@4 100.0%, pass@4 100.0% (20.0% to 100.0%)"
+    assert "mean@4 100.0% ± 5.0%, pass" in share(replace(one, mean_half_width=0.05))
+    none = Evaluation(math.nan, 0.0, 1.0, problems=1, unscored=1, outcome=math.nan, reward=math.nan, k=4)
+    none = replace(none, mean_at_k=math.nan, mean_half_width=math.nan, pass_at_k=math.nan, pass_low=0.0, pass_high=1.0)
+    none = replace(none, parts={"short": math.nan, "polite": 0.5})
+    assert share(none) == (
+        "unknown (1 problems, 1 unscored); mean@4 unknown, pass@4 unknown; reward unknown (short unknown, polite 0.500)"
+    )
+    assert gain(none, one) == gain(one, none) == ""

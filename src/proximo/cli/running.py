@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 from proximo import explain, toml
 from proximo.cli import pipelining
 from proximo.cli.choosing import base_config, naming_flags, preset
-from proximo.cli.flags import changed, refuse, say, take, take_model, take_switch
+from proximo.cli.flags import changed, refuse, said_later, say, take, take_model, take_switch
 from proximo.cli.live import LiveView
 from proximo.cli.opening import machine_line, open_model
 from proximo.cli.resuming import report_failure, suit_attempt, take_allowed, taken
@@ -34,7 +34,7 @@ from proximo.training.keeping import refuse_fewer_steps
 from proximo.training.outcome import Outcome
 from proximo.training.pipeline import PipelineConfig
 from proximo.training.preflight import rehearse
-from proximo.training.progress import Lines, Progress, measure, prompt_text, share
+from proximo.training.progress import Lines, Progress, gain, measure, prompt_text, share
 from proximo.training.prompts import check_prompts
 from proximo.training.resume import ACCEPT_LOST, Attempt
 from proximo.training.reward_mix import RewardMix
@@ -154,14 +154,8 @@ def _print_result(path: Path, outcome: Outcome, as_json: bool) -> None:
         print(json.dumps(result))
         return
     before, after = outcome.before, outcome.after
-    shares = before.is_share and after.is_share
-    gain = (
-        f"{100 * (after.accuracy - before.accuracy):+.1f} points"
-        if shares
-        else f"{after.outcome - before.outcome:+.3f}"
-    )
     print(f"\nheld-out {measure(before):<9} before {share(before)}")
-    print(f"                   after  {share(after)}   {gain}\n")
+    print(f"                   after  {share(after)}{gain(before, after)}\n")
     shown = [pair for pair in outcome.examples if pair[0].outcome != pair[1].outcome] or outcome.examples
     for before, after in shown[:3]:
         print(f"  {quoted(prompt_text(before.problem))}, right is {quoted(before.problem.answer)}")
@@ -223,11 +217,16 @@ def _own_evaluation(name: str) -> EvalConfig:
     folder = Path(name)
     file = (folder.parents[1] if folder.match("checkpoints/*") else folder) / "config.toml"
     try:
-        if not name or "algorithm" not in tomllib.loads(file.read_text(encoding="utf-8")):
-            return EvalConfig()  # another stage's run, which has no task
-        config = toml.load(str(file), RunConfig)
+        is_other = not name or "algorithm" not in tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError:
         return EvalConfig()
+    except ValueError as error:
+        refuse(f"{file}: this is not TOML: {error}")
+    if is_other:
+        return EvalConfig()  # another stage's run, which has no task
+    try:
+        with said_later():
+            config = toml.load(str(file), RunConfig)
     except ValueError as error:
         refuse(str(error))
     say(f"as the run says in {file}: {type(config.task).__name__}, {config.sampling.max_tokens} tokens at most")

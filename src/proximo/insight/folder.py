@@ -1,12 +1,14 @@
 """One run's folder, read at any moment of its life: half written, growing, finished or copied from elsewhere."""
 
 import re
+import warnings
 from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from proximo import toml
+from proximo.algorithms import UnusualChoice
 from proximo.health.history import in_order
 from proximo.insight.reading import is_number
 from proximo.insight.steps import Step, read_step
@@ -45,7 +47,9 @@ class RunFolder:
         path = self.path / "config.toml"
         if (data := _read(path)) is None:
             raise ValueError(f"{path}: there is no such file")
-        return toml.loads(data.decode("utf-8-sig", errors="replace"), RunConfig, str(path), finite=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UnusualChoice)  # said when the run began, and in its report
+            return toml.loads(data.decode("utf-8-sig", errors="replace"), RunConfig, str(path), finite=True)
 
     @cached_property
     def config_text(self) -> str:

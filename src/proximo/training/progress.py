@@ -1,5 +1,6 @@
 """What a person is told while a run goes on."""
 
+import math
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -80,19 +81,45 @@ def measure(evaluation: Evaluation) -> str:
 
 
 def share(evaluation: Evaluation) -> str:
+    """The result in one line; what no answer could be scored for is unknown, and has no interval."""
     unscored = f", {evaluation.unscored} unscored" if evaluation.unscored else ""
     problems = f"{evaluation.problems} problems{unscored}"
-    text = f"{evaluation.accuracy:.1%} ({evaluation.low:.1%} to {evaluation.high:.1%}, {problems})"
-    if not evaluation.is_share:
+    if math.isnan(evaluation.outcome):
+        text = f"unknown ({problems})"
+    elif evaluation.is_share:
+        text = f"{evaluation.accuracy:.1%} ({evaluation.low:.1%} to {evaluation.high:.1%}, {problems})"
+    else:
         text = f"{evaluation.outcome:.3f} ({evaluation.accuracy:.1%} at least 1, {problems})"
     if evaluation.mean_at_k is not None:
-        text += f"; mean@{evaluation.k} {evaluation.mean_at_k:.1%} ± {evaluation.mean_half_width:.1%}"
-        text += f", pass@{evaluation.k} {evaluation.pass_at_k:.1%} "
-        text += f"({evaluation.pass_low:.1%} to {evaluation.pass_high:.1%})"
+        text += f"; {_of_samples(evaluation, evaluation.mean_at_k)}"
     if evaluation.parts:
-        parts = ", ".join(f"{name} {value:.3f}" for name, value in evaluation.parts.items())
-        text += f"; reward {evaluation.reward:.3f} ({parts})"
+        parts = ", ".join(f"{name} {_number(value)}" for name, value in evaluation.parts.items())
+        text += f"; reward {_number(evaluation.reward)} ({parts})"
     return text
+
+
+def gain(before: Evaluation, after: Evaluation) -> str:
+    """What stands behind the later result; empty where one of the two is unknown."""
+    if before.is_share and after.is_share:
+        return f"   {100 * (after.accuracy - before.accuracy):+.1f} points"
+    more = after.outcome - before.outcome
+    return "" if math.isnan(more) else f"   {more:+.3f}"
+
+
+def _of_samples(evaluation: Evaluation, mean: float) -> str:
+    """mean@k and pass@k."""
+    if math.isnan(mean):
+        return f"mean@{evaluation.k} unknown, pass@{evaluation.k} unknown"
+    width = evaluation.mean_half_width
+    around = "" if width is None or math.isnan(width) else f" ± {width:.1%}"
+    return (
+        f"mean@{evaluation.k} {mean:.1%}{around}, pass@{evaluation.k} {evaluation.pass_at_k:.1%} "
+        f"({evaluation.pass_low:.1%} to {evaluation.pass_high:.1%})"
+    )
+
+
+def _number(value: float) -> str:
+    return "unknown" if math.isnan(value) else f"{value:.3f}"
 
 
 def sparkline(values: list[float], width: int = 60) -> str:
