@@ -64,7 +64,21 @@ def test_an_entropy_bonus_comes_beside_the_value_loss():
 def test_what_cannot_be_added_is_refused(capsys):
     assert "this field holds one piece" in refusal(GRPO, "--select.add", "TopEntropy", capsys=capsys)
     assert "give one of ValueLoss" in refusal(GRPO, "--extra.add", "Entropy", capsys=capsys)
+    for name in ("None", "x"):  # .type None empties the field, .add has nothing to add
+        error = refusal(GRPO, "--extra.add", name, capsys=capsys)
+        assert error == f"error: --extra.add {name}: give one of ValueLoss, EntropyBonus, PositiveNll, RouterBalance\n"
+    assert refusal(GRPO, "--extra.type", "x", capsys=capsys).endswith("RouterBalance, None\n")
     assert "names one kind of piece twice" in refusal(PPO, "--extra.add", "ValueLoss", capsys=capsys)
+
+
+def test_the_help_names_what_can_be_added(capsys):
+    with pytest.raises(SystemExit):
+        given(GRPO, "--help")
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines() if ".add " in line]
+    assert lines == [
+        "--shape.add {SoftOverlong,LinearOverlong,KlReward}  (one more, behind what is there)",
+        "--extra.add {ValueLoss,EntropyBonus,PositiveNll,RouterBalance}  (one more, behind what is there)",
+    ]
 
 
 # Remarks; a Python warning would be an error here

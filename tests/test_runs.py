@@ -246,7 +246,14 @@ def test_a_flag_puts_another_piece_in_a_field(capsys, tmp_path):
     [
         (["--task.type", "Nope"], "--task.type Nope: give one of Arithmetic, Countdown"),
         (["--tusk.type", "Echo"], "RunConfig has no field tusk, the nearest is 'task'"),
-        (["--steps.type", "Echo"], "--steps.type Echo: give one of nothing, it holds no piece"),
+        (
+            ["--steps.type", "Echo"],
+            "--steps.type Echo: this field holds a value and no piece; give it with --steps VALUE",
+        ),
+        (
+            ["--rewards.rules.add", "x"],
+            "x: no flag changes what this field holds; write it in a .toml file, as [[rewards",
+        ),
         (["--task.type", "File"], "--task.type File needs --task.path"),
     ],
 )

@@ -89,10 +89,14 @@ def _types(value: object, path: str) -> Iterator[str]:
     for field, kind in given_fields(type(value)):
         here = f"{path}-{field.name.replace('_', '-')}" if path == "-" else f"{path}.{field.name.replace('_', '-')}"
         held, names = vars(value)[field.name], [each.__name__ for each in classes(kind)]
+        add = f"  {here}.add {{{','.join(names)}}}  (one more, behind what is there)"
+        several = bool(names) and _holds_several(kind)
         names += ["None"] if names and NoneType in union_members(kind) else []
         if len(names) > 1:
             now = type(held).__name__ if is_dataclass(held) else "none" if held is None else "several"
             yield f"  {here}.type {{{','.join(names)}}}  (now: {now})"
+        if several:
+            yield add
         yield from _types(held, here)
 
 
@@ -164,15 +168,24 @@ def _with_piece(value: Value, path: list[str], name: str, prefix: str, verb: str
 
 def _piece(kind: Any, name: str, asked: str, prefix: str, flags: list[str]) -> object:
     known = {each.__name__: each for each in classes(kind)}
+    if not known and _holds_several(kind):
+        table = prefix.removeprefix("--").replace("-", "_")
+        refuse(f"{asked}: no flag changes what this field holds; write it in a .toml file, as [[{table}]]")
+    if not known:
+        refuse(f"{asked}: this field holds a value and no piece; give it with {prefix} VALUE")
     if name not in known:
-        choices = [*known, *(["None"] if known and NoneType in union_members(kind) else [])]
-        refuse(f"{asked}: give one of {', '.join(choices) or 'nothing, it holds no piece'}")
+        can_be_empty = NoneType in union_members(kind) and not asked.startswith(f"{prefix}.add ")
+        refuse(f"{asked}: give one of {', '.join([*known, *['None'] * can_be_empty])}")
     return known[name](**_required(known[name], prefix, flags))
+
+
+def _holds_several(kind: Any) -> bool:
+    return any(get_origin(option) is tuple for option in union_members(kind))
 
 
 def _added(current: object, kind: Any, asked: str, piece: object) -> object:
     """Behind what is there; alone where nothing is."""
-    if not any(get_origin(option) is tuple for option in union_members(kind)):
+    if not _holds_several(kind):
         refuse(f"{asked}: this field holds one piece; put another in its place with .type")
     if current is None:
         return piece
