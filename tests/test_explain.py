@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from proximo import algorithms, explain
-from proximo.algorithms import DAPO, GRPO, GSPO, GSPO_TOKEN, LUSPO, PPO, SAPO, VAPO, Algorithm
+from proximo.algorithms import DAPO, GRPO, GSPO, GSPO_TOKEN, LUSPO, PPO, SAPO, VAPO, Algorithm, UnusualChoice
 from proximo.cli import main
 from proximo.explain.formula import objective
 from proximo.explain.peers import PEERS, UNUSED
@@ -204,6 +204,11 @@ def test_the_band_is_explained_where_its_meaning_depends_on_the_length(capsys):
     assert "as wide at about 15,600 tokens" in text
     assert "0.029 at 3 tokens, 0.005 at 100 tokens, 0.0005 at 10,000 tokens" in text
     assert "at about 2 tokens" in " ".join(explain.what_the_band_means(replace(GSPO, gate=Clip(0.03, 0.04))))
+    with pytest.warns(UnusualChoice):
+        wide = replace(GSPO, gate=Clip(0.2, 0.2))  # (0.05 / 0.2)² is less than any completion has
+    text = " ".join(explain.what_the_band_means(wide))
+    assert "0.029 at 3 tokens" in text
+    assert "widen" not in text
     assert main(["explain", "gspo"]) == 0
     assert "15,600 tokens" in capsys.readouterr().out
 

@@ -17,10 +17,16 @@ def what_the_band_means(algorithm: Algorithm) -> list[str]:
         return []
     length = float(f"{(NOISE / width) ** 2:.3g}")
     spreads = ", ".join(f"{NOISE / math.sqrt(length):.2g} at {length:,} tokens" for length in LENGTHS)
-    return [
+    lines = [
         "log ρ is a mean over |y| tokens: with a spread of σ at each token it spreads by about σ/√|y|, so the same "
         "band is wide for long completions and narrow for short ones",
-        f"with σ = {NOISE:g} that is {spreads}; the band −{1 - low:.2g} / +{high - 1:.2g} is as wide at about "
-        f"{length:,.0f} tokens. Much shorter completions are mostly blocked: widen "
-        "gate.low and gate.high to a few times ratio_spread in metrics.jsonl",
+        f"with σ = {NOISE:g} that is {spreads}",
     ]
+    if length < 1:  # no completion is as short
+        return lines
+    lines[-1] += (
+        f"; the band −{1 - low:.2g} / +{high - 1:.2g} is as wide at about "
+        f"{length:,.0f} tokens. Much shorter completions are mostly blocked: widen "
+        "gate.low and gate.high to a few times ratio_spread in metrics.jsonl"
+    )
+    return lines
