@@ -429,7 +429,7 @@ def test_bad_rows_are_reported_all_at_once(tmp_path: Path):
         json.dumps({"prompt": "1+1=", "answer": None}),
     ]
     path.write_text("\n".join([good, "", *bad]) + "\n")
-    with pytest.raises(ValueError, match="with bad rows") as caught:
+    with pytest.raises(ValueError, match="with bad rows .train --skip-bad or --task.skip-bad leaves them") as caught:
         File(str(path)).size("train")
     assert [line.removeprefix(f"{path}:")[:60] for line in str(caught.value).splitlines()[1:]] == [
         "3: not JSON, Expecting property name enclosed in double quot",
@@ -439,6 +439,13 @@ def test_bad_rows_are_reported_all_at_once(tmp_path: Path):
         '7: the prompt is [{"role": "user"}]: give a text, or a list ',
         "8: no answer in answer, solution, ground_truth, label, and E",
     ]
+
+
+def test_a_share_too_small_to_hold_out_a_row_is_refused_without_offering_none(tmp_path: Path):
+    """A run evaluates on its task, so that 0 would be refused next."""
+    task = File(written(tmp_path / "one.jsonl", [{"prompt": "1+1=", "answer": "2"}]), held_out=1e-9)
+    with pytest.raises(ValueError, match="no row is left for held_out, give a larger share or a file$"):
+        task.size("train")
 
 
 def test_only_the_first_bad_rows_are_spelled_out(tmp_path: Path):

@@ -70,10 +70,10 @@ def read_splits(
     return [item for item in items if item.key not in known], others
 
 
-def refuse_empty(train: int, kept: int, path: str, held_out: float | str, *, field: str = "data") -> None:
-    """Nothing to train on, or nothing to evaluate on although that was asked for."""
+def refuse_empty(train: int, kept: int, path: str, held_out: float | str, *, field: str = "data", remedy: str) -> None:
+    """Nothing to train on, or nothing to evaluate on although that was asked for; `remedy` says what to give then."""
     said = f"{field}.path is {path!r} and {field}.held_out {held_out}"
     if not train:
         raise ValueError(f"{said}: no row is left for train, give more rows or a smaller share")
     if not kept and held_out != 0:
-        raise ValueError(f"{said}: no row is left for held_out, give a larger share, a file, or 0 for none")
+        raise ValueError(f"{said}: no row is left for held_out, give {remedy}")

@@ -50,11 +50,14 @@ class FileProblems:
 
     def _refuse(self, mistakes: Mistakes) -> None:
         if not self._skip_bad:
-            mistakes.refuse(f"task.path is {self._path!r}, with bad rows:")
+            mistakes.refuse(
+                f"task.path is {self._path!r}, with bad rows (train --skip-bad or --task.skip-bad leaves them out):"
+            )
 
     def _refuse_empty(self) -> None:
         train, kept = (len(self._splits[split]) for split in ("train", "held_out"))
-        refuse_empty(train, kept, self._path, self._held_out, field="task")
+        remedy = "a larger share or a file"  # a run evaluates, so that none would be refused
+        refuse_empty(train, kept, self._path, self._held_out, field="task", remedy=remedy)
 
     def _read(self, path: str, mistakes: Mistakes, *, field: str) -> list["_Placed"]:
         problems = []

@@ -66,7 +66,7 @@ def prepare(data: DataFile, read: Reader[Item], tokenizer: PreTrainedTokenizerBa
     train, held_out = (encode(tokenizer, part, data.max_tokens, mistakes) for part in (items, kept))
     if not data.skip_bad:
         mistakes.refuse(f"data.path is {data.path!r}, with bad rows (--skip-bad leaves them out):")
-    refuse_empty(len(train), len(held_out), data.path, data.held_out)
+    refuse_empty(len(train), len(held_out), data.path, data.held_out, remedy="a larger share, a file, or 0 for none")
     return Prepared(train, held_out, mistakes)
 
 
