@@ -327,7 +327,8 @@ def test_lost_rows_are_no_reason_to_train_again_unasked(how, name, golden, tmp_p
     left = (folder / name).read_bytes() if (folder / name).exists() else b""
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     message = (
-        rf"{name} has {len(left)} bytes and had \d+ when step-000004 was saved.*Put the whole file back, or resume"
+        rf"{name} has {len(left)} bytes and had \d+ when step-000004 was saved.*Put the whole file back, or resume "
+        "without those rows, with proximo train or a stage: --accept-lost-rows$"
     )
     with pytest.raises(ValueError, match=message), begin(folder, toml.dumps(config())):
         pass

@@ -63,7 +63,7 @@ def run_stage(
         _named(command, arguments, default, needs_data),
         arguments,
         prog=f"proximo {command} [DATA.jsonl | DATA.parquet | config.toml] [--run DIR] [--allow-change FIELD ...] "
-        "[--skip-bad] [--json]",
+        f"[{ACCEPT_LOST}] [--skip-bad] [--json]",
         description=description,
     )
     if skip_bad:

@@ -203,7 +203,8 @@ class Attempt:
         self.lost = [f"{self.folder}/{each}" for each in lost_rows(self.folder, self.point)]
         if self.lost and not self._accept_lost:
             raise ValueError(
-                f"{'; '.join(self.lost)}. Put the whole file back, or resume without those rows: {ACCEPT_LOST}"
+                f"{'; '.join(self.lost)}. Put the whole file back, or resume without those rows, with proximo train "
+                f"or a stage: {ACCEPT_LOST}"
             )
 
     def _complaint(self, point: Path) -> str | None:
