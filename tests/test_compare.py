@@ -412,8 +412,7 @@ def result(compared) -> Result:
 
 def completions(run: Run, step: int) -> Counter:
     found = RunFolder(run.facts.run.path).step(step)
-    lengths = found.batch.lengths.tolist()
-    tokens = [tuple(row[:length]) for row, length in zip(found.batch.tokens.tolist(), lengths, strict=True)]
+    tokens = [tuple(row.tolist()) for row in found.batch.tokens.split(found.batch.lengths.tolist())]
     return Counter(zip(found.problem, tokens, strict=True))
 
 
