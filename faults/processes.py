@@ -95,6 +95,8 @@ def _run(work: Callable[[], int | None], output: Path) -> None:
     """In the child; never returns."""
     code = TRACEBACK
     try:
+        # A shell starts what it runs in the background with SIGINT ignored, and children would inherit that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for number in (1, 2):
             os.dup2(file, number)

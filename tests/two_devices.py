@@ -30,6 +30,7 @@ class TwoDevices:
         self.waits: list[str] = []
         self.checks = True
         self._there: dict[int, StorageWeakRef] = {}
+        self._free: dict[int, StorageWeakRef] = {}
         self._modes = (_Calls(self), _Operations(self))
 
     def __enter__(self) -> "TwoDevices":
@@ -56,6 +57,15 @@ class TwoDevices:
         else:
             self._there.pop(storage._cdata, None)
         return tensor
+
+    def made_in_backward(self, tensor: Tensor) -> None:
+        """Made from nothing by torch's own backward formula, on the device of a gradient that it does not tell us."""
+        storage = tensor.untyped_storage()
+        self._free[storage._cdata] = StorageWeakRef(storage)
+
+    def is_free(self, tensor: Tensor) -> bool:
+        known = self._free.get(tensor.untyped_storage()._cdata)
+        return known is not None and not known.expired()
 
     def wait(self, tensor: Any, what: str) -> None:
         if isinstance(tensor, Tensor) and self.is_there(tensor):
@@ -138,6 +148,8 @@ class _Operations(TorchDispatchMode):
         def placed(leaf: Any) -> Any:
             if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in before:
                 self.devices.mark(leaf, there)
+                if not tensors and torch._C._current_graph_task_id() != -1:
+                    self.devices.made_in_backward(leaf)
             return leaf
 
         return tree_map(placed, result)
@@ -154,7 +166,7 @@ class _Operations(TorchDispatchMode):
             if self.devices.is_there(chosen) and any(each.dtype == torch.bool for each in known):
                 self.devices.waits.append(f"{name} by a mask")
             parts = (chosen, others)
-        tensors = [leaf for leaf in tree_leaves(parts) if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in tree_leaves(parts) if isinstance(leaf, Tensor) and not self.devices.is_free(leaf)]
         places = {self.devices.is_there(tensor) for tensor in tensors if tensor.ndim or self.devices.is_there(tensor)}
         if len(places) > 1:
             shapes = [(tuple(tensor.shape), self.devices.is_there(tensor)) for tensor in tensors]

@@ -29,6 +29,8 @@ _BROKEN: Any = object()
 
 MOST = 1_000_000
 """Bytes of a config; a real one has a few thousand."""
+DEEPEST = 32
+"""Tables within tables of a config; a real one has half a dozen."""
 
 
 class ConfigError(ValueError):
@@ -70,15 +72,26 @@ def loads(text: str, kind: type[T], source: str = "config", *, finite: bool = Fa
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError([f"{source}: this is not TOML: {error}"]) from None
+    if _nested_beyond(data, DEEPEST):
+        raise ConfigError([f"{source}: its tables are nested too deeply for any config"])
     reader = _Reader(line_numbers(text), finite)
-    try:
-        value = reader.table(data, [kind], "")
-    except RecursionError:
-        raise ConfigError([f"{source}: its tables are nested too deeply for any config"]) from None
+    value = reader.table(data, [kind], "")
     if reader.problems:
         found = sorted(reader.problems, key=lambda problem: problem[0])
         raise ConfigError([f"{source}:{line}: {what}" if line else f"{source}: {what}" for line, what in found])
     return value
+
+
+def _nested_beyond(data: Any, depth: int) -> bool:
+    """Counted, because how deep a recursion may go is another number in every version of Python."""
+    level = [data]
+    for _ in range(depth):
+        level = [each for value in level for each in _inside(value)]
+    return bool(level)
+
+
+def _inside(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
 
 
 def _container(kind: Any, *origins: type) -> Any | None:
