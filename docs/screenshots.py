@@ -22,8 +22,8 @@ from urllib.parse import urlencode
 from playwright.sync_api import sync_playwright
 
 from proximo.insight.folder import RunFolder
-from proximo.insight.lens import TokenState, look
-from proximo.training.runlog import METRICS
+from proximo.insight.lens.lens import TokenState, look
+from proximo.training.runfolder.log import METRICS
 
 IMAGES = Path(__file__).resolve().parent / "images"
 LARGEST = 250_000

@@ -19,9 +19,9 @@ from proximo import explain, toml
 from proximo.presets import ARITHMETIC
 from proximo.samplers.drawing import uniforms
 from proximo.tasks import Task
-from proximo.training.progress import Lines
-from proximo.training.rl import train
-from proximo.training.run import Run
+from proximo.training.rl.progress import Lines
+from proximo.training.rl.run import Run
+from proximo.training.rl.train import train
 from proximo.types import Completion, Grade, Problem
 
 FIVE = ("ppo", "grpo", "dapo", "gspo", "sapo")

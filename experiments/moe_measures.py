@@ -6,11 +6,11 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from proximo.insight.steps import read_step
+from proximo.insight.lens.steps import read_step
 from proximo.models import frozen_copy, score
-from proximo.training.learner import Learner
-from proximo.training.progress import Lines
-from proximo.training.runlog import ROLLOUTS, RunLog
+from proximo.training.learner.learner import Learner
+from proximo.training.rl.progress import Lines
+from proximo.training.runfolder.log import ROLLOUTS, RunLog
 from proximo.types import Batch
 
 

@@ -34,14 +34,14 @@ from proximo.models.tiny import tiny_moe, tiny_tokenizer
 from proximo.samplers import SamplingOptions
 from proximo.samplers.mismatch import Mismatch
 from proximo.tasks import Echo, Split, Task
-from proximo.training.collect import Frontier
 from proximo.training.config import EvaluationOptions, Replay, RunConfig, TrainingOptions
-from proximo.training.encoding import encode
-from proximo.training.fitting import FitOptions, fit
-from proximo.training.run import Run
-from proximo.training.runlog import RunLog
-from proximo.training.sft import Supervised, reference_examples
-from proximo.training.stepping import train_step
+from proximo.training.offline.encoding import encode
+from proximo.training.offline.fitting import FitOptions, fit
+from proximo.training.offline.sft import Supervised, reference_examples
+from proximo.training.rl.collect import Frontier
+from proximo.training.rl.run import Run
+from proximo.training.rl.step import train_step
+from proximo.training.runfolder.log import RunLog
 from proximo.types import Completion, Grade, Problem
 
 STUDY = "study.jsonl"

@@ -18,9 +18,9 @@ from proximo.models.values import OwnModel, TrunkHead
 from proximo.presets import ARITHMETIC, PPO_ARITHMETIC
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import EvaluationOptions, RunConfig, ValueOptions
-from proximo.training.progress import Lines
-from proximo.training.rl import train
-from proximo.training.run import Run
+from proximo.training.rl.progress import Lines
+from proximo.training.rl.run import Run
+from proximo.training.rl.train import train
 
 FORMS = {
     "ppo-head": ValueOptions(TrunkHead()),

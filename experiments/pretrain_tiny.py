@@ -24,11 +24,11 @@ from proximo.presets import ARITHMETIC
 from proximo.samplers.embedded import local_sampler
 from proximo.tasks import Task
 from proximo.training.config import EvaluationOptions
-from proximo.training.encoding import encode
-from proximo.training.evaluate import evaluate
-from proximo.training.fitting import FitOptions, fit
-from proximo.training.runlog import RunLog
-from proximo.training.sft import Supervised, reference_examples
+from proximo.training.offline.encoding import encode
+from proximo.training.offline.fitting import FitOptions, fit
+from proximo.training.offline.sft import Supervised, reference_examples
+from proximo.training.rl.evaluate import evaluate
+from proximo.training.runfolder.log import RunLog
 from proximo.types import Completion, Grade, Problem
 
 

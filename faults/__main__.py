@@ -46,7 +46,7 @@ def prepare() -> None:
     import torch
 
     torch.set_num_threads(1)
-    for name in ("pyarrow.parquet", "proximo.cli.running", "proximo.cli.stages"):
+    for name in ("pyarrow.parquet", "proximo.cli.commands.train", "proximo.cli.commands.stages"):
         import_module(name)
     from transformers.utils.logging import disable_progress_bar
 

@@ -80,10 +80,10 @@ class Clock:
 def _demo(folder: Path, arguments: tuple[str, ...]) -> int:
     """`proximo train` as it comes, with clocks around what keeps it safe."""
     from proximo.rewards import workers
-    from proximo.training import stepping
-    from proximo.training.keeping import Keeper
-    from proximo.training.resume import Attempt
-    from proximo.training.runlog import RunLog
+    from proximo.training.rl import step as stepping
+    from proximo.training.rl.checkpointer import Keeper
+    from proximo.training.runfolder.log import RunLog
+    from proximo.training.runfolder.resume import Attempt
 
     clock, written, disk = Clock(), Clock(), Clock()
     for function in ("save", "noted", "restored"):

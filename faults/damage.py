@@ -16,8 +16,8 @@ from proximo.models import tiny_model, tiny_tokenizer
 from proximo.storage.folders import MANIFEST, complaints, file_hash
 from proximo.storage.locks import FolderLock
 from proximo.tasks import File
-from proximo.training.checkpoints import CHECKPOINTS, saved
 from proximo.training.config import CheckpointOptions
+from proximo.training.runfolder.checkpoints import CHECKPOINTS, saved
 
 FILES = (
     "model.safetensors",

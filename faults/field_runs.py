@@ -9,7 +9,7 @@ from faults.runs import rows_file, small
 from proximo.algorithms import DAPO, GRPO, PPO, SAPO
 from proximo.maths import RouterBalance
 from proximo.models import load_model, load_tokenizer, tiny_tokenizer
-from proximo.models.judging import load_reward_model
+from proximo.models.reward_models import load_reward_model
 from proximo.models.shipped import resolve
 from proximo.models.tiny import tiny_moe
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead

@@ -24,11 +24,11 @@ from proximo.algorithms import (
     VAPO,
     VESPO,
 )
-from proximo.maths import corrections, credit, divergences, extras, keeping, selection, shaping
-from proximo.maths.advantages import BatchScaled, GroupCentred, GroupNormalized
-from proximo.maths.credit import SequenceWhitened, SignScaled
-from proximo.maths.ratios import SamplerPolicy, SequenceRatio
-from proximo.maths.weights import ConstantLength, TokenMean
+from proximo.maths.pieces import corrections, credit, divergences, extras, keeping, selection, shaping
+from proximo.maths.pieces.advantages import BatchScaled, GroupCentred, GroupNormalized
+from proximo.maths.pieces.credit import SequenceWhitened, SignScaled
+from proximo.maths.pieces.ratios import SamplerPolicy, SequenceRatio
+from proximo.maths.pieces.weights import ConstantLength, TokenMean
 from proximo.samplers.mismatch import Mismatch
 from proximo.training.config import RunConfig, TrainingOptions
 

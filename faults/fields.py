@@ -15,7 +15,7 @@ from faults.processes import Child
 from proximo import toml
 from proximo.pieces import given_fields
 from proximo.training.config import RunConfig
-from proximo.training.progress import Lines
+from proximo.training.rl.progress import Lines
 
 TIMED = ("run.json", "config.toml", "timings.jsonl", "result.json", "lock", "manifest.json")
 """Files that hold times, or the config itself."""
@@ -110,8 +110,8 @@ class Left:
 
 def fingerprint(config: RunConfig, folder: Path) -> Left:
     """Of all that a run leaves but times; a refusal or a failure is one, too."""
-    from proximo.training.rl import train
-    from proximo.training.run import Run
+    from proximo.training.rl.run import Run
+    from proximo.training.rl.train import train
 
     def work() -> int:
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from faults.processes import command
 from faults.runs import Place
-from proximo.training.checkpoints import CHECKPOINTS
+from proximo.training.runfolder.checkpoints import CHECKPOINTS
 
 NEW_MOUNTS, NEW_USER = 0x20000, 0x10000000
 PRIVATE, BIND, REMOUNT, READ_ONLY = 0x44000, 0x1000, 0x20, 0x1
@@ -63,7 +63,7 @@ def read_only(place: Place, name: str, at_step: int | None) -> Callable[[], int]
 
 
 def _closing(folder: Path, at_step: int) -> None:
-    from proximo.training import rl
+    from proximo.training.rl import train as rl
 
     real = rl.train_step
 

@@ -15,7 +15,7 @@ from typing import Any
 from faults.cases import Case, Findings
 from faults.processes import Child, side_by_side
 from faults.runs import Place, five, ledger_faults
-from proximo.training.checkpoints import CHECKPOINTS, newest_valid, step_of
+from proximo.training.runfolder.checkpoints import CHECKPOINTS, newest_valid, step_of
 
 KILLS = 50
 """For each algorithm; those that came too late do not count."""

@@ -15,9 +15,9 @@ from proximo.models.values import OwnLayers
 from proximo.samplers import SamplingOptions
 from proximo.tasks import File
 from proximo.tasks.arithmetic import Arithmetic
-from proximo.training.checkpoints import CHECKPOINTS, saved, step_of
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
-from proximo.training.ledger import check_ledger
+from proximo.training.runfolder.checkpoints import CHECKPOINTS, saved, step_of
+from proximo.training.runfolder.ledger import check_ledger
 
 ROWS = 13
 """Of the file that one of the runs reads: few, so that it goes through it several times."""

@@ -4,10 +4,10 @@ import json
 import secrets
 from pathlib import Path
 
-from tests import payloads
-from tests.captivity import World, gets_out_bare, left_behind, tried
-from tests.exploits import EXPLOITS, PRIMES, SCRIPT
-from tests.payloads import PAYLOADS, Payload
+from tests.sandbox import payloads
+from tests.sandbox.captivity import World, gets_out_bare, left_behind, tried
+from tests.sandbox.payloads import PAYLOADS, Payload
+from tests.tasks.exploits import EXPLOITS, PRIMES, SCRIPT
 
 from faults.cases import Case, Findings
 from faults.tested import Rule, run_tests

@@ -15,8 +15,8 @@ from faults.processes import Child, Ended, command
 from faults.runs import Place, small
 from proximo.algorithms import DAPO
 from proximo.storage.folders import complaints, tidy, write_folder
-from proximo.training.checkpoints import CHECKPOINTS, newest_valid, saved
 from proximo.training.config import CheckpointOptions, EvaluationOptions
+from proximo.training.runfolder.checkpoints import CHECKPOINTS, newest_valid, saved
 
 CALLS = ("open", "write", "fsync", "close", "mkdir", "rename", "replace", "unlink", "rmdir", "scandir", "truncate")
 """What changes the disk or waits for it."""
@@ -44,8 +44,8 @@ def run(folder: Path, points: int = REAL_POINTS) -> Findings:
 
 
 def _every_call(folder: Path, found: Findings) -> None:
-    """The driver of tests/test_storage.py: the k-th process dies at its k-th call."""
-    from tests.test_storage import SAVES, content, expected, fill_with
+    """The driver of tests/storage/test_storage.py: the k-th process dies at its k-th call."""
+    from tests.storage.test_storage import SAVES, content, expected, fill_with
 
     folder.mkdir()
     done = subprocess.run([sys.executable, "-c", SAVES, str(folder)], capture_output=True, text=True, timeout=300)
@@ -88,7 +88,7 @@ def _counting(at: int, happens: Callable[[str], None], names: tuple[str, ...] = 
     inside = [False]
 
     def install() -> None:
-        from proximo.training.keeping import Keeper
+        from proximo.training.rl.checkpointer import Keeper
 
         for name in names:
             setattr(os, name, wrapped(name, getattr(os, name)))
@@ -179,7 +179,7 @@ def _events(place: Place, name: str) -> str:
 def _limited(place: Place, name: str, size: int) -> Child:
     def install() -> None:
         """After the first step: a run that cannot even write its config is refused, which is another case."""
-        from proximo.training import rl
+        from proximo.training.rl import train as rl
 
         real = rl.train_step
 
@@ -273,7 +273,7 @@ def _for_ever(place: Place) -> str | None:
         def fsync(_: int) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        from proximo.training import rl
+        from proximo.training.rl import train as rl
 
         real = rl.train_step
 

@@ -8,7 +8,7 @@ from hypothesis import settings
 from tests import shape_checks
 
 shape_checks.install()
-pytest_plugins = ["tests.browser"]
+pytest_plugins = ["tests.insight.view.browser"]
 # One thread: the tensors are tiny, and parallel test processes would fight for the cores.
 torch.set_num_threads(1)
 # Exactness is judged in float64; tests of float32 and bf16 say so.
@@ -33,7 +33,7 @@ def machine_as_it_stands(monkeypatch) -> Iterator[None]:
 @pytest.fixture
 def signals_are_heard() -> Iterator[None]:
     """A shell's background jobs ignore SIGINT, and so would tests that a script started."""
-    from proximo.training.stopping import SIGNALS
+    from proximo.training.runfolder.signals import SIGNALS
 
     before = {each: signal.getsignal(each) for each in SIGNALS}
     signal.signal(signal.SIGINT, signal.default_int_handler)

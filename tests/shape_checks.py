@@ -52,7 +52,7 @@ class _Finder(MetaPathFinder):
 class _Loader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType | None:
         source = self.get_data(self.path)
-        if b"proximo.shapes import" not in source:
+        if b"proximo.tensor_types import" not in source:
             return super().get_code(fullname)
         # Never from a cached file, nor into one: that one is the unchecked code's.
         return compile(with_checks(source), self.path, "exec", dont_inherit=True)

@@ -11,13 +11,13 @@ from torch import Tensor
 from proximo import toml
 from proximo.algorithms import Algorithm
 from proximo.insight.folder import RunFolder
-from proximo.maths.credit import advantages
-from proximo.models.spelling import Spelling
+from proximo.maths.pieces.credit import advantages
+from proximo.models.tokens.spelling import Spelling
 from proximo.training.config import RunConfig
-from proximo.training.guarding import Update
-from proximo.training.ledger import Entry
-from proximo.training.rollouts import rollout_table
-from proximo.training.runlog import RunLog
+from proximo.training.learner.guard import Update
+from proximo.training.runfolder.ledger import Entry
+from proximo.training.runfolder.log import RunLog
+from proximo.training.runfolder.rollouts import rollout_table
 from proximo.types import Batch, Completion, Grade, Group, Problem, Rollout, Stats
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from proximo import machine
-from proximo.cli import opening
-from proximo.cli.opening import num_parameters, suit_machine
+from proximo.cli import models as opening
+from proximo.cli.models import num_parameters, suit_machine
 from proximo.machine import CAUTIOUS, LARGE, SMALL, Machine, Readings, machine_for, measure, readings
 from proximo.models import tiny_model
-from proximo.training.runlog import RunLog
+from proximo.training.runfolder.log import RunLog
 
 FOUND = Readings(Machine(1, True), Machine(8, False), {"float32": 100.0, "bfloat16": 0.5})
 

@@ -10,8 +10,8 @@ from proximo.version import __version__
 
 if TYPE_CHECKING:
     from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm, UnusualChoice
-    from proximo.maths.credit import advantages
     from proximo.maths.objective import policy_loss
+    from proximo.maths.pieces.credit import advantages
     from proximo.types import Stats
 
 __all__ = [
@@ -28,7 +28,11 @@ __all__ = [
     "policy_loss",
 ]
 
-_ELSEWHERE = {"Stats": "proximo.types", "advantages": "proximo.maths.credit", "policy_loss": "proximo.maths.objective"}
+_ELSEWHERE = {
+    "Stats": "proximo.types",
+    "advantages": "proximo.maths.pieces.credit",
+    "policy_loss": "proximo.maths.objective",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,12 +10,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from proximo.maths.advantages import BatchScaled, BetaNormalized, GroupCentred, GroupNormalized, LeaveOneOut, LiveScaled
-from proximo.maths.corrections import Correction
-from proximo.maths.credit import Advantage, Gae, ProcessNormalized, ReturnToGo, SignScaled, TokenWhitened
-from proximo.maths.divergences import K1, KlLoss
-from proximo.maths.extras import Extra, PositiveNll, ValueLoss
-from proximo.maths.gates import (
+from proximo.maths.pieces.advantages import (
+    BatchScaled,
+    BetaNormalized,
+    GroupCentred,
+    GroupNormalized,
+    LeaveOneOut,
+    LiveScaled,
+)
+from proximo.maths.pieces.corrections import Correction
+from proximo.maths.pieces.credit import Advantage, Gae, ProcessNormalized, ReturnToGo, SignScaled, TokenWhitened
+from proximo.maths.pieces.divergences import K1, KlLoss
+from proximo.maths.pieces.extras import Extra, PositiveNll, ValueLoss
+from proximo.maths.pieces.gates import (
     CappedScore,
     Clip,
     GammaScore,
@@ -25,8 +32,8 @@ from proximo.maths.gates import (
     SoftGate,
     Unclipped,
 )
-from proximo.maths.keeping import Keep, KeepAll, KeepMixed
-from proximo.maths.ratios import (
+from proximo.maths.pieces.keeping import Keep, KeepAll, KeepMixed
+from proximo.maths.pieces.ratios import (
     Anchor,
     CurrentPolicy,
     NoRatio,
@@ -38,9 +45,9 @@ from proximo.maths.ratios import (
     SequenceTokenRatio,
     TokenRatio,
 )
-from proximo.maths.selection import ClipCovariance, KlCovariance, Selection
-from proximo.maths.shaping import KlReward, LinearOverlong, Shape, SoftOverlong
-from proximo.maths.weights import ConstantLength, SequenceMean, SequenceSum, TokenMean, Weights
+from proximo.maths.pieces.selection import ClipCovariance, KlCovariance, Selection
+from proximo.maths.pieces.shaping import KlReward, LinearOverlong, Shape, SoftOverlong
+from proximo.maths.pieces.weights import ConstantLength, SequenceMean, SequenceSum, TokenMean, Weights
 
 Piece = TypeVar("Piece")
 

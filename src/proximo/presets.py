@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, VAPO, Algorithm
-from proximo.maths.divergences import KlLoss, UnbiasedK3
 from proximo.maths.pairwise import BradleyTerry, Dpo
-from proximo.maths.ratios import CurrentPolicy
-from proximo.maths.shaping import KlReward
+from proximo.maths.pieces.divergences import KlLoss, UnbiasedK3
+from proximo.maths.pieces.ratios import CurrentPolicy
+from proximo.maths.pieces.shaping import KlReward
 from proximo.models.values import OwnLayers, OwnModel
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
-from proximo.training.fitting import FitOptions
+from proximo.training.offline.fitting import FitOptions
 from proximo.training.pipeline import PipelineConfig, PreferenceOptions, ReinforcementOptions, RewardModelOptions
 
 

@@ -12,10 +12,10 @@ from proximo.models import frozen_copy, score, tiny_model, with_precision
 from proximo.models.compiling import allow_compiling, checkpoint_layers
 from proximo.models.logprobs import token_logprobs
 from proximo.models.values import OwnLayers, OwnModel, value_model
-from proximo.training.assemble import assemble, make_room
 from proximo.training.config import TrainingOptions
-from proximo.training.learner import Learner
-from proximo.training.memory import MOST_TOKENS
+from proximo.training.learner.learner import Learner
+from proximo.training.learner.memory import MOST_TOKENS
+from proximo.training.rl.assemble import assemble, make_room
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

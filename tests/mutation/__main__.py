@@ -17,13 +17,27 @@ from tests.mutation.faults import FAULTS, Fault
 ROOT = Path(__file__).resolve().parents[2]
 # Values before laws: they are quicker, and they name the piece that broke.
 ORDER = [
-    "tests/test_gates.py", "tests/test_pieces.py", "tests/test_advantages.py", "tests/test_credit.py",
-    "tests/test_golden.py", "tests/test_objective.py", "tests/test_pairwise.py", "tests/test_reference.py",
-    "tests/test_values.py", "tests/test_judging.py", "tests/test_reward_range.py", "tests/test_laws.py",
-    "tests/test_mismatch.py", "tests/test_moe.py", "tests/test_routing.py",
-    "tests/test_optimizer.py", "tests/test_training.py", "tests/test_models_logprobs.py",
-    "tests/test_devices.py", "tests/test_flex.py",
-]  # fmt: skip
+    "tests/maths/test_gates.py",
+    "tests/maths/test_pieces.py",
+    "tests/maths/test_advantages.py",
+    "tests/maths/test_credit.py",
+    "tests/maths/test_golden.py",
+    "tests/maths/test_objective.py",
+    "tests/maths/test_pairwise.py",
+    "tests/training/rl/test_reference.py",
+    "tests/training/learner/test_values.py",
+    "tests/training/test_reward_mixing.py",
+    "tests/training/rl/test_reward_range.py",
+    "tests/maths/test_laws.py",
+    "tests/samplers/test_mismatch.py",
+    "tests/training/learner/test_moe.py",
+    "tests/models/test_routing.py",
+    "tests/training/learner/test_optimizer.py",
+    "tests/training/rl/test_training.py",
+    "tests/models/test_logprobs.py",
+    "tests/training/learner/test_devices.py",
+    "tests/models/test_flex.py",
+]
 
 
 def caught_by(fault: Fault) -> str:
@@ -39,7 +53,17 @@ def caught_by(fault: Fault) -> str:
             raise SystemExit(f"{fault.file}: {fault.right!r} occurs {text.count(fault.right)} times, not once")
         target.write_text(text.replace(fault.right, fault.wrong))
         result = subprocess.run(
-            [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *ORDER],
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-x",
+                "-q",
+                "--tb=no",
+                "-p",
+                "no:cacheprovider",
+                *(f"tests/{name}" for name in ORDER),
+            ],
             cwd=copy,
             env=os.environ | {"PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,

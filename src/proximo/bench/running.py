@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from proximo.bench import trl
 from proximo.bench.memory import release
 from proximo.bench.options import BenchOptions, parsed
 from proximo.bench.report import Row, rendered, save
 from proximo.bench.session import Session
+from proximo.bench.sides import trl
 from proximo.bench.tables import TABLES, Table
 from proximo.bench.timing import clock_of, surroundings
 from proximo.models import pick_device

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from proximo.bench import trl
 from proximo.bench.memory import release
-from proximo.bench.numerics import TOLERANCE, Agreement, Learned
 from proximo.bench.options import BenchOptions
-from proximo.bench.ours import Ours
 from proximo.bench.roofline import Machine, machine_of
+from proximo.bench.sides import trl
+from proximo.bench.sides.numerics import TOLERANCE, Agreement, Learned
+from proximo.bench.sides.ours import Ours
+from proximo.bench.sides.trl import Settings, Trl
 from proximo.bench.timing import Clock, Phases, Say, Side, interleaved
-from proximo.bench.trl import Settings, Trl
 from proximo.bench.workloads import Workload
 from proximo.machine import beside_gpu, machine_for
 

@@ -120,53 +120,53 @@ def _answer(arguments: list[str]) -> int:
 
 def _run(command: str, arguments: list[str]) -> int:
     if command == "explain":
-        from proximo.cli import explaining
+        from proximo.cli.commands import explain as explaining
 
         return explaining.run(arguments)
     if command == "selfcheck":
-        from proximo.cli import checking
+        from proximo.cli.commands import selfcheck as checking
 
         return checking.run(arguments)
     if command == "chat":
-        from proximo.cli import chatting
+        from proximo.cli.commands import chat as chatting
 
         return chatting.run(arguments)
     if command == "bench":
-        from proximo.cli import benching
+        from proximo.cli.commands import bench as benching
 
         return benching.run(arguments)
     if command == "pairs":
-        from proximo.cli import pairing
+        from proximo.cli.commands import pairs as pairing
 
         return pairing.run(arguments)
     if command in INSIGHT:
         return _look(command, arguments)
     if command in STAGES:
-        from proximo.cli import stages
+        from proximo.cli.commands import stages
 
         return stages.run(command, arguments)
-    from proximo.cli import running
+    from proximo.cli.commands import train as running
 
     return running.run(command, arguments)
 
 
 def _look(command: str, arguments: list[str]) -> int:
     if command == "view":
-        from proximo.cli import viewing
+        from proximo.cli.commands import view as viewing
 
         return viewing.run(arguments)
     if command == "replay":
-        from proximo.cli import replaying
+        from proximo.cli.commands import replay as replaying
 
         return replaying.run(arguments)
     if command == "compare":
-        from proximo.cli import comparing
+        from proximo.cli.commands import compare as comparing
 
         return comparing.run(arguments)
     if command == "doctor":
-        from proximo.cli import doctoring
+        from proximo.cli.commands import doctor as doctoring
 
         return doctoring.run(arguments)
-    from proximo.cli import reporting
+    from proximo.cli.commands import report as reporting
 
     return reporting.run(arguments)

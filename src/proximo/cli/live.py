@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from proximo.plain_text import MOST, visible
-from proximo.training.collect import Collected
-from proximo.training.evaluate import Evaluation
-from proximo.training.progress import measure, prompt_text, share, sparkline, summary
+from proximo.training.rl.collect import Collected
+from proximo.training.rl.evaluate import Evaluation
+from proximo.training.rl.progress import measure, prompt_text, share, sparkline, summary
 
 
 class LiveView:

@@ -8,7 +8,7 @@ from proximo.explain.formula import objective
 from proximo.explain.lengths import what_the_band_means
 from proximo.explain.papers import CARDS, GRPO_CARD, Card, card
 from proximo.explain.peers import COMBINED, PEERS, UNUSED, Peers
-from proximo.maths.credit import SequenceWhitened, SignScaled, TokenWhitened
+from proximo.maths.pieces.credit import SequenceWhitened, SignScaled, TokenWhitened
 
 __all__ = [
     "CARDS",

@@ -7,7 +7,7 @@ import math
 from typing import assert_never
 
 from proximo.algorithms import Algorithm
-from proximo.maths.advantages import (
+from proximo.maths.pieces.advantages import (
     BatchScaled,
     BetaNormalized,
     GroupCentred,
@@ -15,7 +15,7 @@ from proximo.maths.advantages import (
     LeaveOneOut,
     LiveScaled,
 )
-from proximo.maths.corrections import (
+from proximo.maths.pieces.corrections import (
     Correction,
     GeometricRejection,
     IcePop,
@@ -23,7 +23,7 @@ from proximo.maths.corrections import (
     SequenceTruncated,
     TokenTruncated,
 )
-from proximo.maths.credit import (
+from proximo.maths.pieces.credit import (
     Advantage,
     Gae,
     ProcessNormalized,
@@ -32,11 +32,20 @@ from proximo.maths.credit import (
     SignScaled,
     TokenWhitened,
 )
-from proximo.maths.divergences import K1, K2, K3, Divergence, UnbiasedK3
-from proximo.maths.extras import EntropyBonus, Extra, PositiveNll, RouterBalance, ValueLoss
-from proximo.maths.gates import CappedScore, Clip, GammaScore, Gate, GeometricClip, Reinforce, SoftGate, Unclipped
-from proximo.maths.keeping import Keep, KeepAll, KeepMixed
-from proximo.maths.ratios import (
+from proximo.maths.pieces.divergences import K1, K2, K3, Divergence, UnbiasedK3
+from proximo.maths.pieces.extras import EntropyBonus, Extra, PositiveNll, RouterBalance, ValueLoss
+from proximo.maths.pieces.gates import (
+    CappedScore,
+    Clip,
+    GammaScore,
+    Gate,
+    GeometricClip,
+    Reinforce,
+    SoftGate,
+    Unclipped,
+)
+from proximo.maths.pieces.keeping import Keep, KeepAll, KeepMixed
+from proximo.maths.pieces.ratios import (
     Anchor,
     CurrentPolicy,
     NoRatio,
@@ -48,9 +57,9 @@ from proximo.maths.ratios import (
     SequenceTokenRatio,
     TokenRatio,
 )
-from proximo.maths.selection import ClipCovariance, KlCovariance, OffPolicyMask, Selection, TopEntropy
-from proximo.maths.shaping import KlReward, LinearOverlong, Shape, SoftOverlong
-from proximo.maths.weights import ConstantLength, PromptMean, SequenceMean, SequenceSum, TokenMean, Weights
+from proximo.maths.pieces.selection import ClipCovariance, KlCovariance, OffPolicyMask, Selection, TopEntropy
+from proximo.maths.pieces.shaping import KlReward, LinearOverlong, Shape, SoftOverlong
+from proximo.maths.pieces.weights import ConstantLength, PromptMean, SequenceMean, SequenceSum, TokenMean, Weights
 
 
 def objective(algorithm: Algorithm) -> list[str]:

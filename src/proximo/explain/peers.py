@@ -5,7 +5,7 @@ Read in their released sources; `make parity` runs many of them against ours.
 
 from dataclasses import dataclass
 
-from proximo.maths.advantages import (
+from proximo.maths.pieces.advantages import (
     BatchScaled,
     BetaNormalized,
     GroupCentred,
@@ -13,19 +13,19 @@ from proximo.maths.advantages import (
     LeaveOneOut,
     LiveScaled,
 )
-from proximo.maths.corrections import (
+from proximo.maths.pieces.corrections import (
     GeometricRejection,
     IcePop,
     SequenceMasked,
     SequenceTruncated,
     TokenTruncated,
 )
-from proximo.maths.credit import Gae, ProcessNormalized, ReturnToGo, SequenceWhitened, SignScaled, TokenWhitened
-from proximo.maths.divergences import KlLoss
-from proximo.maths.extras import EntropyBonus, PositiveNll, RouterBalance, ValueLoss
-from proximo.maths.gates import CappedScore, Clip, GammaScore, GeometricClip, Reinforce, SoftGate, Unclipped
-from proximo.maths.keeping import KeepAll, KeepMixed
-from proximo.maths.ratios import (
+from proximo.maths.pieces.credit import Gae, ProcessNormalized, ReturnToGo, SequenceWhitened, SignScaled, TokenWhitened
+from proximo.maths.pieces.divergences import KlLoss
+from proximo.maths.pieces.extras import EntropyBonus, PositiveNll, RouterBalance, ValueLoss
+from proximo.maths.pieces.gates import CappedScore, Clip, GammaScore, GeometricClip, Reinforce, SoftGate, Unclipped
+from proximo.maths.pieces.keeping import KeepAll, KeepMixed
+from proximo.maths.pieces.ratios import (
     CurrentPolicy,
     NoRatio,
     OldPolicy,
@@ -35,9 +35,9 @@ from proximo.maths.ratios import (
     SequenceTokenRatio,
     TokenRatio,
 )
-from proximo.maths.selection import ClipCovariance, KlCovariance, OffPolicyMask, TopEntropy
-from proximo.maths.shaping import KlReward, LinearOverlong, SoftOverlong
-from proximo.maths.weights import ConstantLength, PromptMean, SequenceMean, SequenceSum, TokenMean
+from proximo.maths.pieces.selection import ClipCovariance, KlCovariance, OffPolicyMask, TopEntropy
+from proximo.maths.pieces.shaping import KlReward, LinearOverlong, SoftOverlong
+from proximo.maths.pieces.weights import ConstantLength, PromptMean, SequenceMean, SequenceSum, TokenMean
 
 
 @dataclass(frozen=True)

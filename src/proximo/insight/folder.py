@@ -10,16 +10,16 @@ from typing import Any, Literal
 from proximo import toml
 from proximo.algorithms import UnusualChoice
 from proximo.health.history import in_order
+from proximo.insight.lens.steps import Step, read_step
 from proximo.insight.reading import is_number
-from proximo.insight.steps import Step, read_step
 from proximo.storage.lines import to_row, whole_lines
 from proximo.storage.locks import NAME as LOCK
 from proximo.storage.locks import is_held
 from proximo.storage.opening import LinkedFile, open_file
 from proximo.training.config import RunConfig
-from proximo.training.record import FORMAT
-from proximo.training.resume import RESULT
-from proximo.training.runlog import METRICS, ROLLOUTS
+from proximo.training.runfolder.log import METRICS, ROLLOUTS
+from proximo.training.runfolder.record import FORMAT
+from proximo.training.runfolder.resume import RESULT
 
 State = Literal["running", "finished", "stopped"]
 DEPTH = 4

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from proximo.insight.drawing import LARGEST, Number, is_known
+from proximo.insight.charts.drawing import LARGEST, Number, is_known
 
 Row = Mapping[str, Any]
 

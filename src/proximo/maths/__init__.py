@@ -4,7 +4,9 @@ Every piece is a frozen value that is also a function, and all of them can be ha
 `from proximo.maths import Clip, TokenMean`.
 """
 
-from proximo.maths.advantages import (
+from proximo.maths.objective import Plan, plan_step, policy_loss, token_terms
+from proximo.maths.pairwise import BradleyTerry, Dpo, Ipo
+from proximo.maths.pieces.advantages import (
     BatchScaled,
     BetaNormalized,
     Feedback,
@@ -13,8 +15,14 @@ from proximo.maths.advantages import (
     LeaveOneOut,
     LiveScaled,
 )
-from proximo.maths.corrections import GeometricRejection, IcePop, SequenceMasked, SequenceTruncated, TokenTruncated
-from proximo.maths.credit import (
+from proximo.maths.pieces.corrections import (
+    GeometricRejection,
+    IcePop,
+    SequenceMasked,
+    SequenceTruncated,
+    TokenTruncated,
+)
+from proximo.maths.pieces.credit import (
     Gae,
     ProcessNormalized,
     ReturnToGo,
@@ -23,13 +31,11 @@ from proximo.maths.credit import (
     TokenWhitened,
     advantages,
 )
-from proximo.maths.divergences import K1, K2, K3, KlLoss, UnbiasedK3
-from proximo.maths.extras import EntropyBonus, PositiveNll, RouterBalance, ValueLoss, supervised_loss
-from proximo.maths.gates import CappedScore, Clip, GammaScore, GeometricClip, Reinforce, SoftGate, Unclipped
-from proximo.maths.keeping import KeepAll, KeepMixed, trained_mask
-from proximo.maths.objective import Plan, plan_step, policy_loss, token_terms
-from proximo.maths.pairwise import BradleyTerry, Dpo, Ipo
-from proximo.maths.ratios import (
+from proximo.maths.pieces.divergences import K1, K2, K3, KlLoss, UnbiasedK3
+from proximo.maths.pieces.extras import EntropyBonus, PositiveNll, RouterBalance, ValueLoss, supervised_loss
+from proximo.maths.pieces.gates import CappedScore, Clip, GammaScore, GeometricClip, Reinforce, SoftGate, Unclipped
+from proximo.maths.pieces.keeping import KeepAll, KeepMixed, trained_mask
+from proximo.maths.pieces.ratios import (
     CurrentPolicy,
     NoRatio,
     OldPolicy,
@@ -39,10 +45,10 @@ from proximo.maths.ratios import (
     SequenceTokenRatio,
     TokenRatio,
 )
+from proximo.maths.pieces.selection import ClipCovariance, KlCovariance, OffPolicyMask, TopEntropy
+from proximo.maths.pieces.shaping import AdaptiveKl, KlReward, LinearOverlong, SoftOverlong
+from proximo.maths.pieces.weights import ConstantLength, PromptMean, SequenceMean, SequenceSum, TokenMean
 from proximo.maths.rows import Rows, rows_of
-from proximo.maths.selection import ClipCovariance, KlCovariance, OffPolicyMask, TopEntropy
-from proximo.maths.shaping import AdaptiveKl, KlReward, LinearOverlong, SoftOverlong
-from proximo.maths.weights import ConstantLength, PromptMean, SequenceMean, SequenceSum, TokenMean
 
 __all__ = [
     "K1",

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from proximo.shapes import Bool, Float
+from proximo.tensor_types import Bool, Float
 
 MAX_LOG = 80.0
 """exp(80) is 5.5e34: still finite in float32, and so is a product with an advantage and a weight."""

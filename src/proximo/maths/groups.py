@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proximo.shapes import Bool, Float, Int
+from proximo.tensor_types import Bool, Float, Int
 
 
 @dataclass(frozen=True)

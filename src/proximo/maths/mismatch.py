@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from proximo.maths.arithmetic import bounded_exp, row_sum
-from proximo.shapes import Bool, Float
+from proximo.tensor_types import Bool, Float
 
 
 @dataclass(frozen=True)

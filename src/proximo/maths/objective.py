@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from proximo.maths.arithmetic import bounded_exp
-from proximo.maths.extras import EntropyBonus, PositiveNll
-from proximo.maths.gates import SoftGate
+from proximo.maths.pieces.extras import EntropyBonus, PositiveNll
+from proximo.maths.pieces.gates import SoftGate
+from proximo.maths.pieces.selection import Candidates
 from proximo.maths.rows import Objective, Rows, rows_of
-from proximo.maths.selection import Candidates
-from proximo.shapes import Bool, Float, Int
+from proximo.tensor_types import Bool, Float, Int
 from proximo.types import Stats, sent
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from proximo.maths.groups import group_index
-from proximo.shapes import Float, Int
+from proximo.tensor_types import Float, Int
 from proximo.types import sent
 
 

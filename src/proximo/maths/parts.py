@@ -9,11 +9,11 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
-from proximo.maths.extras import PositiveNll
 from proximo.maths.objective import Plan, candidates
+from proximo.maths.pieces.extras import PositiveNll
+from proximo.maths.pieces.selection import Candidates
 from proximo.maths.rows import Objective, Rows
-from proximo.maths.selection import Candidates
-from proximo.shapes import Float
+from proximo.tensor_types import Float
 
 
 @torch.no_grad()

@@ -6,14 +6,14 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from proximo.maths.arithmetic import at_least_float32, check_shape, sampled, sampled_mask
-from proximo.maths.corrections import Correction
-from proximo.maths.divergences import KlLoss
-from proximo.maths.extras import EntropyBonus, Extra, PositiveNll
-from proximo.maths.gates import Gate
-from proximo.maths.ratios import Anchor, CurrentPolicy, Ratio, SamplerPolicy
-from proximo.maths.selection import Selection, TopEntropy
-from proximo.maths.weights import Weights
-from proximo.shapes import Bool, Float, Int
+from proximo.maths.pieces.corrections import Correction
+from proximo.maths.pieces.divergences import KlLoss
+from proximo.maths.pieces.extras import EntropyBonus, Extra, PositiveNll
+from proximo.maths.pieces.gates import Gate
+from proximo.maths.pieces.ratios import Anchor, CurrentPolicy, Ratio, SamplerPolicy
+from proximo.maths.pieces.selection import Selection, TopEntropy
+from proximo.maths.pieces.weights import Weights
+from proximo.tensor_types import Bool, Float, Int
 
 
 @runtime_checkable

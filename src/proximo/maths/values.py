@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from proximo.maths.groups import siblings
-from proximo.shapes import Bool, Float, Int
+from proximo.tensor_types import Bool, Float, Int
 
 
 def explained_variance(

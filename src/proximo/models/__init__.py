@@ -1,7 +1,6 @@
 """Models: loading them, and the log-probs of what they said."""
 
 from proximo.models.devices import Precision, free_bytes, pick_device, pick_dtype
-from proximo.models.layout import micro_batches
 from proximo.models.loading import (
     PaddedFallback,
     frozen_copy,
@@ -10,9 +9,10 @@ from proximo.models.loading import (
     supports_packing,
     with_precision,
 )
+from proximo.models.packing.layout import micro_batches
 from proximo.models.scoring import Scores, States, completion_states, score, score_rows
 from proximo.models.tiny import tiny_model, tiny_moe, tiny_tokenizer
-from proximo.models.tokenizing import prompt_tokens
+from proximo.models.tokens.tokenizing import prompt_tokens
 
 __all__ = [
     "PaddedFallback",

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from proximo.models.attention import LayerReader, LayerRun, body, head_width, run_layer
-from proximo.models.flex import LEAST_WIDTH, FlexReader
+from proximo.models.packing.attention import LayerReader, LayerRun, body, head_width, run_layer
+from proximo.models.packing.flex import LEAST_WIDTH, FlexReader
 from proximo.models.routing import routers
 
 VARIANTS = 64

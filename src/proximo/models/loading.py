@@ -37,10 +37,10 @@ from transformers import (
 from transformers.utils import logging
 
 from proximo.machine import settle_half_products
-from proximo.models.attention import NAME
 from proximo.models.inspecting import inspect, refuse_file
+from proximo.models.packing.attention import NAME
 from proximo.models.positions import hold_frequencies
-from proximo.models.templates import check_template
+from proximo.models.tokens.templates import check_template
 
 TEXTS: tuple[str, ...] = ("*.json", "*.jinja", "*.txt", "*.model")
 """Configs and tokenizers; of a model on the hub nothing else but safetensors is fetched."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from proximo.models.compiling import compiles
-from proximo.shapes import Float, Int
+from proximo.tensor_types import Float, Int
 
 CHUNK_BYTES = {"cuda": 2**30}
 """Of logits held at a time, by kind of device: a GPU wants large products, a CPU what its cache holds."""

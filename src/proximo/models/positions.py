@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from proximo.shapes import Int
+from proximo.tensor_types import Int
 from proximo.types import Request
 
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
-from proximo.models.layout import Places
-from proximo.shapes import Bool, Float, Int
+from proximo.models.packing.layout import Places
+from proximo.tensor_types import Bool, Float, Int
 
 UNKNOWN = -1
 """In place of an expert: not recorded, the router decides."""

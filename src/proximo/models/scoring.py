@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from proximo.models.attention import NAME, attention, hidden_states
 from proximo.models.compiling import layer_run, reads_blocks
-from proximo.models.layout import Packed, Padded, pack, pad
 from proximo.models.loading import supports_packing, warn_of_fallback
 from proximo.models.logprobs import check_temperature, token_logprobs
+from proximo.models.packing.attention import NAME, attention, hidden_states
+from proximo.models.packing.layout import Packed, Padded, pack, pad
 from proximo.models.positions import check_rows
 from proximo.models.routing import Agreement, Recorder, Replay, Routes, recording, replaying, routes_of
-from proximo.shapes import Bool, Float, Int
+from proximo.tensor_types import Bool, Float, Int
 from proximo.types import sent
 
 

@@ -22,7 +22,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from proximo.models.attention import NAME
+from proximo.models.packing.attention import NAME
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 SYMBOLS = (PAD, EOS, UNKNOWN, "\n", " ", *string.digits, *string.ascii_letters, *string.punctuation)

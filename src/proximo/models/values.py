@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from proximo.models.attention import attention, body, wide_sums
-from proximo.models.judging import load_reward_model
 from proximo.models.loading import has_score, load_model, read_config, supports_packing
+from proximo.models.packing.attention import attention, body, wide_sums
 from proximo.models.positions import check_rows
+from proximo.models.reward_models import load_reward_model
 from proximo.models.scoring import States, completion_states
-from proximo.shapes import Float
+from proximo.tensor_types import Float
 from proximo.types import Batch
 
 # What a user chooses

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from proximo.models.attention import head_width
+from proximo.models.packing.attention import head_width
 from proximo.samplers.table import Table
-from proximo.shapes import Bool, Float, Int
+from proximo.tensor_types import Bool, Float, Int
 
 ALIGNMENT = 16
 """Lengths are rounded up to it: kernels like aligned masks, and fewer shapes occur."""

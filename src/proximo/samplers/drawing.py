@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from proximo.samplers import SamplingOptions
-from proximo.shapes import Float, Int
+from proximo.tensor_types import Float, Int
 
 # The increment and the finaliser of splitmix64 (Steele, Lea, Flood 2014), as signed 64-bit integers.
 INCREMENT = 0x9E3779B97F4A7C15 - 2**64

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from proximo.models.attention import uses_our_attention
 from proximo.models.compiling import compiles
+from proximo.models.packing.attention import uses_our_attention
 from proximo.models.positions import check_requests
 from proximo.models.routing import needed_routers
 from proximo.samplers import Sampler, SamplingOptions, gathered
-from proximo.samplers.drafts import DIVERGED, Draft, Pen, drafts_of, end_tokens, evaluating
+from proximo.samplers.buffers import Room, Rooms, plan_for
+from proximo.samplers.captured import compiled_draw, compiled_states, size_for
 from proximo.samplers.drawing import draw
 from proximo.samplers.fused import decode_states
-from proximo.samplers.graphs import compiled_draw, compiled_states, size_for
+from proximo.samplers.partial import DIVERGED, Draft, Pen, drafts_of, end_tokens, evaluating
 from proximo.samplers.plain import PlainSampler
 from proximo.samplers.prefill import Passes, Prefills, Prompt
-from proximo.samplers.room import Room, Rooms, plan_for
 from proximo.types import Completion, Request
 
 LOOK_EVERY = 16

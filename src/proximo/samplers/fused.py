@@ -20,8 +20,8 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 from transformers.models.smollm3.modeling_smollm3 import SmolLM3DecoderLayer, SmolLM3RMSNorm
 
-from proximo.models.attention import LayerReader, Reader, body, hidden_states
-from proximo.shapes import Float, Int
+from proximo.models.packing.attention import LayerReader, Reader, body, hidden_states
+from proximo.tensor_types import Float, Int
 
 KNOWN = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer, SmolLM3DecoderLayer)
 """What the block below computes; a subclass may differ."""

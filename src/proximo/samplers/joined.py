@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from proximo.models.attention import LayerReader
-from proximo.shapes import Float
+from proximo.models.packing.attention import LayerReader
+from proximo.tensor_types import Float
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from itertools import groupby
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from proximo.models.attention import uses_our_attention
+from proximo.models.packing.attention import uses_our_attention
 from proximo.models.positions import check_requests
 from proximo.samplers import SamplingOptions, gathered
-from proximo.samplers.drafts import Draft, Pen, drafts_of, end_tokens, evaluating
+from proximo.samplers.partial import Draft, Pen, drafts_of, end_tokens, evaluating
 from proximo.types import Completion, Request
 
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from proximo.models.attention import Reader
 from proximo.models.logprobs import project
+from proximo.models.packing.attention import Reader
 from proximo.models.routing import recording
 from proximo.samplers.cache import PrefillReader
-from proximo.shapes import Float, Int
+from proximo.tensor_types import Float, Int
 
 PREFILL_TOKENS = 8192
 """Prompts are read in batches of about this many tokens, padding included: enough to keep a device busy."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from proximo.samplers.cache import KeyShape
 from proximo.samplers.table import Table
-from proximo.shapes import Float, Int
+from proximo.tensor_types import Float, Int
 
 Prompt = tuple[int, ...]
 Layers = list[tuple[Tensor, Tensor]]

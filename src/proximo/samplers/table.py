@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from proximo.samplers import SamplingOptions
-from proximo.samplers.drafts import Draft
 from proximo.samplers.drawing import draw, row_states, signed, uniforms_at
-from proximo.shapes import Bool, Float, Int
+from proximo.samplers.partial import Draft
+from proximo.tensor_types import Bool, Float, Int
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from proximo.algorithms import GRPO, Algorithm
-from proximo.maths.credit import ProcessNormalized
+from proximo.maths.pieces.credit import ProcessNormalized
 from proximo.models import Precision
 from proximo.models.values import OwnLayers, ValueForm
 from proximo.samplers import SamplingOptions

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proximo.algorithms import Algorithm
-from proximo.maths.extras import PositiveNll
-from proximo.maths.keeping import KeepMixed
+from proximo.maths.pieces.extras import PositiveNll
+from proximo.maths.pieces.keeping import KeepMixed
 from proximo.rewards import PythonFunction, Reward
 from proximo.tasks import File, RewardRange, Task, reward_range
 

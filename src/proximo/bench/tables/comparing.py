@@ -5,12 +5,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from proximo.bench.numerics import Agreement, our_update
-from proximo.bench.ours import Ours
 from proximo.bench.report import Row, Verdict, short
 from proximo.bench.session import Failed, Session, Turn, seconds_of
+from proximo.bench.sides.numerics import Agreement, our_update
+from proximo.bench.sides.ours import Ours
+from proximo.bench.sides.trl import Settings, Trl
 from proximo.bench.timing import Phases, Ratio
-from proximo.bench.trl import Settings, Trl
 from proximo.bench.workloads import Workload
 
 GIB = 2**30

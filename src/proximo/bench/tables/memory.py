@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from proximo.bench import trl
 from proximo.bench.memory import peak_bytes, release, reset_peak, used_bytes
 from proximo.bench.report import Row, Verdict, short
 from proximo.bench.session import Failed, Session
+from proximo.bench.sides import trl
 from proximo.bench.tables.comparing import GIB
 from proximo.bench.tables.growth import exponent
 from proximo.bench.tables.step import first_step

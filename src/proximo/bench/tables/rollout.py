@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from proximo.bench.ablations import rollouts_without
-from proximo.bench.ours import Ours
 from proximo.bench.report import Row, Verdict, short
 from proximo.bench.roofline import decode_seconds, decode_step, prefill_seconds
 from proximo.bench.session import Session, Turn, seconds_of
 from proximo.bench.shapes import QWEN_600M, Shape
+from proximo.bench.sides.ablations import rollouts_without
+from proximo.bench.sides.ours import Ours
 from proximo.bench.tables.comparing import Target, compared, described, spread
 from proximo.bench.timing import Phases
 from proximo.bench.workloads import C_135M_64, C_135M_256, C_TINY, MEDIUM, SHARED, SMALL, Workload

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from proximo.bench.memory import release
 from proximo.bench.report import Row, Verdict, short
 from proximo.bench.session import Failed, Session, Turn, seconds_of
+from proximo.bench.sides.trl import Trl
 from proximo.bench.tables.comparing import GIB, Target, compared, described, refused_row
 from proximo.bench.timing import TOTAL
-from proximo.bench.trl import Trl
 from proximo.bench.workloads import C_135M_64, C_135M_256, C_TINY, LONG_PROMPT, MEDIUM, SMALL, Workload
 
 PHASES = ("rollout", "train", TOTAL)

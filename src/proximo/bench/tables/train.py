@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import torch
 
-from proximo.bench.ablations import training_without
-from proximo.bench.ours import Ours
 from proximo.bench.report import Row, Verdict
 from proximo.bench.roofline import training_of
 from proximo.bench.session import Session, Turn
 from proximo.bench.shapes import QWEN_600M, TINY, Shape
+from proximo.bench.sides.ablations import training_without
+from proximo.bench.sides.ours import Ours
 from proximo.bench.tables.comparing import Target, compared, refused_row
 from proximo.bench.tables.rollout import Without
 from proximo.bench.workloads import (
@@ -24,9 +24,9 @@ from proximo.bench.workloads import (
     Tail,
     Workload,
 )
-from proximo.models.attention import NAME
-from proximo.training.assemble import to_batch
-from proximo.training.selfcheck import packed_is_padded
+from proximo.models.packing.attention import NAME
+from proximo.training.rl.assemble import to_batch
+from proximo.training.selfcheck.selfcheck import packed_is_padded
 
 
 @dataclass(frozen=True)

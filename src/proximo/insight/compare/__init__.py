@@ -1,13 +1,13 @@
 """Algorithms or configs side by side on equal terms: the same task, seeds and first rollout, an equal budget, paired
 differences with intervals, and no verdict that those do not bear."""
 
-from proximo.insight.compare.crew import Failure, at_once, run_jobs
-from proximo.insight.compare.place import Place
+from proximo.insight.compare.comparison_folder import Place
+from proximo.insight.compare.page.verdicts import fair_line, verdict_lines
+from proximo.insight.compare.page.writing import JSON, MARKDOWN, PAGE, write_reports
 from proximo.insight.compare.plan import Budget, Contender, Job, Plan, make_plan
 from proximo.insight.compare.result import Result
 from proximo.insight.compare.runs import gathered, is_finished
-from proximo.insight.compare.verdicts import fair_line, verdict_lines
-from proximo.insight.compare.writing import JSON, MARKDOWN, PAGE, write_reports
+from proximo.insight.compare.workers import Failure, at_once, run_jobs
 
 __all__ = [
     "JSON",

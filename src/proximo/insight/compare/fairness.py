@@ -7,7 +7,7 @@ from typing import Any
 
 from proximo.insight.compare.measured import Run
 from proximo.insight.compare.plan import Plan
-from proximo.training.record import COMPARED
+from proximo.training.runfolder.record import COMPARED
 
 EVEN = 0.05
 """Of the budget: two runs may have sampled so many tokens more or fewer than each other."""

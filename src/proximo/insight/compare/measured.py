@@ -14,7 +14,7 @@ from proximo.health.history import idle
 from proximo.insight.compare.plan import Job
 from proximo.insight.report.facts import Facts, Row, is_number, phases, real
 from proximo.maths.arithmetic import count_of
-from proximo.training.evaluate import known_mean
+from proximo.training.rl.evaluate import known_mean
 
 LAST = 0.1
 """The share of a run's steps that stands for how it ended."""

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from proximo.training.evaluate import known_mean
-from proximo.training.intervals import half_width, t95
+from proximo.maths.intervals import half_width, t95
+from proximo.training.rl.evaluate import known_mean
 
 Verdict = Literal["the same", "within noise", "higher", "lower"]
 

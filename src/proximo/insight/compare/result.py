@@ -6,17 +6,17 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from proximo import explain, toml
-from proximo.insight.compare.curves import HELD_OUT, Curve, all_curves
 from proximo.insight.compare.fairness import Check, checks, first_difference
 from proximo.insight.compare.measured import MEASURES, Run, by_seed
+from proximo.insight.compare.page.curves import HELD_OUT, Curve, all_curves
 from proximo.insight.compare.paired import Difference, answer_difference, seed_difference
 from proximo.insight.compare.plan import Budget, Contender, Plan
 from proximo.models import pick_device, pick_dtype
 from proximo.storage.lines import plain
 from proximo.training.config import RunConfig
-from proximo.training.estimate import held_models, parameter_bytes
-from proximo.training.evaluate import known_mean
-from proximo.training.sameness import flat
+from proximo.training.preflight.estimate import held_models, parameter_bytes
+from proximo.training.rl.evaluate import known_mean
+from proximo.training.runfolder.config_changes import flat
 
 FORMAT = 1
 

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from proximo import toml
-from proximo.insight.compare.crew import Failure
+from proximo.insight.compare.comparison_folder import Place
 from proximo.insight.compare.measured import Run
-from proximo.insight.compare.place import Place
 from proximo.insight.compare.plan import Job, Plan
 from proximo.insight.compare.result import Result, make_result
+from proximo.insight.compare.workers import Failure
 from proximo.insight.folder import RunFolder
 from proximo.insight.report.facts import gather
-from proximo.training.resume import begin
+from proximo.training.runfolder.resume import begin
 
 
 def is_finished(job: Job, place: Place) -> bool:

@@ -17,10 +17,10 @@ from proximo.plain_text import MOST, visible
 from proximo.redacting import masked
 from proximo.sandbox.kernel import die_with_parent
 from proximo.training.config import RunConfig
-from proximo.training.progress import Lines
-from proximo.training.resume import begin
-from proximo.training.rl import train
-from proximo.training.run import Run
+from proximo.training.rl.progress import Lines
+from proximo.training.rl.run import Run
+from proximo.training.rl.train import train
+from proximo.training.runfolder.resume import begin
 
 
 def main(arguments: list[str]) -> int:

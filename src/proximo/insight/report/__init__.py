@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from proximo.insight.charts.pages import page, section
 from proximo.insight.folder import RunFolder
-from proximo.insight.pages import page, section
 from proximo.insight.report.completions import completions
 from proximo.insight.report.curves import curves
 from proximo.insight.report.facts import Facts, gather

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proximo.insight.pages import Html, number, table, text
+from proximo.insight.charts.pages import Html, number, table, text
 from proximo.insight.reading import is_number
 from proximo.insight.report.facts import Facts
 from proximo.insight.report.problems import Asked, Pair, Said, extremes

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
-from proximo.insight.bars import bar_chart
-from proximo.insight.drawing import Number, Series, line_chart
-from proximo.insight.pages import Html, text
+from proximo.insight.charts.bars import bar_chart
+from proximo.insight.charts.drawing import Number, Series, line_chart
+from proximo.insight.charts.pages import Html, text
 from proximo.insight.reading import is_number, phases, real
 from proximo.insight.report.facts import Facts
 

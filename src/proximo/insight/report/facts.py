@@ -13,17 +13,17 @@ from typing import Any
 from proximo import explain, toml
 from proximo.algorithms import UnusualChoice
 from proximo.health import Spell, worst_first
-from proximo.insight.checkup import Checkup, check_up
-from proximo.insight.drawing import Number
+from proximo.insight.charts.drawing import Number
+from proximo.insight.doctor.checkup import Checkup, check_up
 from proximo.insight.folder import RunFolder, State
 from proximo.insight.reading import Row, is_number, phases, real
 from proximo.insight.report.problems import Pair, held_out_pairs
 from proximo.training.config import RunConfig
-from proximo.training.dpo import DpoConfig
+from proximo.training.offline.dpo import DpoConfig
+from proximo.training.offline.reward_model import RewardModelConfig
+from proximo.training.offline.sft import SftConfig
 from proximo.training.pipeline import PipelineConfig
-from proximo.training.reward_model import RewardModelConfig
-from proximo.training.runlog import EVENTS, METRICS, TIMINGS
-from proximo.training.sft import SftConfig
+from proximo.training.runfolder.log import EVENTS, METRICS, TIMINGS
 
 STAGES = ((SftConfig, ("sft",)), (RewardModelConfig, ("reward-model",)), (DpoConfig, ("dpo",)))
 COMMANDS = ((RunConfig, ("train",)), *STAGES, (PipelineConfig, ("train", "pipeline-demo")))

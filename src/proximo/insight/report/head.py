@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proximo.insight.bars import interval_chart
-from proximo.insight.pages import Html, anchor, number, text
+from proximo.insight.charts.bars import interval_chart
+from proximo.insight.charts.pages import Html, anchor, number, text
 from proximo.insight.reading import Row, is_number, real
 from proximo.insight.report.facts import Facts
 from proximo.insight.report.summary import changes, first_and_last, sign_test

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from proximo.insight.lens.steps import Step
 from proximo.insight.reading import Row, is_number, real
-from proximo.insight.steps import Step
 from proximo.training.config import RunConfig
-from proximo.training.progress import prompt_text
+from proximo.training.rl.progress import prompt_text
 from proximo.types import Problem
 
 

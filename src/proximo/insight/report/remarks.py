@@ -3,7 +3,7 @@
 from urllib.parse import quote
 
 from proximo.health import Finding, Spell
-from proximo.insight.pages import table, text
+from proximo.insight.charts.pages import table, text
 from proximo.insight.report.facts import Facts
 from proximo.plain_text import visible
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from proximo import explain
 from proximo.explain import Card
-from proximo.insight.pages import Html, table, text
+from proximo.insight.charts.pages import Html, table, text
 from proximo.insight.reading import is_number
 from proximo.insight.report.facts import Facts
 from proximo.plain_text import visible

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from proximo import explain
 from proximo.insight.folder import RunFolder
-from proximo.insight.lens import Seen, look
-from proximo.insight.replay import OWN, chosen, own_name
-from proximo.insight.steps import Step
+from proximo.insight.lens.lens import Seen, look
+from proximo.insight.lens.replay import OWN, chosen, own_name
+from proximo.insight.lens.steps import Step
 from proximo.maths.arithmetic import bounded_exp
 
 CURVE = 121

@@ -14,15 +14,15 @@ from typing import Any
 
 from proximo.explain import changes, choice, nearest, stages
 from proximo.health import Finding
-from proximo.insight.checkup import Checkup, check_up
-from proximo.insight.damage import damage
+from proximo.insight.doctor.checkup import Checkup, check_up
+from proximo.insight.doctor.damage import damage
 from proximo.insight.folder import RunFolder, decoded, find_runs
 from proximo.maths import SoftGate
 from proximo.plain_text import quoted
 from proximo.storage.opening import LinkedFile, open_file
-from proximo.training.meanings import meaning
-from proximo.training.runlog import EVENTS, METRICS, TIMINGS
-from proximo.training.sameness import flat
+from proximo.training.runfolder.config_changes import flat
+from proximo.training.runfolder.log import EVENTS, METRICS, TIMINGS
+from proximo.training.runfolder.metric_docs import meaning
 
 FILES = {"metrics": METRICS, "timings": TIMINGS, "events": EVENTS}
 PAGE = 4 << 20

@@ -17,15 +17,15 @@ from torch import Tensor
 
 from proximo import explain
 from proximo.insight.folder import RunFolder, decoded
-from proximo.insight.lens import TokenState
-from proximo.insight.replay import FIVE, chosen, compared, own_name
-from proximo.insight.steps import Step
+from proximo.insight.lens.lens import TokenState
+from proximo.insight.lens.replay import FIVE, chosen, compared, own_name
+from proximo.insight.lens.steps import Step
+from proximo.insight.lens.words import why as words_of
 from proximo.insight.view.lenses import Kept, Look, introduced, label, looked, named_pass, told, whole
 from proximo.insight.view.summaries import summary
-from proximo.insight.words import why as words_of
 from proximo.storage.lines import whole_lines
 from proximo.storage.opening import open_file
-from proximo.training.ledger import LEDGER
+from proximo.training.runfolder.ledger import LEDGER
 
 BUDGET = 1 << 18
 """Tokens in one answer."""

@@ -23,7 +23,7 @@ from proximo.plain_text import visible
 from proximo.storage.lines import plain
 
 STATIC = Path(__file__).parent / "static"
-STYLE = Path(__file__).parents[1] / "style.css"
+STYLE = Path(__file__).parents[1] / "charts" / "style.css"
 """Of the reports, too."""
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 MOST_BYTES = 64 << 20
@@ -68,7 +68,8 @@ def application(root: Path, *, token: str, port: int) -> ASGIApp:
 
 def page_files() -> dict[str, tuple[bytes, str]]:
     """By address: those that come with the package, and no others."""
-    found = {f"/static/{path.name}": path for path in (*STATIC.iterdir(), STYLE) if path.suffix in KINDS}
+    found = {f"/static/{path.relative_to(STATIC).as_posix()}": path for path in STATIC.rglob("*") if path.suffix in KINDS}
+    found[f"/static/{STYLE.name}"] = STYLE
     files = {address: (path.read_bytes(), KINDS[path.suffix]) for address, path in found.items()}
     files["/"] = files.pop("/static/index.html")
     return files

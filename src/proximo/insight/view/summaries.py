@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proximo.insight.layout import Layout
-from proximo.insight.lens import TokenState
+from proximo.insight.lens.layout import Layout
+from proximo.insight.lens.lens import TokenState
 from proximo.insight.view.lenses import Kept, Look, label, numbers
-from proximo.shapes import Float
+from proximo.tensor_types import Float
 
 PREVIEW = 160
 """Characters of a prompt or an answer in a list."""

@@ -9,11 +9,11 @@ from proximo.maths.pairwise import BradleyTerry, Dpo, Ipo
 from proximo.samplers import SamplingOptions
 from proximo.tasks import Sorting
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
-from proximo.training.dpo import DpoConfig
-from proximo.training.fitting import FitOptions
+from proximo.training.offline.dpo import DpoConfig
+from proximo.training.offline.fitting import FitOptions
+from proximo.training.offline.reward_model import RewardModelConfig
+from proximo.training.offline.sft import SftConfig
 from proximo.training.reward_mix import RewardMix, RewardModel
-from proximo.training.reward_model import RewardModelConfig
-from proximo.training.sft import SftConfig
 
 DEMONSTRATIONS, RANKINGS = "demonstrations.jsonl", "rankings.jsonl"
 SFT, REWARD_MODEL, DPO = "sft", "reward-model", "dpo"

@@ -12,12 +12,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models import load_model, load_tokenizer, pick_device, pick_dtype, prompt_tokens, score_rows
 from proximo.models.shipped import resolve
 from proximo.samplers.embedded import local_sampler
-from proximo.shapes import Float
-from proximo.training.encoding import Encoded, Rows, completion_tokens, to_rows
-from proximo.training.judging import judged
+from proximo.tensor_types import Float
+from proximo.training.offline.encoding import Encoded, Rows, completion_tokens, to_rows
 from proximo.training.pipeline.config import SFT, PipelineConfig
 from proximo.training.pipeline.result import Fooled, Measured
-from proximo.training.run import MOST_SLOTS
+from proximo.training.reward_mixing import judged
+from proximo.training.rl.run import MOST_SLOTS
 from proximo.types import Completion, Grade, Problem, Request
 
 TOKEN_BUDGET = 16384

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from proximo.training.pipeline.result import Curve, Policy, Result
-from proximo.training.progress import sparkline
+from proximo.training.rl.progress import sparkline
 
 WIDTH = 40
 """Characters of a curve."""

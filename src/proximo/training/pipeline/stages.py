@@ -11,25 +11,25 @@ from typing import TypeVar
 from proximo import toml
 from proximo.storage.folders import write_file
 from proximo.storage.lines import Lines, plain
-from proximo.training.clock import Clock
-from proximo.training.collect import Collected
 from proximo.training.config import RunConfig
-from proximo.training.dpo import DpoConfig, dpo
-from proximo.training.evaluate import Evaluation
-from proximo.training.fitting import Fitted
-from proximo.training.outcome import Outcome
+from proximo.training.offline.dpo import DpoConfig, dpo
+from proximo.training.offline.fitting import Fitted
+from proximo.training.offline.reward_model import RewardModelConfig, train_reward_model
+from proximo.training.offline.sft import SftConfig, sft
+from proximo.training.offline.snapshots import POINTS
 from proximo.training.pipeline.config import DPO, RANKINGS, REWARD_MODEL, SFT, PipelineConfig
 from proximo.training.pipeline.measure import Measuring
 from proximo.training.pipeline.report import report
 from proximo.training.pipeline.result import Curve, Policy, Result
 from proximo.training.pipeline.world import Ranked, write_demonstrations, write_rankings
-from proximo.training.points import POINTS
-from proximo.training.resume import Attempt, begin
-from proximo.training.reward_model import RewardModelConfig, train_reward_model
-from proximo.training.rl import train
-from proximo.training.run import Run
-from proximo.training.runlog import METRICS
-from proximo.training.sft import SftConfig, sft
+from proximo.training.rl.clock import Clock
+from proximo.training.rl.collect import Collected
+from proximo.training.rl.evaluate import Evaluation
+from proximo.training.rl.result import Outcome
+from proximo.training.rl.run import Run
+from proximo.training.rl.train import train
+from proximo.training.runfolder.log import METRICS
+from proximo.training.runfolder.resume import Attempt, begin
 
 Say = Callable[[str], None]
 Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)

@@ -15,7 +15,7 @@ from proximo.samplers.embedded import local_sampler
 from proximo.storage.folders import write_file
 from proximo.tasks import Sorting
 from proximo.training.pipeline.config import DEMONSTRATIONS, RANKINGS, SFT, PipelineConfig
-from proximo.training.run import MOST_SLOTS
+from proximo.training.rl.run import MOST_SLOTS
 from proximo.types import Completion, Problem, Request
 
 

@@ -6,7 +6,7 @@ import { element, oneLine, refill } from "./elements.js";
 import { showEvents } from "./events.js";
 import { Followed } from "./following.js";
 import { ChartPage } from "./overview.js";
-import { showReader } from "./reader.js";
+import { showReader } from "./reader/reader.js";
 import { RunList, coloursOf } from "./runs.js";
 import { showSettings } from "./settings.js";
 

@@ -2,7 +2,7 @@
 
 import { element, known, oneLine, share, short } from "./elements.js";
 import { columnsOf, drawMarks, heights, tick } from "./plotting.js";
-import uPlot from "./uplot.js";
+import uPlot from "./vendor/uplot.js";
 
 const HEIGHT = 184;
 const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3], [1, 2], [10, 4]];

@@ -1,7 +1,7 @@
 // From values to what is drawn: columns and their looks, heights, ticks, and marks beside the lines.
 
 import { known } from "./elements.js";
-import uPlot from "./uplot.js";
+import uPlot from "./vendor/uplot.js";
 
 /** What uPlot is given: aligned columns, their looks, and which of them is which line. */
 export function columnsOf({ lines, stacked }) {

@@ -1,0 +1,102 @@
+"""Our side with one of its techniques switched off: what is each worth?"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from proximo.bench.session import Turn
+from proximo.bench.sides.ours import Ours
+from proximo.models import Scores, score_rows
+from proximo.models.compiling import allow_compiling, compiles
+from proximo.samplers.embedded import EmbeddedSampler
+from proximo.training.learner.learner import Learner
+from proximo.training.learner.passes import Passes
+from proximo.types import Batch, Grade, Group
+
+PADDED_TOKENS = 16384
+"""In a forward pass without packing."""
+SWITCHES = {"prefixes read once": "shared_prefix", "CUDA graphs": "graphs"}
+"""Of the sampler, by what they stand for."""
+
+
+def rollouts_without(ours: Ours) -> list[Turn]:
+    """Beside `ours`, on its own weights."""
+    known = inspect.signature(EmbeddedSampler).parameters
+    turns = [
+        Turn(f"without {what}", replace(ours, switches={switch: False}, policy=ours.model).rollout)
+        for what, switch in SWITCHES.items()
+        if switch in known
+    ]
+    plain = replace(ours, policy=ours.model)
+    return [*turns, *_compiled_off(ours, plain.rollout)]
+
+
+def training_without(ours: Ours) -> list[Turn]:
+    """One learner for all: the optimizer's state is of no consequence to a time."""
+    # A dead group teaches nothing and is skipped; half of them are, so half the time should go.
+    dead = tuple(_levelled(group) if number % 2 else group for number, group in enumerate(ours.fixed_groups))
+    return [
+        Turn("without shared prompts", lambda: ours.training(apart=True)),
+        Turn("without packing", _with_passes(ours, padded_passes(ours.learner))),
+        *_compiled_off(ours, ours.training),
+        Turn("with half of the groups dead", lambda: ours.training(dead)),
+    ]
+
+
+def _levelled(group: Group) -> Group:
+    return replace(group, rollouts=tuple(replace(rollout, grade=Grade(0.5)) for rollout in group.rollouts))
+
+
+def _compiled_off(ours: Ours, turn: Callable[[], Mapping[str, float]]) -> list[Turn]:
+    compiled = compiles(torch.device(ours.device))
+    return [Turn("without compiled layers", _uncompiled(turn))] if compiled else []
+
+
+def _uncompiled(turn: Callable[[], Mapping[str, float]]) -> Callable[[], Mapping[str, float]]:
+    def without() -> Mapping[str, float]:
+        allow_compiling(False)
+        try:
+            return turn()
+        finally:
+            allow_compiling(True)
+
+    return without
+
+
+def _with_passes(ours: Ours, passes: Passes) -> Callable[[], Mapping[str, float]]:
+    def without() -> Mapping[str, float]:
+        with _swapped(ours.learner, passes):
+            return ours.training()
+
+    return without
+
+
+@contextmanager
+def _swapped(learner: Learner, passes: Passes) -> Iterator[None]:
+    before, learner.passes = learner.passes, passes
+    try:
+        yield
+    finally:
+        learner.passes = before
+
+
+class PaddedPasses(Passes):
+    """Every completion with its own copy of its prompt, padded to the longest: what most trainers do."""
+
+    def parts(self, batch: Batch) -> Iterator[Tensor]:
+        width = max(map(len, batch.prompts)) + int(batch.lengths.max())
+        return iter(torch.arange(len(batch)).split(max(1, PADDED_TOKENS // width)))
+
+    def scores(
+        self, model: PreTrainedModel, rows: Batch, *, record: bool = False, until: ExitStack | None = None
+    ) -> Scores:
+        return score_rows(model, rows, temperature=self.temperature, layout="padded")
+
+
+def padded_passes(learner: Learner) -> PaddedPasses:
+    return PaddedPasses(**vars(learner.passes))

@@ -1,0 +1,55 @@
+"""`proximo chat`: what a model says to each line."""
+
+import sys
+from collections.abc import Iterator
+
+from transformers.utils.logging import disable_progress_bar
+
+from proximo.cli.flags import changed, refuse, take_model, take_switch
+from proximo.cli.models import open_model
+from proximo.models import prompt_tokens
+from proximo.plain_text import MOST, visible
+from proximo.samplers import SamplingOptions
+from proximo.samplers.embedded import local_sampler
+from proximo.types import Request
+
+
+def run(arguments: list[str]) -> int:
+    """Answer each line by itself until the input ends; 1 where a line could not be answered."""
+    disable_progress_bar()
+    as_chat = take_switch(arguments, "--chat")
+    name = take_model(arguments, "proximo chat")
+    options = changed(
+        SamplingOptions(),
+        arguments,
+        prog="proximo chat MODEL [--chat]",
+        description="Answer each line of the input by itself. A line is the prompt as it is, or, with --chat, "
+        "a user's turn in the tokenizer's chat template.",
+    )
+    model, tokenizer = open_model(name)
+    if as_chat and tokenizer.chat_template is None:
+        refuse(f"--chat: the tokenizer of {name} has no chat template; leave --chat out to send lines as they are")
+    sampler, status = local_sampler(model, tokenizer), 0
+    for number, line in enumerate(_lines()):
+        try:
+            tokens = prompt_tokens(tokenizer, ({"role": "user", "content": line},) if as_chat else line)
+            # The line's number is the key: equal lines may be answered differently, equal inputs are not.
+            [[completion]] = sampler.sample([Request(number, tokens, num_samples=1)], options, seed=0, step=0)
+        except ValueError as error:
+            print(f"error: {visible(str(error), MOST)}", file=sys.stderr)
+            status = 1
+        else:
+            print(visible(completion.text), flush=True)
+    return status
+
+
+def _lines() -> Iterator[str]:
+    """Lines that are not blank."""
+    mark = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
+    while True:
+        try:
+            line = input(mark)
+        except EOFError:
+            return
+        if line.strip():
+            yield line

@@ -1,0 +1,269 @@
+"""`proximo compare`: algorithms or configs, times seeds, on equal terms."""
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from proximo import explain
+from proximo.cli.configs import named_algorithm, preset_or_file, with_named, with_values
+from proximo.cli.flags import changed, refuse, say, take, take_switch
+from proximo.cli.models import machine_of
+from proximo.insight.compare import (
+    JSON,
+    MARKDOWN,
+    PAGE,
+    Budget,
+    Failure,
+    Job,
+    Place,
+    Plan,
+    Result,
+    at_once,
+    fair_line,
+    gathered,
+    is_finished,
+    make_plan,
+    run_jobs,
+    verdict_lines,
+    write_reports,
+)
+from proximo.insight.folder import RunFolder
+from proximo.insight.report.facts import gather
+from proximo.machine import Machine
+from proximo.models import pick_device
+from proximo.presets import ARITHMETIC, COMPARISONS, Comparison
+from proximo.redacting import without_secrets
+from proximo.storage.locks import FolderLock
+from proximo.training.config import RunConfig
+from proximo.training.preflight.estimate import held_models
+from proximo.training.runfolder.signals import Stopped
+
+USAGE = """usage: proximo compare [five | PRESET | run.toml ...] [--algorithms A,B,...] [--seeds N]
+                       [--tokens N | --updates N] [--run DIR] [--jobs N] [--dry-run] [--json] [--field VALUE ...]
+
+Train each of them with each seed, on one task and with an equal budget, and say which differences are more than noise.
+All runs of a seed see the same prompts and sample with the same random numbers: their first rollout is the same.
+
+  proximo compare five                                   PPO, GRPO, DAPO, GSPO and SAPO on the demo's task
+  proximo compare --algorithms grpo,gspo --updates 200   named algorithms on the demo's task, or on one config
+  proximo compare mine.toml yours.toml --tokens 500000   any configs; the first is what the others are compared with
+
+  --seeds N      seeds for each, from the config's own on (3)
+  --tokens N     each run ends with the step in which it has sampled so many tokens in training
+  --updates N    each run makes so many optimizer updates; without either, the budget that the configs share
+  --run DIR      where the runs and the reports go (runs/compare-DATE); the same command goes on with what is there
+  --jobs N       runs at a time (as many as the cores allow)
+  --dry-run      what would be run; nothing is started
+  --json         compare.json on stdout
+  --field VALUE  any field of `proximo train` but --steps and --most-generated, for all of them
+"""
+SECONDS = 2.0
+"""Between two looks at how far the runs are."""
+
+
+def run(arguments: list[str]) -> int:
+    """0 all runs finished, 1 some failed, 2 refused before anything was started."""
+    if {"-h", "--help"} & set(arguments):
+        print(USAGE, end="")
+        return 0
+    as_json, dry_run = take_switch(arguments, "--json"), take_switch(arguments, "--dry-run")
+    command = shlex.join(["proximo", "compare", *without_secrets(arguments)])
+    folder, jobs = take(arguments, "--run"), _whole(arguments, "--jobs")
+    plan = _plan(arguments)
+    machines = {each.name: _machine(each.config) for each in plan.contenders}
+    most = jobs or at_once([each.config for each in plan.contenders], machines.values())
+    if dry_run:
+        _print_plan(plan, most)
+        return 0
+    path = Path(folder) if folder else Path("runs") / f"compare-{datetime.now():%Y%m%d-%H%M%S}"
+    command += "" if folder else f" --run {shlex.quote(str(path))}"
+    with ExitStack() as until:
+        place, left = _taken(path, plan, until)
+        machines = place.settle(plan, machines, shlex.split(command))
+        failures = _train(left, place, machines, most)
+        result = gathered(plan, place, failures, command)
+        write_reports(path, result)
+    _print_result(path, result, as_json)
+    return 1 if failures else 0
+
+
+# What is compared
+
+
+def _plan(arguments: list[str]) -> Plan:
+    """From the command line, whose arguments are all taken."""
+    names, seeds = take(arguments, "--algorithms"), _whole(arguments, "--seeds")
+    tokens, updates = _whole(arguments, "--tokens"), _whole(arguments, "--updates")
+    if tokens is not None and updates is not None:
+        refuse("--tokens and --updates: give one of them, the runs can be equal in one of them only")
+    for flag in ("--steps", "--most-generated", "--most_generated"):
+        if take(arguments, flag) is not None:
+            refuse(f"{flag}: a comparison's runs end with its budget, give --updates N or --tokens N")
+    comparison, configs = _chosen(arguments, names)
+    configs = [(name, _changed(config, arguments)) for name, config in configs]
+    try:
+        budget = Budget("tokens", tokens) if tokens is not None else None
+        budget = Budget("updates", updates) if updates is not None else budget
+        usual = 3 if comparison is None else comparison.seeds
+        plan = make_plan(configs, usual if seeds is None else seeds, budget)
+        for contender in plan.contenders:  # what cannot be read is said once and before anything is started
+            contender.config.task.problem(0, "train", contender.config.seed)
+            held_models(contender.config)
+            pick_device(contender.config.device)
+    except ValueError as error:
+        refuse(str(error))
+    return plan
+
+
+def _chosen(arguments: list[str], names: str | None) -> tuple[Comparison | None, list[tuple[str, RunConfig]]]:
+    """The configs by name; what names them is removed from the arguments, whose flags are left."""
+    given = []
+    while arguments and not arguments[0].startswith("-"):
+        given.append(arguments.pop(0))
+    comparison = next((each for each in COMPARISONS if each.name in given), None)
+    if comparison is not None:
+        if len(given) > 1 or names is not None:
+            refuse(f"{comparison.name} is a whole comparison: give it alone")
+        return comparison, list(comparison.configs.items())
+    if names is not None:
+        if len(given) > 1:
+            refuse(f"--algorithms {names} are compared on one config, not on {len(given)}")
+        base = preset_or_file(given[0]) if given else ARITHMETIC
+        cards = [named_algorithm("--algorithms", name.strip()) for name in names.split(",")]
+        return None, [(card.name, with_named(base, card)) for card in cards]
+    if not given:
+        refuse("compare needs something to compare: proximo compare five, --algorithms grpo,sapo, or two configs")
+    return None, [(Path(name).stem, _config(name)) for name in given]
+
+
+def _config(name: str) -> RunConfig:
+    if Path(name).is_dir():
+        refuse(
+            f"{name} is a folder: compare trains configs, give {Path(name) / 'config.toml'}; proximo view lays runs "
+            "beside each other that are there already"
+        )
+    if explain.card(name) is not None:
+        refuse(f"{name} is an algorithm: --algorithms {name},OTHER compares it")
+    return preset_or_file(name)
+
+
+def _changed(config: RunConfig, flags: list[str]) -> RunConfig:
+    return changed(with_values(config), flags, prog="proximo compare", description="Compare on equal terms.")
+
+
+def _whole(arguments: list[str], flag: str) -> int | None:
+    """The whole number of a flag, at least 1."""
+    given = take(arguments, flag)
+    if given is None:
+        return None
+    try:
+        number = int(given.replace("_", ""))
+    except ValueError:
+        refuse(f"{flag} {given}: give a whole number")
+    if number < 1:
+        refuse(f"{flag} {given}: give at least 1")
+    return number
+
+
+def _machine(config: RunConfig) -> Machine:
+    return machine_of(config.model, config.device) or Machine.current()
+
+
+def _print_plan(plan: Plan, most: int) -> None:
+    rows = [("run", "steps", "updates a step", "completions a step", "evaluated every")]
+    for job in plan.jobs():
+        training = job.config.training
+        steps = f"{'at most ' * (plan.budget.kind == 'tokens')}{job.config.steps}"
+        completions = f"{training.groups} × {training.group_size}"
+        rows.append((job.name, steps, str(training.updates), completions, f"{job.config.evaluation.every} steps"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(f"{len(rows) - 1} runs of {plan.budget} each, {most} at a time; nothing was started")
+
+
+# Running
+
+
+def _taken(path: Path, plan: Plan, until: ExitStack) -> tuple[Place, list[Job]]:
+    """The comparison's folder and the jobs that are left, or a refusal."""
+    place, existed = Place(path), path.exists()
+    try:
+        lock = FolderLock(path)
+        until.callback(lambda: lock.release(remove_empty=not existed))
+        place.check(plan)
+        return place, [job for job in plan.jobs() if not is_finished(job, place)]
+    except OSError as error:
+        refuse(f"--run {path}: nothing can be written there, {error.strerror}; give another folder")
+    except ValueError as error:
+        refuse(str(error))
+
+
+def _train(left: Sequence[Job], place: Place, machines: dict[str, Machine], most: int) -> list[Failure]:
+    view = _View(len(left), place)
+    try:
+        return run_jobs(left, place, machines, most, started=view.started, ended=view.ended, waiting=view.waiting)
+    except (Stopped, KeyboardInterrupt):
+        view.stop()
+        say(f"stopped; the same command with --run {place.folder} goes on")
+        raise
+    finally:
+        view.stop()
+
+
+class _View:
+    """A line when a run begins or ends, and on a terminal one that says how far they are."""
+
+    def __init__(self, count: int, place: Place) -> None:
+        self._count, self._place, self._done = count, place, 0
+        self._began, self._looked = time.monotonic(), 0.0
+        self._status = Console(stderr=True).status("") if sys.stderr.isatty() and count else None
+        if self._status is not None:
+            self._status.start()
+
+    def started(self, job: Job) -> None:
+        say(f"{job}: started")
+
+    def ended(self, job: Job, failure: Failure | None) -> None:
+        self._done += 1
+        if failure is not None:
+            say(f"{job}: FAILED, {failure.message}; the others go on")
+            return
+        seconds = (time.monotonic() - self._began) / self._done * (self._count - self._done)
+        result = RunFolder(self._place.run(job)).result or {}
+        before, after = (result.get(side, {}).get("outcome", float("nan")) for side in ("before", "after"))
+        rest = f", about {seconds / 60:.0f} min left" if self._done < self._count else ""
+        say(f"{job}: held-out {before:.3f} → {after:.3f} ({self._done} of {self._count} done{rest})")
+
+    def waiting(self, jobs: Sequence[Job]) -> None:
+        now = time.monotonic()
+        if self._status is None or now - self._looked < SECONDS:
+            return
+        self._looked = now
+        self._status.update(Text(" · ".join(f"{job} {self._progress(job)}" for job in jobs)))
+
+    def _progress(self, job: Job) -> str:
+        try:
+            return f"step {gather(RunFolder(self._place.run(job))).steps_done}"
+        except ValueError:  # it has not begun
+            return "loading"
+
+    def stop(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+
+def _print_result(path: Path, result: Result, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(json.loads((path / JSON).read_text())))
+        return
+    print("\n".join(["", *verdict_lines(result), "", fair_line(result), ""]))
+    print(f"report  {path / PAGE}   also {MARKDOWN} and {JSON}; the runs: proximo view {path}")

@@ -1,0 +1,126 @@
+"""`proximo doctor`: what is wrong with a run, or what this machine can use."""
+
+import json
+import sys
+import textwrap
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from proximo.cli.flags import refuse, take_switch
+from proximo.health import ENOUGH, Spell
+from proximo.insight.doctor.checkup import Checkup, check_up
+from proximo.insight.doctor.installation import Part, installation, is_fine
+from proximo.insight.folder import RunFolder
+from proximo.plain_text import visible
+
+USAGE = """usage: proximo doctor [RUN] [--json]
+
+With a run's folder: what its metrics show to be wrong, with the evidence, the first thing to do and where to look, what
+happened on the way, and whether its files are whole. Exit status 0: nothing; 3: warnings; 4: the run is failing.
+What was wrong and is over again is listed, and counts for nothing.
+
+Alone: what is installed, and what this machine can use. Exit status 0, or 3 where runs will fail.
+"""
+STATUS = {None: 0, "warning": 3, "failing": 4}
+STYLES = {"failing": "bold red", "warning": "yellow", "ok": "green", "absent": "dim", "problem": "bold red"}
+INDENT = 9
+"""Columns of the margin."""
+MOST = 300
+"""Characters of an event's message."""
+
+
+def run(arguments: list[str]) -> int:
+    if set(arguments) & {"-h", "--help"}:
+        print(USAGE, end="")
+        return 0
+    as_json = take_switch(arguments, "--json")
+    if not arguments:
+        return _installation(as_json)
+    folder, *rest = arguments
+    if rest or folder.startswith("-"):
+        refuse(f"doctor takes one run's folder or none, and --json, not {' '.join(arguments)}")
+    return _run(Path(folder), as_json)
+
+
+# A run
+
+
+def _run(folder: Path, as_json: bool) -> int:
+    try:
+        checkup = check_up(RunFolder(folder))
+    except (ValueError, OSError) as error:
+        refuse(str(error))
+    if as_json:
+        print(json.dumps(checkup.to_dict() | {"run": str(folder)}))
+    else:
+        _print_checkup(_console(), folder, checkup)
+    return STATUS[checkup.severity]
+
+
+def _print_checkup(console: Console, folder: Path, checkup: Checkup) -> None:
+    held_out = checkup.held_out
+    learned = f", held-out outcome {held_out[0]:.3f} → {held_out[-1]:.3f}" if len(held_out) > 1 else ""
+    console.print(Text(visible(f"{folder}: {checkup.state}, {checkup.steps} steps of training{learned}")))
+    for spell in checkup.standing:
+        _print_finding(console, spell, spell.finding.severity, f", since step {spell.finding.step}")
+        if spell.finding.show:
+            _print_beside(console, "open", f"proximo view {folder}, then {checkup.link(spell.finding)}")
+    for spell in checkup.passed:
+        _print_finding(console, spell, "over", f", steps {spell.finding.step} to {spell.last}")
+    if checkup.events:
+        console.print()
+    for event in checkup.events:
+        last = f", last at step {event.step}" if event.step > 0 else ""
+        _print_beside(console, "event", f"{event.times} × {event.kind}{last}: {event.message}", MOST)
+    if stages := sorted(path.parent.name for path in folder.glob("*/run.json")):
+        _print_beside(console, "stages", f"{', '.join(stages)} are runs of their own: proximo doctor {folder}/…")
+    number = len(checkup.standing)
+    short = f"; {checkup.steps} steps: too few for most rules, which need {ENOUGH}" if checkup.is_short else ""
+    found = f"{number} finding{'s' * (number != 1)}" if number else "nothing is wrong" + " so far" * checkup.is_short
+    console.print(Text(f"\n{found}{short}"))
+
+
+def _print_finding(console: Console, spell: Spell, word: str, when: str) -> None:
+    finding = spell.finding
+    margin = (f"\n{word:<{INDENT}}", STYLES.get(word, "dim"))
+    console.print(Text.assemble(margin, (finding.rule, "bold"), (when if finding.show else "", "dim")))
+    _print_beside(console, "", finding.message)
+    if spell.latest != finding.message and not spell.is_over:
+        _print_beside(console, "now", spell.latest)
+    _print_beside(console, "first", finding.remedy)
+
+
+# The installation
+
+
+def _installation(as_json: bool) -> int:
+    parts = installation(Path.cwd())
+    fine = is_fine(parts)
+    if as_json:
+        print(json.dumps({"ok": fine, "parts": [asdict(part) for part in parts]}))
+    else:
+        _print_parts(_console(), parts)
+    return 0 if fine else 3
+
+
+def _print_parts(console: Console, parts: list[Part]) -> None:
+    for part in parts:
+        margin = (f"{part.standing:<{INDENT}}", STYLES[part.standing])
+        console.print(Text.assemble(margin, f"{part.name}: {visible(part.detail)}"))
+
+
+def _print_beside(console: Console, word: str, text: str, most: int | None = None) -> None:
+    """A word in the margin, and a text as wide as there is room."""
+    width = max(console.width - INDENT, 40)
+    lines = textwrap.wrap(visible(text, most), width, break_long_words=False, break_on_hyphens=False) or [""]
+    for number, line in enumerate(lines):
+        margin = (f"{word if number == 0 else '':<{INDENT}}", "dim")
+        console.print(Text.assemble(margin, line), soft_wrap=True)
+
+
+def _console() -> Console:
+    """As wide as the terminal; lines that go to a file or a pipe are not broken."""
+    return Console(highlight=False) if sys.stdout.isatty() else Console(width=10_000, highlight=False)

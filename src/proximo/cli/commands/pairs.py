@@ -1,0 +1,49 @@
+"""`proximo pairs`: fresh rankings from a run's rollouts."""
+
+import json
+from dataclasses import asdict
+
+from proximo.cli.flags import changed, refuse, take, take_switch
+from proximo.training.offline.pairs import Counts, PairsConfig, write_pairs
+
+
+def run(arguments: list[str]) -> int:
+    as_json = take_switch(arguments, "--json")
+    config = changed(
+        _named(arguments),
+        arguments,
+        prog="proximo pairs RUN --out PAIRS.jsonl [--json]",
+        description="Rank what a run said: one ranking for each prompt whose completions differ in their outcome.",
+    )
+    try:
+        counts = write_pairs(config)
+    except ValueError as error:
+        refuse(str(error))
+    print(json.dumps({"out": config.out, **asdict(counts)}) if as_json else _result(config, counts))
+    return 0
+
+
+def _named(arguments: list[str]) -> PairsConfig:
+    """The run that comes first and the file to write, removed from the arguments."""
+    if {"-h", "--help"} & set(arguments):
+        return PairsConfig("RUN", "PAIRS.jsonl")
+    out = take(arguments, "--out")
+    if not arguments or arguments[0].startswith("-"):
+        refuse("pairs needs the folder of a run: proximo pairs RUN --out PAIRS.jsonl")
+    if out is None:
+        refuse("pairs needs --out PAIRS.jsonl, the file to write")
+    try:
+        return PairsConfig(arguments.pop(0), out)
+    except ValueError as error:
+        refuse(str(error))
+
+
+def _result(config: PairsConfig, counts: Counts) -> str:
+    lines = [
+        f"{counts.fresh} rankings from {counts.groups} groups; {counts.one_level} had completions of one level only",
+        f"left out: {counts.truncated} truncated, {counts.unscored} unscored, {counts.empty} empty completions",
+    ]
+    if config.old is not None:
+        short = f", {counts.old_missing} fewer than wanted: it has no more" if counts.old_missing else ""
+        lines.append(f"{counts.old} old rankings from {config.old}{short}")
+    return "\n".join([*lines, f"written to {config.out}"])

@@ -1,0 +1,64 @@
+"""`proximo train pipeline-demo`: every stage from demonstrations to PPO, GRPO and DPO, judged by the true reward."""
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+from proximo import toml
+from proximo.cli.flags import changed, refuse, say
+from proximo.cli.run_folders import report_failure, suit_attempt, taken
+from proximo.models import pick_device
+from proximo.training.pipeline import PipelineConfig, pipeline
+
+
+def run(
+    name: str, default: PipelineConfig, arguments: list[str], *, folder: str | None, as_json: bool, dry_run: bool
+) -> int:
+    """0 done, 1 failed on the way, 2 refused before anything was trained."""
+    config = changed(
+        _from_file(arguments, default),
+        arguments,
+        prog=f"proximo train {name} [pipeline.toml] [--run DIR] [--json] [--dry-run]",
+        description="Fine-tune, learn a reward, and train on it, where the true reward is known.",
+    )
+    if dry_run:
+        try:
+            pick_device(config.device)
+        except ValueError as error:
+            refuse(str(error))
+        if as_json:
+            print(json.dumps({"config": toml.plain(config), "stages": list(config.stages)}))
+        else:
+            print(toml.dumps(config))
+            print(f"# in turn: {', '.join(config.stages)}")
+        return 0
+    path = Path(folder) if folder else Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    with taken(path, toml.dumps(config), allowed=None, points=None) as attempt:
+        if attempt.result is not None:
+            say(f"{path}: this run is finished")
+        else:
+            suit_attempt(attempt, config.sft_config(path).model, config.device)
+            try:
+                pipeline(config, path, say, attempt)
+            except (OSError, ValueError) as error:
+                report_failure(attempt, error)
+                return 1
+    if as_json:
+        print(json.dumps(json.loads((path / "results.json").read_text())))
+    else:
+        report = (path / "report.md").read_text(encoding="utf-8")
+        print(f"\n{report}\nrun folder  {path}, with report.md and results.json")
+    return 0
+
+
+def _from_file(arguments: list[str], default: PipelineConfig) -> PipelineConfig:
+    """The config.toml of a pipeline, where one comes first; removed from the arguments."""
+    if not arguments or arguments[0].startswith("-"):
+        return default
+    name = arguments.pop(0)
+    if not name.endswith(".toml"):
+        refuse(f"{name}: give the config.toml of a pipeline, or nothing")
+    try:
+        return toml.load(name, PipelineConfig)
+    except ValueError as error:
+        refuse(str(error))

@@ -1,0 +1,120 @@
+"""`proximo replay`: what other algorithms would have done with a stored step, token by token."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+from rich.console import Console
+from transformers.utils.logging import disable_progress_bar
+
+from proximo.cli.commands.replay_output import Replayed, flipped, print_tables
+from proximo.cli.flags import refuse, say, take, take_switch
+from proximo.cli.models import open_model
+from proximo.insight.folder import RunFolder
+from proximo.insight.lens.gradients import ParameterGradients, check_tokens, parameter_gradients
+from proximo.insight.lens.replay import FIVE, Comparison, chosen, compared, remarks, token_table
+from proximo.insight.lens.steps import Step
+from proximo.models.shipped import resolve
+from proximo.storage.folders import whole_file
+
+USAGE = """usage: proximo replay RUN --step N [--as NAME ...] [--pass N] [--model DIR] [--out TOKENS.parquet] [--json]
+
+The step as it is stored, under the run's own algorithm and under others: policy loss, what is clipped or gated, the
+tokens that flip, where the gradient lies, and the cosines between the gradients with respect to the log-probs.
+
+--as NAME      an algorithm to look through, as `proximo explain --all` names them; give it several times.
+               Without it: ppo, grpo, dapo, gspo and sapo.
+--pass N       which pass over the step's data, counted from 0; without it the last.
+--model DIR    a checkpoint of the run, or any model that reads the same tokens: the gradients' norms and cosines with
+               respect to its parameters, too. RUN/checkpoints/step-N is the policy after step N, with
+               which step N+1 began.
+--out FILE     one row for each token and algorithm: state, ratio, gate, weight, advantage, gradient.
+--json         the numbers on stdout.
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """0 when it is told."""
+    if not arguments or set(arguments) & {"-h", "--help"}:
+        print(USAGE, end="")
+        return 0
+    disable_progress_bar()
+    as_json, out = take_switch(arguments, "--json"), take(arguments, "--out")
+    if out is not None and Path(out).exists():
+        refuse(f"--out {out}: there is such a file already; choose another name or remove it")
+    try:
+        replayed = _asked(arguments)
+        if out is not None:
+            _write(replayed, Path(out))
+    except (ValueError, OSError) as error:
+        refuse(str(error))
+    if as_json:
+        print(json.dumps(_data(replayed)))
+    else:
+        print_tables(replayed, Console() if sys.stdout.isatty() else Console(width=140))
+    if out is not None:
+        say(f"written to {out}")
+    return 0
+
+
+def _asked(arguments: list[str]) -> Replayed:
+    """What the arguments name, looked at."""
+    wanted, given, passed = take(arguments, "--step"), take(arguments, "--model"), take(arguments, "--pass")
+    names = []
+    while (name := take(arguments, "--as")) is not None:
+        names.append(name)
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        what = "no run" if not arguments else " ".join(arguments)
+        refuse(f"proximo replay takes one run's folder, not {what}: proximo replay RUN --step N [--as NAME ...]")
+    run = RunFolder(Path(arguments[0]))
+    if wanted is None:
+        steps = run.steps()
+        there = f"there are {steps[0]} to {steps[-1]}" if steps else "no rollouts are there yet"
+        refuse(f"replay needs --step N: {there}")
+    step = run.step(_whole("--step", wanted))
+    number = step.passes - 1 if passed is None else _whole("--pass", passed)
+    if passed is not None and number >= step.passes:
+        refuse(f"--pass {number}: step {step.number} has {step.passes}, counted from 0")
+    if given is None:
+        torch.set_num_threads(1)  # a step is looked at no faster with more, and beside a run far slower
+    views = compared(step, run.config, chosen(run.config, names or FIVE), number=number)
+    model = None if given is None else resolve(given)
+    found = None if model is None else _through(model, run, step, views, number)
+    return Replayed(run, step, number, views, model, found)
+
+
+def _whole(flag: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        refuse(f"{flag} {text}: give a whole number, from 0 on")
+    return int(text)
+
+
+def _through(name: str, run: RunFolder, step: Step, views: Sequence[Comparison], number: int) -> ParameterGradients:
+    model, tokenizer = open_model(name, dtype=run.config.dtype)
+    check_tokens(step, tokenizer)
+    return parameter_gradients(model, step, run.config, views, number=number)
+
+
+def _write(replayed: Replayed, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as partial:
+        pq.write_table(token_table(replayed.step, replayed.views), partial)
+
+
+def _data(replayed: Replayed) -> dict[str, Any]:
+    gradients = replayed.gradients
+    return {
+        "run": str(replayed.run.path),
+        "step": replayed.step.number,
+        "pass": replayed.number,
+        "passes": replayed.step.passes,
+        "logged_policy_loss": replayed.logged,
+        "remarks": remarks(replayed.step),
+        "algorithms": [view.to_dict() for view in replayed.views],
+        "flipped": flipped(replayed),
+        "model": None if gradients is None else {"model": replayed.model} | gradients.to_dict(),
+    }

@@ -1,0 +1,175 @@
+"""What `proximo replay` found, as tables for a person."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from proximo.insight.folder import RunFolder
+from proximo.insight.lens.gradients import ParameterGradients
+from proximo.insight.lens.replay import Comparison, most_flipped, remarks
+from proximo.insight.lens.steps import Step
+from proximo.insight.lens.words import why
+from proximo.plain_text import quoted, visible
+
+SHOWN = 3
+"""Flipped tokens that are quoted."""
+UPDATE = ("", "policy loss", "held back", "blocked", "flips", "cosine")
+UPDATE_LEGEND = """held back: what the gates take from the tokens that would push, in the mean
+blocked: the share of those that may not push at all
+flips: tokens that push under the run's own and not under this, or the reverse
+cosine: to the run's own gradient with respect to the log-probs
+"""
+GRADIENT = ("", "A>0", "A<0", "short", "middle", "long", "norm", "KL")
+GRADIENT_LEGEND = """shares of the policy loss's Σ|dL/dlogprob|, by sign and by length in thirds
+norm: over the run's own; KL: its share of all pull on the log-probs
+"""
+"""Both tables fit into 80 columns."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A step under several algorithms, the run's own first."""
+
+    run: RunFolder
+    step: Step
+    number: int
+    """Of the pass over the data."""
+    views: Sequence[Comparison]
+    model: str | None
+    """The folder, of a run its newest checkpoint."""
+    gradients: ParameterGradients | None
+
+    @property
+    def logged(self) -> float | None:
+        """The policy loss that the run wrote down."""
+        return dict(self.run.curve("policy_loss")).get(self.step.number)
+
+
+def flipped(replayed: Replayed) -> list[dict[str, Any]]:
+    """One token of each algorithm with any, with what both say about it."""
+    own, step = replayed.views[0], replayed.step
+    found = []
+    for view in replayed.views[1:]:
+        for row, token in most_flipped(view, own, 1):
+            said = {each.name: why(step, each.seen, row, token) for each in (own, view)}
+            piece = step.pieces[row][token]
+            found.append({"algorithm": view.name, "row": row, "token": token, "piece": piece, "why": said})
+    return found
+
+
+def print_tables(replayed: Replayed, console: Console) -> None:
+    step, own = replayed.step, replayed.views[0]
+    rows, tokens = int(own.rows.sum()), int(step.batch.lengths[own.rows].sum())
+    which = f", pass {replayed.number} (0 to {step.passes - 1})" if step.passes > 1 else ""
+    console.print(
+        Text(f"step {step.number} of {visible(str(replayed.run.path))}{which}", style="bold"),
+        Text(f"{rows} completions, {tokens} tokens in the updates"),
+        sep="\n",
+    )
+    for line in remarks(step):
+        console.print(Text(visible(line), style="yellow"), soft_wrap=True)
+    if not rows:
+        return
+    if own.policy_loss is not None and replayed.logged is not None:
+        away = abs(own.policy_loss - replayed.logged)
+        console.print(Text(f"logged policy loss {_number(replayed.logged)}; replayed, it differs by {away:.1g}"))
+    console.print("", _update_table(replayed.views), Text(UPDATE_LEGEND, style="dim"), sep="\n")
+    console.print(_gradient_table(replayed.views), Text(GRADIENT_LEGEND, style="dim"), sep="\n")
+    _print_cosines(console, "cosines between the gradients with respect to the log-probs", _cosines(replayed.views))
+    _print_gradients(console, replayed)
+    _print_notes(console, replayed.views)
+    _print_flipped(console, replayed)
+
+
+def _update_table(views: Sequence[Comparison]) -> Table:
+    table = _grid(UPDATE)
+    for view in views:
+        flips = "" if view.is_own else f"{view.closed + view.opened} ({_share(view.flips)})"
+        shares = (_share(view.held_back), _share(view.blocked))
+        table.add_row(_label(view), _number(view.policy_loss), *shares, flips, _number(view.cosine))
+    return table
+
+
+def _gradient_table(views: Sequence[Comparison]) -> Table:
+    table = _grid(GRADIENT)
+    for view in views:
+        norm = _number(view.norm / views[0].norm if views[0].norm else math.nan)
+        kl = "" if view.seen.algorithm.kl is None else _share(view.kl)
+        table.add_row(_label(view), *map(_share, (view.positive, view.negative, *view.thirds)), norm, kl)
+    return table
+
+
+def _grid(head: Sequence[str]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for place, column in enumerate(head):
+        table.add_column(column, justify="right" if place else "left", no_wrap=True)
+    return table
+
+
+def _label(view: Comparison) -> Text:
+    return Text(f"{view.name} (the run)", "bold") if view.is_own else Text(view.name)
+
+
+def _cosines(views: Sequence[Comparison]) -> Mapping[str, Mapping[str, float]]:
+    return {view.name: view.cosines for view in views}
+
+
+def _print_cosines(console: Console, title: str, cosines: Mapping[str, Mapping[str, float]]) -> None:
+    if len(cosines) < 2:
+        return
+    table = _grid(("", *cosines))
+    for name, row in cosines.items():
+        table.add_row(name, *(_number(value) for value in row.values()))
+    console.print(Text(title, style="bold"), table, "", sep="\n")
+
+
+def _print_gradients(console: Console, replayed: Replayed) -> None:
+    found = replayed.gradients
+    if found is None:
+        return
+    said = "the policy that the step began with" if found.is_policy else "not the policy that the step began with"
+    line = f"its log-probs are {found.first_gap:.2g} away from those that the step's first update saw, in the mean, "
+    line += f"and {found.gap:.2g} over the pass: {said}"
+    console.print(Text(f"{visible(str(replayed.model))}: {line}"), soft_wrap=True)
+    norms = ", ".join(f"{name} {_number(value)}" for name, value in found.norms.items())
+    console.print(Text(f"norms: {norms}"), soft_wrap=True)
+    _print_cosines(console, "cosines between the gradients with respect to its parameters", found.cosines)
+
+
+def _print_notes(console: Console, views: Sequence[Comparison]) -> None:
+    """Each with the algorithms it is about."""
+    about: dict[str, list[str]] = {}
+    for view in views:
+        for note in view.seen.notes:
+            about.setdefault(note, []).append(view.name)
+    for note, names in about.items():
+        console.print(Text(f"{', '.join(names)}: {visible(note)}", style="dim"), soft_wrap=True)
+
+
+def _print_flipped(console: Console, replayed: Replayed) -> None:
+    for each in flipped(replayed)[:SHOWN]:
+        row, token = each["row"], each["token"]
+        place = (
+            f"token {token} of completion {row}, {quoted(each['piece'], 40)} in {_around(replayed.step, row, token)}"
+        )
+        console.print(Text(f"\n{place}", style="bold"), soft_wrap=True)
+        for name, words in each["why"].items():
+            console.print(Text(f"  {name}: {visible(words)}"), soft_wrap=True)
+
+
+def _around(step: Step, row: int, token: int) -> str:
+    pieces = step.pieces[row]
+    return quoted(step.prompt[row][-30:] + "".join(pieces[max(token - 20, 0) : token + 5]), 80)
+
+
+def _share(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.1%}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:.4g}"

@@ -1,0 +1,98 @@
+"""`proximo selfcheck`: whether model, task and algorithm hold together, as a table or as JSON."""
+
+import json
+import sys
+import time
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from transformers.utils.logging import disable_progress_bar
+
+from proximo.cli.configs import base_config, naming_flags
+from proximo.cli.flags import changed, refuse, say, take_switch
+from proximo.cli.models import open_model
+from proximo.plain_text import visible
+from proximo.samplers.embedded import local_sampler
+from proximo.storage.lines import plain
+from proximo.training.config import RunConfig
+from proximo.training.selfcheck.checks import Check
+from proximo.training.selfcheck.selfcheck import selfcheck
+
+
+def run(arguments: list[str]) -> int:
+    """0 where every check holds, 1 where one fails."""
+    disable_progress_bar()
+    as_json = take_switch(arguments, "--json")
+    config = changed(
+        base_config(arguments),
+        arguments,
+        prog="proximo selfcheck",
+        description="Check on a few completions that model, task and algorithm hold together. Nothing is written.",
+        help_more=f"--json prints the checks as data\n{naming_flags('selfcheck')}",
+    )
+    start = time.perf_counter()
+    checks = _checks(config)
+    seconds = time.perf_counter() - start
+    failed = [check for check in checks if not check.ok]
+    warned = [check for check in checks if check.warns]
+    if as_json:
+        rows = [asdict(check) | {"value": plain(check.value), "ok": check.ok, "warns": check.warns} for check in checks]
+        print(json.dumps({"model": config.model, "ok": not failed, "seconds": round(seconds, 3), "checks": rows}))
+    else:
+        _print_table(checks)
+        looks = f", {len(warned)} to look at" if warned else ""
+        print(f"{len(checks)} checks in {seconds:.1f} s, {len(failed)} failed{looks}")
+    for check in warned:
+        say(f"warning: {check.name} {_number(check.value)} ({check.detail})")
+    if failed:
+        say(f"selfcheck failed: {'; '.join(map(_fault, failed))}")
+    return 1 if failed else 0
+
+
+def _checks(config: RunConfig) -> list[Check]:
+    with Console(stderr=True).status("checking"):
+        model, tokenizer = open_model(config.model, config.device, config.dtype)
+        try:
+            return list(selfcheck(config, model, tokenizer, local_sampler(model, tokenizer)))
+        except ValueError as error:
+            refuse(str(error))
+
+
+def _print_table(checks: list[Check]) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("check", no_wrap=True)
+    for column in ("result", "bound"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("ok", no_wrap=True)
+    table.add_column("")
+    for check in checks:
+        word, style = _verdict(check)
+        detail = check.detail.removeprefix("skipped: ")
+        table.add_row(
+            check.name,
+            _number(check.value),
+            _number(check.bound),
+            Text(word, style),
+            Text(visible(detail), style="dim"),
+        )
+    # Wide enough for any detail where the output goes to a file or a pipe.
+    (Console() if sys.stdout.isatty() else Console(width=200)).print(table)
+
+
+def _verdict(check: Check) -> tuple[str, str]:
+    """One word, and how it is printed."""
+    if check.value is None:
+        return "skipped", "dim"
+    if check.warns:
+        return "look", "bold yellow"
+    return ("yes", "green") if check.ok else ("NO", "bold red")
+
+
+def _fault(check: Check) -> str:
+    return f"{check.name} {_number(check.value)}, bound {_number(check.bound)} ({check.detail})"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2g}"

@@ -1,0 +1,129 @@
+"""`proximo sft` and its sisters: stages that learn from files, each into a run folder."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+from transformers.utils.logging import disable_progress_bar
+
+from proximo import toml
+from proximo.cli.flags import changed, refuse, say, take, take_switch
+from proximo.cli.run_folders import report_failure, suit_attempt, take_allowed, taken
+from proximo.data import DataFile
+from proximo.training.offline.dpo import DpoConfig, dpo
+from proximo.training.offline.fitting import Fitted
+from proximo.training.offline.reward_model import RewardModelConfig, train_reward_model
+from proximo.training.offline.sft import SftConfig, sft
+from proximo.training.offline.snapshots import POINTS
+from proximo.training.runfolder.resume import ACCEPT_LOST, Attempt
+
+Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
+
+
+def run(command: str, arguments: list[str]) -> int:
+    disable_progress_bar()  # transformers' own bars would run through our lines
+    return {"dpo": run_dpo, "reward-model": run_reward_model, "sft": run_sft}[command](arguments)
+
+
+def run_sft(arguments: list[str]) -> int:
+    description = "Fine-tune on a file's completions, or on a task's reference answers."
+    return run_stage("sft", arguments, description, SftConfig(), sft, needs_data=False)
+
+
+def run_reward_model(arguments: list[str]) -> int:
+    description = "Train a reward model on ranked completions: chosen and rejected, or the best first."
+    return run_stage("reward-model", arguments, description, RewardModelConfig(DataFile("")), train_reward_model)
+
+
+def run_dpo(arguments: list[str]) -> int:
+    description = "Learn from ranked completions directly: chosen and rejected, or the best first."
+    return run_stage("dpo", arguments, description, DpoConfig(DataFile("")), dpo)
+
+
+def run_stage(
+    command: str,
+    arguments: list[str],
+    description: str,
+    default: Config,
+    stage: Callable[[Config, Path, Callable[[str], None], Attempt], Fitted],
+    *,
+    needs_data: bool = True,
+) -> int:
+    """What all stages share: 0 done, 1 failed on the way, 2 refused before anything was trained.
+
+    A data file that comes first takes the place of the default's.
+    """
+    as_json, skip_bad = take_switch(arguments, "--json"), take_switch(arguments, "--skip-bad")
+    folder, allowed = take(arguments, "--run"), take_allowed(arguments)
+    accept_lost = take_switch(arguments, ACCEPT_LOST)
+    config = changed(
+        _named(command, arguments, default, needs_data),
+        arguments,
+        prog=f"proximo {command} [DATA.jsonl | DATA.parquet | config.toml] [--run DIR] [--allow-change FIELD ...] "
+        f"[{ACCEPT_LOST}] [--skip-bad] [--json]",
+        description=description,
+    )
+    if skip_bad:
+        if not isinstance(config.data, DataFile):
+            refuse("--skip-bad is for data files: name one")
+        config = replace(config, data=replace(config.data, skip_bad=True))
+    path = Path(folder) if folder else Path("runs") / f"{command}-{datetime.now():%Y%m%d-%H%M%S}"
+    with taken(path, toml.dumps(config), allowed, POINTS, accept_lost=accept_lost) as attempt:
+        if attempt.result is not None:
+            say(f"{path}: this run is finished")
+        else:
+            suit_attempt(attempt, config.model, config.device)
+        try:
+            fitted = stage(config, path, say, attempt)
+        except (OSError, ValueError) as error:
+            if attempt.is_empty:
+                refuse(str(error))
+            report_failure(attempt, error)
+            return 1
+    print(json.dumps(_facts(path, fitted)) if as_json else _result(path, fitted))
+    return 0
+
+
+def _named(command: str, arguments: list[str], default: Config, needs_data: bool) -> Config:
+    """The config that comes first, as a file of its own or by its data; removed from the arguments."""
+    if not arguments or arguments[0].startswith("-"):
+        if needs_data and not {"-h", "--help"} & set(arguments):
+            refuse(f"{command} needs data: proximo {command} DATA.jsonl, or a config.toml")
+        return default
+    name = arguments.pop(0)
+    if not name.endswith(".toml"):
+        return replace(default, data=DataFile(name))
+    try:
+        return toml.load(name, type(default))
+    except ValueError as error:
+        refuse(str(error))
+
+
+def _facts(path: Path, fitted: Fitted) -> dict[str, object]:
+    return {
+        "run": str(path),
+        "steps": fitted.steps,
+        "best_step": fitted.best_step,
+        "stopped_early": fitted.stopped_early,
+        "held_out_before": fitted.before,
+        "held_out_best": fitted.best,
+        "skipped": fitted.skipped,
+        "checkpoint": str(fitted.checkpoint),
+        "seconds": round(fitted.seconds, 3),
+    }
+
+
+def _result(path: Path, fitted: Fitted) -> str:
+    lines = [
+        f"held-out {name:<16} before {value:.4f}  best {fitted.best[name]:.4f}" for name, value in fitted.before.items()
+    ]
+    if fitted.before:
+        lines.append(f"best after step {fitted.best_step} of {fitted.steps}{', stopped early' * fitted.stopped_early}")
+    if fitted.before and fitted.best_step == 0:
+        lines.append("training never lowered the held-out loss: the checkpoint is the model it began with")
+    if fitted.skipped:
+        lines.append(f"{fitted.skipped} bad rows were left out, see {path / 'events.jsonl'}")
+    return "\n".join([*lines, f"run folder  {path}", f"the model   {fitted.checkpoint}"])

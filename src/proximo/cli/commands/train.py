@@ -1,0 +1,255 @@
+"""`proximo train`, `eval` and `tasks`."""
+
+import json
+import sys
+import tomllib
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+
+from transformers.utils.logging import disable_progress_bar
+
+from proximo import explain, toml
+from proximo.cli.commands import pipeline as pipelining
+from proximo.cli.configs import base_config, naming_flags, preset
+from proximo.cli.flags import changed, refuse, said_later, say, take, take_model, take_switch
+from proximo.cli.live import LiveView
+from proximo.cli.models import machine_line, open_model
+from proximo.cli.run_folders import report_failure, suit_attempt, take_allowed, taken
+from proximo.insight.doctor.checkup import standing, summary
+from proximo.models import Precision, load_tokenizer
+from proximo.models.shipped import resolve
+from proximo.plain_text import quoted, visible
+from proximo.rewards.failures import TALLY
+from proximo.samplers import SamplingOptions
+from proximo.samplers.embedded import local_sampler
+from proximo.storage.lines import plain
+from proximo.tasks import Arithmetic, Code, Countdown, Echo, File, Sorting, TaskOptions
+from proximo.training.config import EvaluationOptions, RunConfig
+from proximo.training.pipeline import PipelineConfig
+from proximo.training.preflight.estimate import batch_arithmetic, memory
+from proximo.training.preflight.preflight import rehearse
+from proximo.training.preflight.prompts import check_prompts
+from proximo.training.reward_mix import RewardMix
+from proximo.training.reward_mixing import judged
+from proximo.training.rl.checkpointer import refuse_fewer_steps
+from proximo.training.rl.evaluate import evaluate
+from proximo.training.rl.progress import Lines, Progress, gain, measure, prompt_text, share
+from proximo.training.rl.result import Outcome
+from proximo.training.rl.run import Run
+from proximo.training.rl.train import train
+from proximo.training.runfolder.checkpoints import step_of
+from proximo.training.runfolder.resume import ACCEPT_LOST, Attempt
+
+
+def run(command: str, arguments: list[str]) -> int:
+    disable_progress_bar()  # transformers' own bars would run through ours
+    commands = {"train": run_train, "eval": run_eval, "tasks": run_tasks}
+    return commands[command](arguments)
+
+
+# train
+
+TRAIN_FLAGS = """flags of the command itself:
+  --run DIR             the run folder; the same command with the same folder resumes a run
+  --allow-change FIELD  on resume: a field that may differ from how the run began
+  --accept-lost-rows    on resume: go on although metrics.jsonl or ledger.jsonl has lost rows
+  --skip-bad            leave out bad rows of a data file instead of refusing it
+  --dry-run             check the run, print its config, sizes and memory, and start nothing
+  --json                the result as data on stdout, progress on stderr
+"""
+
+
+def run_train(arguments: list[str]) -> int:
+    as_json, dry_run = take_switch(arguments, "--json"), take_switch(arguments, "--dry-run")
+    folder = take(arguments, "--run")
+    chain = preset(arguments[0]) if arguments else None
+    if isinstance(chain, PipelineConfig):
+        return pipelining.run(arguments[0], chain, arguments[1:], folder=folder, as_json=as_json, dry_run=dry_run)
+    skip_bad, allowed = take_switch(arguments, "--skip-bad"), take_allowed(arguments)
+    accept_lost = take_switch(arguments, ACCEPT_LOST)
+    config = changed(
+        base_config(arguments),
+        arguments,
+        prog="proximo train",
+        description="Train a model by reinforcement learning.",
+        help_more=f"{TRAIN_FLAGS}{naming_flags('train')}",
+    )
+    if skip_bad:
+        if not isinstance(config.task, File | Code):
+            refuse("--skip-bad is for problems from a file: task.type File or Code")
+        config = replace(config, task=replace(config.task, skip_bad=True))
+    if dry_run:
+        _print_plan(config, as_json)
+        return 0
+    path = Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}"
+    named = explain.named(config.algorithm)
+    with taken(path, toml.dumps(config), allowed, algorithm=named, accept_lost=accept_lost) as attempt:
+        outcome = _finished(config, attempt) if attempt.result is not None else _train(config, attempt)
+    if outcome is None:
+        for line in summary(path):
+            say(line)
+        return 1
+    _print_result(path, outcome, as_json)
+    return 0
+
+
+def _print_plan(config: RunConfig, as_json: bool) -> None:
+    """What would be run; refused where a run would be refused before it loads weights."""
+    try:
+        remarks = rehearse(config)
+        found = memory(config)
+    except ValueError as error:
+        refuse(str(error))
+    lines = [*batch_arithmetic(config), *found.lines, machine_line(config.model, config.device), *remarks]
+    if as_json:
+        print(json.dumps({"config": toml.plain(config), **found.facts(), "notes": lines}))
+        return
+    print(toml.dumps(config))
+    print("\n".join(f"# {visible(part)}" for line in lines for part in line.splitlines()))
+
+
+def _finished(config: RunConfig, attempt: Attempt) -> Outcome:
+    assert attempt.result is not None
+    field = "steps" if config.most_generated is None else "most_generated"
+    flag = f"--{field.replace('_', '-')} N --allow-change {field}"
+    say(f"{attempt.folder}: this run is finished; more steps: {flag}")
+    try:
+        path = resolve(config.model)
+        check_prompts(config, path, load_tokenizer(path))  # what was left out of the data is left out again
+        return Outcome.from_dict(attempt.result, attempt.folder, config.task, config.seed)
+    except ValueError as error:
+        refuse(str(error))
+
+
+def _train(config: RunConfig, attempt: Attempt) -> Outcome | None:
+    """None where it failed on the way, which was said."""
+    suit_attempt(attempt, config.model, config.device)
+    progress: Progress = LiveView() if sys.stderr.isatty() else Lines()
+    try:
+        refuse_fewer_steps(config, attempt.point)
+        run = Run(config, attempt.folder, progress)
+    except ValueError as error:
+        refuse(str(error))
+    try:
+        return train(run, toml.dumps(config), attempt)
+    except (OSError, ValueError) as error:
+        report_failure(attempt, error)
+        return None
+    finally:
+        progress.stop()
+
+
+def _print_result(path: Path, outcome: Outcome, as_json: bool) -> None:
+    if as_json:
+        result = {
+            "run": str(path),
+            "steps": step_of(outcome.checkpoint),
+            "held_out_before": outcome.before.accuracy,
+            "held_out_after": outcome.after.accuracy,
+            "generated_tokens": outcome.generated_tokens,
+            "seconds": round(outcome.seconds, 3),
+            "findings": [asdict(each) for each in standing(path)],
+        }
+        print(json.dumps(result))
+        return
+    before, after = outcome.before, outcome.after
+    print(f"\nheld-out {measure(before):<9} before {share(before)}")
+    print(f"                   after  {share(after)}{gain(before, after)}\n")
+    shown = [pair for pair in outcome.examples if pair[0].outcome != pair[1].outcome] or outcome.examples
+    for before, after in shown[:3]:
+        print(f"  {quoted(prompt_text(before.problem))}, right is {quoted(before.problem.answer)}")
+        print(f"    before {quoted(before.completion.text)}, after {quoted(after.completion.text)}")
+    for line in summary(path):
+        print(visible(line))
+    print(f"\nrun folder  {path}")
+    print(f"the model   {outcome.checkpoint}   (try: proximo eval {outcome.checkpoint})")
+
+
+# eval, tasks
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """How a model is judged. Of a run's own model the run's config.toml says it, unless flags say otherwise."""
+
+    task: TaskOptions = field(default_factory=Arithmetic)
+    rewards: RewardMix = field(default_factory=RewardMix)
+    sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(max_tokens=8))
+    problems: int = 1000
+    """Held-out problems; the first so many of the task's held-out split, each once."""
+    samples: int = 0
+    """Completions per problem for mean@k and pass@k, at the sampling temperature. 0: greedy accuracy alone."""
+    device: str = "auto"
+    """As torch names it. `auto`: a GPU where there is one, else the CPU."""
+    dtype: Precision = "auto"
+    """Of the weights. `auto`: bfloat16 on a GPU, float32 on a CPU."""
+    seed: int = 0
+
+
+def run_eval(arguments: list[str]) -> int:
+    as_json = take_switch(arguments, "--json")
+    name = take_model(arguments, "proximo eval")
+    config = changed(_own_evaluation(name), arguments, prog="proximo eval", description="Held-out accuracy of a model.")
+    try:
+        path = resolve(name)
+        if Path(path).is_dir():  # what is wrong with another name is said when it is opened
+            check_prompts(config, path, load_tokenizer(path))
+    except ValueError as error:
+        refuse(str(error))
+    model, tokenizer = open_model(name, config.device, config.dtype)
+    sampler = local_sampler(model, tokenizer)
+    try:
+        options = EvaluationOptions(problems=config.problems, samples=config.samples)
+        task = judged(config.task, config.rewards, tokenizer, config.dtype)
+        result, _ = evaluate(task, sampler, tokenizer, config.sampling, options, config.seed)
+    except ValueError as error:
+        refuse(str(error))
+    for failures in TALLY.take():
+        print(f"warning: {failures}", file=sys.stderr)
+    facts = {"model": name, **plain(result.floats())}
+    print(json.dumps(facts) if as_json else f"held-out {measure(result)} {share(result)}")
+    return 0
+
+
+def _own_evaluation(name: str) -> EvalConfig:
+    """As the run evaluated itself, where the model is a run of `proximo train` or one of its checkpoints."""
+    folder = Path(name)
+    file = (folder.parents[1] if folder.match("checkpoints/*") else folder) / "config.toml"
+    try:
+        is_other = not name or "algorithm" not in tomllib.loads(file.read_text(encoding="utf-8-sig"))
+    except OSError:
+        return EvalConfig()
+    except ValueError as error:
+        refuse(f"{file}: this is not TOML: {error}")
+    if is_other:
+        return EvalConfig()  # another stage's run, which has no task
+    try:
+        with said_later():
+            config = toml.load(str(file), RunConfig)
+    except ValueError as error:
+        refuse(str(error))
+    say(f"as the run says in {file}: {type(config.task).__name__}, {config.sampling.max_tokens} tokens at most")
+    evaluation = config.evaluation
+    return EvalConfig(
+        task=config.task,
+        rewards=config.rewards,
+        sampling=config.sampling,
+        problems=evaluation.problems,
+        samples=evaluation.samples,
+        device=config.device,
+        dtype=config.dtype,
+        seed=config.seed,
+    )
+
+
+def run_tasks(arguments: list[str]) -> int:
+    if arguments:
+        refuse(f"tasks takes nothing, not {' '.join(arguments)}")
+    for task in (Arithmetic(), Countdown(), Echo(), Sorting()):
+        problem = task.problem(0, "train", 0)
+        print(f"{type(task).__name__:<11} {problem.prompt!r} → {task.reference(problem)!r}")
+    print('Gym         any reasoning-gym task by its name: task.type = "Gym", task.name = "chain_sum"')
+    print('File        JSONL or Parquet with a prompt and an answer column: task.type = "File", task.path = "…"')
+    print('Code        the same with tests, for answers that are programs: task.type = "Code", task.path = "…"')
+    return 0

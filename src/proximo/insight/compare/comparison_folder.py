@@ -1,0 +1,109 @@
+"""A comparison's folder: what is compared there, and where each run of it lies.
+
+plan.json      what is compared, with which machine     configs/NAME.toml   each contender's config
+runs/NAME-seed-N/   ordinary run folders                logs/NAME-seed-N.log   what their processes said
+compare.json  compare.md  compare.html                  what came of it
+"""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from proximo import toml
+from proximo.insight.compare.plan import Job, Plan
+from proximo.machine import Machine
+from proximo.storage.folders import write_file
+from proximo.storage.locks import NAME as LOCK
+from proximo.training.runfolder.config_changes import differences
+
+PLAN, CONFIGS, RUNS, LOGS = "plan.json", "configs", "runs", "logs"
+FORMAT = 1
+
+
+class Place:
+    """The folder, and what was agreed on when the comparison began."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, job: Job) -> Path:
+        return self.folder / RUNS / job.name
+
+    def log(self, job: Job) -> Path:
+        return self.folder / LOGS / f"{job.name}.log"
+
+    def config(self, contender: str) -> Path:
+        return self.folder / CONFIGS / f"{contender}.toml"
+
+    def check(self, plan: Plan) -> None:
+        """Raise ValueError where the folder holds something else than the beginnings of this comparison."""
+        known = self._known()
+        if known is None:
+            if self.folder.exists() and any(path.name != LOCK for path in self.folder.iterdir()):
+                raise ValueError(f"--run {self.folder} holds something else than a comparison: choose another name")
+            return
+        wrong = self._differences(plan, known)
+        if wrong:
+            raise ValueError(
+                f"--run {self.folder} holds another comparison: {'; '.join(wrong)}. Give its own command, or choose "
+                "another name"
+            )
+
+    def settle(self, plan: Plan, machines: Mapping[str, Machine], command: Sequence[str]) -> dict[str, Machine]:
+        """Write down what is compared; the machines by contender are those that the comparison began with."""
+        known = self._known()
+        machines = dict(machines)
+        if known is not None:
+            machines |= {name: Machine.from_dict(facts) for name, facts in known["machines"].items()}
+        facts = {
+            "format": FORMAT,
+            "contenders": [contender.name for contender in plan.contenders],
+            "seeds": plan.seeds,
+            "budget": asdict(plan.budget),
+            "machines": {name: machine.to_dict() for name, machine in machines.items()},
+            "command": shlex.join(command),
+        }
+        # The plan first: it says whose folder this is, should the process die before all is written.
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_file(self.folder / PLAN, (json.dumps(facts, indent=1) + "\n").encode())
+        for folder in (CONFIGS, RUNS, LOGS):
+            (self.folder / folder).mkdir(exist_ok=True)
+        for contender in plan.contenders:
+            write_file(self.config(contender.name), toml.dumps(contender.config).encode())
+        return machines
+
+    def _known(self) -> dict[str, Any] | None:
+        try:
+            known = json.loads((self.folder / PLAN).read_text())
+            if known["format"] == FORMAT and isinstance(known["machines"], dict) and isinstance(known["seeds"], list):
+                return known
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        raise ValueError(
+            f"--run {self.folder}: its {PLAN} is damaged or of another version; choose another name or remove it"
+        )
+
+    def _differences(self, plan: Plan, known: Mapping[str, Any]) -> list[str]:
+        names = [contender.name for contender in plan.contenders]
+        if known["contenders"] != names:
+            return [f"it is of {', '.join(map(str, known['contenders']))}, not of {', '.join(names)}"]
+        wrong = []
+        for contender in plan.contenders:
+            try:
+                before = self.config(contender.name).read_text()
+                found = differences(before, toml.dumps(contender.config))
+            except FileNotFoundError:  # not written yet; a run that has begun knows its own config
+                continue
+            except (OSError, ValueError):
+                return [f"its {self.config(contender.name).name} cannot be read"]
+            wrong += [f"{contender.name}: {field} {what}" for field, what in found.items()]
+        if list(plan.seeds)[: len(known["seeds"])] != known["seeds"]:
+            wrong.append(
+                f"it has {len(known['seeds'])} seeds, from {known['seeds'][0]} on; more can be added, not fewer"
+            )
+        return wrong

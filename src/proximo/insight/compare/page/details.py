@@ -1,0 +1,153 @@
+"""What lies behind a verdict: curves, measures on the way, waste, cost and settings."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proximo.insight.charts.drawing import Series
+from proximo.insight.compare.measured import MEASURES
+from proximo.insight.compare.page.curves import AXES, HELD_OUT, Curve
+from proximo.insight.compare.page.report_parts import Block, Chart, Code, Table
+from proximo.insight.compare.page.verdicts import share, signed
+from proximo.insight.compare.result import Result
+
+SHOWN = 8
+"""Evaluations along the way that are shown as numbers at most."""
+
+
+def curves(result: Result) -> list[Block]:
+    """Each measure along steps and along tokens, and for who reads text alone the first one as numbers."""
+    titles = {
+        HELD_OUT: (f"held-out {result.measure}", "greedy"),
+        **{each.key: (each.title, each.unit) for each in MEASURES},
+    }
+    charts: list[Block] = []
+    for key, (title, unit) in titles.items():
+        for axis in AXES:
+            found = [each for each in result.curves if each.measure == key and each.axis == axis]
+            if any(each.mean for each in found):
+                charts.append(_chart(found, f"{title} by {axis}", unit, axis))
+    if not charts:
+        return []
+    shared = [each for each in result.curves if each.measure == HELD_OUT and each.axis == "steps"]
+    return [
+        "Lines are means over seeds, bands their 95 % intervals over seeds (from three on), faint lines the seeds.",
+        *charts,
+        _numbers(result, shared),
+    ]
+
+
+def _chart(curves: Sequence[Curve], title: str, unit: str, axis: str) -> Chart:
+    faint = [Series(each.contender, points) for each in curves for points in each.seeds.values() if len(each.seeds) > 1]
+    series = [Series(each.contender, each.mean, each.band) for each in curves]
+    return Chart(title, unit, "step" if axis == "steps" else axis, series, faint)
+
+
+def _numbers(result: Result, curves: Sequence[Curve]) -> Table:
+    """Held-out means after so many steps; a contender that made fewer has fewer."""
+    steps = sorted({x for each in curves for x, _ in each.mean[:-1]})
+    steps = steps[:: max(1, -(-len(steps) // SHOWN))]
+    rows = []
+    for each in curves:
+        values = dict(each.mean[:-1])
+        last = [f"{share(result, each.mean[-1][1])} after {each.mean[-1][0]:,.0f} steps"] if each.mean else ["–"]
+        rows.append([each.contender, *(share(result, values.get(step)) for step in steps), *last])
+    return Table(["held-out", *(f"after {step:,.0f}" for step in steps), "at the end"], rows)
+
+
+def way(result: Result) -> list[Block]:
+    """Everything but the held-out outcome: no verdict of better, only of higher or lower."""
+    rows = []
+    for measure in MEASURES:
+        label = measure.label
+        for found in (each for each in result.differences if each.measure == measure.key):
+            interval = " to ".join(signed(end, ".3g") for end in found.interval or ()) or "–"
+            said = "no difference at all" if found.verdict == "the same" else found.verdict or "not known from one seed"
+            means = [f"{found.mean:.3g}", f"{found.mean - found.difference:.3g}"]
+            rows.append([label, found.contender, *means, signed(found.difference, ".3g"), interval, said])
+            label = ""
+    header = ["measure", "", "mean", result.first, "difference", "95 % interval", ""]
+    words = (
+        "Paired by seed. Entropy is minus the mean log-probability of everything that was sampled, so that it is of "
+        "the same rows for all. What a gate holds back is the share of the gradient that it keeps from the tokens that "
+        "were trained on, all of it for each that is clipped: hard and soft gates on one axis. Sampled for nothing: "
+        "dropped groups, and completions whose advantage is zero."
+    )
+    return [words, Table(header, rows)] if rows else []
+
+
+def waste(result: Result) -> list[Block]:
+    header = ["", "steps", "updates", "tokens", "in dropped groups", "rows without advantage", "rounds a step"]
+    header += ["truncated", "unscored", "updates skipped"]
+    rows = [
+        [
+            each.name,
+            _range(each.steps),
+            _range(each.updates),
+            _range(each.tokens),
+            f"{each.waste['dropped_tokens']:,.0f} ({each.waste['dropped']:.1%})",
+            f"{each.waste['dead_rows']:.1%}",
+            f"{each.waste['rounds']:.2f}",
+            f"{each.waste['truncated']:.1%}",
+            f"{each.waste['unscored']:.0f}",
+            f"{each.waste['skipped_updates']:.0f}",
+        ]
+        for each in result.contenders
+        if each.steps
+    ]
+    return [Table(header, rows)] if rows else []
+
+
+def cost(result: Result) -> list[Block]:
+    """Seconds by phase, and what each model that is loaded takes."""
+    phases = list(dict.fromkeys(name for each in result.contenders for name in each.phases))
+    rows = [
+        [each.name, _range(each.seconds), *(f"{1000 * each.phases.get(name, 0.0):.1f}" for name in phases)]
+        for each in result.contenders
+        if each.seconds
+    ]
+    models = [
+        [
+            each.name if place == 0 else "",
+            model.role,
+            f"{model.parameters / 1e6:.2f} M",
+            "yes" if model.trained else "no",
+            f"{model.bytes / 1e6:.1f} MB",
+        ]
+        for each in result.contenders
+        for place, model in enumerate(each.models)
+    ]
+    words = (
+        "Milliseconds of a step by phase, on this machine with other runs beside it. What a reference or a value model "
+        "takes is part of assemble, and a value model's training of update. Memory is that of weights, with gradients "
+        "and two moments where they are trained; activations come on top."
+    )
+    times = Table(["", "seconds a run", *phases], rows)
+    return [words, times, Table(["", "model", "parameters", "trained", "memory"], models)] if rows else []
+
+
+def settings(result: Result) -> list[Block]:
+    """Only the fields that are not the same, and what is no longer the named algorithm."""
+    names = [each.name for each in result.contenders]
+    rows = [[field, *(_setting(values.get(name)) for name in names)] for field, values in result.settings.items()]
+    deviations = [
+        f"{each.name}: {each.algorithm.upper()} as it is named, in every choice."
+        if not each.deviations
+        else f"{each.name}: no longer {each.algorithm.upper()}: {'; '.join(each.deviations)}."
+        for each in result.contenders
+    ]
+    table = [Table(["field", *names], rows)] if rows else ["The configs are equal in every field."]
+    return [*deviations, *table]
+
+
+def _setting(value: Any) -> str:
+    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def repeat(result: Result) -> list[Block]:
+    words = "The same command goes on with what is not finished; in another folder it gives the same numbers again."
+    return [Code(result.command), words]
+
+
+def _range(values: Mapping[int, int] | Mapping[int, float]) -> str:
+    low, high = min(values.values()), max(values.values())
+    return f"{low:,.0f}" if round(low) == round(high) else f"{low:,.0f}–{high:,.0f}"

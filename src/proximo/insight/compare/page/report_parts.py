@@ -1,0 +1,51 @@
+"""What a report is made of, before it is Markdown or a page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proximo.insight.charts.drawing import Series
+
+
+@dataclass(frozen=True)
+class Table:
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Code:
+    text: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    title: str
+    unit: str
+    x: str
+    series: Sequence[Series]
+    faint: Sequence[Series]
+
+
+@dataclass(frozen=True)
+class Lead:
+    """A sentence that counts more than others."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Differences from zero: (name, difference, low, high, as it is written)."""
+
+    title: str
+    unit: str
+    rows: Sequence[tuple[str, float, float, float, str]]
+
+
+Block = str | Lead | Table | Code | Chart | Intervals
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    blocks: Sequence[Block]

@@ -1,0 +1,137 @@
+"""What a comparison comes to: held-out outcomes against the first's, and whether all had the same chances."""
+
+from collections.abc import Mapping, Sequence
+
+from proximo.insight.compare.page.curves import HELD_OUT
+from proximo.insight.compare.page.report_parts import Block, Intervals, Lead, Table
+from proximo.insight.compare.paired import Difference
+from proximo.insight.compare.result import Result
+
+JUDGED = {"higher": "better", "lower": "worse", "the same": "no difference at all"}
+"""Of what is good when it is high."""
+INTERVALS = (
+    "Intervals are 95 %: Student's t over seeds, and for held-out answers also over problems, paired answer by answer "
+    "(with one win and one loss added to their spread, each as large as the largest there is), the two half widths "
+    "added in quadrature. Each stands for itself; of twenty such intervals one misses."
+)
+
+
+def verdict_lines(result: Result) -> list[str]:
+    """One sentence for each contender but the first."""
+    return [_sentence(result, each) for each in result.differences if each.measure == HELD_OUT]
+
+
+def fair_line(result: Result) -> str:
+    if not result.checks:
+        return "Nothing to compare: no run is finished."
+    wrong = [f"{check.what} ({check.detail})" for check in result.checks if not check.equal]
+    if wrong:
+        return f"Not a fair comparison. Not equal: {'; '.join(wrong)}."
+    said = {check.what: check.detail for check in result.checks}
+    return (
+        f"Fair: the same task ({said.get('task', '')}), seeds ({said.get('seeds', '')}), model, data and held-out "
+        f"problems, the same first rollout ({said.get('first rollout', '')}), and an equal budget."
+    )
+
+
+def _sentence(result: Result, found: Difference) -> str:
+    scope = "" if len(found.by_seed) > 1 else " with this one seed; nothing is known about others"
+    against = f"{found.contender} against {result.first}"
+    if found.verdict == "the same":
+        return f"{against}: {_judged(found)}, every held-out answer is as good{scope}."
+    return f"{against}: {gain(result, found.difference)} ({_interval(result, found)}): {_judged(found)}{scope}."
+
+
+def verdict(result: Result) -> list[Block]:
+    """Held-out problems: the number that counts."""
+    known = {each.contender: each for each in result.differences if each.measure == HELD_OUT}
+    seeds = len(result.seeds)
+    lead = (
+        f"Held-out {result.measure} on {result.problems:,} problems after {result.budget} for each run, "
+        f"{seeds} seed{'s' * (seeds > 1)}."
+    )
+    missing = [
+        f"{each.name} seed {seed} is not finished: {why}"
+        for each in result.contenders
+        for seed, why in each.unfinished.items()
+    ]
+    rows = [
+        [
+            each.name,
+            level(result, each.before),
+            level(result, each.after),
+            " / ".join(share(result, value) for value in each.after.values()),
+            *_compared(result, known.get(each.name)),
+        ]
+        for each in result.contenders
+    ]
+    compared = [f"against {result.first}", "95 % interval", "better / worse answers", "verdict"]
+    table = Table(["", "before", "after", "each seed", *compared], rows)
+    drawn = [_drawn(result, list(known.values()))] if known else []
+    return [lead, *map(Lead, verdict_lines(result)), *drawn, *missing, table, INTERVALS]
+
+
+def _drawn(result: Result, found: Sequence[Difference]) -> Intervals:
+    scale, unit = (100, "points") if result.measure == "accuracy" else (1, "")
+    rows = [
+        (each.contender, scale * each.difference, scale * low, scale * high, gain(result, each.difference, bare=True))
+        for each in found
+        for low, high in ([each.interval] if each.interval is not None else [])
+    ]
+    return Intervals(f"held-out {result.measure} against {result.first}", unit, rows)
+
+
+def _compared(result: Result, found: Difference | None) -> Sequence[str]:
+    if found is None:
+        return ["–"] * 4
+    one = " (one seed)" if len(found.by_seed) == 1 else ""
+    answers = f"{found.wins} / {found.losses}"
+    return [gain(result, found.difference), _interval(result, found), answers, _judged(found) + one]
+
+
+def _interval(result: Result, found: Difference) -> str:
+    return " to ".join(gain(result, end, bare=True) for end in found.interval or ()) or "–"
+
+
+def _judged(found: Difference) -> str:
+    words = found.verdict or "not known"
+    return JUDGED.get(words, words)
+
+
+def fair(result: Result) -> list[Block]:
+    """What is equal, and where the ways part."""
+    if not result.checks:
+        return []
+    rows = [[check.what, "yes" if check.equal else "NO", check.detail] for check in result.checks]
+    parts = [
+        f"{each.name} " + ", ".join(f"{_step(step)} (seed {seed})" for seed, step in each.diverges.items())
+        for each in result.contenders[1:]
+        if each.diverges
+    ]
+    said = f"First step for which other completions were sampled than by {result.first}: {'; '.join(parts)}."
+    return [fair_line(result), Table(["", "equal", ""], rows), *([said] if parts else [])]
+
+
+def _step(step: int | None) -> str:
+    return "none" if step is None else f"step {step}"
+
+
+def level(result: Result, values: Mapping[int, float]) -> str:
+    return share(result, sum(values.values()) / len(values)) if values else "–"
+
+
+def share(result: Result, value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.1%}" if result.measure == "accuracy" else f"{value:.3f}"
+
+
+def gain(result: Result, value: float, *, bare: bool = False) -> str:
+    """With its sign; exactly nothing has none."""
+    points = result.measure == "accuracy"
+    said = signed(100 * value if points else value, ".1f" if points else ".3f")
+    return said if bare or not points else f"{said} points"
+
+
+def signed(value: float, form: str) -> str:
+    return format(value, f"+{form}").replace("-", "−") if value else "0"

@@ -1,0 +1,127 @@
+"""The reports: compare.md, compare.html and compare.json, from one result."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from proximo.insight.charts.drawing import line_chart
+from proximo.insight.charts.pages import Html, page, section, table, text
+from proximo.insight.compare.page.details import cost, curves, repeat, settings, waste, way
+from proximo.insight.compare.page.forest import forest
+from proximo.insight.compare.page.report_parts import Block, Chart, Code, Intervals, Lead, Section, Table
+from proximo.insight.compare.page.verdicts import fair, verdict
+from proximo.insight.compare.result import Result
+from proximo.plain_text import visible
+from proximo.storage.folders import write_file
+
+JSON, MARKDOWN, PAGE = "compare.json", "compare.md", "compare.html"
+PAIRS = "grid-template-columns: repeat(auto-fill, minmax(min(100%, 480px), 1fr))"
+"""By step beside by tokens."""
+APART = "margin: 4px 0 16px"
+WIDTH = 560
+
+
+def write_reports(folder: Path, result: Result) -> None:
+    found = sections(result)
+    write_file(folder / JSON, (json.dumps(result.to_dict(), indent=1) + "\n").encode())
+    write_file(folder / MARKDOWN, markdown(result, found).encode())
+    write_file(folder / PAGE, html(result, found).encode())
+
+
+def sections(result: Result) -> list[Section]:
+    makers: Sequence[tuple[str, Callable[[Result], list[Block]]]] = (
+        ("Verdict", verdict),
+        ("Is it fair?", fair),
+        ("Curves", curves),
+        ("On the way", way),
+        ("Wasted compute", waste),
+        ("Time and memory", cost),
+        ("What differs", settings),
+        ("How to repeat it", repeat),
+    )
+    return [Section(title, blocks) for title, make in makers if (blocks := make(result))]
+
+
+def title(result: Result) -> str:
+    return " against ".join([", ".join(each.name for each in result.contenders[1:]), result.first])
+
+
+# Markdown
+
+
+def markdown(result: Result, found: list[Section]) -> str:
+    """Without the charts, which are on the page."""
+    parts = [f"# {_line(title(result))}"]
+    for each in found:
+        blocks = [_markdown(block) for block in each.blocks if not isinstance(block, Chart | Intervals)]
+        if any(isinstance(block, Chart) for block in each.blocks):
+            blocks.append(f"The curves are drawn in {PAGE}.")
+        parts += [f"## {each.title}", *blocks]
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown(block: Block) -> str:
+    match block:
+        case Table(header, rows):
+            lines = [header, ["---"] * len(header), *rows]
+            return "\n".join(f"| {' | '.join(_line(cell) for cell in row)} |" for row in lines)
+        case Lead(words):
+            return _line(words)
+        case Code(code):
+            return f"```text\n{visible(code).replace('```', '')}\n```"
+        case _:
+            return _line(str(block))
+
+
+def _line(words: str) -> str:
+    """Names and values come from files: no line of theirs is a table's cell or markup."""
+    return visible(words).replace("\n", " ").replace("|", "\\|").replace("<", "&lt;")
+
+
+# The page
+
+
+def html(result: Result, found: list[Section]) -> str:
+    word, colour = ("fair", "good") if result.fair else ("not fair", "bad")
+    facts = [result.task, result.model, f"{result.budget} a run", f"seeds {', '.join(map(str, result.seeds))}"]
+    head = Html(
+        f'<header>\n<h1>{text(title(result))} <span class="badge {colour}">{word}</span></h1>\n'
+        f'<p class="faint">{" · ".join(text(each) for each in facts)}</p>\n</header>\n'
+    )
+    return page(title(result), [head, *(section(each.title, *_html(each.blocks)) for each in found)])
+
+
+def _html(blocks: Sequence[Block]) -> Iterator[str]:
+    """What counts beside its drawing, charts in pairs, the rest one below the other."""
+    for kind, group in groupby(
+        blocks, key=lambda block: (isinstance(block, Chart), isinstance(block, Lead | Intervals))
+    ):
+        found = list(group)
+        drawn = "".join(map(_drawn, (block for block in found if isinstance(block, Chart | Intervals))))
+        said = "".join(map(_said, (block for block in found if not isinstance(block, Chart | Intervals))))
+        match kind:
+            case True, _:
+                yield f'<div class="charts" style="{PAIRS}">\n{drawn}</div>\n'
+            case _, True:
+                yield f'<div class="result" style="{APART}"><div>{said}</div><div>{drawn}</div></div>\n'
+            case _:
+                yield said
+
+
+def _drawn(block: Chart | Intervals) -> str:
+    if isinstance(block, Intervals):
+        return forest(block)
+    return line_chart(block.title, block.series, x=block.x, unit=block.unit, faint=block.faint, width=WIDTH)
+
+
+def _said(block: Block) -> str:
+    match block:
+        case Table(header, rows):
+            return f'<div style="{APART}">{table(header, rows)}</div>\n'
+        case Code(code):
+            return f"<pre>{text(code)}</pre>\n"
+        case Lead(words):
+            return f'<p class="lead">{text(words)}</p>\n'
+        case _:
+            return f"<p>{text(block)}</p>\n"

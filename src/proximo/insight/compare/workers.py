@@ -1,0 +1,127 @@
+"""Runs in processes, as many at a time as the cores allow. One that fails leaves the others alone."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from proximo.insight.compare.comparison_folder import Place
+from proximo.insight.compare.plan import Job
+from proximo.machine import THREADS, Machine
+from proximo.models import pick_device
+from proximo.training.config import RunConfig
+from proximo.training.runfolder.signals import Stop
+
+WORKER = "proximo.insight.compare.worker"
+LOOK_SECONDS = 0.2
+"""Between two looks at the processes."""
+TAIL = 4096
+"""Bytes of a log in which the last line is looked for."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    job: Job
+    message: str
+
+
+def at_once(configs: Iterable[RunConfig], machines: Iterable[Machine]) -> int:
+    """How many runs share the cores, each with the threads that it is fastest with; a GPU is for one run alone."""
+    if any(pick_device(config.device) != "cpu" for config in configs):
+        return 1
+    return max(1, THREADS // max(machine.threads for machine in machines))
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    place: Place,
+    machines: Mapping[str, Machine],
+    most: int,
+    *,
+    started: Callable[[Job], None],
+    ended: Callable[[Job, Failure | None], None],
+    waiting: Callable[[Sequence[Job]], None] = lambda _: None,
+) -> list[Failure]:
+    """Until all have ended; Stopped where a signal asks for that, when every process has saved its run and ended.
+
+    `waiting` is called now and then with the jobs that are running.
+    """
+    left, running, failures = deque(jobs), dict[Job, subprocess.Popen[bytes]](), list[Failure]()
+    with Stop() as stop:
+        try:
+            while left or running:
+                stop.check()
+                while left and len(running) < most:
+                    job = left.popleft()
+                    running[job] = _start(job, place, machines[job.contender])
+                    started(job)
+                for job in [job for job, process in running.items() if process.poll() is not None]:
+                    failure = _failure(job, running.pop(job).returncode, place.log(job))
+                    failures += [] if failure is None else [failure]
+                    ended(job, failure)
+                waiting(list(running))
+                time.sleep(LOOK_SECONDS)
+        except BaseException:
+            _end(running.values())
+            raise
+    return failures
+
+
+def _start(job: Job, place: Place, machine: Machine) -> subprocess.Popen[bytes]:
+    """In a session of its own: a Ctrl-C is for the comparison, which passes it on once."""
+    arguments = [
+        place.config(job.contender),
+        job.seed,
+        place.run(job),
+        machine.threads,
+        int(machine.onednn),
+        os.getpid(),
+    ]
+    with place.log(job).open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", WORKER, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def _end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Let them save and end; a second Ctrl-C kills them, which loses the steps since the last checkpoint alone."""
+    processes = [process for process in processes if process.poll() is None]
+    try:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
+    except BaseException:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        raise
+
+
+def _failure(job: Job, status: int, log: Path) -> Failure | None:
+    if status == 0:
+        return None
+    how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+    said = _last_line(log)
+    return Failure(job, f"{how}{': ' + said if said else ''} (see {log})")
+
+
+def _last_line(log: Path) -> str:
+    """What it said last, without control over who reads it."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - TAIL, 0))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1].removeprefix("error: ") if lines else ""

@@ -1,0 +1,1 @@
+"""Findings about a run folder and about the installation."""

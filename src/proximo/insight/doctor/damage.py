@@ -1,0 +1,196 @@
+"""What is wrong with the files of a run's folder: findings of the same kind as those of the rules over its metrics.
+
+Whatever has not changed since it was last looked at is not read again, so that a page may ask as often as it likes.
+"""
+
+import tomllib
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from proximo.health import Finding
+from proximo.health.history import in_order
+from proximo.insight.folder import RunFolder
+from proximo.insight.lens.steps import complaint
+from proximo.plain_text import quoted
+from proximo.storage.folders import complaints
+from proximo.storage.lines import to_row, whole_lines
+from proximo.storage.opening import LinkedFile, open_file
+from proximo.training.offline.snapshots import POINTS
+from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, saved, step_of
+from proximo.training.runfolder.ledger import LEDGER
+from proximo.training.runfolder.log import EVENTS, METRICS, TIMINGS
+from proximo.training.runfolder.record import FORMAT
+from proximo.training.runfolder.resume import ACCEPT_LOST, RESULT, lost_rows
+from proximo.training.runfolder.state import read_origin
+
+Stamp = tuple[int, int]
+
+
+def damage(run: RunFolder) -> list[Finding]:
+    """Reads every checkpoint and all rollouts to their last byte: of large models that takes a while."""
+    return [
+        *_format(run),
+        *_checkpoints(run),
+        *_settings(run),
+        *_rows(run),
+        *_lost_rows(run),
+        *_rollouts(run),
+        *_ending(run),
+    ]
+
+
+def _format(run: RunFolder) -> Iterator[Finding]:
+    """A folder of another version is not damaged: its numbers mean something else."""
+    if run.format == 1:
+        message = "written by an earlier version of Proximo (format 1), whose steps are numbered one lower"
+    elif run.format != FORMAT:
+        message = f"written by another version of Proximo: its format is {quoted(run.format)}, not {FORMAT}"
+    else:
+        return
+    remedy = "resume it with the version that wrote it; this one reads its files and refuses to write to them"
+    yield Finding("other-version", "warning", 0, message, remedy, "")
+
+
+def _checkpoints(run: RunFolder) -> Iterator[Finding]:
+    found = saved(run.path / CHECKPOINTS)
+    damaged = {path: wrong for path in found if (wrong := _complaints(path, _stamps(path))) and path.is_dir()}
+    whole = next((path for path in found if path not in damaged), None)
+    for path, wrong in damaged.items():
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        yield Finding(
+            rule="damaged-checkpoint",
+            severity="warning" if whole else "failing",
+            step=step_of(path),
+            message=f"{CHECKPOINTS}/{path.name} is not as it was written ({wrong[0]}{more})",
+            remedy=f"use {CHECKPOINTS}/{whole.name}, the newest that is whole"
+            if whole
+            else "train again: none is whole",
+            show="",
+        )
+    last = (run.result or {}).get("checkpoint")
+    if isinstance(last, str) and last not in {path.name for path in found}:
+        remedy = "put it back, or give the command of the run again, which makes it anew"
+        message = f"{CHECKPOINTS}/{last}, which the run ended with, is not there"
+        yield Finding("missing-checkpoint", "warning", 0, message, remedy, "")
+
+
+def _settings(run: RunFolder) -> Iterator[Finding]:
+    for name in ("run.json", RESULT):
+        if (run.path / name).exists() and run.decoded(name) is None:
+            yield _damaged_file(f"{name} cannot be read", "what is made of it lacks what it said")
+    try:
+        tomllib.loads(run.config_text)
+    except (ValueError, RecursionError):
+        yield _damaged_file("config.toml cannot be read", "put back the settings that the run was started with")
+
+
+def _rows(run: RunFolder) -> Iterator[Finding]:
+    for name in (METRICS, EVENTS, TIMINGS, LEDGER):
+        is_ordered = name == METRICS and run.format == FORMAT
+        try:
+            lost, lines = _lost(run.path / name, _stamp(run.path / name), is_ordered)
+        except LinkedFile:
+            raise
+        except FileNotFoundError:  # it is not there yet
+            continue
+        except OSError as error:
+            why = error.strerror or "it is not a file"
+            yield _damaged_file(f"{name} cannot be read: {why}", "put back the file that the run wrote")
+            continue
+        if lost:
+            message = f"{lost} of the {lines} rows of {name} cannot be read"
+            yield _damaged_file(message, "what is made of them lacks those rows")
+
+
+def _lost_rows(run: RunFolder) -> Iterator[Finding]:
+    """Files that are shorter than the newest whole checkpoint knows them, for which `proximo train` refuses to resume
+    the run."""
+    stamps = tuple(_stamp(run.path / name) for name in (METRICS, LEDGER))
+    for folder in (CHECKPOINTS, POINTS):
+        for point in saved(run.path / folder):
+            inside = _stamps(point)
+            if _complaints(point, inside) or not _is_of(point, inside, run.record.get("identity")):
+                continue
+            for message in _shorter(run.path, stamps, point, inside):
+                yield _damaged_file(message, f"put the whole file back, or resume without those rows: {ACCEPT_LOST}")
+            break
+
+
+def _rollouts(run: RunFolder) -> Iterator[Finding]:
+    files = {number: run.step_file(number) for number in run.steps()}
+    wrong = {number: said for number, path in files.items() if (said := _complaint(path, _stamp(path))) is not None}
+    if wrong:
+        first, said = next(iter(wrong.items()))
+        message = f"the rollouts of {len(wrong)} step{'s' * (len(wrong) > 1)} cannot be read: step {first}, {said}"
+        yield _damaged_file(message, "put them back, or remove them: training does not need them", first)
+
+
+def _ending(run: RunFolder) -> Iterator[Finding]:
+    """An attempt that failed, and that no other has followed."""
+    attempts = run.record.get("attempts")
+    last = attempts[-1] if isinstance(attempts, list) and attempts else None
+    how = last.get("ended") if isinstance(last, dict) else None
+    if run.state == "stopped" and isinstance(how, str) and how.startswith("failed"):
+        remedy = "put right what it names, then give the same command again"
+        step = max(run.steps(), default=0)
+        yield Finding("failed", "failing", step, f"the run ended early: {how.removeprefix('failed: ')}", remedy, "")
+
+
+def _damaged_file(message: str, remedy: str, step: int = 0) -> Finding:
+    return Finding("damaged-file", "warning", step, message, remedy, "")
+
+
+@lru_cache(maxsize=1024)
+def _complaints(path: Path, stamps: tuple[tuple[str, Stamp], ...]) -> list[str]:
+    return complaints(path)
+
+
+@lru_cache(maxsize=256)
+def _lost(path: Path, stamp: Stamp, is_ordered: bool) -> tuple[int, int]:
+    """How many lines are no rows, or, where steps are to be in order, rows whose step cannot be, of how many."""
+    with open_file(path) as file:
+        rows = [to_row(line) for line in whole_lines(file)]
+    whole = [row for row in rows if row is not None]
+    kept = in_order(whole) if is_ordered else whole
+    return len(rows) - len(kept), len(rows)
+
+
+@lru_cache(maxsize=1024)
+def _is_of(point: Path, inside: tuple[tuple[str, Stamp], ...], identity: object) -> bool:
+    """Whether a checkpoint holds the state of a run, and of this one: resuming passes over any other."""
+    try:
+        return read_origin(point / STATE)[0] == identity
+    except (OSError, ValueError, KeyError):  # the last of a stage that learns from files holds none
+        return False
+
+
+@lru_cache(maxsize=1024)
+def _shorter(
+    folder: Path, stamps: tuple[Stamp, ...], point: Path, inside: tuple[tuple[str, Stamp], ...]
+) -> tuple[str, ...]:
+    try:
+        return tuple(lost_rows(folder, point))
+    except OSError:  # an older checkpoint is removed meanwhile
+        return ()
+
+
+@lru_cache(maxsize=100_000)
+def _complaint(path: Path, stamp: Stamp) -> str | None:
+    return complaint(path)
+
+
+def _stamps(folder: Path) -> tuple[tuple[str, Stamp], ...]:
+    try:
+        return tuple(sorted((str(path.relative_to(folder)), _stamp(path)) for path in folder.rglob("*")))
+    except OSError:  # an older checkpoint is removed while it is listed
+        return ()
+
+
+def _stamp(path: Path) -> Stamp:
+    """What changes when a file does."""
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0)
+    return (status.st_mtime_ns, status.st_size)

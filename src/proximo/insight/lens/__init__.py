@@ -1,0 +1,1 @@
+"""A stored step as any algorithm sees it, token by token."""

@@ -1,0 +1,133 @@
+"""What the algorithms' gradients are once they have gone through a model: with respect to its parameters.
+
+The gradient of a loss with respect to a log-prob is a number that is known from the step. Held constant and sent back
+through the model that said the tokens, in the same passes as training's, it gives the gradient of the parameters.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from proximo.insight.lens.replay import Comparison, cosines_of
+from proximo.insight.lens.steps import Step
+from proximo.models.tokens.spelling import Spelling
+from proximo.plain_text import quoted
+from proximo.storage.lines import plain
+from proximo.tensor_types import Bool, Float
+from proximo.training.config import CPU_TOKENS, RunConfig
+from proximo.training.learner.memory import explaining_memory, with_room
+from proximo.training.learner.passes import Passes
+from proximo.types import Batch, sent
+
+LOOKED_AT = 64
+"""Completions whose spelling is compared: another tokenizer differs at once."""
+SAME = 1e-3
+"""A mean distance of log-probs below which a model is the policy that a step began with; half precision has more."""
+
+
+@dataclass(frozen=True)
+class ParameterGradients:
+    """Of several algorithms' policy losses, over all updates of a pass, at one and the same model."""
+
+    norms: Mapping[str, float]
+    cosines: Mapping[str, Mapping[str, float]]
+    gap: float
+    """Mean |Δ log-prob| between the model and what the step stored, over the tokens of the pass."""
+    first_gap: float
+    """The same over the step's first update alone, which saw the policy that the step began with."""
+
+    @property
+    def is_policy(self) -> bool:
+        """Whether the model is the one that the step began with."""
+        return self.first_gap < SAME
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return plain(asdict(self)) | {"is_policy": self.is_policy}
+
+
+def check_tokens(step: Step, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a model that reads other tokens than the run's."""
+    spelling, rows = Spelling(tokenizer), min(len(step.batch), LOOKED_AT)
+    for row, pieces in zip(range(rows), step.pieces, strict=False):
+        said = step.batch.tokens[step.layout.of(row)].tolist()
+        spelled = spelling(said) if max(said, default=0) < len(tokenizer) else []
+        if spelled != list(pieces):
+            own = next((pair for pair in zip(spelled, pieces, strict=False) if pair[0] != pair[1]), None)
+            how = "lacks some of the step's tokens" if own is None else f"spells {quoted(own[1])} as {quoted(own[0])}"
+            raise ValueError(f"the model's tokenizer {how}: give a checkpoint of this run, or a model of its family")
+
+
+def parameter_gradients(
+    model: PreTrainedModel, step: Step, config: RunConfig, views: Sequence[Comparison], *, number: int = -1
+) -> ParameterGradients:
+    """Each algorithm's gradient at this model. ValueError where they do not fit into memory.
+
+    Example: parameter_gradients(model, step, run.config, compared(step, run.config, {"gspo": GSPO}))
+    """
+    moved = torch.stack([step.layout.any(view.seen.gradient != 0) & view.rows for view in views]).any(dim=0)
+    index = moved.nonzero().squeeze(1)
+    # As much of those rows as a division into passes looks at.
+    passed = replace(step.batch, lengths=step.batch.lengths[index], group=step.batch.group[index])
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    with explaining_memory(f"{len(views)} gradients of the whole model are held at once; give fewer --as"):
+        totals = [[torch.zeros_like(each, dtype=torch.float32) for each in parameters] for _ in views]
+        passes = Passes(config.sampling.temperature, config.training.token_budget or CPU_TOKENS)
+        logprobs = torch.zeros_like(step.batch.old_logprobs)
+        if len(index):
+            passes = with_room(passes, [model], passed, pending=0)
+            for part in passes.parts(passed):
+                rows, (places, real) = step.batch.rows(index[part]), step.layout.grid(index[part])
+                for total, view in zip(totals, views, strict=True):
+                    pull = step.layout.padded(view.seen.gradient, index[part])
+                    logprobs[places[real]] = _add(total, pull, model, parameters, passes, rows)[real]
+        products = _products(totals)
+    first = moved & (step.updates[0] == 0) if len(index) else moved  # later updates saw a policy that had moved
+    names, cosines = [view.name for view in views], cosines_of(products).tolist()
+    return ParameterGradients(
+        norms=dict(zip(names, products.diagonal().sqrt().tolist(), strict=True)),
+        cosines={name: dict(zip(names, row, strict=True)) for name, row in zip(names, cosines, strict=True)},
+        gap=_distance(logprobs, step.current[number], moved[step.layout.row]) if len(index) else math.nan,
+        first_gap=_distance(logprobs, step.current[0], first[step.layout.row]) if len(index) else math.nan,
+    )
+
+
+def _add(
+    total: Sequence[Tensor],
+    pull: Float[Tensor, "M T"],
+    model: PreTrainedModel,
+    parameters: Sequence[Tensor],
+    passes: Passes,
+    rows: Batch,
+) -> Float[Tensor, "M T"]:
+    """Onto an algorithm's gradient, by a pass of its own: compiled layers go back once only. The model's log-probs."""
+    with ExitStack() as until:
+        logprobs = passes.scores(model, rows, until=until).logprobs
+        pull = sent(pull, logprobs.device).to(logprobs.dtype)
+        # An expert that no token went to is not used.
+        found = torch.autograd.grad(logprobs, parameters, pull, allow_unused=True)
+    for part, gradient in zip(total, found, strict=True):
+        if gradient is not None:
+            part += gradient
+    return logprobs.detach().cpu().to(rows.old_logprobs.dtype)
+
+
+def _products(totals: Sequence[Sequence[Tensor]]) -> Float[Tensor, "A A"]:
+    """Of each gradient with each, parameter by parameter, so that no gradient is ever copied whole."""
+    products = torch.zeros(len(totals), len(totals), dtype=torch.float64)
+    for same in zip(*totals, strict=True):
+        flat = torch.stack([each.flatten() for each in same]).double()
+        products += (flat @ flat.T).cpu()
+    return products
+
+
+def _distance(ours: Float[Tensor, " N"], theirs: Float[Tensor, " N"], where: Bool[Tensor, " N"]) -> float:
+    """Where both are known; NaN where nothing is."""
+    known = where & ~theirs.isnan()
+    return float((ours - theirs)[known].abs().mean()) if known.any() else math.nan

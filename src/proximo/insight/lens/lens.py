@@ -1,0 +1,269 @@
+"""A stored step as an algorithm sees it, its own or another: the same code as training's, token by token.
+
+Completions go through it in parts of similar length, so that memory follows the number of tokens; what training
+decides over all completions of an update is decided over all of them here, too.
+
+What the policy and the graders said is taken as it is stored, and so are advantages where `advantages_under` says so.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from proximo.algorithms import Algorithm
+from proximo.insight.lens.crediting import advantages_under
+from proximo.insight.lens.layout import Layout
+from proximo.insight.lens.steps import Step
+from proximo.maths.arithmetic import bounded_exp
+from proximo.maths.objective import Plan, Terms, token_terms
+from proximo.maths.parts import plan_parts
+from proximo.maths.pieces.gates import Clip, GeometricClip
+from proximo.maths.pieces.keeping import trained_mask
+from proximo.maths.pieces.selection import KlCovariance
+from proximo.maths.rows import Rows, rows_of
+from proximo.tensor_types import Bool, Float, Int
+from proximo.training.config import RunConfig
+
+SOFT = 0.005
+"""A gate that lets all but this through is called open."""
+
+
+class TokenState(IntEnum):
+    """What becomes of a token's gradient. In order: a later one is said rather than an earlier one."""
+
+    OUTSIDE = 0
+    """Nothing was sampled here, or the loss leaves it out."""
+    IDLE = 1
+    """Its completion takes no part: dropped, unscored, or in no update."""
+    OPEN = 2
+    SOFT = 3
+    """The gate lets a part of it through, or more than all."""
+    HIGH = 4
+    """Clipped: the ratio is above the band and the advantage pushes it further."""
+    LOW = 5
+    """Clipped: below the band, and pushed further down."""
+    DUAL = 6
+    """Clipped: its ratio exploded, and the dual clip bounds what it can do."""
+    DEAD = 7
+    """Its advantage is 0."""
+    HELD = 8
+    """Left in, and held near the old policy by `select`."""
+    DROPPED = 9
+    """Left out by `select`."""
+    REJECTED = 10
+    """Left out by `correct`: sampler and learner disagree too much."""
+
+
+BLOCKED = (TokenState.HIGH, TokenState.LOW, TokenState.DUAL, TokenState.DROPPED, TokenState.REJECTED)
+"""States of a token that would push, and may not."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One pass over a step's data under an algorithm, of all N tokens. Where a token takes no part, ratios and shares
+    are 1, the rest 0; advantages are there as they are."""
+
+    algorithm: Algorithm
+    """As it was used, without what nothing stored could answer."""
+    notes: tuple[str, ...]
+    """What was assumed, or left out."""
+    layout: Layout
+    """Where each row's tokens are."""
+    state: Int[Tensor, " N"]
+    """Of TokenState."""
+    advantages: Float[Tensor, " N"]
+    weights: Float[Tensor, " N"]
+    """What a token counts for in its update's loss."""
+    token_ratio: Float[Tensor, " N"]
+    ratio: Float[Tensor, " N"]
+    """As the gate sees it: over a whole completion, where the algorithm says so."""
+    through: Float[Tensor, " N"]
+    """The share of r·A that the gate lets pass."""
+    gradient: Float[Tensor, " N"]
+    """Of the update's policy loss with respect to the token's log-prob: minus it is where the token is pushed."""
+    kl_gradient: Float[Tensor, " N"]
+    correction: Float[Tensor, " N"]
+    """The factor for the sampler's mismatch; 1 without one."""
+    losses: dict[int, float]
+    """The policy loss of each update of the pass."""
+
+    @property
+    def takes_part(self) -> Bool[Tensor, " N"]:
+        return self.state > TokenState.IDLE
+
+    @property
+    def blocked(self) -> Bool[Tensor, " N"]:
+        return torch.isin(self.state, torch.tensor(BLOCKED, dtype=self.state.dtype))
+
+
+def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -1) -> Seen:
+    """A step of the run of this config under an algorithm. `number`: which pass over the data, the last unless given.
+
+    Example: look(run.step(40), GSPO, run.config).blocked.sum()
+    """
+    algorithm, notes = usable(algorithm.within(config.sampling.max_tokens), step)
+    credit, more = advantages_under(step, algorithm, config)
+    neutral: dict[str, float] = dict.fromkeys(("weights", "gradient", "kl_gradient"), 0.0)
+    neutral |= dict.fromkeys(("token_ratio", "ratio", "through", "correction"), 1.0)
+    tensors = {name: torch.full_like(step.batch.old_logprobs, value) for name, value in neutral.items()}
+    state, losses = torch.full_like(tensors["ratio"], TokenState.IDLE, dtype=torch.int8), {}
+    for update, index in _updates(step, algorithm, number):
+        parts = [_part(step, algorithm, credit, rows, number) for rows in step.layout.parts(index)]
+        seed = config.seed + step.facts["updates"][update]["version"]
+        plans = plan_parts(
+            algorithm,
+            [part.rows for part in parts],
+            [part.places for part in parts],
+            torch.Generator().manual_seed(seed),
+        )
+        losses[update] = 0.0
+        for part, plan in zip(parts, plans, strict=True):
+            found, loss = _numbers(algorithm, part.rows, plan)
+            losses[update] += loss
+            state[part.places[part.real]] = found.pop("state")[part.real].to(state.dtype)
+            for name, tensor in found.items():
+                tensors[name][part.places[part.rows.mask]] = tensor[part.rows.mask].to(tensors[name].dtype)
+    if not algorithm.keep.truncated:
+        state[step.batch.truncated[step.layout.row]] = TokenState.OUTSIDE
+    credit = credit.nan_to_num(0.0)
+    notes = (*notes, *more, *_assumed(step, algorithm, credit, number))
+    return Seen(algorithm, notes, step.layout, state, credit, losses=losses, **tensors)
+
+
+def policy_loss(step: Step, algorithm: Algorithm, config: RunConfig) -> float | None:
+    """The step's policy loss under an algorithm, as the metrics have it."""
+    return step_loss(step, [look(step, algorithm, config, number=number) for number in range(step.passes)])
+
+
+def step_loss(step: Step, passes: Iterable[Seen]) -> float | None:
+    """From all passes of a step: the mean over the updates that were applied.
+
+    None where none was, or where the value model alone was trained.
+    """
+    applied = [update["skipped"] is None and not update["value_only"] for update in step.facts["updates"]]
+    found = [loss for seen in passes for update, loss in seen.losses.items() if applied[update]]
+    return sum(found) / len(found) if found else None
+
+
+def usable(algorithm: Algorithm, step: Step) -> tuple[Algorithm, list[str]]:
+    """Without the terms that nothing stored can answer, and a note of each."""
+    if algorithm.kl is None or step.batch.ref_logprobs is not None:
+        return algorithm, []
+    return replace(algorithm, kl=None), ["no reference was stored: its KL in the loss is left out"]
+
+
+def _assumed(step: Step, algorithm: Algorithm, credit: Float[Tensor, " N"], number: int) -> list[str]:
+    """What the other algorithm would have done otherwise, or could not have known."""
+    if not step.passes or step.is_value_only:
+        return []
+    used, kept = step.updates[number] >= 0, algorithm.keep(step.batch.outcome, step.batch.group)
+    was_run, pushes = step.layout.any(~step.current[number].isnan()), step.layout.any(credit != 0)
+    not_run = used & kept & ~was_run & pushes
+    notes = []
+    if left := int((used & ~kept).sum()):
+        notes.append(f"{left} completions of groups with equal outcomes leave the update and its denominator")
+    if count := int(not_run.sum()):
+        notes.append(f"{count} completions were not run in this update: their ratios are taken to be 1")
+    return notes
+
+
+def _updates(step: Step, algorithm: Algorithm, number: int) -> Iterator[tuple[int, Int[Tensor, " M"]]]:
+    """Each update of a pass and the rows in it; groups that the algorithm would not keep leave it."""
+    if not step.passes:
+        return
+    kept = algorithm.keep(step.batch.outcome, step.batch.group)
+    for update in step.updates[number].unique().tolist():
+        if update >= 0 and not step.facts["updates"][update]["value_only"]:
+            index = ((step.updates[number] == update) & kept).nonzero().squeeze(1)
+            if len(index):
+                yield update, index
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows of an update that are padded to one width."""
+
+    rows: Rows
+    places: Int[Tensor, "M T"]
+    real: Bool[Tensor, "M T"]
+
+
+def _part(
+    step: Step, algorithm: Algorithm, credit: Float[Tensor, " N"], index: Int[Tensor, " M"], number: int
+) -> _Part:
+    """What an update reads of some of its rows. A row that was not run, since it was dead, stands where the old policy
+    was."""
+    batch, entropy = step.batch, step.entropy_in(number)
+    assert entropy is not None, "a pass has one"
+    places, real = step.layout.grid(index)
+
+    def padded(tensor: Tensor) -> Float[Tensor, "M T"]:
+        return step.layout.padded(tensor, index)
+
+    current, old = padded(step.current[number]), padded(batch.old_logprobs)
+    rows = rows_of(
+        algorithm,
+        logprobs=torch.where(current.isnan(), old, current).requires_grad_(),
+        old_logprobs=old,
+        advantages=padded(credit),
+        mask=trained_mask(algorithm.keep, real, batch.truncated[index]),
+        group=batch.group[index],
+        ref_logprobs=None if batch.ref_logprobs is None else padded(batch.ref_logprobs),
+        rollout_logprobs=padded(batch.rollout_logprobs),
+        entropy=padded(entropy).nan_to_num(0.0),
+        outcome=batch.outcome[index],
+    )
+    return _Part(rows, places, real)
+
+
+def _numbers(algorithm: Algorithm, rows: Rows, plan: Plan) -> tuple[dict[str, Tensor], float]:
+    """What is to be seen of each token, and these rows' part of the policy loss."""
+    terms = token_terms(algorithm, rows, plan)
+    gradients = [_gradient(term, rows.logprobs) for term in (terms.policy, terms.kl)]
+    through = algorithm.gate.through(terms.log_ratio, rows.advantages).detach()
+    found = {
+        "weights": plan.weights,
+        "gradient": gradients[0],
+        "kl_gradient": gradients[1],
+        "token_ratio": bounded_exp(terms.token_log_ratio.detach()),
+        "ratio": bounded_exp(terms.log_ratio.detach()),
+        "through": through,
+        "correction": torch.ones_like(through) if terms.correction is None else terms.correction,
+        "state": _states(algorithm, rows, terms, through),
+    }
+    return found, float(terms.policy.detach().sum())
+
+
+def _gradient(term: Float[Tensor, "M T"], logprobs: Float[Tensor, "M T"]) -> Float[Tensor, "M T"]:
+    if not term.requires_grad:
+        return torch.zeros_like(logprobs)
+    (gradient,) = torch.autograd.grad(term.sum(), logprobs, retain_graph=True)
+    return gradient
+
+
+def _states(algorithm: Algorithm, rows: Rows, terms: Terms, through: Float[Tensor, "M T"]) -> Int[Tensor, "M T"]:
+    """The last that applies is said."""
+    _, highest = algorithm.gate.band
+    # A soft gate's share may be too small for a number: then it is still no edge that was crossed.
+    blocked = (through == 0) & isinstance(algorithm.gate, Clip | GeometricClip)
+    above = bounded_exp(terms.log_ratio.detach()) > highest
+    state = torch.full_like(rows.mask, TokenState.OPEN, dtype=torch.long)
+    nothing = torch.zeros_like(rows.mask)
+    chosen = nothing if terms.chosen is None else terms.chosen
+    rejected = nothing if terms.correction is None else terms.correction == 0
+    is_held = isinstance(algorithm.select, KlCovariance)
+    for where, what in (
+        ((through - 1).abs() > SOFT, TokenState.SOFT),
+        (blocked & (rows.advantages > 0), TokenState.HIGH),
+        (blocked & (rows.advantages < 0), TokenState.LOW),
+        (blocked & (rows.advantages < 0) & above, TokenState.DUAL),
+        (rows.advantages == 0, TokenState.DEAD),
+        (chosen, TokenState.HELD if is_held else TokenState.DROPPED),
+        (rejected, TokenState.REJECTED),
+        (~rows.scored.unsqueeze(1).expand_as(rows.mask), TokenState.IDLE),
+    ):
+        state = torch.where(where, what, state)
+    return state

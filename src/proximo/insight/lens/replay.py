@@ -1,0 +1,275 @@
+"""A stored step under several algorithms beside one another, in a few numbers each."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from proximo import explain
+from proximo.algorithms import Algorithm
+from proximo.insight.lens.layout import PLACES
+from proximo.insight.lens.lens import Seen, TokenState, look, step_loss
+from proximo.insight.lens.steps import Step
+from proximo.storage.lines import plain
+from proximo.tensor_types import Bool, Float
+from proximo.training.config import RunConfig
+
+OWN = "own"
+"""The name of a run's own algorithm where no paper has it."""
+FIVE = ("ppo", "grpo", "dapo", "gspo", "sapo")
+PUSHING = (TokenState.OPEN, TokenState.SOFT, TokenState.HELD)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One algorithm's view of a step beside the run's own; NaN: a share of nothing."""
+
+    name: str
+    is_own: bool
+    seen: Seen
+    rows: Bool[Tensor, " B"]
+    """Those of updates that were applied: all numbers are of them."""
+    policy_loss: float | None
+    """Of the step, as its metrics have it: the mean over all updates of all passes."""
+    tokens: int
+    """That take part."""
+    pushing: int
+    """Of those, with an advantage that is not 0: they would push."""
+    blocked: float
+    """Share of those that would push and may not."""
+    held_back: float
+    """What the gate takes away, on one axis for clips and soft gates: 1 − the mean share that passes, over the tokens
+    that would push. Below 0 where a gate adds."""
+    closed: int
+    """Tokens that push under the run's own algorithm and are blocked under this one."""
+    opened: int
+    """And the other way round."""
+    flips: float
+    """Both, as a share of the tokens that take part in the run's own update."""
+    positive: float
+    """Share of the gradient, Σ|dL/dlogprob|, on tokens with A > 0."""
+    negative: float
+    thirds: tuple[float, float, float]
+    """The same on the shortest, the middle and the longest third of the completions."""
+    norm: float
+    """Of the policy loss's gradient with respect to the log-probs, over all tokens."""
+    kl: float
+    """What the KL in the loss pulls beside it: Σ|dKL/dlogprob| over Σ|dL/dlogprob| + Σ|dKL/dlogprob|."""
+    cosines: Mapping[str, float]
+    """Between this gradient and each algorithm's, by name; the run's own first."""
+
+    @property
+    def cosine(self) -> float:
+        """To the run's own."""
+        return next(iter(self.cosines.values()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it: None for what is no number; without the tokens."""
+        known = {each.name: getattr(self, each.name) for each in fields(self)}
+        del known["seen"], known["rows"]
+        return {name: plain(value) for name, value in known.items()} | {
+            "cosine": plain(self.cosine),
+            "notes": list(self.seen.notes),
+        }
+
+
+def own_name(config: RunConfig) -> str:
+    card = explain.same_as(config.algorithm)
+    return OWN if card is None else card.name
+
+
+def chosen(config: RunConfig, names: Sequence[str]) -> dict[str, Algorithm]:
+    """The run's own algorithm first, then those of the names. ValueError where a name is none."""
+    own = own_name(config)
+    found = {own: config.algorithm}
+    for name in names:
+        card = explain.card(name)
+        if card is None and name != own:
+            known = ", ".join(each.name for each in explain.CARDS)
+            raise ValueError(f"no algorithm is called {name!r}; the names are {known}")
+        if card is not None:
+            found.setdefault(card.name, card.value)
+    return found
+
+
+def compared(
+    step: Step, config: RunConfig, algorithms: Mapping[str, Algorithm], *, number: int = -1
+) -> list[Comparison]:
+    """The run's own algorithm first, then the others, in one pass over the step's data: the last unless given.
+
+    Example: compared(run.step(40), run.config, chosen(run.config, FIVE))
+    """
+    own = own_name(config)
+    named = {own: config.algorithm} | dict(algorithms)
+    looks = {name: look(step, algorithm, config, number=number) for name, algorithm in named.items()}
+    rows = _applied(step, number)
+    thirds = _thirds(step.batch.lengths, rows)
+    tokens = rows[step.layout.row]
+    cosines = cosines_of(_products([seen.gradient[tokens] for seen in looks.values()]))
+    return [
+        Comparison(
+            name=name,
+            is_own=name == own,
+            seen=seen,
+            rows=rows,
+            policy_loss=_step_loss(step, config, named[name], seen, number),
+            **_pushes(seen, rows),
+            **_flips(seen, looks[own], rows),
+            **_shares(seen, rows, thirds),
+            cosines=dict(zip(looks, cosines[place].tolist(), strict=True)),
+        )
+        for place, (name, seen) in enumerate(looks.items())
+    ]
+
+
+def remarks(step: Step) -> list[str]:
+    """Why there is nothing to compare in a step, or less than one would think."""
+    updates = step.facts["updates"]
+    if not updates:
+        return ["the step made no update: all that was sampled was dropped or unscored"]
+    if step.is_value_only:
+        return ["the step trained the value model alone: there is no policy loss in it"]
+    skipped = [
+        f"update {number} was skipped ({each['skipped']})" for number, each in enumerate(updates) if each["skipped"]
+    ]
+    return [f"{line}: its completions are in none of these numbers" for line in skipped]
+
+
+def token_table(step: Step, views: Sequence[Comparison]) -> pa.Table:
+    """One row for each token and algorithm."""
+    row = step.layout.row
+    place = torch.arange(len(row)) - step.layout.starts[row]
+    pieces = pa.array([piece for each in step.pieces for piece in each], pa.string())
+    names, states = [view.name for view in views], [state.name.lower() for state in TokenState]
+    tables = [
+        pa.table(
+            {
+                "algorithm": pa.DictionaryArray.from_arrays(np.full(len(row), number, np.int32), names),
+                "row": row.numpy(),
+                "token": place.numpy(),
+                "piece": pieces,
+                "state": pa.DictionaryArray.from_arrays(view.seen.state.int().numpy(), states),
+                "advantage": view.seen.advantages.numpy(),
+                "weight": view.seen.weights.numpy(),
+                "ratio": view.seen.ratio.numpy(),
+                "token_ratio": view.seen.token_ratio.numpy(),
+                "gate": view.seen.through.numpy(),
+                "correction": view.seen.correction.numpy(),
+                "gradient": view.seen.gradient.numpy(),
+                "kl_gradient": view.seen.kl_gradient.numpy(),
+            }
+        )
+        for number, view in enumerate(views)
+    ]
+    return pa.concat_tables(tables)
+
+
+def most_flipped(view: Comparison, own: Comparison, count: int) -> list[tuple[int, int]]:
+    """The tokens (row, token) that flip against the run's own algorithm, those that one of both moves most first."""
+    closed, opened = _flipped(view.seen, own.seen)
+    places = ((closed | opened) & view.rows[view.seen.layout.row]).nonzero().squeeze(1)
+    size = own.seen.gradient[places].abs() + view.seen.gradient[places].abs()
+    order = size.argsort(descending=True, stable=True)[:count]
+    return [view.seen.layout.token(place) for place in places[order].tolist()]
+
+
+def _flipped(seen: Seen, own: Seen) -> tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]:
+    """Tokens that push under the run's own and are blocked under this one, and the other way round."""
+    pushing = torch.tensor(PUSHING, dtype=seen.state.dtype)
+    return torch.isin(own.state, pushing) & seen.blocked, own.blocked & torch.isin(seen.state, pushing)
+
+
+def _step_loss(step: Step, config: RunConfig, algorithm: Algorithm, seen: Seen, number: int) -> float | None:
+    """Of all passes, of which one has been looked at."""
+    known = number % step.passes if step.passes else 0
+    passes = range(step.passes)
+    return step_loss(step, [seen if each == known else look(step, algorithm, config, number=each) for each in passes])
+
+
+def _applied(step: Step, number: int) -> Bool[Tensor, " B"]:
+    """Rows of the pass's updates, without those that were skipped: a number that is not finite would drown all."""
+    used = torch.zeros(len(step.batch), dtype=torch.bool)
+    if step.passes:
+        for update, facts in enumerate(step.facts["updates"]):
+            if facts["skipped"] is None and not facts["value_only"]:
+                used |= step.updates[number] == update
+    return used
+
+
+def _pushes(seen: Seen, rows: Bool[Tensor, " B"]) -> dict[str, Any]:
+    takes = seen.takes_part & rows[seen.layout.row]
+    pushing = takes & (seen.advantages != 0)
+    passed = torch.where(seen.blocked, 0.0, seen.through.double())[pushing]
+    return {
+        "tokens": int(takes.sum()),
+        "pushing": int(pushing.sum()),
+        "blocked": _ratio(int((seen.blocked & pushing).sum()), int(pushing.sum())),
+        "held_back": 1 - float(passed.mean()) if len(passed) else math.nan,
+    }
+
+
+def _flips(seen: Seen, own: Seen, rows: Bool[Tensor, " B"]) -> dict[str, Any]:
+    tokens = rows[seen.layout.row]
+    closed, opened = (int(flips[tokens].sum()) for flips in _flipped(seen, own))
+    return {"closed": closed, "opened": opened, "flips": _ratio(closed + opened, int(own.takes_part[tokens].sum()))}
+
+
+def _shares(seen: Seen, rows: Bool[Tensor, " B"], thirds: Float[Tensor, "B 3"]) -> dict[str, Any]:
+    """Where the gradient lies."""
+    counted = rows[seen.layout.row]
+    size = torch.where(counted, seen.gradient, 0.0).double().abs()
+    total = float(size.sum())
+    kl = float(torch.where(counted, seen.kl_gradient, 0.0).double().abs().sum())
+    of_rows = thirds.new_zeros(len(rows)).index_add_(0, seen.layout.row, size)
+    short, middle, long = (of_rows.unsqueeze(1) * thirds).sum(0).tolist()
+    return {
+        "positive": _ratio(float(size[seen.advantages > 0].sum()), total),
+        "negative": _ratio(float(size[seen.advantages < 0].sum()), total),
+        "thirds": (_ratio(short, total), _ratio(middle, total), _ratio(long, total)),
+        "norm": float(size.square().sum().sqrt()),
+        "kl": _ratio(kl, total + kl),
+    }
+
+
+def _thirds(lengths: Tensor, rows: Bool[Tensor, " B"]) -> Float[Tensor, "B 3"]:
+    """How much of each row belongs to the shortest, middle and longest third of the rows that count.
+
+    Rows of one length are alike: where a third ends among them, each is shared between both.
+    """
+    shares = torch.zeros(len(lengths), 3, dtype=torch.float64)
+    count = int(rows.sum())
+    edges = [count * part / 3 for part in range(4)]
+    start = 0
+    for length in lengths[rows].unique().tolist():
+        alike = rows & (lengths == length)
+        end = start + int(alike.sum())
+        overlap = [max(min(end, high) - max(start, low), 0.0) for low, high in pairwise(edges)]
+        shares[alike] = torch.tensor(overlap, dtype=torch.float64) / (end - start)
+        start = end
+    return shares
+
+
+def _products(gradients: Sequence[Float[Tensor, " N"]]) -> Float[Tensor, "A A"]:
+    """Of each gradient with each, in float64, a stretch of tokens at a time."""
+    products = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
+    for stretch in zip(*(each.split(PLACES) for each in gradients), strict=True):
+        part = torch.stack(stretch).double()
+        products += part @ part.T
+    return products
+
+
+def cosines_of(products: Float[Tensor, "A A"]) -> Float[Tensor, "A A"]:
+    """From the products of each gradient with each; NaN where one of them is 0."""
+    norms = products.diagonal().sqrt()
+    cosines = (products / norms.outer(norms)).clamp(-1.0, 1.0)  # 0 / 0 is NaN, as it should be
+    return cosines.where(~torch.eye(len(norms), dtype=torch.bool) | norms.eq(0), 1.0)
+
+
+def _ratio(part: float | int, whole: float | int) -> float:
+    return part / whole if whole else math.nan

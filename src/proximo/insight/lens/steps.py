@@ -1,0 +1,292 @@
+"""One step's rollouts, read back into tensors: the tokens of all completions one behind the other, without padding."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from proximo.insight.lens.layout import Layout
+from proximo.models.routing import UNKNOWN
+from proximo.storage.opening import open_file
+from proximo.storage.sealing import is_intact
+from proximo.tensor_types import Bool, Float, Int
+from proximo.training.runfolder.rollouts import FACTS, FORMAT
+from proximo.types import Batch
+
+MOST_BYTES = 4 << 30
+"""Of a file of rollouts."""
+MOST_TOKENS = 1 << 26
+"""Of a step, all completions together: some hundred bytes each are held while it is looked at."""
+MOST_PASSED = 1 << 28
+"""Tokens times passes over them: eight bytes each."""
+PER_TOKEN = {
+    "tokens": 0,
+    "mask": 0,
+    "rollout_logprobs": 0,
+    "rollout_entropy": 0,
+    "old_logprobs": 0,
+    "advantages": 0,
+    "ref_logprobs": 0,
+    "values": 0,
+    "returns": 0,
+    "routes": UNKNOWN,
+}
+"""Fields of a batch with one entry for each token, and what stands beyond a row's length where rows are padded."""
+MISALIGNED = "it is damaged: a column is not aligned with the tokens"
+CHANGED = "its bytes are not those that were written"
+
+
+@dataclass(frozen=True)
+class FlatBatch(Batch):
+    """A batch that is not padded: what a batch has as [B, T] is [N] here, see `Layout`."""
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout(self.lengths)
+
+    def rows(self, index: Int[Tensor, " M"]) -> Batch:
+        """Some of the rows, padded to the longest of them."""
+        known = {each.name: getattr(self, each.name) for each in fields(Batch)}
+        for name, value in known.items():
+            if isinstance(value, Tensor) and name in PER_TOKEN:
+                known[name] = self.layout.padded(value, index, PER_TOKEN[name])
+            elif isinstance(value, Tensor):
+                known[name] = value[index]
+        return Batch(**known)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Everything that was sampled for a step, a row to a completion."""
+
+    number: int
+    facts: Mapping[str, Any]
+    """What concerns no single row: `updates`, one entry for each."""
+    batch: FlatBatch
+    state: Sequence[str]
+    """Of each row: trained, unscored or dropped."""
+    sibling: Sequence[int]
+    problem: Sequence[str]
+    """Ids."""
+    prompt: Sequence[str]
+    text: Sequence[str]
+    answer: Sequence[str]
+    """What the problem wanted; empty where a grader needs nothing."""
+    parts: Sequence[Mapping[str, float]]
+    pieces: Sequence[Sequence[str]]
+    """The text of each token."""
+    updates: Int[Tensor, "E B"]
+    """The update that each row was in, in each pass over the data; -1: in none."""
+    current: Float[Tensor, "E N"]
+    """Log-probs just before that update; NaN where the row was not run."""
+    entropy: Float[Tensor, "E N"]
+    """Just before that update; NaN where the row was not run."""
+
+    @property
+    def layout(self) -> Layout:
+        """Where each row's tokens are among the N of all rows; all of them were sampled."""
+        return self.batch.layout
+
+    @property
+    def passes(self) -> int:
+        return len(self.updates)
+
+    def entropy_in(self, number: int, part: slice = slice(None)) -> Float[Tensor, " N"] | None:
+        """Of the policy before the update of a pass; of the policy that sampled, in rows that were not run in it."""
+        sampled = None if self.batch.rollout_entropy is None else self.batch.rollout_entropy[part]
+        if not self.passes:
+            return sampled
+        found = self.entropy[number, part]
+        return found if sampled is None else torch.where(found.isnan(), sampled.to(found.dtype), found)
+
+    @property
+    def is_value_only(self) -> bool:
+        """Whether the value model alone was trained."""
+        return bool(self.facts["updates"]) and all(update["value_only"] for update in self.facts["updates"])
+
+
+def read_step(path: Path, number: int) -> Step:
+    """ValueError, in one line, where a file is damaged or was written by another version."""
+    try:
+        data = _bytes(path)
+        facts = _facts(data)
+        if facts.get("format") != FORMAT:
+            raise ValueError("another version of Proximo wrote it: read it with that one, or run the step again")
+        if not is_intact(data):
+            raise ValueError(CHANGED)
+        return _step(pq.read_table(pa.BufferReader(data)), number, facts)
+    except KeyError as error:
+        raise ValueError(f"{path}: it is damaged, {error} is missing") from None
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise ValueError(f"{path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from None
+    except (TypeError, AttributeError, IndexError, RuntimeError):  # a column of another kind than ours
+        raise ValueError(f"{path}: it is damaged, or something else than a run's rollouts") from None
+
+
+def complaint(path: Path) -> str | None:
+    """What is wrong with a file of rollouts, without reading it into tensors; None: nothing, or another version wrote
+    it."""
+    try:
+        data = _bytes(path)
+    except (OSError, ValueError) as error:
+        return str(error)
+    if is_intact(data):
+        return None
+    try:
+        return None if _facts(data).get("format", FORMAT) != FORMAT else CHANGED
+    except (OSError, ValueError, pa.ArrowException):
+        return CHANGED
+
+
+def _bytes(path: Path) -> bytes:
+    with open_file(path) as file:
+        if (size := file.seek(0, 2)) > MOST_BYTES:
+            raise ValueError(f"it has {size >> 20:,} MiB, more than the {MOST_BYTES >> 20:,} MiB that are read at once")
+        file.seek(0)
+        return file.read()
+
+
+def _facts(data: bytes) -> dict[str, Any]:
+    """What the footer says; nothing where that is not ours."""
+    facts = json.loads((pq.read_schema(pa.BufferReader(data)).metadata or {}).get(FACTS, b"{}"))
+    return facts if isinstance(facts, dict) else {}
+
+
+def _step(table: pa.Table, number: int, facts: Mapping[str, Any]) -> Step:
+    column = {name: table.column(name).combine_chunks() for name in table.column_names}
+    for update in facts["updates"]:
+        _ = update["version"], update["skipped"], update["value_only"]
+    lengths = torch.from_numpy(np.diff(_offsets(column["tokens"])))
+    _check_lengths(column["pieces"], lengths)
+    counts = torch.from_numpy(np.diff(_offsets(column["updates"])))
+    most = int(counts.max()) if len(counts) else 0
+    _check_size(lengths, most)
+    rows = _Rows(Layout(lengths))
+    has = torch.arange(most) < counts.unsqueeze(1)
+    updates = torch.full((len(lengths), most), -1)
+    updates[has] = torch.from_numpy(column["updates"].flatten().to_numpy().astype(np.int64))
+    if most and int(updates.max()) >= len(facts["updates"]):
+        raise ValueError("it is damaged: a row is of an update that is not there")
+    return Step(
+        number=number,
+        facts=facts,
+        batch=_batch(column, rows, lengths),
+        state=column["state"].to_pylist(),
+        sibling=column["sibling"].to_pylist(),
+        problem=column["problem"].to_pylist(),
+        prompt=column["prompt"].to_pylist(),
+        text=column["text"].to_pylist(),
+        answer=[answer or "" for answer in column["answer"].to_pylist()],
+        parts=[dict(part) for part in column["parts"].to_pylist()],
+        pieces=column["pieces"].to_pylist(),
+        updates=updates.T.contiguous(),
+        current=rows.nested(column["current_logprobs"], has),
+        entropy=rows.nested(column["entropy"], has),
+    )
+
+
+def _check_size(lengths: Int[Tensor, " B"], passes: int) -> None:
+    """A small file may hold a great many numbers that are alike."""
+    tokens = int(lengths.sum())
+    # A completion without tokens takes room, too.
+    size, sizes = max(tokens, len(lengths)), f"it has {len(lengths):,} completions of {tokens:,} tokens"
+    if size > MOST_TOKENS:
+        raise ValueError(f"{sizes}, more than the {MOST_TOKENS:,} that are held at once")
+    if size * passes > MOST_PASSED:
+        raise ValueError(f"{sizes} in {passes:,} passes, more than the {MOST_PASSED:,} that are held at once")
+
+
+def _batch(column: Mapping[str, pa.Array], rows: "_Rows", lengths: Int[Tensor, " B"]) -> FlatBatch:
+    group = torch.from_numpy(column["group"].to_numpy().astype(np.int64))
+    if len(group) and not 0 <= int(group.min()) <= int(group.max()) < len(group):
+        raise ValueError("it is damaged: groups are not counted from 0")
+    prompts: dict[int, tuple[int, ...]] = {}
+    for place, number in enumerate(group.tolist()):
+        if number not in prompts:
+            prompts[number] = tuple(column["prompt_tokens"][place].as_py())
+
+    def optional(name: str) -> Tensor | None:
+        return rows(column[name]) if name in column else None
+
+    return FlatBatch(
+        prompts=tuple(prompts.get(number, ()) for number in range(max(prompts, default=-1) + 1)),
+        tokens=rows(column["tokens"]),
+        lengths=lengths,
+        mask=rows(column["mask"]),
+        group=group,
+        outcome=torch.from_numpy(column["outcome"].to_numpy(zero_copy_only=False).copy()),
+        rewards=torch.from_numpy(column["reward"].to_numpy(zero_copy_only=False).copy()),
+        truncated=torch.from_numpy(column["truncated"].to_numpy(zero_copy_only=False).copy()),
+        version=torch.from_numpy(column["version"].to_numpy().copy()),
+        rollout_logprobs=rows(column["rollout_logprobs"]),
+        rollout_entropy=optional("rollout_entropy"),
+        old_logprobs=rows(column["old_logprobs"]),
+        advantages=rows(column["advantages"]),
+        ref_logprobs=optional("ref_logprobs"),
+        values=optional("values"),
+        returns=optional("returns"),
+        **_routes(column, rows, group, len(prompts)),
+    )
+
+
+def _routes(column: Mapping[str, pa.Array], rows: "_Rows", group: Int[Tensor, " B"], prompts: int) -> dict[str, Any]:
+    """The experts that were replayed, where any were."""
+    if "routes" not in column or not len(group):
+        return {}
+    shape = (-1, column["route_layers"][0].as_py(), column["route_experts"][0].as_py())
+    first = [int((group == number).nonzero()[0]) for number in range(prompts)]
+    found = [_flat(column["prompt_routes"].slice(place, 1)).reshape(shape) for place in first]
+    routes = rows(column["routes"], entries=shape[1] * shape[2]).reshape(shape)
+    return {"routes": routes, "prompt_routes": tuple(found)}
+
+
+class _Rows:
+    """Columns of lists as tensors, one list behind the other."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def __call__(self, lists: pa.Array, entries: int = 1) -> Tensor:
+        """With so many entries for each token."""
+        _check_lengths(lists, self._layout.lengths * entries)
+        flat = _flat(lists)
+        if len(flat) != len(self._layout.row) * entries:  # a list that is null has offsets all the same
+            raise ValueError(MISALIGNED)
+        return flat
+
+    def nested(self, lists: pa.Array, has: Bool[Tensor, "B E"]) -> Float[Tensor, "E N"]:
+        """NaN wherever there is nothing."""
+        lengths = torch.where(has, self._layout.lengths.unsqueeze(1), 0)
+        _check_lengths(lists, has.sum(dim=1))
+        _check_lengths(lists.flatten(), lengths[has])
+        flat = _flat(lists.flatten())
+        found = torch.full((has.shape[1], len(self._layout.row)), torch.nan, dtype=flat.dtype)
+        ends = lengths.flatten().cumsum(0).reshape(has.shape)
+        for number, held in enumerate(has.T):
+            inside = held[self._layout.row]
+            shift = (ends - lengths)[:, number] - self._layout.starts
+            places = inside.nonzero().squeeze(1)
+            found[number, places] = flat[places + shift[self._layout.row[places]]]
+        return found
+
+
+def _check_lengths(lists: pa.Array, lengths: Int[Tensor, " R"]) -> None:
+    if not np.array_equal(np.diff(_offsets(lists)), lengths.numpy()):
+        raise ValueError(MISALIGNED)
+
+
+def _flat(lists: pa.Array) -> Tensor:
+    values = lists.flatten().to_numpy(zero_copy_only=False)
+    return torch.from_numpy(np.array(values))  # a copy: arrow's memory is read only
+
+
+def _offsets(lists: pa.Array) -> np.ndarray:
+    return lists.offsets.to_numpy().astype(np.int64)

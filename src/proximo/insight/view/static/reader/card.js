@@ -1,0 +1,88 @@
+// One token: why it moves the policy or does not, in words, in numbers, and as a point on its gate's curve.
+
+import { STATES } from "./channels.js";
+import { drawn, element, known, oneLine, quoted, ratio, share, short, signed } from "../elements.js";
+import { flip } from "./tokens.js";
+
+/** `own` is what the run's own algorithm is called; `words` may come later, they are asked of the server. */
+export function tokenCard(row, token, algorithm, own, words) {
+  const at = (name) => row[name]?.[token];
+  const state = at("state");
+  const takesPart = state !== "idle" && state !== "outside";
+  const place = ` id ${at("token")} · token ${token} of ${row.length} · row ${row.row}`;
+  const mark = `token gate ${state}${STATES[state]?.blocked ? " blocked" : ""}`;
+  return element(
+    "div", { class: "card", "data-row": row.row, "data-token": token, "data-state": state },
+    element("p", { class: "piece" },
+      quoted(oneLine(row.pieces[token]) || "part of a character", { class: "mono" }),
+      element("span", { class: "faint" }, place)),
+    element("p", { class: "fate" },
+      element("span", { class: mark }, STATES[state]?.label ?? state),
+      element("span", { class: "faint" }, ` under ${algorithm.label}`)),
+    element("p", { class: "words", "aria-live": "polite" }, words ? oneLine(words.words) : "…"),
+    words?.own ? ownWords(words.own, own, flip(row.own?.[token], state)) : null,
+    takesPart ? curve(algorithm.curve, at("advantage"), Math.log(at("ratio")), at("through")) : null,
+    numbers(at, takesPart),
+  );
+}
+
+function ownWords(words, own, turn) {
+  const who = element("strong", {}, `${turn ? "It flips. " : ""}${own}, the run's own: `);
+  return element("p", { class: `own ${turn}` }, who, oneLine(words));
+}
+
+/** Those that are there; of a token that takes no part none that an update would give it. */
+function numbers(at, takesPart) {
+  const lines = [
+    ["log-prob, sampler", "sampler", short],
+    ["old policy", "old", short],
+    ["before the update", "current", short],
+    ["reference", "reference", short],
+    ["ratio of the token", "token_ratio", ratio, takesPart],
+    ["ratio the gate saw", "ratio", ratio, takesPart],
+    ["advantage", "advantage", signed],
+    ["weight", "weight", short, takesPart],
+    ["the gate lets through", "through", share, takesPart],
+    ["mismatch correction", "correction", short, takesPart],
+    ["gradient on the log-prob", "gradient", signed, takesPart],
+    ["and from KL", "kl_gradient", signed, takesPart],
+    ["sampler gap", "gap", signed],
+    ["entropy", "entropy", short],
+    ["KL to the reference", "kl", short],
+    ["value", "value", short],
+    ["return", "return", short],
+  ];
+  const line = ([label, name, say]) =>
+    element("tr", {}, element("th", { scope: "row" }, label), element("td", { class: "number" }, say(at(name), 5)));
+  const there = lines.filter(([, name, , isKnown = true]) => isKnown && known(at(name)));
+  return element("table", { class: "numbers" }, ...there.map(line));
+}
+
+const [WIDE, HIGH, FOOT] = [260, 84, 18];
+
+/** Share of the gradient that the gate lets through, over the ratio; the point is this token. */
+function curve({ log_ratio: places, positive, negative }, advantage, place, through) {
+  if (!advantage || !Number.isFinite(place)) return null;
+  const [first, last] = [places[0], places[places.length - 1]];
+  const top = Math.max(1, ...positive, ...negative);
+  const x = (value) => 4 + ((Math.min(Math.max(value, first), last) - first) / (last - first)) * (WIDE - 8);
+  const y = (value) => HIGH - FOOT - (Math.min(value, top) / top) * (HIGH - FOOT - 10);
+  const line = (values, kind) => {
+    const steps = values.map((value, at) => `${at ? "L" : "M"}${x(places[at]).toFixed(1)},${y(value).toFixed(1)}`);
+    return drawn("path", { class: kind, d: steps.join("") });
+  };
+  const label = (value, anchor) =>
+    drawn("text", { x: x(value), y: HIGH - 4, "text-anchor": anchor }, ratio(Math.exp(value)));
+  const isUp = advantage > 0;
+  const words = "what the gate lets through, over the ratio";
+  const picture = drawn(
+    "svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, class: "curve", role: "img", "aria-label": words },
+    drawn("line", { class: "axis", x1: 4, x2: WIDE - 4, y1: y(0), y2: y(0) }),
+    drawn("line", { class: "axis dotted", x1: x(0), x2: x(0), y1: y(top), y2: y(0) }),
+    line(isUp ? negative : positive, "other"), line(isUp ? positive : negative, isUp ? "up" : "down"),
+    drawn("circle", { cx: x(place), cy: y(through), r: 4 }),
+    label(first, "start"), label(0, "middle"), label(last, "end"),
+  );
+  const caption = element("figcaption", { class: "faint" }, `${words}, for A ${isUp ? ">" : "<"} 0`);
+  return element("figure", {}, picture, caption);
+}

@@ -1,0 +1,264 @@
+// The reader: a step's groups, a group's siblings token by token, and the algorithm lens over both.
+//
+// Everything that is shown follows from the address: a change of it asks the server for what is missing, and draws.
+
+import { tokenCard } from "./card.js";
+import { channelNamed } from "./channels.js";
+import { calm, element, oneLine, refill } from "../elements.js";
+import { groupTable, showButtons, shown } from "./groups.js";
+import { Bar, channelBar, groupHead, times } from "./heads.js";
+import { pressed } from "./keys.js";
+import { lensTable, lensWords } from "./lens.js";
+import { Sibling, unpackedRow } from "./tokens.js";
+
+const KEPT = { "/api/group": 4, "/api/why": 100 }; // answers; of other kinds
+const FEW = 16;
+const OLD = 2000; // milliseconds
+const SMALL = ["row", "token", "channel"]; // changes that are no page of their own
+const [TINY, LONG] = [16, 160]; // tokens of the longest sibling: how wide a text is laid out
+
+let reader = null;
+
+/** Called by the page whenever its address names a step. */
+export function showReader(main, state, api, go) {
+  reader ??= new Reader();
+  reader.api = api;
+  reader.goes = go;
+  if (reader.root.parentNode !== main || main.childNodes.length !== 1) main.replaceChildren(reader.root);
+  return reader.show(state);
+}
+
+class Reader {
+  constructor() {
+    const isSmall = (changes) => Object.keys(changes).every((name) => SMALL.includes(name));
+    this.go = (changes) => this.goes(changes, isSmall(changes));
+    this.bar = new Bar(this.go);
+    const names = ["shows", "words", "lenses", "groups", "group", "aside"];
+    this.places = Object.fromEntries(names.map((name) => [name, element("div", { class: name })]));
+    const { shows, words, lenses, groups, group, aside } = this.places;
+    this.alert = element("p", { class: "bad", role: "alert" });
+    const columns = element("div", { class: "columns" }, groups, group, aside);
+    this.root = element("div", { class: "reader" }, this.bar.root, this.alert, words, lenses, shows, columns);
+    this.lenses = element("details", {}, element("summary", {}, "every algorithm on this step"), element("div"));
+    this.lenses.addEventListener("toggle", () => {
+      if (this.lenses.open !== Boolean(this.state.lens)) this.go({ lens: this.lenses.open ? "five" : null });
+    });
+    lenses.append(this.lenses);
+    this.kept = {};
+    this.siblings = [];
+    this.askWhy = calm(100, (row, token) => this.guarded(() => this.why(row, token)));
+    document.addEventListener("keydown", (event) => pressed(this, event) && event.preventDefault());
+  }
+
+  /** An answer of the server's; the last ones of each kind are kept. */
+  async ask(path, params) {
+    const kept = (this.kept[path] ??= new Map());
+    const key = JSON.stringify(params);
+    const answer = kept.get(key) ?? this.api(path, params);
+    kept.delete(key);
+    kept.set(key, answer);
+    if (kept.size > (KEPT[path] ?? FEW)) kept.delete(kept.keys().next().value);
+    return answer.catch((error) => {
+      kept.delete(key);
+      throw error;
+    });
+  }
+
+  /** What every question about the step says. */
+  get asked() {
+    const { run, step, as, pass } = this.state;
+    return { run, step, as, pass };
+  }
+
+  /** What goes wrong is one line of the page; `after` it, what it concerns is taken away. */
+  async guarded(action, after) {
+    const turn = this.turn;
+    try {
+      await action();
+    } catch (error) {
+      await after?.();
+      if (turn === this.turn) this.alert.textContent = oneLine(error.message);
+    }
+  }
+
+  async show(state) {
+    const turn = (this.turn = (this.turn ?? 0) + 1);
+    this.state = { ...state };
+    const address = location.hash;
+    this.root.setAttribute("aria-busy", "true");
+    const asked = [this.steps(), this.ask("/api/step", this.asked), this.found()];
+    let isDrawn = false;
+    await this.guarded(async () => {
+      const [about, step, found] = await Promise.all(asked);
+      if (turn !== this.turn) return;
+      this.alert.textContent = "";
+      this.about = about;
+      this.drawStep(step, found && new Set(found.matches));
+      isDrawn = true;
+      if (!state.group) return this.closeGroup();
+      const group = await this.ask("/api/group", { ...this.asked, group: state.group });
+      if (turn === this.turn) this.drawGroup(group);
+    }, async () => {
+      const about = await asked[0].catch(() => null);
+      if (turn !== this.turn) return;
+      this.closeGroup();
+      if (!isDrawn) this.closeStep(about);
+    });
+    if (turn !== this.turn) return;
+    this.root.removeAttribute("aria-busy");
+    this.root.dataset.shown = address; // for who waits for it
+  }
+
+  /** Steps and algorithms of the run; asked anew at its last step, where a live run may have gone on. */
+  async steps() {
+    const { run, step } = this.state;
+    const isLast = this.about?.steps.at(-1) <= Number(step) && performance.now() - this.about.when > OLD;
+    if (this.about?.run === run && !isLast) return this.about;
+    return { ...(await this.api("/api/steps", { run })), run, when: performance.now() };
+  }
+
+  found() {
+    const { run, step, find } = this.state;
+    return find ? this.ask("/api/step", { run, step, find }) : null;
+  }
+
+  drawStep(step, matches) {
+    const { state } = this;
+    const isOpen = Boolean(state.group);
+    const key = JSON.stringify([this.asked, this.about.steps.length, state.show, state.find, state.group, state.lens]);
+    if (this.step === step && this.drawn === key) return; // another token, another channel
+    Object.assign(this, { step, drawn: key, list: shown(step, state.show, matches) });
+    this.bar.draw(this.about, step, state);
+    this.places.words.replaceChildren(lensWords(step.algorithm));
+    refill(this.places.shows, [showButtons(step, state.show, this.go)]);
+    this.root.classList.toggle("open", isOpen);
+    const found = `${matches?.size} of ${step.rows.length} completions have it`;
+    const many = matches && element("p", { class: "faint" }, found);
+    const table = groupTable(step, this.list, { narrow: isOpen, open: state.group, go: this.go });
+    this.places.groups.replaceChildren(...[many, table].filter(Boolean));
+    this.guarded(() => this.drawLenses());
+  }
+
+  /** The table over algorithms: asked for when it is opened. */
+  async drawLenses() {
+    const { step, drawn } = this;
+    const { run, lens, pass } = this.state;
+    this.lenses.open = Boolean(lens);
+    if (!lens) return;
+    if (this.lenses.dataset.step !== String(step.step)) this.lenses.lastChild.replaceChildren("…");
+    const answer = await this.ask("/api/lens", { run, step: step.step, pass, all: lens === "all" ? 1 : null });
+    if (drawn !== this.drawn) return;
+    this.lenses.dataset.step = step.step;
+    this.lenses.lastChild.replaceChildren(lensTable(answer, this.about, step.algorithm.name, this.go));
+  }
+
+  /** Nothing of another step stands under this one's address; only the way on is left, where the run is known. */
+  closeStep(about) {
+    Object.assign(this, { about, step: null, drawn: null });
+    const { words, shows, groups } = this.places;
+    const { steps, rest } = this.bar;
+    for (const place of [steps, rest, words, shows, groups, this.lenses.lastChild]) place.replaceChildren();
+    if (about) this.bar.draw(about, null, this.state);
+    this.root.classList.remove("open");
+  }
+
+  closeGroup() {
+    this.siblings = [];
+    this.shownGroup = this.picked = null;
+    this.places.group.replaceChildren();
+    this.places.aside.replaceChildren();
+  }
+
+  drawGroup(group) {
+    if (this.shownGroup !== group) {
+      this.shownGroup = group;
+      const answers = {
+        onPick: (row, token) => this.go({ row, token }),
+        onHover: (row, token) => this.tell(row, token),
+        onMore: (row) => this.guarded(() => this.readOn(row)),
+      };
+      this.siblings = group.rows.map(
+        (row) => new Sibling(unpackedRow(row, this.about.states), group.answer, this.spaces, answers),
+      );
+      this.scale = element("div", { class: "scale" });
+      const longest = Math.max(...group.rows.map((row) => row.length));
+      const size = longest > LONG ? "long" : longest <= TINY ? "tiny" : "";
+      const texts = element("div", { class: `siblings ${size}` }, ...this.siblings.map(({ root }) => root));
+      this.places.group.replaceChildren(this.head(group), this.scale, texts);
+      this.guarded(() => this.drawTimes(group));
+    }
+    this.paint();
+    this.pick();
+  }
+
+  head(group) {
+    const { groups } = this.list;
+    const place = groups.findIndex((each) => each.group.group === group.group);
+    const beside = place < 0 ? [null, groups[0]] : [groups[place - 1], groups[place + 1]];
+    return groupHead(group, this.step.groups.find((each) => each.group === group.group), beside, this.go);
+  }
+
+  async drawTimes(group) {
+    const { found } = await this.ask("/api/steps", { run: this.state.run, problem: group.problem });
+    const place = this.places.group.querySelector(".times");
+    if (found.length > 1 && this.shownGroup === group) place.replaceChildren(...times(found, group, this.go));
+  }
+
+  paint() {
+    const { step, siblings, go } = this;
+    this.channel = channelNamed(this.state.channel);
+    siblings.forEach((sibling) => sibling.paint(this.channel, step.ranges[this.channel.name]));
+    const counts = {};
+    for (const { row } of siblings) for (const state of row.state) counts[state] = (counts[state] ?? 0) + 1;
+    const toggleSpaces = () => this.toggleSpaces();
+    refill(this.scale, channelBar(this.channel, step, counts, Boolean(this.spaces), { go, toggleSpaces }));
+  }
+
+  /** The token that the address names. */
+  pick() {
+    const [row, token] = ["row", "token"].map((name) => (this.state[name] ? Number(this.state[name]) : null));
+    for (const sibling of this.siblings) sibling.pick(sibling.row.row === row ? (token ?? 0) : null);
+    this.picked = row === null ? null : { row, token: token ?? 0 };
+    this.tell(row, token);
+  }
+
+  /** The card of a token, or of the picked one where the pointer has left. */
+  tell(row, token) {
+    if (token === null && this.picked) ({ row, token } = this.picked);
+    const found = this.siblings.find((sibling) => sibling.row.row === row)?.row;
+    if (!found || token === null || token >= found.pieces.length) {
+      const hint = element("p", { class: "faint" }, "Point at a token, or press n.");
+      this.telling = null;
+      return this.places.aside.replaceChildren(hint);
+    }
+    this.telling = { row, token };
+    this.drawCard(found, null);
+    this.askWhy(row, token);
+  }
+
+  drawCard(row, words) {
+    const own = this.about.algorithms.find(({ name }) => name === this.about.own).label;
+    this.places.aside.replaceChildren(tokenCard(row, this.telling.token, this.step.algorithm, own, words));
+  }
+
+  async why(row, token) {
+    const { turn } = this;
+    const words = await this.ask("/api/why", { ...this.asked, row, token });
+    const found = this.siblings.find((sibling) => sibling.row.row === row)?.row;
+    const isStill = turn === this.turn && this.telling?.row === row && this.telling.token === token;
+    if (isStill && found) this.drawCard(found, words);
+  }
+
+  async readOn(row) {
+    const params = { ...this.asked, group: row.group, row: row.row, from: row.pieces.length };
+    const sibling = this.siblings.find((each) => each.row === row);
+    const more = await this.api("/api/group", params);
+    if (sibling?.row === row) sibling.extend(unpackedRow(more.rows[0], this.about.states)); // once, if asked for twice
+  }
+
+  toggleSpaces() {
+    this.spaces = !this.spaces;
+    this.siblings.forEach((sibling) => sibling.showSpaces(this.spaces));
+    this.paint();
+  }
+}

@@ -1,0 +1,1 @@
+"""The pieces of an algorithm: one file for each stage."""

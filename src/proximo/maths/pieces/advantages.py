@@ -1,0 +1,186 @@
+"""Stage 3, for completions judged as a whole: one advantage per row.
+
+Each piece turns `Feedback` into a number per row, relative to its siblings. What it does at the edges
+is the same everywhere: an unscored row (NaN reward) takes no part and stays NaN, and a group whose
+scored rewards are all equal gets exactly 0, which covers a group of one.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from proximo.maths.arithmetic import sampled
+from proximo.maths.groups import group_index, siblings
+from proximo.tensor_types import Bool, Float, Int
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """What came back for a batch of rollouts: everything an advantage may be made of."""
+
+    rewards: Float[Tensor, " B"]
+    """After shaping. NaN: the grader failed; never to be read as 0."""
+    group: Int[Tensor, " B"]
+    mask: Bool[Tensor, "B T"]
+    values: Float[Tensor, "B T"] | None = None
+    """The value model's estimate before token t is consumed."""
+    token_rewards: Float[Tensor, "B T"] | None = None
+    """Rewards of single tokens (KL in the reward, process steps). NaN: no reward here, which is not reward 0."""
+
+    @property
+    def scored(self) -> Bool[Tensor, " B"]:
+        return ~torch.isnan(self.rewards)
+
+    def step_rewards(self) -> Float[Tensor, "B T"]:
+        """Token rewards with 0 where there is none."""
+        if self.token_rewards is None:
+            return torch.zeros_like(self.mask, dtype=self.rewards.dtype)
+        return sampled(self.token_rewards.nan_to_num(nan=0.0), self.mask)
+
+    def totals(self) -> Float[Tensor, " B"]:
+        """What a row earned in all, outcome and tokens together."""
+        return self.rewards + self.step_rewards().sum(dim=1)
+
+
+@dataclass(frozen=True)
+class GroupNormalized:
+    """(R − mean of the group) / (std of the group + epsilon). GRPO, DAPO, GSPO, SAPO.
+
+    The papers fix neither ddof nor epsilon; the reference systems use ddof 1.
+    """
+
+    ddof: int = 1
+    epsilon: float = 1e-6
+    per_token: ClassVar[bool] = False
+    needs_values: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_scale(self.ddof, self.epsilon)
+
+    def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
+        group = siblings(feedback.totals(), feedback.group)
+        std = (group.square_sum / (group.count - self.ddof).clamp(min=1)).sqrt()
+        return _settled(group.deviation / (std + self.epsilon), group.unanimous, feedback)
+
+
+@dataclass(frozen=True)
+class GroupCentred:
+    """R − mean of the group, not divided by anything. Dr. GRPO."""
+
+    per_token: ClassVar[bool] = False
+    needs_values: ClassVar[bool] = False
+
+    def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
+        group = siblings(feedback.totals(), feedback.group)
+        return _settled(group.deviation, group.unanimous, feedback)
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """R − mean of the siblings without this row, which is G/(G−1) times GroupCentred. RLOO."""
+
+    per_token: ClassVar[bool] = False
+    needs_values: ClassVar[bool] = False
+
+    def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
+        group = siblings(feedback.totals(), feedback.group)
+        others = group.count / (group.count - 1).clamp(min=1)
+        return _settled(group.deviation * others, group.unanimous, feedback)
+
+
+@dataclass(frozen=True)
+class BatchScaled:
+    """(R − mean of the group) / (std of all rewards in the batch + epsilon). Lite PPO."""
+
+    ddof: int = 1
+    epsilon: float = 1e-6
+    per_token: ClassVar[bool] = False
+    needs_values: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_scale(self.ddof, self.epsilon)
+
+    def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
+        totals = feedback.totals()
+        group = siblings(totals, feedback.group)
+        batch = siblings(totals, torch.zeros_like(feedback.group))
+        std = (batch.square_sum / (batch.count - self.ddof).clamp(min=1)).sqrt()
+        return _settled(group.deviation / (std + self.epsilon), group.unanimous, feedback)
+
+
+@dataclass(frozen=True)
+class LiveScaled:
+    """(R − mean of the group) · scored rows / rows in groups whose rewards differ. GPG's α.
+
+    Makes up for the groups that teach nothing; over the rollout batch, before any are filtered out.
+    """
+
+    per_token: ClassVar[bool] = False
+    needs_values: ClassVar[bool] = False
+
+    def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
+        group = siblings(feedback.totals(), feedback.group)
+        live = feedback.scored & ~group.unanimous
+        scale = feedback.scored.sum() / live.sum().clamp(min=1)
+        return _settled(group.deviation * scale, group.unanimous, feedback)
+
+
+@dataclass(frozen=True)
+class BetaNormalized:
+    """(R − p) / f(p; α, β): p the group's success rate, f a Beta density fitted to the batch's rates. BNPO.
+
+    α = (1+a)/3 and β = (1+b)/3, with (a, b) the Beta law of the batch's p by moments. Where the rates
+    of the batch are all the same there is no law to fit, and α = β = 1 leaves R − p as it is.
+    """
+
+    per_token: ClassVar[bool] = False
+    needs_values: ClassVar[bool] = False
+
+    def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
+        totals = feedback.totals()
+        known = totals[feedback.scored]
+        if len(known) and (known.min() < 0 or known.max() > 1):
+            raise ValueError(
+                f"rewards run from {known.min().item():g} to {known.max().item():g}: BetaNormalized takes "
+                "rewards from 0 to 1; rescale them or choose GroupNormalized"
+            )
+        group = siblings(totals, feedback.group)
+        alpha, beta = self.fit(group.mean, feedback)
+        rate = group.mean.clamp(1e-12, 1 - 1e-12)
+        log_density = (alpha - 1) * rate.log() + (beta - 1) * (1 - rate).log() - _log_beta(alpha, beta)
+        return _settled(group.deviation / log_density.exp(), group.unanimous, feedback)
+
+    @staticmethod
+    def fit(rate_of_row: Float[Tensor, " B"], feedback: Feedback) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """α and β from the success rates of the groups that have a scored row."""
+        index, num_groups = group_index(feedback.group)
+        rates = rate_of_row.new_full((num_groups,), torch.nan)
+        rates[index[feedback.scored]] = rate_of_row[feedback.scored]
+        rates = rates[~torch.isnan(rates)]
+        one = rate_of_row.new_ones(())
+        if len(rates) < 2 or rates.max() == rates.min():
+            return one, one
+        mean, variance = rates.mean(), rates.var(correction=0)
+        concentration = (mean * (1 - mean) / variance - 1).clamp(min=0)
+        return (1 + mean * concentration) / 3, (1 + (1 - mean) * concentration) / 3
+
+
+def _log_beta(alpha: Float[Tensor, ""], beta: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    return torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
+
+
+def _settled(advantages: Float[Tensor, " B"], unanimous: Bool[Tensor, " B"], feedback: Feedback) -> Float[Tensor, " B"]:
+    """Exactly 0 in a group without differences, NaN on unscored rows."""
+    return advantages.masked_fill(unanimous, 0.0).masked_fill(~feedback.scored, torch.nan)
+
+
+def _check_scale(ddof: int, epsilon: float) -> None:
+    if ddof not in (0, 1):
+        raise ValueError(f"advantage.ddof is {ddof}: 0 divides by G, 1 by G − 1")
+    if epsilon < 0:
+        raise ValueError(f"advantage.epsilon is {epsilon}: it is added to the std and cannot be negative")
+
+
+SequenceAdvantage = GroupNormalized | GroupCentred | LeaveOneOut | BatchScaled | LiveScaled | BetaNormalized

@@ -1,0 +1,299 @@
+"""Stage 3, for single tokens: returns, GAE, process rewards, and what may be done to any advantage.
+
+Time runs over sampled tokens only. Prompt, tool and environment tokens are stepped over: they earn
+nothing, their value is not read, and no discount passes while they do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from proximo.maths.arithmetic import at_least_float32, check_shape, sampled, sampled_mask
+from proximo.maths.groups import siblings
+from proximo.maths.pieces.advantages import Feedback, GroupNormalized, SequenceAdvantage
+from proximo.maths.pieces.returns import backward_sums, earned, next_sampled, scattered, whiten
+from proximo.tensor_types import Bool, Float
+
+
+@dataclass(frozen=True)
+class Credit:
+    """One advantage per token, and what a value model should have predicted where there is one."""
+
+    advantages: Float[Tensor, "B T"]
+    returns: Float[Tensor, "B T"] | None = None
+
+
+@dataclass(frozen=True)
+class ReturnToGo:
+    """The discounted sum of the rewards from this token on. REINFORCE++."""
+
+    discount: float = 1.0
+    per_token: ClassVar[bool] = True
+    needs_values: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_unit("advantage.discount", self.discount)
+
+    def __call__(self, feedback: Feedback) -> Credit:
+        rewards = earned(feedback)
+        returns = backward_sums(rewards, rewards.new_full((len(rewards),), self.discount), feedback.mask)
+        return Credit(returns, returns)
+
+
+@dataclass(frozen=True)
+class Gae:
+    """Generalised advantage estimation: Σ_l (γλ)^l δ_{t+l}, δ_t = R_t + γV_{t+1} − V_t, terminal value 0.
+
+    decay 0 is the one-step TD error, decay 1 the Monte-Carlo return minus the value.
+    """
+
+    discount: float = 1.0
+    decay: float = 0.95
+    length_adaptive: float | None = None
+    """VAPO's α: λ = 1 − 1/(α·length) for each completion, 0 for the short ones, in place of `decay`."""
+    critic_decay: float | None = None
+    """λ of the returns the value model learns from, where it differs from the policy's. VAPO: 1."""
+    per_token: ClassVar[bool] = True
+    needs_values: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_unit("advantage.discount", self.discount)
+        _check_unit("advantage.decay", self.decay)
+        if self.critic_decay is not None:
+            _check_unit("advantage.critic_decay", self.critic_decay)
+        if self.length_adaptive is not None and self.length_adaptive <= 0:
+            raise ValueError(f"advantage.length_adaptive is {self.length_adaptive}: give α > 0, say 0.05, or None")
+
+    def __call__(self, feedback: Feedback) -> Credit:
+        if feedback.values is None:
+            raise ValueError("values is None: Gae needs the value model's estimates, one per token")
+        mask = feedback.mask
+        rewards = earned(feedback)
+        values = sampled(feedback.values.to(rewards.dtype), mask)
+        errors = sampled(rewards + self.discount * next_sampled(values, mask) - values, mask)
+
+        advantages = backward_sums(errors, self.discount * self.decays(mask).to(errors.dtype), mask)
+        critic = advantages
+        if self.critic_decay is not None:
+            decays = errors.new_full((len(errors),), self.critic_decay)
+            critic = backward_sums(errors, self.discount * decays, mask)
+        return Credit(advantages, critic + values)
+
+    def decays(self, mask: Bool[Tensor, "B T"]) -> Float[Tensor, " B"]:
+        """λ of each row's advantages."""
+        lengths = mask.sum(dim=1).double()
+        if self.length_adaptive is None:
+            return torch.full_like(lengths, self.decay)
+        return 1 - 1 / (self.length_adaptive * lengths).clamp(min=1)
+
+
+@dataclass(frozen=True)
+class ProcessNormalized:
+    """Step rewards normalised over all steps of the group; a token gets the sum of the steps still to end.
+
+    Steps are the tokens where `token_rewards` is a number: give NaN elsewhere, since a step may earn 0.
+    DeepSeekMath, section 4.1.3. Where all steps of a group earn the same, everything is 0.
+    """
+
+    ddof: int = 1
+    epsilon: float = 1e-6
+    per_token: ClassVar[bool] = True
+    needs_values: ClassVar[bool] = False
+
+    def __call__(self, feedback: Feedback) -> Credit:
+        return self.over([feedback])[0]
+
+    def over(self, parts: Sequence[Feedback]) -> list[Credit]:
+        """Of a batch that comes in parts: a group is normalised over all of them."""
+        where = [self._steps(part) for part in parts]
+        rewards = torch.cat([part.step_rewards()[steps] for part, steps in zip(parts, where, strict=True)])
+        groups = [part.group[steps.nonzero()[:, 0]] for part, steps in zip(parts, where, strict=True)]
+        group = siblings(rewards, torch.cat(groups))
+        std = (group.square_sum / (group.count - self.ddof).clamp(min=1)).sqrt()
+        normalised = (group.deviation / (std + self.epsilon)).masked_fill(group.unanimous, 0.0)
+        blanks = [torch.zeros_like(part.mask, dtype=rewards.dtype) for part in parts]
+        return [
+            Credit(backward_sums(steps, steps.new_ones(len(steps)), part.mask))
+            for part, steps in zip(parts, scattered(blanks, where, normalised), strict=True)
+        ]
+
+    @staticmethod
+    def _steps(feedback: Feedback) -> Bool[Tensor, "B T"]:
+        if feedback.token_rewards is None:
+            raise ValueError("token_rewards is None: ProcessNormalized needs the reward of each step, NaN elsewhere")
+        return feedback.mask & ~feedback.token_rewards.isnan() & feedback.scored.unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class TokenWhitened:
+    """(A − mean) / sqrt(variance + epsilon) over all sampled tokens of the batch, so long completions count more."""
+
+    of: "SequenceAdvantage | ReturnToGo | Gae" = field(default_factory=Gae)
+    epsilon: float = 1e-8
+
+    @property
+    def per_token(self) -> bool:
+        return self.of.per_token
+
+    @property
+    def needs_values(self) -> bool:
+        return self.of.needs_values
+
+    def __call__(self, feedback: Feedback) -> Credit:
+        return self.over([feedback])[0]
+
+    def over(self, parts: Sequence[Feedback]) -> list[Credit]:
+        """Of a batch that comes in parts: mean and variance are over all of them."""
+        credits = assign_parts(self.of, parts)
+        counted = [part.mask & part.scored.unsqueeze(1) for part in parts]
+        known = torch.cat([credit.advantages[where] for credit, where in zip(credits, counted, strict=True)])
+        whitened = scattered([credit.advantages for credit in credits], counted, whiten(known, self.epsilon))
+        return [Credit(values, credit.returns) for values, credit in zip(whitened, credits, strict=True)]
+
+
+@dataclass(frozen=True)
+class SequenceWhitened:
+    """(A − mean) / sqrt(variance + epsilon) over the rows of the batch, each counting once."""
+
+    of: SequenceAdvantage = field(default_factory=GroupNormalized)
+    epsilon: float = 1e-8
+    per_token: ClassVar[bool] = False
+    needs_values: ClassVar[bool] = False
+
+    def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
+        advantages = self.of(feedback)
+        return advantages.masked_scatter(feedback.scored, whiten(advantages[feedback.scored], self.epsilon))
+
+
+@dataclass(frozen=True)
+class SignScaled:
+    """A · positive where A > 0, A · negative where A < 0. A retelling of SAPO divides advantages so."""
+
+    of: "SequenceAdvantage | ReturnToGo | Gae" = field(default_factory=GroupNormalized)
+    positive: float = 1.0
+    negative: float = 1.0
+
+    @property
+    def per_token(self) -> bool:
+        return self.of.per_token
+
+    @property
+    def needs_values(self) -> bool:
+        return self.of.needs_values
+
+    def __call__(self, feedback: Feedback) -> Credit:
+        return self.over([feedback])[0]
+
+    def over(self, parts: Sequence[Feedback]) -> list[Credit]:
+        """Of a batch that comes in parts."""
+        return [
+            Credit(torch.where(each.advantages > 0, self.positive, self.negative) * each.advantages, each.returns)
+            for each in assign_parts(self.of, parts)
+        ]
+
+
+Advantage = SequenceAdvantage | ReturnToGo | Gae | ProcessNormalized | TokenWhitened | SequenceWhitened | SignScaled
+
+
+@runtime_checkable
+class Credited(Protocol):
+    """The part of an algorithm that decides advantages."""
+
+    @property
+    def advantage(self) -> Advantage: ...
+
+
+@torch.no_grad()
+def advantages(
+    algorithm: Credited,
+    *,
+    rewards: Tensor,
+    group: Tensor,
+    mask: Tensor,
+    values: Tensor | None = None,
+    token_rewards: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Advantages of a whole rollout batch, one per token, and the value model's targets where there is one.
+
+    `rewards` and `group` are [B], the rest [B, T]. `rewards` are after shaping, `token_rewards` are added
+    to them. A NaN reward marks an unscored completion: its row comes back as NaN, and `policy_loss` then
+    leaves it out of every term and denominator.
+    """
+    feedback = feedback_of(rewards, group, mask, values, token_rewards)
+    credit = assign(algorithm.advantage, feedback)
+    return credit.advantages, credit.returns
+
+
+@torch.no_grad()
+def returns_to_go(
+    algorithm: Credited, *, rewards: Tensor, group: Tensor, mask: Tensor, token_rewards: Tensor | None = None
+) -> Tensor:
+    """What each token really went on to earn, under the algorithm's own discount: the truth about a value model."""
+    advantage = algorithm.advantage
+    inner = advantage.of if isinstance(advantage, TokenWhitened | SignScaled) else advantage
+    discount = inner.discount if isinstance(inner, Gae | ReturnToGo) else 1.0
+    return assign(ReturnToGo(discount), feedback_of(rewards, group, mask, None, token_rewards)).advantages
+
+
+def feedback_of(
+    rewards: Tensor, group: Tensor, mask: Tensor, values: Tensor | None, token_rewards: Tensor | None
+) -> Feedback:
+    """Check what a caller passed."""
+    mask = sampled_mask(mask)
+    check_shape("rewards", rewards, mask.shape[:1])
+    check_shape("group", group, mask.shape[:1])
+    for name, tensor in (("values", values), ("token_rewards", token_rewards)):
+        if tensor is not None:
+            check_shape(name, tensor, mask.shape)
+    rewards = at_least_float32(rewards)
+    return Feedback(
+        rewards=rewards,
+        group=group,
+        mask=mask,
+        values=None if values is None else values.to(rewards.dtype),
+        token_rewards=None if token_rewards is None else token_rewards.to(rewards.dtype),
+    )
+
+
+def assign(advantage: Advantage, feedback: Feedback) -> Credit:
+    """Any piece's answer per token: 0 off the mask, NaN all along an unscored row."""
+    return _per_token(advantage(feedback), feedback)
+
+
+def assign_parts(advantage: Advantage, parts: Sequence[Feedback]) -> list[Credit]:
+    """The same of a batch whose rows come in parts of different widths: what compares rows sees all of them."""
+    if isinstance(advantage, ProcessNormalized | TokenWhitened | SignScaled):
+        answers = advantage.over(parts)
+    elif advantage.per_token:
+        answers = [advantage(part) for part in parts]
+    else:
+        # What a row earned in all says everything about it: a width of one is enough.
+        summary = Feedback(
+            rewards=torch.cat([part.rewards for part in parts]),
+            group=torch.cat([part.group for part in parts]),
+            mask=torch.cat([torch.ones_like(part.mask[:, :1]) for part in parts]),
+            token_rewards=torch.cat([part.step_rewards().sum(dim=1, keepdim=True) for part in parts]),
+        )
+        answer = advantage(summary)
+        assert isinstance(answer, Tensor), "one number for a row"
+        answers = answer.split([len(part.rewards) for part in parts])
+    return [_per_token(answer, part) for answer, part in zip(answers, parts, strict=True)]
+
+
+def _per_token(answer: Credit | Tensor, feedback: Feedback) -> Credit:
+    if isinstance(answer, Tensor):
+        answer = Credit(answer.unsqueeze(1).expand(feedback.mask.shape))
+    unscored = ~feedback.scored.unsqueeze(1)
+    returns = answer.returns
+    return Credit(
+        sampled(answer.advantages, feedback.mask).masked_fill(unscored, torch.nan),
+        None if returns is None else sampled(returns, feedback.mask).masked_fill(unscored, torch.nan),
+    )
+
+
+def _check_unit(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} is {value}: it must lie from 0 to 1")

@@ -1,0 +1,265 @@
+"""Stage 6: how far one token may push the policy.
+
+Every gate takes the same four tensors and returns the loss of each token, minimised. A gate in ratio
+form differentiates through the ratio; one in score form holds the ratio constant and lets log π
+carry the gradient. On-policy they all have the same gradient; their values differ.
+
+`through` is the share of the importance-weighted gradient r·A that the gate lets pass: 1 untouched,
+0 blocked. `band` is the pair of ratios outside which the gate acts; (1, 1) where it has no edge.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from proximo.maths.arithmetic import bounded_exp, row_mean
+from proximo.tensor_types import Bool, Float
+
+
+@dataclass(frozen=True)
+class Clip:
+    """min(r·A, clip(r, 1−low, 1+high)·A), and for A < 0 at least dual·A. PPO, equation 7."""
+
+    low: float = 0.2
+    high: float = 0.2
+    dual: float | None = None
+    """Bounds the loss of a token with A < 0 whose ratio exploded (dual clip). None: unbounded, as in the papers."""
+    score_form: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.low < 0 or self.high < 0:
+            raise ValueError(f"gate.low {self.low}, gate.high {self.high}: widths of the clip are not negative")
+        if self.dual is not None and self.dual <= 1 + self.high:
+            raise ValueError(f"gate.dual is {self.dual}: the dual clip must lie above 1 + high = {1 + self.high}")
+
+    @property
+    def band(self) -> tuple[float, float]:
+        return 1 - self.low, 1 + self.high
+
+    def __call__(
+        self,
+        log_ratio: Float[Tensor, "B T"],
+        logprobs: Float[Tensor, "B T"],
+        advantages: Float[Tensor, "B T"],
+        mask: Bool[Tensor, "B T"],
+    ) -> Float[Tensor, "B T"]:
+        ratio = bounded_exp(log_ratio)
+        gain = torch.minimum(ratio * advantages, ratio.clamp(*self.band) * advantages)
+        if self.dual is not None:
+            gain = torch.where(advantages < 0, torch.maximum(gain, self.dual * advantages), gain)
+        return -gain
+
+    def through(self, log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        ratio = bounded_exp(log_ratio)
+        lowest, highest = self.band
+        blocked = ((advantages > 0) & (ratio > highest)) | ((advantages < 0) & (ratio < lowest))
+        if self.dual is not None:
+            blocked |= (advantages < 0) & (ratio > self.dual)
+        return (~blocked).to(log_ratio.dtype)
+
+
+@dataclass(frozen=True)
+class SoftGate:
+    """(4/τ)·σ(τ(r−1))·A with τ = tau_pos for A > 0, else tau_neg. SAPO.
+
+    The gradient is A·r·sech²(τ(r−1)/2): whole at r = 1, fading on both sides. The 4/τ makes it so;
+    without it (normalised False) the on-policy gradient is τ/4 of the usual one.
+    """
+
+    tau_pos: float = 1.0
+    tau_neg: float = 1.05
+    """Larger than tau_pos in the paper: tokens with A ≤ 0 fade faster."""
+    normalised: bool = True
+    score_form: ClassVar[bool] = False
+    band: ClassVar[tuple[float, float]] = (1.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if self.tau_pos <= 0 or self.tau_neg <= 0:
+            raise ValueError(f"gate.tau_pos {self.tau_pos}, gate.tau_neg {self.tau_neg}: temperatures are positive")
+
+    def __call__(
+        self,
+        log_ratio: Float[Tensor, "B T"],
+        logprobs: Float[Tensor, "B T"],
+        advantages: Float[Tensor, "B T"],
+        mask: Bool[Tensor, "B T"],
+    ) -> Float[Tensor, "B T"]:
+        tau = self._tau(advantages)
+        scale = 4 / tau if self.normalised else 1.0
+        return -scale * torch.sigmoid(tau * (bounded_exp(log_ratio) - 1)) * advantages
+
+    def through(self, log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        tau = self._tau(advantages)
+        opening = torch.sigmoid(tau * (bounded_exp(log_ratio) - 1))
+        return (4.0 if self.normalised else tau) * opening * (1 - opening)
+
+    def sequence_gap(
+        self, log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+    ) -> Float[Tensor, "B T"]:
+        """|mean over the row of sech²(τ(r−1)/2) − sech²(τ·z̄/2)|, z̄ the mean of z = log r: repeated at every token.
+
+        SAPO's paper reads its gate as a soft gate on GSPO's sequence ratio e^z̄. The distance is at most
+        τ²/4 · (Var(r) + |(r̄−1)² − z̄²|), r̄ the mean of r; no multiple of Var(z) alone bounds it. Hence this number.
+        """
+        tau = self._tau(advantages)
+        real = sech_squared(tau * (bounded_exp(log_ratio) - 1) / 2)
+        pooled = sech_squared(tau * row_mean(log_ratio, mask) / 2)
+        return row_mean(real - pooled, mask).abs().expand_as(log_ratio)
+
+    def _tau(self, advantages: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        return torch.where(
+            advantages > 0,
+            torch.full_like(advantages, self.tau_pos),
+            torch.full_like(advantages, self.tau_neg),
+        )
+
+
+def sech_squared(values: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+    """1/cosh², without the overflow of cosh."""
+    return 1 - values.tanh().square()
+
+
+@dataclass(frozen=True)
+class Unclipped:
+    """r·A and nothing else: the plain importance-sampled objective, whose gate is always open. KL-Cov."""
+
+    score_form: ClassVar[bool] = False
+    band: ClassVar[tuple[float, float]] = (1.0, 1.0)
+
+    def __call__(
+        self,
+        log_ratio: Float[Tensor, "B T"],
+        logprobs: Float[Tensor, "B T"],
+        advantages: Float[Tensor, "B T"],
+        mask: Bool[Tensor, "B T"],
+    ) -> Float[Tensor, "B T"]:
+        return -bounded_exp(log_ratio) * advantages
+
+    def through(self, log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        return torch.ones_like(log_ratio)
+
+
+@dataclass(frozen=True)
+class GeometricClip:
+    """Clip each token's log-ratio on the side its advantage pushes to, then take the geometric mean. GMPO.
+
+    Not a clipped sequence ratio: there the mean comes first. Widths are in log space, e^-low to e^high.
+    """
+
+    low: float = 0.4
+    high: float = 0.4
+    score_form: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.low < 0 or self.high < 0:
+            raise ValueError(f"gate.low {self.low}, gate.high {self.high}: widths of the clip are not negative")
+
+    @property
+    def band(self) -> tuple[float, float]:
+        return math.exp(-self.low), math.exp(self.high)
+
+    def __call__(
+        self,
+        log_ratio: Float[Tensor, "B T"],
+        logprobs: Float[Tensor, "B T"],
+        advantages: Float[Tensor, "B T"],
+        mask: Bool[Tensor, "B T"],
+    ) -> Float[Tensor, "B T"]:
+        clipped = torch.where(advantages > 0, log_ratio.clamp(max=self.high), log_ratio.clamp(min=-self.low))
+        return -bounded_exp(row_mean(clipped, mask)) * advantages
+
+    def through(self, log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        blocked = ((advantages > 0) & (log_ratio > self.high)) | ((advantages < 0) & (log_ratio < -self.low))
+        return (~blocked).to(log_ratio.dtype)
+
+
+@dataclass(frozen=True)
+class Reinforce:
+    """A·log π: the score function, with no ratio at all. REINFORCE, RLOO, GPG."""
+
+    score_form: ClassVar[bool] = True
+    band: ClassVar[tuple[float, float]] = (1.0, 1.0)
+
+    def __call__(
+        self,
+        log_ratio: Float[Tensor, "B T"],
+        logprobs: Float[Tensor, "B T"],
+        advantages: Float[Tensor, "B T"],
+        mask: Bool[Tensor, "B T"],
+    ) -> Float[Tensor, "B T"]:
+        return -advantages * logprobs
+
+    def through(self, log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        return torch.ones_like(log_ratio)
+
+
+@dataclass(frozen=True)
+class CappedScore:
+    """sg[clip(r, 1−low, 1+high)]·A·log π: the weight is capped, the gradient of no token is lost. CISPO."""
+
+    high: float = 4.0
+    """Measured from 1, as in the paper: the cap on the ratio is 1 + high."""
+    low: float | None = None
+    """None: no lower bound, as in the paper."""
+    score_form: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.high < 0 or (self.low is not None and self.low < 0):
+            raise ValueError(f"gate.low {self.low}, gate.high {self.high}: widths of the cap are not negative")
+
+    @property
+    def band(self) -> tuple[float, float]:
+        return (0.0 if self.low is None else 1 - self.low), 1 + self.high
+
+    def __call__(
+        self,
+        log_ratio: Float[Tensor, "B T"],
+        logprobs: Float[Tensor, "B T"],
+        advantages: Float[Tensor, "B T"],
+        mask: Bool[Tensor, "B T"],
+    ) -> Float[Tensor, "B T"]:
+        return -bounded_exp(log_ratio).clamp(*self.band).detach() * advantages * logprobs
+
+    def through(self, log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        ratio = bounded_exp(log_ratio)
+        return ratio.clamp(*self.band) / ratio
+
+
+@dataclass(frozen=True)
+class GammaScore:
+    """sg[φ(w)]·A·log π with φ(w) = e^rate · w^power · e^(−rate·w), on the product ratio. VESPO."""
+
+    power_pos: float = 2.0
+    rate_pos: float = 3.0
+    power_neg: float = 3.0
+    rate_neg: float = 2.0
+    score_form: ClassVar[bool] = True
+    band: ClassVar[tuple[float, float]] = (1.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if min(self.power_pos, self.rate_pos, self.power_neg, self.rate_neg) <= 0:
+            raise ValueError(f"gate: powers and rates of {self} must all be positive")
+
+    def __call__(
+        self,
+        log_ratio: Float[Tensor, "B T"],
+        logprobs: Float[Tensor, "B T"],
+        advantages: Float[Tensor, "B T"],
+        mask: Bool[Tensor, "B T"],
+    ) -> Float[Tensor, "B T"]:
+        return -self._log_weight(log_ratio, advantages).exp().detach() * advantages * logprobs
+
+    def through(self, log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        return (self._log_weight(log_ratio, advantages) - log_ratio).exp()
+
+    def _log_weight(self, log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        ratio = bounded_exp(log_ratio)
+        positive = self.rate_pos + self.power_pos * log_ratio - self.rate_pos * ratio
+        negative = self.rate_neg + self.power_neg * log_ratio - self.rate_neg * ratio
+        return torch.where(advantages >= 0, positive, negative)
+
+
+Gate = Clip | SoftGate | Unclipped | GeometricClip | Reinforce | CappedScore | GammaScore

@@ -1,0 +1,97 @@
+"""Stages 4 and 5: against which policy a token is measured, and over which stretch of text.
+
+All ratios travel as logarithms, aligned with tokens. A sequence-level ratio stands, repeated, at
+every token of its row; the weights of stage 10 then decide what it counts for.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from proximo.maths.arithmetic import row_mean, row_sum
+from proximo.tensor_types import Bool, Float
+
+
+@dataclass(frozen=True)
+class OldPolicy:
+    """The trainer's policy at the weights that sampled, recomputed by the trainer."""
+
+
+@dataclass(frozen=True)
+class SamplerPolicy:
+    """The sampler's own log-probs: the ratio itself then repairs the sampler's mismatch."""
+
+
+@dataclass(frozen=True)
+class CurrentPolicy:
+    """The policy itself, held constant: every ratio is 1. Right for a single update per batch."""
+
+
+Anchor = OldPolicy | SamplerPolicy | CurrentPolicy
+
+
+@dataclass(frozen=True)
+class NoRatio:
+    """No importance weight: plain policy gradient."""
+
+    length_normalised: ClassVar[bool] = False
+    """Whether its log is a mean over the completion's tokens, so that its spread shrinks with length."""
+
+    def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        return torch.zeros_like(log_ratio)
+
+
+@dataclass(frozen=True)
+class TokenRatio:
+    """r_t = π(y_t) / π_old(y_t)."""
+
+    length_normalised: ClassVar[bool] = False
+
+    def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        return log_ratio
+
+
+@dataclass(frozen=True)
+class SequenceRatio:
+    """s = (Π_t r_t)^(1/|y|), the geometric mean over sampled tokens. GSPO, equation 7."""
+
+    length_normalised: ClassVar[bool] = True
+
+    def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        return row_mean(log_ratio, mask).expand_as(log_ratio)
+
+
+@dataclass(frozen=True)
+class SequenceTokenRatio:
+    """The sequence ratio's value with each token's own gradient: sg[s] · π_t / sg[π_t]. GSPO-token.
+
+    Equal to SequenceRatio in value and gradient while all tokens of a row share one advantage.
+    """
+
+    length_normalised: ClassVar[bool] = True
+
+    def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        # Own minus detached first: it is exactly 0, so a bf16 mean would not lose its digits to it.
+        return (log_ratio - log_ratio.detach()) + row_mean(log_ratio, mask).detach()
+
+
+@dataclass(frozen=True)
+class SequenceProductRatio:
+    """Π_t r_t, not normalised by length: the exact ratio of two completions, and very wide."""
+
+    max_log: float = 20.0
+    """The summed log-ratio is clamped to ± this: beyond e^20 the number says nothing but "far away"."""
+
+    length_normalised: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.max_log <= 0:
+            raise ValueError(f"ratio.max_log is {self.max_log}: the clamp must leave room around 0, say 20")
+
+    def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        return row_sum(log_ratio, mask).clamp(-self.max_log, self.max_log).expand_as(log_ratio)
+
+
+Ratio = NoRatio | TokenRatio | SequenceRatio | SequenceTokenRatio | SequenceProductRatio

@@ -1,0 +1,156 @@
+"""Stage 7: single tokens or completions that the update leaves out or holds back.
+
+`choose` names the tokens to act on, `apply` acts on their losses. The covariance and entropy pieces
+rank a token among all tokens of the optimizer step (`step_wide`), so they choose once for the step,
+before the micro-batches. Whatever is dropped keeps its place in the denominator. A piece that gives a gradient of its
+own, also to tokens whose advantage is 0, says so (`teaches_alone`).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from proximo.maths.arithmetic import count_of, row_mean
+from proximo.tensor_types import Bool, Float, Int
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What a choice of tokens may depend on. No gradient flows through any of it."""
+
+    logprobs: Float[Tensor, "B T"]
+    sampler_logprobs: Float[Tensor, "B T"]
+    """The sampler's own where it gave them, else the anchor's."""
+    advantages: Float[Tensor, "B T"]
+    through: Float[Tensor, "B T"]
+    entropy: Float[Tensor, "B T"] | None
+    mask: Bool[Tensor, "B T"]
+
+
+@dataclass(frozen=True)
+class ClipCovariance:
+    """Drops a few random tokens whose covariance of advantage and log-prob lies in (low, high). Clip-Cov."""
+
+    share: float = 2e-4
+    """Of all sampled tokens of the step, rounded; at least one token."""
+    low: float = 1.0
+    high: float = 5.0
+    step_wide: ClassVar[bool] = True
+    teaches_alone: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_share(self.share)
+
+    def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
+        covariance = token_covariance(candidates)
+        # A token the clip already blocks has no gradient to drop.
+        is_open = candidates.through[candidates.mask] > 0
+        eligible = (is_open & (covariance > self.low) & (covariance < self.high)).nonzero().squeeze(1)
+        device = "cpu" if generator is None else generator.device
+        order = torch.randperm(len(eligible), generator=generator, device=device).to(eligible.device)
+        return _at(eligible[order[: _count(self.share, candidates.mask)]], candidates.mask)
+
+    def apply(
+        self, losses: Float[Tensor, "B T"], log_ratio: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"]
+    ) -> Float[Tensor, "B T"]:
+        return losses.masked_fill(chosen, 0.0)
+
+
+@dataclass(frozen=True)
+class KlCovariance:
+    """Adds coefficient · |log r| to the tokens of highest covariance, holding them near the old policy. KL-Cov."""
+
+    share: float = 2e-3
+    """Of all sampled tokens of the step, rounded; at least one token."""
+    coefficient: float = 1.0
+    step_wide: ClassVar[bool] = True
+    teaches_alone: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_share(self.share)
+
+    def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
+        return _highest(token_covariance(candidates), self.share, candidates.mask)
+
+    def apply(
+        self, losses: Float[Tensor, "B T"], log_ratio: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"]
+    ) -> Float[Tensor, "B T"]:
+        return torch.where(chosen, losses + self.coefficient * log_ratio.abs(), losses)
+
+
+@dataclass(frozen=True)
+class TopEntropy:
+    """Drops all but the given share of tokens, those of highest entropy."""
+
+    share: float = 0.2
+    step_wide: ClassVar[bool] = True
+    teaches_alone: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_share(self.share)
+
+    def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
+        if candidates.entropy is None:
+            raise ValueError("entropy is None: TopEntropy needs the entropy of each token's distribution")
+        return candidates.mask & ~_highest(candidates.entropy[candidates.mask], self.share, candidates.mask)
+
+    def apply(
+        self, losses: Float[Tensor, "B T"], log_ratio: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"]
+    ) -> Float[Tensor, "B T"]:
+        return losses.masked_fill(chosen, 0.0)
+
+
+@dataclass(frozen=True)
+class OffPolicyMask:
+    """Drops a completion with A < 0 that the policy has moved away from: mean(log μ − log π) > threshold."""
+
+    threshold: float = 0.1
+    step_wide: ClassVar[bool] = False
+    teaches_alone: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.threshold <= 0:
+            raise ValueError(f"select.threshold is {self.threshold}: give the largest drift allowed, say 0.1")
+
+    def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
+        drift = row_mean(candidates.sampler_logprobs - candidates.logprobs, candidates.mask)
+        return candidates.mask & (candidates.advantages < 0) & (drift > self.threshold)
+
+    def apply(
+        self, losses: Float[Tensor, "B T"], log_ratio: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"]
+    ) -> Float[Tensor, "B T"]:
+        return losses.masked_fill(chosen, 0.0)
+
+
+Selection = ClipCovariance | KlCovariance | TopEntropy | OffPolicyMask
+
+
+def token_covariance(candidates: Candidates) -> Float[Tensor, " N"]:
+    """(A − mean A)·(log π − mean log π) of each sampled token, in order; means over the step."""
+    advantages, logprobs = candidates.advantages[candidates.mask], candidates.logprobs[candidates.mask]
+    if not len(advantages):
+        return advantages
+    return (advantages - advantages.mean()) * (logprobs - logprobs.mean())
+
+
+def _count(share: float, mask: Bool[Tensor, "B T"]) -> int:
+    return max(1, count_of(share, int(mask.sum())))
+
+
+def _highest(values: Float[Tensor, " N"], share: float, mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+    """True at the sampled tokens of the highest values."""
+    return _at(values.topk(min(_count(share, mask), len(values))).indices, mask)
+
+
+def _at(positions: Int[Tensor, " K"], mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+    """True at these of the sampled tokens. Choices are made among them alone, so padding cannot matter."""
+    is_chosen = torch.zeros_like(mask[mask])
+    is_chosen[positions] = True
+    return torch.zeros_like(mask).masked_scatter(mask, is_chosen)
+
+
+def _check_share(share: float) -> None:
+    if not 0 < share <= 1:
+        raise ValueError(f"select.share is {share}: give a share of the step's tokens, above 0 and at most 1")

@@ -1,0 +1,212 @@
+"""How prompts and completions are laid out for a forward pass, and which state predicts which token.
+
+Packed: one row without padding; each prompt once, followed by its completions, whose positions continue the
+prompt's. Padded: one row per completion, its prompt repeated; the reference. `predictors` is the only place in
+the project where anything is shifted by one.
+
+All of it is arithmetic of indices, done where the batch lives, on the CPU; only what is finished goes to a device.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from proximo.models.packing.flex import BLOCK, FlexReader, filled_up, flex_reader, padded_length
+from proximo.models.packing.packed import PackedReader, packed_reader
+from proximo.tensor_types import Bool, Int
+from proximo.types import sent
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the tokens that something is predicted from stand among the positions of a pass, flattened."""
+
+    prompts: Int[Tensor, " S"]
+    """The prompt of each stretch: packed, each prompt once; padded, one for every row."""
+    prompt_tokens: Int[Tensor, " M"]
+    """Stretch by stretch."""
+    completion_tokens: Int[Tensor, " D"]
+    """Row by row."""
+    consumed: Bool[Tensor, "B T"]
+    """True at those D: all but the last of each row."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    tokens: Int[Tensor, "R S"]
+    """[1, N], or R blocks of S where attention goes by blocks. A completion's last token is left out: nothing is
+    predicted from it."""
+    positions: Int[Tensor, "R S"]
+    predictors: Int[Tensor, " C"]
+    """The place among the R · S whose state predicts each completion token, row by row."""
+    places: Places
+    reader: PackedReader | FlexReader
+
+    def to(self, device: torch.device) -> "Packed":
+        """What a pass reads; the places stay where they are."""
+        return replace(
+            self,
+            tokens=sent(self.tokens, device),
+            positions=sent(self.positions, device),
+            predictors=sent(self.predictors, device),
+            reader=self.reader.to(device),
+        )
+
+
+@dataclass(frozen=True)
+class Padded:
+    tokens: Int[Tensor, "B S"]
+    mask: Bool[Tensor, "B S"]
+    predictors: Int[Tensor, " C"]
+    """The place among the B·S, flattened, whose state predicts each completion token, row by row."""
+    places: Places
+
+    def to(self, device: torch.device) -> "Padded":
+        """What a pass reads; the places stay where they are."""
+        return replace(
+            self,
+            tokens=sent(self.tokens, device),
+            mask=sent(self.mask, device),
+            predictors=sent(self.predictors, device),
+        )
+
+
+def pack(
+    prompts: Sequence[Sequence[int]],
+    tokens: Int[Tensor, "B T"],
+    lengths: Int[Tensor, " B"],
+    group: Int[Tensor, " B"],
+    *,
+    in_blocks: bool = False,
+) -> Packed:
+    """Prompts that no row belongs to are left out; the rows of a group stand behind their prompt in any given order.
+
+    With `in_blocks` the row is padded to whole blocks, and so are spans that almost end with one: for attention that
+    goes by blocks.
+    """
+    used, member = group.unique(return_inverse=True)
+    flat_prompts, prompt_lengths = _prompts(prompts, used)
+    own = (lengths - 1).clamp(min=0)
+    prompt_rooms, rooms = (filled_up(prompt_lengths), filled_up(own)) if in_blocks else (prompt_lengths, own)
+    totals = prompt_rooms.index_add(0, member, rooms)
+    prompt_starts = _before(totals)
+    # Before a completion stand the prompts up to its own and the completions of the rows that come earlier.
+    order = member.argsort(stable=True)
+    starts = torch.empty_like(own)
+    starts[order] = prompt_rooms.cumsum(0)[member[order]] + _before(rooms[order])
+
+    prompt_places, places = _ranges(prompt_starts, prompt_lengths), _ranges(starts, own)
+    consumed = torch.arange(tokens.shape[1]) < own[:, None]
+    size = int(totals.sum())
+    packed = torch.zeros(padded_length(size) if in_blocks else size, dtype=torch.long)
+    packed[prompt_places] = flat_prompts
+    packed[places] = tokens[consumed]
+    positions = torch.zeros_like(packed)
+    positions[prompt_places] = _ranges(torch.zeros_like(prompt_lengths), prompt_lengths)
+    positions[places] = _ranges(prompt_lengths[member], own)
+    shape = (-1, BLOCK) if in_blocks else (1, -1)
+    reader = flex_reader if in_blocks else packed_reader
+    return Packed(
+        tokens=packed.reshape(shape),
+        positions=positions.reshape(shape),
+        predictors=predictors((prompt_starts + prompt_lengths - 1)[member], starts, lengths),
+        places=Places(used, prompt_places, places, consumed),
+        reader=reader(prompt_starts, prompt_lengths, starts, own, member),
+    )
+
+
+def pad(
+    prompts: Sequence[Sequence[int]], tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"], group: Int[Tensor, " B"]
+) -> Padded:
+    """Rows [prompt; completion], padded on the right."""
+    rows = [
+        torch.cat((torch.tensor(prompts[number]), row[:length]))
+        for number, row, length in zip(group.tolist(), tokens, lengths.tolist(), strict=True)
+    ]
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    sizes = torch.tensor([len(row) for row in rows])
+    width = padded.shape[1]
+    first = torch.arange(len(rows)) * width
+    starts, own = first + sizes - lengths, (lengths - 1).clamp(min=0)
+    return Padded(
+        tokens=padded,
+        mask=torch.arange(width) < sizes[:, None],
+        predictors=predictors(starts - 1, starts, lengths),
+        places=Places(
+            prompts=group,
+            prompt_tokens=_ranges(first, sizes - lengths),
+            completion_tokens=_ranges(starts, own),
+            consumed=torch.arange(tokens.shape[1]) < own[:, None],
+        ),
+    )
+
+
+def predictors(
+    prompt_ends: Int[Tensor, " B"], starts: Int[Tensor, " B"], lengths: Int[Tensor, " B"]
+) -> Int[Tensor, " C"]:
+    """The shift: a completion's first token is predicted at its prompt's end, token t at the completion's t − 1."""
+    places = _ranges(starts - 1, lengths)
+    nonempty = lengths > 0
+    places[_before(lengths)[nonempty]] = prompt_ends[nonempty]
+    return places
+
+
+def micro_batches(
+    prompt_lengths: Sequence[int], completion_lengths: Sequence[int], group: Sequence[int], token_budget: int
+) -> list[list[int]]:
+    """Row numbers of each micro-batch: whole groups, as few batches as fit under the budget, of even sizes.
+
+    Row b has `completion_lengths[b]` tokens after the prompt of `prompt_lengths[group[b]]`, which its group shares.
+    A group larger than the budget stands alone. The batches' tokens add up to the same whatever the budget.
+    """
+    if token_budget < 1:
+        raise ValueError(f"token_budget is {token_budget}: give the number of tokens that fit into memory at once")
+    rows: dict[int, list[int]] = {}
+    for row, number in enumerate(group):
+        rows.setdefault(number, []).append(row)
+    sizes = {number: prompt_lengths[number] + sum(completion_lengths[row] for row in rows[number]) for number in rows}
+    batches = _spread(sizes, token_budget)
+    return [sorted(row for number in batch for row in rows[number]) for batch in batches]
+
+
+def _spread(sizes: Mapping[int, int], budget: int) -> list[list[int]]:
+    """Largest first, each where it first fits: so many batches are enough. Then again, each into the emptiest of them:
+    a last one with little in it would keep a device no less busy than a full one."""
+    order = sorted(sizes, key=lambda number: (-sizes[number], number))
+    packed: list[list[int]] = []
+    room: list[int] = []
+    for number in order:
+        fitting = next((index for index, left in enumerate(room) if sizes[number] <= left), len(packed))
+        if fitting == len(packed):
+            packed.append([])
+            room.append(budget)
+        packed[fitting].append(number)
+        room[fitting] -= sizes[number]
+    even: list[list[int]] = [[] for _ in packed]
+    filled = [0] * len(packed)
+    for number in order:
+        emptiest = filled.index(min(filled))
+        if filled[emptiest] and filled[emptiest] + sizes[number] > budget:
+            return packed  # evenly they do not fit
+        even[emptiest].append(number)
+        filled[emptiest] += sizes[number]
+    return even
+
+
+def _prompts(prompts: Sequence[Sequence[int]], used: Int[Tensor, " P"]) -> tuple[Int[Tensor, " M"], Int[Tensor, " P"]]:
+    chosen = [prompts[number] for number in used.tolist()]
+    flat = torch.tensor([token for prompt in chosen for token in prompt], dtype=torch.long)
+    return flat, torch.tensor([len(prompt) for prompt in chosen])
+
+
+def _before(sizes: Int[Tensor, " R"]) -> Int[Tensor, " R"]:
+    """How much stands before each."""
+    return sizes.cumsum(0) - sizes
+
+
+def _ranges(starts: Int[Tensor, " R"], lengths: Int[Tensor, " R"]) -> Int[Tensor, " C"]:
+    """starts[0], starts[0] + 1, … (lengths[0] of them), starts[1], …"""
+    shifts = (starts - _before(lengths)).repeat_interleave(lengths)
+    return shifts + torch.arange(len(shifts))

@@ -1,0 +1,170 @@
+"""A completion in the making, and when it ends: the same for every engine that draws its own tokens."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from proximo.models.routing import UNKNOWN
+from proximo.models.tokens.tokenizing import ReplyReader
+from proximo.samplers import SamplingOptions
+from proximo.samplers.drawing import draw, signed, uniforms
+from proximo.tensor_types import Float, Int
+from proximo.types import Completion, Request
+
+DIVERGED = "the model's logits are NaN: its weights have diverged, go back to a checkpoint"
+
+
+@dataclass
+class Draft:
+    """What has been drawn so far of one sample."""
+
+    key: int
+    sample: int
+    """Which of its request's samples."""
+    prompt: tuple[int, ...]
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+    finish: Literal["stop", "length"] | None = None
+    """None while it goes on."""
+    routes: list[Int[Tensor, "L K"]] = field(default_factory=list)
+    """Where tokens went when they were read back; empty where that is not recorded."""
+    prompt_routes: Int[Tensor, "S L K"] | None = None
+
+    @property
+    def length(self) -> int:
+        """Prompt and completion."""
+        return len(self.prompt) + len(self.tokens)
+
+
+def drafts_of(requests: Sequence[Request]) -> list[list[Draft]]:
+    """An empty draft for each sample of each request."""
+    for number, request in enumerate(requests):
+        if not request.prompt_tokens:
+            raise ValueError(f"requests[{number}].prompt_tokens is empty: give at least one token, such as the BOS")
+        if request.num_samples < 1:
+            raise ValueError(f"requests[{number}].num_samples is {request.num_samples}: give at least 1")
+    return [
+        [Draft(request.key, sample, request.prompt_tokens) for sample in range(request.num_samples)]
+        for request in requests
+    ]
+
+
+@dataclass(frozen=True)
+class Pen:
+    """Writes the next token of drafts: draws it, and sees whether it was the last."""
+
+    tokenizer: PreTrainedTokenizerBase
+    end_tokens: frozenset[int]
+    options: SamplingOptions
+    seed: int
+    step: int
+
+    def __post_init__(self) -> None:
+        # Special tokens are no part of the text, so such a string would never be found.
+        special = [text for text in self.options.stop if text in self.tokenizer.all_special_tokens]
+        if special:
+            raise ValueError(f"stop has {special[0]!r}, a special token: leave it out, end-of-sequence always ends")
+
+    def write(self, drafts: Sequence[Draft], logits: Float[Tensor, "R V"]) -> None:
+        """One token for each unfinished draft, from the row of logits in its place."""
+        counters = [[signed(draft.key), draft.sample, len(draft.tokens)] for draft in drafts]
+        keys, samples, positions = torch.tensor(counters, device=logits.device).unbind(dim=1)
+        drawn = draw(logits, uniforms(self.seed, self.step, keys, samples, positions), self.options)
+        for draft, token, logprob, entropy in zip(drafts, *(each.tolist() for each in drawn), strict=True):
+            if logprob != logprob:
+                raise ValueError(DIVERGED)
+            draft.tokens.append(token)
+            draft.logprobs.append(logprob)
+            draft.entropies.append(entropy)
+            self._end(draft)
+
+    def take(self, draft: Draft, tokens: list[int], logprobs: list[float], entropies: list[float]) -> None:
+        """What a row has said so far, drawn elsewhere; what follows its end is not its."""
+        for count in range(len(draft.tokens) + 1, len(tokens) + 1) if self.options.stop else (len(tokens),):
+            draft.tokens, draft.logprobs, draft.entropies = tokens[:count], logprobs[:count], entropies[:count]
+            self._end(draft)
+            if draft.finish is not None:
+                return
+
+    def _end(self, draft: Draft) -> None:
+        """Whether its newest token was its last."""
+        if draft.tokens[-1] in self.end_tokens or self._stopped(draft):
+            draft.finish = "stop"
+        elif len(draft.tokens) == self.options.max_tokens:
+            draft.finish = "length"
+
+    def completion(self, draft: Draft, version: int) -> Completion:
+        assert draft.finish is not None
+        text = self._text(draft, draft.tokens)
+        return Completion(
+            tokens=tuple(draft.tokens),
+            logprobs=tuple(draft.logprobs),
+            entropies=tuple(draft.entropies),
+            text=text[: min((text.find(stop) for stop in self.options.stop if stop in text), default=len(text))],
+            finish=draft.finish,
+            version=version,
+            routes=_routes(draft),
+            prompt_routes=draft.prompt_routes,
+        )
+
+    def _stopped(self, draft: Draft) -> bool:
+        for stop in self.options.stop:
+            # A token of text has at least one byte; a few more keep the tail's first characters whole.
+            tail = self._tail(draft.tokens, len(stop.encode()) + 4)
+            if stop in self._text(draft, tail) and stop in self._text(draft, draft.tokens):
+                return True
+        return False
+
+    def _tail(self, tokens: list[int], count: int) -> list[int]:
+        """The last tokens that are part of the text: any number of special ones may lie between them."""
+        spoken = (token for token in reversed(tokens) if token not in self._read.special)
+        return [*islice(spoken, count)][::-1]
+
+    def _text(self, draft: Draft, tokens: list[int]) -> str:
+        return self._read(draft.prompt, tokens)
+
+    @cached_property
+    def _read(self) -> ReplyReader:
+        return ReplyReader(self.tokenizer)
+
+
+def _routes(draft: Draft) -> Int[Tensor, "T L K"] | None:
+    """None where they were not recorded; the last token was not read back."""
+    if draft.prompt_routes is None:
+        return None
+    assert len(draft.routes) == len(draft.tokens) - 1
+    return torch.stack([*draft.routes, torch.full_like(draft.prompt_routes[0], UNKNOWN)])
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Every token that ends a completion: models of conversations often have two."""
+    declared = model.generation_config.eos_token_id if model.generation_config else None
+    found: set[int] = set()
+    for tokens in (model.config.eos_token_id if declared is None else declared, tokenizer.eos_token_id):
+        if isinstance(tokens, int):
+            found.add(tokens)
+        elif tokens is not None:
+            found.update(int(token) for token in tokens)
+    return frozenset(found)
+
+
+@contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """No dropout and no gradients inside; the learner finds its model as it left it."""
+    training = [module for module in model.modules() if module.training]  # often none, and then nothing is set
+    for module in training:
+        module.training = False
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module in training:
+            module.training = True

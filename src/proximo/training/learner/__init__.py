@@ -1,0 +1,1 @@
+"""The learner: forward and backward passes, the optimizer, and the guard around every update."""

@@ -1,0 +1,163 @@
+"""A mixture of experts in training: which routes are replayed, whether they fit, and the balance of the load."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from proximo.algorithms import Algorithm
+from proximo.maths.pieces.extras import RouterBalance
+from proximo.models import Scores
+from proximo.models.routing import UNKNOWN, Agreement, Routes, needed_routers
+from proximo.tensor_types import Float, Int
+from proximo.training.config import Replay
+from proximo.training.learner.passes import Passes
+from proximo.types import Batch, Group, Stats
+
+LEAST_OVERLAP = 0.5
+"""Replayed choices that share less with the routers' own, before any update, are of other tokens or layers."""
+
+
+# The balance of the load
+
+
+@dataclass(frozen=True)
+class Balance:
+    """The routers' auxiliary loss, exact over micro-batches: the load is counted over the whole update first."""
+
+    loss: RouterBalance
+    chosen: int
+    """Experts for each token."""
+
+    @torch.no_grad()
+    def counted(self, passes: Passes, model: PreTrainedModel, batch: Batch) -> "CountedBalance":
+        """For one update: a pass over all its rows, without gradient."""
+        counts = torch.zeros((), dtype=torch.long, device=model.device)
+        for index in passes.parts(batch):
+            rows = batch.rows(index)
+            counts = counts + self.loss.assignments(_trained_logits(passes.scores(model, rows), rows), self.chosen)
+        return CountedBalance(self.loss, self.chosen * counts.double() / counts.sum().clamp(min=1))
+
+
+@dataclass(frozen=True)
+class CountedBalance:
+    loss: RouterBalance
+    load: Float[Tensor, " X"]
+    """Each expert's share of assignments over all layers and tokens that train: they sum to the experts of a token."""
+
+    def term(self, scores: Scores, rows: Batch, weights: Float[Tensor, "B T"]) -> tuple[Float[Tensor, ""], Stats]:
+        """These rows' part of an update's loss, coefficient included; the statistics are without it."""
+        logits = _trained_logits(scores, rows)
+        assert logits.requires_grad, "layers checkpointed in torch's reentrant way hide their routers' gradient"
+        tokens = self.loss(logits, self.load)
+        total = (tokens * weights[rows.mask].to(tokens.dtype)).sum()
+        return self.loss.coefficient * total, Stats(totals={"router_loss": total.detach()})
+
+
+def _trained_logits(scores: Scores, rows: Batch) -> Float[Tensor, "M L X"]:
+    """The routers' logits where the tokens of the mask are predicted."""
+    assert scores.router_logits is not None
+    return scores.router_logits[rows.mask.to(scores.states.where.device)[scores.states.where]]
+
+
+def balance_for(algorithm: Algorithm, model: PreTrainedModel) -> Balance | None:
+    """Where the algorithm asks for one."""
+    loss = next((extra for extra in algorithm.extras if isinstance(extra, RouterBalance)), None)
+    return loss and Balance(loss, needed_routers(model, f"extra is {loss}")[0].top_k)
+
+
+# Replay
+
+
+def check_replay(model: PreTrainedModel, replay: Replay | None) -> Replay | None:
+    """Refused where there is nothing to replay."""
+    if replay is not None:
+        needed_routers(model, f"replay is {replay!r}")
+    return replay
+
+
+def sampled_routes(groups: Sequence[Group]) -> Routes | None:
+    """As the sampler recorded them; completions without are unknown, and None where none has any."""
+    completions = [rollout.completion for group in groups for rollout in group.rollouts]
+    known = next((each.routes for each in completions if each.routes is not None), None)
+    if known is None:
+        return None
+    length = max(1, *(len(each.tokens) for each in completions))
+    rows = known.new_full((len(completions), length, *known.shape[1:]), UNKNOWN)
+    for row, completion in zip(rows, completions, strict=True):
+        if completion.routes is not None:
+            row[: len(completion.routes)] = completion.routes
+    prompts = []
+    for group in groups:
+        found = [each.completion.prompt_routes for each in group.rollouts if each.completion.prompt_routes is not None]
+        prompts.append(found[0] if found else known.new_full((len(group.prompt_tokens), *known.shape[1:]), UNKNOWN))
+    return Routes(tuple(prompts), rows)
+
+
+def to_replay(batch: Batch, replay: Replay | None) -> Batch:
+    """With the sampler's routes, where those are to be replayed."""
+    if replay != "sampler":
+        return batch
+    routes = sampled_routes(batch.groups)
+    if routes is None:
+        raise ValueError("replay is 'sampler', but no completion says its routes: sample with record_routes=True")
+    return replace(batch, routes=routes.rows, prompt_routes=routes.prompts)
+
+
+def with_routes(batch: Batch, index: Int[Tensor, " M"], routes: Routes | None) -> Batch:
+    """With what the old policy's pass recorded at some of the rows.
+
+    Of a row that was carried over from an earlier step they are the choices of the policy as it is now: those of the
+    policy that said it are gone.
+    """
+    if routes is None:
+        return batch
+    everywhere = routes.rows.new_full((len(batch), *routes.rows.shape[1:]), UNKNOWN)
+    return replace(batch, routes=everywhere.index_copy(0, index, routes.rows), prompt_routes=routes.prompts)
+
+
+Agreements = tuple[Agreement, Agreement] | None
+"""Of a pass's completions and of its prompts; None where nothing was replayed."""
+
+
+def agreement_stats(found: Agreements) -> Stats:
+    """Of the completions' tokens; `routing_metrics` reads them."""
+    if found is None:
+        return Stats()
+    completions, _ = found
+    return Stats(
+        totals={
+            "routing_positions": completions.positions,
+            "routing_equal": completions.equal.mean(),
+            "routing_changed": completions.changed,
+        }
+    )
+
+
+def routing_metrics(stats: Stats) -> dict[str, float]:
+    """Over all updates of a step: the share of equal experts, and of tokens whose experts differ in any layer."""
+    positions = stats.totals.get("routing_positions")
+    if not positions:
+        return {}
+    equal, changed = stats.totals["routing_equal"] / positions, stats.totals["routing_changed"] / positions
+    return {"routing_overlap": float(equal), "routing_changed": float(changed)}
+
+
+def check_agreement(parts: Sequence[Agreements]) -> None:
+    """Stop where what is replayed, before any update, is not what the routers would do.
+
+    Each layer by itself: in the first ones a choice depends on the token most, so a shift by one shows best there.
+    """
+    known = [part for part in parts if part is not None]
+    for what, found in zip(("completions", "prompts"), zip(*known, strict=True), strict=False):
+        overlap, layer = reduce(add, found).overlap.min(dim=0)
+        if overlap < LEAST_OVERLAP:
+            raise ValueError(
+                f"replay: before the step's first update only {overlap:.0%} of the experts replayed for the {what} in "
+                f"layer {int(layer)} are those that its router chooses (at least half are expected): the routes are of "
+                "other tokens, another layer or another model; use replay='old_policy', or mend what records them"
+            )

@@ -1,0 +1,268 @@
+"""What may be applied: an update of finite numbers, not out of all proportion, in passes that fit into memory.
+
+Not finite: one number among the tensors that an update reads (where the mask is set), the statistics it gives or its
+gradient is enough, and weights and optimizer stay as they are, bit for bit. A spike: a gradient that is many times the
+median of those before it. What is not applied does not enter that median, nor does a gradient of 0.
+"""
+
+import gc
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from proximo.maths.mismatch import MismatchStats
+from proximo.tensor_types import Float, Int
+from proximo.training.config import TrainingOptions
+from proximo.training.learner.memory import explaining_memory, first_line, is_out_of_memory, smaller_passes
+from proximo.training.learner.optimizer import POLICY, VALUE, Optimizer
+from proximo.training.learner.passes import OldScores, Passes
+from proximo.types import Batch, Stats
+
+WINDOW = 64
+"""Gradients that the median is taken of."""
+LEAST = 16
+"""Fewer say nothing: the first updates of a run differ for good reasons."""
+REPORTED = 100.0
+"""Times the median from which on a gradient is reported, where none is skipped."""
+READ = ("advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs", "values", "returns")
+"""What an update reads at the tokens it trains on."""
+
+Parts = list[tuple[Tensor, Tensor]]
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something that happened to a run, and what to do about it."""
+
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Why an update was not applied."""
+
+    reason: str
+    rows: Int[Tensor, " K"]
+    """Of the update: those with a number at fault, or all where it is in none of them."""
+    parameters: tuple[str, ...] = ()
+    """Whose gradients are not finite."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one optimizer update did."""
+
+    stats: Stats
+    gradient_norm: float
+    """Of the policy's parameters, before clipping."""
+    value_gradient_norm: float | None
+    """Of what the value model has beside them; None without one."""
+    first_gap: MismatchStats | None
+    """Of the sampler, on this update's rows, known where the policy had not been updated since sampling."""
+    rows: Int[Tensor, " M"]
+    """Of the step's batch."""
+    logprobs: Float[Tensor, "M T"]
+    """What the policy gave those rows just before the update; NaN where a dead row was skipped."""
+    entropy: Float[Tensor, "M T"]
+    """Of the distributions that those tokens were judged by, in the same way."""
+    skipped: Skipped | None = None
+    """None: it was applied."""
+    version: int = 0
+    """Updates that had been applied before it."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the passes of an update saw; its gradient lies with the parameters."""
+
+    stats: Stats = field(default_factory=Stats)
+    parts: Parts = field(default_factory=list)
+    """Rows that were run, and their log-probs."""
+    entropies: Parts = field(default_factory=list)
+    agreements: Sequence[Any] = ()
+    before: OldScores | None = None
+    """Of all rows, dead ones too, where the update first asked for them without a gradient, to choose among tokens."""
+
+
+def _of_all(parts: Parts, batch: Batch, before: Tensor | None) -> Float[Tensor, "M T"]:
+    """What is known of some rows, among all; NaN where one was not run."""
+    known = torch.full_like(batch.old_logprobs, torch.nan) if before is None else before.clone()
+    if parts:  # in one transfer: each waits for the device
+        index, values = (torch.cat(each) for each in zip(*parts, strict=True))
+        known[index] = values.to(known.dtype).cpu()
+    return known
+
+
+class Guard:
+    """Applies a learner's updates, or does not."""
+
+    def __init__(self, options: TrainingOptions, optimizer: Optimizer, model: PreTrainedModel) -> None:
+        self._options, self._optimizer = options, optimizer
+        self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        """Of the policy's parameters, as the optimizer has them."""
+        self._windows: dict[int, deque[float]] = {}
+        """The last gradient norms of each group of parameters."""
+        self._in_spell = False
+        """Whether the last update was a spike that has been reported."""
+        self.in_a_row = 0
+        """Updates skipped since the last that was applied."""
+        self.most_tokens: int | None = None
+        """In one pass, whatever is planned: more did not fit into memory."""
+        self._notices: list[Notice] = []
+
+    # One update
+
+    def unread(self, batch: Batch) -> Update | None:
+        """The skipped update of a batch that is not to be read: a loss would bound some of its numbers and go on."""
+        for name in READ:
+            tensor = getattr(batch, name)
+            if tensor is not None and (at_fault := (~tensor.isfinite() & batch.mask).any(dim=1)).any():
+                skipped = self._skip(f"{name} holds a number that is not finite", at_fault)
+                return self._update(batch, Found(), [math.nan, math.nan], skipped)
+        return None
+
+    def fitted(self, passes: Passes, batch: Batch, work: Callable[[Passes], Result]) -> tuple[Passes, Result]:
+        """Work in passes over a batch, begun anew in smaller ones for as long as memory runs out; the last ones."""
+        passes = passes.within(self.most_tokens)
+        while True:
+            try:
+                return passes, work(passes)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                failure = first_line(error)
+            # Not in the clause above: while an error is handled, the frames it went through keep their tensors.
+            self._optimizer.zero_grad()
+            passes = self._lighter(passes, batch, failure)
+            gc.collect()
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
+
+    def apply(self, batch: Batch, found: Found) -> Update:
+        """Each group of parameters is clipped apart: the value model's gradient must not shrink the policy's step."""
+        skipped: list[Skipped | None] = []
+
+        def accepts(norms: list[float]) -> bool:
+            skipped.append(self._refused(batch, found, norms))
+            return skipped[0] is None
+
+        with explaining_memory("the optimizer's own numbers do not fit; use a smaller model, or more memory"):
+            norms = self._optimizer.apply(self._options.max_gradient_norm, accepts)
+        return self._update(batch, found, norms, skipped[0])
+
+    def _update(self, batch: Batch, found: Found, norms: Sequence[float], skipped: Skipped | None) -> Update:
+        value_norm = norms[VALUE] if self._optimizer.held(VALUE) else None
+        before = found.before
+        logprobs = _of_all(found.parts, batch, before and before.logprobs)
+        entropy = _of_all(found.entropies, batch, before and before.entropy)
+        return Update(
+            found.stats, norms[POLICY], value_norm, None, torch.arange(len(batch)), logprobs, entropy, skipped
+        )
+
+    def _refused(self, batch: Batch, found: Found, norms: Sequence[float]) -> Skipped | None:
+        """Why a gradient is not to be applied, if so."""
+        broken = [name for name, value in found.stats.floats().items() if not math.isfinite(value)]
+        if broken or not all(map(math.isfinite, norms)):
+            names = self._broken_gradients()
+            where = [*broken, *(["the gradient"] if names or not broken else [])]
+            at_fault = torch.zeros(len(batch), dtype=torch.bool)
+            for index, logprobs in found.parts:
+                at_fault[index] = (~logprobs.isfinite().cpu() & batch.mask[index]).any(dim=1)
+            return self._skip(f"not finite: {', '.join(where[:4])}", at_fault, names)
+        if (skipped := self._spiked(batch, norms)) is not None:
+            return skipped
+        self.in_a_row = 0
+        return None
+
+    def _broken_gradients(self) -> tuple[str, ...]:
+        """Whose they are."""
+        value_names = [f"value model, parameter {number}" for number in range(len(self._optimizer.held(VALUE)))]
+        held = zip(self._names + value_names, self._optimizer.held(POLICY) + self._optimizer.held(VALUE), strict=True)
+        return tuple(name for name, each in held if each.grad is not None and not each.grad.isfinite().all())
+
+    def _spiked(self, batch: Batch, norms: Sequence[float]) -> Skipped | None:
+        sizes = [(norm, self._times(group, norm)) for group, norm in enumerate(norms)]
+        norm, times = max(sizes, key=lambda size: size[1])
+        if times <= (self._options.skip_spikes or REPORTED):
+            for group, each in enumerate(norms):
+                if each > 0:
+                    self._windows.setdefault(group, deque(maxlen=WINDOW)).append(each)
+            self._in_spell = False
+            return None
+        said = f"the gradient's norm is {norm:.3g}, {times:.3g} times the median of the last updates'"
+        if self._options.skip_spikes is not None:
+            return self._skip(said, torch.ones(len(batch), dtype=torch.bool))
+        if not self._in_spell:
+            self._notices.append(
+                Notice("spike", f"{said}; it was clipped and applied. training.skip_spikes leaves such updates out")
+            )
+        self._in_spell = True
+        return None
+
+    def _times(self, group: int, norm: float) -> float:
+        """How many times the median of its group's; 0 where that is not known yet."""
+        window = self._windows.get(group, ())
+        return norm / statistics.median(window) if len(window) >= LEAST else 0.0
+
+    def _skip(self, reason: str, at_fault: Tensor, parameters: tuple[str, ...] = ()) -> Skipped:
+        self.in_a_row += 1
+        rows = at_fault if at_fault.any() else torch.ones_like(at_fault)
+        return Skipped(reason, rows.nonzero().squeeze(1), parameters)
+
+    # A run
+
+    def _lighter(self, passes: Passes, batch: Batch, failure: str) -> Passes:
+        """Passes of fewer tokens, after one ran out of memory; from now on no pass has more."""
+        smaller = smaller_passes(passes, batch)
+        if smaller is None:
+            raise ValueError(
+                f"out of memory in a pass over a single group ({failure}): use a smaller training.group_size or "
+                "sampling.max_tokens, a smaller model, or a machine with more memory"
+            )
+        self.most_tokens = smaller.token_budget
+        self._notices.append(
+            Notice(
+                "out_of_memory",
+                f"a pass of {passes.token_budget} tokens ran out of memory ({failure}); it was done again, and all "
+                f"passes have {smaller.token_budget} at most from now on, with the same result. Begin there the next "
+                f"time: training.token_budget = {smaller.token_budget}",
+            )
+        )
+        return smaller
+
+    def take_notices(self) -> list[Notice]:
+        """Those since the last time."""
+        taken, self._notices = self._notices, []
+        return taken
+
+    def check(self) -> None:
+        """To be called when a step has been written down: too many skipped updates in a row end the run."""
+        most = self._options.most_skipped
+        if self.in_a_row >= most:
+            raise ValueError(
+                f"{self.in_a_row} updates in a row were skipped (training.most_skipped is {most}): "
+                "their rows are in the run's folder under evidence. Lower training.learning_rate, look at the rewards "
+                "for huge values, or go back to an earlier checkpoint"
+            )
+
+    def state(self) -> dict[str, Any]:
+        """Of plain numbers, for a checkpoint."""
+        return {
+            "windows": {str(group): list(window) for group, window in self._windows.items()},
+            "in_spell": self._in_spell,
+            "in_a_row": self.in_a_row,
+            "most_tokens": self.most_tokens,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._windows = {int(group): deque(window, maxlen=WINDOW) for group, window in state["windows"].items()}
+        self._in_spell, self.in_a_row, self.most_tokens = state["in_spell"], state["in_a_row"], state["most_tokens"]

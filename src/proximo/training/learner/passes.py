@@ -1,0 +1,137 @@
+"""Passes of models over a batch: minibatches for the updates, micro-batches that fit into memory.
+
+One rule of places: a batch lives on the CPU, and so does what is kept of a pass. A micro-batch is laid out there, and
+goes to the model's device for its pass and its loss; nothing waits for the device between two micro-batches.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from proximo.models import Scores, micro_batches, score_rows
+from proximo.models.routing import UNKNOWN, Routes
+from proximo.models.values import ValueModel
+from proximo.tensor_types import Float, Int
+from proximo.training.config import TrainingOptions
+from proximo.types import Batch
+
+
+@dataclass(frozen=True)
+class OldScores:
+    """What the policy thought before the first update."""
+
+    logprobs: Float[Tensor, "B T"]
+    entropy: Float[Tensor, "B T"]
+    values: Float[Tensor, "B T"] | None
+    """None without a value model."""
+    routes: Routes | None = None
+    """Where tokens went, where that was to be recorded."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """How a model is run over rows: the same way for every purpose."""
+
+    temperature: float
+    token_budget: int
+    entropy_gradient: bool = False
+    router_logits: bool = False
+    """Whether the routers' logits are kept, for a loss on them."""
+    is_planned: bool = False
+    """Whether the budget is for the memory of this machine."""
+
+    def within(self, most: int | None) -> "Passes":
+        """With so many tokens in one pass at most."""
+        return self if most is None or most >= self.token_budget else replace(self, token_budget=max(most, 1))
+
+    def parts(self, batch: Batch) -> Iterator[Int[Tensor, " M"]]:
+        """Row numbers of each micro-batch."""
+        prompts, lengths = [len(prompt) for prompt in batch.prompts], batch.lengths.tolist()
+        return map(torch.tensor, micro_batches(prompts, lengths, batch.group.tolist(), self.token_budget))
+
+    def scores(
+        self, model: PreTrainedModel, rows: Batch, *, record: bool = False, until: ExitStack | None = None
+    ) -> Scores:
+        """Routes that the rows bring are replayed, through a backward pass inside `until` too."""
+        return score_rows(
+            model,
+            rows,
+            temperature=self.temperature,
+            entropy_gradient=self.entropy_gradient,
+            routes=None if rows.routes is None else Routes(rows.prompt_routes, rows.routes),
+            record=record,
+            router_logits=self.router_logits,
+            until=until,
+        )
+
+    def with_values(
+        self,
+        model: PreTrainedModel,
+        value: ValueModel | None,
+        rows: Batch,
+        *,
+        record: bool = False,
+        until: ExitStack | None = None,
+    ) -> tuple[Scores, Float[Tensor, "B T"] | None]:
+        """The policy's scores and, from the same pass where that can be, the value before each token."""
+        if value is None:
+            return self.scores(model, rows, record=record, until=until), None
+        with value.beside(model):
+            scores = self.scores(model, rows, record=record, until=until)
+        return scores, value.estimate(rows, scores.states)
+
+    def values(self, model: PreTrainedModel, value: ValueModel, rows: Batch) -> Float[Tensor, "B T"]:
+        """Values alone; a gradient reaches nothing of the policy's."""
+        if not value.needs_policy:
+            return value.estimate(rows, None)
+        with torch.no_grad(), value.beside(model):
+            scores = self.scores(model, rows)
+        return value.estimate(rows, scores.states)
+
+    @torch.no_grad()
+    def without_gradient(
+        self, model: PreTrainedModel, batch: Batch, value: ValueModel | None = None, *, record: bool = False
+    ) -> OldScores:
+        """Over all rows; what is found is on the CPU."""
+        parts = list(self.parts(batch))
+        # Of each pass only what is asked for: its states and its routers' logits are not to outlive it.
+        found = [self._said(model, value, batch.rows(index), record) for index in parts]
+        blank = torch.zeros_like(batch.rollout_logprobs)
+        logprobs, entropy, values = blank.clone(), blank.clone(), None if value is None else blank
+        for index, each in zip(parts, found, strict=True):
+            logprobs[index], entropy[index] = each.logprobs.to(blank.dtype).cpu(), each.entropy.to(blank.dtype).cpu()
+            if values is not None:
+                assert each.values is not None
+                values[index] = each.values.to(blank.dtype).cpu()
+        routes = [(index, each.routes) for index, each in zip(parts, found, strict=True) if each.routes]
+        return OldScores(logprobs, entropy, values, joined(routes, batch))
+
+    def _said(self, model: PreTrainedModel, value: ValueModel | None, rows: Batch, record: bool) -> OldScores:
+        scores, values = self.with_values(model, value, rows, record=record)
+        return OldScores(scores.logprobs, scores.entropy, values, scores.routes)
+
+
+def minibatches(batch: Batch, options: TrainingOptions, random: torch.Generator) -> list[Int[Tensor, " M"]]:
+    """Row numbers of whole groups, shuffled, in minibatches no smaller than a full step's."""
+    groups = batch.group.unique()
+    order = groups[torch.randperm(len(groups), generator=random)]
+    size = max(1, options.groups // options.minibatches)
+    count = min(options.minibatches, max(1, len(groups) // size))
+    return [torch.isin(batch.group, part).nonzero().squeeze(1) for part in order.tensor_split(count) if len(part)]
+
+
+def joined(parts: Sequence[tuple[Int[Tensor, " M"], Routes]], batch: Batch) -> Routes | None:
+    """The routes of all rows from those of micro-batches, which hold whole groups: each prompt is in one of them."""
+    if not parts:
+        return None
+    rows = parts[0][1].rows.new_full((len(batch), *parts[0][1].rows.shape[1:]), UNKNOWN)
+    prompts = list(parts[0][1].prompts)
+    for index, routes in parts:
+        rows[index] = routes.rows
+        for number in batch.group[index].unique().tolist():
+            prompts[number] = routes.prompts[number]
+    return Routes(tuple(prompts), rows)

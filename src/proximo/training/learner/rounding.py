@@ -1,0 +1,82 @@
+"""How far two ways of computing the same numbers may differ by rounding alone, and what happens beyond that."""
+
+import math
+from dataclasses import dataclass
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from proximo.algorithms import Algorithm
+from proximo.maths.mismatch import MismatchStats
+from proximo.maths.pieces.gates import Clip
+from proximo.training.learner.optimizer import HALVES
+
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Where configs of transformers say how many experts a layer has."""
+MIXTURE_FACTOR = 10.0
+"""How many times wider a mixture's bound is: rounding may send a token to another expert."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How far two ways of computing the same may drift apart."""
+
+    mean: float
+    """Of log-probs, over tokens."""
+    largest: float
+    """Of a token's log-prob."""
+    relative: float
+    """Of all log-probs, or of a gradient, as a share of its norm."""
+    trusts: bool
+    """Whether a sampler that is the model itself must be close enough for the gate to take its word."""
+    stops: float
+    """Mean gap of log-probs, over the tokens of a step, beyond which a run stops: no rounding explains it."""
+
+
+# A step may have few tokens, and a model outside the fast path rounds its residual stream too: `stops` is far above
+# `mean`, and above `largest`, the bound of any one token. Chosen with margin, not measured. A fault moves them by nats.
+FLOAT32 = Bounds(mean=1e-4, largest=1e-4, relative=1e-4, trusts=True, stops=0.02)
+# bfloat16 rounds to 8 digits: 2⁻⁹ = 0.2 % of every state, a few hundred times on the way through some thirty layers
+# and, for a gradient, back. Errors of random sign grow with the root of their number: 0.2 % · √(10 · 30 · 2) = 5 % of a
+# gradient, and of a logit around 10 some 0.02, of which a log-prob sees the difference to its neighbours. The bounds
+# are twice that. What they are to find is far outside: a token or a mask in a wrong place moves log-probs by nats, a
+# wrong normaliser a gradient by tens of per cent.
+BFLOAT16 = Bounds(mean=2e-3, largest=0.1, relative=0.1, trusts=False, stops=0.25)
+
+
+def bounds_of(model: PreTrainedModel) -> Bounds:
+    return BFLOAT16 if model.dtype in HALVES else FLOAT32
+
+
+def is_mixture(config: PreTrainedConfig) -> bool:
+    """Whether tokens are routed to experts."""
+    text = config.get_text_config()
+    return any((getattr(text, name, None) or 0) > 1 for name in EXPERT_COUNTS)
+
+
+def most_gap(model: PreTrainedModel) -> float:
+    """The largest `sampler_gap` that rounding may explain, of a sampler that is the model itself."""
+    stops = bounds_of(model).stops
+    return min(stops * MIXTURE_FACTOR, 1.0) if is_mixture(model.config) else stops
+
+
+def check_gap(found: MismatchStats | None, most: float | None, model: PreTrainedModel) -> float | None:
+    """A ValueError where the sampler is not the policy; numbers that are not finite are the guard's to judge.
+
+    What is left to check: `most` again while nothing was measured, then None.
+    """
+    if found is None or most is None:
+        return most
+    if not math.isfinite(found.gap) or found.gap <= most:
+        return None
+    kind, precision = type(model).__name__, str(model.dtype).removeprefix("torch.")
+    remedy = "" if bounds_of(model) is FLOAT32 else "try dtype float32, or "
+    raise ValueError(
+        f"sampler_gap is {found.gap:.3g} nats per token at the first step, above {most:g}, the most that rounding in "
+        f"{precision} explains: {kind} is sampled from another distribution than the one it is trained on. Nothing "
+        f"was updated; {remedy}use another model, and report this with the output of proximo selfcheck"
+    )
+
+
+def gate_width(algorithm: Algorithm) -> float:
+    """The smallest log-ratio that matters to the gate; PPO's clip where the gate has no edge."""
+    return min(algorithm.gate.low, algorithm.gate.high) if isinstance(algorithm.gate, Clip) else 0.2

@@ -1,0 +1,1 @@
+"""Training from files: supervised fine-tuning, reward models, DPO."""

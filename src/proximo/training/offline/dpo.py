@@ -1,0 +1,158 @@
+"""Direct preference optimisation: a policy learns from ranked completions, without a reward model or sampling."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from proximo import toml
+from proximo.data import DataFile, read_rankings
+from proximo.maths.pairwise import Dpo, Ipo, ranked_pairs
+from proximo.models import Precision, load_model, load_tokenizer, pick_device, pick_dtype, score_rows
+from proximo.models.compiling import allow_compiling
+from proximo.models.shipped import resolve
+from proximo.tensor_types import Float
+from proximo.training.offline.encoding import Encoded, Prepared, Rows, prepare
+from proximo.training.offline.fitting import FitOptions, Fitted, fit_attempt
+from proximo.training.offline.reference import (
+    Reference,
+    Sums,
+    compute_reference,
+    micro_batched,
+    read_reference,
+    weights_fingerprint,
+    write_reference,
+)
+from proximo.training.offline.snapshots import once
+from proximo.training.runfolder.resume import Attempt
+
+
+@dataclass(frozen=True)
+class DpoConfig:
+    """Everything that decides a preference-tuned model's numbers."""
+
+    data: DataFile
+    """Completions that were ranked: chosen and rejected, or the best first."""
+    model: str = "tiny-arithmetic"
+    """Where to start: a folder, a run's folder, a hub id or a name that this package knows."""
+    reference: str | None = None
+    """What the policy is compared with. None: the model it starts from."""
+    reference_logprobs: str | None = None
+    """The reference.parquet of an earlier run with the same data and reference. None: computed before training."""
+    loss: Dpo | Ipo = field(default_factory=Dpo)
+    fit: FitOptions = field(default_factory=lambda: FitOptions(learning_rate=1e-6))
+    device: str = "auto"
+    """Where the model lives, as torch names it. `auto`: a GPU where there is one, else the CPU."""
+    dtype: Precision = "auto"
+    """Of the weights. `auto`: bfloat16 on a GPU, where the optimizer keeps float32 masters, and float32 on a CPU."""
+    compile: bool = True
+    """On a GPU: compile the layers, which takes some seconds once. On a CPU nothing is compiled either way."""
+    seed: int = 0
+
+
+def dpo(config: DpoConfig, folder: Path, say: Callable[[str], None], attempt: Attempt | None = None) -> Fitted:
+    """Check the data, ask the reference once, then train with one model in memory.
+
+    Example: dpo(DpoConfig(DataFile("pairs.jsonl"), model="runs/sft"), Path("runs/dpo"), print)
+    """
+    result = once(folder, toml.dumps(config), attempt, lambda taken: _dpo(config, taken, say))
+    return Fitted.from_dict(result, folder)
+
+
+def _dpo(config: DpoConfig, attempt: Attempt, say: Callable[[str], None]) -> dict[str, Any]:
+    """A `Fitted`, as it is kept."""
+    allow_compiling(config.compile)
+    path, device = resolve(config.model), pick_device(config.device)
+    dtype = pick_dtype(config.dtype, device)
+    reference_path = path if config.reference is None else resolve(config.reference)
+    tokenizer = load_tokenizer(path)
+    if load_tokenizer(reference_path).get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"reference is {config.reference!r}, model {config.model!r}: their vocabularies differ, so their "
+            "log-probs cannot be compared; use a reference with the model's own tokenizer"
+        )
+    data = prepare(config.data, read_rankings, tokenizer)
+    stored = None if config.reference_logprobs is None else read_reference(config.reference_logprobs, data)
+    model = load_model(reference_path, device=device, dtype=dtype)
+    data.check_room(model)
+    if stored is not None and stored.weights != weights_fingerprint(model):
+        raise ValueError(
+            f"reference_logprobs is {config.reference_logprobs!r}: it was computed by another model than "
+            f"{reference_path!r}; leave it out to compute it anew"
+        )
+    known = stored or compute_reference(model, data, config.fit.batch, config.fit.token_budget)
+
+    def report() -> None:
+        data.report(attempt.log, say)
+        write_reference(attempt.folder / "reference.parquet", known, data)
+
+    if reference_path != path:
+        del model  # before the next one is loaded, so that there is never more than one
+        model = load_model(path, device=device, dtype=dtype)
+        data.check_room(model)
+    stage = Preferences(model, data, known, config.loss, config.fit)
+    fitted = fit_attempt(attempt, stage, config.fit, tokenizer, config.seed, say, report)
+    return replace(fitted, skipped=len(data.mistakes)).to_dict()
+
+
+@dataclass(frozen=True)
+class Preferences:
+    """Rankings to learn from; each prompt counts the same, and all pairs of its completions alike.
+
+    DPO compares log-probs summed over a completion's tokens, IPO their means, the form its authors confirmed.
+    """
+
+    model: PreTrainedModel
+    data: Prepared
+    reference: Reference
+    loss: Dpo | Ipo
+    options: FitOptions
+
+    @property
+    def size(self) -> int:
+        return len(self.data.train)
+
+    def losses(self, items: Sequence[int]) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
+        rankings, sums = [self.data.train[item] for item in items], [self.reference.train[item] for item in items]
+        yield from self._losses(rankings, tuple(sums), len(items))
+
+    @torch.no_grad()
+    def held_out(self) -> dict[str, float]:
+        rankings, sums = self.data.held_out, self.reference.held_out
+        totals: dict[str, float] = {}
+        for loss, metrics in self._losses(rankings, sums, self.options.batch):
+            for name, value in {"loss": loss, **metrics}.items():
+                totals[name] = totals.get(name, 0.0) + float(value)
+        return totals
+
+    def _losses(
+        self, rankings: Sequence[Encoded], sums: Sums, batch: int
+    ) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
+        for numbers, rows in micro_batched(rankings, batch, self.options.token_budget):
+            known = [value for number in rows.group.unique().tolist() for value in sums[numbers[number]]]
+            yield self._loss(rows, known, 1 / len(rankings))
+
+    def _loss(self, rows: Rows, known: Sequence[float], share: float) -> tuple[Float[Tensor, ""], Mapping[str, Tensor]]:
+        """Of a micro-batch whose every prompt has this share of the step."""
+        logprobs = score_rows(self.model, rows).logprobs.sum(dim=1)
+        lengths = rows.lengths.to(logprobs)
+        size = lengths if isinstance(self.loss, Ipo) else torch.ones_like(lengths)
+        ratio = logprobs - torch.tensor(known, dtype=logprobs.dtype, device=logprobs.device)
+        pairs = ranked_pairs(rows.group).to(logprobs.device)
+        weights = share * pairs.weights.to(logprobs)
+        chosen, rejected = (ratio / size)[pairs.chosen], (ratio / size)[pairs.rejected]
+        metrics = {
+            "accuracy": chosen > rejected,
+            "margin": self.loss.beta * (chosen - rejected),
+            "chosen_reward": self.loss.beta * chosen,
+            "rejected_reward": self.loss.beta * rejected,
+            "chosen_logprob": (logprobs / size)[pairs.chosen],
+            "rejected_logprob": (logprobs / size)[pairs.rejected],
+            "drift": (ratio / lengths)[pairs.chosen],
+        }
+        loss = (self.loss(chosen, rejected) * weights).sum()
+        return loss, {name: (value.detach() * weights).sum() for name, value in metrics.items()}

@@ -1,0 +1,269 @@
+"""One loop for the stages that learn from files: fine-tuning, reward models, preferences."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from proximo.storage.folders import remove_folder
+from proximo.training.learner.optimizer import Optimizer
+from proximo.training.offline.schedule import FitOptions, Schedule
+from proximo.training.offline.snapshots import BestWeights, read_point, write_point
+from proximo.training.runfolder.checkpoints import CHECKPOINTS, Saver, save, saved
+from proximo.training.runfolder.log import RunLog
+from proximo.training.runfolder.resume import Attempt
+from proximo.training.runfolder.signals import Stop, Stopped
+
+SAID_EVERY = 10
+"""Steps between two lines of progress."""
+MOST_SKIPPED = 5
+"""Updates left out in a row, because they are not finite, at which a stage ends."""
+
+
+@runtime_checkable
+class Stage(Protocol):
+    """What is learned: a model, its training items by number, and how well it does on others."""
+
+    @property
+    def model(self) -> PreTrainedModel: ...
+
+    @property
+    def size(self) -> int:
+        """Training items."""
+        ...
+
+    def losses(self, items: Sequence[int]) -> Iterator[tuple[Tensor, Mapping[str, float | Tensor]]]:
+        """A weighted loss for each micro-batch, which add up to the step's exact loss; and sums which add up to its
+        metrics."""
+        ...
+
+    def held_out(self) -> dict[str, float]:
+        """Metrics on held-out data, `loss` among them; empty where there is none."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a finished stage has to say."""
+
+    steps: int
+    """Optimizer steps taken."""
+    best_step: int
+    """After which of them the checkpoint was taken; 0: held-out loss was never better than before."""
+    before: dict[str, float]
+    """Held-out metrics before training; empty without held-out data."""
+    best: dict[str, float]
+    """Held-out metrics of the checkpoint."""
+    stopped_early: bool
+    checkpoint: Path
+    seconds: float
+    skipped: int = 0
+    """Bad rows that were left out."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"checkpoint": self.checkpoint.name}
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any], folder: Path) -> "Fitted":
+        """Of a stage in this folder."""
+        return cls(**{**facts, "checkpoint": folder / CHECKPOINTS / facts["checkpoint"]})
+
+
+def fit(
+    stage: Stage,
+    options: FitOptions,
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    log: RunLog,
+    seed: int,
+    say: Callable[[str], None],
+    point: Path | None = None,
+    start: Callable[[], None] = lambda: None,
+) -> Fitted:
+    """Train, evaluate and save the best weights, which the model holds at the end.
+
+    The best have the lowest held-out loss, before training included; without held-out data they are the last.
+    `point` is where an earlier attempt has come to; `start` writes down that this one begins, when it is known that it
+    can go on from there.
+    """
+    devices = [stage.model.device] if stage.model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), Stop() as stop:
+        torch.manual_seed(seed)  # for models with dropout
+        fitting = _Fitting(stage, options, log, seed, say, stop)
+        fitting.begin(point, start)
+        fitting.run()
+    best = fitting.best
+    best.restore(stage.model)
+    log.settle()
+    checkpoint = save(log.folder, best.step, stage.model, tokenizer)
+    for other in saved(log.folder / CHECKPOINTS):
+        if other != checkpoint:  # of an earlier attempt, before something was changed
+            remove_folder(other)
+    return Fitted(
+        steps=fitting.step,
+        best_step=best.step,
+        before=fitting.before,
+        best=best.metrics,
+        stopped_early=fitting.step < fitting.schedule.steps,
+        checkpoint=checkpoint,
+        seconds=fitting.seconds,
+    )
+
+
+def fit_attempt(
+    attempt: Attempt,
+    stage: Stage,
+    options: FitOptions,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    say: Callable[[str], None],
+    report: Callable[[], None],
+) -> Fitted:
+    """`fit` as an attempt at a run, which begins when it is known that it can; `report` says what of."""
+
+    def start() -> None:
+        attempt.start()
+        report()
+
+    log, point = attempt.log, attempt.point
+    return fit(stage, options, tokenizer=tokenizer, log=log, seed=seed, say=say, point=point, start=start)
+
+
+class _Fitting:
+    """A stage on its way: between two steps all that the next depends on is here, in the model and in the optimizer."""
+
+    def __init__(
+        self, stage: Stage, options: FitOptions, log: RunLog, seed: int, say: Callable[[str], None], stop: Stop
+    ) -> None:
+        self.stage, self.options, self.log, self.say, self.stop = stage, options, log, say, stop
+        self.schedule = Schedule(stage.size, options, seed)
+        parameters = [each for each in stage.model.parameters() if each.requires_grad]
+        self.optimizer = Optimizer([parameters], learning_rate=options.learning_rate, weight_decay=options.weight_decay)
+        self.saver = Saver(log.event, lambda step, message: say(f"warning after step {step}: {message}"))
+        self.start, self.spent = time.perf_counter(), 0.0
+        self.step, self.is_evaluated, self.saved = 0, True, 0
+        """Steps done, whether the evaluation after the last has been made, and how many steps were done when saved."""
+        self.skipped = 0
+        """The last so many updates were not applied."""
+
+    @property
+    def seconds(self) -> float:
+        return self.spent + time.perf_counter() - self.start
+
+    def begin(self, point: Path | None, start: Callable[[], None]) -> None:
+        """From nothing, or from where an earlier attempt has come to."""
+        if point is None:
+            start()
+            self.log.rewind({}, 0)
+            self.before = self._evaluate(0)
+            patience = self.options.patience
+            if patience is not None and not self.before:
+                raise ValueError(f"fit.patience is {patience}, but no data is held out: leave it out, or hold some")
+            self.best = BestWeights(self.before, self.stage.model)
+            return
+        facts, weights = read_point(point, self.stage.model, self.optimizer)
+        start()
+        self.log.rewind(facts["sizes"], facts["step"])
+        self.step, self.is_evaluated, self.saved = facts["step"], facts["is_evaluated"], facts["step"]
+        self.before, self.spent, self.skipped = facts["before"], facts["seconds"], facts["skipped"]
+        self.best = BestWeights(facts["best"], self.stage.model)
+        self.best.step, self.best.misses, self.best.weights = facts["best_step"], facts["misses"], weights
+
+    def run(self) -> None:
+        """All steps, or as many as patience allows."""
+        try:
+            while not self._is_over():
+                self.stop.check()
+                self._step(self.step)
+                self.step, self.is_evaluated = self.step + 1, False
+        except Stopped:
+            self._save(again=False)
+            raise
+
+    def _is_over(self) -> bool:
+        """After what is due between two steps: an evaluation, a save."""
+        done, last = self.step, self.step == self.schedule.steps
+        if done and not self.is_evaluated and self.schedule.evaluates(done):
+            found = self._evaluate(done)
+            self.best.see(done, found, self.stage.model)
+        self.is_evaluated = True
+        if done and self.best.misses == self.options.patience:
+            self.say(f"stopped early: held-out loss was best after step {self.best.step}")
+            return True
+        if done and not last and done % self.options.save_every == 0:
+            self._save()
+        return last
+
+    def _save(self, *, again: bool = True) -> None:
+        """Unless nothing was done since the last time. `again`: whether there will be another."""
+        if self.step != self.saved and self.saver.save(self.step, self._write, again=again):
+            self.saved = self.step
+
+    def _write(self) -> None:
+        best = self.best
+        facts = {
+            "run": self.log.identity,
+            "step": self.step,
+            "is_evaluated": self.is_evaluated,
+            "before": self.before,
+            "best": best.metrics,
+            "best_step": best.step,
+            "misses": best.misses,
+            "skipped": self.skipped,
+            "sizes": self.log.settle(),
+            "seconds": self.seconds,
+        }
+        write_point(self.log.folder, facts, self.stage.model, self.optimizer, best.weights)
+
+    def _step(self, index: int) -> None:
+        start, step = time.perf_counter(), index + 1
+        rate = self.schedule.learning_rate(index)
+        self.optimizer.set_rates(rate)
+        self.stage.model.train()
+        self.optimizer.zero_grad()
+        total, sums = torch.zeros(()), dict[str, float | Tensor]()
+        for loss, part in self.stage.losses(self.schedule.items(index)):
+            loss.backward()
+            total = total.to(loss) + loss.detach()
+            sums |= {name: sums.get(name, 0.0) + value for name, value in part.items()}
+        norm = self.optimizer.clip(0, self.options.max_gradient_norm)
+        self.skipped = 0 if total.isfinite() and norm.isfinite() else self.skipped + 1
+        if not self.skipped:
+            self.optimizer.step()
+        metrics = {"loss": float(total)} | {name: float(value) for name, value in sums.items()}
+        self.log.metrics(step, metrics | {"gradient_norm": float(norm), "learning_rate": rate})
+        self.log.timings(step, {"update": time.perf_counter() - start})
+        if step % SAID_EVERY == 0 or step == self.schedule.steps:
+            self.say(f"step {step}/{self.schedule.steps}  {_summary(metrics)}")
+        if self.skipped:
+            self._tell_skipped(step)
+
+    def _tell_skipped(self, step: int) -> None:
+        """Raises ValueError where too many were skipped: nothing would be learned any more."""
+        message = "loss or gradient is not finite; weights untouched"
+        self.log.event(step, "skipped_update", message)
+        self.say(f"warning after step {step}: the update was skipped: {message}")
+        if self.skipped >= MOST_SKIPPED:
+            raise ValueError(
+                f"{self.skipped} updates in a row were skipped, since loss or gradient is not finite: lower "
+                "fit.learning_rate, and look at the data for what no model could say"
+            )
+
+    def _evaluate(self, step: int) -> dict[str, float]:
+        """Held-out metrics after so many steps."""
+        self.stage.model.eval()
+        with self.stop.anywhere():
+            metrics = self.stage.held_out()
+        if metrics:
+            self.log.metrics(step, {f"held_out/{name}": value for name, value in metrics.items()})
+            self.say(f"held-out {f'after step {step}' if step else 'before'}: {_summary(metrics)}")
+        return metrics
+
+
+def _summary(metrics: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())

@@ -1,0 +1,113 @@
+"""What a frozen model thinks of ranked completions: computed once, kept in a file, and never again in memory."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from transformers import PreTrainedModel
+
+from proximo.models import score_rows
+from proximo.training.offline.encoding import Encoded, Prepared, Rows, to_rows
+
+Sums = tuple[tuple[float, ...], ...]
+"""For each ranking, the log-prob of each of its completions, summed over its tokens."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    train: Sums
+    held_out: Sums
+    data: str
+    """Fingerprint of the tokens."""
+    weights: str
+    """Fingerprint of the model."""
+
+
+def micro_batched(items: Sequence[Encoded], batch: int, token_budget: int) -> Iterator[tuple[range, Rows]]:
+    """All items in order, in micro-batches: the numbers of some, and rows of theirs.
+
+    A pass over the same items is always split in the same way, so that a model agrees with itself to the last bit.
+    """
+    for start in range(0, len(items), batch):
+        numbers = range(start, min(start + batch, len(items)))
+        rows = to_rows(items[numbers.start : numbers.stop])
+        yield from ((numbers, rows.at(part)) for part in rows.parts(token_budget))
+
+
+@torch.no_grad()
+def compute_reference(model: PreTrainedModel, prepared: Prepared, batch: int, token_budget: int) -> Reference:
+    """One pass over everything."""
+
+    def sums(items: Sequence[Encoded]) -> Sums:
+        found: list[list[float]] = [[] for _ in items]
+        for numbers, rows in micro_batched(items, batch, token_budget):
+            logprobs = score_rows(model, rows).logprobs
+            for number, value in zip(rows.group.tolist(), logprobs.sum(dim=1).tolist(), strict=True):
+                found[numbers[number]].append(value)
+        return tuple(map(tuple, found))
+
+    return Reference(
+        sums(prepared.train), sums(prepared.held_out), data_fingerprint(prepared), weights_fingerprint(model)
+    )
+
+
+def write_reference(path: Path, reference: Reference, prepared: Prepared) -> None:
+    """One row for each completion; the fingerprints stand in the schema's metadata."""
+    rows = [
+        {"split": split, "place": item.place, "rank": rank, "tokens": len(tokens), "logprob": logprob}
+        for split, items, sums in (
+            ("train", prepared.train, reference.train),
+            ("held_out", prepared.held_out, reference.held_out),
+        )
+        for item, logprobs in zip(items, sums, strict=True)
+        for rank, (tokens, logprob) in enumerate(zip(item.completions, logprobs, strict=True))
+    ]
+    table = pa.Table.from_pylist(rows)
+    metadata = {"data": reference.data, "weights": reference.weights}
+    pq.write_table(table.replace_schema_metadata(metadata), path)
+
+
+def read_reference(path: str, prepared: Prepared) -> Reference:
+    """What `write_reference` has written; refused where it is of other tokens."""
+    try:
+        table = pq.read_table(path)
+        metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+        data, weights, logprobs = metadata["data"], metadata["weights"], table.column("logprob").to_pylist()
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise ValueError(
+            f"reference_logprobs is {path!r}: not a reference.parquet of an earlier run; {error}"
+        ) from error
+    if data != data_fingerprint(prepared):
+        raise ValueError(
+            f"reference_logprobs is {path!r}: it was computed for other data, or with another tokenizer, "
+            "data.max_tokens or data.held_out; leave it out to compute it anew"
+        )
+    flat = iter(logprobs)
+    train, held_out = (
+        tuple(tuple(next(flat) for _ in item.completions) for item in items)
+        for items in (prepared.train, prepared.held_out)
+    )
+    return Reference(train, held_out, data, weights)
+
+
+def data_fingerprint(prepared: Prepared) -> str:
+    """The same for the same tokens in the same order."""
+    digest = hashlib.sha256()
+    for split, items in (("train", prepared.train), ("held_out", prepared.held_out)):
+        for item in items:
+            digest.update(json.dumps((split, item.prompt, item.completions)).encode())
+    return digest.hexdigest()
+
+
+def weights_fingerprint(model: PreTrainedModel) -> str:
+    """The same for the same numbers under the same names."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
+        digest.update(parameter.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,166 @@
+"""Supervised fine-tuning: imitate completions from a file, or a task's own reference answers."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from proximo import toml
+from proximo.data import DataFile, Example, Mistakes, read_examples
+from proximo.maths.pieces.extras import supervised_loss
+from proximo.maths.pieces.weights import TokenMean
+from proximo.models import (
+    Precision,
+    load_model,
+    load_tokenizer,
+    pick_device,
+    pick_dtype,
+    score_rows,
+    tiny_model,
+    tiny_tokenizer,
+    with_precision,
+)
+from proximo.models.compiling import allow_compiling
+from proximo.models.shipped import resolve
+from proximo.tasks import Arithmetic, Split, Task, TaskOptions
+from proximo.tensor_types import Float
+from proximo.training.offline.encoding import Encoded, Prepared, Rows, encode, prepare, to_rows
+from proximo.training.offline.fitting import FitOptions, Fitted, fit_attempt
+from proximo.training.offline.snapshots import once
+from proximo.training.runfolder.resume import Attempt
+
+
+@dataclass(frozen=True)
+class References:
+    """A task's own answers to its own problems; its held-out problems are held out here, too."""
+
+    task: TaskOptions = field(default_factory=Arithmetic)
+    examples: int = 10_000
+    """Problems that make one epoch; a task that has fewer gives all it has."""
+    max_tokens: int = 2048
+    """Of a prompt and its answer together."""
+
+    def __post_init__(self) -> None:
+        if self.examples < 1 or self.max_tokens < 2:
+            raise ValueError(
+                f"data.examples is {self.examples}, data.max_tokens {self.max_tokens}: give at least 1 and 2"
+            )
+
+
+@dataclass(frozen=True)
+class SftConfig:
+    """Everything that decides a fine-tuned model's numbers."""
+
+    data: DataFile | References = field(default_factory=References)
+    """What to imitate."""
+    model: str | None = None
+    """A folder, a run's folder or a hub id to start from. None: a new tiny model, which knows ASCII only."""
+    fit: FitOptions = field(default_factory=FitOptions)
+    dynamic: bool = False
+    """Dynamic fine-tuning (DFT): each token's loss times its own probability, held constant."""
+    device: str = "auto"
+    """Where the model lives, as torch names it. `auto`: a GPU where there is one, else the CPU."""
+    dtype: Precision = "auto"
+    """Of the weights. `auto`: bfloat16 on a GPU, where the optimizer keeps float32 masters, and float32 on a CPU."""
+    compile: bool = True
+    """On a GPU: compile the layers, which takes some seconds once. On a CPU nothing is compiled either way."""
+    seed: int = 0
+
+
+def sft(config: SftConfig, folder: Path, say: Callable[[str], None], attempt: Attempt | None = None) -> Fitted:
+    """Fine-tune into a run folder; data that cannot be used is refused before the model loads.
+
+    Example: sft(SftConfig(DataFile("chats.jsonl"), model="runs/base"), Path("runs/sft"), print)
+    """
+    result = once(folder, toml.dumps(config), attempt, lambda taken: _sft(config, taken, say))
+    return Fitted.from_dict(result, folder)
+
+
+def _sft(config: SftConfig, attempt: Attempt, say: Callable[[str], None]) -> dict[str, Any]:
+    """A `Fitted`, as it is kept."""
+    path = None if config.model is None else resolve(config.model)
+    tokenizer = tiny_tokenizer() if path is None else load_tokenizer(path)
+    data = _prepared(config, tokenizer)
+    allow_compiling(config.compile)
+    device = pick_device(config.device)
+    model = tiny_model(seed=config.seed) if path is None else load_model(path)
+    model = with_precision(model, pick_dtype(config.dtype, device))
+    model.to(device=device)  # pyright: ignore[reportCallIssue]
+    data.check_room(model)
+    stage = Supervised(model, data.train, data.held_out, token_budget=config.fit.token_budget, dynamic=config.dynamic)
+    fitted = fit_attempt(attempt, stage, config.fit, tokenizer, config.seed, say, lambda: data.report(attempt.log, say))
+    return replace(fitted, skipped=len(data.mistakes)).to_dict()
+
+
+class Supervised:
+    """−log π of the completions' tokens: a token mean over each optimizer step, prompts never count."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        train: Sequence[Encoded],
+        held_out: Sequence[Encoded],
+        *,
+        token_budget: int,
+        dynamic: bool = False,
+    ) -> None:
+        self.model = model
+        self.size = len(train)
+        self._train, self._held_out = train, held_out
+        self._token_budget, self._dynamic = token_budget, dynamic
+
+    def losses(self, items: Sequence[int]) -> Iterator[tuple[Tensor, Mapping[str, float | Tensor]]]:
+        rows = to_rows([self._train[item] for item in items])
+        weights = TokenMean()(rows.mask, rows.group)
+        for part in rows.parts(self._token_budget):
+            losses = supervised_loss(self._logprobs(rows.at(part)), self._dynamic)
+            yield (losses * weights[part].to(losses)).sum(), {"tokens": float(rows.lengths[part].sum())}
+
+    @torch.no_grad()
+    def held_out(self) -> dict[str, float]:
+        """The token mean of −log π, never the dynamic loss, which a model can lower by being unsure."""
+        if not self._held_out:
+            return {}
+        rows = to_rows(self._held_out)
+        parts = [self._logprobs(rows.at(part)).double().sum() for part in rows.parts(self._token_budget)]
+        loss = -float(torch.stack(parts).sum()) / int(rows.lengths.sum())
+        return {"loss": loss, "perplexity": math.exp(min(loss, 80.0))}
+
+    def _logprobs(self, rows: Rows) -> Float[Tensor, "B T"]:
+        return score_rows(self.model, rows).logprobs
+
+
+def _prepared(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> Prepared:
+    if isinstance(config.data, DataFile):
+        return prepare(config.data, read_examples, tokenizer)
+    data, mistakes = config.data, Mistakes()
+    train = reference_examples(data.task, "train", data.examples, config.seed)
+    held_out = reference_examples(data.task, "held_out", None, config.seed)
+    prepared = Prepared(
+        encode(tokenizer, train, data.max_tokens, mistakes),
+        encode(tokenizer, held_out, data.max_tokens, mistakes),
+        mistakes,
+    )
+    mistakes.refuse(f"data.task is {data.task}, with references that cannot be used:")
+    return prepared
+
+
+def reference_examples(task: Task, split: Split, count: int | None, seed: int) -> list[Example]:
+    """The first `count` problems of a split with the task's own answers; of a finite split no more than it has."""
+    known = [number for number in (count, task.size(split)) if number is not None]
+    assert known, "a held-out split is finite"
+    examples = []
+    for index in range(min(known)):
+        problem = task.problem(index, split, seed)
+        answer = task.reference(problem)
+        if answer is None:
+            raise ValueError(
+                f"data.task is {task}: it has no reference answer for {problem.id}, give completions in a file"
+            )
+        examples.append(Example(problem.id, problem.prompt, answer))
+    return examples

@@ -1,0 +1,1 @@
+"""Checks before any weights are loaded: configs, prompts, graders, memory."""

@@ -1,0 +1,156 @@
+"""What a run will need, before anything is loaded."""
+
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from proximo.models import free_bytes, pick_device, pick_dtype
+from proximo.models.loading import read_config, skeleton
+from proximo.models.shipped import resolve
+from proximo.models.values import OwnLayers, OwnModel
+from proximo.training.config import CPU_TOKENS, RunConfig
+from proximo.training.learner.memory import is_planned_on, plan_memory, room_for_activations, token_cost
+from proximo.training.learner.optimizer import HALVES
+
+
+def batch_arithmetic(config: RunConfig) -> list[str]:
+    """Prompts, completions, updates and tokens of a step and of the run."""
+    training = config.training
+    completions = training.groups * training.group_size
+    tokens = completions * config.sampling.max_tokens
+    most = config.most_generated
+    budget = [] if most is None else [f"no step begins once {most} tokens are sampled, which may be sooner"]
+    return [
+        f"a step: {training.groups} prompts × {training.group_size} completions = {completions} completions, "
+        f"at most {tokens} tokens sampled",
+        f"{training.updates} optimizer updates a step, {completions // training.minibatches} completions each",
+        f"{config.steps} steps: {config.steps * training.updates} updates, {config.steps * completions} completions, "
+        f"at most {config.steps * tokens} tokens",
+        *budget,
+        *_penalty(config),
+    ]
+
+
+def _penalty(config: RunConfig) -> list[str]:
+    if not config.algorithm.length_penalties:
+        return []
+    unit = f"{config.penalty_unit:g}, half of what a right answer earns more than a wrong one"
+    return config.penalty_remarks or [f"length penalty: in units of {unit}"]
+
+
+@dataclass(frozen=True)
+class Held:
+    """Weights that a run keeps in memory."""
+
+    role: str
+    parameters: int
+    trained: bool
+
+
+def held_models(config: RunConfig) -> list[Held]:
+    """Every set of weights, the policy's first. A head on the policy's trunk is a part of it, not a model."""
+    policy = skeleton(resolve(config.model))
+    held = [Held("policy", _count(policy), trained=True)]
+    if config.algorithm.needs_reference:
+        held.append(Held("reference", _count(policy), trained=False))
+    if config.mismatch is not None:
+        # The copy that samples, and a snapshot for each step that it may lag.
+        held.append(Held("mismatched sampler", (config.mismatch.lag + 2) * _count(policy), trained=False))
+    match config.value_options and config.value_options.form:
+        case OwnLayers(layers):
+            held.append(Held(f"value model's {layers} layers", _count(_last_layers(policy, layers)), trained=True))
+        case OwnModel(path):
+            model = policy if path is None else skeleton(resolve(path))
+            held.append(Held("value model", _count(model), trained=True))
+    return held + [
+        Held(f"reward model {judge.path}", _count(skeleton(resolve(judge.path))), trained=False)
+        for judge in config.rewards.models
+    ]
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    models: list[Held]
+    bytes_held: int
+    """Weights, gradients and optimizer; activations come on top."""
+    bytes_there: int
+    """What the device has: on a GPU what is free, on a CPU all of the machine's memory."""
+    lines: list[str]
+
+    @property
+    def fits(self) -> bool:
+        return self.bytes_held <= self.bytes_there
+
+    def facts(self) -> dict[str, Any]:
+        models = [asdict(each) for each in self.models]
+        return {"models": models, "bytes": self.bytes_held, "device_bytes": self.bytes_there, "fits": self.fits}
+
+
+def memory(config: RunConfig) -> MemoryEstimate:
+    """Weights, gradients and optimizer; and the activations on top, bounded by training.token_budget."""
+    held = held_models(config)
+    name = pick_device(config.device)
+    device, dtype = torch.device(name), pick_dtype(config.dtype, name)
+    bytes_held = sum(each.parameters * parameter_bytes(dtype, trained=each.trained) for each in held)
+    activations = _activations(config, device, dtype, bytes_held)
+    there = free_bytes(device) if device.type == "cuda" else machine_bytes()
+    parts = [f"{each.role} ({each.parameters / 1e6:.1f} M, {'trained' if each.trained else 'frozen'})" for each in held]
+    masters = ", float32 masters" if dtype in HALVES else ""
+    lines = [
+        f"models in memory: {len(held)}: {', '.join(parts)}",
+        f"memory: {bytes_held / 1e9:.2f} GB in {str(dtype).removeprefix('torch.')} (weights; where trained also "
+        f"gradients, two moments{masters}), {activations}",
+    ]
+    found = MemoryEstimate(held, bytes_held, there, lines)
+    if not found.fits:
+        has = f"{device} has {there / 1e9:.1f} GB{' free' * (device.type == 'cuda')}"
+        lines.append(f"does not fit: {bytes_held / 1e9:.1f} GB are needed before any activation, and {has}")
+    return found
+
+
+def machine_bytes() -> int:
+    """The memory of this machine, or of the container where that has less."""
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # not there, or `max`: no limit
+            sizes.append(int(Path(limit).read_text()))
+    return min(sizes)
+
+
+def parameter_bytes(dtype: torch.dtype, *, trained: bool) -> int:
+    """Of the weight itself and, where it is trained, of its float32 gradient, two moments and, in half, a master."""
+    return dtype.itemsize + (trained and (16 if dtype in HALVES else 3 * dtype.itemsize))
+
+
+def _activations(config: RunConfig, device: torch.device, dtype: torch.dtype, bytes_held: int) -> str:
+    training = config.training
+    if training.token_budget is not None or not is_planned_on(device):
+        return f"and the activations of {training.token_budget or CPU_TOKENS} tokens at most"
+    shape = read_config(resolve(config.model)).get_text_config()
+    free = room_for_activations(
+        free_bytes(device), pending=bytes_held, vocabulary=shape.vocab_size, hidden=shape.hidden_size
+    )
+    # Prompts come on top: they are not known yet, and the run looks again when it has them.
+    cost = token_cost(shape, dtype, compiled=config.compile)
+    plan = plan_memory(cost, free, training.group_size * config.sampling.max_tokens)
+    again = "; layers are run again in the backward pass, one group does not fit" if plan.checkpointed else ""
+    return (
+        f"and {free / 1e9:.0f} GB for activations: about {plan.token_budget} tokens in a pass, "
+        f"{(cost.checkpointed if plan.checkpointed else cost.kept) / 1e6:.2f} MB each{again}"
+    )
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _last_layers(model: PreTrainedModel, number: int) -> nn.Module:
+    layers = model.base_model.get_submodule("layers")
+    assert isinstance(layers, nn.ModuleList)
+    return layers[-number:]

@@ -1,0 +1,107 @@
+"""Everything a run refuses before it loads weights; `train --dry-run` asks the same questions."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from proximo.models import load_tokenizer, pick_device
+from proximo.models.inspecting import inspect
+from proximo.models.loading import has_score, read_config, skeleton
+from proximo.models.reward_models import check_scores
+from proximo.models.shipped import resolve
+from proximo.models.values import OwnModel, check_form
+from proximo.rewards.workers import close_workers
+from proximo.training.config import RunConfig
+from proximo.training.learner.experts import balance_for, check_replay
+from proximo.training.preflight.calibration import calibrate
+from proximo.training.preflight.prompts import check_prompts
+from proximo.training.reward_mixing import judged
+
+SHOWN = 20
+"""Rows left out that a dry run names."""
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What became known on the way."""
+
+    path: str
+    """The policy's folder or hub id."""
+    device: str
+    tokenizer: PreTrainedTokenizerBase
+    left_out: list[str]
+    """Rows of the data that the run does not use, and why."""
+
+
+def preflight(config: RunConfig) -> Preflight:
+    """Refuse a config whose device, data or models a run could not use; no weights are read."""
+    device = pick_device(config.device)
+    config.task.problem(0, "train", config.seed)
+    if config.task.size("held_out") == 0:
+        raise ValueError(
+            "task.held_out leaves no problem to evaluate on, which a run does before and after training: keep some"
+        )
+    path = resolve(config.model)
+    tokenizer = load_tokenizer(path)
+    _check_models(config, path, tokenizer)
+    return Preflight(path, device, tokenizer, check_prompts(config, path, tokenizer))
+
+
+def rehearse(config: RunConfig) -> list[str]:
+    """All that a run does before it loads weights, the grader's calibration included, and then no run. Returned are the
+    rows it would leave out, and what is odd about the grader."""
+    found = preflight(config)
+    if config.rewards.models:
+        return _counted(found.left_out)  # the models' weights would be loaded before the grader is calibrated
+    try:
+        remarks = calibrate(judged(config.task, config.rewards, found.tokenizer, config.dtype), config.seed)
+    finally:
+        close_workers()
+    return [*_counted(found.left_out), *remarks]
+
+
+def _counted(left_out: list[str]) -> list[str]:
+    """How many rows, and the first of them."""
+    if not left_out:
+        return []
+    more = [f"and {len(left_out) - SHOWN} more"] if len(left_out) > SHOWN else []
+    return [f"bad rows left out: {len(left_out)}", *left_out[:SHOWN], *more]
+
+
+def _check_models(config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    if has_score(read_config(path)):
+        raise ValueError(f"path {path!r} holds a reward model, which scores and cannot speak: give a causal model")
+    _check_weights(path)
+    form = config.value_options and config.value_options.form
+    if config.replay is not None or form is not None or config.algorithm.extras:
+        policy = skeleton(path)
+        check_replay(policy, config.replay)
+        balance_for(config.algorithm, policy)
+        if form is not None:
+            check_form(form, policy)
+    if isinstance(form, OwnModel) and form.path is not None:
+        _check_value_model(form.path, tokenizer)
+    for judge in config.rewards.models:
+        pick_device(judge.device)
+        folder = resolve(judge.path)
+        load_tokenizer(folder)
+        check_scores(folder)
+        _check_weights(folder)
+
+
+def _check_value_model(name: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """It must read the policy's tokens."""
+    path = resolve(name)
+    if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"value.form.path is {name!r}: its vocabulary is not the policy's, whose tokens it would have to "
+            "read; use a model of the same family"
+        )
+    _check_weights(path)
+
+
+def _check_weights(path: str) -> None:
+    """The headers of the files, where they are on this machine; of a model on the hub they come with the run."""
+    if Path(path).is_dir():
+        inspect(Path(path), weights=True)

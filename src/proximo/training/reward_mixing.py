@@ -1,0 +1,169 @@
+"""The task of a run whose reward is more than the task's own verdict, and the reward models behind it."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jinja2 import TemplateError
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerBase
+
+from proximo.models import Precision, load_tokenizer, pick_device, pick_dtype, prompt_tokens
+from proximo.models.positions import check_length
+from proximo.models.reward_models import completion_scores, load_reward_model
+from proximo.models.shipped import resolve
+from proximo.models.tokens.tokenizing import special_prefix
+from proximo.rewards.failures import TALLY, Failure, plain
+from proximo.tasks import RewardRange, Split, Task, reward_range
+from proximo.training.offline.encoding import Rows, completion_tokens
+from proximo.training.reward_mix import RewardMix, RewardModel, has_verdict
+from proximo.types import Completion, Grade, Problem
+
+Scorer = Callable[[Sequence[Problem], Sequence[Completion]], Sequence[float | None]]
+"""A rule or a reward model: one number for each completion, NaN where it is unscored, None where it is not its task."""
+
+
+def judged(task: Task, mix: RewardMix, tokenizer: PreTrainedTokenizerBase, dtype: Precision = "auto") -> Task:
+    """The task with the mix as its reward: itself, where its verdict is all; else reward models are loaded now."""
+    if mix.is_verdict:
+        return task
+    problem = task.problem(0, "train", 0)
+    for rule in mix.rules:
+        if rule.reward.needs_answer and problem.answer is None:
+            kind = type(rule.reward).__name__
+            raise ValueError(f"rewards.rules has {kind}, which needs an answer, but problem {problem.id} has none")
+    judges = [Judge(model, tokenizer, problem, dtype) for model in mix.models]
+    scorers: list[tuple[float, Scorer]] = [
+        (model.weight, judge) for model, judge in zip(mix.models, judges, strict=True)
+    ]
+    scorers += [(rule.weight, rule.reward) for rule in mix.rules]
+    while_sampling = not mix.models and task.while_sampling
+    return Judged(task, mix.task, dict(zip(mix.names, scorers, strict=True)), while_sampling)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A task whose completions are rewarded for more than, or for other things than, its own verdict."""
+
+    task: Task
+    weight: float
+    """Of the task's own reward."""
+    scorers: Mapping[str, tuple[float, Scorer]]
+    """By the name of the part, with its weight."""
+    while_sampling: bool = False
+    """Not with reward models: they would share the device with the sampler, and read many rows at once best."""
+
+    def size(self, split: Split) -> int | None:
+        return self.task.size(split)
+
+    def problem(self, index: int, split: Split, seed: int) -> Problem:
+        return self.task.problem(index, split, seed)
+
+    def reference(self, problem: Problem) -> str | None:
+        return self.task.reference(problem)
+
+    @property
+    def reward_range(self) -> RewardRange | None:
+        """Of the task's own verdict, which stays the outcome."""
+        return reward_range(self.task)
+
+    def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
+        """The outcome is the task's verdict; where there is none, of prompts alone or where the task's own function
+        returned None, it is the reward. A function that returns None for a completion takes no part in its reward."""
+        own = self.task.grade(problems, completions)
+        parts = {name: scorer(problems, completions) for name, (_, scorer) in self.scorers.items()}
+        weights = {name: weight for name, (weight, _) in self.scorers.items()}
+        grades = []
+        for row, grade in enumerate(own):
+            rewards = {"task": self.weight * grade.reward} if self.weight and grade.applies else {}
+            found = {name: scores[row] for name, scores in parts.items()}
+            rewards |= {name: weights[name] * finite(score) for name, score in found.items() if score is not None}
+            is_verdict = has_verdict(self.task) and grade.applies
+            outcome = grade.outcome if is_verdict else math.fsum(rewards.values()) if rewards else math.nan
+            grades.append(Grade(outcome, rewards, applies=bool(rewards)))
+        return grades
+
+
+def finite(score: float) -> float:
+    """Anything else is unscored."""
+    return score if math.isfinite(score) else math.nan
+
+
+class Judge:
+    """A reward model that reads the policy's completions: as tokens where both have the same, else as text."""
+
+    def __init__(
+        self, options: RewardModel, policy: PreTrainedTokenizerBase, problem: Problem, dtype: Precision = "auto"
+    ) -> None:
+        """`policy` is the policy's tokenizer; a prompt that cannot be read is found with the first problem."""
+        path = resolve(options.path)
+        own = load_tokenizer(path)
+        self.name, self.token_budget = options.path, options.token_budget
+        self.same_tokens = same_tokens(own, policy)
+        self.tokenizer = policy if self.same_tokens else own
+        try:
+            prompt_tokens(self.tokenizer, problem.prompt)
+        except (ValueError, TemplateError) as error:
+            raise ValueError(f"rewards.models has {options.path!r}, which cannot read {problem.id}: {error}") from error
+        device = pick_device(options.device)
+        self.model = load_reward_model(path, device=device, dtype=pick_dtype(dtype, device), fresh_head=False)
+
+    @torch.no_grad()
+    def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float]:
+        scores = torch.full((len(completions),), torch.nan)
+        readable, rows = self._rows(problems, completions)
+        for part in rows.parts(self.token_budget) if readable else ():
+            some = rows.at(part)
+            found = completion_scores(
+                self.model, prompts=some.prompts, tokens=some.tokens, lengths=some.lengths, group=some.group
+            )
+            scores[torch.tensor(readable)[part]] = found.to(scores)
+        return [finite(score) for score in scores.tolist()]
+
+    def _rows(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> tuple[list[int], Rows]:
+        """The completions that can be read, by number, in groups that share a prompt."""
+        prompts: dict[int, tuple[int, ...]] = {}
+        readable, said = [], []
+        for row, (problem, completion) in enumerate(zip(problems, completions, strict=True)):
+            try:
+                if id(problem) not in prompts:  # siblings share their problem
+                    prompts[id(problem)] = prompt_tokens(self.tokenizer, problem.prompt)
+                tokens = self._tokens(problem, completion)
+                check_length(self.model, len(prompts[id(problem)]), len(tokens))
+                said.append(torch.tensor(tokens, dtype=torch.long))
+                readable.append(row)
+            except (ValueError, TemplateError) as error:
+                message = plain(f"it cannot read a completion of {problem.id}: {error}")
+                TALLY.add(self.name, Failure("unreadable", message))
+        numbers = {key: number for number, key in enumerate(prompts)}
+        tokens = pad_sequence(said, batch_first=True) if said else torch.zeros(0, 0, dtype=torch.long)
+        lengths = torch.tensor([len(each) for each in said], dtype=torch.long)
+        return readable, Rows(
+            prompts=tuple(prompts.values()),
+            tokens=tokens,
+            lengths=lengths,
+            mask=torch.arange(tokens.shape[1]) < lengths.unsqueeze(1),
+            group=torch.tensor([numbers[id(problems[row])] for row in readable], dtype=torch.long),
+        )
+
+    def _tokens(self, problem: Problem, completion: Completion) -> tuple[int, ...]:
+        """A finished completion ends with an end token, a truncated one does not."""
+        finished = completion.finish == "stop"
+        if not self.same_tokens:
+            tokens = completion_tokens(self.tokenizer, problem.prompt, completion.text)
+            return tokens if finished else tokens[:-1]
+        tokens = completion.tokens
+        # One that a stop string ended has it in its tokens but not in its text, and no end token of its own.
+        is_open = finished and (not tokens or tokens[-1] not in self.tokenizer.all_special_ids)
+        return completion_tokens(self.tokenizer, problem.prompt, completion.text) if is_open else tokens
+
+
+def same_tokens(judge: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase) -> bool:
+    """Whether a judge can read a policy's tokens as they are: one vocabulary, one beginning and end, one chat."""
+    return (
+        judge.get_vocab() == policy.get_vocab()
+        and special_prefix(judge) == special_prefix(policy)
+        and judge.eos_token_id == policy.eos_token_id
+        and judge.chat_template in (None, policy.chat_template)
+    )

@@ -1,0 +1,1 @@
+"""Reinforcement learning: collect rollouts, assemble a batch, update, evaluate, repeat."""

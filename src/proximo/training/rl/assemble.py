@@ -1,0 +1,173 @@
+"""From groups to a batch of tensors: rewards shaped, advantages assigned, rows that do not train left out.
+
+Advantages are computed over the whole rollout batch, dropped groups included; only then do rows leave.
+Log-probs that the algorithm does not need are not computed.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, repeat
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proximo.algorithms import Algorithm
+from proximo.maths.mismatch import MismatchStats
+from proximo.maths.pieces.credit import advantages, returns_to_go
+from proximo.maths.pieces.keeping import trained_mask
+from proximo.models.values import HeadOnOwnModel
+from proximo.tensor_types import Bool, Float, Int
+from proximo.training.learner.experts import to_replay, with_routes
+from proximo.training.learner.learner import Learner
+from proximo.training.learner.memory import with_room
+from proximo.types import Batch, Completion, Group
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A batch ready for updates, and what became known on the way."""
+
+    batch: Batch
+    """The rows that train."""
+    everyone: Batch
+    """All rows of the step, those of dropped groups last."""
+    index: Int[Tensor, " M"]
+    """Which of all rows train."""
+    unscored: int
+    dead_rows: int
+    """Rows that train with an advantage of exactly 0."""
+    sampler_gap: MismatchStats | None
+    """Between the learner's log-probs and the sampler's; None where no pass was needed."""
+    earned: Float[Tensor, "B T"] | None
+    """What each token of the batch really went on to earn; None without a value model."""
+
+
+def assemble(
+    groups: Sequence[Group],
+    dropped: Sequence[Group],
+    learner: Learner,
+    completion_limit: int,
+    *,
+    penalty_unit: float = 1.0,
+) -> Assembled:
+    """Everything the updates of one step read. `penalty_unit`: see `RunConfig.penalty_unit`."""
+    algorithm, kl_reward = learner.algorithm, learner.kl_reward
+    everyone = to_replay(to_batch([*groups, *dropped]), learner.replay)
+    make_room(learner, everyone)
+    is_kept = everyone.group < len(groups)
+    # Credit over all rows needs every row's values or divergences; otherwise only rows that train are scored.
+    score_all = algorithm.advantage.needs_values or kl_reward is not None
+    scored_rows = (is_kept | score_all).nonzero().squeeze(1)
+    batch, gap = _with_scores(everyone, scored_rows, learner)
+
+    rewards = shaped_rewards(batch, algorithm, completion_limit, penalty_unit)
+    token_rewards = None
+    if kl_reward is not None:
+        assert batch.ref_logprobs is not None
+        token_rewards = kl_reward(batch.old_logprobs, batch.ref_logprobs, batch.mask)
+    feedback = {"rewards": rewards, "group": batch.group, "mask": batch.mask, "token_rewards": token_rewards}
+    credit, returns = advantages(algorithm, values=batch.values, **feedback)
+    earned = returns_to_go(algorithm, **feedback) if batch.values is not None else None
+    batch = replace(
+        batch,
+        rewards=rewards,
+        advantages=credit,
+        returns=returns,
+        mask=trained_mask(algorithm.keep, batch.mask, batch.truncated),
+    )
+    is_scored = ~torch.isnan(batch.rewards)
+    index = (is_kept & is_scored).nonzero().squeeze(1)
+    trains = batch.rows(index)
+    return Assembled(
+        batch=trains,
+        everyone=batch,
+        index=index,
+        unscored=int((is_kept & ~is_scored).sum()),
+        dead_rows=int(is_dead(trains).sum()),
+        sampler_gap=gap,
+        earned=None if earned is None else earned[index],
+    )
+
+
+def make_room(learner: Learner, batch: Batch) -> None:
+    """A budget for the memory that is there, unless one is given; here, where all that is sampled is known."""
+    if learner.options.token_budget is None:
+        value = learner.critic and learner.critic.model
+        models = [learner.model, value.model] if isinstance(value, HeadOnOwnModel) else [learner.model]
+        learner.passes = with_room(learner.passes, models, batch, learner.optimizer.pending_bytes)
+
+
+def is_dead(batch: Batch) -> Bool[Tensor, " B"]:
+    """Rows whose advantages are all 0: nothing to learn from but a KL or an extra term."""
+    return (batch.advantages == 0).all(dim=1)
+
+
+def shaped_rewards(
+    batch: Batch, algorithm: Algorithm, completion_limit: int, penalty_unit: float
+) -> Float[Tensor, " B"]:
+    """The graders' rewards plus the length penalties of stage 1."""
+    rewards = batch.rewards
+    for penalty in algorithm.length_penalties:
+        rewards = rewards + penalty(batch.lengths, completion_limit, penalty_unit).to(rewards.dtype)
+    return rewards
+
+
+def _with_scores(batch: Batch, index: Int[Tensor, " M"], learner: Learner) -> tuple[Batch, MismatchStats | None]:
+    """Fill in old and reference log-probs and values at the rows that need them.
+
+    A stale row was sampled before the latest update: only its sampler knows the policy that said it.
+    """
+    gap = None
+    rows = batch.rows(index)
+    if learner.needs_old_pass():
+        old = learner.old_scores(rows)
+        gap = learner.measure_gap(rows, old.logprobs)
+        known = torch.where(learner.is_stale(rows).unsqueeze(1), rows.rollout_logprobs, old.logprobs)
+        batch = replace(batch, old_logprobs=batch.old_logprobs.index_copy(0, index, known), values=old.values)
+        batch = with_routes(batch, index, old.routes)
+    if learner.reference is not None:
+        reference = torch.zeros_like(batch.old_logprobs)
+        batch = replace(batch, ref_logprobs=reference.index_copy(0, index, learner.reference_logprobs(rows)))
+    return batch, gap
+
+
+def _entropies(completion: Completion) -> Iterable[float]:
+    """Aligned with its tokens; NaN where its sampler does not say."""
+    return completion.entropies or repeat(math.nan, len(completion.tokens))
+
+
+def to_batch(groups: Sequence[Group]) -> Batch:
+    """Tensors of the groups' completions, before anything is computed from them."""
+    rollouts = [(number, rollout) for number, group in enumerate(groups) for rollout in group.rollouts]
+    completions = [rollout.completion for _, rollout in rollouts]
+    lengths = torch.tensor([len(completion.tokens) for completion in completions])
+    shape = (len(rollouts), max(1, int(lengths.max())))
+    where = torch.arange(shape[1]) < lengths.unsqueeze(1)
+    # All rows at once, by way of an array: a GPU waits while this is laid out.
+    tokens = np.fromiter(chain.from_iterable(completion.tokens for completion in completions), np.int64)
+    logprobs = np.fromiter(chain.from_iterable(completion.logprobs for completion in completions), np.float32)
+    tokens = torch.zeros(shape, dtype=torch.long).masked_scatter(where, torch.from_numpy(tokens))
+    logprobs = torch.zeros(shape, dtype=torch.float32).masked_scatter(where, torch.from_numpy(logprobs))
+    entropy = np.fromiter(chain.from_iterable(map(_entropies, completions)), np.float32)
+    entropy = torch.zeros(shape, dtype=torch.float32).masked_scatter(where, torch.from_numpy(entropy))
+    outcome = torch.tensor([rollout.grade.verdict for _, rollout in rollouts], dtype=torch.float64)
+    rewards = torch.tensor([rollout.grade.reward for _, rollout in rollouts], dtype=torch.float64)
+    return Batch(
+        prompts=tuple(group.prompt_tokens for group in groups),
+        tokens=tokens,
+        lengths=lengths,
+        mask=where,
+        group=torch.tensor([number for number, _ in rollouts]),
+        outcome=outcome,
+        rewards=rewards,
+        truncated=torch.tensor([completion.finish == "length" for completion in completions]),
+        version=torch.tensor([completion.version for completion in completions]),
+        rollout_logprobs=logprobs,
+        rollout_entropy=entropy,
+        old_logprobs=logprobs,
+        advantages=torch.zeros(shape, dtype=torch.float64),
+        groups=tuple(groups),
+        sibling=torch.tensor([number for group in groups for number in range(len(group.rollouts))]),
+    )

@@ -1,0 +1,147 @@
+"""A run that can be gone on with: where it stands is noted after each step, and saved now and then."""
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from proximo.tasks import Task
+from proximo.training.config import RunConfig
+from proximo.training.rl.collect import Collected
+from proximo.training.rl.evaluate import Evaluation
+from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, Holders, Saver, place, retain, save, step_of
+from proximo.training.runfolder.log import METRICS, RunLog
+from proximo.training.runfolder.state import Best, Standing, read_standing, write_standing
+
+
+class Keeper:
+    """Notes and saves where a run stands.
+
+    What is noted at a boundary between two steps is small and a copy; weights and moments are not copied. So a step
+    that is given up before its first update has changed nothing of what is saved.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        holders: Holders,
+        tokenizer: PreTrainedTokenizerBase,
+        log: RunLog,
+        warned: Callable[[int, str], None],
+    ) -> None:
+        """`warned` tells a person about a step."""
+        self._config, self._holders, self._tokenizer, self._log = config, holders, tokenizer, log
+        self._warned, self._saver = warned, Saver(log.event, warned)
+        self._saved: int | None = None
+        """The step of the newest checkpoint."""
+        self._former_best: Best | None = None
+        """Before the last evaluation."""
+        self._began, self._spent = time.perf_counter(), 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Spent on the run, earlier attempts included up to where they were gone on from."""
+        return self._spent + time.perf_counter() - self._began
+
+    def restored(self, point: Path, task: Task) -> Standing:
+        """Where a checkpoint stands, with all parts of the run brought there; nothing is written."""
+        refuse_fewer_steps(self._config, point)
+        standing = read_standing(point / STATE, task, self._config.seed)
+        self._holders.restore(point, standing)
+        self._saved, self._spent = standing.step, standing.seconds
+        return standing
+
+    def noted(self, standing: Standing) -> Standing:
+        """As everything is now."""
+        return self._holders.remember(
+            replace(standing, sizes=self._log.sizes(), seconds=self.seconds, run=self._log.identity)
+        )
+
+    def stepped(self, standing: Standing, collected: Collected) -> Standing:
+        """After a step."""
+        generated = standing.generated + collected.sampled_tokens
+        step = standing.step + 1
+        return self.noted(
+            replace(standing, step=step, frontier=collected.frontier, generated=generated, evaluated=False)
+        )
+
+    def evaluated(self, standing: Standing, found: Evaluation) -> Standing:
+        """After an evaluation between two steps."""
+        best = self._former_best = standing.best
+        if best is None or found.outcome > best.outcome:  # one that is not a number is no better than any
+            best = Best(standing.step, found.outcome) if found.outcome == found.outcome else best
+        return self.noted(replace(standing, evaluated=True, best=best))
+
+    def is_last(self, standing: Standing) -> bool:
+        """Whether the run ends here: all steps are done, or all tokens are sampled."""
+        most = self._config.most_generated
+        return standing.step >= self._config.steps or (most is not None and standing.generated >= most)
+
+    def consider(self, standing: Standing) -> Standing:
+        """Save, where that is due. One that could not be saved is not the best: the one before it stays."""
+        options, step = self._config.checkpoints, standing.step
+        is_best = options.keep_best and standing.best is not None and standing.best.step == step
+        if step and (step % options.every == 0 or self.is_last(standing) or is_best):
+            self.save(standing)
+        return replace(standing, best=self._former_best) if is_best and self._saved != step else standing
+
+    def save(self, standing: Standing, *, again: bool = True) -> None:
+        """Unless that has been done already. A failure is reported; the last checkpoint of a run must not fail.
+        `again`: whether there will be another."""
+        step, last = standing.step, self.is_last(standing)
+        if self._saved != step and self._saver.save(step, lambda: self._write(standing), last=last, again=again):
+            self._saved = step
+            self._retain(standing)
+
+    def path(self, step: int) -> Path:
+        return place(self._log.folder / CHECKPOINTS, step)
+
+    def _write(self, standing: Standing) -> None:
+        found = self._log.settle()
+        assert found == standing.sizes, f"rows were written behind the state's back: {found}, {standing.sizes}"
+
+        def state(folder: Path) -> None:
+            write_standing(folder, standing)
+            self._holders.write(folder, standing)
+
+        save(self._log.folder, standing.step, self._holders.learner.model, self._tokenizer, state)
+
+    def _retain(self, standing: Standing) -> None:
+        try:
+            best = None if standing.best is None else standing.best.step
+            retain(self._log.folder, self._config.checkpoints, standing.step, best)
+        except OSError as error:
+            message = f"an old checkpoint cannot be removed: {error}"
+            self._log.event(standing.step, "remove_failed", message)
+            self._warned(standing.step, message)
+
+
+def refuse_fewer_steps(config: RunConfig, point: Path | None) -> None:
+    """Raise ValueError for a run that is to end before where it stands."""
+    if point is None:
+        return
+    if step_of(point) > config.steps:
+        raise ValueError(
+            f"steps is {config.steps}, but {step_of(point)} are done: give as many at least, or use the checkpoint "
+            f"{point} as it is"
+        )
+    if config.most_generated is not None and (before := _generated_before(point)) >= config.most_generated:
+        raise ValueError(
+            f"most_generated is {config.most_generated}, but {before} tokens were sampled before the last of the "
+            f"{step_of(point)} steps that are done: give more than that, or use the checkpoint {point} as it is"
+        )
+
+
+def _generated_before(point: Path) -> int:
+    """Tokens sampled in all steps of a checkpoint but its last: a run that was to stop there would not have made it.
+    A damaged row counts for nothing: the checkpoint has what going on needs."""
+    metrics, total = point.parents[1] / METRICS, 0
+    for line in metrics.read_bytes().splitlines() if metrics.exists() else ():
+        with suppress(ValueError, KeyError, TypeError):
+            row = json.loads(line)
+            total += row["sampled_tokens"] if row["step"] < step_of(point) else 0
+    return total

@@ -1,0 +1,142 @@
+"""Sample, grade, and keep the groups worth training on.
+
+Dynamic sampling draws more until the step is full or its rounds are spent: it can neither hang nor end
+the run. Groups kept beyond what the step needs are carried over to the next one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from proximo.maths.pieces.keeping import Keep, KeepMixed
+from proximo.models import prompt_tokens
+from proximo.samplers import Sampler, SamplingOptions
+from proximo.tasks import Task
+from proximo.training.config import TrainingOptions
+from proximo.training.rl.grading import graded
+from proximo.types import Group, Problem, Request
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Where the data stands: the next unused problem, and groups already sampled for the next step."""
+
+    next_problem: int = 0
+    carried: tuple[Group, ...] = ()
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A step's worth of rollouts."""
+
+    groups: tuple[Group, ...]
+    """To be trained on."""
+    dropped: tuple[Group, ...]
+    """Sampled, but nothing to learn from: they count in statistics over the rollout batch."""
+    frontier: Frontier
+    rounds: int
+    sampled_tokens: int
+    """In this step, dropped and carried groups included."""
+    grading_seconds: float = field(default=0.0, compare=False)
+    """Waited for grades when a round had been sampled; a grader that keeps up with the sampler takes none."""
+
+    def outcomes(self) -> list[float]:
+        """Of everything that was sampled, dropped groups included; NaN where a grader failed."""
+        groups = [*self.groups, *self.dropped]
+        return [rollout.grade.outcome for group in groups for rollout in group.rollouts]
+
+    @property
+    def wasted_tokens(self) -> int:
+        return sum(num_tokens(group) for group in self.dropped)
+
+
+def num_tokens(group: Group) -> int:
+    return sum(len(rollout.completion.tokens) for rollout in group.rollouts)
+
+
+def is_mixed(group: Group) -> bool:
+    """Whether the scored outcomes of a group differ."""
+    outcome = torch.tensor([rollout.grade.verdict for rollout in group.rollouts], dtype=torch.float64)
+    return bool(KeepMixed()(outcome, torch.zeros(len(outcome), dtype=torch.long)).any())
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Everything that turns problems into groups."""
+
+    task: Task
+    sampler: Sampler
+    tokenizer: PreTrainedTokenizerBase
+    sampling: SamplingOptions
+    training: TrainingOptions
+    keep: Keep
+    seed: int
+
+    def collect(self, frontier: Frontier, *, step: int, version: int) -> Collected:
+        """Fill a step with groups to train on."""
+        kept, dropped = list(frontier.carried), []
+        next_problem, tokens, rounds, seconds = frontier.next_problem, 0, 0, 0.0
+        again: list[tuple[int, Problem]] = []
+        while len(kept) < self.training.groups and self._may_sample(rounds, tokens):
+            wanted = self._draws(len(kept), len(dropped))
+            drawn = again[:wanted]
+            fresh = wanted - len(drawn)
+            drawn += [(index, self._problem(index)) for index in range(next_problem, next_problem + fresh)]
+            next_problem += fresh
+            groups, waited = self._sample(drawn, step=step, version=version, round_number=rounds)
+            rounds, seconds = rounds + 1, seconds + waited
+            tokens += sum(num_tokens(group) for group in groups)
+            again = []
+            for (index, problem), group in zip(drawn, groups, strict=True):
+                if isinstance(self.keep, KeepMixed) and not is_mixed(group):
+                    dropped.append(group)
+                    if self.training.refill == "same_prompt":
+                        again.append((index, problem))
+                else:
+                    kept.append(group)
+        full = self.training.groups
+        return Collected(
+            groups=tuple(kept[:full]),
+            dropped=tuple(dropped),
+            frontier=Frontier(next_problem, tuple(kept[full:])),
+            rounds=rounds,
+            sampled_tokens=tokens,
+            grading_seconds=seconds,
+        )
+
+    def _may_sample(self, rounds: int, tokens: int) -> bool:
+        """The first round always; then while neither rounds nor tokens are spent."""
+        most = self.training.refill_tokens
+        return rounds == 0 or (rounds < self.training.refill_rounds and (most is None or tokens < most))
+
+    def _draws(self, num_kept: int, num_dropped: int) -> int:
+        """How many prompts to sample now: the missing ones over the share that was kept so far."""
+        missing = self.training.groups - num_kept
+        if not num_dropped:
+            return missing
+        share = max(num_kept / (num_kept + num_dropped), 0.25)
+        return min(round(missing / share), 2 * self.training.groups)
+
+    def _problem(self, index: int) -> Problem:
+        return self.task.problem(index, "train", self.seed)
+
+    def _sample(
+        self, drawn: Sequence[tuple[int, Problem]], *, step: int, version: int, round_number: int
+    ) -> tuple[list[Group], float]:
+        """A group for each problem, and how long its grades were waited for."""
+        prompts = [prompt_tokens(self.tokenizer, problem.prompt) for _, problem in drawn]
+        requests = [
+            Request(key=index, prompt_tokens=tokens, num_samples=self.training.group_size)
+            for (index, _), tokens in zip(drawn, prompts, strict=True)
+        ]
+        # A prompt that is sampled again in a later round of the same step must not draw the same numbers.
+        seed = self.seed + 1_000_003 * round_number
+        stream = self.sampler.stream(requests, self.sampling, seed=seed, step=step, version=version)
+        found = graded(self.task, [problem for _, problem in drawn], stream)
+        groups = [
+            Group(problem, tokens, rollouts, ordinal=index)
+            for (index, problem), tokens, rollouts in zip(drawn, prompts, found.rollouts, strict=True)
+        ]
+        return groups, found.seconds

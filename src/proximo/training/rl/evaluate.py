@@ -1,0 +1,153 @@
+"""Held-out accuracy, with an honest interval."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+from transformers import PreTrainedTokenizerBase
+
+from proximo.maths.intervals import half_width
+from proximo.models import prompt_tokens
+from proximo.samplers import Sampler, SamplingOptions
+from proximo.tasks import Task
+from proximo.training.config import EvaluationOptions
+from proximo.training.rl.grading import graded
+from proximo.types import Completion, Grade, Problem, Request, Rollout
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracies from 0 to 1: an outcome counts as right when it is at least 1."""
+
+    accuracy: float
+    """Greedy."""
+    low: float
+    high: float
+    """Wilson's 95 % interval around it."""
+    problems: int
+    unscored: int
+    outcome: float
+    """Mean over the greedy answers that are scored, like reward and parts."""
+    reward: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """What the reward was made of, where it was more than the outcome."""
+    k: int = 0
+    """Completions sampled per problem for what follows."""
+    mean_at_k: float | None = None
+    """NaN where no completion could be scored, like pass@k."""
+    mean_half_width: float | None = None
+    """Half of the 95 % interval around mean@k, Student's t over problems; NaN from fewer than two."""
+    pass_at_k: float | None = None
+    pass_low: float | None = None
+    pass_high: float | None = None
+
+    @property
+    def is_share(self) -> bool:
+        """Whether accuracy says it all, because each outcome is right or wrong, 1 or 0."""
+        return self.outcome == self.accuracy
+
+    def floats(self) -> dict[str, float]:
+        flat = asdict(self) | {f"parts/{name}": value for name, value in self.parts.items()}
+        return {f"held_out/{name}": value for name, value in flat.items() if value is not None and name != "parts"}
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A held-out problem and what the policy said."""
+
+    problem: Problem
+    completion: Completion
+    grade: Grade
+
+    @property
+    def outcome(self) -> float:
+        return self.grade.outcome
+
+
+def evaluate(
+    task: Task,
+    sampler: Sampler,
+    tokenizer: PreTrainedTokenizerBase,
+    sampling: SamplingOptions,
+    options: EvaluationOptions,
+    seed: int,
+) -> tuple[Evaluation, list[Answered]]:
+    """Greedy accuracy and reward on the first held-out problems, and mean@k and pass@k where asked for."""
+    size = task.size("held_out")
+    if size == 0:
+        raise ValueError("task.held_out leaves no problem to evaluate on: keep some")
+    # Asked for more than there are, each counts once: a repeated problem is no new evidence.
+    number = options.problems if size is None else min(options.problems, size)
+    problems = [task.problem(index, "held_out", seed) for index in range(number)]
+    greedy = _answers(task, sampler, tokenizer, replace(sampling, temperature=0.0), problems, 1, seed)
+    answered = [
+        Answered(problem, said.completion, said.grade) for problem, (said,) in zip(problems, greedy, strict=True)
+    ]
+    scored = [answer.outcome for answer in answered if not math.isnan(answer.outcome)]
+    right = sum(outcome >= 1 for outcome in scored)
+    low, high = wilson(right, len(scored))
+    result = Evaluation(
+        accuracy=right / len(scored) if scored else math.nan,
+        low=low,
+        high=high,
+        problems=len(problems),
+        unscored=len(answered) - len(scored),
+        outcome=known_mean(scored),
+        reward=known_mean(answer.grade.reward for answer in answered),
+        parts={
+            name: known_mean(answer.grade.parts.get(name, math.nan) for answer in answered)
+            for name in dict.fromkeys(name for answer in answered for name in answer.grade.parts)
+        },
+    )
+    if options.samples:
+        drawn = _answers(task, sampler, tokenizer, sampling, problems, options.samples, seed)
+        outcomes = [[rollout.grade.outcome for rollout in siblings] for siblings in drawn]
+        known = [[outcome >= 1 for outcome in siblings if not math.isnan(outcome)] for siblings in outcomes]
+        shares = [share for share in known if share]
+        means = [sum(share) / len(share) for share in shares]
+        solved = sum(map(any, shares))
+        pass_low, pass_high = wilson(solved, len(shares))
+        result = replace(
+            result,
+            k=options.samples,
+            mean_at_k=known_mean(means),
+            mean_half_width=half_width(means),
+            pass_at_k=solved / len(shares) if shares else math.nan,
+            pass_low=pass_low,
+            pass_high=pass_high,
+        )
+    return result, answered
+
+
+def _answers(
+    task: Task,
+    sampler: Sampler,
+    tokenizer: PreTrainedTokenizerBase,
+    sampling: SamplingOptions,
+    problems: list[Problem],
+    num_samples: int,
+    seed: int,
+) -> list[tuple[Rollout, ...]]:
+    """What was said to each problem, graded."""
+    requests = [
+        Request(key=index, prompt_tokens=prompt_tokens(tokenizer, problem.prompt), num_samples=num_samples)
+        for index, problem in enumerate(problems)
+    ]
+    # Step −1 belongs to no training step, so evaluation shares no random number with it.
+    return graded(task, problems, sampler.stream(requests, sampling, seed=seed, step=-1)).rollouts
+
+
+def known_mean(values: Iterable[float]) -> float:
+    """Without what is unscored; NaN where nothing is left."""
+    known = [value for value in values if not math.isnan(value)]
+    return math.fsum(known) / len(known) if known else math.nan
+
+
+def wilson(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
+    """Interval of a share: stays within 0 and 1, and honest for few problems."""
+    if total == 0:
+        return 0.0, 1.0
+    share = right / total
+    centre = (share + z**2 / (2 * total)) / (1 + z**2 / total)
+    half = z / (1 + z**2 / total) * math.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
+    return max(0.0, centre - half), min(1.0, centre + half)

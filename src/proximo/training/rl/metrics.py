@@ -1,0 +1,211 @@
+"""One row of numbers for a step, under names that users know. Times are not among them."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+
+import torch
+from torch import Tensor
+
+from proximo.maths.mismatch import MismatchStats, effective_share
+from proximo.training.learner.critic import value_metrics
+from proximo.training.learner.experts import routing_metrics
+from proximo.training.learner.guard import Update
+from proximo.training.rl.assemble import Assembled
+from proximo.training.rl.collect import Collected
+from proximo.training.rl.evaluate import known_mean
+from proximo.types import Batch, Group, Rollout, Stats
+
+RENAMED = {
+    "entropy": "update_entropy",
+    "ref_kl": "kl",
+    "blocked_positive": "clip_high",
+    "blocked_negative": "clip_low",
+    "unscored": None,
+    "rows": None,
+    "tokens": None,
+    "ratio_squared": None,
+    "routing_positions": None,
+    "routing_equal": None,
+    "routing_changed": None,
+    "correction_squared": None,
+}
+"""Statistics of the loss that go by another name in the metrics, or are counted elsewhere."""
+PER_UPDATE = ("value_clip",)
+"""Statistics that are shares of one update, as losses are."""
+
+
+def step_metrics(
+    collected: Collected,
+    assembled: Assembled | None,
+    updates: Sequence[Update],
+    learning_rate: float,
+    *,
+    has_verdict: bool = True,
+) -> dict[str, float]:
+    """Rollouts first, then what the updates saw."""
+    metrics = rollout_metrics(collected, has_verdict=has_verdict)
+    metrics |= {"learning_rate": learning_rate, "updates": len(updates)}
+    applied = [update for update in updates if update.skipped is None]
+    metrics["skipped_updates"] = len(updates) - len(applied)
+    if assembled is not None:
+        metrics |= {"dead_rows": assembled.dead_rows / max(len(assembled.batch), 1)}
+        metrics |= advantage_metrics(assembled.batch)
+        if assembled.earned is not None:
+            metrics |= value_metrics(assembled.batch, assembled.earned)
+    if updates:
+        assert assembled is not None
+        metrics |= update_metrics(applied)
+        # Dead rows that were skipped are in no statistic of the updates: the share of tokens those speak for.
+        seen = sum(float(update.stats.totals.get("tokens", 0)) for update in applied)
+        tokens = assembled.batch.mask.sum(dim=1)
+        metrics["measured"] = seen / max(sum(int(tokens[update.rows].sum()) for update in applied), 1)
+        gaps = [gap for gap in (assembled.sampler_gap, updates[0].first_gap) if gap is not None]
+        metrics |= mismatch_metrics(gaps[0] if gaps else None)
+    return metrics
+
+
+def mismatch_metrics(gap: MismatchStats | None) -> dict[str, float]:
+    """Sampler against learner before the step's first update, whether or not a correction is on; NaN: not known."""
+    values = dict.fromkeys((each.name for each in fields(MismatchStats)), math.nan) if gap is None else asdict(gap)
+    return {"sampler_gap": values.pop("gap")} | {f"mismatch_{name}": value for name, value in values.items()}
+
+
+def advantage_metrics(batch: Batch) -> dict[str, float]:
+    """Over the sampled tokens that train."""
+    advantages = batch.advantages[batch.mask]
+    if not len(advantages):
+        return {}
+    return {
+        "advantage": float(advantages.mean()),
+        "advantage_std": float(advantages.std(correction=0)),
+        "advantage_min": float(advantages.min()),
+        "advantage_max": float(advantages.max()),
+    }
+
+
+def rollout_metrics(collected: Collected, *, has_verdict: bool = True) -> dict[str, float]:
+    """Over everything that was sampled for this step, dropped groups included."""
+    groups = [*collected.groups, *collected.dropped]
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    outcome = torch.tensor([rollout.grade.verdict for rollout in rollouts], dtype=torch.float64)
+    reward = torch.tensor([rollout.grade.reward for rollout in rollouts], dtype=torch.float64)
+    lengths = torch.tensor([len(rollout.completion.tokens) for rollout in rollouts], dtype=torch.float64)
+    truncated = sum(rollout.completion.finish == "length" for rollout in rollouts)
+    scored, rewards = outcome[~outcome.isnan()], reward[~reward.isnan()]
+    return part_metrics(rollouts) | {
+        "reward": float(rewards.mean()) if len(scored) else math.nan,
+        **_tails("reward", rewards),
+        "outcome": float(scored.mean()) if len(scored) else math.nan,
+        "length": float(lengths.mean()),
+        **_tails("length", lengths),
+        **entropy_metrics(rollouts),
+        "truncated": truncated / len(rollouts),
+        "completions": len(rollouts),
+        "unscored": len(outcome) - len(scored),
+        "groups": len(collected.groups),
+        **group_metrics(groups, has_verdict=has_verdict),
+        "rounds": collected.rounds,
+        "sampled_tokens": collected.sampled_tokens,
+        "wasted_tokens": collected.wasted_tokens / max(collected.sampled_tokens, 1),
+        "carried_groups": len(collected.frontier.carried),
+    }
+
+
+def group_metrics(groups: Sequence[Group], *, has_verdict: bool = True) -> dict[str, float]:
+    """What siblings have in common. A group of which nothing is scored is dead and neither solved nor unsolved; where
+    the task has no verdict, and outcomes are scores on any scale, none is either."""
+    seen = [_Siblings.of(group.rollouts) for group in groups]
+    judged = [each for each in seen if has_verdict and each.solved is not None]
+    dead_solved = sum(each.is_dead and each.solved == 1 for each in judged) / len(seen)
+    return {
+        "dead_groups": sum(each.is_dead for each in seen) / len(seen),
+        "dead_solved": dead_solved if has_verdict else math.nan,
+        "solved_by_all": known_mean(float(each.solved == 1) for each in judged),
+        "solved_by_any": known_mean(float(each.solved != 0) for each in judged),
+        "reward_spread": known_mean(each.spread for each in seen),
+        "duplicates": known_mean(each.duplicates for each in seen),
+        "duplicates_unsolved": known_mean(each.duplicates for each in judged if each.solved != 1),
+    }
+
+
+@dataclass(frozen=True)
+class _Siblings:
+    """One group, in numbers."""
+
+    is_dead: bool
+    """Whether all known rewards are equal: nothing to tell its completions apart by."""
+    solved: float | None
+    """Share of the scored ones whose outcome is at least 1; None where none is scored."""
+    spread: float
+    """Standard deviation of the known rewards; NaN where there are none."""
+    duplicates: float
+    """Share of its pairs that say the same to the token: that of k equally likely answers is 1/k on average, however
+    many siblings there are. NaN of one alone."""
+
+    @classmethod
+    def of(cls, rollouts: Sequence[Rollout]) -> "_Siblings":
+        rewards = [reward for rollout in rollouts if not math.isnan(reward := rollout.grade.reward)]
+        outcomes = [outcome for rollout in rollouts if not math.isnan(outcome := rollout.grade.verdict)]
+        mean, pairs = known_mean(rewards), math.comb(len(rollouts), 2)
+        equal = sum(math.comb(times, 2) for times in Counter(each.completion.tokens for each in rollouts).values())
+        return cls(
+            is_dead=not rewards or max(rewards) == min(rewards),
+            solved=sum(outcome >= 1 for outcome in outcomes) / len(outcomes) if outcomes else None,
+            spread=math.sqrt(known_mean((reward - mean) ** 2 for reward in rewards)),
+            duplicates=equal / pairs if pairs else math.nan,
+        )
+
+
+def entropy_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Of the policy that sampled, mean over all tokens; nothing where a sampler does not say it."""
+    known = [value for rollout in rollouts for value in rollout.completion.entropies]
+    tokens = sum(len(rollout.completion.tokens) for rollout in rollouts)
+    return {"entropy": math.fsum(known) / tokens} if tokens and len(known) == tokens else {}
+
+
+def _tails(name: str, values: Tensor) -> dict[str, float]:
+    """A tenth of the values is below the first, a tenth above the second."""
+    if not len(values):
+        return {f"{name}_p10": math.nan, f"{name}_p90": math.nan}
+    low, high = torch.quantile(values, torch.tensor([0.1, 0.9], dtype=values.dtype)).tolist()
+    return {f"{name}_p10": low, f"{name}_p90": high}
+
+
+def part_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """The mean of each part of the reward, weight included, over the completions that have it."""
+    found: dict[str, list[float]] = {}
+    for rollout in rollouts:
+        for name, value in rollout.grade.parts.items():
+            found.setdefault(name, []).append(value)
+    known = {name: [value for value in values if not math.isnan(value)] for name, values in found.items()}
+    return {f"rewards/{name}": sum(values) / len(values) if values else math.nan for name, values in known.items()}
+
+
+def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
+    """Over all updates of the step that were applied: token means, losses per update, the largest of the largest."""
+    if not updates:
+        return {}
+    stats = Stats()
+    for update in updates:
+        stats = stats + update.stats
+    norms = [update.gradient_norm for update in updates]
+    gradients = {"gradient_norm": sum(norms) / len(norms), "gradient_norm_max": max(norms)}
+    value_norms = [update.value_gradient_norm for update in updates if update.value_gradient_norm is not None]
+    if value_norms:
+        gradients["value_gradient_norm"] = sum(value_norms) / len(value_norms)
+    floats = stats.floats()
+    if "ratio" not in floats:  # every row was dead, or the value model trained alone
+        return gradients | {name: value / len(updates) for name, value in floats.items()}
+    shares = {"ess": effective_share(floats["ratio"], floats["ratio_squared"])}
+    if "correction" in floats:
+        shares["correction_ess"] = effective_share(floats["correction"], floats["correction_squared"])
+    spread = math.sqrt(max(floats["ratio_squared"] - floats["ratio"] ** 2, 0.0))
+    # In order: the names of a set come in another one in every process.
+    per_update = [name for name in floats if name.endswith("loss") or name in PER_UPDATE]
+    losses = {name: floats[name] / len(updates) for name in per_update}
+    rest = {name: value for name, value in floats.items() if name not in per_update}
+    named = {RENAMED.get(name, name): value for name, value in rest.items()}
+    known = {name: value for name, value in named.items() if name is not None}
+    return known | losses | gradients | shares | routing_metrics(stats) | {"ratio_spread": spread}

@@ -1,0 +1,130 @@
+"""What a person is told while a run goes on."""
+
+import math
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Protocol, runtime_checkable
+
+from proximo.plain_text import MOST, visible
+from proximo.training.rl.collect import Collected
+from proximo.training.rl.evaluate import Evaluation
+from proximo.types import Problem
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+@runtime_checkable
+class Progress(Protocol):
+    def start(self, steps: int, before: Evaluation) -> None: ...
+    def stepped(
+        self, step: int, metrics: Mapping[str, float], seconds: Mapping[str, float], collected: Collected
+    ) -> None: ...
+    def evaluated(self, step: int, evaluation: Evaluation) -> None: ...
+    def warned(self, step: int, message: str) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Lines:
+    """One line a step, for logs and pipes."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def start(self, steps: int, before: Evaluation) -> None:
+        self.steps = steps
+        self._say(f"held-out {measure(before)} before: {share(before)}")
+
+    def stepped(
+        self, step: int, metrics: Mapping[str, float], seconds: Mapping[str, float], collected: Collected
+    ) -> None:
+        self._say(f"step {step}/{self.steps}  {summary(metrics)}  {sum(seconds.values()):.1f} s")
+
+    def evaluated(self, step: int, evaluation: Evaluation) -> None:
+        self._say(f"held-out {measure(evaluation)} after step {step}: {share(evaluation)}")
+
+    def warned(self, step: int, message: str) -> None:
+        self._say(f"warning at step {step}: {message}")
+
+    def stop(self) -> None:
+        """Nothing to tidy up."""
+
+    def _say(self, line: str) -> None:
+        with suppress(OSError):  # nobody reads it any more: no reason to stop training
+            print(visible(line, MOST), file=sys.stderr, flush=True)
+
+
+def summary(metrics: Mapping[str, float]) -> str:
+    """The few numbers that matter at a glance."""
+    parts = [f"outcome {metrics['outcome']:.3f}", f"length {metrics['length']:.1f}"]
+    if "entropy" in metrics:
+        parts.append(f"entropy {metrics['entropy']:.3f}")
+    if "clip_low" in metrics:
+        parts += [
+            f"clip {metrics['clip_low']:.1%}/{metrics['clip_high']:.1%}",
+            f"gate {metrics['gate']:.3f}",
+            f"grad {metrics['gradient_norm']:.2f}",
+        ]
+    if metrics["dead_groups"]:
+        parts.append(f"dead {metrics['dead_groups']:.0%}")
+    return "  ".join(parts)
+
+
+def prompt_text(problem: Problem) -> str:
+    """What was asked, or the last turn of the conversation."""
+    return problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"]
+
+
+def measure(evaluation: Evaluation) -> str:
+    """What `share` begins with; outcomes that are not right or wrong have a mean and no accuracy."""
+    return "accuracy" if evaluation.is_share else "outcome"
+
+
+def share(evaluation: Evaluation) -> str:
+    """The result in one line; what no answer could be scored for is unknown, and has no interval."""
+    unscored = f", {evaluation.unscored} unscored" if evaluation.unscored else ""
+    problems = f"{evaluation.problems} problems{unscored}"
+    if math.isnan(evaluation.outcome):
+        text = f"unknown ({problems})"
+    elif evaluation.is_share:
+        text = f"{evaluation.accuracy:.1%} ({evaluation.low:.1%} to {evaluation.high:.1%}, {problems})"
+    else:
+        text = f"{evaluation.outcome:.3f} ({evaluation.accuracy:.1%} at least 1, {problems})"
+    if evaluation.mean_at_k is not None:
+        text += f"; {_of_samples(evaluation, evaluation.mean_at_k)}"
+    if evaluation.parts:
+        parts = ", ".join(f"{name} {_number(value)}" for name, value in evaluation.parts.items())
+        text += f"; reward {_number(evaluation.reward)} ({parts})"
+    return text
+
+
+def gain(before: Evaluation, after: Evaluation) -> str:
+    """What stands behind the later result; empty where one of the two is unknown."""
+    if before.is_share and after.is_share:
+        return f"   {100 * (after.accuracy - before.accuracy):+.1f} points"
+    more = after.outcome - before.outcome
+    return "" if math.isnan(more) else f"   {more:+.3f}"
+
+
+def _of_samples(evaluation: Evaluation, mean: float) -> str:
+    """mean@k and pass@k."""
+    if math.isnan(mean):
+        return f"mean@{evaluation.k} unknown, pass@{evaluation.k} unknown"
+    width = evaluation.mean_half_width
+    around = "" if width is None or math.isnan(width) else f" ± {width:.1%}"
+    return (
+        f"mean@{evaluation.k} {mean:.1%}{around}, pass@{evaluation.k} {evaluation.pass_at_k:.1%} "
+        f"({evaluation.pass_low:.1%} to {evaluation.pass_high:.1%})"
+    )
+
+
+def _number(value: float) -> str:
+    return "unknown" if math.isnan(value) else f"{value:.3f}"
+
+
+def sparkline(values: list[float], width: int = 60) -> str:
+    """The last values, one character each: from 0 to 1, or from the least to the most where they go beyond."""
+    known = [value for value in values[-width:] if value == value]
+    low, high = min([0.0, *known]), max([1.0, *known])
+    known = [(value - low) / (high - low) for value in known]
+    return "".join(BARS[min(int(value * len(BARS)), len(BARS) - 1)] for value in known)

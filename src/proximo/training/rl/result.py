@@ -1,0 +1,53 @@
+"""What a finished run has to say, and how it is kept to be said again."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from proximo.tasks import Task
+from proximo.training.rl.evaluate import Answered, Evaluation
+from proximo.training.runfolder.checkpoints import CHECKPOINTS
+from proximo.training.runfolder.state import plain_answer, read_answers
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run has to say."""
+
+    before: Evaluation
+    after: Evaluation
+    examples: list[tuple[Answered, Answered]]
+    """The same held-out problems before and after."""
+    checkpoint: Path
+    generated_tokens: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "checkpoint": self.checkpoint.name,
+            "before": asdict(self.before),
+            "after": asdict(self.after),
+            "examples": [[plain_answer(before), plain_answer(after)] for before, after in self.examples],
+            "generated_tokens": self.generated_tokens,
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any], folder: Path, task: Task, seed: int) -> "Outcome":
+        """Of a run in this folder; its problems are asked for again."""
+        before, after = (read_answers([pair[side] for pair in facts["examples"]], task, seed) for side in (0, 1))
+        return cls(
+            before=Evaluation(**facts["before"]),
+            after=Evaluation(**facts["after"]),
+            examples=list(zip(before, after, strict=True)),
+            checkpoint=folder / CHECKPOINTS / facts["checkpoint"],
+            generated_tokens=facts["generated_tokens"],
+            seconds=facts["seconds"],
+        )
+
+
+def paired(before: Sequence[Answered], after: Sequence[Answered]) -> list[tuple[Answered, Answered]]:
+    """By problem; those asked once only, since evaluation.problems was changed on the way, are left out."""
+    said = {answer.problem.id: answer for answer in after}
+    return [(answer, said[answer.problem.id]) for answer in before if answer.problem.id in said]

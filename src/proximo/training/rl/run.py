@@ -1,0 +1,128 @@
+"""Everything a run holds in memory, built from its config."""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from proximo.health import Watch
+from proximo.models import load_model, pick_dtype
+from proximo.models.compiling import allow_compiling
+from proximo.models.shipped import resolve
+from proximo.models.tokens.spelling import Spelling
+from proximo.models.values import OwnModel, ValueForm, load_value_model, value_model
+from proximo.samplers import Sampler
+from proximo.samplers.embedded import local_sampler
+from proximo.samplers.mismatch import MismatchedSampler
+from proximo.tasks import Task
+from proximo.training.config import RunConfig
+from proximo.training.learner.learner import Learner
+from proximo.training.learner.memory import explaining_memory
+from proximo.training.learner.rounding import most_gap
+from proximo.training.preflight.calibration import calibrate
+from proximo.training.preflight.preflight import preflight
+from proximo.training.reward_mixing import judged
+from proximo.training.rl.banding import BandWatch
+from proximo.training.rl.collect import Collector
+from proximo.training.rl.evaluate import Answered, Evaluation, evaluate
+from proximo.training.rl.progress import Progress
+from proximo.training.rl.unscored import UnscoredWatch
+from proximo.training.runfolder.log import METRICS, RunLog
+from proximo.training.runfolder.signals import Stop
+
+MOST_SLOTS = 512
+"""Rows decoded at a time; a step with more refills slots as rows end."""
+SAMPLE_LESS = "use a smaller sampling.max_tokens, or training.groups and training.group_size: so many rows are decoded"
+"""What helps where sampling runs out of memory."""
+
+
+class Run:
+    """Everything a run holds in memory, built from its config."""
+
+    def __init__(self, config: RunConfig, folder: Path, progress: Progress) -> None:
+        self.config, self.folder, self.progress = config, folder, progress
+        checked = preflight(config)
+        self.tokenizer: PreTrainedTokenizerBase = checked.tokenizer
+        self.spelling = Spelling(self.tokenizer)
+        self.left_out = checked.left_out
+        allow_compiling(config.compile)
+        self.task: Task = judged(config.task, config.rewards, self.tokenizer, config.dtype)
+        self.remarks = [*calibrate(self.task, config.seed), *config.penalty_remarks]
+        value = config.value_options
+        device, dtype = checked.device, pick_dtype(config.dtype, checked.device)
+        backbone = value and _value_backbone(value.form, device, dtype)
+        self.model: PreTrainedModel = load_model(checked.path, device=device, dtype=dtype)
+        rows = config.training.groups * config.training.group_size
+        slots = min(rows, MOST_SLOTS)
+        self.sampler = local_sampler(self.model, self.tokenizer, slots=slots)
+        records = config.replay == "sampler"
+        self.mismatched = (
+            None
+            if config.mismatch is None
+            else MismatchedSampler(self.model, self.tokenizer, config.mismatch, slots=slots, record_routes=records)
+        )
+        """What samples the rollouts in the place of `sampler`, where a mismatch is asked for."""
+        self.learner = Learner(
+            self.model,
+            config.algorithm.within(config.sampling.max_tokens),
+            config.training,
+            temperature=config.sampling.temperature,
+            seed=config.seed,
+            value=value and value_model(value.form, self.model, backbone),
+            value_learning_rate=value and value.rate(config.training.learning_rate),
+            replay=config.replay,
+            most_gap=most_gap(self.model) if config.mismatch is None else None,
+        )
+        self.watch, self.unscored = Watch(), UnscoredWatch(config.rewards.most_unscored)
+        self.band = BandWatch(config.algorithm)
+        self.collector = Collector(
+            task=self.task,
+            sampler=self.mismatched or self._sampler(slots, record_routes=records),
+            tokenizer=self.tokenizer,
+            sampling=config.sampling,
+            training=config.training,
+            keep=config.algorithm.keep,
+            seed=config.seed,
+        )
+        self.log, self.stop = RunLog(folder), Stop()
+
+    def _sampler(self, slots: int, *, record_routes: bool) -> Sampler:
+        """Evaluation's, with its keys and captured steps, unless it is to note routes, for which that has no use."""
+        if not record_routes:
+            return self.sampler
+        return local_sampler(self.model, self.tokenizer, slots=slots, record_routes=True)
+
+    def evaluate(self) -> tuple[Evaluation, list[Answered]]:
+        config = self.config
+        with self.stop.anywhere(), explaining_memory(SAMPLE_LESS):
+            return evaluate(self.task, self.sampler, self.tokenizer, config.sampling, config.evaluation, config.seed)
+
+    def note(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A row of metrics is written, and what is new to the watch is said."""
+        self.log.metrics(step, metrics)
+        for found in self.watch.look({"step": step, **metrics}):
+            more = {"rule": found.rule, "severity": found.severity, "remedy": found.remedy, "show": found.show}
+            self.log.event(found.step, "finding", found.message, **more)
+            self.progress.warned(found.step, str(found))
+        if (remark := self.band.look(metrics)) is not None:
+            self.log.event(step, "narrow_band", remark)
+            self.progress.warned(step, remark)
+
+    def remember(self) -> None:
+        """After a restart: the watch sees the rows that the run has kept, and says nothing twice."""
+        path = self.folder / METRICS
+        for line in path.read_bytes().splitlines() if path.exists() else ():
+            with suppress(ValueError):  # one damaged row is no reason not to see the others
+                if isinstance(row := json.loads(line), dict):
+                    self.watch.look(row)
+                    self.band.look(row)
+
+
+def _value_backbone(form: ValueForm, device: str, dtype: torch.dtype) -> PreTrainedModel | None:
+    """The value model's own weights, where it has a folder of its own."""
+    if not isinstance(form, OwnModel) or form.path is None:
+        return None
+    return load_value_model(resolve(form.path), device=device, dtype=dtype)

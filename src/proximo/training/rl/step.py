@@ -1,0 +1,128 @@
+"""One step of the loop: rollouts, the updates they allow, and what is said and written of both."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+import torch
+
+from proximo.training.learner.critic import kl_per_completion
+from proximo.training.learner.guard import Update
+from proximo.training.learner.memory import explaining_memory
+from proximo.training.reward_mix import has_verdict
+from proximo.training.rl.assemble import Assembled, assemble, to_batch
+from proximo.training.rl.clock import Clock
+from proximo.training.rl.collect import Collected, Frontier
+from proximo.training.rl.metrics import step_metrics
+from proximo.training.rl.run import SAMPLE_LESS, Run
+from proximo.training.runfolder.evidence import skipped_updates
+from proximo.training.runfolder.ledger import entries
+from proximo.training.runfolder.rollouts import rollout_table
+
+
+def train_step(run: Run, index: int, frontier: Frontier) -> Collected:
+    """One step: rollouts, then the updates they allow.
+
+    `index` counts steps from 0, for random numbers and schedules; everything that is shown or stored has the number of
+    steps done after it, `index + 1`.
+    """
+    config, learner, clock, step = run.config, run.learner, Clock(), index + 1
+    learner.start_step(run.mismatched and run.mismatched.refresh(learner.version))
+    with run.stop.anywhere():  # until the first update nothing has changed
+        with clock.phase("rollout"), explaining_memory(SAMPLE_LESS):
+            collected = run.collector.collect(frontier, step=index, version=learner.version)
+        clock.split("rollout", "grade", collected.grading_seconds)
+        every = config.training.reset_reference_every
+        if every is not None and index and index % every == 0:
+            learner.reset_reference()
+        rate, assembled = learner.set_learning_rate(index, policy_step=index - config.pretrain_steps), None
+        if collected.groups:
+            with clock.phase("assemble"):
+                limit, unit = config.sampling.max_tokens, config.penalty_unit
+                assembled = assemble(collected.groups, collected.dropped, learner, limit, penalty_unit=unit)
+    updates = []
+    if assembled is not None and len(assembled.batch):
+        with clock.phase("update"):
+            updates = list(_updates(run, assembled, index))
+    _tell(run, step, collected, assembled, updates)
+    metrics = step_metrics(collected, assembled, updates, rate, has_verdict=has_verdict(config.task))
+    metrics |= _kl_metrics(run, assembled, index)
+    run.note(step, metrics)
+    run.log.ledger(entries(step, frontier, collected, assembled, updates, run.task.size("train")))
+    with clock.phase("write"):
+        run.log.rollouts(step, _table(run, index, collected, assembled, updates))
+    run.log.timings(step, clock.seconds | {"tokens": collected.sampled_tokens})
+    run.progress.stepped(step, metrics, clock.seconds, collected)
+    learner.guard.check()
+    run.unscored.check()
+    return collected
+
+
+def _tell(run: Run, step: int, collected: Collected, assembled: Assembled | None, updates: Sequence[Update]) -> None:
+    """What went wrong in a step, if anything did: to who watches, and to who reads the run later."""
+    if not updates:
+        run.log.event(step, "empty_step", _why_empty(collected, assembled))
+    notices = run.learner.guard.take_notices()
+    if assembled is not None:
+        notices += skipped_updates(run.folder, step, assembled.batch, updates)
+    lines = run.unscored.look([*collected.groups, *collected.dropped])
+    for kind, message in [(each.kind, each.message) for each in notices] + [("unscored", line) for line in lines]:
+        run.log.event(step, kind, message)
+        run.progress.warned(step, message)
+
+
+def _updates(run: Run, assembled: Assembled, index: int) -> Iterator[Update]:
+    """The step's updates: of the value model alone while it is pre-trained, then of everything."""
+    if index >= run.config.pretrain_steps:
+        return run.learner.updates(assembled.batch)
+    assert assembled.earned is not None
+    return run.learner.value_updates(replace(assembled.batch, returns=assembled.earned))
+
+
+def _kl_metrics(run: Run, assembled: Assembled | None, index: int) -> dict[str, float]:
+    """How far the policy that sampled is from the reference; once it moves, a controller moves the coefficient."""
+    learner = run.learner
+    kl = None if assembled is None else kl_per_completion(assembled.batch)
+    if assembled is None or kl is None:
+        return {}
+    metrics = {"reference_kl": kl}
+    if learner.kl_reward is not None:
+        metrics["kl_coefficient"] = learner.kl_reward.coefficient
+        if index >= run.config.pretrain_steps:
+            learner.adapt_kl(kl, len(assembled.batch))
+    return metrics
+
+
+def _table(
+    run: Run, index: int, collected: Collected, assembled: Assembled | None, updates: Sequence[Update]
+) -> pa.Table:
+    """Of everything that was sampled for the step, with the ratios' old log-probs as the updates had them."""
+    if assembled is None:
+        nothing = torch.empty(0, dtype=torch.long)
+        return rollout_table(to_batch(collected.dropped), run.spelling, trained=nothing, kept_groups=0)
+    batch, trained = assembled.everyone, assembled.index
+    for update in updates:
+        rows = trained[update.rows]
+        known = run.learner.old_logprobs(batch.rows(rows), update.logprobs)
+        known = torch.where(known.isnan(), batch.old_logprobs[rows], known)
+        batch = replace(batch, old_logprobs=batch.old_logprobs.index_copy(0, rows, known))
+    return rollout_table(
+        batch,
+        run.spelling,
+        trained=trained,
+        kept_groups=len(collected.groups),
+        updates=updates,
+        value_only=index < run.config.pretrain_steps,
+    )
+
+
+def _why_empty(collected: Collected, assembled: Assembled | None) -> str:
+    if assembled is None and all(math.isnan(outcome) for outcome in collected.outcomes()):
+        return "no completion could be scored: look at the grader"
+    if assembled is None:
+        return (
+            f"all {len(collected.dropped)} groups of {collected.rounds} rounds had equal outcomes, nothing was "
+            "updated: the task is too hard or too easy for this model, or raise training.refill_rounds"
+        )
+    return f"{assembled.unscored} completions could not be scored and none is left: look at the grader"

@@ -1,0 +1,1 @@
+"""The files of a run: log, rollouts, ledger, checkpoints, and resuming from them."""

@@ -1,0 +1,144 @@
+"""What became of each prompt that was drawn: none is skipped, none is trained twice, whatever happens to the run.
+
+Draws are counted by ordinals from 0 on. An ordinal has one row when it is carried over to a later step, and one row
+when it is done with, in one of the final states; nothing else is in the ledger.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from proximo.storage.lines import Lines
+from proximo.training.learner.guard import Update
+from proximo.training.rl.assemble import Assembled
+from proximo.training.rl.collect import Collected, Frontier
+from proximo.types import Group
+
+LEDGER = "ledger.jsonl"
+State = Literal["trained", "filtered", "unscored", "abandoned", "carried"]
+FINAL: tuple[State, ...] = ("trained", "filtered", "unscored", "abandoned")
+"""Trained; dropped by the algorithm's `keep`; of no use because no grader could judge it; part of updates that were
+all skipped."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    ordinal: int
+    problem: str
+    """Its id."""
+    epoch: int
+    """Which pass over the task's problems; 0 where those are endless."""
+    step: int
+    state: State
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def entries(
+    step: int,
+    before: Frontier,
+    collected: Collected,
+    assembled: Assembled | None,
+    updates: Sequence[Update],
+    size: int | None,
+) -> list[Entry]:
+    """What a step did with the groups it drew, and with those that were carried over to it."""
+    found: dict[int, tuple[Group, State]] = {}
+    for group in collected.dropped:
+        found[_ordinal(group)] = group, "unscored" if _is_unscored(group) else "filtered"
+    # After those that were dropped: the same prompt may have been sampled again and kept.
+    present, learned = _learned(assembled, updates)
+    for number, group in enumerate(collected.groups):
+        state: State = "trained" if number in learned else "abandoned" if number in present else "unscored"
+        found[_ordinal(group)] = group, state
+    known = {group.ordinal for group in before.carried}
+    for group in collected.frontier.carried:
+        if group.ordinal not in known:
+            found[_ordinal(group)] = group, "carried"
+    return [
+        Entry(ordinal, group.problem.id, ordinal // size if size else 0, step, state)
+        for ordinal, (group, state) in sorted(found.items(), key=lambda each: each[0])
+    ]
+
+
+def _learned(assembled: Assembled | None, updates: Sequence[Update]) -> tuple[set[int], set[int]]:
+    """The numbers of groups with rows to train on, and of those whose rows were in an update that was applied."""
+    if assembled is None:
+        return set(), set()
+    group = assembled.batch.group
+    learned = {number for each in updates if each.skipped is None for number in group[each.rows].tolist()}
+    return set(group.tolist()), learned
+
+
+def _is_unscored(group: Group) -> bool:
+    return all(math.isnan(rollout.grade.verdict) for rollout in group.rollouts)
+
+
+def _ordinal(group: Group) -> int:
+    assert group.ordinal is not None, "a run's groups are counted"
+    return group.ordinal
+
+
+# Proof
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a ledger says, and what is wrong with it."""
+
+    drawn: int
+    """Ordinals 0 to this, without it."""
+    states: Mapping[str, int]
+    """How many ordinals stand in each; `carried`: sampled, for a step that has not come."""
+    wrong: tuple[str, ...]
+    """Nothing, where each ordinal is there and ended once."""
+
+
+def check_ledger(folder: Path, drawn: int | None = None) -> Proof:
+    """Whether each of the run's draws was made once and ended once; `drawn`: how many there must be, where known.
+
+    Example: assert not check_ledger(Path("runs/a")).wrong
+    """
+    rows: dict[int, list[dict[str, Any]]] = {}
+    for row in Lines(folder / LEDGER):
+        rows.setdefault(row["ordinal"], []).append(row)
+    count = drawn if drawn is not None else max(rows, default=-1) + 1
+    wrong = [f"draw {ordinal} is missing" for ordinal in range(count) if ordinal not in rows]
+    wrong += [f"draw {ordinal} was never made" for ordinal in sorted(rows) if not 0 <= ordinal < count]
+    last = {}
+    for ordinal, states in sorted(rows.items()):
+        wrong += _problems(ordinal, states)
+        last[ordinal] = states[-1]["state"]
+    return Proof(count, dict(Counter(last.values())), tuple(wrong + _uneven_epochs(rows)))
+
+
+def _problems(ordinal: int, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Carried over at most once, then done with at most once, and always the same problem."""
+    states = [row["state"] for row in rows]
+    wrong = []
+    if len(states) > 2 or (len(states) == 2 and (states[0] != "carried" or states[1] not in FINAL)):
+        wrong.append(f"draw {ordinal} ended more than once: {', '.join(states)}")
+    if unknown := sorted(set(states) - {*FINAL, "carried"}):
+        wrong.append(f"draw {ordinal} has states that there are not: {', '.join(unknown)}")
+    if len({(row["problem"], row["epoch"]) for row in rows}) > 1:
+        wrong.append(f"draw {ordinal} changed its problem")
+    if [row["step"] for row in rows] != sorted(row["step"] for row in rows):
+        wrong.append(f"draw {ordinal} went back in time")
+    return wrong
+
+
+def _uneven_epochs(rows: Mapping[int, Sequence[dict[str, Any]]]) -> list[str]:
+    """Every epoch but the last has the same draws in number and in problems."""
+    problems: dict[int, Counter[str]] = {}
+    for states in rows.values():
+        problems.setdefault(states[0]["epoch"], Counter())[states[0]["problem"]] += 1
+    whole = [problems[epoch] for epoch in sorted(problems)[:-1]]
+    if any(each != whole[0] for each in whole[1:]):
+        return ["the epochs have different problems"]
+    if whole and problems[max(problems)] - whole[0]:
+        return ["the last epoch has problems that the others have not, or has some twice"]
+    return []

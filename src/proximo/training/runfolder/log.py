@@ -1,0 +1,194 @@
+"""What a run leaves behind: open formats in one folder, which everything else reads.
+
+Metrics and ledger hold no times, so that two runs of the same seed are the same bytes; a row of theirs that cannot be
+written is kept and tried again. What else cannot be written is said once, and training goes on without it.
+"""
+
+import json
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pyarrow as pa
+import torch
+import transformers
+
+from proximo.machine import Machine
+from proximo.redacting import masked, without_secrets
+from proximo.storage.folders import sync, whole_file, write_file
+from proximo.storage.lines import Lines, plain, to_line
+from proximo.training.runfolder.ledger import LEDGER, Entry
+from proximo.training.runfolder.rollouts import write_rollouts
+from proximo.version import __version__, source_fingerprint
+
+Row = Mapping[str, object]
+METRICS, EVENTS, TIMINGS, ROLLOUTS = "metrics.jsonl", "events.jsonl", "timings.jsonl", "rollouts"
+EVIDENCE = "evidence"
+"""Of updates that were skipped; see evidence.py."""
+
+
+class RunLog:
+    """Writes a run folder. Each row is there as soon as it is written.
+
+    A `step` is how many steps are done: 0 before the first, 1 in all that is written of the first one and after it.
+    """
+
+    def __init__(self, folder: Path, attempt: int = 1, identity: str = "") -> None:
+        """`identity` is the same for all attempts at a run, and for no other run."""
+        self.folder, self.attempt, self.identity = folder, attempt, identity
+        self._waiting: list[tuple[str, list[Row]]] = []
+        """Rows of metrics and ledger that could not be written yet."""
+        self._unsynced: list[Path] = []
+        """Rollouts since the last time that everything had to be on the disk."""
+        self._failure: str | None = None
+        """What could not be written, until an event can say so."""
+        self._said = False
+        self._step = 0
+        """The last one heard of."""
+
+    def start(self, config_toml: str, record: Mapping[str, object] | None = None) -> None:
+        """`record` is what run.json is to say; None: the facts about this process.
+
+        A run begins to exist with its run.json. Later a change must not become the run's before it is on record.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        record, config = facts() if record is None else record, self.folder / "config.toml"
+        if (self.folder / "run.json").exists():
+            self.record(record)
+            write_file(config, config_toml.encode())
+        else:
+            write_file(config, config_toml.encode())
+            self.record(record)
+
+    def record(self, record: Mapping[str, object]) -> None:
+        write_file(self.folder / "run.json", (json.dumps(record, indent=2) + "\n").encode())
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self._step = step
+        self._keep(METRICS, [{"step": step, **values}])
+
+    def ledger(self, rows: Sequence[Entry]) -> None:
+        if rows:
+            self._keep(LEDGER, [row.to_dict() for row in rows])
+
+    def timings(self, step: int, seconds: Mapping[str, float]) -> None:
+        with self._going_on():
+            self._append(TIMINGS, {"step": step, **seconds})
+
+    def event(self, step: int, kind: str, message: str, **more: str) -> None:
+        """`more` is what a finding has beside its message: rule, severity, remedy and show."""
+        row = {"step": step, "attempt": self.attempt, "kind": kind, "message": masked(message), **more}
+        with self._going_on():
+            self._tell_failure()
+            self._append(EVENTS, row)
+
+    def settle(self) -> dict[str, int]:
+        """Have all rows of metrics and ledger on the disk, or raise OSError; how many bytes they then are.
+
+        Rollouts too: those since are written again by whoever goes on from here, so that no step has to wait for them.
+        """
+        self._write_waiting()
+        with self._going_on():
+            self._tell_failure()
+            while self._unsynced:
+                sync(self._unsynced.pop())
+            if (self.folder / ROLLOUTS).is_dir():
+                sync(self.folder / ROLLOUTS)
+        files = [Lines(self.folder / name) for name in (METRICS, LEDGER)]
+        for file in files:
+            file.sync()
+        sync(self.folder)
+        return {file.path.name: file.size for file in files}
+
+    def rewind(self, sizes: Mapping[str, int], step: int) -> None:
+        """Forget what was written after metrics and ledger had these sizes, and rollouts and evidence of later steps
+        than this."""
+        for name in (METRICS, LEDGER):
+            rows, size = Lines(self.folder / name), sizes.get(name, 0)
+            if rows.size >= size:
+                rows.cut(size)
+            else:  # rows are lost, which was accepted: what is left up to this step stays
+                rows.keep(lambda row: isinstance(row.get("step"), int) and row["step"] <= step)
+        for name in (EVENTS, TIMINGS):
+            Lines(self.folder / name).repair()
+        for file in (*(self.folder / ROLLOUTS).glob("step-*"), *(self.folder / EVIDENCE).glob("step-*")):
+            found = re.fullmatch(r"step-(\d+)(\.parquet|-update-\d+\.json)", file.name)
+            if found is None or int(found[1]) > step:
+                file.unlink()
+
+    def sizes(self) -> dict[str, int]:
+        """Of metrics and ledger, with the rows that still wait."""
+        waiting: dict[str, int] = {METRICS: 0, LEDGER: 0}
+        for name, rows in self._waiting:
+            waiting[name] += sum(len(to_line(row)) for row in rows)
+        return {name: Lines(self.folder / name).size + more for name, more in waiting.items()}
+
+    def rollouts(self, step: int, table: pa.Table) -> None:
+        """Of `rollout_table`."""
+        path = self.folder / ROLLOUTS / f"step-{step:06d}.parquet"
+        with self._going_on():
+            path.parent.mkdir(exist_ok=True)
+            with whole_file(path) as partial:
+                write_rollouts(table, partial)
+            self._unsynced.append(path)
+
+    def _append(self, name: str, *rows: Row) -> None:
+        Lines(self.folder / name).append(*({key: plain(value) for key, value in row.items()} for row in rows))
+
+    def _keep(self, name: str, rows: Sequence[Row]) -> None:
+        """Rows that must not be lost, behind those that wait."""
+        self._waiting.append((name, [{key: plain(value) for key, value in row.items()} for row in rows]))
+        with self._going_on():
+            self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        while self._waiting:
+            name, rows = self._waiting[0]
+            self._append(name, *rows)
+            del self._waiting[0]
+
+    def _tell_failure(self) -> None:
+        if self._failure is not None:
+            lost = {"step": self._step, "attempt": self.attempt, "kind": "log_failed", "message": self._failure}
+            self._append(EVENTS, lost)
+            self._failure = None
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """A log that cannot be written is no reason to stop: it is said, once here and in the events when
+        they can be written again."""
+        try:
+            yield
+        except OSError as error:
+            self._failure = f"{error}; rows of metrics and ledger are kept and tried again, others are lost"
+            if not self._said:
+                with suppress(OSError):  # nor can that be told
+                    print(f"warning: the run's log cannot be written: {self._failure}", file=sys.stderr, flush=True)
+            self._said = True
+
+
+def facts() -> dict[str, object]:
+    """What this process computes with."""
+    return {
+        "argv": without_secrets(sys.argv),
+        "version": __version__,
+        "source": source_fingerprint(),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "processor": platform.machine(),
+        "machine": Machine.current().to_dict(),
+    }
+
+
+def _commit() -> str | None:
+    try:
+        result = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):  # no git on this machine: the run does not need it
+        return None
+    return result.stdout.strip() or None

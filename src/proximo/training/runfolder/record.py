@@ -1,0 +1,60 @@
+"""What run.json says about earlier attempts at a run, and whether they can be gone on with."""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from proximo.machine import Machine
+from proximo.training.runfolder.log import METRICS
+from proximo.version import __version__, source_fingerprint
+
+FORMAT = 2
+"""Of run folders, in run.json. 1, which run.json did not name, counted steps from 0 and evaluations from −1."""
+COMPARED = ("python", "torch", "transformers", "processor")
+"""Facts about a process that decide over the last bits of its numbers."""
+CODE = ("version", "source")
+"""Which Proximo it is."""
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """The run.json of a run that can be gone on with; None where there is no run."""
+    try:
+        record = json.loads((folder / "run.json").read_text())
+        tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+        known = isinstance(record, dict) and isinstance(record["identity"], str)
+        hashes = known and (record["fingerprints"], record.get("functions", {}))
+        if hashes and isinstance(record["attempts"], list) and all(isinstance(each, dict) for each in hashes):
+            Machine.from_dict(record["machine"])
+            return record
+    except FileNotFoundError:
+        if not any((folder / name).exists() for name in ("run.json", METRICS)):
+            return None
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise ValueError(
+        f"--run {folder}: there is a run in this folder already, which cannot be gone on with (its run.json or "
+        "config.toml is missing, damaged or of an earlier version); choose another name or remove it"
+    )
+
+
+def refuse_format(folder: Path, record: Mapping[str, Any]) -> None:
+    """Raise ValueError for a folder of another format."""
+    if (found := record.get("format", 1)) != FORMAT:
+        raise ValueError(
+            f"--run {folder}: the run in this folder has the format {found}, with other step numbers; this version "
+            f"reads {FORMAT}: choose another name, remove it, or resume it with the version that wrote it"
+        )
+
+
+def other_code(attempts: Sequence[Mapping[str, Any]]) -> str | None:
+    """What to say where the last attempt ran with other code of Proximo's."""
+    before = attempts[-1] if attempts else {}
+    now = source_fingerprint()
+    if not before or before.get("source") == now:
+        return None
+    return (
+        f"Proximo's code has changed since the last attempt: version {before.get('version')}, source "
+        f"{before.get('source')} then; version {__version__}, source {now} now: numbers may differ from here on"
+    )

@@ -1,0 +1,290 @@
+"""Starting a run, and going on with it: the same command does both.
+
+A run's folder belongs to one process at a time. What was written in it decides how things go on: from the newest
+checkpoint that is whole, from nothing where there is none, or not at all where the run is finished.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from proximo.machine import Machine
+from proximo.storage.folders import tidy, write_file
+from proximo.storage.lines import Lines
+from proximo.storage.locks import NAME as LOCK
+from proximo.storage.locks import FolderLock
+from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, newest_valid, pass_over, saved, step_of
+from proximo.training.runfolder.config_changes import (
+    changed_files,
+    differences,
+    fingerprints,
+    function_fingerprints,
+    refuse_changes,
+)
+from proximo.training.runfolder.log import EVENTS, RunLog, facts
+from proximo.training.runfolder.record import CODE, COMPARED, FORMAT, other_code, read_record, refuse_format
+from proximo.training.runfolder.signals import Stopped
+from proximo.training.runfolder.state import read_origin
+from proximo.version import __version__
+
+RESULT = "result.json"
+WITHOUT_NUMBERS = (LOCK, "config.toml", "run.json", EVENTS)
+ACCEPT_LOST = "--accept-lost-rows"
+"""The flag with which a run is resumed whose log has lost rows."""
+
+
+class Attempt:
+    """One process's work on a run; made by `begin`. Nothing is written before `start`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config_toml: str,
+        points: Path | None,
+        allowed: Sequence[str] | None,
+        algorithm: str | None = None,
+        accept_lost: bool = False,
+    ) -> None:
+        self._algorithm, self._accept_lost = algorithm, accept_lost
+        self.lost: list[str] = []
+        """Rows that the checkpoint knows of and the log has no more, where that is accepted."""
+        self.other_code: str | None = None
+        """That Proximo's own code has changed since the last attempt."""
+        self.folder, self._config_toml, self._points = folder, config_toml, points
+        self._record = read_record(folder)
+        self._fingerprints, self._functions = fingerprints(config_toml), function_fingerprints(config_toml)
+        self._changes: dict[str, str] = {}
+        self.corrected: list[str] = []
+        """Functions that are others now, which is allowed: a grader that fails is to be corrected."""
+        self.point: Path | None = None
+        """The checkpoint to go on from."""
+        self.damaged: list[str] = []
+        """What is wrong with newer ones."""
+        self.result: dict[str, Any] | None = None
+        """Of a run that is finished."""
+        if self._record is not None:
+            self._look(allowed)
+        self.number = 1 if self._record is None else len(self._record["attempts"]) + 1
+        self.log = RunLog(folder, self.number, self._identity())
+        self.started = False
+
+    @property
+    def machine(self) -> Machine | None:
+        """What the run computes with, chosen when it began; another choice would give other bits."""
+        return None if self._record is None else Machine.from_dict(self._record["machine"])
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was computed yet: such a run may still become another."""
+        return all(path.name in WITHOUT_NUMBERS or not path.stat().st_size for path in self.folder.iterdir())
+
+    @property
+    def remark(self) -> str | None:
+        """What a person is told before it begins; None of a new run."""
+        if self._record is None:
+            return None
+        return f"{self.folder}: going on {self._where(self.point)} (attempt {self.number})"
+
+    @property
+    def way_on(self) -> str:
+        """What a person is told when it ends early: from where the same command will go on, as the disk has it."""
+        newest = None if self._points is None else next(iter(saved(self._points)), None)
+        return f"the same command with --run {self.folder} goes on {self._where(newest)}"
+
+    def _where(self, point: Path | None) -> str:
+        if self._points is None:
+            return "with the first stage that is not finished"
+        return "from its beginning" if point is None else f"after step {step_of(point)}"
+
+    def start(self) -> RunLog:
+        """Write down that it begins; the log is to be rewound to where the run goes on from, which has been found to
+        be possible."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        tidy(self.folder)
+        now = facts()
+        record = self._record or {"format": FORMAT, **now, "identity": self._identity(), "attempts": []}
+        record = {**record, **({"algorithm": self._algorithm} if self._algorithm else {})}
+        record = {**record, "fingerprints": self._fingerprints, "functions": self._functions}
+        attempts = list(record["attempts"])
+        if attempts:
+            attempts[-1].setdefault("ended", "died")
+        others = [
+            f"{name} {attempts[-1][name]} then, {now[name]} now" for name in COMPARED if _differ(attempts, now, name)
+        ]
+        attempts.append(
+            {
+                "number": self.number,
+                "started": datetime.now().isoformat(" ", "seconds"),
+                "argv": now["argv"],
+                **{name: now[name] for name in (*CODE, *COMPARED)},
+                "from": None if self.point is None else self.point.name,
+                **({"changes": self._changes} if self._changes else {}),
+            }
+        )
+        self._record = {**record, "attempts": attempts}
+        (self.folder / RESULT).unlink(missing_ok=True)
+        self.log.start(self._headed(), self._record)
+        self.started = True
+        if self._points is not None:
+            tidy(self._points)
+            pass_over(self._points, self.point)
+        step = 0 if self.point is None else step_of(self.point)
+        for message in self.damaged:
+            self.log.event(step, "damaged_checkpoint", f"{message}; passed over")
+        if self.number > 1:
+            self.log.event(step, "resumed", self.remark or "")
+        for field, what in self._changes.items():
+            self.log.event(step, "changed", f"{field} {what}")
+        for message in self.corrected:
+            self.log.event(step, "changed", message)
+        if self.other_code is not None:
+            self.log.event(step, "other_code", self.other_code)
+        for message in self.lost:
+            self.log.event(step, "lost_rows", message)
+        for what in others:
+            self.log.event(step, "other_software", f"{what}: numbers may differ in their last digits")
+        return self.log
+
+    def _headed(self) -> str:
+        """The config, below a comment that says what wrote it."""
+        named = "" if self._algorithm is None else f", algorithm: {self._algorithm}"
+        return f"# Proximo {__version__}{named}\n{self._config_toml}"
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write down what the run has to say; from now on it is finished."""
+        write_file(self.folder / RESULT, (json.dumps(result) + "\n").encode())
+        self.end("finished")
+
+    def end(self, how: str) -> None:
+        """For run.json; a disk that is full by now is not worth another error."""
+        if self.started and self._record is not None:
+            self._record["attempts"][-1].setdefault("ended", how)
+            with suppress(OSError):
+                self.log.record(self._record)
+
+    def _look(self, allowed: Sequence[str] | None) -> None:
+        """At what earlier attempts have left."""
+        assert self._record is not None
+        refuse_format(self.folder, self._record)
+        before = (self.folder / "config.toml").read_text(encoding="utf-8")
+        self._changes = differences(before, self._config_toml)
+        for field, what in changed_files(self._record["fingerprints"], self._fingerprints).items():
+            self._changes.setdefault(field, what)
+        if not self.is_empty:
+            refuse_changes(self.folder, self._changes, allowed, self._config_toml)
+        others = changed_files(self._record.get("functions", {}), self._functions)
+        self.corrected = [
+            f"{field} is another function than before: what it scores from now on cannot be compared with what it has "
+            "scored"
+            for field in others
+            if field not in self._changes
+        ]
+        self.other_code = other_code(self._record["attempts"])
+        if self._points is not None:
+            self.point, self.damaged = newest_valid(self._points, self._complaint)
+            self._look_for_lost_rows()
+        if not self._changes:
+            self.result = self._finished()
+
+    def _identity(self) -> str:
+        """By what the run began with, so that the same run has the same anywhere."""
+        if self._record is not None:
+            return self._record["identity"]
+        return hashlib.sha256(json.dumps([self._config_toml, self._fingerprints]).encode()).hexdigest()
+
+    def _look_for_lost_rows(self) -> None:
+        """A log that is shorter than when the checkpoint was saved has lost rows: nothing is trained again unasked."""
+        if self.point is None:
+            return
+        self.lost = [f"{self.folder}/{each}" for each in lost_rows(self.folder, self.point)]
+        if self.lost and not self._accept_lost:
+            raise ValueError(
+                f"{'; '.join(self.lost)}. Put the whole file back, or resume without those rows, with proximo train "
+                f"or a stage: {ACCEPT_LOST}"
+            )
+
+    def _complaint(self, point: Path) -> str | None:
+        """Of a checkpoint that is not this run's."""
+        try:
+            run, _ = read_origin(point / STATE)
+        except (OSError, ValueError, KeyError):
+            return "it holds no state to go on from"
+        return "it belongs to another run" if run != self._identity() else None
+
+    def _finished(self) -> dict[str, Any] | None:
+        try:
+            result = json.loads((self.folder / RESULT).read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            self.damaged.append(f"{self.folder / RESULT} cannot be read")
+            return None
+        if self._points == self.folder / CHECKPOINTS:
+            last, damaged = self.point, self.damaged
+        else:  # those of a stage hold no state
+            last, damaged = newest_valid(self.folder / CHECKPOINTS)
+        whole = "checkpoint" not in result or (last is not None and last.name == result["checkpoint"] and not damaged)
+        return result if whole else None
+
+
+@contextmanager
+def begin(
+    folder: Path,
+    config_toml: str,
+    *,
+    points: str | None = CHECKPOINTS,
+    allowed: Sequence[str] | None = (),
+    algorithm: str | None = None,
+    accept_lost: bool = False,
+) -> Iterator[Attempt]:
+    """Take a run's folder; ValueError where somebody else has it, or it holds another run than this config's.
+
+    `points` is the folder in it with what it goes on from; a chain of runs, which have their own, has none. `allowed`
+    are the fields that may be others than they were, None where nobody could allow any. `algorithm` is its name, for
+    run.json. `accept_lost`: whether to resume where rows of the log are lost.
+
+    Example: with begin(Path("runs/a"), toml.dumps(config)) as attempt: ...
+    """
+    existed, attempt = folder.exists(), None
+    lock = FolderLock(folder)
+    try:
+        attempt = Attempt(
+            folder, config_toml, None if points is None else folder / points, allowed, algorithm, accept_lost
+        )
+        yield attempt
+    except BaseException as error:
+        if attempt is not None:
+            attempt.end(_ending(error))
+        raise
+    finally:
+        lock.release(remove_empty=not existed and (attempt is None or not attempt.started))
+
+
+def lost_rows(folder: Path, point: Path) -> list[str]:
+    """Of each file of the log that is shorter than when a checkpoint was saved, what to say."""
+    _, sizes = read_origin(point / STATE)
+    return [
+        f"{name} has {found} bytes and had {size} when {point.name} was saved: rows are lost"
+        for name, size in sizes.items()
+        if (found := Lines(folder / name).size) < size
+    ]
+
+
+def _differ(attempts: Sequence[Mapping[str, Any]], now: Mapping[str, object], name: str) -> bool:
+    return bool(attempts) and attempts[-1].get(name) != now[name]
+
+
+def _ending(error: BaseException) -> str:
+    match error:
+        case Stopped():
+            return f"stopped by {error.signal.name}"
+        case KeyboardInterrupt():
+            return "interrupted"
+        case SystemExit():
+            return f"ended with the exit status {error.code}"
+        case _:
+            return f"failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"

@@ -1,0 +1,254 @@
+"""Where a run stands between two steps, in a form that files hold: numbers and texts as JSON, tensors as safetensors.
+
+JSON is Python's, which has NaN. Problems are not stored: they are asked for again, and must have the ids they had.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from proximo.samplers.mismatch import Snapshot
+from proximo.tasks import Split, Task
+from proximo.training.rl.collect import Frontier
+from proximo.training.rl.evaluate import Answered, Evaluation
+from proximo.types import Completion, Grade, Group, Problem, Rollout
+
+FORMAT = 1
+"""Of the files; another number is another format."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """The checkpoint that did best on held-out problems."""
+
+    step: int
+    outcome: float
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A run between two steps: everything but weights and moments."""
+
+    step: int
+    """How many are done, which is also the index of the next, counted from 0."""
+    before: Evaluation
+    """Before training."""
+    answers: Sequence[Answered]
+    """What was said in it."""
+    frontier: Frontier = field(default_factory=Frontier)
+    generated: int = 0
+    """Tokens sampled to train on."""
+    evaluated: bool = True
+    """Whether the evaluation that may be due after the last step has been made."""
+    best: Best | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of metrics and ledger."""
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    """What the parts of a run say of themselves, by name; plain values."""
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    """States of random numbers."""
+    snapshots: Sequence[Snapshot] = ()
+    """Older weights that a sampler that lags will use; references, and read back on their own."""
+    seconds: float = 0.0
+    """Spent so far; the only thing here that is not the same in every run."""
+    run: str = ""
+    """Which run this is of."""
+
+
+# Files
+
+
+@contextmanager
+def naming_io(path: Path) -> Iterator[None]:
+    """OSError for what libraries in Rust, which have names of their own for a full disk, say of the system's errors."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) or re.search(r"\(os error \d+\)", str(error)) is None:
+            raise
+        raise OSError(f"{path}: {error}") from error
+
+
+def write_standing(folder: Path, standing: Standing) -> None:
+    routes: dict[str, Tensor] = {}
+    facts = {
+        "format": FORMAT,
+        "run": standing.run,
+        "step": standing.step,
+        "before": asdict(standing.before),
+        "answers": [plain_answer(each) for each in standing.answers],
+        "next_problem": standing.frontier.next_problem,
+        "carried": [_group(each, routes) for each in standing.frontier.carried],
+        "generated": standing.generated,
+        "evaluated": standing.evaluated,
+        "best": None if standing.best is None else asdict(standing.best),
+        "sizes": dict(standing.sizes),
+        "parts": dict(standing.parts),
+        "seconds": standing.seconds,
+    }
+    (folder / "standing.json").write_text(json.dumps(facts) + "\n")
+    write_tensors(folder / "random.safetensors", standing.tensors)
+    write_tensors(folder / "carried.safetensors", routes)
+
+
+def read_standing(folder: Path, task: Task, seed: int) -> Standing:
+    facts = json.loads((folder / "standing.json").read_text())
+    if facts["format"] != FORMAT:
+        raise ValueError(
+            f"{folder} has the format {facts['format']}, this version reads {FORMAT}: use the other version"
+        )
+    asked = _Asked(task, seed)
+    routes = read_tensors(folder / "carried.safetensors")
+    groups = tuple(_read_group(each, asked, routes) for each in facts["carried"])
+    return Standing(
+        step=facts["step"],
+        before=Evaluation(**facts["before"]),
+        answers=read_answers(facts["answers"], task, seed),
+        frontier=Frontier(facts["next_problem"], groups),
+        generated=facts["generated"],
+        evaluated=facts["evaluated"],
+        best=None if facts["best"] is None else Best(**facts["best"]),
+        sizes=facts["sizes"],
+        parts=facts["parts"],
+        tensors=read_tensors(folder / "random.safetensors"),
+        seconds=facts["seconds"],
+        run=facts["run"],
+    )
+
+
+def read_origin(folder: Path) -> tuple[str, dict[str, int]]:
+    """Which run a checkpoint's state is of, and the sizes of metrics and ledger that it knows."""
+    facts = json.loads((folder / "standing.json").read_text())
+    return facts["run"], facts["sizes"]
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Nothing where there are none. Copies: parameters may lie side by side in one memory, which a file has not."""
+    if tensors:
+        save_file({name: each.detach().to("cpu", copy=True).contiguous() for name, each in tensors.items()}, path)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    return load_file(path) if path.exists() else {}
+
+
+def numbered(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {str(number): tensor for number, tensor in enumerate(tensors)}
+
+
+@torch.no_grad()
+def copy_into(targets: Sequence[Tensor], stored: Mapping[str, Tensor], what: str) -> None:
+    """Into tensors where they are, by number; refused, with what differs, where shapes or counts are others."""
+    if len(targets) != len(stored):
+        raise ValueError(f"{what} has {len(stored)} tensors in the checkpoint and {len(targets)} in this run")
+    for number, target in enumerate(targets):
+        known = stored[str(number)]
+        if known.shape != target.shape or known.dtype != target.dtype:
+            raise ValueError(
+                f"{what}, tensor {number}: {tuple(known.shape)} {known.dtype} in the checkpoint, "
+                f"{tuple(target.shape)} {target.dtype} in this run"
+            )
+        target.copy_(known)
+
+
+# Random numbers
+
+
+def random_states(device: torch.device) -> dict[str, Tensor]:
+    """Torch's own generators: sampling does not use them, but dropout does, or a model of somebody else's."""
+    tensors = {"torch": torch.get_rng_state()}
+    if device.type == "cuda":
+        tensors["cuda"] = torch.cuda.get_rng_state(device)
+    return tensors
+
+
+def set_random_states(device: torch.device, tensors: Mapping[str, Tensor]) -> None:
+    torch.set_rng_state(tensors["torch"])
+    if device.type == "cuda" and "cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["cuda"], device)
+
+
+# Rollouts
+
+
+@dataclass(frozen=True)
+class _Asked:
+    task: Task
+    seed: int
+
+    def __call__(self, index: int, split: Split, known: str) -> Problem:
+        problem = self.task.problem(index, split, self.seed)
+        if problem.id != known:
+            raise ValueError(
+                f"the task's problem {index} ({split}) was {known!r} when the run was saved and is {problem.id!r} now: "
+                "its data has changed; put the old data back, or begin a new run"
+            )
+        return problem
+
+
+def _rollout(completion: Completion, grade: Grade) -> dict[str, Any]:
+    said = asdict(replace(completion, routes=None, prompt_routes=None))
+    del said["routes"], said["prompt_routes"]
+    return said | {"outcome": grade.outcome, "parts": dict(grade.parts)}
+
+
+def _read_rollout(facts: Mapping[str, Any], **routes: Tensor | None) -> Rollout:
+    completion = Completion(
+        tokens=tuple(facts["tokens"]),
+        logprobs=tuple(facts["logprobs"]),
+        text=facts["text"],
+        finish=facts["finish"],
+        version=facts["version"],
+        entropies=tuple(facts.get("entropies", ())),  # earlier versions did not keep them
+        **routes,
+    )
+    return Rollout(completion, Grade(facts["outcome"], facts["parts"]))
+
+
+def read_answers(facts: Sequence[Mapping[str, Any]], task: Task, seed: int) -> list[Answered]:
+    """What `plain_answer` made of an evaluation's answers."""
+    return [_read_answer(index, each, _Asked(task, seed)) for index, each in enumerate(facts)]
+
+
+def plain_answer(answered: Answered) -> dict[str, Any]:
+    return {"problem": answered.problem.id, **_rollout(answered.completion, answered.grade)}
+
+
+def _read_answer(index: int, facts: Mapping[str, Any], asked: _Asked) -> Answered:
+    rollout = _read_rollout(facts)
+    return Answered(asked(index, "held_out", facts["problem"]), rollout.completion, rollout.grade)
+
+
+def _group(group: Group, routes: dict[str, Tensor]) -> dict[str, Any]:
+    for number, rollout in enumerate(group.rollouts):
+        for name in ("routes", "prompt_routes"):
+            if (tensor := getattr(rollout.completion, name)) is not None:
+                routes[f"{group.ordinal}.{number}.{name}"] = tensor
+    return {
+        "ordinal": group.ordinal,
+        "problem": group.problem.id,
+        "prompt_tokens": list(group.prompt_tokens),
+        "rollouts": [_rollout(each.completion, each.grade) for each in group.rollouts],
+    }
+
+
+def _read_group(facts: Mapping[str, Any], asked: _Asked, routes: Mapping[str, Tensor]) -> Group:
+    ordinal = facts["ordinal"]
+    rollouts = [
+        _read_rollout(
+            each,
+            routes=routes.get(f"{ordinal}.{number}.routes"),
+            prompt_routes=routes.get(f"{ordinal}.{number}.prompt_routes"),
+        )
+        for number, each in enumerate(facts["rollouts"])
+    ]
+    problem = asked(ordinal, "train", facts["problem"])
+    return Group(problem, tuple(facts["prompt_tokens"]), tuple(rollouts), ordinal=ordinal)

@@ -1,0 +1,1 @@
+"""Checks with a loaded model: do model, tokenizer, task and algorithm fit together?"""

@@ -1,0 +1,221 @@
+"""Do this model, tokenizer, task and algorithm hold together? Checked on a few completions, before a run."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from proximo.algorithms import Algorithm
+from proximo.maths.arithmetic import at_least_float32, row_mean
+from proximo.maths.pieces.keeping import KeepAll
+from proximo.models import score_rows, supports_packing
+from proximo.models.compiling import allow_compiling
+from proximo.models.values import OwnModel, value_model
+from proximo.samplers import Sampler, SamplingOptions
+from proximo.samplers.partial import end_tokens
+from proximo.tasks import Task
+from proximo.training.config import RunConfig
+from proximo.training.learner.learner import Learner
+from proximo.training.learner.optimizer import POLICY, VALUE
+from proximo.training.learner.rounding import Bounds, bounds_of, gate_width
+from proximo.training.reward_mixing import judged
+from proximo.training.rl.assemble import assemble, to_batch
+from proximo.training.rl.collect import Collector, Frontier
+from proximo.training.selfcheck.checks import (
+    PROBLEMS,
+    Check,
+    completions_end,
+    completions_of,
+    end_of_sequence,
+    mask_counts_tokens,
+    prompts_begin_rightly,
+    prompts_decode_back,
+    prompts_have_tokens,
+    references_are_right,
+    silence_is_wrong,
+    vocabulary_size,
+)
+from proximo.types import Batch, Completion, Grade, Group, Rollout
+
+GROUPS, SIBLINGS, TOKENS = 4, 4, 64
+"""What is sampled at most: enough for every path through the code, little enough for a laptop."""
+
+
+def selfcheck(
+    config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sampler: Sampler
+) -> Iterator[Check]:
+    """Every check, the cheap ones first; the model is left as it was."""
+    allow_compiling(config.compile)
+    # Rewards and value models are those of the run: what it would refuse is refused here.
+    task = judged(config.task, config.rewards, tokenizer, config.dtype)
+    problems = [config.task.problem(index, "train", config.seed) for index in range(PROBLEMS)]
+    encoded = prompts_have_tokens(tokenizer, problems)
+    yield encoded
+    yield references_are_right(config.task, config.seed)
+    yield silence_is_wrong(config.task, config.seed)
+    if not encoded.ok:
+        return  # there is nothing to sample from
+    yield prompts_decode_back(tokenizer, problems)
+    yield prompts_begin_rightly(tokenizer, problems)
+    yield end_of_sequence(model, tokenizer)
+
+    sampling = replace(config.sampling, max_tokens=min(config.sampling.max_tokens, TOKENS))
+    groups = sampled_groups(config, task, sampling, tokenizer, sampler)
+    batch = to_batch(groups)
+    yield completions_end(groups, end_tokens(model, tokenizer), sampling)
+    yield mask_counts_tokens(groups, batch)
+    yield from sampler_is_learner(model, batch, config.algorithm, sampling.temperature)
+
+    made_up = made_up_groups(model, groups, sampling, config.seed)
+    yield from packed_is_padded(model, to_batch(made_up), sampling.temperature)
+    yield micro_batches_add_up(model, made_up, config)
+
+
+# Numbers
+
+
+def sampler_is_learner(
+    model: PreTrainedModel, batch: Batch, algorithm: Algorithm, temperature: float
+) -> tuple[Check, Check, Check]:
+    """The learner gives the sampled tokens the log-probs that the sampler said it drew them with."""
+    with torch.no_grad():
+        logprobs = score_rows(model, batch, temperature=temperature).logprobs.cpu()
+    difference = logprobs - batch.rollout_logprobs.to(logprobs.dtype)
+    gaps, bounds = difference.abs()[batch.mask], bounds_of(model)
+    return (
+        Check("sampler = learner, largest gap", float(gaps.max()), bounds.largest, f"log-probs of {len(gaps)} tokens"),
+        Check("sampler = learner, mean gap", float(gaps.mean()), bounds.mean, f"log-probs of {len(gaps)} tokens"),
+        _ratio_check(row_mean(difference, batch.mask).abs(), gate_width(algorithm), bounds),
+    )
+
+
+def _ratio_check(ratios: Tensor, width: float, bounds: Bounds) -> Check:
+    """What the gate would see. In half precision a gate may be narrower than rounding: that is no fault, since a run
+    measures the same and then computes the old policy's log-probs itself."""
+    value, trusted = float(ratios.mean()), width / 10
+    detail = f"of {len(ratios)} completions; the bound is a tenth of the gate's width {width:g}"
+    if bounds.trusts or value < trusted:
+        return Check("sampler = learner, log-ratio", value, trusted, detail)
+    detail = (
+        f"of {len(ratios)} completions: above a tenth of the gate's width {width:g}, so a run with several updates a "
+        "step takes the old log-probs from a pass of its own, not from the sampler"
+    )
+    return Check("sampler = learner, log-ratio", value, bounds.mean, detail)
+
+
+def packed_is_padded(model: PreTrainedModel, batch: Batch, temperature: float) -> tuple[Check, Check]:
+    """Our attention over packed rows against transformers' own over padded ones."""
+    names, bound = ("packed = padded, log-probs", "packed = padded, gradient"), bounds_of(model).relative
+    if not supports_packing(model):
+        why = f"skipped: {type(model).__name__} is always scored padded"
+        return Check(names[0], None, bound, why), Check(names[1], None, bound, why)
+    packed, packed_gradient = _score_with_gradient(model, batch, temperature, "packed")
+    padded, padded_gradient = _score_with_gradient(model, batch, temperature, "padded")
+    detail = f"relative difference, {len(batch)} random completions"
+    return (
+        Check(names[0], relative_difference([padded], [packed]), bound, detail),
+        Check(names[1], relative_difference(padded_gradient, packed_gradient), bound, detail),
+    )
+
+
+def micro_batches_add_up(model: PreTrainedModel, groups: Sequence[Group], config: RunConfig) -> Check:
+    """One update of the algorithm, with all groups in one forward pass and with each in its own."""
+    largest = sum(len(group.prompt_tokens) for group in groups) + sum(len(c.tokens) for c in completions_of(groups))
+    whole = _update_gradient(model, groups, config, token_budget=largest)
+    split = _update_gradient(model, groups, config, token_budget=1)
+    value = relative_difference(whole, split)
+    detail = f"relative difference, {len(groups)} groups at once and one by one"
+    if math.isnan(value):
+        detail = "the gradient is 0 or not a number"
+    return Check("micro-batches = batch, gradient", value, bounds_of(model).relative, detail)
+
+
+def relative_difference(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+    """|first − second| / |first| over all tensors together; NaN where the first is 0, for then nothing was shown."""
+    first, second = [*map(at_least_float32, first)], [*map(at_least_float32, second)]
+    gap = math.hypot(*(float((a - b).norm()) for a, b in zip(first, second, strict=True)))
+    size = math.hypot(*(float(a.norm()) for a in first))
+    return gap / size if size else math.nan
+
+
+def sampled_groups(
+    config: RunConfig, task: Task, sampling: SamplingOptions, tokenizer: PreTrainedTokenizerBase, sampler: Sampler
+) -> tuple[Group, ...]:
+    siblings = min(config.training.group_size, SIBLINGS)
+    training = replace(config.training, groups=GROUPS, group_size=siblings, minibatches=1)
+    collector = Collector(task, sampler, tokenizer, sampling, training, KeepAll(), config.seed)
+    return collector.collect(Frontier(), step=0, version=0).groups
+
+
+def made_up_groups(
+    model: PreTrainedModel, groups: Sequence[Group], sampling: SamplingOptions, seed: int
+) -> list[Group]:
+    """The same prompts with random completions of all lengths, every second one right.
+
+    What a good model says is no test of gradients: equal siblings cancel, and a certain token has none.
+    """
+    random = torch.Generator().manual_seed(seed)
+
+    def rollout(number: int) -> Rollout:
+        length = int(torch.randint(1, max(sampling.max_tokens, 2) + 1, (), generator=random))
+        tokens = torch.randint(vocabulary_size(model), (length,), generator=random).tolist()
+        return Rollout(Completion(tuple(tokens), (0.0,) * length, "", "stop"), Grade(float(number % 2)))
+
+    drafts = [
+        replace(group, rollouts=tuple(rollout(place + number) for number in range(len(group.rollouts))))
+        for place, group in enumerate(groups)
+    ]
+    with torch.no_grad():
+        rows = iter(score_rows(model, to_batch(drafts), temperature=sampling.temperature).logprobs.tolist())
+
+    def with_logprobs(rollout: Rollout) -> Rollout:
+        """A correction for the sampler's mismatch must find none."""
+        completion = rollout.completion
+        return replace(rollout, completion=replace(completion, logprobs=tuple(next(rows)[: len(completion.tokens)])))
+
+    return [replace(group, rollouts=tuple(map(with_logprobs, group.rollouts))) for group in drafts]
+
+
+def _update_gradient(
+    model: PreTrainedModel, groups: Sequence[Group], config: RunConfig, token_budget: int
+) -> list[Tensor]:
+    # Clipping to a norm would hide a gradient that is off by a factor.
+    options = replace(config.training, token_budget=token_budget, max_gradient_norm=math.inf)
+    algorithm = config.algorithm.within(config.sampling.max_tokens)
+    form = config.value_options and config.value_options.form
+    if isinstance(form, OwnModel):
+        form = OwnModel()  # any weights will do
+    learner = Learner(
+        model,
+        algorithm,
+        options,
+        temperature=config.sampling.temperature,
+        seed=config.seed,
+        value=form and value_model(form, model),
+    )
+    optimizer = learner.optimizer
+    optimizer.set_rates(0.0, 0.0)  # the model stays as it is
+    limit, unit = config.sampling.max_tokens, config.penalty_unit
+    learner.update(assemble(groups, [], learner, limit, penalty_unit=unit).batch, fresh=False)
+    optimizer.close()
+    return _taken_gradient([*optimizer.held(POLICY), *optimizer.held(VALUE)])
+
+
+def _score_with_gradient(
+    model: PreTrainedModel, batch: Batch, temperature: float, layout: Literal["packed", "padded"]
+) -> tuple[Tensor, list[Tensor]]:
+    logprobs = score_rows(model, batch, temperature=temperature, layout=layout).logprobs
+    logprobs.mean().backward()
+    return logprobs.detach(), _taken_gradient(list(model.parameters()))
+
+
+def _taken_gradient(parameters: list[nn.Parameter]) -> list[Tensor]:
+    """The gradients, which the parameters then no longer have."""
+    taken = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    return taken

@@ -1,0 +1,352 @@
+"""The commands as a user types them: what is printed where, and with which exit status."""
+
+import io
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from proximo import toml
+from proximo.algorithms import GSPO, UnusualChoice
+from proximo.cli import main
+from proximo.insight.folder import RunFolder
+from proximo.maths import Clip
+from proximo.models import load_model, tiny_model, tiny_tokenizer
+from proximo.plain_text import visible
+from proximo.presets import PRESETS
+from proximo.rewards import FormatReward
+from proximo.samplers import SamplingOptions
+from proximo.tasks import Arithmetic, Echo, File
+from proximo.training.config import EvaluationOptions, RunConfig
+from proximo.training.reward_mix import RewardMix, WeightedRule
+
+TINY = ["--task.held-out", "20", "--evaluation.problems", "4", "--sampling.max-tokens", "3"]
+TINY_EVAL = ["--task.held-out", "20", "--problems", "4", "--sampling.max-tokens", "3"]
+TINY_RUN = [
+    *TINY,
+    "--steps",
+    "1",
+    "--training.groups",
+    "2",
+    "--training.group-size",
+    "2",
+    "--training.minibatches",
+    "1",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("model")
+    tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64).save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+    return str(path)
+
+
+def refused(arguments: list[str], capsys) -> str:
+    """What stderr says of bad input; nothing else is printed."""
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    return printed.err
+
+
+# train
+
+
+def test_a_dry_run_prints_the_run_it_would_start(folder, capsys, tmp_path):
+    arguments = ["train", "--algorithm", "gspo", "--training.learning-rate", "0.01", "--model", folder]
+    assert main([*arguments, "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    preset = PRESETS[0].config
+    assert isinstance(preset, RunConfig)
+    expected = replace(preset, algorithm=GSPO, model=folder, training=replace(preset.training, learning_rate=0.01))
+    assert toml.loads(printed, RunConfig) == expected
+    assert "# a step: 32 prompts × 8 completions = 256 completions" in printed
+    (tmp_path / "run.toml").write_text(printed)
+    assert main(["train", str(tmp_path / "run.toml"), "--dry-run"]) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_train_prints_one_json_object_and_nothing_else(folder, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert main(["train", "--model", folder, "--run", str(run), "--json", *TINY_RUN]) == 0
+    result = json.loads(capsys.readouterr().out)
+    names = ["run", "steps", "held_out_before", "held_out_after", "generated_tokens", "seconds", "findings"]
+    assert list(result) == names
+    assert (result["run"], result["steps"]) == (str(run), 1)
+    assert 4 <= result["generated_tokens"] <= 12  # 2 × 2 completions of 1 to 3 tokens
+    load_model(str(run / "checkpoints" / "step-000001"))
+
+    error = refused(["train", "--model", folder, "--run", str(run), *TINY_RUN, "--seed", "1"], capsys)
+    assert f"error: --run {run} holds a run with another config." in error
+    assert error.endswith("  seed was 0, now 1  (--allow-change seed)\n")
+
+
+def test_bad_input_is_refused_with_a_way_out(capsys, tmp_path):
+    assert "no preset is called 'arithmetik', the nearest is 'arithmetic'" in refused(["train", "arithmetik"], capsys)
+    assert "none.toml: there is no such file" in refused(["train", "none.toml"], capsys)
+    assert "the nearest is 'gspo'" in refused(["train", "--algorithm", "gpso"], capsys)
+    assert "--algorithm needs a value" in refused(["train", "--algorithm"], capsys)
+    assert "the nearest is 'train'" in refused(["trian"], capsys)
+    assert "training.minibatches is 99" in refused(["train", "--training.minibatches", "99"], capsys)
+
+
+def test_all_problems_of_a_file_are_named_at_once(capsys, tmp_path):
+    file = tmp_path / "bad.toml"
+    file.write_text('step = 3\nseed = "one"\n\n[training]\ngroups = 0\n')
+    lines = refused(["train", str(file)], capsys).splitlines()
+    assert len(lines) == 3
+    assert f"{file}:1: step = 3 is unknown, perhaps steps" in lines[0]
+    assert f'{file}:2: seed is "one"' in lines[1]
+    assert "training.groups is 0" in lines[2]
+    file.write_text("steps 3\n")
+    assert "this is not TOML" in refused(["train", str(file)], capsys)
+
+
+# eval, sft, tasks
+
+
+def test_eval_prints_its_numbers(folder, capsys):
+    assert main(["eval", folder, "--json", *TINY_EVAL]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["model"] == folder
+    assert result["held_out/problems"] == 4
+    assert 0 <= result["held_out/low"] <= result["held_out/accuracy"] <= result["held_out/high"] <= 1
+    assert main(["eval", folder, *TINY_EVAL]) == 0
+    assert capsys.readouterr().out.startswith("held-out accuracy ")
+    assert "needs a model" in refused(["eval", "--json"], capsys)
+    assert "neither a folder nor a model" in refused(["eval", str(folder) + "-none"], capsys)
+
+
+def test_a_runs_model_is_judged_as_the_run_judges_it(folder, tmp_path, capsys):
+    rows = tmp_path / "x.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"say {n}", "answer": "x"}) + "\n" for n in range(40)))
+    run = tmp_path / "run"
+    config = RunConfig(
+        model=folder,
+        task=File(str(rows), reward=FormatReward("(?s).*"), held_out=0.5),
+        rewards=RewardMix(rules=(WeightedRule(FormatReward("(?s).*"), weight=0.5),)),
+        sampling=SamplingOptions(max_tokens=2),
+        evaluation=EvaluationOptions(problems=3, samples=2),
+    )
+    checkpoint = run / "checkpoints" / "step-000001"
+    shutil.copytree(folder, checkpoint)
+    (run / "config.toml").write_text(toml.dumps(config))
+    for name in (str(run), str(checkpoint)):
+        assert main(["eval", name, "--json"]) == 0
+        printed = capsys.readouterr()
+        assert printed.err == f"as the run says in {run / 'config.toml'}: File, 2 tokens at most\n"
+        result = json.loads(printed.out)
+        # Everything a model says is right here, where two-digit sums would be wrong; 1 + 0.5 is the run's reward.
+        assert (result["held_out/accuracy"], result["held_out/reward"]) == (1.0, 1.5)
+        assert (result["held_out/problems"], result["held_out/k"]) == (3, 2)
+    assert main(["eval", str(run), "--json", "--problems", "2", "--task.type", "Echo"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["held_out/problems"], result["held_out/accuracy"]) == (2, 0.0)
+    rows.unlink()
+    assert "there is no such file" in refused(["eval", str(run)], capsys)
+    (run / "config.toml").write_text("[algorithm]\nkind = 3\n")
+    assert "config.toml" in refused(["eval", str(run)], capsys)
+    (run / "config.toml").write_text("{algorithm\n")
+    error = refused(["eval", str(run)], capsys)
+    assert error.startswith(f"error: {run / 'config.toml'}: this is not TOML: ")
+    # The run of another stage has no task of its own.
+    (run / "config.toml").write_text('model = "x"\n')
+    assert main(["eval", str(run), "--json", *TINY_EVAL]) == 0
+
+
+def test_a_stored_unusual_choice_is_no_python_warning(folder, tmp_path, capsys):
+    """It was said when the run began; a warning would be an error here."""
+    run = tmp_path / "run"
+    shutil.copytree(folder, run / "checkpoints" / "step-000001")
+    with pytest.warns(UnusualChoice):
+        config = RunConfig(algorithm=replace(GSPO, gate=Clip(0.2, 0.2)), task=Echo())
+    (run / "config.toml").write_text(toml.dumps(config))
+    (run / "run.json").write_text("{}")
+    assert main(["eval", str(run), "--problems", "1", "--sampling.max-tokens", "2"]) == 0
+    assert capsys.readouterr().err == f"as the run says in {run / 'config.toml'}: Echo, 8 tokens at most\n"
+    assert RunFolder(run).config == config  # as replay reads it
+
+
+@pytest.mark.parametrize("command", ["eval", "chat", "selfcheck", "train", "sft"])
+def test_every_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--help"])
+    assert stopped.value.code == 0
+    printed = capsys.readouterr().out
+    assert f"usage: proximo {command}" in printed
+    assert ("--accept-lost-rows" in printed) == (command in ("train", "sft"))
+
+
+SUMS = "".join(f'{{"prompt": "{i}+1=", "completion": "{i + 1}"}}\n' for i in range(20))
+
+
+def test_sft_leaves_a_run(folder, tmp_path, capsys):
+    (tmp_path / "sums.jsonl").write_text(SUMS)
+    flags = ["--model", folder, "--data.held-out", "0.3", "--fit.batch", "8", "--json"]
+    assert main(["sft", str(tmp_path / "sums.jsonl"), "--run", str(tmp_path / "run"), *flags]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["run"], result["skipped"]) == (str(tmp_path / "run"), 0)
+    assert result["held_out_best"]["loss"] <= result["held_out_before"]["loss"]
+    load_model(result["checkpoint"])
+    # Its config is a run, too; and its folder is a model.
+    again = ["sft", str(tmp_path / "run" / "config.toml"), "--run", str(tmp_path / "again")]
+    assert main([*again, "--model", str(tmp_path / "run")]) == 0
+    assert str(tmp_path / "again" / "checkpoints") in capsys.readouterr().out
+    assert "model was " in refused(again, capsys)  # without --model it would be another run
+
+
+def test_sft_learns_a_tasks_own_answers(folder, tmp_path, capsys):
+    flags = ["--data.task.held-out", "20", "--data.examples", "8", "--model", folder]
+    assert main(["sft", "--run", str(tmp_path / "run"), *flags]) == 0
+    printed = capsys.readouterr()
+    assert "held-out loss" in printed.out
+    assert "8 to train on, 20 held out" in printed.err
+    assert "--skip-bad is for data files" in refused(["sft", "--skip-bad", *flags], capsys)
+
+
+def test_bad_rows_are_refused_or_skipped(folder, tmp_path, capsys):
+    path = tmp_path / "sums.jsonl"
+    path.write_text(SUMS + '{"prompt": "1+1="\n{"prompt": "1+1=", "completion": ""}\n')
+    arguments = ["sft", str(path), "--model", folder, "--run", str(tmp_path / "run")]
+    lines = refused(arguments, capsys).splitlines()
+    assert len(lines) == 3
+    assert lines[1].startswith(f"{path}:21: not JSON")
+    assert lines[2] == f"{path}:22: completion is empty"
+    assert not (tmp_path / "run").exists()
+    assert main([*arguments, "--skip-bad"]) == 0
+    printed = capsys.readouterr()
+    assert f"2 bad rows were left out, see {tmp_path / 'run' / 'events.jsonl'}" in printed.out
+    assert "2 bad rows left out" in printed.err
+
+
+def test_sft_refuses_what_it_cannot_read(folder, tmp_path, capsys):
+    (tmp_path / "sums.csv").write_text("prompt,completion\n")
+    assert "use .jsonl or .parquet" in refused(["sft", str(tmp_path / "sums.csv")], capsys)
+    assert "none.toml: there is no such file" in refused(["sft", "none.toml"], capsys)
+    assert "'none.jsonl': there is no such file" in refused(["sft", "none.jsonl"], capsys)
+    assert "fit.batch is 0" in refused(["sft", "--fit.batch", "0"], capsys)
+    (tmp_path / "sums.jsonl").write_text(SUMS)
+    arguments = ["sft", str(tmp_path / "sums.jsonl"), "--run", str(tmp_path / "run"), "--model", folder]
+    error = refused([*arguments, "--data.held-out", "0", "--fit.patience", "2"], capsys)
+    assert "fit.patience is 2, but no data is held out" in error
+    assert main([*arguments, "--data.held-out", "0"]) == 0  # nothing was computed, so it may become another run
+
+
+def test_sft_that_fails_on_the_way_says_what_is_left(folder, tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise ValueError("no room for a checkpoint")
+
+    monkeypatch.setattr("proximo.training.offline.fitting.save", full)
+    (tmp_path / "sums.jsonl").write_text(SUMS)
+    arguments = ["sft", str(tmp_path / "sums.jsonl"), "--model", folder, "--data.held-out", "0.3"]
+    assert main([*arguments, "--run", str(tmp_path / "run")]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    last = f"error: no room for a checkpoint\nwhat was written so far is in {tmp_path / 'run'}; the same command"
+    assert last in printed.err
+
+
+def test_tasks_are_shown_by_example(capsys):
+    assert main(["tasks"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["Arithmetic", "Countdown", "Echo", "Sorting", "Gym", "File", "Code"]
+    assert "tasks takes nothing" in refused(["tasks", "more"], capsys)
+
+
+# selfcheck
+
+CHECKED = ["--sampling.max-tokens", "4", "--task.held-out", "20"]
+
+
+def test_selfcheck_prints_a_table_or_json(folder, capsys):
+    assert main(["selfcheck", "--model", folder, *CHECKED]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    head, *rows, last = printed.out.splitlines()
+    assert head.split() == ["check", "result", "bound", "ok"]
+    assert len(rows) == 14
+    assert all("  yes  " in row for row in rows)
+    assert last.startswith("14 checks in ")
+
+    assert main(["selfcheck", "--model", folder, "--algorithm", "gspo", "--json", *CHECKED]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["model"], result["ok"], len(result["checks"])) == (folder, True, 14)
+    assert set(result["checks"][0]) == {"name", "value", "bound", "detail", "only_warns", "ok", "warns"}
+    [gate] = [check for check in result["checks"] if check["name"] == "sampler = learner, log-ratio"]
+    assert gate["bound"] == pytest.approx(3e-5)
+
+
+def test_selfcheck_names_the_culprit(folder, capsys, monkeypatch):
+    monkeypatch.setattr(Arithmetic, "reference", lambda self, problem: "\x1b[31mwrong")
+    assert main(["selfcheck", "--model", folder, *CHECKED]) == 1
+    printed = capsys.readouterr()
+    assert "14 checks" in printed.out
+    assert "  NO  " in printed.out
+    [line] = printed.err.splitlines()
+    assert line.startswith("selfcheck failed: references graded wrong 20, bound 0 (arithmetic-")
+    assert "\x1b" not in printed.out + printed.err
+
+
+def test_selfcheck_refuses_what_it_cannot_load(capsys, folder):
+    assert "neither a folder nor a model" in refused(["selfcheck", "--model", "/no/such/folder"], capsys)
+    too_long = ["selfcheck", "--model", folder, "--sampling.max-tokens", "40", "--task.digits", "2100"]
+    assert "the model has 4096 positions" in refused([*too_long, "--task.held-out", "1"], capsys)
+
+
+# chat
+
+
+def chat(arguments: list[str], typed: str, monkeypatch) -> int:
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    return main(["chat", *arguments])
+
+
+def test_chat_answers_each_line_of_a_pipe(folder, capsys, monkeypatch):
+    # A line feed among the sampled characters would make two lines of a reply: greedy has none here.
+    greedy = [folder, "--temperature", "0", "--max_tokens", "3"]
+    assert chat(greedy, "1+2=\n\n3+4=\n1+2=", monkeypatch) == 0
+    printed = capsys.readouterr()
+    first, second, third = printed.out.splitlines()
+    assert first == third
+    assert 0 < len(second) <= 3
+    assert printed.err == ""
+    assert chat([*greedy, "--chat"], "1+2=\n", monkeypatch) == 0
+    assert len(capsys.readouterr().out) == 4
+    assert chat(greedy, "", monkeypatch) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_chat_goes_on_after_a_line_that_is_too_long(folder, capsys, monkeypatch):
+    arguments = [folder, "--temperature", "0", "--max-tokens", "3"]
+    assert chat(arguments, f"{'1' * 5000}\n1+2=\n", monkeypatch) == 1
+    printed = capsys.readouterr()
+    assert "the model has 4096 positions" in printed.err
+    assert len(printed.out.splitlines()) == 1
+
+
+def test_chat_refuses_what_it_cannot_do(folder, tmp_path, capsys):
+    assert "needs a model" in refused(["chat"], capsys)
+    assert "neither a folder nor a model" in refused(["chat", str(tmp_path / "none")], capsys)
+    assert "temperature is -1.0" in refused(["chat", folder, "--temperature", "-1"], capsys)
+    load_model(folder).save_pretrained(tmp_path)
+    bare = tiny_tokenizer()
+    bare.chat_template = None
+    bare.save_pretrained(tmp_path)
+    assert "has no chat template" in refused(["chat", str(tmp_path), "--chat"], capsys)
+
+
+def test_a_model_cannot_steer_the_terminal():
+    assert visible("a\x1b[2Jb\x07\r\x7f\x9b") == "a\\x1b[2Jb\\x07\\r\\x7f\\x9b"
+    assert visible("safe \u202egnirts") == "safe \\u202egnirts"
+    assert visible("half a pair \ud800") == "half a pair \\ud800"
+    assert visible("é 数\n\tनि\u200dx 👩\u200d🔬") == "é 数\n\tनि\u200dx 👩\u200d🔬"
+
+
+def test_an_algorithm_of_one_update_gets_one(capsys):
+    assert main(["train", "--algorithm", "rloo", "--dry-run"]) == 0
+    assert "minibatches = 1" in capsys.readouterr().out

@@ -1,0 +1,171 @@
+"""`train --dry-run` refuses what a run would refuse before it loads weights, and says what will not fit."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from proximo import toml
+from proximo.cli import main
+from proximo.models import loading, tiny_model, tiny_tokenizer
+from proximo.training.config import RunConfig
+from proximo.training.pipeline import PipelineConfig
+from proximo.training.preflight import estimate
+
+SMALL = {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate": 64}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("model")
+    tiny_model(**SMALL).save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture
+def no_weights(monkeypatch):
+    """Whoever loads weights fails."""
+
+    def load_weights(*_, **__):
+        pytest.fail("weights were loaded")
+
+    monkeypatch.setattr(loading, "load_weights", load_weights)
+
+
+def sums(path: Path, rows: int = 40) -> str:
+    path.write_text("".join(f'{{"prompt": "{i}+1=", "answer": "{i + 1}"}}\n' for i in range(rows)))
+    return str(path)
+
+
+def refusal(arguments: list[str], capsys) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    printed = capsys.readouterr()
+    assert (stopped.value.code, printed.out) == (2, "")
+    return printed.err
+
+
+def file_flags(path: str, *more: str) -> list[str]:
+    return ["--task.type", "File", "--task.path", path, *more]
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (file_flags("none.jsonl"), "task.path is 'none.jsonl': there is no such file"),
+        (["--model", "no/such-model"], "path 'no/such-model': neither a folder nor a model"),
+        (["--device", "cuda"], "device is 'cuda', but there is no GPU here"),
+        (["--replay", "old_policy"], "replay is 'old_policy', but Qwen3ForCausalLM has no experts to choose from"),
+        (
+            ["--algorithm", "ppo", "--value.form.type", "OwnLayers", "--value.form.layers", "9"],
+            "value.form.layers is 9, but the policy has 2",
+        ),
+        (["--reward-model", "no/judge"], "path 'no/judge': neither a folder nor a model"),
+    ],
+)
+def test_a_dry_run_refuses_as_the_run_does(dry_run, flags, said, folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    model = [] if "--model" in flags else ["--model", folder]
+    run = ["--dry-run"] if dry_run else ["--run", "run"]
+    error = refusal(["train", *model, *flags, *run], capsys)
+    assert error.startswith(f"error: {said}")
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("dry_run", [["--dry-run"], []])
+def test_a_file_with_nothing_held_out_is_refused_before_a_model_loads(dry_run, folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = file_flags(sums(tmp_path / "sums.jsonl"), "--task.held-out", "0.0")
+    error = refusal(["train", "--model", folder, *flags, *dry_run], capsys)
+    assert error.startswith("error: task.held_out leaves no problem to evaluate on")
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("dry_run", [["--dry-run"], []])
+def test_a_policy_is_no_reward_model(dry_run, folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    error = refusal(["train", "--model", folder, "--reward-model", folder, *dry_run], capsys)
+    assert error.startswith(f"error: path {folder!r}: no score head, so its scores would be random; train one first")
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_dry_run_says_which_rows_it_leaves_out_and_what_is_odd_about_the_grader(folder, tmp_path, capsys):
+    """Answers that end with `#### 72` are whole solutions: no reason to refuse, enough to say."""
+    data, held = tmp_path / "sums.jsonl", tmp_path / "held.jsonl"
+    good = "".join(f'{{"prompt": "{i}+1=", "answer": "so #### {i + 1}"}}\n' for i in range(8))
+    data.write_text(good + "{}\n" * 22)
+    held.write_text('{"prompt": "8+8=", "answer": "#### 16"}\n')
+    flags = ["--model", folder, *file_flags(str(data), "--task.held-out", str(held)), "--skip-bad", "--dry-run"]
+    assert main(["train", *flags]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    at = printed.index("# bad rows left out: 22")
+    assert [line.partition(": ")[0] for line in printed[at + 1 : at + 21]] == [
+        f"# {data}:{row}" for row in range(9, 29)
+    ]
+    assert printed[at + 21] == "# and 2 more"
+    assert printed[at + 22].startswith("# calibration: ")
+    assert "the grader wants the whole solution text" in printed[at + 22]
+    assert main(["train", *flags, "--json"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert [f"# {note}" for note in notes[-23:]] == printed[at : at + 23]
+
+
+def test_a_grader_that_cannot_be_trained_with_is_refused(folder, tmp_path, capsys):
+    """Calibration needs no weights: the run would refuse this, too."""
+    data, reward = sums(tmp_path / "sums.jsonl"), tmp_path / "rewards.py"
+    reward.write_text("def nothing(prompts, completions, **columns):\n    return None\n")
+    task = f'[task]\ntype = "File"\npath = "{data}"\n'
+    task += f'[task.reward]\ntype = "PythonFunction"\npath = "{reward}:nothing"\n'
+    (tmp_path / "run.toml").write_text(f'model = "{folder}"\n{task}')
+    error = refusal(["train", str(tmp_path / "run.toml"), "--dry-run"], capsys)
+    assert error.startswith("error: calibration: no text could be scored, of 3 problems; nothing was trained")
+
+
+def test_a_dry_run_loads_no_weights(no_weights, folder, capsys):
+    assert main(["train", "--model", folder, "--algorithm", "ppo", "--dry-run"]) == 0
+    assert "value model's 1 layers" in capsys.readouterr().out
+
+
+def test_a_dry_run_as_data(folder, capsys):
+    assert main(["train", "--model", folder, "--steps", "3", "--dry-run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["config", "models", "bytes", "device_bytes", "fits", "notes"]
+    assert (found["config"]["steps"], found["config"]["model"]) == (3, folder)
+    policy = tiny_model(**SMALL).num_parameters()
+    assert [(each["role"], each["parameters"]) for each in found["models"]] == [
+        ("policy", policy),
+        ("reference", policy),
+    ]
+    assert found["bytes"] == 20 * policy  # 16 of what trains, 4 of the frozen reference
+    assert found["fits"]
+    assert toml.loads(toml.dumps(RunConfig()), RunConfig) == RunConfig()
+
+
+def test_what_does_not_fit_is_said(folder, capsys, monkeypatch):
+    needed = 20 * tiny_model(**SMALL).num_parameters()
+    monkeypatch.setattr(estimate, "machine_bytes", lambda: needed)
+    assert main(["train", "--model", folder, "--dry-run"]) == 0
+    assert "does not fit" not in capsys.readouterr().out
+    monkeypatch.setattr(estimate, "machine_bytes", lambda: needed - 1)
+    assert main(["train", "--model", folder, "--dry-run"]) == 0
+    assert "# does not fit: 0.0 GB are needed before any activation, and cpu has 0.0 GB" in capsys.readouterr().out
+
+
+def test_a_machine_has_no_more_than_its_pages():
+    assert 0 < estimate.machine_bytes() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@pytest.mark.parametrize("arguments", [["pipeline-demo", "--dry-run"], ["--dry-run", "pipeline-demo"]])
+def test_a_pipeline_may_come_after_its_switches(arguments, capsys):
+    assert main(["train", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "# in turn: demonstrations.jsonl, sft, rankings.jsonl, reward-model, ppo" in printed
+    assert isinstance(toml.loads(printed, PipelineConfig), PipelineConfig)
+    assert main(["train", "--json", *arguments]) == 0
+    assert json.loads(capsys.readouterr().out)["stages"][:2] == ["demonstrations.jsonl", "sft"]

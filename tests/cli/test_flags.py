@@ -1,0 +1,105 @@
+"""Pieces put in, added and taken away by flag, and remarks on unusual choices as one plain line."""
+
+from dataclasses import replace
+
+import pytest
+
+from proximo import toml
+from proximo.algorithms import DAPO, GRPO, KL_COV, PPO, VAPO, Algorithm
+from proximo.cli import main
+from proximo.cli.configs import base_config
+from proximo.cli.flags import changed
+from proximo.maths import EntropyBonus, KlReward, SoftOverlong, TokenTruncated, ValueLoss
+from proximo.training.config import RunConfig, ValueOptions
+
+FULL = replace(KL_COV, shape=SoftOverlong(), correct=TokenTruncated(), kl=GRPO.kl, extra=EntropyBonus())
+
+
+def given(algorithm: Algorithm, *flags: str) -> Algorithm:
+    return changed(algorithm, flags, prog="test", description="")
+
+
+def refusal(algorithm: Algorithm, *flags: str, capsys) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        given(algorithm, *flags)
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stage", ["shape", "select", "correct", "kl", "extra"])
+def test_every_optional_stage_can_be_taken_away(stage: str):
+    expected = replace(FULL, **{stage: None})
+    for flags in ([f"--{stage}.type", "None"], [f"--{stage}.type=none"], [f"--{stage}", "None"], [f"--{stage}=None"]):
+        assert given(FULL, *flags) == expected
+    assert given(expected, f"--{stage}.type", "None") == expected
+
+
+def test_stages_that_must_hold_something_keep_it(capsys):
+    for stage in ("keep", "advantage", "anchor", "ratio", "gate", "weights"):
+        assert f"--{stage}.type None: give one of" in refusal(GRPO, f"--{stage}.type", "None", capsys=capsys)
+    assert "give one of" in refusal(DAPO, "--shape.type", "Soft", capsys=capsys)
+    assert "nothing trains one" in refusal(PPO, "--extra.type", "None", capsys=capsys)
+
+
+def test_a_none_that_is_a_fields_own_value_stays_that():
+    assert given(DAPO, "--shape.cap", "None") == replace(DAPO, shape=SoftOverlong(cap=None))
+
+
+def test_options_of_a_run_can_be_taken_away():
+    run = RunConfig(algorithm=PPO, value=ValueOptions(pretrain_steps=1))
+    assert changed(run, ["--value", "None", "--algorithm.shape.type", "None"], prog="test", description="") == (
+        replace(run, value=None, algorithm=replace(PPO, shape=None))
+    )
+
+
+def test_an_entropy_bonus_comes_beside_the_value_loss():
+    both = (ValueLoss(0.1, clip=0.2), EntropyBonus(0.01))
+    assert given(PPO, "--extra.add", "EntropyBonus", "--extra.1.coefficient", "0.01") == replace(PPO, extra=both)
+    three = given(VAPO, "--extra.add", "EntropyBonus")
+    assert three == replace(VAPO, extra=(*VAPO.extras, EntropyBonus()))
+    assert given(GRPO, "--extra.add", "EntropyBonus") == replace(GRPO, extra=EntropyBonus())
+    assert given(PPO, "--shape.add", "SoftOverlong") == replace(PPO, shape=(KlReward(0.05), SoftOverlong()))
+
+
+def test_what_cannot_be_added_is_refused(capsys):
+    assert "this field holds one piece" in refusal(GRPO, "--select.add", "TopEntropy", capsys=capsys)
+    assert "give one of ValueLoss" in refusal(GRPO, "--extra.add", "Entropy", capsys=capsys)
+    for name in ("None", "x"):  # .type None empties the field, .add has nothing to add
+        error = refusal(GRPO, "--extra.add", name, capsys=capsys)
+        assert error == f"error: --extra.add {name}: give one of ValueLoss, EntropyBonus, PositiveNll, RouterBalance\n"
+    assert refusal(GRPO, "--extra.type", "x", capsys=capsys).endswith("RouterBalance, None\n")
+    assert "names one kind of piece twice" in refusal(PPO, "--extra.add", "ValueLoss", capsys=capsys)
+
+
+def test_the_help_names_what_can_be_added(capsys):
+    with pytest.raises(SystemExit):
+        given(GRPO, "--help")
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines() if ".add " in line]
+    assert lines == [
+        "--shape.add {SoftOverlong,LinearOverlong,KlReward}  (one more, behind what is there)",
+        "--extra.add {ValueLoss,EntropyBonus,PositiveNll,RouterBalance}  (one more, behind what is there)",
+    ]
+
+
+# Remarks; a Python warning would be an error here
+
+
+def test_an_unusual_choice_is_one_plain_line(capsys):
+    assert main(["explain", "grpo", "--kl.estimator.type", "K1"]) == 0
+    printed = capsys.readouterr().err
+    assert printed.startswith("unusual: kl.estimator is K1()")
+    assert printed.count("\n") == 1
+
+
+def test_an_unusual_choice_of_a_file_is_one_plain_line(tmp_path, capsys):
+    path = tmp_path / "run.toml"
+    text = toml.dumps(RunConfig(algorithm=GRPO))
+    assert '[algorithm.kl.estimator]\ntype = "K3"' in text
+    path.write_text(text.replace('[algorithm.kl.estimator]\ntype = "K3"', '[algorithm.kl.estimator]\ntype = "K1"'))
+    changed(base_config([str(path)]), [], prog="test", description="")
+    assert capsys.readouterr().err.count("unusual: kl.estimator is K1()") == 1
+
+
+def test_what_later_flags_mend_is_not_remarked_on(capsys):
+    given(GRPO, "--ratio.type", "SequenceRatio", "--gate.low", "3e-4", "--gate.high", "4e-4")
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,105 @@
+"""Documentation that cannot rot: its code is run, its excerpts are in the source, its commands exist."""
+
+import re
+import shlex
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from proximo.cli import main
+from proximo.data import Mistakes, read_examples, read_rankings
+from tests import ROOT
+from tests.sandbox.captivity import needs_sandbox
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+BLOCK = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(kind: str) -> list:
+    """Fenced blocks whose info string matches, as (page, info, body)."""
+    found = []
+    for page in PAGES:
+        for number, match in enumerate(BLOCK.finditer(page.read_text())):
+            if re.fullmatch(kind, match["info"].strip()):
+                name = f"{page.relative_to(ROOT)}:{number}"
+                found.append(pytest.param(match["info"].strip(), match["body"], id=name))
+    return found
+
+
+@pytest.mark.parametrize(("info", "body"), blocks(r"python src=.*"))
+def test_excerpt_stands_in_the_source(info: str, body: str):
+    source = (ROOT / info.removeprefix("python src=")).read_text().splitlines()
+    wanted = body.rstrip("\n").splitlines()
+    for start in range(len(source) - len(wanted) + 1):
+        found = textwrap.dedent("\n".join(source[start : start + len(wanted)])).splitlines()
+        if [line.rstrip() for line in found] == [line.rstrip() for line in wanted]:
+            return
+    pytest.fail(f"not in {info}:\n{body}")
+
+
+SMALLER = {
+    "train": ["--training.groups", "4", "--evaluation.problems", "8"],
+    "eval": ["--problems", "8"],
+    **{stage: ["--data.held-out", "0", "--fit.epochs", "0.1"] for stage in ("sft", "reward-model", "dpo")},
+}
+"""The documented command, with less to do: one step instead of many."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page_works_from_top_to_bottom(page: Path, tmp_path, monkeypatch):
+    """Code, commands and data in order and in one folder, as a reader would."""
+    monkeypatch.chdir(tmp_path)
+    torch.set_default_dtype(torch.float32)  # as a reader has it
+    text = page.read_text()
+    if "import Job, Limits, Sandbox" in text:
+        needs_sandbox()
+    try:
+        for match in BLOCK.finditer(text):
+            place = f"{page.name}:{text.count(chr(10), 0, match.start()) + 1}"
+            match match["info"].strip(), match["body"]:
+                case "python", body:
+                    exec(compile(body, place, "exec"), {"__name__": "documentation"})
+                case "sh", body:
+                    run_commands(body, place)
+                case ("jsonl examples" | "jsonl rankings") as kind, body:
+                    check_data(body, read_examples if kind.endswith("examples") else read_rankings, place)
+    finally:
+        torch.set_default_dtype(torch.float64)
+
+
+def run_commands(body: str, place: str) -> None:
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for line in re.sub(r"--steps \d+", "--steps 1", re.sub(r"step-\d+", "step-000001", body)).splitlines():
+        program, *arguments = shlex.split(line, comments=True)
+        if program == "make":
+            assert arguments[0] in targets, place
+        else:
+            assert program == "proximo", place
+            assert main([*arguments, *SMALLER.get(arguments[0], [])]) == 0, f"{place}: {line}"
+
+
+def check_data(body: str, read, place: str) -> None:
+    Path("documented.jsonl").write_text(body)
+    mistakes = Mistakes()
+    assert len(read("documented.jsonl", mistakes)) >= body.count("\n"), place
+    assert not mistakes, f"{place}: {mistakes}"
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        text = BLOCK.sub("", page.read_text())
+        for target in re.findall(r"\]\((?!https?:)([^)#]*)#?[^)]*\)", text):
+            assert not target or (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_is_left_unfinished(page: Path):
+    assert "TODO" not in page.read_text()
+
+
+def test_there_is_something_to_test():
+    assert len(blocks(r"python")) >= 6
+    assert len(blocks(r"python src=.*")) >= 50
+    assert len(blocks(r"sh")) >= 2

@@ -1,0 +1,61 @@
+"""The house stays small: sizes, weight of an import, no question which algorithm this is."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests import ROOT
+
+SOURCE = ROOT / "src" / "proximo"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def test_files_and_functions_stay_short():
+    assert len(FILES) > 20
+    for path in FILES:
+        text = path.read_text()
+        assert text.count("\n") <= 300, f"{path.name} has {text.count(chr(10))} lines"
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                assert length <= 60, f"{path.name}: {node.name} has {length} lines"
+
+
+def test_nothing_asks_which_algorithm_it_is():
+    for path in FILES:
+        assert not re.search(r"(?<!for )\b(name|algorithm)\s*(==|in)\s*[\"'\[(]", path.read_text()), path.name
+
+
+def test_no_room_called_utils():
+    forbidden = {"utils", "common", "base", "core", "helpers"}
+    assert not {path.stem for path in FILES} & forbidden
+
+
+def test_importing_the_library_loads_torch_and_nothing_else_heavy():
+    # Everything but torch is hidden: the library must import on a machine that has torch alone.
+    script = """
+import sys
+for name in ("tyro", "rich", "jaxtyping", "beartype", "transformers", "pyarrow"):
+    sys.modules[name] = None
+import proximo, proximo.maths
+assert proximo.policy_loss and proximo.advantages
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_constraints_are_within_the_ranges():
+    """constraints.txt names every direct dependency, in a version that pyproject.toml allows."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
+    pinned = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["gym"], *extras["view"], *extras["dev"]]
+    for each in map(Requirement, wanted):
+        if each.name != "proximo":
+            assert each.specifier.contains(pinned[canonicalize_name(each.name)]), each

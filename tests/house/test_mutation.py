@@ -1,0 +1,15 @@
+"""The planted faults fit the sources they are planted in; `make mutation` plants them, which takes half an hour."""
+
+import pytest
+
+from tests import ROOT
+from tests.mutation.faults import FAULTS
+
+SOURCE = ROOT / "src" / "proximo"
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.file}: {fault.what}")
+def test_each_fault_has_its_place(fault):
+    text = (SOURCE / (fault.file if "/" in fault.file else f"maths/{fault.file}")).read_text()
+    assert text.count(fault.right) == 1
+    assert fault.wrong != fault.right

@@ -1,0 +1,58 @@
+"""Shapes in signatures are really checked while tests run, and only there where they are named."""
+
+from typing import Any
+
+import pytest
+import torch
+from beartype.roar import BeartypeCallHintViolation
+from jaxtyping import TypeCheckError
+
+from proximo.maths.pieces.weights import SequenceMean
+from proximo.training.rl.assemble import Assembled
+from tests.shape_checks import with_checks
+
+SOURCE = """
+from dataclasses import dataclass
+from torch import Tensor
+from proximo.tensor_types import Float
+
+class Piece:
+    @property
+    def own(self) -> Float[Tensor, "B"]:
+        return self.value
+
+    def inner(self, rows: Float[Tensor, "B T"], more: Float[Tensor, "B"] | None = None) -> Float[Tensor, "B"]:
+        return rows[0]
+
+def plain(rows: Tensor) -> Tensor:
+    return rows
+
+@dataclass(frozen=True)
+class Record:
+    rows: Float[Tensor, "B T"]
+"""
+
+
+def test_what_names_a_shape_is_checked_and_nothing_else():
+    made: dict[str, Any] = {"__name__": "made"}
+    exec(compile(with_checks(SOURCE), "made", "exec"), made)
+    piece, square, long = made["Piece"](), torch.zeros(2, 2), torch.zeros(2, 3)
+    assert piece.inner(square).shape == (2,)
+    with pytest.raises(BeartypeCallHintViolation):
+        piece.inner(long)  # gives back [3] where [2] is promised
+    with pytest.raises(BeartypeCallHintViolation):
+        piece.inner(square, torch.zeros(3))
+    piece.value = square
+    with pytest.raises(BeartypeCallHintViolation):
+        _ = piece.own
+    made["Record"](square)
+    with pytest.raises(TypeCheckError):
+        made["Record"](torch.zeros(2))
+    assert not hasattr(made["plain"], "__wrapped__")
+
+
+def test_the_package_is_checked():
+    with pytest.raises(BeartypeCallHintViolation):
+        SequenceMean()(torch.ones(2, 3, dtype=torch.bool), torch.zeros(3, dtype=torch.long))
+    with pytest.raises(TypeCheckError):
+        Assembled(None, None, torch.zeros(2, 2, dtype=torch.long), 0, 0, None, None)  # pyright: ignore[reportArgumentType]

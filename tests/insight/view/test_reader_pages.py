@@ -1,0 +1,429 @@
+"""The reader in a real browser: known clip states are coloured and explained, the lens recolours as the loss says,
+and what a model wrote stays text."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import proximo
+from proximo.algorithms import DAPO, GRPO, GSPO, SAPO, Algorithm
+from proximo.insight.folder import RunFolder
+from proximo.insight.lens.lens import look
+from proximo.insight.lens.words import why
+from proximo.insight.view import reader
+from tests.fixture import GROUP, LOG_RATIO, MASK, OLD
+from tests.insight.view.browser import Served, Window, served
+from tests.insight.view.test_reader import ADVANTAGES, BY_HAND, answers, fixture_group, value_of
+from tests.stored import UNSCORED, Asked, Said, store
+
+pytestmark = pytest.mark.usefixtures("chromium")
+
+NASTY = [
+    "<img src=x onerror=alert(1)>",
+    "<script>alert(2)</script>",
+    "</div></article><iframe src='http://example.org/'></iframe>",
+    "\x1b[31mred\x1b[0m",
+    "nul\x00bell\x07",
+    "\u202egnp.exe\u202c",
+    "שלום",
+    "\u2028line",
+    "&lt;b&gt;",
+    "javascript:alert(3)",
+]
+SHOWN = ["⟨ESC⟩[31mred⟨ESC⟩[0m", "nul⟨NUL⟩bell⟨BEL⟩", "⟨U+202E⟩gnp.exe⟨U+202C⟩", "⟨U+2028⟩line"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    store(folder / "known", GRPO, [fixture_group()])
+    store(folder / "known", GRPO, [fixture_group(), Asked(answers(1.0, 1.0))], step=1)
+    damaged = [store(folder / "damaged", GRPO, [fixture_group()], step=step) for step in range(3)]
+    damaged[1].step_file(1).write_bytes(b"PAR1 and nothing else")
+    mixed = [
+        Asked([*answers(1.0, 0.0, 0.0), Said(["yes ", "0"], 0.5, truncated=True)], prompt="Say a word", problem="a"),
+        Asked(answers(1.0, 1.0, words="no"), prompt="Deny it", problem="b"),
+        Asked(answers(UNSCORED, UNSCORED), problem="c"),
+        Asked(answers(0.0, 0.0), problem="d", dropped=True),
+    ]
+    store(folder / "mixed", SAPO, mixed)
+    nasty = Said(NASTY, 1.0, parts={"<b>part</b>": 1.0}, end="<end>")
+    line = Said(["w" * 1_000_000], 0.0)
+    many = Said([f"{place} " for place in range(9000)], 0.5)
+    hostile = Asked([nasty, line, many], prompt="<svg onload=alert(4)>\u202e", answer="<i>x</i>", problem="<u>id</u>")
+    store(folder / "<b>hostile", GSPO, [hostile])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(root):
+    with served(root) as made:
+        yield made
+
+
+def opened(window: Window, page: Served, **state: object) -> None:
+    """The secret goes first: the reader has a `token` of its own."""
+    if window.page.url == "about:blank":
+        window.page.goto(page.address())
+    window.page.evaluate(
+        "hash => { location.hash = hash }", "&".join(f"{name}={value}" for name, value in state.items())
+    )
+    settled(window)
+
+
+def settled(window: Window) -> None:
+    """What the address says is shown."""
+    window.until("() => document.querySelector('.reader')?.dataset.shown === location.hash")
+
+
+def pressed(window: Window, *keys: str) -> None:
+    for key in keys:
+        window.page.keyboard.press(key)
+        settled(window)
+
+
+def tokens(window: Window) -> list[list[dict]]:
+    """What each sibling's tokens say of themselves, and how they look."""
+    return window.page.evaluate("""() => [...document.querySelectorAll(".sibling")].map((sibling) =>
+        [...sibling.querySelectorAll(".text .token")].map((token) => {
+            const style = getComputedStyle(token);
+            return {
+                text: token.textContent, state: token.dataset.state, value: Number(token.dataset.value),
+                classes: [...token.classList], colour: style.backgroundColor, line: style.textDecorationLine,
+                amount: Number(style.getPropertyValue("--v")), above: style.borderTopStyle,
+            };
+        }))""")
+
+
+def of(found: list[list[dict]], name: str) -> list[list]:
+    return [[token[name] for token in row] for row in found]
+
+
+def test_known_clip_states_are_coloured_and_underlined(window, page):
+    opened(window, page, run="known", step=0, group=0, channel="gate")
+    found = tokens(window)
+    assert of(found, "state") == {value_of(named)[0]: states for named, states in BY_HAND}["grpo"]
+    colours = {
+        token["state"]: {each["colour"] for row in found for each in row if each["state"] == token["state"]}
+        for row in found
+        for token in row
+    }
+    assert all(len(each) == 1 for each in colours.values())
+    assert len(set.union(*colours.values())) == 3  # open, high and low look different
+    blocked = [[state != "open" for state in row] for row in of(found, "state")]
+    assert [[line == "underline" for line in row] for row in of(found, "line")] == blocked
+    legend = window.page.inner_text(".legend")
+    assert "clipped high 2 · 20 %" in re.sub(r"\s+", " ", legend)
+    assert "clipped low 2 · 20 %" in re.sub(r"\s+", " ", legend)
+
+
+def test_channels_have_a_sign_a_scale_and_a_legend_with_numbers(window, page):
+    opened(window, page, run="known", step=0, group=0, channel="advantage")
+    found = tokens(window)
+    assert [["up" in classes for classes in row] for row in of(found, "classes")] == [
+        [True] * 4,
+        [False] * 2,
+        [False] * 3,
+        [True],
+    ]
+    assert [["down" in classes for classes in row] for row in of(found, "classes")] == [
+        [False] * 4,
+        [True] * 2,
+        [True] * 3,
+        [False],
+    ]
+    assert {amount for row in of(found, "amount") for amount in row} == {1.0}
+    assert "−0.866" in window.page.inner_text(".legend")
+    assert "+0.866" in window.page.inner_text(".legend")
+    pressed(window, "2")
+    ratios = tokens(window)
+    torch.testing.assert_close(torch.tensor(of(ratios, "value")[0]), LOG_RATIO[0].exp(), rtol=0, atol=1e-6)
+    sizes = torch.tensor(of(ratios, "amount")[0])
+    assert sizes.argsort().tolist() == LOG_RATIO[0].abs().argsort().tolist()
+    assert window.page.locator(".legend .tick").count() == 2  # where the band ends
+    pressed(window, "7")
+    assert window.page.get_attribute("[data-channel=gap]", "aria-pressed") == "true"
+    assert "channel=gap" in window.page.url
+
+
+def test_pointing_at_a_token_says_its_numbers_and_why(window, page, root):
+    opened(window, page, run="known", step=0, group=0)
+    run = RunFolder(root / "known")
+    seen = look(run.step(0), GRPO, run.config)
+    for row, token in ((0, 0), (1, 1), (2, 2), (0, 3)):
+        window.page.hover(f"[data-row='{row}'] .text [data-token='{token}']")
+        words = why(run.step(0), seen, row, token)
+        window.until("words => document.querySelector('.card .words')?.textContent === words", words)
+        card = window.page.inner_text(".card")
+        assert f"token {token} of" in card
+        assert f"row {row}" in card
+    script = """() => [...document.querySelectorAll(".card .numbers tr")]
+        .map((row) => [...row.cells].map((cell) => cell.textContent))"""
+    numbers = dict(window.page.evaluate(script))
+    assert numbers["old policy"] == "−0.7"
+    assert numbers["before the update"] == "−1.1"
+    assert numbers["ratio the gate saw"] == "0.6703"
+    assert numbers["weight"] == "0.0625"
+    window.page.mouse.move(5, 5)
+    window.until("() => !document.querySelector('.card')")
+
+
+def gradient_of(algorithm: Algorithm) -> torch.Tensor:
+    logprobs = (OLD + LOG_RATIO).requires_grad_()
+    tensors: dict[str, Any] = {"old_logprobs": OLD, "advantages": ADVANTAGES, "mask": MASK, "group": GROUP}
+    loss, _ = proximo.policy_loss(replace(algorithm, kl=None), logprobs=logprobs, **tensors)
+    return torch.autograd.grad(loss, logprobs)[0]
+
+
+def test_the_lens_recolours_as_the_loss_says(window, page):
+    opened(window, page, run="known", step=0, group=0, channel="gradient")
+    own = {value_of(named)[0]: states for named, states in BY_HAND}
+    for name, algorithm in (("grpo", GRPO), ("dapo", DAPO), ("gspo", GSPO), ("sapo", SAPO)):
+        window.page.select_option(".lens select", name)
+        window.until("name => document.querySelector('.lens select').dataset.lens === name", name)
+        settled(window)
+        found = tokens(window)
+        assert of(found, "state") == own[name]
+        expected = gradient_of(algorithm)
+        for row, values in enumerate(of(found, "value")):
+            torch.testing.assert_close(
+                torch.tensor(values, dtype=torch.float64), expected[row, : len(values)], rtol=0, atol=1e-6
+            )
+            pushed = [("up" in each, "down" in each) for each in of(found, "classes")[row]]
+            assert pushed == [(value < -1e-9, value > 1e-9) for value in expected[row, : len(values)].tolist()]
+    # Against the run's own: stopped here alone, and moving here alone.
+    window.page.select_option(".lens select", "gspo")
+    window.until(
+        "() => document.querySelector('.token.closes') !== null && document.querySelector('.token.opens') !== null"
+    )
+    assert of(tokens(window), "above") == [
+        ["dotted", "none", "none", "none"],
+        ["solid", "none"],
+        ["dotted", "none", "none"],
+        ["none"],
+    ]
+    window.page.hover("[data-row='1'] .text [data-token='0']")
+    window.until("() => document.querySelector('.card .own.closes')?.textContent.startsWith('It flips. GRPO')")
+
+
+def test_the_table_over_algorithms_leads_to_each(window, page):
+    opened(window, page, run="known", step=0)
+    window.page.click(".lenses summary")
+    window.page.wait_for_selector("tr[data-as=gspo]")
+    assert window.page.locator(".lenses tbody tr").evaluate_all("rows => rows.map((row) => row.dataset.as)") == [
+        "grpo",
+        "ppo",
+        "dapo",
+        "gspo",
+        "sapo",
+    ]
+    cosine = float(window.page.get_attribute("tr[data-as=gspo] [data-name=cosine]", "data-value"))
+    gradients = [gradient_of(each).flatten() for each in (GRPO, GSPO)]
+    assert cosine == pytest.approx(float(torch.nn.functional.cosine_similarity(*gradients, dim=0)), abs=1e-6)
+    window.page.click("text=and 17 neighbours")
+    window.page.wait_for_selector("tr[data-as=gspo-product]")
+    window.page.click("tr[data-as=cispo] .into")
+    window.until("() => document.querySelector('.lens select').dataset.lens === 'cispo'")
+    assert "as=cispo" in window.page.url
+
+
+def test_hostile_text_is_text(window, page, root):
+    dialogs: list[str] = []
+    window.page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    opened(window, page, run="%3Cb%3Ehostile", step=0)
+    assert "<svg onload=alert(4)>⟨U+202E⟩" in window.page.inner_text("tr.group .prompt")
+    assert window.page.inner_text("tr.group .wanted") == "<i>x</i>"
+    opened(window, page, run="%3Cb%3Ehostile", step=0, group=0)
+    nasty, line, many = of(tokens(window), "text")
+    for text in (*SHOWN, *NASTY[:3], *NASTY[-2:], "שלום"):
+        assert text in nasty
+    assert nasty[-1] == "◆"
+    assert line == ["w" * 400 + "… (999,600 more characters)"]
+    assert 0 < len(many) < 1000
+    assert "<b>part</b>" in window.page.inner_text(".sibling header")
+    assert (
+        window.page.locator(".text .token").first.evaluate("token => getComputedStyle(token).unicodeBidi") == "isolate"
+    )
+    made = "main img, main iframe, main script, main i, main u, main b, main svg[onload], main a[href^=javascript]"
+    assert window.page.locator(made).count() == 0
+    pressed(window, "w")
+    assert of(tokens(window), "text")[0][-1] == "<end>"
+    window.page.click(".sibling:nth-child(3) button.more")
+    assert len(of(tokens(window), "text")[2]) > 1000
+    assert dialogs == []
+    assert {url.split("/")[2] for url in window.requests if url.startswith("http")} == {f"127.0.0.1:{page.port}"}
+
+
+def cells(window: Window) -> dict[str, list[int]]:
+    """Rows that are shown and those that stand back, by group, in the order of the page."""
+    script = """() => [...document.querySelectorAll("tr.group")].map((row) =>
+        [row.dataset.group, [...row.querySelectorAll(".cell:not(.miss)")].map((cell) => Number(cell.dataset.row))])"""
+    return dict(window.page.evaluate(script))
+
+
+def test_filters_orders_and_search(window, page):
+    opened(window, page, run="mixed", step=0)
+    assert cells(window) == {"0": [0, 1, 2, 3], "1": [4, 5], "2": [6, 7], "3": [8, 9]}
+    rows = window.page.locator("tr.group")
+    assert "dead: every reward is 1" in rows.nth(1).inner_text()
+    assert "unscored" in rows.nth(2).inner_text()
+    assert "dropped" in rows.nth(3).inner_text()
+    assert window.page.get_attribute("tr[data-group='1']", "class") == "group dead"
+    for show, expected in (
+        ("truncated", {"0": [3]}),
+        ("unscored", {"2": [6, 7]}),
+        ("dead", {"1": [4, 5]}),
+        ("duplicates", {"0": [0, 3]}),
+    ):
+        window.page.click(f"[data-show={show}]")
+        window.until("show => location.hash.includes(`show=${show}`)", show)
+        settled(window)
+        assert cells(window) == expected
+    for show, first in (("longest", "0"), ("best", "0"), ("worst", "0")):
+        window.page.click(f"[data-show={show}]")
+        window.until("show => location.hash.includes(`show=${show}`)", show)
+        settled(window)
+        assert next(iter(cells(window))) == first
+    window.page.click("[data-show=worst]")
+    window.until("() => !location.hash.includes('show')")
+    window.page.fill(".reader [type=search]", "DENY")
+    window.until("() => location.hash.includes('find=DENY')")
+    settled(window)
+    assert cells(window) == {"1": [4, 5]}
+    window.page.fill(".reader [type=search]", "yes 0")
+    window.until("() => location.hash.includes('find=yes')")
+    window.until("() => document.querySelectorAll('tr.group').length === 3")
+    assert cells(window) == {"0": [0, 3], "2": [6], "3": [8]}
+    assert window.page.locator("[data-show=kl]").is_disabled()  # no reference was stored
+
+
+def test_keys_move_between_tokens_siblings_groups_and_steps(window, page):
+    def place() -> dict[str, str]:
+        return dict(each.split("=") for each in window.page.url.split("#")[1].split("&"))
+
+    opened(window, page, run="known", step=1, group=0)
+    pressed(window, "n")
+    assert (place()["row"], place()["token"]) == ("0", "0")  # the first that is stopped
+    pressed(window, "n")
+    assert (place()["row"], place()["token"]) == ("1", "1")
+    pressed(window, "p")
+    assert (place()["row"], place()["token"]) == ("0", "0")
+    pressed(window, "ArrowRight")
+    assert (place()["row"], place()["token"]) == ("0", "1")
+    assert window.page.evaluate("() => document.activeElement.dataset.token") == "1"
+    pressed(window, "ArrowDown")
+    assert (place()["row"], place()["token"]) == ("1", "1")
+    pressed(window, "ArrowRight")
+    assert (place()["row"], place()["token"]) == ("2", "0")  # on to the next sibling
+    pressed(window, "5")
+    assert place()["channel"] == "entropy"
+    pressed(window, "a")
+    assert place()["as"] == "ppo"
+    pressed(window, "]")
+    assert (place()["group"], "row" in place()) == ("1", False)
+    pressed(window, "[")
+    assert place()["group"] == "0"
+    pressed(window, "<")
+    assert (place()["step"], "group" in place()) == ("0", False)
+    pressed(window, ">")
+    assert place()["step"] == "1"
+    assert "step=1" in window.page.url
+    pressed(window, "]", "n")  # entropy by now: the largest first, where the log-prob is smallest
+    assert (place()["group"], place()["row"], place()["token"]) == ("0", "0", "2")
+    pressed(window, "Escape")
+    assert "group" not in place()
+
+
+def test_a_link_restores_everything(window, page):
+    window.page.goto(page.address())
+    link = "run=known&step=1&group=0&row=2&token=2&as=gspo&show=clipped&channel=ratio"
+    other = window.page.context.new_page()
+    other.goto(f"{page.origin}/#{link}")
+    again = Window(other)
+    settled(again)
+    again.until("() => document.querySelector('.card .words')?.textContent.length > 5")
+    assert other.locator(".token.picked").evaluate_all(
+        "all => all.map((token) => token.closest('.sibling').dataset.row + ' ' + token.dataset.token)"
+    ) == ["2 2"]
+    assert other.get_attribute("[data-channel=ratio]", "aria-pressed") == "true"
+    assert other.get_attribute("[data-show=clipped]", "aria-pressed") == "true"
+    assert other.eval_on_selector(".lens select", "select => select.value") == "gspo"
+    assert other.get_attribute("tr[data-group='0']", "class") == "group trained opened"
+    assert "under GSPO" in other.inner_text(".card")
+    other.close()
+
+
+def test_the_same_problem_at_another_step(window, page):
+    opened(window, page, run="known", step=0, group=0)
+    window.page.click(".times >> text=step 1")
+    window.until("() => location.hash.includes('step=1&group=0')")
+
+
+def test_a_mistake_is_one_line_of_the_page(window, page):
+    opened(window, page, run="known", step=0)
+    window.page.evaluate("() => { location.hash = 'run=known&step=0&as=nothing' }")
+    window.until(
+        "() => document.querySelector('.reader [role=alert]').textContent.startsWith('no algorithm is called')"
+    )
+    window.errors.clear()  # the browser's own word about the answer's status
+    window.page.evaluate("() => { location.hash = 'run=known&step=0' }")
+    window.until("() => document.querySelector('.reader [role=alert]').textContent === ''")
+
+
+def focused(window: Window) -> str:
+    return window.page.evaluate(
+        "() => document.activeElement.matches('.reader [type=search]') ? 'search' : "
+        "document.activeElement.matches('.lens select') ? 'lens' : 'other'"
+    )
+
+
+def test_who_types_or_chooses_is_not_disturbed(window, page):
+    opened(window, page, run="known", step=1, group=0, row=0, token=1)
+    window.page.keyboard.press("/")
+    for letter, found in (("0", "0"), ("n", "0n")):  # a letter that is a command elsewhere
+        window.page.keyboard.type(letter)
+        window.until("found => location.hash.endsWith(`find=${found}`)", found)
+        settled(window)
+        assert focused(window) == "search"
+    assert "row=0&token=1&" in window.page.url
+    window.page.focus(".lens select")
+    window.page.select_option(".lens select", "gspo")
+    window.until("() => document.querySelector('.lens select').dataset.lens === 'gspo'")
+    settled(window)
+    assert focused(window) == "lens"
+
+
+def test_tokens_that_are_asked_for_later_have_their_values(window, page, monkeypatch):
+    monkeypatch.setattr(reader, "BUDGET", 8)
+    opened(window, page, run="known", step=0, group=0, channel="ratio")
+    assert [len(row) for row in tokens(window)] == [2, 2, 2, 1]
+    window.page.click(".sibling .more")
+    window.until("() => document.querySelectorAll('.sibling:first-child .token').length === 4")
+    values = of(tokens(window), "value")[0]
+    torch.testing.assert_close(torch.tensor(values), LOG_RATIO[0].exp(), rtol=0, atol=1e-6)
+
+
+def test_after_a_mistake_nothing_of_another_step_is_left_and_keys_lead_on(window, page):
+    def left() -> list[object]:
+        return window.page.evaluate("""() => [document.querySelector(".jump").value,
+            document.querySelectorAll("tr.group").length, document.querySelectorAll(".sibling").length]""")
+
+    opened(window, page, run="damaged", step=0, group=0, row=0, token=1, **{"pass": 0})
+    assert left() == ["0", 1, 4]
+    pressed(window, ">")
+    assert "step-000001.parquet" in window.page.inner_text(".reader [role=alert]")
+    assert left() == ["1", 0, 0]
+    assert "pass" not in window.page.url
+    pressed(window, ">")
+    assert left() == ["2", 1, 0]
+    assert window.page.inner_text(".reader [role=alert]") == ""
+    pressed(window, "<", "<", "]")
+    assert left() == ["0", 1, 4]
+    opened(window, page, run="damaged", step=0, group=9)
+    assert "group is 9" in window.page.inner_text(".reader [role=alert]")
+    assert left() == ["0", 1, 0]
+    window.errors.clear()  # the browser's own words about the answers' status

@@ -1,0 +1,217 @@
+"""bfloat16, where it can be tested without a GPU: choosing it, training in it, and checking a setup in it."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from proximo import toml
+from proximo.algorithms import GRPO, GSPO, PPO
+from proximo.maths.pieces.extras import EntropyBonus
+from proximo.models import compiling, load_model, pick_dtype, score, tiny_model, tiny_tokenizer, with_precision
+from proximo.models.compiling import allow_compiling, checkpoint_layers, compiles
+from proximo.models.packing.attention import body
+from proximo.models.packing.packed import Bucket
+from proximo.models.values import OwnLayers, OwnModel, TrunkHead
+from proximo.samplers import SamplingOptions
+from proximo.samplers.embedded import local_sampler
+from proximo.tasks.arithmetic import Arithmetic
+from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
+from proximo.training.learner.rounding import BFLOAT16, FLOAT32, bounds_of
+from proximo.training.rl.assemble import to_batch
+from proximo.training.rl.progress import Lines
+from proximo.training.rl.run import Run
+from proximo.training.rl.train import train
+from proximo.training.selfcheck.selfcheck import packed_is_padded, sampler_is_learner, selfcheck
+from tests.training.selfcheck.test_selfcheck import CONFIG, random_groups
+
+TOKENIZER = tiny_tokenizer()
+SMALL = {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate": 64}
+
+
+def test_auto_is_float32_on_a_cpu():
+    assert pick_dtype("auto", "cpu") == torch.float32
+    assert pick_dtype("bfloat16", "cpu") == torch.bfloat16
+    assert pick_dtype("float32", "cuda") == torch.float32
+
+
+def test_auto_is_bfloat16_on_a_gpu_that_computes_in_it(monkeypatch):
+    for supported, expected in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: supported)  # noqa: B023
+        assert pick_dtype("auto", "cuda:1") == expected
+
+
+def test_rounding_the_weights_leaves_rotary_frequencies_alone():
+    model = with_precision(tiny_model(**SMALL), torch.bfloat16)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in model.buffers()} == {torch.float32}
+
+
+def test_nothing_is_compiled_on_a_cpu_or_where_that_is_switched_off():
+    gpu = torch.device("cuda")
+    assert not compiles(torch.device("cpu"))
+    assert compiles(gpu)
+    try:
+        allow_compiling(False)
+        assert not compiles(gpu)
+    finally:
+        allow_compiling(True)
+
+
+def test_checkpointed_layers_run_again_in_eval_mode_too():
+    model, calls = tiny_model(**SMALL), []
+    rows = {"prompts": [[5, 6]], "tokens": torch.tensor([[7, 8, 9]]), "lengths": torch.tensor([3])}
+    layer = body(model).get_submodule("layers.1")
+    layer.register_forward_pre_hook(lambda *_: calls.append("layer"))
+
+    def gradient() -> list[torch.Tensor]:
+        model.zero_grad()
+        score(model, **rows, group=torch.tensor([0])).logprobs.sum().backward()
+        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+    plain = gradient()
+    assert (model.training, calls) == (False, ["layer"])
+    checkpoint_layers(model, True)
+    again = gradient()
+    assert calls == ["layer"] * 3
+    assert all(torch.equal(one, other) for one, other in zip(plain, again, strict=True))
+    with torch.no_grad():
+        score(model, **rows, group=torch.tensor([0]))
+    assert calls == ["layer"] * 4
+    checkpoint_layers(model, False)
+    gradient()
+    assert calls == ["layer"] * 5
+
+
+# A run
+
+
+def run_config(folder, **changes) -> RunConfig:
+    tiny_model(**SMALL).save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    return replace(
+        RunConfig(
+            model=str(folder),
+            dtype="bfloat16",
+            task=Arithmetic(held_out=4),
+            sampling=SamplingOptions(max_tokens=4),
+            training=TrainingOptions(groups=2, group_size=4, minibatches=2, learning_rate=1e-3),
+            evaluation=EvaluationOptions(problems=4),
+            steps=2,
+        ),
+        **changes,
+    )
+
+
+VALUES = {
+    "a head": ValueOptions(TrunkHead()),
+    "layers": ValueOptions(OwnLayers(1)),
+    "a model": ValueOptions(OwnModel()),
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_a_run_in_half_precision(value, tmp_path):
+    # The bonus is there to be learned from: nothing that a random model says is right.
+    algorithm = replace(PPO, extra=(PPO.extras[0], EntropyBonus(0.1)))
+    config = run_config(tmp_path / "model", algorithm=algorithm, value=value)
+    assert toml.loads(toml.dumps(config), RunConfig) == config
+    run = Run(config, tmp_path / "run", Lines())
+    parameters = list(run.model.parameters())
+    before = [(each.data_ptr(), each.detach().clone()) for each in parameters]
+    outcome = train(run, toml.dumps(config))
+    assert {each.dtype for each in parameters} == {torch.bfloat16}
+    assert [each.data_ptr() for each in parameters] == [address for address, _ in before]
+    assert any(not torch.equal(each, old) for each, (_, old) in zip(parameters, before, strict=True))
+    # The policy is its masters, rounded.
+    masters = run.learner.optimizer.held(0)
+    assert all(torch.equal(each, master.bfloat16()) for each, master in zip(parameters, masters, strict=True))
+    assert load_model(str(outcome.checkpoint), dtype=torch.bfloat16).lm_head.weight.dtype == torch.bfloat16
+
+
+def test_frozen_copies_and_switches_follow_the_config(tmp_path, monkeypatch):
+    allowed = []
+    monkeypatch.setattr("proximo.training.rl.run.allow_compiling", allowed.append)
+    run = Run(run_config(tmp_path / "model", compile=False, dtype="float32"), tmp_path / "run", Lines())
+    assert allowed == [False]
+    assert run.model.dtype == torch.float32
+    run = Run(run_config(tmp_path / "model", algorithm=GRPO), tmp_path / "run", Lines())
+    assert run.learner.reference is not None
+    assert run.learner.reference.dtype == torch.bfloat16
+
+
+# The self-check
+
+
+@pytest.mark.parametrize("algorithm", [GRPO, GSPO, PPO])
+def test_a_sound_setup_passes_in_half_precision_and_is_left_as_it_was(algorithm):
+    model = with_precision(tiny_model(**SMALL), torch.bfloat16)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    config = replace(CONFIG, algorithm=algorithm, dtype="bfloat16")
+    checks = list(selfcheck(config, model, TOKENIZER, local_sampler(model, TOKENIZER)))
+    assert [check.name for check in checks if not check.ok] == []
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    # Nobody listens any more: a gradient stays where torch puts it.
+    score(
+        model, prompts=[[5]], tokens=torch.tensor([[6]]), lengths=torch.tensor([1]), group=torch.tensor([0])
+    ).logprobs.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_bounds_are_those_of_the_precision():
+    model = tiny_model(**SMALL)
+    assert bounds_of(model) is FLOAT32
+    assert bounds_of(with_precision(model, torch.bfloat16)) is BFLOAT16
+
+
+def test_a_gate_narrower_than_rounding_is_no_fault_in_half_precision():
+    """The sampler is off by 1e-3 in every token: far under bfloat16's bounds, and three times GSPO's gate."""
+    model = tiny_model(**SMALL)
+    batch = _batch_with_gap(model, 1e-3)
+    [_, _, full] = sampler_is_learner(model, batch, GSPO, 1.0)
+    assert not full.ok
+    half = with_precision(model, torch.bfloat16)
+    batch = _batch_with_gap(half, 1e-3)
+    [largest, mean, ratio] = sampler_is_learner(half, batch, GSPO, 1.0)
+    assert largest.ok
+    assert mean.ok
+    assert ratio.ok
+    assert "a pass of its own" in ratio.detail
+    # A wide gate takes the sampler's word, and says so as before.
+    [_, _, wide] = sampler_is_learner(half, batch, GRPO, 1.0)
+    assert "a pass of its own" not in wide.detail
+    # Beyond rounding it is a fault in any precision.
+    [_, mean, ratio] = sampler_is_learner(half, _batch_with_gap(half, 1e-2), GSPO, 1.0)
+    assert not mean.ok
+    assert not ratio.ok
+
+
+def _batch_with_gap(model, gap: float):
+    batch = to_batch(random_groups(model))
+    with torch.no_grad():
+        logprobs = score(
+            model, prompts=batch.prompts, tokens=batch.tokens, lengths=batch.lengths, group=batch.group
+        ).logprobs
+    return replace(batch, rollout_logprobs=logprobs + gap)
+
+
+def test_half_precision_still_finds_a_mask_that_is_off(monkeypatch):
+    model = with_precision(tiny_model(**SMALL), torch.bfloat16)
+    batch = to_batch(random_groups(model))
+    assert all(check.ok for check in packed_is_padded(model, batch, 1.0))
+    real = Bucket.read
+
+    def blind(self, *rest):
+        off = self.mask if self.mask is None else self.mask & (torch.arange(self.mask.shape[3]) > 0)
+        return real(replace(self, mask=off), *rest)
+
+    monkeypatch.setattr(Bucket, "read", blind)
+    assert not all(check.ok for check in packed_is_padded(model, batch, 1.0))
+
+
+def test_compiling_needs_no_command_line():
+    script = "import sys; sys.modules['tyro'] = sys.modules['rich'] = None; import proximo.models.compiling"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+    assert compiling.VARIANTS > 8  # torch's own limit

@@ -1,0 +1,133 @@
+"""Reward functions as TRL's users write them: given as functions, and silent where it is not their task."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from proximo.models import tiny_tokenizer
+from proximo.rewards import ExactMatch, FormatReward, GraderFailed, PythonFunction
+from proximo.rewards.failures import TALLY
+from proximo.tasks import File
+from proximo.training.preflight.calibration import calibrate
+from proximo.training.reward_mix import RewardMix, WeightedRule
+from proximo.training.reward_mixing import judged
+from proximo.training.rl.grading import graded
+from proximo.types import Completion, Grade, Problem
+from tests.rewards.task_rewards import broken, neither, sums, words
+
+
+class Scorer:
+    def __call__(self, prompts, completions, **columns):
+        return [1.0] * len(completions)
+
+    def method(self, prompts, completions, **columns):
+        return [1.0] * len(completions)
+
+
+def said(text: str) -> Completion:
+    return Completion((), (), text, "stop")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    file = tmp_path / "x.jsonl"
+    kinds = ["sum", "word", "neither"] * 4
+    rows = [{"prompt": f"{kind} {n}", "kind": kind, "answer": "2"} for n, kind in enumerate(kinds)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+SUM, WORD, NEITHER = (Problem(kind, kind, "2", {"kind": kind}) for kind in ("sum", "word", "neither"))
+RULES = (WeightedRule(PythonFunction(sums)), WeightedRule(PythonFunction(words), weight=0.5))
+
+
+# None
+
+
+def test_functions_that_pass_are_left_out_of_the_sum(path: str):
+    task = judged(File(path, reward=None), RewardMix(task=0.0, rules=RULES), tiny_tokenizer())
+    grades = task.grade([SUM, WORD, NEITHER], [said("2"), said("four"), said("x")])
+    assert grades[0] == Grade(1.0, {"sums": 1.0})
+    assert grades[1] == Grade(2.0, {"words": 0.5 * 4})
+    assert (grades[2].parts, grades[2].applies, math.isnan(grades[2].reward)) == ({}, False, True)
+    assert [grade.verdict for grade in grades[:2]] == [1.0, 2.0]
+    assert TALLY.take() == []
+
+
+def test_the_tasks_own_function_may_pass_too(path: str):
+    mix = RewardMix(rules=RULES[1:])
+    task = judged(File(path, reward=PythonFunction(sums)), mix, tiny_tokenizer())
+    grades = task.grade([SUM, WORD], [said("2"), said("four")])
+    # A verdict where it has one, else the reward, as of prompts without a verdict.
+    assert grades == [Grade(1.0, {"task": 1.0}), Grade(2.0, {"words": 2.0})]
+    # A verdict that is only watched: what it passes on is trained by the rules all the same.
+    watched = judged(File(path, reward=PythonFunction(sums)), RewardMix(task=0.0, rules=RULES[1:]), tiny_tokenizer())
+    [grade] = watched.grade([WORD], [said("four")])
+    assert (grade, grade.verdict) == (Grade(2.0, {"words": 2.0}), 2.0)
+    # A failure is not a pass: the completion is unscored.
+    failing = judged(File(path), RewardMix(rules=(WeightedRule(PythonFunction(broken)), *RULES)), tiny_tokenizer())
+    [grade] = failing.grade([SUM], [said("2")])
+    assert (grade.applies, math.isnan(grade.reward)) == (True, True)
+    assert [failures.kind for failures in TALLY.take()] == ["RuntimeError"]
+
+
+def test_a_completion_that_is_nobodys_task_is_unscored_and_told(path: str):
+    task = File(path, reward=PythonFunction(sums))
+    rollouts = graded(task, [SUM, WORD], iter([(0, (said("2"),)), (1, (said("2"),))])).rollouts
+    assert rollouts[0][0].grade == Grade(1.0)
+    assert math.isnan(rollouts[1][0].grade.reward)
+    assert [str(each) for each in TALLY.take()] == [
+        "rewards: 1 completion unscored (none): every reward function returned None for word"
+    ]
+
+
+def test_calibration_accepts_functions_for_different_tasks(path: str):
+    mix = judged(File(path, reward=None, held_out=0.0), RewardMix(task=0.0, rules=RULES), tiny_tokenizer())
+    assert calibrate(mix, seed=0) == []
+    nobody = File(path, reward=PythonFunction(neither), held_out=0.0)
+    assert calibrate(nobody, seed=0) == ["calibration: every reward function returned None for the first 8 problems"]
+    with pytest.raises(GraderFailed, match="no text could be scored, of 3 problems"):
+        calibrate(File(path, reward=PythonFunction(broken), held_out=0.0), seed=0)
+
+
+# Functions
+
+
+def test_a_function_is_known_by_its_place():
+    assert PythonFunction(sums) == PythonFunction("tests.rewards.task_rewards:sums")
+    assert PythonFunction(sums)([SUM], [said("2")]) == [1.0]
+
+
+def test_a_function_of_a_module_that_cannot_be_imported_by_name_is_known_by_its_file(tmp_path, monkeypatch):
+    file = tmp_path / "mine.py"
+    file.write_text("def score(completions, **columns):\n    return [7.0] * len(completions)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import mine  # pyright: ignore[reportMissingImports]
+
+    monkeypatch.undo()
+    reward = PythonFunction(mine.score)
+    assert reward.path == f"{file}:score"
+    assert reward([SUM], [said("2")]) == [7.0]
+
+
+@pytest.mark.parametrize("function", [lambda completions, **_: [1.0], Scorer(), Scorer().method, len])
+def test_a_function_that_no_other_process_can_find_is_refused(function):
+    with pytest.raises(ValueError, match="cannot find: write it as a function of its own into a file and give 'path/"):
+        PythonFunction(function)
+
+
+def test_other_rewards_still_know_no_none():
+    assert ExactMatch()([SUM], [said("2")]) == [1.0]
+    assert FormatReward("2")([SUM], [said("2")]) == [1.0]
+
+
+def test_whole_solutions_as_answers_are_remarked(tmp_path: Path):
+    file = tmp_path / "gsm8k.jsonl"
+    rows = [{"prompt": f"q{n}", "answer": f"{n} and 1 make {n + 1}.\n#### {n + 1}"} for n in range(12)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [remark] = calibrate(File(str(file), held_out=0.0), seed=0)
+    assert "wants the whole solution text" in remark
+    assert "--task.reward.last-number or --task.reward.type MathVerify" in remark
+    assert calibrate(File(str(file), reward=ExactMatch(last_number=True), held_out=0.0), seed=0) == []

@@ -1,0 +1,57 @@
+"""Stop strings in the text of a draft, however its tokens cut it."""
+
+import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+from proximo.models import prompt_tokens, tiny_tokenizer
+from proximo.samplers import SamplingOptions
+from proximo.samplers.partial import Draft, Pen
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte: a character may take several."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE({symbol: index for index, symbol in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
+
+
+def test_a_stop_string_may_span_tokens_and_bytes():
+    tokenizer = byte_tokenizer()
+    text = "añb → ende €! more"
+    tokens = tokenizer.encode(text)
+    assert len(tokens) == len(text.encode())
+    options = SamplingOptions(temperature=0.0, max_tokens=100, stop=("€!", "no"))
+    pen = Pen(tokenizer, frozenset(), options, seed=0, step=0)
+    draft = Draft(key=0, sample=0, prompt=(0,))
+    for token in tokens:
+        logits = torch.zeros(1, len(tokenizer))
+        logits[0, token] = 1.0
+        pen.write([draft], logits)
+        if draft.finish:
+            break
+    assert tokenizer.decode(draft.tokens) == "añb → ende €!"
+    assert pen.completion(draft, version=0).text == "añb → ende "
+
+
+def test_the_earliest_of_several_stop_strings_cuts():
+    tokenizer = tiny_tokenizer()
+    pen = Pen(tokenizer, frozenset(), SamplingOptions(stop=("cd", "bcd")), seed=0, step=0)
+    draft = Draft(0, 0, (0,), tokens=list(prompt_tokens(tokenizer, "abcd")), logprobs=[0.0] * 4, finish="stop")
+    assert pen.completion(draft, version=0).text == "a"
+
+
+def test_special_tokens_between_its_pieces_do_not_hide_a_stop_string():
+    """The stop string is looked for in the text that graders read, which has no special tokens."""
+    tokenizer = tiny_tokenizer()
+    pen = Pen(tokenizer, frozenset(), SamplingOptions(max_tokens=50, stop=("ab",)), seed=0, step=0)
+    a, b = prompt_tokens(tokenizer, "ab")
+    # More special tokens than the tail of a search for two bytes is long.
+    tokens = [b, a, *[0] * 20, b, a]
+    draft = Draft(0, 0, (5,))
+    pen.take(draft, tokens, [0.0] * len(tokens), [0.0] * len(tokens))
+    assert (draft.finish, draft.tokens) == ("stop", tokens[:-1])
+    assert pen.completion(draft, version=0).text == "b"

@@ -1,0 +1,51 @@
+"""The remark on a band that is too narrow for a run's lengths: said once, in numbers, and only where it applies."""
+
+import math
+
+import pytest
+
+from proximo.algorithms import DAPO, GRPO, GSPO, GSPO_PRODUCT, GSPO_TOKEN, SAPO
+from proximo.training.rl.banding import STEPS, BandWatch
+
+SHORT = {"blocked": 0.69, "length": 3.01, "ratio_spread": 0.007}
+"""As the demo of two-digit sums has it with GSPO."""
+
+
+def said(algorithm, rows) -> list[str]:
+    watch = BandWatch(algorithm)
+    return [line for row in rows if (line := watch.look(row)) is not None]
+
+
+@pytest.mark.parametrize("algorithm", [GSPO, GSPO_TOKEN])
+def test_a_band_for_long_completions_is_told_of_short_ones_once(algorithm):
+    (line,) = said(algorithm, [SHORT] * 40)
+    assert "−0.0003 / +0.0004 blocked 69% of the tokens in the first 5 steps" in line
+    assert "with 3.01 of them it spreads by 0.007" in line
+    # Four times 0.007 is 80 times the mean of the two edges: 0.024 and 0.032, to one digit.
+    assert "--algorithm.gate.low 0.02 --algorithm.gate.high 0.03, about 4 times that spread, would fit" in line
+    assert said(algorithm, [SHORT] * (STEPS - 1)) == []
+
+
+def test_steps_without_updates_do_not_count():
+    empty = [{"length": 3.0}, {"blocked": math.nan, "length": 3.0, "ratio_spread": 0.1}, {"blocked": None}]
+    assert said(GSPO, [SHORT] * 4 + empty) == []
+    assert len(said(GSPO, [*empty, *[SHORT] * 4, *empty, SHORT])) == 1
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "row"),
+    [
+        (GSPO, {**SHORT, "blocked": 0.15, "length": 4000.0, "ratio_spread": 5e-4}),  # as the paper has it
+        (GSPO, {**SHORT, "ratio_spread": 2e-4}),  # blocked, but not because the band is narrow
+        (GRPO, SHORT),
+        (DAPO, SHORT),
+        (SAPO, SHORT),
+        (GSPO_PRODUCT, SHORT),
+    ],
+)
+def test_where_it_does_not_apply_nothing_is_said(algorithm, row):
+    assert said(algorithm, [row] * 40) == []
+
+
+def test_a_run_that_blocks_later_was_not_too_narrow_from_the_start():
+    assert said(GSPO, [{**SHORT, "blocked": 0.1}] * STEPS + [SHORT] * 40) == []
