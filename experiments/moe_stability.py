@@ -34,11 +34,11 @@ from proximo.models.tiny import tiny_moe, tiny_tokenizer
 from proximo.samplers import SamplingOptions
 from proximo.samplers.mismatch import Mismatch
 from proximo.tasks import Echo, Split, Task
-from proximo.training.config import EvaluationOptions, Replay, RunConfig, TrainingOptions
+from proximo.training.config import EvaluationOptions, RoutingReplay, RunConfig, TrainingOptions
 from proximo.training.offline.encoding import encode
 from proximo.training.offline.fitting import FitOptions, fit
 from proximo.training.offline.sft import Supervised, reference_examples
-from proximo.training.rl.collect import Frontier
+from proximo.training.records import DataCursor
 from proximo.training.rl.run import Run
 from proximo.training.rl.step import train_step
 from proximo.training.runfolder.log import RunLog
@@ -53,7 +53,7 @@ NEAR = Mismatch(precision="bfloat16", router_noise=0.02)
 @dataclass(frozen=True)
 class Arm:
     algorithm: Algorithm
-    replay: Replay | None = None
+    replay: RoutingReplay | None = None
     mismatch: Mismatch | None = None
     pace: float = 1.0
     """Its learning rate, as a multiple of the others'."""
@@ -140,7 +140,7 @@ def one_run(name: str, seed: int, options: argparse.Namespace, deadline: float) 
             groups=32, group_size=8, minibatches=options.minibatches, learning_rate=arm.pace * options.learning_rate
         ),
         evaluation=EvaluationOptions(problems=200, samples=4),
-        replay=arm.replay,
+        routing_replay=arm.replay,
         mismatch=arm.mismatch,
         steps=options.steps,
         seed=seed,
@@ -148,11 +148,11 @@ def one_run(name: str, seed: int, options: argparse.Namespace, deadline: float) 
     run = Run(config, folder, Quiet())
     run.log = log = Watched(folder)
     log.start(toml.dumps(config))
-    first, frontier = AfterFirst(run.learner), Frontier()
+    first, cursor = AfterFirst(run.learner), DataCursor()
     rows = [{"step": 0, **run.evaluate()[0].floats()}]
     for index in range(config.steps):
         before = frozen_copy(run.model)
-        frontier = train_step(run, index, frontier).frontier
+        cursor = train_step(run, index, cursor).cursor
         rows.append(
             {"step": index + 1, "norms": log.norms} | log.row | moved(before, first.model, run.model, log.batch)
         )

@@ -81,13 +81,13 @@ def _demo(folder: Path, arguments: tuple[str, ...]) -> int:
     """`proximo train` as it comes, with clocks around what keeps it safe."""
     from proximo.rewards import workers
     from proximo.training.rl import step as stepping
-    from proximo.training.rl.checkpointer import Keeper
+    from proximo.training.rl.checkpointer import Checkpointer
     from proximo.training.runfolder.log import RunLog
     from proximo.training.runfolder.resume import Attempt
 
     clock, written, disk = Clock(), Clock(), Clock()
     for function in ("save", "noted", "restored"):
-        clock.wrap(Keeper, function, "checkpoints")
+        clock.wrap(Checkpointer, function, "checkpoints")
     clock.wrap(Attempt, "start", "checkpoints")
     clock.wrap(Attempt, "finish", "checkpoints")
     for function, name in (("ledger", "ledger"), ("event", "events"), ("metrics", "log"), ("timings", "log")):
@@ -96,7 +96,7 @@ def _demo(folder: Path, arguments: tuple[str, ...]) -> int:
     clock.wrap(workers, "score", "reward workers")
     written.wrap(RunLog, "rollouts", "rollouts")
     saves = Clock()
-    saves.wrap(Keeper, "_write", "saves")
+    saves.wrap(Checkpointer, "_write", "saves")
     disk.wrap(os, "fsync", "fsync")
     start = time.perf_counter()
     code = main(["train", "--run", str(folder / "demo"), *arguments])

@@ -31,13 +31,13 @@ def _runs(folder: Path) -> list[Trial]:
     dapo = replace(small(DAPO, steps=3), training=replace(STRONG, group_size=2, refill_rounds=3))
     longer = replace(small(GRPO, steps=3), training=replace(STRONG, warmup_steps=3, reset_reference_every=2))
     evaluated = small(GRPO, steps=4)
-    spiky = replace(lively(GRPO), training=replace(STRONG, minibatches=3, epochs=8, skip_spikes=1.001, most_skipped=99))
+    spiky = replace(lively(GRPO), training=replace(STRONG, minibatches=3, epochs=8, skip_spikes=1.001, max_skipped=99))
     return [
         *several(grpo, "training", groups=4, group_size=3, minibatches=1, epochs=1, learning_rate=1e-5,
                   weight_decay=0.5, max_gradient_norm=0.01),
         *several(longer, "training", warmup_steps=0, reset_reference_every=None),
         *several(dapo, "training", refill="same_prompt", refill_rounds=1, refill_tokens=1),
-        *several(spiky, "training", skip_spikes=None, most_skipped=1),
+        *several(spiky, "training", skip_spikes=None, max_skipped=1),
         *several(grpo, "sampling", temperature=0.7, max_tokens=2, stop=("1",)),
         *several(lagging(), "mismatch", precision="float16", lag=0),
         *several(ppo, "value", form=OwnLayers(1), learning_rate=0.1, pretrain_steps=1),
@@ -136,18 +136,18 @@ def _mixtures(folder: Path) -> list[Trial]:
     tiny_tokenizer().save_pretrained(folder / "moe")
     rule = WeightedRule(FormatReward("[0-4]+"), 0.5)
     mixed = lively(GRPO, rewards=RewardMix(models=(RewardModel(str(judges[0])),), rules=(rule,)))
-    moe = lively(replace(GRPO, extra=RouterBalance(0.1)), model=str(folder / "moe"), replay="old_policy")
+    moe = lively(replace(GRPO, extra=RouterBalance(0.1)), model=str(folder / "moe"), routing_replay="old_policy")
     moe = replace(moe, task=File(str(rows_file(folder)), held_out=0.3, reward=FormatReward("[a-z0-9]+.*")))
     noisy = replace(moe, mismatch=Mismatch(router_noise=0.5))
     broken = File(str(rows_file(folder)), held_out=0.3, reward=PythonFunction(_gentle("breaks")))
-    unscored = small(GRPO, steps=5, task=broken, rewards=RewardMix(most_unscored=0.01))
+    unscored = small(GRPO, steps=5, task=broken, rewards=RewardMix(max_unscored=0.01))
     return [
         *several(mixed, "rewards", task=3.0, models=(), rules=()),
         *several(mixed, "rewards.models.0", path=str(judges[1]), weight=4.0),
         *several(mixed, "rewards.rules.0", reward=ExactMatch(), weight=3.0),
-        Trial(unscored, "rewards.most_unscored", 1.0),
+        Trial(unscored, "rewards.max_unscored", 1.0),
         Trial(moe, "algorithm.extra.coefficient", 5.0),
-        *several(moe, "", replay=None),
+        *several(moe, "", routing_replay=None),
         Trial(noisy, "mismatch.router_noise", 0.0),
     ]
 

@@ -67,10 +67,10 @@ def _closing(folder: Path, at_step: int) -> None:
 
     real = rl.train_step
 
-    def train_step(run, index, frontier):
+    def train_step(run, index, cursor):
         if index == at_step:
             _close(folder)
-        return real(run, index, frontier)
+        return real(run, index, cursor)
 
     rl.train_step = train_step
 

@@ -169,7 +169,7 @@ class Hostile:
 
 
 def _explained(ended: Ended) -> str | None:
-    words = ("could not be scored", "KeyError", "rewards.most_unscored")
+    words = ("could not be scored", "KeyError", "rewards.max_unscored")
     return next((f"no word of {word!r}: {ended.said[-300:]}" for word in words if word not in ended.said), None)
 
 

@@ -88,21 +88,21 @@ def _counting(at: int, happens: Callable[[str], None], names: tuple[str, ...] = 
     inside = [False]
 
     def install() -> None:
-        from proximo.training.rl.checkpointer import Keeper
+        from proximo.training.rl.checkpointer import Checkpointer
 
         for name in names:
             setattr(os, name, wrapped(name, getattr(os, name)))
-        real = Keeper._write
+        real = Checkpointer._write
 
-        def write(self, standing):
+        def write(self, state):
             inside[0] = True
             try:
-                return real(self, standing)
+                return real(self, state)
             finally:
                 inside[0] = False
                 (Path(self._log.folder).parent / "calls.txt").write_text(str(seen[0]))
 
-        Keeper._write = write
+        Checkpointer._write = write
 
     return install
 
@@ -183,11 +183,11 @@ def _limited(place: Place, name: str, size: int) -> Child:
 
         real = rl.train_step
 
-        def train_step(run, index, frontier):
+        def train_step(run, index, cursor):
             if index == 1:
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-            return real(run, index, frontier)
+            return real(run, index, cursor)
 
         rl.train_step = train_step
 
@@ -277,9 +277,9 @@ def _for_ever(place: Place) -> str | None:
 
         real = rl.train_step
 
-        def train_step(run, index, frontier):
+        def train_step(run, index, cursor):
             os.fsync = fsync
-            return real(run, index, frontier)
+            return real(run, index, cursor)
 
         rl.train_step = train_step
 

@@ -116,7 +116,7 @@ class Algorithm:
     def length_penalties(self) -> tuple[SoftOverlong | LinearOverlong, ...]:
         return tuple(shape for shape in self.shapes if not isinstance(shape, KlReward))
 
-    def within(self, completion_limit: int) -> "Algorithm":
+    def with_length_limit(self, completion_limit: int) -> "Algorithm":
         """The same algorithm with a length that was left to the run filled in."""
         open_length = isinstance(self.weights, ConstantLength) and self.weights.length is None
         return replace(self, weights=ConstantLength(completion_limit)) if open_length else self

@@ -148,7 +148,7 @@ def settle_half_products() -> None:
         linear(torch.ones(1, 32, 64, dtype=torch.bfloat16), torch.ones(64, 64, dtype=torch.bfloat16))
 
 
-def _fastest(shapes: Sequence[Shape], most_threads: int, clock: Clock) -> Machine:
+def _fastest(shapes: Sequence[Shape], max_threads: int, clock: Clock) -> Machine:
     """From one thread with oneDNN, step by step, as long as each pays."""
 
     def seconds(machine: Machine) -> float:
@@ -159,8 +159,8 @@ def _fastest(shapes: Sequence[Shape], most_threads: int, clock: Clock) -> Machin
     best, without = seconds(chosen), seconds(other)
     if without * WITHOUT < best:
         chosen, best = other, without
-    while chosen.threads < most_threads:
-        more = replace(chosen, threads=min(2 * chosen.threads, most_threads))
+    while chosen.threads < max_threads:
+        more = replace(chosen, threads=min(2 * chosen.threads, max_threads))
         found = seconds(more)
         if found * DOUBLED >= best:
             break

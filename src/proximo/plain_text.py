@@ -5,7 +5,7 @@ import unicodedata
 JOINERS = "\u200c\u200d"
 """Invisible, but harmless, and many scripts and emoji are not readable without them."""
 
-MOST = 10_000
+MAX_SHOWN = 10_000
 """Characters of one message to a person."""
 
 

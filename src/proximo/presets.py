@@ -101,7 +101,7 @@ PRESETS = (
 
 HALF_DEMO = 64_000
 """Tokens: as many as half of the demo's steps sample by GRPO."""
-_HALF = replace(ARITHMETIC, evaluation=replace(ARITHMETIC.evaluation, every=5), most_generated=HALF_DEMO)
+_HALF = replace(ARITHMETIC, evaluation=replace(ARITHMETIC.evaluation, every=5), max_generated_tokens=HALF_DEMO)
 
 FIVE = Comparison(
     "five",

@@ -27,7 +27,7 @@ T = TypeVar("T")
 _BROKEN: Any = object()
 """Stands for a value whose problem is already noted."""
 
-MOST = 1_000_000
+MAX_BYTES = 1_000_000
 """Bytes of a config; a real one has a few thousand."""
 DEEPEST = 32
 """Tables within tables of a config; a real one has half a dozen."""
@@ -56,9 +56,9 @@ def load(path: str, kind: type[T]) -> T:
     if not Path(path).is_file():
         raise ConfigError([f"{path}: there is no such file{', but a folder' * Path(path).is_dir()}"])
     with Path(path).open("rb") as file:
-        data = file.read(MOST + 1)
-    if len(data) > MOST:
-        raise ConfigError([f"{path}: more than {MOST} bytes, which is no config; give a .toml file of settings"])
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ConfigError([f"{path}: more than {MAX_BYTES} bytes, which is no config; give a .toml file of settings"])
     try:
         return loads(data.decode("utf-8-sig"), kind, path, finite=True)
     except UnicodeDecodeError as error:

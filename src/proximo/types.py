@@ -105,7 +105,7 @@ class Group:
     """Which of a run's draws the problem was, counted from 0; None outside of runs."""
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """On a device. A copy to a GPU starts and is not waited for: from ordinary memory it would stop all work there."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
@@ -161,7 +161,7 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """Without waiting for what the device is doing."""
-        return self._each(lambda tensor: sent(tensor, device))
+        return self._each(lambda tensor: to_device(tensor, device))
 
     def rows(self, index: Tensor) -> "Batch":
         """Some of the rows; prompts are shared, so their numbers stay."""

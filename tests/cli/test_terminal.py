@@ -11,8 +11,7 @@ from proximo.cli import flags, main
 from proximo.cli.live import LiveView
 from proximo.plain_text import quoted, visible
 from proximo.redacting import masked, without_secrets
-from proximo.training.rl.collect import Collected, Frontier
-from proximo.training.rl.evaluate import Evaluation
+from proximo.training.records import Collected, DataCursor, Evaluation
 from proximo.training.rl.progress import Lines
 from proximo.training.runfolder.log import RunLog
 from proximo.types import Completion, Grade, Group, Problem, Rollout
@@ -83,7 +82,7 @@ def test_the_live_view_shows_hostile_text_inertly(case):
     group = Group(problem, (1,), (rollout,))
     metrics = {"outcome": 0.0, "length": 0.0, "dead_groups": 0.0}
     view.start(1, Evaluation(0.0, 0.0, 0.0, problems=1, unscored=0, outcome=0.0, reward=0.0))
-    collected = Collected((group,), dropped=(), frontier=Frontier(), rounds=1, sampled_tokens=1)
+    collected = Collected((group,), dropped=(), cursor=DataCursor(), rounds=1, sampled_tokens=1)
     view.stepped(0, metrics, {"sample": 1.0}, collected)
     view.warned(0, text)
     view.stop()

@@ -14,7 +14,7 @@ from proximo.models.logprobs import token_logprobs
 from proximo.models.values import OwnLayers, OwnModel, value_model
 from proximo.training.config import TrainingOptions
 from proximo.training.learner.learner import Learner
-from proximo.training.learner.memory import MOST_TOKENS
+from proximo.training.learner.memory import MAX_TOKENS
 from proximo.training.rl.assemble import assemble, make_room
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 
@@ -200,7 +200,7 @@ def test_weights_stay_where_they_are_and_follow_their_masters():
         assert torch.equal(each, master.bfloat16())
         assert each.grad is None
     assert learner.passes.is_planned
-    assert learner.passes.token_budget <= MOST_TOKENS
+    assert learner.passes.token_budget <= MAX_TOKENS
 
 
 def test_a_state_is_resumed_bit_for_bit():
@@ -256,5 +256,5 @@ def test_a_budget_is_planned_for_what_is_free():
     learner = Learner(model, GRPO, options, temperature=1.0, seed=0)
     batch = assemble(groups(), [], learner, 160).batch
     make_room(learner, batch)
-    assert learner.passes.token_budget == MOST_TOKENS
+    assert learner.passes.token_budget == MAX_TOKENS
     assert not model.is_gradient_checkpointing

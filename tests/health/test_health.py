@@ -27,9 +27,9 @@ from proximo.storage.lines import Lines
 from proximo.tasks import File
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
+from proximo.training.records import Collected, DataCursor
 from proximo.training.reward_mix import RewardMix, WeightedRule
 from proximo.training.rl.banding import BandWatch
-from proximo.training.rl.collect import Collected, Frontier
 from proximo.training.rl.metrics import group_metrics, rollout_metrics
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
@@ -460,12 +460,12 @@ def test_a_completion_alone_has_no_siblings_to_repeat():
 
 def test_tails_by_hand():
     rollouts = [sibling(tuple(range(length)), float(length)) for length in range(1, 12)]
-    collected = Collected((siblings(*rollouts),), (), Frontier(), rounds=1, sampled_tokens=66)
+    collected = Collected((siblings(*rollouts),), (), DataCursor(), rounds=1, sampled_tokens=66)
     found = rollout_metrics(collected)
     assert (found["length_p10"], found["length_p90"]) == (2.0, 10.0)  # of 1 to 11
     assert (found["reward_p10"], found["reward_p90"]) == (2.0, 10.0)
     assert found["completions"] == 11
-    nothing = rollout_metrics(Collected((UNKNOWN,), (), Frontier(), rounds=1, sampled_tokens=8))
+    nothing = rollout_metrics(Collected((UNKNOWN,), (), DataCursor(), rounds=1, sampled_tokens=8))
     assert math.isnan(nothing["reward_p10"])
     assert nothing["unscored"] == 4
 

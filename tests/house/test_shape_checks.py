@@ -8,7 +8,7 @@ from beartype.roar import BeartypeCallHintViolation
 from jaxtyping import TypeCheckError
 
 from proximo.maths.pieces.weights import SequenceMean
-from proximo.training.rl.assemble import Assembled
+from proximo.training.records import Assembled
 from tests.shape_checks import with_checks
 
 SOURCE = """

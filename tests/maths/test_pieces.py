@@ -227,7 +227,7 @@ def candidates(**changes) -> Candidates:
     return Candidates(
         **{
             "logprobs": OLD + LOG_RATIO,
-            "sampler_logprobs": ROLLOUT,
+            "rollout_logprobs": ROLLOUT,
             "advantages": ADVANTAGES * MASK,
             "through": torch.ones(4, 4).double(),
             "entropy": None,

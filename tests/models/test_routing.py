@@ -387,5 +387,5 @@ def test_a_run_replays_and_keeps_the_routes(tmp_path, replay, mismatch):
 
 
 def test_a_run_without_replay_keeps_no_routes():
-    assert config("somewhere").replay is None
+    assert config("somewhere").routing_replay is None
     assert to_batch(random_groups()).routes is None

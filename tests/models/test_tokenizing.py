@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from proximo.models import prompt_tokens, tiny_tokenizer
 from proximo.models.tokens.tokenizing import ReplyReader, reply_tokens, special_prefix
 from proximo.samplers import SamplingOptions
-from proximo.samplers.partial import Draft, Pen
+from proximo.samplers.partial import PartialCompletion, TokenWriter
 from proximo.training.offline.encoding import completion_tokens
 from proximo.training.reward_mixing import same_tokens
 from proximo.training.selfcheck.checks import prompts_begin_rightly
@@ -209,8 +209,10 @@ def test_a_sampled_space_is_part_of_the_text():
     said = reply_tokens(tokenizer, "The capital of France is", " Paris")
     assert tokenizer.decode(list(said)) == "Paris"  # alone, the space is lost
     prompt = prompt_tokens(tokenizer, "The capital of France is")
-    draft = Draft(0, 0, prompt, [*said, EOS], [0.0] * (len(said) + 1), [0.0] * (len(said) + 1), "stop")
-    completion = Pen(tokenizer, frozenset([EOS]), SamplingOptions(), seed=0, step=0).completion(draft, version=0)
+    draft = PartialCompletion(0, 0, prompt, [*said, EOS], [0.0] * (len(said) + 1), [0.0] * (len(said) + 1), "stop")
+    completion = TokenWriter(tokenizer, frozenset([EOS]), SamplingOptions(), seed=0, step=0).completion(
+        draft, version=0
+    )
     assert completion.text == " Paris"
     # Rollouts become pairs as text, and DPO then learns the very tokens that were said.
     assert completion_tokens(tokenizer, "The capital of France is", completion.text) == completion.tokens

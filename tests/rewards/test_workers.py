@@ -277,7 +277,7 @@ def test_a_worker_that_grows_is_replaced_before_it_fails():
 
 
 def test_a_worker_that_leaves_processes_behind_is_replaced():
-    pids = [scores(["1"], function="leaves_processes")[0] for _ in range(workers.MOST_CHILDREN + 2)]
+    pids = [scores(["1"], function="leaves_processes")[0] for _ in range(workers.MAX_CHILDREN + 2)]
     assert len(set(pids)) == 2
     assert not is_alive(int(pids[0]))
 

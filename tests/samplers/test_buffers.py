@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from proximo.samplers.buffers import Plan, fitted, plan_for
+from proximo.samplers.buffers import BufferPlan, fitted, plan_for
 from proximo.samplers.cache import KeyShape
-from proximo.samplers.captured import MOST_KINDS, Replays, size_for
+from proximo.samplers.captured import MAX_KINDS, CapturedSteps, size_for
 from proximo.samplers.shared import SharedCache, plain_attention
 from proximo.samplers.table import empty_table
 
@@ -17,7 +17,7 @@ FIRST, SECOND = (1, 2, 3), (4, 5, 6, 7, 8)
 
 
 def cache(members: int, prompts: int = 2, slots: int = 6) -> SharedCache:
-    return SharedCache(SHAPE, prompts, prompt_room=5, slots=slots, room=4, members=members)
+    return SharedCache(SHAPE, prompts, max_prompt_tokens=5, slots=slots, room=4, members=members)
 
 
 def prefix(prompt: tuple[int, ...]) -> torch.Tensor:
@@ -113,16 +113,18 @@ def test_merged_pieces_are_attention_over_both(members):
 
 def test_plans_by_hand():
     rows = Counter({(1,) * 7: 4, (2,) * 3: 4, (3,): 4})
-    assert plan_for(rows, max_tokens=9, slots=4) == Plan(slots=4, prompts=2, prompt_room=7, max_tokens=9, siblings=4)
-    assert plan_for(rows, max_tokens=9, slots=99) == Plan(12, 3, 7, 9, 4)
+    assert plan_for(rows, max_tokens=9, slots=4) == BufferPlan(
+        slots=4, prompts=2, max_prompt_tokens=7, max_tokens=9, siblings=4
+    )
+    assert plan_for(rows, max_tokens=9, slots=99) == BufferPlan(12, 3, 7, 9, 4)
     assert plan_for(rows, 9, 99).tokens(shared=True) == 3 * 7 + 12 * 9
     assert plan_for(rows, 9, 99).tokens(shared=False) == 12 * 7 + 12 * 9
     assert plan_for(rows, 9, 4).joined(plan_for(rows, 9, 99)) == plan_for(rows, 9, 99)
-    assert plan_for(rows, 10, 4).joined(plan_for(rows, 9, 99)) == Plan(12, 3, 7, 10, 4)
+    assert plan_for(rows, 10, 4).joined(plan_for(rows, 9, 99)) == BufferPlan(12, 3, 7, 10, 4)
 
 
 def test_slots_follow_the_memory_there_is():
-    plan = Plan(slots=8, prompts=2, prompt_room=10, max_tokens=10, siblings=4)
+    plan = BufferPlan(slots=8, prompts=2, max_prompt_tokens=10, max_tokens=10, siblings=4)
     assert SHAPE.bytes_per_token == 2 * 2 * 2 * 4 * 8  # layers, keys and values, heads, width, float64
     assert fitted(plan, 100, shared=True) == plan  # 2 · 10 + 8 · 10
     assert fitted(plan, 59, shared=True) == plan.with_slots(3)  # 2 · 10 + 3 · 10
@@ -133,7 +135,7 @@ def test_slots_follow_the_memory_there_is():
 
 
 def test_many_prompts_of_one_sample_wait_for_each_other():
-    plan = Plan(slots=512, prompts=400, prompt_room=3000, max_tokens=100, siblings=1)
+    plan = BufferPlan(slots=512, prompts=400, max_prompt_tokens=3000, max_tokens=100, siblings=1)
     assert fitted(plan, 310_000, shared=True) == replace(plan, slots=100, prompts=100)
 
 
@@ -153,13 +155,13 @@ def test_a_step_that_was_captured_stays_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(torch.cuda, "graph", lambda graph, **_: nullcontext(captured.append(graph)))
-    replays = Replays()
-    for kind in range(MOST_KINDS):
+    steps = CapturedSteps()
+    for kind in range(MAX_KINDS):
         for _ in range(3):
-            replays.run(kind, lambda: None)
-    assert (len(captured), len(replayed)) == (MOST_KINDS, 2 * MOST_KINDS)
-    replays.run(0, lambda: None)
-    assert len(captured) == MOST_KINDS  # as many as may be kept: nothing is captured again
+            steps.run(kind, lambda: None)
+    assert (len(captured), len(replayed)) == (MAX_KINDS, 2 * MAX_KINDS)
+    steps.run(0, lambda: None)
+    assert len(captured) == MAX_KINDS  # as many as may be kept: nothing is captured again
     for _ in range(3):
-        replays.run("another", lambda: None)
-    assert len(captured) == MOST_KINDS + 1
+        steps.run("another", lambda: None)
+    assert len(captured) == MAX_KINDS + 1

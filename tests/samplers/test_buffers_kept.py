@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from proximo.models import tiny_model, tiny_tokenizer
-from proximo.samplers import SamplingOptions, embedded, gathered, prefill
-from proximo.samplers import buffers as room
-from proximo.samplers.captured import Replays
+from proximo.samplers import SamplingOptions, buffers, embedded, gathered, prefill
+from proximo.samplers.captured import CapturedSteps
 from proximo.samplers.embedded import EmbeddedSampler
 from proximo.samplers.fused import decoder_layers
 from proximo.samplers.joined import joined_layers
@@ -23,7 +22,7 @@ LONG = SamplingOptions(max_tokens=33)
 """A row that is cut has its last token in the first place beyond two blocks of sixteen."""
 
 
-class Direct(Replays):
+class Direct(CapturedSteps):
     """Does each step at once, and notes its kind."""
 
     kinds: ClassVar[list[Any]] = []
@@ -38,11 +37,11 @@ class Direct(Replays):
 
 @pytest.fixture(autouse=True)
 def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "is_gpu", lambda device: True)
-    monkeypatch.setattr(room, "has_kernels", lambda shape: True)
-    monkeypatch.setattr(room, "free_bytes", lambda device: 10**12)
-    monkeypatch.setattr(room, "Replays", Direct)
-    monkeypatch.setattr(prefill.Passes, "on_gpu", property(lambda self: True))
+    monkeypatch.setattr(buffers, "is_gpu", lambda device: True)
+    monkeypatch.setattr(buffers, "has_kernels", lambda shape: True)
+    monkeypatch.setattr(buffers, "free_bytes", lambda device: 10**12)
+    monkeypatch.setattr(buffers, "CapturedSteps", Direct)
+    monkeypatch.setattr(prefill.ModelPasses, "on_gpu", property(lambda self: True))
     monkeypatch.setattr(Direct, "kinds", [])
 
 
@@ -56,8 +55,8 @@ def model(*ends: int):
 def plainly(policy, requests, options, step):
     """As a CPU does it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "is_gpu", lambda device: False)
-        patch.setattr(prefill.Passes, "on_gpu", property(lambda self: False))
+        patch.setattr(buffers, "is_gpu", lambda device: False)
+        patch.setattr(prefill.ModelPasses, "on_gpu", property(lambda self: False))
         return EmbeddedSampler(policy, TOKENIZER).sample(requests, options, seed=0, step=step)
 
 
@@ -105,13 +104,13 @@ def test_a_slot_that_a_row_has_left_is_nobodys(monkeypatch):
     policy = model(*range(1, 9))
     sampler = EmbeddedSampler(policy, TOKENIZER, slots=20)
     seen = []
-    look = room.Table.look
+    look = buffers.DecodeTable.look
 
     def watched(table, rows):
         seen.append(int(table.live[rows:].sum()))
         return look(table, rows)
 
-    monkeypatch.setattr(room.Table, "look", watched)
+    monkeypatch.setattr(buffers.DecodeTable, "look", watched)
     sampler.sample(REQUESTS, replace(LONG, stop=("7",)), seed=0, step=0)
     assert len(seen) > 2
     assert not any(seen)
@@ -169,8 +168,8 @@ def test_weights_that_are_laid_side_by_side_are_so_before_the_first_room(monkeyp
 
     monkeypatch.setattr(embedded, "compiled_states", compiled)
     made = []
-    real = room.Rooms._made
-    monkeypatch.setattr(room.Rooms, "_made", lambda rooms, plan: made.append(plan) or real(rooms, plan))
+    real = buffers.BufferPool._made
+    monkeypatch.setattr(buffers.BufferPool, "_made", lambda rooms, plan: made.append(plan) or real(rooms, plan))
     sampler = EmbeddedSampler(policy, TOKENIZER, slots=20)
     for step in range(3):
         sampler.sample(REQUESTS, LONG, seed=0, step=step)

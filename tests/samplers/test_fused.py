@@ -227,5 +227,5 @@ def test_mixtures_and_large_models_go_through_the_modules(monkeypatch):
     model = build("llama", torch.float64)
     weights = sum(weight.numel() for weight in model.model.layers.parameters())
     for most, kind in [(weights, fused._Fused), (weights - 1, partial)]:
-        monkeypatch.setattr(fused, "MOST_WEIGHTS", most)
+        monkeypatch.setattr(fused, "MAX_WEIGHTS", most)
         assert isinstance(decode_states(model), kind)

@@ -34,8 +34,8 @@ from proximo.samplers.embedded import local_sampler
 from proximo.samplers.mismatch import Mismatch, MismatchedSampler
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.learner.learner import Learner
+from proximo.training.records import DataCursor
 from proximo.training.rl.assemble import assemble
-from proximo.training.rl.collect import Frontier
 from proximo.training.rl.metrics import mismatch_metrics
 from proximo.training.rl.progress import Lines
 from proximo.training.rl.run import Run
@@ -274,9 +274,9 @@ def steps_of(config: RunConfig) -> tuple[Tensor, list[dict[str, float]]]:
         with TemporaryDirectory() as folder:
             run = Run(config, Path(folder), Lines())
             run.log.start("")
-            frontier = Frontier()
+            cursor = DataCursor()
             for step in range(config.steps):
-                frontier = train_step(run, step, frontier).frontier
+                cursor = train_step(run, step, cursor).cursor
             rows = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
     finally:
         torch.set_default_dtype(torch.float64)

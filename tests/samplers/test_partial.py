@@ -1,4 +1,4 @@
-"""Stop strings in the text of a draft, however its tokens cut it."""
+"""Stop strings in the text of a partial, however its tokens cut it."""
 
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast
 
 from proximo.models import prompt_tokens, tiny_tokenizer
 from proximo.samplers import SamplingOptions
-from proximo.samplers.partial import Draft, Pen
+from proximo.samplers.partial import PartialCompletion, TokenWriter
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -25,33 +25,35 @@ def test_a_stop_string_may_span_tokens_and_bytes():
     tokens = tokenizer.encode(text)
     assert len(tokens) == len(text.encode())
     options = SamplingOptions(temperature=0.0, max_tokens=100, stop=("€!", "no"))
-    pen = Pen(tokenizer, frozenset(), options, seed=0, step=0)
-    draft = Draft(key=0, sample=0, prompt=(0,))
+    pen = TokenWriter(tokenizer, frozenset(), options, seed=0, step=0)
+    partial = PartialCompletion(key=0, sample=0, prompt=(0,))
     for token in tokens:
         logits = torch.zeros(1, len(tokenizer))
         logits[0, token] = 1.0
-        pen.write([draft], logits)
-        if draft.finish:
+        pen.write([partial], logits)
+        if partial.finish:
             break
-    assert tokenizer.decode(draft.tokens) == "añb → ende €!"
-    assert pen.completion(draft, version=0).text == "añb → ende "
+    assert tokenizer.decode(partial.tokens) == "añb → ende €!"
+    assert pen.completion(partial, version=0).text == "añb → ende "
 
 
 def test_the_earliest_of_several_stop_strings_cuts():
     tokenizer = tiny_tokenizer()
-    pen = Pen(tokenizer, frozenset(), SamplingOptions(stop=("cd", "bcd")), seed=0, step=0)
-    draft = Draft(0, 0, (0,), tokens=list(prompt_tokens(tokenizer, "abcd")), logprobs=[0.0] * 4, finish="stop")
-    assert pen.completion(draft, version=0).text == "a"
+    pen = TokenWriter(tokenizer, frozenset(), SamplingOptions(stop=("cd", "bcd")), seed=0, step=0)
+    partial = PartialCompletion(
+        0, 0, (0,), tokens=list(prompt_tokens(tokenizer, "abcd")), logprobs=[0.0] * 4, finish="stop"
+    )
+    assert pen.completion(partial, version=0).text == "a"
 
 
 def test_special_tokens_between_its_pieces_do_not_hide_a_stop_string():
     """The stop string is looked for in the text that graders read, which has no special tokens."""
     tokenizer = tiny_tokenizer()
-    pen = Pen(tokenizer, frozenset(), SamplingOptions(max_tokens=50, stop=("ab",)), seed=0, step=0)
+    pen = TokenWriter(tokenizer, frozenset(), SamplingOptions(max_tokens=50, stop=("ab",)), seed=0, step=0)
     a, b = prompt_tokens(tokenizer, "ab")
     # More special tokens than the tail of a search for two bytes is long.
     tokens = [b, a, *[0] * 20, b, a]
-    draft = Draft(0, 0, (5,))
-    pen.take(draft, tokens, [0.0] * len(tokens), [0.0] * len(tokens))
-    assert (draft.finish, draft.tokens) == ("stop", tokens[:-1])
-    assert pen.completion(draft, version=0).text == "b"
+    partial = PartialCompletion(0, 0, (5,))
+    pen.take(partial, tokens, [0.0] * len(tokens), [0.0] * len(tokens))
+    assert (partial.finish, partial.tokens) == ("stop", tokens[:-1])
+    assert pen.completion(partial, version=0).text == "b"

@@ -501,7 +501,7 @@ def test_the_filters_tables_are_the_kernels(machine: str):
 
 def test_a_place_that_was_lost_is_not_waited_for_in_vain(monkeypatch):
     needs_sandbox()
-    monkeypatch.setattr(running, "MOST_WAIT", 0.05)
+    monkeypatch.setattr(running, "MAX_WAIT", 0.05)
     sandbox = Sandbox(LIMITS, workers=1)
     lost = sandbox._free.get()
     try:

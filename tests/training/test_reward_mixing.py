@@ -38,9 +38,10 @@ from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
 from proximo.tasks import Echo, File, Task
 from proximo.training.config import EvaluationOptions
+from proximo.training.records import Evaluation
 from proximo.training.reward_mix import RewardMix, RewardModel, WeightedRule, check_rewards
 from proximo.training.reward_mixing import Judge, Judged, judged, same_tokens
-from proximo.training.rl.evaluate import Evaluation, evaluate
+from proximo.training.rl.evaluate import evaluate
 from proximo.training.rl.progress import gain, measure, share
 from proximo.types import Completion, Problem
 from tests.models.test_scoring import SHAPE, Rows, exact, ragged

@@ -12,7 +12,7 @@ from proximo.bench.options import BenchOptions, parsed
 from proximo.bench.report import Row, rendered, save
 from proximo.bench.session import Session
 from proximo.bench.sides import trl
-from proximo.bench.tables import TABLES, Table
+from proximo.bench.tables import TABLES, BenchTable
 from proximo.bench.timing import clock_of, surroundings
 from proximo.models import pick_device
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str], prog: str = "python -m proximo.bench") -> int
     return 1 if any(row.refused for row in rows) else 0
 
 
-def measured(table: Table, options: BenchOptions) -> tuple[list[Row], Path, Session]:
+def measured(table: BenchTable, options: BenchOptions) -> tuple[list[Row], Path, Session]:
     """Rows are saved one by one: what comes later may fail."""
     device = pick_device(options.device)
     if torch.device(device).type == "cpu":
@@ -52,7 +52,7 @@ def measured(table: Table, options: BenchOptions) -> tuple[list[Row], Path, Sess
     return rows, path, session
 
 
-def title(table: Table, session: Session) -> str:
+def title(table: BenchTable, session: Session) -> str:
     """What a reader must know to believe the numbers."""
     facts = surroundings(session.device)
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version)

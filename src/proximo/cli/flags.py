@@ -11,7 +11,7 @@ from types import NoneType
 from typing import Any, NoReturn, TypeVar, get_origin
 
 from proximo.pieces import classes, given_fields, union_members
-from proximo.plain_text import MOST, visible
+from proximo.plain_text import MAX_SHOWN, visible
 from proximo.redacting import masked
 
 Value = TypeVar("Value")
@@ -256,4 +256,4 @@ def refuse(message: str) -> NoReturn:
 def say(message: str) -> None:
     """On stderr; without secrets, and without what would steer the terminal: messages quote models and files."""
     with suppress(OSError):  # nobody reads it any more: no reason to stop
-        print(visible(masked(message), MOST), file=sys.stderr, flush=True)
+        print(visible(masked(message), MAX_SHOWN), file=sys.stderr, flush=True)

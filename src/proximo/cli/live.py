@@ -9,9 +9,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from proximo.plain_text import MOST, visible
-from proximo.training.rl.collect import Collected
-from proximo.training.rl.evaluate import Evaluation
+from proximo.plain_text import MAX_SHOWN, visible
+from proximo.training.records import Collected, Evaluation
 from proximo.training.rl.progress import measure, prompt_text, share, sparkline, summary
 
 
@@ -53,7 +52,7 @@ class LiveView:
 
     def warned(self, step: int, message: str) -> None:
         # Not as markup: a message may quote what a model or a file says.
-        self.console.print(Text(f"warning at step {step}: {visible(message, MOST)}", style="yellow"))
+        self.console.print(Text(f"warning at step {step}: {visible(message, MAX_SHOWN)}", style="yellow"))
 
     def stop(self) -> None:
         self.live.stop()

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 
 from proximo.health.finding import Row
 
-MOST_STEPS = 10**9
+MAX_STEPS = 10**9
 """More than any run makes: a row with a larger number is damaged."""
 EARLY = 10
 """Values of a metric that are its beginning."""
@@ -33,7 +33,7 @@ def number(row: Row, name: str) -> float:
 
 def is_step(value: object) -> TypeGuard[int]:
     """Whether it can be the number of steps done: a whole number, not negative, and no more than any run makes."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_STEPS
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_STEPS
 
 
 def in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

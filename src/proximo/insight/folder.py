@@ -25,7 +25,7 @@ State = Literal["running", "finished", "stopped"]
 DEPTH = 4
 """How far below a folder runs are looked for: those of a comparison lie in a folder of their own."""
 
-MOST_BYTES, MOST_ROWS = 256 << 20, 1_000_000
+MAX_BYTES, MAX_ROWS = 256 << 20, 1_000_000
 """Of a file that is read at once: the metrics of a hundred thousand steps have less."""
 
 
@@ -101,8 +101,8 @@ class RunFolder:
                     offset = file.tell()
                     if (row := to_row(line)) is not None:
                         rows.append(row)
-                    if len(rows) > MOST_ROWS:
-                        raise ValueError(f"{self.path / name} has more than {MOST_ROWS:,} rows: no run writes so many")
+                    if len(rows) > MAX_ROWS:
+                        raise ValueError(f"{self.path / name} has more than {MAX_ROWS:,} rows: no run writes so many")
         except LinkedFile:
             raise
         except OSError:
@@ -170,8 +170,8 @@ def decoded(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 def check_size(path: Path, size: int) -> None:
     """Refuse, in one line, what would fill the memory."""
-    if size > MOST_BYTES:
-        most = f"{MOST_BYTES >> 20} MiB"
+    if size > MAX_BYTES:
+        most = f"{MAX_BYTES >> 20} MiB"
         raise ValueError(
             f"{path} has {size >> 20:,} MiB, more than the {most} that are read at once: no run writes that"
         )
@@ -192,7 +192,7 @@ def _read(path: Path) -> bytes | None:
         with open_file(path) as file:
             check_size(path, file.seek(0, 2))
             file.seek(0)
-            return file.read(MOST_BYTES)
+            return file.read(MAX_BYTES)
     except LinkedFile:
         raise
     except OSError:

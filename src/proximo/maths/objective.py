@@ -16,7 +16,7 @@ from proximo.maths.pieces.gates import SoftGate
 from proximo.maths.pieces.selection import Candidates
 from proximo.maths.rows import Objective, Rows, rows_of
 from proximo.tensor_types import Bool, Float, Int
-from proximo.types import Stats, sent
+from proximo.types import Stats, to_device
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Plan:
 
     def to(self, device: torch.device) -> "Plan":
         return Plan(
-            weights=sent(self.weights, device),
-            chosen=None if self.chosen is None else sent(self.chosen, device),
-            nll_weights=None if self.nll_weights is None else sent(self.nll_weights, device),
+            weights=to_device(self.weights, device),
+            chosen=None if self.chosen is None else to_device(self.chosen, device),
+            nll_weights=None if self.nll_weights is None else to_device(self.nll_weights, device),
         )
 
 
@@ -145,10 +145,10 @@ def _choose(algorithm: Objective, rows: Rows, generator: torch.Generator | None)
 def candidates(algorithm: Objective, rows: Rows) -> Candidates:
     """What stage 7 may look at in these rows."""
     log_ratio = algorithm.ratio(rows.logprobs - rows.anchor_logprobs, rows.mask)
-    sampler = rows.anchor_logprobs if rows.sampler_logprobs is None else rows.sampler_logprobs
+    sampler = rows.anchor_logprobs if rows.rollout_logprobs is None else rows.rollout_logprobs
     return Candidates(
         logprobs=rows.logprobs,
-        sampler_logprobs=sampler,
+        rollout_logprobs=sampler,
         advantages=rows.advantages,
         through=algorithm.gate.through(log_ratio, rows.advantages),
         entropy=rows.entropy,
@@ -172,8 +172,8 @@ def token_terms(algorithm: Objective, rows: Rows, plan: Plan) -> Terms:
 
     correction = None
     if algorithm.correct is not None:
-        assert rows.sampler_logprobs is not None
-        correction = algorithm.correct(rows.old_logprobs - rows.sampler_logprobs, rows.mask)
+        assert rows.rollout_logprobs is not None
+        correction = algorithm.correct(rows.old_logprobs - rows.rollout_logprobs, rows.mask)
         policy = policy * correction
 
     kl = torch.zeros_like(policy)

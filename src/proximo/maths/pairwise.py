@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from proximo.maths.groups import group_index
 from proximo.tensor_types import Float, Int
-from proximo.types import sent
+from proximo.types import to_device
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Pairs:
     """Add up to 1 in each group: a prompt counts once, however many completions it ranks."""
 
     def to(self, device: torch.device) -> "Pairs":
-        return Pairs(*(sent(part, device) for part in (self.chosen, self.rejected, self.weights)))
+        return Pairs(*(to_device(part, device) for part in (self.chosen, self.rejected, self.weights)))
 
 
 def ranked_pairs(group: Int[Tensor, " B"]) -> Pairs:

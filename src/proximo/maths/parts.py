@@ -64,7 +64,7 @@ def _chosen(
 
     together = Candidates(
         logprobs=in_order([each.logprobs for each in found]),
-        sampler_logprobs=in_order([each.sampler_logprobs for each in found]),
+        rollout_logprobs=in_order([each.rollout_logprobs for each in found]),
         advantages=in_order([each.advantages for each in found]),
         through=in_order([each.through for each in found]),
         entropy=None

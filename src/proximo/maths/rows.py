@@ -46,7 +46,7 @@ class Rows:
     """The only tensor here with a gradient, apart from `entropy`."""
     anchor_logprobs: Float[Tensor, "B T"]
     old_logprobs: Float[Tensor, "B T"]
-    sampler_logprobs: Float[Tensor, "B T"] | None
+    rollout_logprobs: Float[Tensor, "B T"] | None
     ref_logprobs: Float[Tensor, "B T"] | None
     advantages: Float[Tensor, "B T"]
     entropy: Float[Tensor, "B T"] | None
@@ -107,7 +107,7 @@ def rows_of(
         logprobs=current,
         anchor_logprobs=anchor,
         old_logprobs=constant(old_logprobs),
-        sampler_logprobs=sampler,
+        rollout_logprobs=sampler,
         ref_logprobs=None if ref_logprobs is None else constant(ref_logprobs),
         advantages=constant(advantages),
         entropy=None if entropy is None else sampled(entropy.to(current.dtype), mask),

@@ -21,9 +21,9 @@ KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementatio
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "added_tokens.json", "tekken.json")
 """Their keys are tokens, and mean nothing."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-MOST_HEADER = 100_000_000
+MAX_HEADER = 100_000_000
 """Bytes; the format's own limit."""
-MOST_CONFIG = 10_000_000
+MAX_CONFIG = 10_000_000
 _BITS = {"BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32}
 _BITS |= {"U64": 64, "I64": 64, "F64": 64, "C64": 64, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8}
 
@@ -101,7 +101,7 @@ def _forbidden(name: str, config: dict[str, Any]) -> Iterator[str]:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        if file.stat().st_size > MOST_CONFIG:
+        if file.stat().st_size > MAX_CONFIG:
             raise ValueError(f"{file.name} has {file.stat().st_size} bytes: no config is as long as that")
         value = json.loads(file.read_bytes())
     except OSError as error:
@@ -185,7 +185,7 @@ def _header_length(first: bytes, size: int) -> int:
     if first == b"version ":
         raise ValueError("it is a Git LFS pointer, not the weights (git lfs pull fetches them)")
     (length,) = struct.unpack("<Q", first)
-    if length > MOST_HEADER:
+    if length > MAX_HEADER:
         raise ValueError(f"its header claims {length} bytes, more than any has")
     if length > size - 8:
         raise ValueError(f"its header claims {length} bytes, but only {size - 8} follow")

@@ -20,7 +20,7 @@ from proximo.models.packing.layout import pad
 from proximo.models.positions import check_rows
 from proximo.models.scoring import completion_states
 from proximo.tensor_types import Float, Int
-from proximo.types import sent
+from proximo.types import to_device
 
 HEAD = "score"
 
@@ -96,7 +96,7 @@ def completion_scores(
         states = completion_states(
             model, prompts=prompts, tokens=tokens, lengths=lengths + 1, group=group, layout=layout
         )
-        last = sent((lengths + 1).cumsum(0) - 1, model.device)
+        last = to_device((lengths + 1).cumsum(0) - 1, model.device)
         return model.get_submodule(HEAD)(states.flat.index_select(0, last)).squeeze(1)
     if layout == "packed":
         warn_of_fallback(type(model).__name__)

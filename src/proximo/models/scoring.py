@@ -17,7 +17,7 @@ from proximo.models.packing.layout import Packed, Padded, pack, pad
 from proximo.models.positions import check_rows
 from proximo.models.routing import Agreement, Recorder, Replay, Routes, recording, replaying, routes_of
 from proximo.tensor_types import Bool, Float, Int
-from proximo.types import sent
+from proximo.types import to_device
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def score(
     tokens, lengths, group = _checked(prompts, tokens, lengths, group)
     check_rows(model, prompts, lengths, group)
     where = _where(tokens, lengths)
-    targets = sent(tokens[where], model.device)
+    targets = to_device(tokens[where], model.device)
     laid = _laid_out(model, prompts, tokens, lengths, group, layout).to(model.device)
     places = laid.places
     with ExitStack() as stack:
@@ -120,7 +120,7 @@ def score(
 
 
 @runtime_checkable
-class Rows(Protocol):
+class ScoredRows(Protocol):
     """Completions as tensors, whatever else is known of them."""
 
     @property
@@ -136,7 +136,7 @@ class Rows(Protocol):
     def group(self) -> Tensor: ...
 
 
-def score_rows(model: PreTrainedModel, rows: Rows, **options: Any) -> Scores:
+def score_rows(model: PreTrainedModel, rows: ScoredRows, **options: Any) -> Scores:
     """`score` of rows that know their prompts, with its options."""
     return score(model, prompts=rows.prompts, tokens=rows.tokens, lengths=rows.lengths, group=rows.group, **options)
 
@@ -156,7 +156,7 @@ def _experts(
         again = torch.is_grad_enabled() and model.is_gradient_checkpointing
         assert until is not None or not again, "checkpointed layers would run again without their routes"
         indices = routes.at(laid.places, laid.tokens.numel())
-        replay = (until or stack).enter_context(replaying(model, sent(indices, model.device)))
+        replay = (until or stack).enter_context(replaying(model, to_device(indices, model.device)))
     return replay, stack.enter_context(recording(model, keeps_logits=keeps_logits)) if listen else None
 
 
@@ -206,7 +206,7 @@ def _states(model: PreTrainedModel, laid: Packed | Padded, where: Bool[Tensor, "
 
 def _placed(flat: Float[Tensor, "C E"], where: Bool[Tensor, "B T"], laid: Packed | Padded) -> States:
     entries = where.flatten().nonzero()[:, 0]
-    return States(flat, sent(where, flat.device), laid.predictors, sent(entries, flat.device))
+    return States(flat, to_device(where, flat.device), laid.predictors, to_device(entries, flat.device))
 
 
 def _checked(

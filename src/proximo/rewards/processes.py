@@ -23,11 +23,11 @@ START_SECONDS = 120.0
 """For Python to start and the function's module to be imported."""
 KILL_SECONDS = 10.0
 """For a killed worker to be gone."""
-MOST_OUTPUT = 16 * 2**20
+MAX_OUTPUT = 16 * 2**20
 """Bytes that one call may print; most functions print none."""
 KEPT_OUTPUT = 2048
 """Bytes of what was printed that are kept, half from its beginning and half from its end."""
-MOST_ANSWER = 2**20
+MAX_ANSWER = 2**20
 """Bytes of an answer, beside 64 for each completion."""
 
 
@@ -89,10 +89,10 @@ class Process:
             "name": name,
             "memory": job.memory_mb * 2**20,
         }
-        hello = self._exchange(None, START_SECONDS, MOST_ANSWER)
+        hello = self._exchange(None, START_SECONDS, MAX_ANSWER)
         self._runner = hello.get("runner") if isinstance(hello, dict) else None
         answer = (
-            self._exchange(json.dumps(message).encode(), START_SECONDS, MOST_ANSWER)
+            self._exchange(json.dumps(message).encode(), START_SECONDS, MAX_ANSWER)
             if self._runner is not None
             else hello
         )
@@ -107,7 +107,7 @@ class Process:
         assert self.is_alive, "a worker that was killed is asked"
         name = secrets.token_hex(16)  # not a number: a child that a call left behind would know the next one's
         head = f'{{"id": "{name}", "count": {count}, "seed": {seed}, "arguments": '
-        answer = self._exchange(f"{head}{arguments}}}".encode(), seconds, MOST_ANSWER + 64 * count)
+        answer = self._exchange(f"{head}{arguments}}}".encode(), seconds, MAX_ANSWER + 64 * count)
         if isinstance(answer, Mapping) and answer.get("id") != name:
             answer = Failure("junk", "its process answered something that was not asked", fatal=True)
         if isinstance(answer, Failure):
@@ -174,8 +174,8 @@ class Process:
             ready = dict(poll.poll(left * 1000))
             if self._printed in ready and not self._output.read(self._printed):
                 poll.unregister(self._printed)
-            if self._output.size > MOST_OUTPUT:
-                return Failure("output", f"it printed more than {MOST_OUTPUT // 2**20} MiB in one call", fatal=True)
+            if self._output.size > MAX_OUTPUT:
+                return Failure("output", f"it printed more than {MAX_OUTPUT // 2**20} MiB in one call", fatal=True)
             if self._requests in ready:
                 unsent = self._sent(unsent)
                 if not unsent:

@@ -25,9 +25,9 @@ LONGEST = 86_400.0
 """Seconds of a call."""
 RECYCLE_CALLS = 5000
 """A worker is replaced after so many calls, before a slow leak is felt."""
-MOST_CHILDREN = 32
+MAX_CHILDREN = 32
 """A worker that leaves more processes behind is replaced."""
-MOST_DEATHS = 4
+MAX_DEATHS = 4
 """So many completions of one call may cost a worker each, when they are tried one by one; the rest is given up."""
 
 Columns = Mapping[str, Sequence[Any]]
@@ -104,7 +104,7 @@ class Worker:
         room = self.job.memory_mb * 2**20 - self._first_memory
         grew = memory - self._first_memory > room / 2
         broke = answer.get("closed") is True or (isinstance(result, Failure) and result.fatal)
-        if broke or grew or children > MOST_CHILDREN or self._calls >= RECYCLE_CALLS:
+        if broke or grew or children > MAX_CHILDREN or self._calls >= RECYCLE_CALLS:
             self._process.kill()
             self._process = None
 
@@ -160,7 +160,7 @@ def _one_by_one(worker: Worker, columns: Columns, constants: Mapping[str, Any], 
     found: list[Found] = []
     deaths = 0
     for row in range(count):
-        if deaths == MOST_DEATHS:
+        if deaths == MAX_DEATHS:
             found.append(Failure("given up", f"{deaths} completions of its group had cost a process each"))
             continue
         result = worker.call({name: [column[row]] for name, column in columns.items()}, constants)

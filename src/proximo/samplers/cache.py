@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
 from proximo.models.packing.attention import head_width
-from proximo.samplers.table import Table
+from proximo.samplers.table import DecodeTable
 from proximo.tensor_types import Bool, Float, Int
 
 ALIGNMENT = 16
@@ -90,9 +90,9 @@ class PrefillReader:
 class SlotCache:
     """Prompt and own tokens of each row side by side, all layers in one tensor: moving a row is one operation."""
 
-    def __init__(self, shape: KeyShape, prompt_room: int, slots: int, room: int) -> None:
-        self._memory = shape.zeros(slots, prompt_room + room)
-        self._prompt_room, self._live = prompt_room, 0
+    def __init__(self, shape: KeyShape, max_prompt_tokens: int, slots: int, room: int) -> None:
+        self._memory = shape.zeros(slots, max_prompt_tokens + room)
+        self._prompt_room, self._live = max_prompt_tokens, 0
 
     def clear(self) -> None:
         """No rows."""
@@ -118,7 +118,7 @@ class SlotCache:
     def settle(self) -> None:
         """Nothing is written down about rows."""
 
-    def reader(self, rows: int, table: Table, longest: int) -> "DecodeReader":
+    def reader(self, rows: int, table: DecodeTable, longest: int) -> "DecodeReader":
         """`longest` is the length of the longest row, its new token included."""
         positions = table.positions(rows)
         span = min(aligned(longest), self._memory.shape[4])

@@ -17,7 +17,7 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rows for which a step is captured; fewer run in the next larger one, whose last rows compute nothing of use."""
 
 
-MOST_KINDS = 64
+MAX_KINDS = 64
 """Captured steps that are kept; each has memory of its own."""
 
 
@@ -25,7 +25,7 @@ def size_for(rows: int, slots: int) -> int:
     return min(next((size for size in SIZES if size >= rows), slots), slots)
 
 
-class Replays:
+class CapturedSteps:
     """Captured steps by what makes them differ."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Replays:
             self._seen.add(kind)
             return
         if kind not in self._graphs:
-            if len(self._graphs) >= MOST_KINDS:  # a temperature that never stays the same
+            if len(self._graphs) >= MAX_KINDS:  # a temperature that never stays the same
                 self._graphs.clear()
             graph = torch.cuda.CUDAGraph()
             # Only this thread's work is captured; graders may be busy beside it.

@@ -19,13 +19,13 @@ from proximo.models.packing.attention import uses_our_attention
 from proximo.models.positions import check_requests
 from proximo.models.routing import needed_routers
 from proximo.samplers import Sampler, SamplingOptions, gathered
-from proximo.samplers.buffers import Room, Rooms, plan_for
+from proximo.samplers.buffers import BufferPool, DecodeBuffers, plan_for
 from proximo.samplers.captured import compiled_draw, compiled_states, size_for
 from proximo.samplers.drawing import draw
 from proximo.samplers.fused import decode_states
-from proximo.samplers.partial import DIVERGED, Draft, Pen, drafts_of, end_tokens, evaluating
+from proximo.samplers.partial import DIVERGED, PartialCompletion, TokenWriter, end_tokens, evaluating, partials_of
 from proximo.samplers.plain import PlainSampler
-from proximo.samplers.prefill import Passes, Prefills, Prompt
+from proximo.samplers.prefill import ModelPasses, Prefills, Prompt
 from proximo.types import Completion, Request
 
 LOOK_EVERY = 16
@@ -63,10 +63,10 @@ class EmbeddedSampler:
     ) -> None:
         """`slots` is the most rows decoded at a time.
 
-        With `record_routes` completions say which experts each token went to, for a learner that replays them.
+        With `record_routes` completions say which experts each token went to, for a learner that captured them.
         `shared_prefix`: whether a prompt's keys are read once for several of its samples; None: where that is faster,
         which is on a GPU.
-        `graphs`: whether a GPU replays captured steps.
+        `graphs`: whether a GPU captured captured steps.
         """
         if not uses_our_attention(model):
             raise ValueError(f"model is a {type(model).__name__} outside the fast path: sample with PlainSampler")
@@ -80,7 +80,7 @@ class EmbeddedSampler:
         self._slots = slots
         # Routes are collected by the host, step by step.
         self._ends = end_tokens(model, tokenizer)
-        self._rooms = Rooms(model, self._ends, shared_prefix=shared_prefix, graphs=graphs and not record_routes)
+        self._rooms = BufferPool(model, self._ends, shared_prefix=shared_prefix, graphs=graphs and not record_routes)
 
     def sample(
         self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
@@ -90,27 +90,27 @@ class EmbeddedSampler:
     def stream(
         self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
     ) -> Iterator[tuple[int, tuple[Completion, ...]]]:
-        drafts = drafts_of(requests)
+        partials = partials_of(requests)
         check_requests(self._model, requests, options.max_tokens)
-        pen = Pen(self._tokenizer, self._ends, options, seed, step)
-        unfinished = {id(draft): number for number, siblings in enumerate(drafts) for draft in siblings}
+        writer = TokenWriter(self._tokenizer, self._ends, options, seed, step)
+        unfinished = {id(partial): number for number, siblings in enumerate(partials) for partial in siblings}
         left = Counter(unfinished.values())
-        rows = [draft for siblings in drafts for draft in siblings]
+        rows = [partial for siblings in partials for partial in siblings]
         if not rows:
             return
-        plan = plan_for(Counter(draft.prompt for draft in rows), options.max_tokens, self._slots)
+        plan = plan_for(Counter(partial.prompt for partial in rows), options.max_tokens, self._slots)
         compiled = compiled_states(self._model)  # first: weights may move, and a kept room is for where they lie
         with self._rooms.room(plan, seed, step) as room:
-            decoding = _Decoding(self._model, pen, rows, room, self._record_routes, compiled)
+            decoding = _Decoding(self._model, writer, rows, room, self._record_routes, compiled)
             while not decoding.done:
                 # The caller may use the model between two groups, so it must not find it in our mode.
                 with evaluating(self._model):
                     ended = decoding.go_on()
-                for draft in ended:
-                    number = unfinished[id(draft)]
+                for partial in ended:
+                    number = unfinished[id(partial)]
                     left[number] -= 1
                     if not left[number]:
-                        yield number, tuple(pen.completion(each, version) for each in drafts[number])
+                        yield number, tuple(writer.completion(each, version) for each in partials[number])
 
 
 class _Decoding:
@@ -119,23 +119,23 @@ class _Decoding:
     def __init__(
         self,
         model: PreTrainedModel,
-        pen: Pen,
-        drafts: Sequence[Draft],
-        room: Room,
+        writer: TokenWriter,
+        partials: Sequence[PartialCompletion],
+        room: DecodeBuffers,
         record_routes: bool,
         compiled: Callable[..., Tensor] | None,
     ) -> None:
-        self._pen, self._record_routes = pen, record_routes
-        self._waiting = deque(drafts)
-        self._waiting_for = Counter(draft.prompt for draft in drafts)
-        self._live: list[Draft] = []
-        """The draft in slot i, for the first slots."""
+        self._pen, self._record_routes = writer, record_routes
+        self._waiting = deque(partials)
+        self._waiting_for = Counter(partial.prompt for partial in partials)
+        self._live: list[PartialCompletion] = []
+        """The partial in slot i, for the first slots."""
         self._least = 0
         """What the live rows have drawn at least."""
         self._longest = 0
         """Prompt and completion of the longest."""
         self._room = room
-        self._passes = Passes(model, record_routes)
+        self._passes = ModelPasses(model, record_routes)
         by_hand = decode_states(model)
         self._prefills = Prefills(self._passes, by_hand)
         self._states = compiled or by_hand
@@ -145,9 +145,9 @@ class _Decoding:
     def done(self) -> bool:
         return not self._live and not self._waiting
 
-    def go_on(self) -> list[Draft]:
-        """Until drafts have ended: those."""
-        ended: list[Draft] = []
+    def go_on(self) -> list[PartialCompletion]:
+        """Until partials have ended: those."""
+        ended: list[PartialCompletion] = []
         while not ended and not self.done:
             while self._admit():
                 ended += self._look()  # a first token may be the last
@@ -161,12 +161,12 @@ class _Decoding:
     def _admit(self) -> bool:
         """Fill the free slots and draw the first token of who entered; False where nobody did."""
         room, first = self._room, len(self._live)
-        entering: dict[Prompt, list[Draft]] = {}
+        entering: dict[Prompt, list[PartialCompletion]] = {}
         for _ in range(room.plan.slots - first):
             if not self._waiting or not room.cache.reserve(self._waiting[0].prompt):
                 break
-            draft = self._waiting.popleft()
-            entering.setdefault(draft.prompt, []).append(draft)
+            partial = self._waiting.popleft()
+            entering.setdefault(partial.prompt, []).append(partial)
         if not entering:
             return False
         logits = []
@@ -174,8 +174,8 @@ class _Decoding:
         for prompt, prefix in self._prefills.read(entering.keys()):
             siblings = entering[prompt]
             room.cache.enter(prompt, prefix.memory, count=len(siblings))
-            for draft in siblings:
-                draft.prompt_routes = prefix.routes
+            for partial in siblings:
+                partial.prompt_routes = prefix.routes
             self._live += siblings
             logits.append(prefix.logits.expand(len(siblings), -1))
             self._waiting_for[prompt] -= len(siblings)
@@ -193,12 +193,12 @@ class _Decoding:
         left = options.max_tokens - self._least
         looks_later = self._passes.on_gpu and not self._record_routes
         for number in range(min(LOOK_EVERY, left) if looks_later else 1):
-            if room.replays is None:
+            if room.captured is None:
                 self._step(len(self._live), self._longest + number)
             else:
                 size = size_for(len(self._live), room.plan.slots)
                 kind = size, replace(options, stop=())  # strings are the host's business
-                room.replays.run(kind, partial(self._step, size, 0))
+                room.captured.run(kind, partial(self._step, size, 0))
 
     def _step(self, rows: int, longest: int) -> None:
         room, table = self._room, self._room.table
@@ -206,13 +206,13 @@ class _Decoding:
         tokens, positions = table.tokens[:rows].unsqueeze(1), table.positions(rows).unsqueeze(1)
         states, routes = self._passes.run(self._states, tokens, positions, reader)
         if routes is not None:
-            for draft, route in zip(self._live, routes[:, 0], strict=True):
-                draft.routes.append(route)
+            for partial, route in zip(self._live, routes[:, 0], strict=True):
+                partial.routes.append(route)
         table.advance(0, self._passes.logits(states[:, 0]), self._pen.options, room.ends, self._draw)
 
     # Rows that leave
 
-    def _look(self) -> list[Draft]:
+    def _look(self) -> list[PartialCompletion]:
         """What has happened on the device; finished rows leave.
 
         The last live rows move into the holes, so that the first slots are all live.
@@ -228,7 +228,7 @@ class _Decoding:
             for slot, tokens, logprobs, entropies in texts:
                 count = counts[slot]
                 self._pen.take(self._live[slot], tokens[:count], logprobs[:count], entropies[:count])
-        gone = [slot for slot, draft in enumerate(self._live) if draft.finish is not None]
+        gone = [slot for slot, partial in enumerate(self._live) if partial.finish is not None]
         ended = [self._live[slot] for slot in gone]
         if gone:
             self._release(gone, counts)

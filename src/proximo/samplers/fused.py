@@ -27,7 +27,7 @@ KNOWN = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3Decoder
 """What the block below computes; a subclass may differ."""
 NORMS = (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, SmolLM3RMSNorm)
 
-MOST_WEIGHTS = 8_000_000
+MAX_WEIGHTS = 8_000_000
 """In the layers. Beyond it the copy costs more time and memory than the step saves."""
 
 DecodeStates = Callable[[Tensor, Tensor, Reader], Tensor]
@@ -57,7 +57,7 @@ def _fits(trunk: nn.Module, layers: Sequence[nn.Module]) -> bool:
     weights = [weight for layer in layers for weight in layer.parameters()]
     return (
         all(weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64) for weight in weights)
-        and sum(weight.numel() for weight in weights) <= MOST_WEIGHTS
+        and sum(weight.numel() for weight in weights) <= MAX_WEIGHTS
         and not is_heard(trunk)
     )
 

@@ -22,7 +22,7 @@ DIVERGED = "the model's logits are NaN: its weights have diverged, go back to a 
 
 
 @dataclass
-class Draft:
+class PartialCompletion:
     """What has been drawn so far of one sample."""
 
     key: int
@@ -44,22 +44,22 @@ class Draft:
         return len(self.prompt) + len(self.tokens)
 
 
-def drafts_of(requests: Sequence[Request]) -> list[list[Draft]]:
-    """An empty draft for each sample of each request."""
+def partials_of(requests: Sequence[Request]) -> list[list[PartialCompletion]]:
+    """An empty partial for each sample of each request."""
     for number, request in enumerate(requests):
         if not request.prompt_tokens:
             raise ValueError(f"requests[{number}].prompt_tokens is empty: give at least one token, such as the BOS")
         if request.num_samples < 1:
             raise ValueError(f"requests[{number}].num_samples is {request.num_samples}: give at least 1")
     return [
-        [Draft(request.key, sample, request.prompt_tokens) for sample in range(request.num_samples)]
+        [PartialCompletion(request.key, sample, request.prompt_tokens) for sample in range(request.num_samples)]
         for request in requests
     ]
 
 
 @dataclass(frozen=True)
-class Pen:
-    """Writes the next token of drafts: draws it, and sees whether it was the last."""
+class TokenWriter:
+    """Writes the next token of partials: draws it, and sees whether it was the last."""
 
     tokenizer: PreTrainedTokenizerBase
     end_tokens: frozenset[int]
@@ -73,53 +73,55 @@ class Pen:
         if special:
             raise ValueError(f"stop has {special[0]!r}, a special token: leave it out, end-of-sequence always ends")
 
-    def write(self, drafts: Sequence[Draft], logits: Float[Tensor, "R V"]) -> None:
-        """One token for each unfinished draft, from the row of logits in its place."""
-        counters = [[signed(draft.key), draft.sample, len(draft.tokens)] for draft in drafts]
+    def write(self, partials: Sequence[PartialCompletion], logits: Float[Tensor, "R V"]) -> None:
+        """One token for each unfinished partial, from the row of logits in its place."""
+        counters = [[signed(partial.key), partial.sample, len(partial.tokens)] for partial in partials]
         keys, samples, positions = torch.tensor(counters, device=logits.device).unbind(dim=1)
         drawn = draw(logits, uniforms(self.seed, self.step, keys, samples, positions), self.options)
-        for draft, token, logprob, entropy in zip(drafts, *(each.tolist() for each in drawn), strict=True):
+        for partial, token, logprob, entropy in zip(partials, *(each.tolist() for each in drawn), strict=True):
             if logprob != logprob:
                 raise ValueError(DIVERGED)
-            draft.tokens.append(token)
-            draft.logprobs.append(logprob)
-            draft.entropies.append(entropy)
-            self._end(draft)
+            partial.tokens.append(token)
+            partial.logprobs.append(logprob)
+            partial.entropies.append(entropy)
+            self._end(partial)
 
-    def take(self, draft: Draft, tokens: list[int], logprobs: list[float], entropies: list[float]) -> None:
+    def take(
+        self, partial: PartialCompletion, tokens: list[int], logprobs: list[float], entropies: list[float]
+    ) -> None:
         """What a row has said so far, drawn elsewhere; what follows its end is not its."""
-        for count in range(len(draft.tokens) + 1, len(tokens) + 1) if self.options.stop else (len(tokens),):
-            draft.tokens, draft.logprobs, draft.entropies = tokens[:count], logprobs[:count], entropies[:count]
-            self._end(draft)
-            if draft.finish is not None:
+        for count in range(len(partial.tokens) + 1, len(tokens) + 1) if self.options.stop else (len(tokens),):
+            partial.tokens, partial.logprobs, partial.entropies = tokens[:count], logprobs[:count], entropies[:count]
+            self._end(partial)
+            if partial.finish is not None:
                 return
 
-    def _end(self, draft: Draft) -> None:
+    def _end(self, partial: PartialCompletion) -> None:
         """Whether its newest token was its last."""
-        if draft.tokens[-1] in self.end_tokens or self._stopped(draft):
-            draft.finish = "stop"
-        elif len(draft.tokens) == self.options.max_tokens:
-            draft.finish = "length"
+        if partial.tokens[-1] in self.end_tokens or self._stopped(partial):
+            partial.finish = "stop"
+        elif len(partial.tokens) == self.options.max_tokens:
+            partial.finish = "length"
 
-    def completion(self, draft: Draft, version: int) -> Completion:
-        assert draft.finish is not None
-        text = self._text(draft, draft.tokens)
+    def completion(self, partial: PartialCompletion, version: int) -> Completion:
+        assert partial.finish is not None
+        text = self._text(partial, partial.tokens)
         return Completion(
-            tokens=tuple(draft.tokens),
-            logprobs=tuple(draft.logprobs),
-            entropies=tuple(draft.entropies),
+            tokens=tuple(partial.tokens),
+            logprobs=tuple(partial.logprobs),
+            entropies=tuple(partial.entropies),
             text=text[: min((text.find(stop) for stop in self.options.stop if stop in text), default=len(text))],
-            finish=draft.finish,
+            finish=partial.finish,
             version=version,
-            routes=_routes(draft),
-            prompt_routes=draft.prompt_routes,
+            routes=_routes(partial),
+            prompt_routes=partial.prompt_routes,
         )
 
-    def _stopped(self, draft: Draft) -> bool:
+    def _stopped(self, partial: PartialCompletion) -> bool:
         for stop in self.options.stop:
             # A token of text has at least one byte; a few more keep the tail's first characters whole.
-            tail = self._tail(draft.tokens, len(stop.encode()) + 4)
-            if stop in self._text(draft, tail) and stop in self._text(draft, draft.tokens):
+            tail = self._tail(partial.tokens, len(stop.encode()) + 4)
+            if stop in self._text(partial, tail) and stop in self._text(partial, partial.tokens):
                 return True
         return False
 
@@ -128,20 +130,20 @@ class Pen:
         spoken = (token for token in reversed(tokens) if token not in self._read.special)
         return [*islice(spoken, count)][::-1]
 
-    def _text(self, draft: Draft, tokens: list[int]) -> str:
-        return self._read(draft.prompt, tokens)
+    def _text(self, partial: PartialCompletion, tokens: list[int]) -> str:
+        return self._read(partial.prompt, tokens)
 
     @cached_property
     def _read(self) -> ReplyReader:
         return ReplyReader(self.tokenizer)
 
 
-def _routes(draft: Draft) -> Int[Tensor, "T L K"] | None:
+def _routes(partial: PartialCompletion) -> Int[Tensor, "T L K"] | None:
     """None where they were not recorded; the last token was not read back."""
-    if draft.prompt_routes is None:
+    if partial.prompt_routes is None:
         return None
-    assert len(draft.routes) == len(draft.tokens) - 1
-    return torch.stack([*draft.routes, torch.full_like(draft.prompt_routes[0], UNKNOWN)])
+    assert len(partial.routes) == len(partial.tokens) - 1
+    return torch.stack([*partial.routes, torch.full_like(partial.prompt_routes[0], UNKNOWN)])
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

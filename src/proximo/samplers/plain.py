@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.packing.attention import uses_our_attention
 from proximo.models.positions import check_requests
 from proximo.samplers import SamplingOptions, gathered
-from proximo.samplers.partial import Draft, Pen, drafts_of, end_tokens, evaluating
+from proximo.samplers.partial import PartialCompletion, TokenWriter, end_tokens, evaluating, partials_of
 from proximo.types import Completion, Request
 
 
@@ -48,35 +48,35 @@ class PlainSampler:
     def stream(
         self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
     ) -> Iterator[tuple[int, tuple[Completion, ...]]]:
-        drafts = drafts_of(requests)
+        partials = partials_of(requests)
         check_requests(self._model, requests, options.max_tokens)
-        pen = Pen(self._tokenizer, end_tokens(self._model, self._tokenizer), options, seed, step)
-        waiting = dict(enumerate(drafts))
-        for batch in self._batches([draft for siblings in drafts for draft in siblings]):
+        writer = TokenWriter(self._tokenizer, end_tokens(self._model, self._tokenizer), options, seed, step)
+        waiting = dict(enumerate(partials))
+        for batch in self._batches([partial for siblings in partials for partial in siblings]):
             with evaluating(self._model):
-                self._complete(batch, pen)
-            ended = [number for number, siblings in waiting.items() if all(draft.finish for draft in siblings)]
+                self._complete(batch, writer)
+            ended = [number for number, siblings in waiting.items() if all(partial.finish for partial in siblings)]
             for number in ended:
-                yield number, tuple(pen.completion(draft, version) for draft in waiting.pop(number))
+                yield number, tuple(writer.completion(partial, version) for partial in waiting.pop(number))
 
     def sample(
         self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
     ) -> list[tuple[Completion, ...]]:
         return gathered(self.stream(requests, options, seed=seed, step=step, version=version), len(requests))
 
-    def _batches(self, drafts: list[Draft]) -> Iterator[list[Draft]]:
-        def width(draft: Draft) -> int:
-            return len(draft.prompt)
+    def _batches(self, partials: list[PartialCompletion]) -> Iterator[list[PartialCompletion]]:
+        def width(partial: PartialCompletion) -> int:
+            return len(partial.prompt)
 
-        for _, neighbours in groupby(sorted(drafts, key=width), key=width):
+        for _, neighbours in groupby(sorted(partials, key=width), key=width):
             rows = list(neighbours)
             yield from (rows[start : start + self._slots] for start in range(0, len(rows), self._slots))
 
-    def _complete(self, drafts: list[Draft], pen: Pen) -> None:
+    def _complete(self, partials: list[PartialCompletion], writer: TokenWriter) -> None:
         """Decode until the last row has ended; the others are computed along and ignored."""
-        inputs: list[Sequence[int]] = [draft.prompt for draft in drafts]
+        inputs: list[Sequence[int]] = [partial.prompt for partial in partials]
         past, seen = None, 0
-        while live := [row for row, draft in enumerate(drafts) if draft.finish is None]:
+        while live := [row for row, partial in enumerate(partials) if partial.finish is None]:
             tokens = torch.tensor(inputs, device=self._model.device)
             arguments = {"input_ids": tokens, self._cache_name: past, "use_cache": True}
             if self._takes_positions:
@@ -87,8 +87,8 @@ class PlainSampler:
             past, seen = output.get(self._cache_name), seen + tokens.shape[1]
             if past is None:
                 raise ValueError(_without_cache(self._model))
-            pen.write([drafts[row] for row in live], output.logits[live, -1])
-            inputs = [draft.tokens[-1:] for draft in drafts]
+            writer.write([partials[row] for row in live], output.logits[live, -1])
+            inputs = [partial.tokens[-1:] for partial in partials]
 
 
 def forward_arguments(model: PreTrainedModel) -> Collection[str]:

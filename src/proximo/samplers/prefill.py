@@ -19,7 +19,7 @@ PREFILL_TOKENS = 8192
 Prompt = tuple[int, ...]
 
 
-class Passes:
+class ModelPasses:
     """A model's passes with its head, its experts written down where that is asked for."""
 
     def __init__(self, model: PreTrainedModel, record_routes: bool) -> None:
@@ -67,7 +67,7 @@ class Prefix:
 class Prefills:
     """Reads prompts, and remembers those of which samples still wait."""
 
-    def __init__(self, passes: Passes, states: Callable[..., Tensor]) -> None:
+    def __init__(self, passes: ModelPasses, states: Callable[..., Tensor]) -> None:
         self._passes, self._states = passes, states
         self._kept: dict[Prompt, Prefix] = {}
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from proximo.samplers.cache import KeyShape
-from proximo.samplers.table import Table
+from proximo.samplers.table import DecodeTable
 from proximo.tensor_types import Float, Int
 
 Prompt = tuple[int, ...]
 Layers = list[tuple[Tensor, Tensor]]
 """Keys and values [rows, heads, tokens, width] of each layer, every one in memory of its own: compiled code that is
 handed two parts of one tensor, and told that it changes them, takes one for the other."""
-MOST_LANES = 64
+MAX_LANES = 64
 """Queries that one unit holds for each key-value head: what a matrix unit likes."""
 
 
@@ -92,11 +92,13 @@ class SharedLayer:
 
 
 class SharedCache:
-    """Room for Q prompts of P tokens and S rows of R tokens of their own."""
+    """Buffers for Q prompts of P tokens and S rows of R tokens of their own."""
 
-    def __init__(self, shape: KeyShape, prompts: int, prompt_room: int, slots: int, room: int, members: int) -> None:
+    def __init__(
+        self, shape: KeyShape, prompts: int, max_prompt_tokens: int, slots: int, room: int, members: int
+    ) -> None:
         """`members` is how many rows share a read of their prompt, 1 for none."""
-        self._prefixes, self._own = _layers(shape, prompts, prompt_room), _layers(shape, slots, room)
+        self._prefixes, self._own = _layers(shape, prompts, max_prompt_tokens), _layers(shape, slots, room)
         self._prefix_lengths = torch.zeros(prompts, dtype=torch.int32, device=shape.device)
         units = self._units(slots, prompts, members)
         self._unit_prefix = torch.full((units,), -1, dtype=torch.int32, device=shape.device)
@@ -160,7 +162,7 @@ class SharedCache:
         self._unit_prefix.copy_(table[:, 0])
         self._unit_rows.copy_(table[:, 1:])
 
-    def reader(self, rows: int, table: Table, longest: int) -> SharedReader:
+    def reader(self, rows: int, table: DecodeTable, longest: int) -> SharedReader:
         """Lengths are known to the device, `longest` is of no interest."""
         units = self._units(rows, self._prompts, self._members)
         return SharedReader(

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from proximo.samplers import SamplingOptions
 from proximo.samplers.drawing import draw, row_states, signed, uniforms_at
-from proximo.samplers.partial import Draft
+from proximo.samplers.partial import PartialCompletion
 from proximo.tensor_types import Bool, Float, Int
 
 
 @dataclass(frozen=True)
-class Table:
+class DecodeTable:
     """S slots with room for R tokens each."""
 
     tokens: Int[Tensor, " S"]
@@ -46,10 +46,10 @@ class Table:
         self.broken.fill_(False)
         self.live.fill_(False)
 
-    def enter(self, drafts: Sequence[Draft], first: int) -> None:
-        """Empty rows for drafts, in neighbouring slots."""
-        here = slice(first, first + len(drafts))
-        rows = [[signed(draft.key), draft.sample, len(draft.prompt)] for draft in drafts]
+    def enter(self, partials: Sequence[PartialCompletion], first: int) -> None:
+        """Empty rows for partials, in neighbouring slots."""
+        here = slice(first, first + len(partials))
+        rows = [[signed(partial.key), partial.sample, len(partial.prompt)] for partial in partials]
         entering = torch.tensor(rows, device=self.tokens.device)
         keys, samples, self.prompts[here] = entering.unbind(dim=1)
         self.states[here] = row_states(self.seed, self.step, keys, samples)
@@ -98,11 +98,11 @@ class Table:
         return said.tolist(), logprobs.tolist(), entropies.tolist()
 
 
-def empty_table(slots: int, room: int, device: torch.device) -> Table:
+def empty_table(slots: int, room: int, device: torch.device) -> DecodeTable:
     def integers(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.long, device=device)
 
-    return Table(
+    return DecodeTable(
         tokens=integers(slots),
         counts=integers(slots),
         live=integers(slots).bool(),

@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 _MACHINES = ("x86_64", "aarch64")
-MOST_WAIT = 3600
+MAX_WAIT = 3600
 """Seconds for a place to become free. Every program has its own limit; this is for a place that was lost."""
 
 
@@ -85,9 +85,9 @@ class Sandbox:
     @contextmanager
     def _server(self) -> Iterator[Server]:
         try:
-            server = self._free.get(timeout=MOST_WAIT)
+            server = self._free.get(timeout=MAX_WAIT)
         except Empty:
-            raise SandboxFailed(f"no place in the sandbox became free in {MOST_WAIT} seconds") from None
+            raise SandboxFailed(f"no place in the sandbox became free in {MAX_WAIT} seconds") from None
         try:
             yield server
         finally:

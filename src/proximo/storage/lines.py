@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from proximo.storage.folders import sync, write_file
 
 PIECE = 1 << 16
-MOST_ROW = 4 << 20
+MAX_ROW = 4 << 20
 """Bytes of a row; a longer line is none that was written here."""
 
 
@@ -89,10 +89,10 @@ class Lines:
 def whole_lines(file: BinaryIO) -> Iterator[bytes | None]:
     """Lines up to their newline, without holding more than one; None for each that is too long to be a row. What
     follows the last newline may still be growing and is left out."""
-    while line := file.readline(MOST_ROW):
+    while line := file.readline(MAX_ROW):
         is_long = not line.endswith(b"\n")
         while line and not line.endswith(b"\n"):
-            line = file.readline(MOST_ROW)
+            line = file.readline(MAX_ROW)
         if line:
             yield None if is_long else line
 

@@ -13,7 +13,7 @@ from proximo.tasks import TaskOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.reward_mix import RewardMix, check_rewards, mixed_range
 
-Replay = Literal["old_policy", "sampler"]
+RoutingReplay = Literal["old_policy", "sampler"]
 """Whose choice of experts an update replays."""
 
 
@@ -51,11 +51,11 @@ class TrainingOptions:
     skip_spikes: float | None = None
     """Leave out an update whose gradient norm is over so many times the median of the last 64. None: it is applied,
     clipped like any other, and reported from 100 times on."""
-    most_skipped: int = 5
+    max_skipped: int = 5
     """Updates left out in a row, because they are not finite or spikes, at which the run ends."""
 
     def __post_init__(self) -> None:
-        for name in ("groups", "group_size", "minibatches", "epochs", "token_budget", "refill_rounds", "most_skipped"):
+        for name in ("groups", "group_size", "minibatches", "epochs", "token_budget", "refill_rounds", "max_skipped"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"training.{name} is {getattr(self, name)}: it must be at least 1")
         if self.minibatches > self.groups:
@@ -165,7 +165,7 @@ class RunConfig:
     """How the sampler of the rollouts differs from the policy, to study that. None: not at all, it is the learner's
     own module. Evaluation always is of the policy itself."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
-    replay: Replay | None = None
+    routing_replay: RoutingReplay | None = None
     """For a mixture of experts: send tokens to the experts that they went to before. `old_policy`: in the pass before
     the updates (R2). `sampler`: when they were sampled, in that pass too (R3). None: where their routers say."""
     rewards: RewardMix = field(default_factory=RewardMix)
@@ -174,7 +174,7 @@ class RunConfig:
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
     steps: int = 40
-    most_generated: int | None = None
+    max_generated_tokens: int | None = None
     """Tokens sampled in training after which no further step begins. None: the steps alone decide."""
     seed: int = 0
 
@@ -207,8 +207,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps is {self.steps}: give at least 1")
-        if self.most_generated is not None and self.most_generated < 1:
-            raise ValueError(f"most_generated is {self.most_generated}: give a number of tokens, or None")
+        if self.max_generated_tokens is not None and self.max_generated_tokens < 1:
+            raise ValueError(f"max_generated_tokens is {self.max_generated_tokens}: give a number of tokens, or None")
         if self.sampling.truncates:
             raise ValueError(
                 f"sampling {self.sampling}: top_p, top_k and min_p cut the distribution that the ratios are taken "

@@ -51,12 +51,12 @@ class RewardMix:
     """How much the task's own verdict counts. 0: it is only watched, to compare what is learned with what is true."""
     models: tuple[RewardModel, ...] = ()
     rules: tuple[WeightedRule, ...] = ()
-    most_unscored: float = 0.5
+    max_unscored: float = 0.5
     """The share of a step's completions that may be unscored; after three steps in a row with more the run stops."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.most_unscored <= 1:
-            raise ValueError(f"rewards.most_unscored is {self.most_unscored}: give a share from 0 to 1")
+        if not 0 <= self.max_unscored <= 1:
+            raise ValueError(f"rewards.max_unscored is {self.max_unscored}: give a share from 0 to 1")
         if not math.isfinite(self.task):
             raise ValueError(f"rewards.task is {self.task}: give a finite weight, 1.0 or 0.0")
         if self.task == 0 and not self.models and not self.rules:

@@ -16,7 +16,7 @@ from proximo.models.shipped import resolve
 from proximo.models.tokens.tokenizing import special_prefix
 from proximo.rewards.failures import TALLY, Failure, plain
 from proximo.tasks import RewardRange, Split, Task, reward_range
-from proximo.training.offline.encoding import Rows, completion_tokens
+from proximo.training.offline.encoding import EncodedRows, completion_tokens
 from proximo.training.reward_mix import RewardMix, RewardModel, has_verdict
 from proximo.types import Completion, Grade, Problem
 
@@ -121,7 +121,7 @@ class Judge:
             scores[torch.tensor(readable)[part]] = found.to(scores)
         return [finite(score) for score in scores.tolist()]
 
-    def _rows(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> tuple[list[int], Rows]:
+    def _rows(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> tuple[list[int], EncodedRows]:
         """The completions that can be read, by number, in groups that share a prompt."""
         prompts: dict[int, tuple[int, ...]] = {}
         readable, said = [], []
@@ -139,7 +139,7 @@ class Judge:
         numbers = {key: number for number, key in enumerate(prompts)}
         tokens = pad_sequence(said, batch_first=True) if said else torch.zeros(0, 0, dtype=torch.long)
         lengths = torch.tensor([len(each) for each in said], dtype=torch.long)
-        return readable, Rows(
+        return readable, EncodedRows(
             prompts=tuple(prompts.values()),
             tokens=tokens,
             lengths=lengths,

@@ -20,7 +20,7 @@ import torch
 from proximo import explain, toml
 from proximo.algorithms import GRPO
 from proximo.cli import main
-from proximo.insight.compare import Budget, Failure, Job, Place, Plan, Result, fair_line, make_plan, run_jobs
+from proximo.insight.compare import Budget, ComparisonPlan, Failure, Job, Place, Result, fair_line, make_plan, run_jobs
 from proximo.insight.compare import comparison_folder as place_module
 from proximo.insight.compare import workers as crew
 from proximo.insight.compare.fairness import checks, first_difference
@@ -96,7 +96,7 @@ def test_a_run_ends_with_the_step_that_reaches_its_tokens(policy, tmp_path):
     after = tokens_after(tmp_path / "whole")
     assert len(after) == 3
     # As many tokens as the second step ends with: none is left for a third.
-    limited = replace(small, steps=99, most_generated=after[1])
+    limited = replace(small, steps=99, max_generated_tokens=after[1])
     train_one(limited, tmp_path / "limited", MACHINE)
     assert tokens_after(tmp_path / "limited") == after[:2]
     last = rows(tmp_path / "limited")[-1]
@@ -107,50 +107,54 @@ def test_a_run_ends_with_the_step_that_reaches_its_tokens(policy, tmp_path):
     assert result["checkpoint"] == "step-000002"
 
     # One token more, and there is a third step: that of the run which had it from the start.
-    raised = replace(limited, most_generated=after[1] + 1)
-    with pytest.raises(ValueError, match=r"most_generated was \d+, now \d+  \(--allow-change most_generated\)"):
+    raised = replace(limited, max_generated_tokens=after[1] + 1)
+    with pytest.raises(
+        ValueError, match=r"max_generated_tokens was \d+, now \d+  \(--allow-change max_generated_tokens\)"
+    ):
         train_one(raised, tmp_path / "limited", MACHINE)
     resume(raised, tmp_path / "limited")
     assert (tmp_path / "limited" / METRICS).read_bytes() == (tmp_path / "whole" / METRICS).read_bytes()
     # Below where it stands it cannot end any more.
-    with pytest.raises(ValueError, match=f"most_generated is {after[1]}, but {after[1]} tokens were sampled before"):
+    with pytest.raises(
+        ValueError, match=f"max_generated_tokens is {after[1]}, but {after[1]} tokens were sampled before"
+    ):
         resume(limited, tmp_path / "limited")
 
 
 def test_a_damaged_row_does_not_keep_a_run_from_going_on(policy, tmp_path):
     small = replace(SMALL, model=policy, training=replace(SMALL.training, groups=2, group_size=2))
-    limited = replace(small, steps=99, most_generated=40)
+    limited = replace(small, steps=99, max_generated_tokens=40)
     train_one(limited, tmp_path, MACHINE)
     after = tokens_after(tmp_path)
     assert len(after) > 1
     before, found = (tmp_path / METRICS).read_bytes(), len(after)
     first = next(line for line in before.splitlines() if b"sampled_tokens" in line)
     (tmp_path / METRICS).write_bytes(before.replace(first, b"?" * len(first)))
-    resume(replace(limited, most_generated=after[-1] + 1), tmp_path)
+    resume(replace(limited, max_generated_tokens=after[-1] + 1), tmp_path)
     kept = [line for line in (tmp_path / METRICS).read_bytes().splitlines() if b"sampled_tokens" in line]
     assert len(kept) == found  # one is damaged, and there is one more
 
 
 def resume(config: RunConfig, folder: Path) -> None:
-    with begin(folder, toml.dumps(config), allowed=["most_generated"]) as attempt:
+    with begin(folder, toml.dumps(config), allowed=["max_generated_tokens"]) as attempt:
         train(training_run.Run(config, folder, Lines()), toml.dumps(config), attempt)
 
 
 def test_the_command_line_knows_the_budget(policy, tmp_path, capsys):
-    flags = ["--model", policy, "--training.groups", "4", "--evaluation.problems", "8", "--most-generated", "100"]
+    flags = ["--model", policy, "--training.groups", "4", "--evaluation.problems", "8", "--max-generated-tokens", "100"]
     assert main(["train", *flags, "--dry-run"]) == 0
     printed = capsys.readouterr().out
-    assert "most_generated = 100" in printed
+    assert "max_generated_tokens = 100" in printed
     assert "# no step begins once 100 tokens are sampled, which may be sooner" in printed
     assert main(["train", *flags, "--run", str(tmp_path / "run"), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["steps"] == len(tokens_after(tmp_path / "run")) < 150
     assert result["generated_tokens"] >= 100
     assert main(["train", *flags, "--run", str(tmp_path / "run")]) == 0
-    assert "more steps: --most-generated N --allow-change most_generated" in capsys.readouterr().err
+    assert "more steps: --max-generated-tokens N --allow-change max_generated_tokens" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main(["train", "--most-generated", "0"])
-    assert "most_generated is 0: give a number of tokens, or None" in capsys.readouterr().err
+        main(["train", "--max-generated-tokens", "0"])
+    assert "max_generated_tokens is 0: give a number of tokens, or None" in capsys.readouterr().err
 
 
 # The plan
@@ -162,11 +166,13 @@ def test_budgets_become_steps():
     assert [each.config.steps for each in plan.contenders] == [6, 3]  # 2 and 4 updates a step
     # 16 completions a step of a token at least: 10 steps have sampled 160 tokens, whatever happens.
     plan = make_plan(configs, 2, Budget("tokens", 150))
-    assert [(each.config.steps, each.config.most_generated) for each in plan.contenders] == [(10, 150)] * 2
+    assert [(each.config.steps, each.config.max_generated_tokens) for each in plan.contenders] == [(10, 150)] * 2
     # None is given: 40 steps of two updates are not 40 of four, so there is none; the tokens of both are one.
     with pytest.raises(ValueError, match="no budget in common: give one, --tokens N or --updates N"):
         make_plan(configs, 2)
-    assert make_plan([(name, replace(config, most_generated=99)) for name, config in configs], 2).budget.amount == 99
+    assert (
+        make_plan([(name, replace(config, max_generated_tokens=99)) for name, config in configs], 2).budget.amount == 99
+    )
     assert make_plan([("a", SMALL), ("b", SMALL)], 2).budget == Budget("updates", 80)
 
 
@@ -233,7 +239,10 @@ REFUSED = [
     (["--algorithms", "grpo,rloo"], "no budget in common"),  # one update a step is its definition
     (["--algorithms", "grpo,gspo", "--model", "nowhere/at-all"], "nowhere/at-all"),
     (["five", "--steps", "3"], "--steps: a comparison's runs end with its budget, give --updates N or --tokens N"),
-    (["--algorithms", "grpo,gspo", "--tokens", "9999", "--most-generated=9"], "--most-generated: a comparison's runs"),
+    (
+        ["--algorithms", "grpo,gspo", "--tokens", "9999", "--max-generated-tokens=9"],
+        "--max-generated-tokens: a comparison's runs",
+    ),
     (["five", "--device", "cuda"], "no GPU here"),
     (["five", "--device", "cuda", "--dry-run"], "no GPU here"),
     (["five", "--device", "cuda", "--jobs", "2"], "no GPU here"),
@@ -376,7 +385,7 @@ def configs(*names: str) -> list[tuple[str, RunConfig]]:
     return [(card.name, with_algorithm(SMALL, card.value)) for card in cards]
 
 
-def trained(plan: Plan, place: Place) -> None:
+def trained(plan: ComparisonPlan, place: Place) -> None:
     """In this process."""
     place.settle(plan, {each.name: MACHINE for each in plan.contenders}, ["proximo", "compare"])
     for job in plan.jobs():
@@ -384,7 +393,7 @@ def trained(plan: Plan, place: Place) -> None:
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory) -> tuple[Plan, Place]:
+def compared(tmp_path_factory) -> tuple[ComparisonPlan, Place]:
     """GRPO, its twin and DAPO, two seeds, two steps each."""
     torch.set_default_dtype(torch.float32)
     plan = make_plan(configs("grpo", "grpo", "dapo"), 2, Budget("updates", 4))
@@ -393,7 +402,7 @@ def compared(tmp_path_factory) -> tuple[Plan, Place]:
     return plan, place
 
 
-def read(plan: Plan, place: Place) -> dict[str, list[Run]]:
+def read(plan: ComparisonPlan, place: Place) -> dict[str, list[Run]]:
     found: dict[str, list[Run]] = {}
     for job in plan.jobs():
         found.setdefault(job.contender, []).append(Run(job, gather(RunFolder(place.run(job)))))
@@ -531,14 +540,14 @@ def test_what_is_no_longer_the_named_algorithm_is_said(tmp_path):
 
 
 @pytest.fixture
-def copied(compared, tmp_path) -> tuple[Plan, Place]:
+def copied(compared, tmp_path) -> tuple[ComparisonPlan, Place]:
     """To be spoilt."""
     plan, place = compared
     shutil.copytree(place.folder, tmp_path / "copy")
     return replace(plan, contenders=plan.contenders[:2]), Place(tmp_path / "copy")
 
 
-def unequal(plan: Plan, place: Place) -> list[str]:
+def unequal(plan: ComparisonPlan, place: Place) -> list[str]:
     return [check.what for check in checks(plan, read(plan, place)) if not check.equal]
 
 

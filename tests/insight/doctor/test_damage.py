@@ -9,7 +9,7 @@ import pytest
 from proximo.algorithms import GRPO
 from proximo.cli import main
 from proximo.insight.doctor.checkup import check_up
-from proximo.insight.folder import MOST_BYTES, RunFolder
+from proximo.insight.folder import MAX_BYTES, RunFolder
 from proximo.insight.lens.steps import read_step
 from proximo.insight.report import gather, render
 from proximo.insight.view import overview
@@ -202,7 +202,7 @@ def test_every_flipped_bit_of_the_rollouts_is_found(folder):
 
 def test_a_file_that_is_too_large_is_said_in_one_line(folder, capsys):
     with (folder / "metrics.jsonl").open("ab") as file:
-        file.truncate(MOST_BYTES + (1 << 20))  # a hole: it takes no room on the disk
+        file.truncate(MAX_BYTES + (1 << 20))  # a hole: it takes no room on the disk
     size = f"{folder}/metrics.jsonl has 257 MiB, more than the 256 MiB that are read at once"
     with pytest.raises(SystemExit):
         main(["doctor", str(folder)])
@@ -248,7 +248,7 @@ def test_linked_rollouts_are_not_followed(folder, tmp_path, capsys):
 
 def test_a_step_that_is_too_large_to_be_held_is_refused_in_one_line(folder, monkeypatch):
     """Two completions of three tokens, in one pass: what counts is the tokens there are, and the passes over them."""
-    for limit in ("MOST_TOKENS", "MOST_PASSED"):
+    for limit in ("MAX_TOKENS", "MAX_PASSED"):
         with monkeypatch.context() as patched:
             patched.setattr(f"proximo.insight.lens.steps.{limit}", 3)
             assert read_step(folder / ROLLOUTS, 0).number == 0

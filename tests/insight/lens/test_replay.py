@@ -16,7 +16,7 @@ from proximo.cli import main
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens.gradients import check_tokens, parameter_gradients
 from proximo.insight.lens.lens import BLOCKED, TokenState, look, policy_loss
-from proximo.insight.lens.replay import FIVE, OWN, chosen, compared, most_flipped, own_name, remarks, token_table
+from proximo.insight.lens.replay import FIVE, OWN, chosen, compared, max_flipped, own_name, remarks, token_table
 from proximo.maths import Clip, ClipCovariance, CurrentPolicy, GeometricClip, IcePop, TokenTruncated, TopEntropy
 from proximo.models import load_model, load_tokenizer, tiny_moe, tiny_tokenizer
 from proximo.models.shipped import resolve
@@ -188,9 +188,9 @@ def test_the_fixture_in_numbers(tmp_path):
     # DAPO opens e^0.22. GSPO opens the first tokens of rows 0 and 2 and closes the first of row 1.
     assert [(view.closed, view.opened) for view in (grpo, dapo, gspo, sapo)] == [(0, 0), (0, 1), (1, 2), (0, 4)]
     assert [view.flips for view in (grpo, dapo, gspo, sapo)] == [0.0, 0.1, 0.3, 0.4]
-    assert most_flipped(dapo, grpo, 5) == [(3, 0)]
-    assert set(most_flipped(gspo, grpo, 5)) == {(0, 0), (1, 0), (2, 0)}
-    assert len(most_flipped(gspo, grpo, 2)) == 2
+    assert max_flipped(dapo, grpo, 5) == [(3, 0)]
+    assert set(max_flipped(gspo, grpo, 5)) == {(0, 0), (1, 0), (2, 0)}
+    assert len(max_flipped(gspo, grpo, 2)) == 2
     # What is left of GRPO's gradient: three tokens of row 0, weighted 1/16, one of row 1, 1/8, two of row 2, 1/12.
     ratio = LOG_RATIO.exp()
     positive = float(ratio[0, 1:].sum()) / 16

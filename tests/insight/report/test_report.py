@@ -157,7 +157,15 @@ def test_curves_are_drawn_through_the_rows(run):
     assert [(int(step), float(value)) for step, value in said] == [
         (step, pytest.approx(value, rel=0.01)) for step, value in enumerate(values, start=1)
     ]
-    wanted = {"Outcome", "Length", "Entropy", "KL to the reference", "Gradient norm", "Value model", "Seconds by phase"}
+    wanted = {
+        "Outcome",
+        "Length",
+        "Entropy",
+        "KL to the reference",
+        "Gradient norm",
+        "Value model",
+        "Seconds by phase",
+    }
     assert wanted <= drawn.keys()
 
 

@@ -452,7 +452,7 @@ def test_what_is_wrong_is_one_line(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setitem(server.HANDLERS, "health", breaks)
     monkeypatch.setitem(server.HANDLERS, "run", lambda run, query: {"x": float("nan"), "y": [float("inf"), 1]})
-    monkeypatch.setitem(server.HANDLERS, "steps", lambda run, query: {"x": "y" * (server.MOST_BYTES + 1)})
+    monkeypatch.setitem(server.HANDLERS, "steps", lambda run, query: {"x": "y" * (server.MAX_BYTES + 1)})
     with served(tmp_path) as page:
         status, _, body = asked(page, "/api/health?run=a")
         assert (status, json.loads(body)) == (

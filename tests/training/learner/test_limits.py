@@ -18,7 +18,7 @@ from proximo.models.packing.attention import body
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
-from proximo.training.learner.guard import LEAST, Guard, Update
+from proximo.training.learner.guard import LEAST, Update, UpdateGuard
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.memory import explaining_memory, is_out_of_memory, smaller_passes
 from proximo.training.rl.assemble import assemble
@@ -261,14 +261,14 @@ def test_evidence_that_cannot_be_written_does_not_end_a_run(tmp_path: Path):
 # Spikes
 
 
-def norms_seen(guard: Guard, batch: Batch, *norms: float) -> list[bool]:
+def norms_seen(guard: UpdateGuard, batch: Batch, *norms: float) -> list[bool]:
     """Which of these gradients would be skipped, one after the other."""
-    from proximo.training.learner.guard import Found
+    from proximo.training.learner.guard import GradientPass
 
-    return [guard._refused(batch, Found(), [norm, 0.0]) is not None for norm in norms]
+    return [guard._refused(batch, GradientPass(), [norm, 0.0]) is not None for norm in norms]
 
 
-def guard(**options) -> tuple[Guard, Batch]:
+def guard(**options) -> tuple[UpdateGuard, Batch]:
     trainer = learner(GRPO, **options)
     return trainer.guard, assemble(groups(), [], trainer, 8).batch
 
@@ -319,16 +319,16 @@ def test_a_skipped_spike_leaves_weights_and_optimizer_alone():
 def test_the_guards_state_goes_through_json():
     watch, batch = guard(skip_spikes=10.0)
     norms_seen(watch, batch, *[2.0] * LEAST, 1e9)
-    watch.most_tokens = 77
+    watch.max_tokens = 77
     other, _ = guard(skip_spikes=10.0)
     other.load(json.loads(json.dumps(watch.state())))
     assert other.state() == watch.state()
     assert norms_seen(other, batch, 20.0, 20.1) == [False, True]
-    assert (other.in_a_row, other.most_tokens) == (1, 77)
+    assert (other.in_a_row, other.max_tokens) == (1, 77)
 
 
 def test_too_many_in_a_row_end_the_run():
-    watch, batch = guard(skip_spikes=10.0, most_skipped=2)
+    watch, batch = guard(skip_spikes=10.0, max_skipped=2)
     norms_seen(watch, batch, *[1.0] * LEAST, 1e9)
     watch.check()
     norms_seen(watch, batch, 1e9)
@@ -375,7 +375,7 @@ def test_out_of_memory_in_an_update_halves_the_passes_and_changes_nothing_else(a
     for trainer, batch in zip((plain, short), batches, strict=True):
         updates.append([trainer.update(batch, fresh=True), trainer.update(batch, fresh=False)][1])
     assert failed == [36]  # once: the smaller budget is kept
-    assert short.passes.token_budget == short.guard.most_tokens == 24
+    assert short.passes.token_budget == short.guard.max_tokens == 24
     for ours, theirs in zip(state_of(short), state_of(plain), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
     torch.testing.assert_close(updates[0].logprobs, updates[1].logprobs, rtol=0, atol=1e-9)
@@ -586,7 +586,7 @@ def test_a_run_whose_gradients_break_skips_counts_keeps_evidence_and_ends(tmp_pa
     run = run_of(tmp_path)
     before = [each.detach().clone() for each in run.model.parameters()]
     next(iter(run.model.parameters())).register_hook(lambda gradient: poked(gradient, math.nan))
-    with pytest.raises(ValueError, match=r"6 updates in a row were skipped \(training.most_skipped is 5\)"):
+    with pytest.raises(ValueError, match=r"6 updates in a row were skipped \(training.max_skipped is 5\)"):
         train(run, toml.dumps(run.config))
     assert all(map(torch.equal, before, run.model.parameters()))
     steps = [row for row in rows_of_file(tmp_path / "metrics.jsonl") if "updates" in row]
@@ -619,7 +619,7 @@ def test_a_run_that_runs_out_of_memory_goes_on_in_smaller_passes(tmp_path: Path)
     for ours, theirs in zip(short.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
     state = tmp_path / "short" / "checkpoints" / "step-000003" / "state" / "standing.json"
-    assert json.loads(state.read_text())["parts"]["guard"]["most_tokens"] == short.learner.passes.token_budget
+    assert json.loads(state.read_text())["parts"]["guard"]["max_tokens"] == short.learner.passes.token_budget
 
 
 @pytest.mark.usefixtures("ordinary_precision")

@@ -15,7 +15,7 @@ from proximo.training.config import CPU_TOKENS, TrainingOptions
 from proximo.training.learner import memory
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.memory import (
-    MOST_TOKENS,
+    MAX_TOKENS,
     MemoryPlan,
     TokenCost,
     largest_group,
@@ -61,7 +61,7 @@ def test_a_token_costs_what_was_measured(config, megabytes):
 def test_the_budget_lies_between_the_largest_group_and_the_most_there_is_any_use_for():
     cost = TokenCost(kept=1000, checkpointed=100)
     assert plan_memory(cost, 20_000_000, largest=500) == MemoryPlan(20_000, checkpointed=False)
-    assert plan_memory(cost, 10**9, largest=500) == MemoryPlan(MOST_TOKENS, checkpointed=False)
+    assert plan_memory(cost, 10**9, largest=500) == MemoryPlan(MAX_TOKENS, checkpointed=False)
     assert plan_memory(cost, 10**9, largest=100_000) == MemoryPlan(100_000, checkpointed=False)
 
 

@@ -14,9 +14,9 @@ from proximo.samplers import Sampler, SamplingOptions
 from proximo.samplers.mismatch import Mismatch
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.learner.learner import Learner
-from proximo.training.learner.rounding import check_gap, most_gap
+from proximo.training.learner.rounding import check_gap, max_gap
+from proximo.training.records import DataCursor
 from proximo.training.rl.assemble import assemble
-from proximo.training.rl.collect import Frontier
 from proximo.training.rl.progress import Lines
 from proximo.training.rl.run import Run
 from proximo.training.rl.step import train_step
@@ -60,7 +60,7 @@ def first_step(folder: Path, shift: float, **training: int) -> Run:
     run = Run(replace(CONFIG, training=replace(CONFIG.training, **training)), folder, Lines())
     run.collector = replace(run.collector, sampler=Shifted(run.collector.sampler, shift))
     run.log.start("")
-    train_step(run, 0, Frontier())
+    train_step(run, 0, DataCursor())
     return run
 
 
@@ -71,7 +71,7 @@ def test_a_sampler_that_is_not_the_policy_stops_the_first_step(tmp_path, float32
     run.collector = replace(run.collector, sampler=Shifted(run.collector.sampler, 0.5))
     run.log.start("")
     with pytest.raises(ValueError, match=r"sampler_gap is 0\.5 nats per token at the first step, above 0\.02") as error:
-        train_step(run, 0, Frontier())
+        train_step(run, 0, DataCursor())
     assert "\n" not in str(error.value)
     assert "Qwen3ForCausalLM" in str(error.value)
     assert run.learner.version == 0
@@ -87,14 +87,14 @@ def test_a_mismatch_that_was_asked_for_stops_nothing(tmp_path, float32):
     run = Run(replace(CONFIG, mismatch=Mismatch()), tmp_path, Lines())
     run.collector = replace(run.collector, sampler=Shifted(run.collector.sampler, 0.5))
     run.log.start("")
-    train_step(run, 0, Frontier())
+    train_step(run, 0, DataCursor())
     assert run.learner.version == 1
 
 
 def learner(algorithm: Algorithm, most: float | None) -> Learner:
     model = tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64, seed=1).double()
     options = TrainingOptions(groups=4, group_size=3, minibatches=2, warmup_steps=0)
-    return Learner(model, algorithm, options, temperature=1.0, seed=0, most_gap=most)
+    return Learner(model, algorithm, options, temperature=1.0, seed=0, max_gap=most)
 
 
 def test_only_the_first_measured_gap_is_judged():
@@ -124,9 +124,9 @@ def stats(gap: float) -> MismatchStats:
 
 def test_bounds_by_precision_and_experts():
     dense, mixture = tiny_model(hidden=32, layers=1), tiny_moe(hidden=32, layers=1)
-    assert (most_gap(dense), most_gap(mixture)) == (0.02, 0.2)
+    assert (max_gap(dense), max_gap(mixture)) == (0.02, 0.2)
     half = with_precision(dense, torch.bfloat16), with_precision(mixture, torch.bfloat16)
-    assert tuple(map(most_gap, half)) == (0.25, 1.0)
+    assert tuple(map(max_gap, half)) == (0.25, 1.0)
     check_gap(stats(0.25), 0.25, half[0])
     check_gap(stats(math.nan), 0.25, half[0])  # the guard's business
     with pytest.raises(ValueError, match="try dtype float32"):

@@ -88,7 +88,7 @@ def test_a_tokenizer_without_an_end_is_refused_once():
         encode(tokenizer, [Example("x", "a", "b")], 10, Mistakes())
 
 
-# Rows.
+# EncodedRows.
 
 
 def test_what_is_too_long_is_told():

@@ -170,7 +170,7 @@ def test_three_bad_steps_in_a_row_stop_the_run_with_examples():
     with pytest.raises(GraderFailed) as error:
         watch.check()
     assert str(error.value).startswith("4 of 5 completions could not be scored, and in each of the last 3 steps")
-    assert "rewards.most_unscored = 0.5" in str(error.value)
+    assert "rewards.max_unscored = 0.5" in str(error.value)
     assert "\n  f: 2 completions unscored (time): no answer within 1 s\n  g: 1 completion" in str(error.value)
 
 
@@ -196,7 +196,7 @@ def test_a_kind_is_told_once_and_again_when_it_is_ten_times_as_much():
 
 def test_a_share_is_a_share():
     for share in (-0.1, 1.1, math.nan):
-        with pytest.raises(ValueError, match="rewards.most_unscored is"):
-            RewardMix(most_unscored=share)
-    assert RewardMix(most_unscored=0.2).is_verdict
+        with pytest.raises(ValueError, match="rewards.max_unscored is"):
+            RewardMix(max_unscored=share)
+    assert RewardMix(max_unscored=0.2).is_verdict
     assert not RewardMix(task=2.0).is_verdict

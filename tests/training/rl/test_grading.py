@@ -20,10 +20,11 @@ from proximo.samplers import Sampler, SamplingOptions, gathered
 from proximo.samplers.embedded import local_sampler
 from proximo.tasks import Arithmetic, Countdown, Echo, File, Gym, Sorting, Task
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
+from proximo.training.records import Collected, DataCursor
 from proximo.training.reward_mix import RewardMix, WeightedRule
 from proximo.training.reward_mixing import Judged, judged
 from proximo.training.rl.clock import Clock
-from proximo.training.rl.collect import Collected, Collector, Frontier
+from proximo.training.rl.collect import Collector
 from proximo.training.rl.evaluate import evaluate
 from proximo.training.rl.grading import graded
 from proximo.training.rl.progress import Lines
@@ -99,7 +100,7 @@ class Script:
 def collect(script: Script, groups: int = 3) -> Collected:
     options = TrainingOptions(groups=groups, group_size=2, minibatches=1)
     collector = Collector(script, script, TOKENIZER, SamplingOptions(), options, KeepAll(), seed=0)
-    return collector.collect(Frontier(), step=0, version=0)
+    return collector.collect(DataCursor(), step=0, version=0)
 
 
 def grader_threads() -> list[threading.Thread]:
@@ -264,8 +265,8 @@ def test_along_and_after_are_the_same_to_the_last_bit(attention, keep):
             for while_sampling in (True, False):
                 task = Echoes(while_sampling=while_sampling)
                 collector = Collector(task, sampler, TOKENIZER, SamplingOptions(max_tokens=9), options, keep, seed=3)
-                first = collector.collect(Frontier(), step=0, version=0)
-                found.append((first, collector.collect(first.frontier, step=1, version=0)))
+                first = collector.collect(DataCursor(), step=0, version=0)
+                found.append((first, collector.collect(first.cursor, step=1, version=0)))
                 found[-1] += evaluate(
                     task, sampler, TOKENIZER, collector.sampling, EvaluationOptions(problems=4, samples=2), seed=0
                 )

@@ -15,8 +15,9 @@ from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import EmbeddedSampler
 from proximo.training.config import TrainingOptions
 from proximo.training.learner.learner import Learner
+from proximo.training.records import DataCursor
 from proximo.training.rl.assemble import assemble
-from proximo.training.rl.collect import Collector, Frontier
+from proximo.training.rl.collect import Collector
 from proximo.types import Grade, Problem
 from tests.batches import NAMED
 
@@ -70,10 +71,10 @@ def learn(algorithm: Algorithm, training: TrainingOptions, steps: int) -> list[f
     collector = Collector(
         RightHalf(), EmbeddedSampler(model, tokenizer), tokenizer, sampling, training, algorithm.keep, seed=0
     )
-    frontier, outcomes = Frontier(), []
+    cursor, outcomes = DataCursor(), []
     for step in range(steps):
-        collected = collector.collect(frontier, step=step, version=learner.version)
-        frontier = collected.frontier
+        collected = collector.collect(cursor, step=step, version=learner.version)
+        cursor = collected.cursor
         batch = assemble(collected.groups, collected.dropped, learner, sampling.max_tokens).batch
         outcomes.append(float(batch.outcome.mean()))
         for _ in learner.updates(batch):

@@ -24,8 +24,9 @@ from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.passes import minibatches
+from proximo.training.records import Collected, DataCursor
 from proximo.training.rl.assemble import assemble, to_batch
-from proximo.training.rl.collect import Collected, Collector, Frontier
+from proximo.training.rl.collect import Collector
 from proximo.training.rl.evaluate import evaluate, wilson
 from proximo.training.rl.metrics import rollout_metrics, step_metrics
 from proximo.training.rl.progress import Lines, share, sparkline
@@ -98,10 +99,10 @@ def collector(keep, task=None, **changes) -> Collector:
 
 
 def test_without_a_filter_one_round_is_enough():
-    collected = collector(KeepAll()).collect(Frontier(), step=3, version=9)
+    collected = collector(KeepAll()).collect(DataCursor(), step=3, version=9)
     assert [group.problem.id for group in collected.groups] == ["0", "1", "2", "3"]
     assert collected.rounds == 1
-    assert collected.frontier == Frontier(4)
+    assert collected.cursor == DataCursor(4)
     assert collected.sampled_tokens == 16
     assert collected.wasted_tokens == 0
     assert collected.groups[0].rollouts[0].completion.version == 9
@@ -109,14 +110,14 @@ def test_without_a_filter_one_round_is_enough():
 
 def test_dead_groups_are_replaced_by_new_prompts_and_surplus_is_carried():
     gather = collector(KeepMixed())
-    collected = gather.collect(Frontier(), step=0, version=0)
+    collected = gather.collect(DataCursor(), step=0, version=0)
     # Round 1 draws 0..3 and keeps 0 and 2; half were kept, so 2 missing groups are sought among 4 more: 4 and 6.
     assert [group.problem.id for group in collected.groups] == ["0", "2", "4", "6"]
     assert [group.problem.id for group in collected.dropped] == ["1", "3", "5", "7"]
-    assert collected.frontier.next_problem == 8
+    assert collected.cursor.next_problem == 8
     assert collected.wasted_tokens == 16
     following = collector(KeepMixed(), task=FakeTask(mixed_every=1)).collect(
-        Frontier(8, carried=collected.groups[:1]), step=1, version=1
+        DataCursor(8, carried=collected.groups[:1]), step=1, version=1
     )
     assert [group.problem.id for group in following.groups] == ["0", "8", "9", "10"]
 
@@ -130,15 +131,15 @@ def test_groups_beyond_the_step_are_carried_over():
                 for problem, completion in zip(problems, completions, strict=True)
             ]
 
-    collected = collector(KeepMixed(), task=LateTask()).collect(Frontier(), step=0, version=0)
+    collected = collector(KeepMixed(), task=LateTask()).collect(DataCursor(), step=0, version=0)
     # Of 0..3 only 3 is mixed: a share of 1/4, so the 3 missing are sought among 8 more (twice a step at most).
     assert [group.problem.id for group in collected.groups] == ["3", "4", "5", "6"]
-    assert [group.problem.id for group in collected.frontier.carried] == ["7", "8", "9", "10", "11"]
+    assert [group.problem.id for group in collected.cursor.carried] == ["7", "8", "9", "10", "11"]
 
 
 def test_refilling_ends_after_its_rounds_and_trains_on_what_there_is():
     collected = collector(KeepMixed(), task=FakeTask(mixed_every=10**6), refill_rounds=3).collect(
-        Frontier(1), step=0, version=0
+        DataCursor(1), step=0, version=0
     )
     assert collected.groups == ()
     assert collected.rounds == 3
@@ -146,14 +147,14 @@ def test_refilling_ends_after_its_rounds_and_trains_on_what_there_is():
 
 def test_refilling_ends_when_its_tokens_are_spent():
     gather = collector(KeepMixed(), task=FakeTask(mixed_every=10**6), refill_rounds=9, refill_tokens=17)
-    collected = gather.collect(Frontier(1), step=0, version=0)
+    collected = gather.collect(DataCursor(1), step=0, version=0)
     # A round of four groups is 16 tokens: the second still starts, the third does not.
     assert collected.rounds == 2
 
 
 def test_the_same_prompt_is_sampled_anew_with_other_random_numbers():
     gather = collector(KeepMixed(), refill="same_prompt", refill_rounds=2)
-    gather.collect(Frontier(), step=0, version=0)
+    gather.collect(DataCursor(), step=0, version=0)
     assert isinstance(gather.sampler, FakeSampler)
     (first, second) = gather.sampler.calls
     assert first[0] == [0, 1, 2, 3]
@@ -309,7 +310,9 @@ def test_dead_groups_are_skipped_without_changing_the_update():
 def test_the_learners_gradient_is_policy_losss_with_rows_of_advantage_0(name: str):
     """Rows that the learner leaves out are rows that the algorithm's own loss does not move."""
     torch.manual_seed(0)
-    trainer = learner(NAMED[name].within(8), groups=4, minibatches=1 if NAMED[name].anchor == CurrentPolicy() else 2)
+    trainer = learner(
+        NAMED[name].with_length_limit(8), groups=4, minibatches=1 if NAMED[name].anchor == CurrentPolicy() else 2
+    )
     batch = assemble(rollouts(trainer.model), [], trainer, 8).batch
     now = trainer.old_scores(batch).logprobs
     credit = torch.where((batch.group == 1).unsqueeze(1), 0.0, -1.0) * batch.mask
@@ -395,9 +398,9 @@ def test_warm_up_is_a_line():
 
 
 def test_a_length_left_to_the_run_is_filled_in():
-    assert DR_GRPO.within(64).weights == ConstantLength(64)
-    assert replace(DR_GRPO, weights=ConstantLength(8)).within(64).weights == ConstantLength(8)
-    assert GRPO.within(64) == GRPO
+    assert DR_GRPO.with_length_limit(64).weights == ConstantLength(64)
+    assert replace(DR_GRPO, weights=ConstantLength(8)).with_length_limit(64).weights == ConstantLength(8)
+    assert GRPO.with_length_limit(64) == GRPO
 
 
 def test_a_correction_always_has_an_old_pass_and_a_token_gap_cannot_cancel_within_a_row():
@@ -516,7 +519,7 @@ def logged(algorithm: Algorithm) -> dict[str, float]:
     """Of a step with a mixed group, a group that is all wrong, and one that was dropped."""
     mixed = with_entropies(group_of([1.0, 0.0], [2, 2]), 0.5)
     dead, dropped = (with_entropies(group_of([0.0, 0.0], [3, 1]), value) for value in (0.1, 0.3))
-    collected = Collected((mixed, dead), (dropped,), Frontier(), rounds=1, sampled_tokens=12)
+    collected = Collected((mixed, dead), (dropped,), DataCursor(), rounds=1, sampled_tokens=12)
     trainer = learner(algorithm, groups=2, minibatches=1)
     assembled = assemble(collected.groups, collected.dropped, trainer, 8)
     return step_metrics(collected, assembled, list(trainer.updates(assembled.batch)), 1e-6)
@@ -534,7 +537,7 @@ def test_entropy_is_of_all_that_was_sampled_whatever_the_updates_run():
 
 
 def test_entropy_is_not_made_up_where_a_sampler_does_not_say_it():
-    collected = Collected((group_of([1.0, 0.0], [2, 2]),), (), Frontier(), rounds=1, sampled_tokens=4)
+    collected = Collected((group_of([1.0, 0.0], [2, 2]),), (), DataCursor(), rounds=1, sampled_tokens=4)
     assert "entropy" not in rollout_metrics(collected)
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from proximo.training.learner.guard import Skipped, Update
-from proximo.training.rl.assemble import Assembled, to_batch
-from proximo.training.rl.collect import Collected, Frontier
+from proximo.training.records import Assembled, Collected, DataCursor
+from proximo.training.rl.assemble import to_batch
 from proximo.training.runfolder.ledger import check_ledger, entries
 from proximo.types import Completion, Grade, Group, Problem, Rollout, Stats
 
@@ -38,8 +38,8 @@ NAN = math.nan
 def test_every_state_by_hand():
     kept = [group(3, 1.0, 0.0), group(9, NAN, 1.0), group(10, NAN, NAN), group(12, 0.0, 1.0), group(13, 1.0, 0.0)]
     dropped = [group(8, 0.0, 0.0), group(12, 1.0, 1.0), group(11, NAN, NAN), group(14, 1.0, 1.0), group(14, 0.0, 0.0)]
-    before = Frontier(8, (group(3, 1.0, 0.0), group(4, 1.0, 0.0)))
-    after = Frontier(16, (group(4, 1.0, 0.0), group(15, 1.0, 0.0)))
+    before = DataCursor(8, (group(3, 1.0, 0.0), group(4, 1.0, 0.0)))
+    after = DataCursor(16, (group(4, 1.0, 0.0), group(15, 1.0, 0.0)))
     collected = Collected(tuple(kept), tuple(dropped), after, rounds=2, sampled_tokens=1)
     # Rows: 3 has 0 and 1, 9 has 2, 10 has none, 12 has 3 and 4, 13 has 5 and 6, in an update that was left out.
     updates = [update([0, 1, 2]), update([3, 4]), update([5, 6], skipped=True)]
@@ -61,9 +61,9 @@ def test_every_state_by_hand():
 
 def test_a_group_that_an_epoch_left_out_and_another_did_not_was_trained():
     kept = [group(0, 1.0, 0.0)]
-    collected = Collected(tuple(kept), (), Frontier(1), rounds=1, sampled_tokens=1)
+    collected = Collected(tuple(kept), (), DataCursor(1), rounds=1, sampled_tokens=1)
     updates = [update([0, 1], skipped=True), update([0, 1])]
-    [row] = entries(0, Frontier(), collected, assembled(kept), updates, None)
+    [row] = entries(0, DataCursor(), collected, assembled(kept), updates, None)
     assert row.state == "trained"
 
 

@@ -42,12 +42,12 @@ from proximo.training.offline.reward_model import RewardModelConfig, train_rewar
 from proximo.training.offline.sft import SftConfig, sft
 from proximo.training.offline.snapshots import POINTS
 from proximo.training.rl.grading import Grader
-from proximo.training.rl.result import Outcome
+from proximo.training.rl.result import RunResult
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
 from proximo.training.runfolder.checkpoints import (
     CHECKPOINTS,
-    MOST_FAILURES,
+    MAX_FAILURES,
     Saver,
     newest_valid,
     retain,
@@ -102,7 +102,7 @@ def config(algorithm: Algorithm = GRPO, **changes) -> RunConfig:
     return replace(small, **changes)
 
 
-def trained(settings: RunConfig, folder: Path, progress: Quiet | None = None) -> Outcome:
+def trained(settings: RunConfig, folder: Path, progress: Quiet | None = None) -> RunResult:
     return train(Run(settings, folder, progress or Quiet()), toml.dumps(settings))
 
 
@@ -334,7 +334,7 @@ def test_lost_rows_are_no_reason_to_train_again_unasked(how, name, golden, tmp_p
         pass
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
     with begin(folder, toml.dumps(config()), accept_lost=True) as attempt:
-        assert attempt.point == folder / CHECKPOINTS / "step-000004"
+        assert attempt.resume_from == folder / CHECKPOINTS / "step-000004"
         assert not attempt.damaged
         log = attempt.start()
         log.rewind(json.loads((folder / CHECKPOINTS / "step-000004/state/standing.json").read_text())["sizes"], 4)
@@ -877,7 +877,7 @@ def test_a_save_that_fails_is_tried_again_and_changes_nothing(golden, tmp_path, 
     assert "No space left on device" in progress.warnings[0]
     failures[:] = [1, 2, 3]
     monkeypatch.setattr(os, "rename", rename)
-    with pytest.raises(OSError, match=f"{MOST_FAILURES} saves in a row have failed: make room"):
+    with pytest.raises(OSError, match=f"{MAX_FAILURES} saves in a row have failed: make room"):
         trained(config(), tmp_path / "fuller")
     assert json.loads((tmp_path / "fuller" / "run.json").read_text())["attempts"][0]["ended"].startswith("failed: ")
 

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 from proximo.insight.lens.steps import read_step
 from proximo.models import tiny_tokenizer
 from proximo.models.tokens.spelling import UNKNOWN, Spelling
-from proximo.training.runfolder.rollouts import FACTS, FORMAT, MOST_ANSWER, rollout_table, write_rollouts
+from proximo.training.runfolder.rollouts import FACTS, FORMAT, MAX_ANSWER, rollout_table, write_rollouts
 from proximo.types import Batch, Problem, Stats
 from tests import batches
 from tests.fixture import LOG_RATIO, MASK, OLD, REF, ROLLOUT, assert_close
@@ -118,7 +118,7 @@ def test_long_targets_are_cut_and_others_are_spelled():
     assert answer("42") == "42"
     assert answer({"target": 7, "numbers": [1, 2]}) == '{"target": 7, "numbers": [1, 2]}'
     assert answer({1j}) == '"{1j}"'
-    assert len(answer("x" * 10_000) or "") == MOST_ANSWER
+    assert len(answer("x" * 10_000) or "") == MAX_ANSWER
 
 
 @given(

@@ -289,11 +289,11 @@ def test_a_run_stopped_before_its_first_step_begins_again(settings, golden, tmp_
 
 @pytest.mark.usefixtures("ordinary_precision")
 def test_a_second_interrupt_while_saving_leaves_a_run_that_goes_on(settings, golden, tmp_path):
-    from proximo.training.rl.checkpointer import Keeper
+    from proximo.training.rl.checkpointer import Checkpointer
 
     def again(run: Run) -> None:
         in_rollout(patch, run, lambda: os.kill(os.getpid(), signal.SIGINT))
-        before_call(patch, Keeper, "_write", when(0, lambda: os.kill(os.getpid(), signal.SIGINT)))
+        before_call(patch, Checkpointer, "_write", when(0, lambda: os.kill(os.getpid(), signal.SIGINT)))
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         run_in(tmp_path, settings, again)

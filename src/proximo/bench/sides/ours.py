@@ -20,8 +20,9 @@ from proximo.tasks import Split
 from proximo.training.config import TrainingOptions
 from proximo.training.learner.guard import Update
 from proximo.training.learner.learner import Learner
+from proximo.training.records import DataCursor
 from proximo.training.rl.assemble import assemble
-from proximo.training.rl.collect import Collector, Frontier
+from proximo.training.rl.collect import Collector
 from proximo.types import Completion, Grade, Group, Problem, Request, Rollout
 
 ALGORITHM = replace(GRPO, kl=None, weights=TokenMean(), advantage=GroupNormalized(epsilon=1e-4))
@@ -147,7 +148,7 @@ class Ours:
         self.turns += 1
         with self.watch.phase("rollout"):
             self.learner.start_step()
-            collected = self.collector.collect(Frontier(), step=self.turns, version=self.learner.version)
+            collected = self.collector.collect(DataCursor(), step=self.turns, version=self.learner.version)
         with self.watch.phase("train"):
             self.update(collected.groups)
         seconds = self.watch.taken()

@@ -20,7 +20,7 @@ class Line(Protocol):
 
 
 @dataclass(frozen=True)
-class Table:
+class BenchTable:
     name: str
     what: str
     cpu: Sequence[Line]
@@ -49,14 +49,14 @@ class Table:
 
 
 TABLES = (
-    Table(
+    BenchTable(
         "rollout",
         "sampling, beside TRL's generate and the machine's limit",
         rollout.CPU,
         rollout.GPU,
         gpu_without=rollout.GPU_WITHOUT,
     ),
-    Table(
+    BenchTable(
         "train",
         "the training phase on fixed completions",
         train.CPU,
@@ -64,7 +64,7 @@ TABLES = (
         cpu_without=train.CPU_WITHOUT,
         gpu_without=train.GPU_WITHOUT,
     ),
-    Table("step", "sample, grade, learn", step.CPU, step.GPU),
-    Table("memory", "the log-prob phase, and a step's peaks", memory.CPU, memory.GPU),
-    Table("growth", "training time by siblings and by prompt, as exponents", growth.CPU, growth.GPU),
+    BenchTable("step", "sample, grade, learn", step.CPU, step.GPU),
+    BenchTable("memory", "the log-prob phase, and a step's peaks", memory.CPU, memory.GPU),
+    BenchTable("growth", "training time by siblings and by prompt, as exponents", growth.CPU, growth.GPU),
 )

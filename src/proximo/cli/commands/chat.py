@@ -8,7 +8,7 @@ from transformers.utils.logging import disable_progress_bar
 from proximo.cli.flags import changed, refuse, take_model, take_switch
 from proximo.cli.models import open_model
 from proximo.models import prompt_tokens
-from proximo.plain_text import MOST, visible
+from proximo.plain_text import MAX_SHOWN, visible
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
 from proximo.types import Request
@@ -36,7 +36,7 @@ def run(arguments: list[str]) -> int:
             # The line's number is the key: equal lines may be answered differently, equal inputs are not.
             [[completion]] = sampler.sample([Request(number, tokens, num_samples=1)], options, seed=0, step=0)
         except ValueError as error:
-            print(f"error: {visible(str(error), MOST)}", file=sys.stderr)
+            print(f"error: {visible(str(error), MAX_SHOWN)}", file=sys.stderr)
             status = 1
         else:
             print(visible(completion.text), flush=True)

@@ -21,10 +21,10 @@ from proximo.insight.compare import (
     MARKDOWN,
     PAGE,
     Budget,
+    ComparisonPlan,
     Failure,
     Job,
     Place,
-    Plan,
     Result,
     at_once,
     fair_line,
@@ -63,7 +63,7 @@ All runs of a seed see the same prompts and sample with the same random numbers:
   --jobs N       runs at a time (as many as the cores allow)
   --dry-run      what would be run; nothing is started
   --json         compare.json on stdout
-  --field VALUE  any field of `proximo train` but --steps and --most-generated, for all of them
+  --field VALUE  any field of `proximo train` but --steps and --max-generated-tokens, for all of them
 """
 SECONDS = 2.0
 """Between two looks at how far the runs are."""
@@ -98,13 +98,13 @@ def run(arguments: list[str]) -> int:
 # What is compared
 
 
-def _plan(arguments: list[str]) -> Plan:
+def _plan(arguments: list[str]) -> ComparisonPlan:
     """From the command line, whose arguments are all taken."""
     names, seeds = take(arguments, "--algorithms"), _whole(arguments, "--seeds")
     tokens, updates = _whole(arguments, "--tokens"), _whole(arguments, "--updates")
     if tokens is not None and updates is not None:
         refuse("--tokens and --updates: give one of them, the runs can be equal in one of them only")
-    for flag in ("--steps", "--most-generated", "--most_generated"):
+    for flag in ("--steps", "--max-generated-tokens", "--max_generated_tokens"):
         if take(arguments, flag) is not None:
             refuse(f"{flag}: a comparison's runs end with its budget, give --updates N or --tokens N")
     comparison, configs = _chosen(arguments, names)
@@ -177,7 +177,7 @@ def _machine(config: RunConfig) -> Machine:
     return machine_of(config.model, config.device) or Machine.current()
 
 
-def _print_plan(plan: Plan, most: int) -> None:
+def _print_plan(plan: ComparisonPlan, most: int) -> None:
     rows = [("run", "steps", "updates a step", "completions a step", "evaluated every")]
     for job in plan.jobs():
         training = job.config.training
@@ -193,7 +193,7 @@ def _print_plan(plan: Plan, most: int) -> None:
 # Running
 
 
-def _taken(path: Path, plan: Plan, until: ExitStack) -> tuple[Place, list[Job]]:
+def _taken(path: Path, plan: ComparisonPlan, until: ExitStack) -> tuple[Place, list[Job]]:
     """The comparison's folder and the jobs that are left, or a refusal."""
     place, existed = Place(path), path.exists()
     try:

@@ -28,7 +28,7 @@ STATUS = {None: 0, "warning": 3, "failing": 4}
 STYLES = {"failing": "bold red", "warning": "yellow", "ok": "green", "absent": "dim", "problem": "bold red"}
 INDENT = 9
 """Columns of the margin."""
-MOST = 300
+MAX_MESSAGE = 300
 """Characters of an event's message."""
 
 
@@ -74,7 +74,7 @@ def _print_checkup(console: Console, folder: Path, checkup: Checkup) -> None:
         console.print()
     for event in checkup.events:
         last = f", last at step {event.step}" if event.step > 0 else ""
-        _print_beside(console, "event", f"{event.times} × {event.kind}{last}: {event.message}", MOST)
+        _print_beside(console, "event", f"{event.times} × {event.kind}{last}: {event.message}", MAX_MESSAGE)
     if stages := sorted(path.parent.name for path in folder.glob("*/run.json")):
         _print_beside(console, "stages", f"{', '.join(stages)} are runs of their own: proximo doctor {folder}/…")
     number = len(checkup.standing)

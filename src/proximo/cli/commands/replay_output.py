@@ -11,7 +11,7 @@ from rich.text import Text
 
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens.gradients import ParameterGradients
-from proximo.insight.lens.replay import Comparison, most_flipped, remarks
+from proximo.insight.lens.replay import Comparison, max_flipped, remarks
 from proximo.insight.lens.steps import Step
 from proximo.insight.lens.words import why
 from proximo.plain_text import quoted, visible
@@ -55,7 +55,7 @@ def flipped(replayed: Replayed) -> list[dict[str, Any]]:
     own, step = replayed.views[0], replayed.step
     found = []
     for view in replayed.views[1:]:
-        for row, token in most_flipped(view, own, 1):
+        for row, token in max_flipped(view, own, 1):
             said = {each.name: why(step, each.seen, row, token) for each in (own, view)}
             piece = step.pieces[row][token]
             found.append({"algorithm": view.name, "row": row, "token": token, "piece": piece, "why": said})

@@ -35,7 +35,7 @@ from proximo.training.reward_mixing import judged
 from proximo.training.rl.checkpointer import refuse_fewer_steps
 from proximo.training.rl.evaluate import evaluate
 from proximo.training.rl.progress import Lines, Progress, gain, measure, prompt_text, share
-from proximo.training.rl.result import Outcome
+from proximo.training.rl.result import RunResult
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
 from proximo.training.runfolder.checkpoints import step_of
@@ -109,25 +109,25 @@ def _print_plan(config: RunConfig, as_json: bool) -> None:
     print("\n".join(f"# {visible(part)}" for line in lines for part in line.splitlines()))
 
 
-def _finished(config: RunConfig, attempt: Attempt) -> Outcome:
+def _finished(config: RunConfig, attempt: Attempt) -> RunResult:
     assert attempt.result is not None
-    field = "steps" if config.most_generated is None else "most_generated"
+    field = "steps" if config.max_generated_tokens is None else "max_generated_tokens"
     flag = f"--{field.replace('_', '-')} N --allow-change {field}"
     say(f"{attempt.folder}: this run is finished; more steps: {flag}")
     try:
         path = resolve(config.model)
         check_prompts(config, path, load_tokenizer(path))  # what was left out of the data is left out again
-        return Outcome.from_dict(attempt.result, attempt.folder, config.task, config.seed)
+        return RunResult.from_dict(attempt.result, attempt.folder, config.task, config.seed)
     except ValueError as error:
         refuse(str(error))
 
 
-def _train(config: RunConfig, attempt: Attempt) -> Outcome | None:
+def _train(config: RunConfig, attempt: Attempt) -> RunResult | None:
     """None where it failed on the way, which was said."""
     suit_attempt(attempt, config.model, config.device)
     progress: Progress = LiveView() if sys.stderr.isatty() else Lines()
     try:
-        refuse_fewer_steps(config, attempt.point)
+        refuse_fewer_steps(config, attempt.resume_from)
         run = Run(config, attempt.folder, progress)
     except ValueError as error:
         refuse(str(error))
@@ -140,7 +140,7 @@ def _train(config: RunConfig, attempt: Attempt) -> Outcome | None:
         progress.stop()
 
 
-def _print_result(path: Path, outcome: Outcome, as_json: bool) -> None:
+def _print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
     if as_json:
         result = {
             "run": str(path),

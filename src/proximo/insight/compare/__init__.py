@@ -4,7 +4,7 @@ differences with intervals, and no verdict that those do not bear."""
 from proximo.insight.compare.comparison_folder import Place
 from proximo.insight.compare.page.verdicts import fair_line, verdict_lines
 from proximo.insight.compare.page.writing import JSON, MARKDOWN, PAGE, write_reports
-from proximo.insight.compare.plan import Budget, Contender, Job, Plan, make_plan
+from proximo.insight.compare.plan import Budget, ComparisonPlan, Contender, Job, make_plan
 from proximo.insight.compare.result import Result
 from proximo.insight.compare.runs import gathered, is_finished
 from proximo.insight.compare.workers import Failure, at_once, run_jobs
@@ -14,11 +14,11 @@ __all__ = [
     "MARKDOWN",
     "PAGE",
     "Budget",
+    "ComparisonPlan",
     "Contender",
     "Failure",
     "Job",
     "Place",
-    "Plan",
     "Result",
     "at_once",
     "fair_line",

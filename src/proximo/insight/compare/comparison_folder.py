@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from proximo import toml
-from proximo.insight.compare.plan import Job, Plan
+from proximo.insight.compare.plan import ComparisonPlan, Job
 from proximo.machine import Machine
 from proximo.storage.folders import write_file
 from proximo.storage.locks import NAME as LOCK
@@ -38,7 +38,7 @@ class Place:
     def config(self, contender: str) -> Path:
         return self.folder / CONFIGS / f"{contender}.toml"
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: ComparisonPlan) -> None:
         """Raise ValueError where the folder holds something else than the beginnings of this comparison."""
         known = self._known()
         if known is None:
@@ -52,7 +52,9 @@ class Place:
                 "another name"
             )
 
-    def settle(self, plan: Plan, machines: Mapping[str, Machine], command: Sequence[str]) -> dict[str, Machine]:
+    def settle(
+        self, plan: ComparisonPlan, machines: Mapping[str, Machine], command: Sequence[str]
+    ) -> dict[str, Machine]:
         """Write down what is compared; the machines by contender are those that the comparison began with."""
         known = self._known()
         machines = dict(machines)
@@ -88,7 +90,7 @@ class Place:
             f"--run {self.folder}: its {PLAN} is damaged or of another version; choose another name or remove it"
         )
 
-    def _differences(self, plan: Plan, known: Mapping[str, Any]) -> list[str]:
+    def _differences(self, plan: ComparisonPlan, known: Mapping[str, Any]) -> list[str]:
         names = [contender.name for contender in plan.contenders]
         if known["contenders"] != names:
             return [f"it is of {', '.join(map(str, known['contenders']))}, not of {', '.join(names)}"]

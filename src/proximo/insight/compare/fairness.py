@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proximo.insight.compare.measured import Run
-from proximo.insight.compare.plan import Plan
+from proximo.insight.compare.plan import ComparisonPlan
 from proximo.training.runfolder.record import COMPARED
 
 EVEN = 0.05
@@ -20,7 +20,7 @@ class Check:
     detail: str
 
 
-def checks(plan: Plan, runs: Mapping[str, Sequence[Run]]) -> list[Check]:
+def checks(plan: ComparisonPlan, runs: Mapping[str, Sequence[Run]]) -> list[Check]:
     """What a fair comparison has in common; the task and the number of held-out problems were seen to before."""
     every = [run for each in runs.values() for run in each]
     if not every:
@@ -61,7 +61,7 @@ def _covers(ours: Counter[Any], theirs: Counter[Any]) -> bool:
     return ours <= theirs or theirs <= ours if ours and theirs else ours == theirs
 
 
-def _seeds(plan: Plan, runs: Mapping[str, Sequence[Run]]) -> Check:
+def _seeds(plan: ComparisonPlan, runs: Mapping[str, Sequence[Run]]) -> Check:
     missing = [
         f"{name} has no seed {seed}"
         for name, each in runs.items()
@@ -114,7 +114,7 @@ def _first_rollout(seeds: Sequence[int], runs: Mapping[str, Sequence[Run]]) -> C
     return Check("first rollout", not wrong, "; ".join(wrong) or f"{count:,} completions equal, token by token")
 
 
-def _budget(plan: Plan, runs: Sequence[Run]) -> Check:
+def _budget(plan: ComparisonPlan, runs: Sequence[Run]) -> Check:
     budget = plan.budget
     if budget.kind == "updates":
         fewer = [f"{run.job} made {run.updates}" for run in runs if run.updates != budget.amount]

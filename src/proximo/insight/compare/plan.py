@@ -54,7 +54,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     contenders: tuple[Contender, ...]
     """The first is what the others are compared with."""
     seeds: tuple[int, ...]
@@ -67,7 +67,7 @@ class Plan:
                 yield Job(contender.name, replace(contender.config, seed=seed))
 
 
-def make_plan(configs: Sequence[tuple[str, RunConfig]], seeds: int, budget: Budget | None = None) -> Plan:
+def make_plan(configs: Sequence[tuple[str, RunConfig]], seeds: int, budget: Budget | None = None) -> ComparisonPlan:
     """From configs with their names; ValueError where no fair comparison can come of them. Without a budget it is
     the one that the configs share."""
     if len(configs) < 2:
@@ -82,7 +82,7 @@ def make_plan(configs: Sequence[tuple[str, RunConfig]], seeds: int, budget: Budg
         Contender(name, _within(name, replace(config, seed=first), budget))
         for name, (_, config) in zip(names, configs, strict=True)
     ]
-    return Plan(tuple(contenders), tuple(range(first, first + seeds)), budget)
+    return ComparisonPlan(tuple(contenders), tuple(range(first, first + seeds)), budget)
 
 
 def _unique(names: Sequence[str]) -> list[str]:
@@ -116,7 +116,7 @@ def _refuse_different(configs: Sequence[tuple[str, RunConfig]]) -> None:
 
 
 def _shared_budget(configs: Sequence[RunConfig]) -> Budget:
-    tokens = {config.most_generated for config in configs}
+    tokens = {config.max_generated_tokens for config in configs}
     updates = {config.steps * config.training.updates for config in configs}
     match tuple(tokens), tuple(updates):
         case (int(amount),), _:
@@ -136,7 +136,7 @@ def _within(name: str, config: RunConfig, budget: Budget) -> RunConfig:
             raise ValueError(
                 f"--updates {budget.amount}: {name} makes {training.updates} updates a step, so give a multiple of that"
             )
-        fewest, limits = steps, {"steps": steps, "most_generated": None}
+        fewest, limits = steps, {"steps": steps, "max_generated_tokens": None}
     else:
         if budget.amount < completions:
             raise ValueError(
@@ -145,6 +145,6 @@ def _within(name: str, config: RunConfig, budget: Budget) -> RunConfig:
             )
         # A completion has a token at least, and a step uses up as many completions, dropped and carried ones included.
         steps = -(-budget.amount // completions)
-        fewest, limits = steps / config.sampling.max_tokens, {"steps": steps, "most_generated": budget.amount}
+        fewest, limits = steps / config.sampling.max_tokens, {"steps": steps, "max_generated_tokens": budget.amount}
     every = config.evaluation.every or max(math.ceil(fewest / POINTS), APART if steps >= 4 * APART else 1)
     return replace(config, **limits, evaluation=replace(config.evaluation, every=every))

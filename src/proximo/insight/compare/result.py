@@ -10,7 +10,7 @@ from proximo.insight.compare.fairness import Check, checks, first_difference
 from proximo.insight.compare.measured import MEASURES, Run, by_seed
 from proximo.insight.compare.page.curves import HELD_OUT, Curve, all_curves
 from proximo.insight.compare.paired import Difference, answer_difference, seed_difference
-from proximo.insight.compare.plan import Budget, Contender, Plan
+from proximo.insight.compare.plan import Budget, ComparisonPlan, Contender
 from proximo.models import pick_device, pick_dtype
 from proximo.storage.lines import plain
 from proximo.training.config import RunConfig
@@ -91,7 +91,7 @@ class Result:
 
 
 def make_result(
-    plan: Plan, runs: Mapping[str, Sequence[Run]], unfinished: Mapping[str, Mapping[int, str]], command: str
+    plan: ComparisonPlan, runs: Mapping[str, Sequence[Run]], unfinished: Mapping[str, Mapping[int, str]], command: str
 ) -> Result:
     """`runs` are those that are finished, by contender; `unfinished` says of the others why."""
     every = [run for each in runs.values() for run in each]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from proximo import toml
 from proximo.insight.compare.comparison_folder import Place
 from proximo.insight.compare.measured import Run
-from proximo.insight.compare.plan import Job, Plan
+from proximo.insight.compare.plan import ComparisonPlan, Job
 from proximo.insight.compare.result import Result, make_result
 from proximo.insight.compare.workers import Failure
 from proximo.insight.folder import RunFolder
@@ -22,7 +22,7 @@ def is_finished(job: Job, place: Place) -> bool:
         return attempt.result is not None
 
 
-def gathered(plan: Plan, place: Place, failures: Sequence[Failure], command: str) -> Result:
+def gathered(plan: ComparisonPlan, place: Place, failures: Sequence[Failure], command: str) -> Result:
     """From the folders of the runs that are finished; of the others it is said why they are not."""
     runs: dict[str, list[Run]] = {contender.name: [] for contender in plan.contenders}
     unfinished: dict[str, dict[int, str]] = {contender.name: {} for contender in plan.contenders}

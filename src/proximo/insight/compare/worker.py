@@ -13,7 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from proximo import explain, toml
 from proximo.machine import Machine
-from proximo.plain_text import MOST, visible
+from proximo.plain_text import MAX_SHOWN, visible
 from proximo.redacting import masked
 from proximo.sandbox.kernel import die_with_parent
 from proximo.training.config import RunConfig
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         config = replace(toml.load(path, RunConfig), seed=int(seed))
         train_one(config, Path(folder), Machine(int(threads), bool(int(onednn))))
     except (OSError, ValueError) as error:
-        print(f"error: {visible(masked(str(error)), MOST)}", file=sys.stderr, flush=True)
+        print(f"error: {visible(masked(str(error)), MAX_SHOWN)}", file=sys.stderr, flush=True)
         return 1
     return 0
 

@@ -23,7 +23,7 @@ from proximo.tensor_types import Bool, Float
 from proximo.training.config import CPU_TOKENS, RunConfig
 from proximo.training.learner.memory import explaining_memory, with_room
 from proximo.training.learner.passes import Passes
-from proximo.types import Batch, sent
+from proximo.types import Batch, to_device
 
 LOOKED_AT = 64
 """Completions whose spelling is compared: another tokenizer differs at once."""
@@ -109,7 +109,7 @@ def _add(
     """Onto an algorithm's gradient, by a pass of its own: compiled layers go back once only. The model's log-probs."""
     with ExitStack() as until:
         logprobs = passes.scores(model, rows, until=until).logprobs
-        pull = sent(pull, logprobs.device).to(logprobs.dtype)
+        pull = to_device(pull, logprobs.device).to(logprobs.dtype)
         # An expert that no token went to is not used.
         found = torch.autograd.grad(logprobs, parameters, pull, allow_unused=True)
     for part, gradient in zip(total, found, strict=True):

@@ -62,7 +62,7 @@ BLOCKED = (TokenState.HIGH, TokenState.LOW, TokenState.DUAL, TokenState.DROPPED,
 
 
 @dataclass(frozen=True)
-class Seen:
+class StepView:
     """One pass over a step's data under an algorithm, of all N tokens. Where a token takes no part, ratios and shares
     are 1, the rest 0; advantages are there as they are."""
 
@@ -99,12 +99,12 @@ class Seen:
         return torch.isin(self.state, torch.tensor(BLOCKED, dtype=self.state.dtype))
 
 
-def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -1) -> Seen:
+def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -1) -> StepView:
     """A step of the run of this config under an algorithm. `number`: which pass over the data, the last unless given.
 
     Example: look(run.step(40), GSPO, run.config).blocked.sum()
     """
-    algorithm, notes = usable(algorithm.within(config.sampling.max_tokens), step)
+    algorithm, notes = usable(algorithm.with_length_limit(config.sampling.max_tokens), step)
     credit, more = advantages_under(step, algorithm, config)
     neutral: dict[str, float] = dict.fromkeys(("weights", "gradient", "kl_gradient"), 0.0)
     neutral |= dict.fromkeys(("token_ratio", "ratio", "through", "correction"), 1.0)
@@ -130,7 +130,7 @@ def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -
         state[step.batch.truncated[step.layout.row]] = TokenState.OUTSIDE
     credit = credit.nan_to_num(0.0)
     notes = (*notes, *more, *_assumed(step, algorithm, credit, number))
-    return Seen(algorithm, notes, step.layout, state, credit, losses=losses, **tensors)
+    return StepView(algorithm, notes, step.layout, state, credit, losses=losses, **tensors)
 
 
 def policy_loss(step: Step, algorithm: Algorithm, config: RunConfig) -> float | None:
@@ -138,7 +138,7 @@ def policy_loss(step: Step, algorithm: Algorithm, config: RunConfig) -> float | 
     return step_loss(step, [look(step, algorithm, config, number=number) for number in range(step.passes)])
 
 
-def step_loss(step: Step, passes: Iterable[Seen]) -> float | None:
+def step_loss(step: Step, passes: Iterable[StepView]) -> float | None:
     """From all passes of a step: the mean over the updates that were applied.
 
     None where none was, or where the value model alone was trained.

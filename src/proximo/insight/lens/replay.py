@@ -14,7 +14,7 @@ from torch import Tensor
 from proximo import explain
 from proximo.algorithms import Algorithm
 from proximo.insight.lens.layout import PLACES
-from proximo.insight.lens.lens import Seen, TokenState, look, step_loss
+from proximo.insight.lens.lens import StepView, TokenState, look, step_loss
 from proximo.insight.lens.steps import Step
 from proximo.storage.lines import plain
 from proximo.tensor_types import Bool, Float
@@ -32,7 +32,7 @@ class Comparison:
 
     name: str
     is_own: bool
-    seen: Seen
+    seen: StepView
     rows: Bool[Tensor, " B"]
     """Those of updates that were applied: all numbers are of them."""
     policy_loss: float | None
@@ -170,7 +170,7 @@ def token_table(step: Step, views: Sequence[Comparison]) -> pa.Table:
     return pa.concat_tables(tables)
 
 
-def most_flipped(view: Comparison, own: Comparison, count: int) -> list[tuple[int, int]]:
+def max_flipped(view: Comparison, own: Comparison, count: int) -> list[tuple[int, int]]:
     """The tokens (row, token) that flip against the run's own algorithm, those that one of both moves most first."""
     closed, opened = _flipped(view.seen, own.seen)
     places = ((closed | opened) & view.rows[view.seen.layout.row]).nonzero().squeeze(1)
@@ -179,13 +179,13 @@ def most_flipped(view: Comparison, own: Comparison, count: int) -> list[tuple[in
     return [view.seen.layout.token(place) for place in places[order].tolist()]
 
 
-def _flipped(seen: Seen, own: Seen) -> tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]:
+def _flipped(seen: StepView, own: StepView) -> tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]:
     """Tokens that push under the run's own and are blocked under this one, and the other way round."""
     pushing = torch.tensor(PUSHING, dtype=seen.state.dtype)
     return torch.isin(own.state, pushing) & seen.blocked, own.blocked & torch.isin(seen.state, pushing)
 
 
-def _step_loss(step: Step, config: RunConfig, algorithm: Algorithm, seen: Seen, number: int) -> float | None:
+def _step_loss(step: Step, config: RunConfig, algorithm: Algorithm, seen: StepView, number: int) -> float | None:
     """Of all passes, of which one has been looked at."""
     known = number % step.passes if step.passes else 0
     passes = range(step.passes)
@@ -202,7 +202,7 @@ def _applied(step: Step, number: int) -> Bool[Tensor, " B"]:
     return used
 
 
-def _pushes(seen: Seen, rows: Bool[Tensor, " B"]) -> dict[str, Any]:
+def _pushes(seen: StepView, rows: Bool[Tensor, " B"]) -> dict[str, Any]:
     takes = seen.takes_part & rows[seen.layout.row]
     pushing = takes & (seen.advantages != 0)
     passed = torch.where(seen.blocked, 0.0, seen.through.double())[pushing]
@@ -214,13 +214,13 @@ def _pushes(seen: Seen, rows: Bool[Tensor, " B"]) -> dict[str, Any]:
     }
 
 
-def _flips(seen: Seen, own: Seen, rows: Bool[Tensor, " B"]) -> dict[str, Any]:
+def _flips(seen: StepView, own: StepView, rows: Bool[Tensor, " B"]) -> dict[str, Any]:
     tokens = rows[seen.layout.row]
     closed, opened = (int(flips[tokens].sum()) for flips in _flipped(seen, own))
     return {"closed": closed, "opened": opened, "flips": _ratio(closed + opened, int(own.takes_part[tokens].sum()))}
 
 
-def _shares(seen: Seen, rows: Bool[Tensor, " B"], thirds: Float[Tensor, "B 3"]) -> dict[str, Any]:
+def _shares(seen: StepView, rows: Bool[Tensor, " B"], thirds: Float[Tensor, "B 3"]) -> dict[str, Any]:
     """Where the gradient lies."""
     counted = rows[seen.layout.row]
     size = torch.where(counted, seen.gradient, 0.0).double().abs()

@@ -21,11 +21,11 @@ from proximo.tensor_types import Bool, Float, Int
 from proximo.training.runfolder.rollouts import FACTS, FORMAT
 from proximo.types import Batch
 
-MOST_BYTES = 4 << 30
+MAX_BYTES = 4 << 30
 """Of a file of rollouts."""
-MOST_TOKENS = 1 << 26
+MAX_TOKENS = 1 << 26
 """Of a step, all completions together: some hundred bytes each are held while it is looked at."""
-MOST_PASSED = 1 << 28
+MAX_PASSED = 1 << 28
 """Tokens times passes over them: eight bytes each."""
 PER_TOKEN = {
     "tokens": 0,
@@ -148,8 +148,8 @@ def complaint(path: Path) -> str | None:
 
 def _bytes(path: Path) -> bytes:
     with open_file(path) as file:
-        if (size := file.seek(0, 2)) > MOST_BYTES:
-            raise ValueError(f"it has {size >> 20:,} MiB, more than the {MOST_BYTES >> 20:,} MiB that are read at once")
+        if (size := file.seek(0, 2)) > MAX_BYTES:
+            raise ValueError(f"it has {size >> 20:,} MiB, more than the {MAX_BYTES >> 20:,} MiB that are read at once")
         file.seek(0)
         return file.read()
 
@@ -198,10 +198,10 @@ def _check_size(lengths: Int[Tensor, " B"], passes: int) -> None:
     tokens = int(lengths.sum())
     # A completion without tokens takes room, too.
     size, sizes = max(tokens, len(lengths)), f"it has {len(lengths):,} completions of {tokens:,} tokens"
-    if size > MOST_TOKENS:
-        raise ValueError(f"{sizes}, more than the {MOST_TOKENS:,} that are held at once")
-    if size * passes > MOST_PASSED:
-        raise ValueError(f"{sizes} in {passes:,} passes, more than the {MOST_PASSED:,} that are held at once")
+    if size > MAX_TOKENS:
+        raise ValueError(f"{sizes}, more than the {MAX_TOKENS:,} that are held at once")
+    if size * passes > MAX_PASSED:
+        raise ValueError(f"{sizes} in {passes:,} passes, more than the {MAX_PASSED:,} that are held at once")
 
 
 def _batch(column: Mapping[str, pa.Array], rows: "_Rows", lengths: Int[Tensor, " B"]) -> FlatBatch:

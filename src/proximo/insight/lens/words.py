@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from proximo.insight.lens.lens import Seen, TokenState
+from proximo.insight.lens.lens import StepView, TokenState
 from proximo.insight.lens.steps import Step
 from proximo.maths.pieces.corrections import IcePop, SequenceMasked
 from proximo.maths.pieces.gates import Clip, GeometricClip, Reinforce, SoftGate, Unclipped
@@ -14,7 +14,7 @@ ROW_STATES = {
 }
 
 
-def why(step: Step, seen: Seen, row: int, token: int) -> str:
+def why(step: Step, seen: StepView, row: int, token: int) -> str:
     """One sentence on one token.
 
     Example: why(step, look(step, DAPO, config), 0, 3)
@@ -25,11 +25,11 @@ def why(step: Step, seen: Seen, row: int, token: int) -> str:
     return _SENTENCES[TokenState(int(seen.state[step.layout.place(row, token)]))](step, seen, row, token)
 
 
-def _outside(step: Step, seen: Seen, row: int, token: int) -> str:
+def _outside(step: Step, seen: StepView, row: int, token: int) -> str:
     return "its completion was cut at the limit, and this algorithm leaves such completions out of the loss"
 
 
-def _idle(step: Step, seen: Seen, row: int, token: int) -> str:
+def _idle(step: Step, seen: StepView, row: int, token: int) -> str:
     if step.is_value_only:
         return "this step trained the value model alone"
     if step.state[row] in ROW_STATES:
@@ -39,7 +39,7 @@ def _idle(step: Step, seen: Seen, row: int, token: int) -> str:
     return "its completion is in no update"
 
 
-def _dead(step: Step, seen: Seen, row: int, token: int) -> str:
+def _dead(step: Step, seen: StepView, row: int, token: int) -> str:
     group = step.batch.group == step.batch.group[row]
     rewards = step.batch.rewards[group & ~step.batch.rewards.isnan()]
     alike = not seen.algorithm.advantage.per_token and len(rewards.unique()) == 1
@@ -47,23 +47,23 @@ def _dead(step: Step, seen: Seen, row: int, token: int) -> str:
     return f"its advantage is 0{since}: no gradient, but it counts in the denominator"
 
 
-def _high(step: Step, seen: Seen, row: int, token: int) -> str:
+def _high(step: Step, seen: StepView, row: int, token: int) -> str:
     _, highest = seen.algorithm.gate.band
     return f"A > 0 and {_ratio(seen, row, token, highest)} > {_number(highest)}, the gate's upper edge: no gradient"
 
 
-def _low(step: Step, seen: Seen, row: int, token: int) -> str:
+def _low(step: Step, seen: StepView, row: int, token: int) -> str:
     lowest, _ = seen.algorithm.gate.band
     return f"A < 0 and {_ratio(seen, row, token, lowest)} < {_number(lowest)}, the gate's lower edge: no gradient"
 
 
-def _dual(step: Step, seen: Seen, row: int, token: int) -> str:
+def _dual(step: Step, seen: StepView, row: int, token: int) -> str:
     gate = seen.algorithm.gate
     edge = gate.dual if isinstance(gate, Clip) and gate.dual is not None else math.inf
     return f"A < 0 and {_ratio(seen, row, token, edge)} > {_number(edge)}, the dual clip: no gradient"
 
 
-def _soft(step: Step, seen: Seen, row: int, token: int) -> str:
+def _soft(step: Step, seen: StepView, row: int, token: int) -> str:
     gate, place = seen.algorithm.gate, seen.layout.place(row, token)
     advantage, through = float(seen.advantages[place]), float(seen.through[place])
     side = ">" if advantage > 0 else "<"
@@ -74,7 +74,7 @@ def _soft(step: Step, seen: Seen, row: int, token: int) -> str:
     return said + _corrected(seen, row, token)
 
 
-def _open(step: Step, seen: Seen, row: int, token: int) -> str:
+def _open(step: Step, seen: StepView, row: int, token: int) -> str:
     lowest, highest = seen.algorithm.gate.band
     where = seen.layout.place(row, token)
     ratio, advantage = float(seen.ratio[where]), float(seen.advantages[where])
@@ -91,16 +91,16 @@ def _open(step: Step, seen: Seen, row: int, token: int) -> str:
     return f"{said}, and {verb} this token's probability{_corrected(seen, row, token)}"
 
 
-def _held(step: Step, seen: Seen, row: int, token: int) -> str:
+def _held(step: Step, seen: StepView, row: int, token: int) -> str:
     return "advantage and log-prob vary together here more than at nearly all tokens: it is held near the old policy"
 
 
-def _dropped(step: Step, seen: Seen, row: int, token: int) -> str:
+def _dropped(step: Step, seen: StepView, row: int, token: int) -> str:
     kind = type(seen.algorithm.select).__name__
     return f"{kind} leaves it out: no gradient, but it counts in the denominator"
 
 
-def _rejected(step: Step, seen: Seen, row: int, token: int) -> str:
+def _rejected(step: Step, seen: StepView, row: int, token: int) -> str:
     own = step.layout.of(row)
     log_weight = step.batch.old_logprobs[own] - step.batch.rollout_logprobs[own]
     correct = seen.algorithm.correct
@@ -114,7 +114,7 @@ def _rejected(step: Step, seen: Seen, row: int, token: int) -> str:
     return f"{type(correct).__name__} rejects it, old policy over sampler is {factor} {where}: no gradient"
 
 
-_SENTENCES: dict[TokenState, Callable[[Step, Seen, int, int], str]] = {
+_SENTENCES: dict[TokenState, Callable[[Step, StepView, int, int], str]] = {
     TokenState.OUTSIDE: _outside,
     TokenState.IDLE: _idle,
     TokenState.OPEN: _open,
@@ -129,7 +129,7 @@ _SENTENCES: dict[TokenState, Callable[[Step, Seen, int, int], str]] = {
 }
 
 
-def _ratio(seen: Seen, row: int, token: int, edge: float | None = None) -> str:
+def _ratio(seen: StepView, row: int, token: int, edge: float | None = None) -> str:
     """With as many digits as tell it from the edge."""
     place = seen.layout.place(row, token)
     ratio, own = float(seen.ratio[place]), float(seen.token_ratio[place])
@@ -137,7 +137,7 @@ def _ratio(seen: Seen, row: int, token: int, edge: float | None = None) -> str:
     return said if ratio == own else f"the completion's {said} (this token's own {_number(own)})"
 
 
-def _corrected(seen: Seen, row: int, token: int) -> str:
+def _corrected(seen: StepView, row: int, token: int) -> str:
     correction = float(seen.correction[seen.layout.place(row, token)])
     return "" if correction == 1 else f"; times {_number(correction)} for the sampler's mismatch"
 

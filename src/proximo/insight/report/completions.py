@@ -9,7 +9,7 @@ from proximo.insight.report.facts import Facts
 from proximo.insight.report.problems import Asked, Pair, Said, extremes
 from proximo.plain_text import visible
 
-MOST, LINE, HALF = 2000, 110, 40
+MAX_TEXT, LINE, HALF = 2000, 110, 40
 """Characters of a text that are shown; of all texts of a problem, up to which they stand in the line of a table, and up
 to which two such tables stand side by side."""
 Answered = tuple[Asked, Sequence[tuple[str, Said]]]
@@ -131,7 +131,7 @@ def _verdict(said: Said) -> str:
     return f'<span class="verdict">{" · ".join(facts)}</span>'
 
 
-def _box(tag: str, said: str, most: int = MOST) -> str:
+def _box(tag: str, said: str, most: int = MAX_TEXT) -> str:
     """Isolated, so that writing from right to left stays inside."""
     shown = text(visible(said, most)) if said else '<i class="faint">nothing</i>'
     return f'<{tag} class="box"><bdi>{shown}</bdi></{tag}>'

@@ -12,7 +12,7 @@ from proximo.insight.charts.pages import Html, text
 from proximo.insight.reading import is_number, phases, real
 from proximo.insight.report.facts import Facts
 
-MOST = 24
+MAX_PARTS = 24
 """Charts of a stage, and parts of a reward: their names are not known here."""
 
 
@@ -73,7 +73,7 @@ def _of_stage(facts: Facts) -> list[Chart]:
     known = [name for name in names if not name.startswith("held_out/") and name != "step"]
     return [
         Chart(name, [Series("training", facts.curve(name)), Series("held-out", _evaluated(facts, name))])
-        for name in known[:MOST]
+        for name in known[:MAX_PARTS]
     ]
 
 
@@ -116,7 +116,7 @@ def _held_back(facts: Facts) -> Chart:
 
 def _parts(facts: Facts) -> Chart:
     names = sorted({name for row in facts.training for name in row if name.startswith("rewards/")})
-    lines = [Series(name.removeprefix("rewards/"), facts.curve(name)) for name in names[:MOST]]
+    lines = [Series(name.removeprefix("rewards/"), facts.curve(name)) for name in names[:MAX_PARTS]]
     return Chart("Parts of the reward", lines)
 
 

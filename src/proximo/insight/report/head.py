@@ -13,7 +13,7 @@ from proximo.plain_text import visible
 
 LIKELY = 0.05
 """Below so much, chance is a poor explanation of how many answers became better."""
-MOST = 200
+MAX_TEXT = 200
 """Characters of a name."""
 COLOURS = {"finished": "good", "running": "warn", "stopped": "bad"}
 
@@ -29,7 +29,7 @@ def head(facts: Facts, titles: Sequence[str]) -> Html:
         None if config is None else f"seed {config.seed}",
         facts.attempts[0].get("started") if facts.attempts else None,
     ]
-    what = " · ".join(f"<bdi>{text(visible(str(each), MOST))}</bdi>" for each in line if each)
+    what = " · ".join(f"<bdi>{text(visible(str(each), MAX_TEXT))}</bdi>" for each in line if each)
     return Html(
         f"<header>\n<h1><bdi>{text(facts.run.name)}</bdi> "
         f'<span class="badge {COLOURS[facts.state]}">{facts.state}</span></h1>\n'
@@ -47,7 +47,7 @@ def _standing(facts: Facts) -> str:
     if facts.state == "running":
         said = f"Still running on {facts.moment:%Y-%m-%d %H:%M:%S}: {done}. Make this page again for what comes after."
     else:
-        how = f" ({visible(facts.ended, 2 * MOST)})" if facts.ended else ""
+        how = f" ({visible(facts.ended, 2 * MAX_TEXT)})" if facts.ended else ""
         said = f"It ended early{how}: {done}. The command that began it goes on with it."
     return f'<p class="warn">{text(said)}</p>\n'
 

@@ -7,7 +7,7 @@ from proximo.insight.charts.pages import table, text
 from proximo.insight.report.facts import Facts
 from proximo.plain_text import visible
 
-MOST = 300
+MAX_EVENTS = 300
 """Characters of an event that are shown."""
 
 
@@ -48,7 +48,7 @@ def events(facts: Facts) -> str:
     counts = facts.event_counts
     last = {str(event.get("kind", "")): event for event in facts.events}
     rows = [
-        [visible(kind, 60), counts[kind], event.get("step"), visible(str(event.get("message", "")), MOST)]
-        for kind, event in list(last.items())[:MOST]
+        [visible(kind, 60), counts[kind], event.get("step"), visible(str(event.get("message", "")), MAX_EVENTS)]
+        for kind, event in list(last.items())[:MAX_EVENTS]
     ]
     return table(["kind", "times", "last at step", "which said"], rows) if rows else ""

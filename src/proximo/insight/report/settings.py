@@ -12,9 +12,9 @@ from proximo.insight.report.facts import Facts
 from proximo.plain_text import visible
 from proximo.training.config import RunConfig
 
-MOST = 20_000
+MAX_TEXT = 20_000
 """Characters of config.toml that are shown."""
-MOST_FILES = 200
+MAX_FILES = 200
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 VERSIONS = ("python", "torch", "transformers", "processor", "commit")
 
@@ -25,7 +25,7 @@ def configuration(facts: Facts) -> str:
     content += [f'<p class="warn">Unusual: {text(each)}</p>\n' for each in facts.unusual]
     content += [_choices(facts.config)] if facts.config is not None else []
     if facts.run.config_text:
-        whole = f"<pre>{text(visible(facts.run.config_text, MOST))}</pre>"
+        whole = f"<pre>{text(visible(facts.run.config_text, MAX_TEXT))}</pre>"
         content.append(
             f"<details{' open' * (facts.config is None)}><summary>config.toml, whole</summary>{whole}</details>\n"
         )
@@ -71,7 +71,7 @@ def repeating(facts: Facts) -> str:
     said = "The same numbers again, in a folder of their own, from where the first was started:"
     content = [f"<p>{said}</p>\n<pre>{text(again(facts))}</pre>\n"]
     if started := ["proximo", *facts.argv[1:]] if facts.argv else []:
-        content.append(f"<p>As it was started:</p>\n<pre>{text(visible(shlex.join(started), MOST))}</pre>\n")
+        content.append(f"<p>As it was started:</p>\n<pre>{text(visible(shlex.join(started), MAX_TEXT))}</pre>\n")
     changed = [name for attempt in facts.attempts for name in attempt.get("changes") or {}]
     if changed:
         names = ", ".join(dict.fromkeys(str(name) for name in changed))
@@ -107,7 +107,7 @@ def _without_run(argv: list[str]) -> list[str]:
 def files(facts: Facts) -> str:
     """What is in the folder, a line to a file or folder."""
     rows = []
-    for path in sorted(facts.run.path.iterdir())[:MOST_FILES]:
+    for path in sorted(facts.run.path.iterdir())[:MAX_FILES]:
         # Unlike rglob, walk passes over a folder that goes while it looks: checkpoints are rotated.
         inside = [Path(at, name) for at, _, names in os.walk(path) for name in names] if path.is_dir() else [path]
         rows.append([path.name + "/" * path.is_dir(), len(inside), size(sum(_bytes(each) for each in inside))])

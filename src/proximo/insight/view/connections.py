@@ -7,11 +7,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 5.0
 """For the headers of a request to arrive, from the connection's beginning or the last answer on."""
-MOST_IDLE = 50
+MAX_IDLE = 50
 """Connections without a request; for a new one the oldest is closed. The page itself keeps six at most."""
 
 
-def bounded(seconds: float = HEADER_SECONDS, most: int = MOST_IDLE) -> type[H11Protocol]:
+def bounded(seconds: float = HEADER_SECONDS, most: int = MAX_IDLE) -> type[H11Protocol]:
     """For one server: what it shares between its connections is the class's."""
 
     class Bounded(H11Protocol):

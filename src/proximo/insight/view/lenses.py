@@ -12,7 +12,7 @@ from torch import Tensor
 
 from proximo import explain
 from proximo.insight.folder import RunFolder
-from proximo.insight.lens.lens import Seen, look
+from proximo.insight.lens.lens import StepView, look
 from proximo.insight.lens.replay import OWN, chosen, own_name
 from proximo.insight.lens.steps import Step
 from proximo.maths.arithmetic import bounded_exp
@@ -51,7 +51,7 @@ class Look:
     step: Step
     name: str
     number: int
-    seen: Seen
+    seen: StepView
 
     @property
     def own(self) -> bool:

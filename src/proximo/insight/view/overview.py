@@ -29,7 +29,7 @@ PAGE = 4 << 20
 """Bytes of rows in one answer."""
 TAIL = 1 << 16
 """Bytes at a file's end in which its last rows are looked for."""
-MOST_RUNS, MOST_TEXT = 1000, 200_000
+MAX_RUNS, MAX_TEXT = 1000, 200_000
 
 
 class Runs:
@@ -46,7 +46,7 @@ class Runs:
         start = time.monotonic()
         if start >= self._again:
             try:
-                self._found = {self._name(run): run for run in find_runs(self.root)[:MOST_RUNS]}
+                self._found = {self._name(run): run for run in find_runs(self.root)[:MAX_RUNS]}
             except (OSError, ValueError):  # a run was removed meanwhile: next time
                 return self._found
             end = time.monotonic()
@@ -150,7 +150,7 @@ def about(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
     settings = _settings(run.config_text)
     return {
         "state": run.state,
-        "config": run.config_text[:MOST_TEXT],
+        "config": run.config_text[:MAX_TEXT],
         "settings": {name: choice(value) for name, value in settings.items()},
         "cap": settings.get("sampling.max_tokens"),
         "algorithm": algorithm(run),

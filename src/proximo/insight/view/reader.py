@@ -29,9 +29,9 @@ from proximo.training.runfolder.ledger import LEDGER
 
 BUDGET = 1 << 18
 """Tokens in one answer."""
-MOST_PIECE, MOST_PROMPT, TAIL = 400, 20_000, 80
+MAX_PIECE, MAX_PROMPT, TAIL = 400, 20_000, 80
 """Characters of a token, of a prompt, and of a completion's end."""
-MOST_PARTS, MOST_FOUND = 20, 40
+MAX_PARTS, MAX_FOUND = 20, 40
 """Rewards that a completion's was added up of; steps at which the same problem is shown."""
 AT_ONCE = 5
 """Algorithms that are compared at once."""
@@ -91,8 +91,8 @@ def group(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
         "step": look.step.number,
         "group": number,
         "problem": look.step.problem[members[0]],
-        "prompt": prompt[-MOST_PROMPT:],
-        "prompt_cut": max(len(prompt) - MOST_PROMPT, 0),
+        "prompt": prompt[-MAX_PROMPT:],
+        "prompt_cut": max(len(prompt) - MAX_PROMPT, 0),
         "answer": look.step.answer[members[0]],
         "from": start,
         "rows": [light[row] | _tokens(look, own, row, slice(start, start + span)) for row in rows],
@@ -144,7 +144,7 @@ def _tokens(look: Look, own: Look | None, row: int, stretch: slice) -> dict[str,
     specials = _specials(step.pieces[row], step.text[row])
     return {
         "tail": step.text[row][-TAIL:],
-        "parts": {name[:TAIL]: part for name, part in list(step.parts[row].items())[:MOST_PARTS]},
+        "parts": {name[:TAIL]: part for name, part in list(step.parts[row].items())[:MAX_PARTS]},
         "pieces": [_cut(piece) for piece in step.pieces[row][stretch]],
         "specials": [place - stretch.start for place in specials if stretch.start <= place < stop],
         "arrays": {name: packed(tensor) for name, tensor in arrays.items()},
@@ -156,7 +156,7 @@ def packed(tensor: Tensor) -> str:
 
 
 def _cut(piece: str) -> str:
-    return piece if len(piece) <= MOST_PIECE else f"{piece[:MOST_PIECE]}… ({len(piece) - MOST_PIECE:,} more characters)"
+    return piece if len(piece) <= MAX_PIECE else f"{piece[:MAX_PIECE]}… ({len(piece) - MAX_PIECE:,} more characters)"
 
 
 def _specials(pieces: Sequence[str], text: str) -> list[int]:
@@ -190,7 +190,7 @@ def _matches(step: Step, wanted: str) -> list[int]:
 def _elsewhere(run: RunFolder, problem: str) -> list[dict[str, Any]]:
     """The steps at which a problem was answered, as the ledger has them, and what its siblings got."""
     found = []
-    for number in sorted(set(run.steps()) & set(_drawn(run, problem)))[-MOST_FOUND:]:
+    for number in sorted(set(run.steps()) & set(_drawn(run, problem)))[-MAX_FOUND:]:
         for group_number, got in sorted(_rewards(run, number, problem).items()):
             scored = [reward for reward in got if math.isfinite(reward)]
             mean = sum(scored) / len(scored) if scored else None

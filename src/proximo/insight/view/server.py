@@ -26,7 +26,7 @@ STATIC = Path(__file__).parent / "static"
 STYLE = Path(__file__).parents[1] / "charts" / "style.css"
 """Of the reports, too."""
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """Of one answer."""
 ROWS = "application/x-ndjson"
 
@@ -68,7 +68,9 @@ def application(root: Path, *, token: str, port: int) -> ASGIApp:
 
 def page_files() -> dict[str, tuple[bytes, str]]:
     """By address: those that come with the package, and no others."""
-    found = {f"/static/{path.relative_to(STATIC).as_posix()}": path for path in STATIC.rglob("*") if path.suffix in KINDS}
+    found = {
+        f"/static/{path.relative_to(STATIC).as_posix()}": path for path in STATIC.rglob("*") if path.suffix in KINDS
+    }
     found[f"/static/{STYLE.name}"] = STYLE
     files = {address: (path.read_bytes(), KINDS[path.suffix]) for address, path in found.items()}
     files["/"] = files.pop("/static/index.html")
@@ -136,6 +138,6 @@ def _json(value: dict[str, Any], status: int = 200) -> Response:
         text = json.dumps(value, allow_nan=False)
     except ValueError:
         text = json.dumps(plain(value), allow_nan=False)
-    if len(text) > MOST_BYTES:
+    if len(text) > MAX_BYTES:
         return _error(413, f"the answer has {len(text) >> 20} MiB: ask for less")
     return Response(text, status, media_type="application/json")

@@ -21,7 +21,7 @@ class Candidates:
     """What a choice of tokens may depend on. No gradient flows through any of it."""
 
     logprobs: Float[Tensor, "B T"]
-    sampler_logprobs: Float[Tensor, "B T"]
+    rollout_logprobs: Float[Tensor, "B T"]
     """The sampler's own where it gave them, else the anchor's."""
     advantages: Float[Tensor, "B T"]
     through: Float[Tensor, "B T"]
@@ -115,7 +115,7 @@ class OffPolicyMask:
             raise ValueError(f"select.threshold is {self.threshold}: give the largest drift allowed, say 0.1")
 
     def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
-        drift = row_mean(candidates.sampler_logprobs - candidates.logprobs, candidates.mask)
+        drift = row_mean(candidates.rollout_logprobs - candidates.logprobs, candidates.mask)
         return candidates.mask & (candidates.advantages < 0) & (drift > self.threshold)
 
     def apply(

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from proximo.tensor_types import Bool, Float, Int
-from proximo.types import sent
+from proximo.types import to_device
 
 BLOCK = 128
 """Tokens of a block: what FlexAttention's kernels are made for."""
@@ -62,7 +62,7 @@ class FlexReader:
 
     def to(self, device: torch.device) -> "FlexReader":
         """On the device, with the sizes marked that differ from pass to pass."""
-        moved = {name: sent(tensor, device) for name, tensor in vars(self).items()}
+        moved = {name: to_device(tensor, device) for name, tensor in vars(self).items()}
         for tensor in moved.values():
             for place, size in enumerate(tensor.shape):
                 if size > 1:

@@ -16,7 +16,7 @@ from torch import Tensor
 from proximo.models.packing.flex import BLOCK, FlexReader, filled_up, flex_reader, padded_length
 from proximo.models.packing.packed import PackedReader, packed_reader
 from proximo.tensor_types import Bool, Int
-from proximo.types import sent
+from proximo.types import to_device
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Packed:
         """What a pass reads; the places stay where they are."""
         return replace(
             self,
-            tokens=sent(self.tokens, device),
-            positions=sent(self.positions, device),
-            predictors=sent(self.predictors, device),
+            tokens=to_device(self.tokens, device),
+            positions=to_device(self.positions, device),
+            predictors=to_device(self.predictors, device),
             reader=self.reader.to(device),
         )
 
@@ -67,9 +67,9 @@ class Padded:
         """What a pass reads; the places stay where they are."""
         return replace(
             self,
-            tokens=sent(self.tokens, device),
-            mask=sent(self.mask, device),
-            predictors=sent(self.predictors, device),
+            tokens=to_device(self.tokens, device),
+            mask=to_device(self.mask, device),
+            predictors=to_device(self.predictors, device),
         )
 
 

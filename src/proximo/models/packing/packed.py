@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proximo.tensor_types import Bool, Float, Int
-from proximo.types import sent
+from proximo.types import to_device
 
 SHORT = 64
 """Tokens below which spans of all lengths share a call: padding costs less there than a call of its own."""
@@ -28,8 +28,8 @@ class Bucket:
     """None for prompts, which are causal: padding stands to the right, so it is hidden."""
 
     def to(self, device: torch.device) -> "Bucket":
-        mask = None if self.mask is None else sent(self.mask, device)
-        return Bucket(sent(self.places, device), sent(self.seen, device), mask)
+        mask = None if self.mask is None else to_device(self.mask, device)
+        return Bucket(to_device(self.places, device), to_device(self.seen, device), mask)
 
     def read(
         self,
@@ -63,7 +63,7 @@ class PackedReader:
         return self
 
     def to(self, device: torch.device) -> "PackedReader":
-        return PackedReader(tuple(bucket.to(device) for bucket in self.buckets), sent(self.source, device))
+        return PackedReader(tuple(bucket.to(device) for bucket in self.buckets), to_device(self.source, device))
 
     def read(
         self,

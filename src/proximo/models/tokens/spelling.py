@@ -6,7 +6,7 @@ from functools import lru_cache
 from transformers import PreTrainedTokenizerBase
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-MOST = 8
+MAX_TOGETHER = 8
 """Tokens that spell something only together: a character has four bytes at most, and tokens may hold parts of two."""
 
 
@@ -31,7 +31,7 @@ class Spelling:
             if UNKNOWN not in piece:
                 start = place + 1
                 continue
-            for first in range(place - 1, max(start, place - MOST + 1) - 1, -1):
+            for first in range(place - 1, max(start, place - MAX_TOGETHER + 1) - 1, -1):
                 text = self._together(tuple(tokens[first : place + 1]))
                 if UNKNOWN not in text:
                     pieces[first : place + 1] = [*[""] * (place - first), text]

@@ -14,7 +14,7 @@ from proximo.maths.pieces.extras import RouterBalance
 from proximo.models import Scores
 from proximo.models.routing import UNKNOWN, Agreement, Routes, needed_routers
 from proximo.tensor_types import Float, Int
-from proximo.training.config import Replay
+from proximo.training.config import RoutingReplay
 from proximo.training.learner.passes import Passes
 from proximo.types import Batch, Group, Stats
 
@@ -70,10 +70,10 @@ def balance_for(algorithm: Algorithm, model: PreTrainedModel) -> Balance | None:
     return loss and Balance(loss, needed_routers(model, f"extra is {loss}")[0].top_k)
 
 
-# Replay
+# RoutingReplay
 
 
-def check_replay(model: PreTrainedModel, replay: Replay | None) -> Replay | None:
+def check_replay(model: PreTrainedModel, replay: RoutingReplay | None) -> RoutingReplay | None:
     """Refused where there is nothing to replay."""
     if replay is not None:
         needed_routers(model, f"replay is {replay!r}")
@@ -98,7 +98,7 @@ def sampled_routes(groups: Sequence[Group]) -> Routes | None:
     return Routes(tuple(prompts), rows)
 
 
-def to_replay(batch: Batch, replay: Replay | None) -> Batch:
+def to_replay(batch: Batch, replay: RoutingReplay | None) -> Batch:
     """With the sampler's routes, where those are to be replayed."""
     if replay != "sampler":
         return batch

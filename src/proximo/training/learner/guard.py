@@ -81,7 +81,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Found:
+class GradientPass:
     """What the passes of an update saw; its gradient lies with the parameters."""
 
     stats: Stats = field(default_factory=Stats)
@@ -102,7 +102,7 @@ def _of_all(parts: Parts, batch: Batch, before: Tensor | None) -> Float[Tensor, 
     return known
 
 
-class Guard:
+class UpdateGuard:
     """Applies a learner's updates, or does not."""
 
     def __init__(self, options: TrainingOptions, optimizer: Optimizer, model: PreTrainedModel) -> None:
@@ -115,24 +115,24 @@ class Guard:
         """Whether the last update was a spike that has been reported."""
         self.in_a_row = 0
         """Updates skipped since the last that was applied."""
-        self.most_tokens: int | None = None
+        self.max_tokens: int | None = None
         """In one pass, whatever is planned: more did not fit into memory."""
         self._notices: list[Notice] = []
 
     # One update
 
-    def unread(self, batch: Batch) -> Update | None:
+    def skip_if_not_finite(self, batch: Batch) -> Update | None:
         """The skipped update of a batch that is not to be read: a loss would bound some of its numbers and go on."""
         for name in READ:
             tensor = getattr(batch, name)
             if tensor is not None and (at_fault := (~tensor.isfinite() & batch.mask).any(dim=1)).any():
                 skipped = self._skip(f"{name} holds a number that is not finite", at_fault)
-                return self._update(batch, Found(), [math.nan, math.nan], skipped)
+                return self._update(batch, GradientPass(), [math.nan, math.nan], skipped)
         return None
 
-    def fitted(self, passes: Passes, batch: Batch, work: Callable[[Passes], Result]) -> tuple[Passes, Result]:
+    def retry_on_oom(self, passes: Passes, batch: Batch, work: Callable[[Passes], Result]) -> tuple[Passes, Result]:
         """Work in passes over a batch, begun anew in smaller ones for as long as memory runs out; the last ones."""
-        passes = passes.within(self.most_tokens)
+        passes = passes.with_token_limit(self.max_tokens)
         while True:
             try:
                 return passes, work(passes)
@@ -147,7 +147,7 @@ class Guard:
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
 
-    def apply(self, batch: Batch, found: Found) -> Update:
+    def apply(self, batch: Batch, found: GradientPass) -> Update:
         """Each group of parameters is clipped apart: the value model's gradient must not shrink the policy's step."""
         skipped: list[Skipped | None] = []
 
@@ -159,7 +159,7 @@ class Guard:
             norms = self._optimizer.apply(self._options.max_gradient_norm, accepts)
         return self._update(batch, found, norms, skipped[0])
 
-    def _update(self, batch: Batch, found: Found, norms: Sequence[float], skipped: Skipped | None) -> Update:
+    def _update(self, batch: Batch, found: GradientPass, norms: Sequence[float], skipped: Skipped | None) -> Update:
         value_norm = norms[VALUE] if self._optimizer.held(VALUE) else None
         before = found.before
         logprobs = _of_all(found.parts, batch, before and before.logprobs)
@@ -168,7 +168,7 @@ class Guard:
             found.stats, norms[POLICY], value_norm, None, torch.arange(len(batch)), logprobs, entropy, skipped
         )
 
-    def _refused(self, batch: Batch, found: Found, norms: Sequence[float]) -> Skipped | None:
+    def _refused(self, batch: Batch, found: GradientPass, norms: Sequence[float]) -> Skipped | None:
         """Why a gradient is not to be applied, if so."""
         broken = [name for name, value in found.stats.floats().items() if not math.isfinite(value)]
         if broken or not all(map(math.isfinite, norms)):
@@ -228,7 +228,7 @@ class Guard:
                 f"out of memory in a pass over a single group ({failure}): use a smaller training.group_size or "
                 "sampling.max_tokens, a smaller model, or a machine with more memory"
             )
-        self.most_tokens = smaller.token_budget
+        self.max_tokens = smaller.token_budget
         self._notices.append(
             Notice(
                 "out_of_memory",
@@ -246,10 +246,10 @@ class Guard:
 
     def check(self) -> None:
         """To be called when a step has been written down: too many skipped updates in a row end the run."""
-        most = self._options.most_skipped
+        most = self._options.max_skipped
         if self.in_a_row >= most:
             raise ValueError(
-                f"{self.in_a_row} updates in a row were skipped (training.most_skipped is {most}): "
+                f"{self.in_a_row} updates in a row were skipped (training.max_skipped is {most}): "
                 "their rows are in the run's folder under evidence. Lower training.learning_rate, look at the rewards "
                 "for huge values, or go back to an earlier checkpoint"
             )
@@ -260,9 +260,9 @@ class Guard:
             "windows": {str(group): list(window) for group, window in self._windows.items()},
             "in_spell": self._in_spell,
             "in_a_row": self.in_a_row,
-            "most_tokens": self.most_tokens,
+            "max_tokens": self.max_tokens,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._windows = {int(group): deque(window, maxlen=WINDOW) for group, window in state["windows"].items()}
-        self._in_spell, self.in_a_row, self.most_tokens = state["in_spell"], state["in_a_row"], state["most_tokens"]
+        self._in_spell, self.in_a_row, self.max_tokens = state["in_spell"], state["in_a_row"], state["max_tokens"]

@@ -20,14 +20,14 @@ from proximo.maths.rows import rows_of
 from proximo.models import Scores, frozen_copy
 from proximo.models.values import ValueModel
 from proximo.tensor_types import Bool, Float, Int
-from proximo.training.config import CPU_TOKENS, Replay, TrainingOptions
+from proximo.training.config import CPU_TOKENS, RoutingReplay, TrainingOptions
 from proximo.training.learner.critic import critic_for
 from proximo.training.learner.experts import agreement_stats, balance_for, check_agreement, check_replay
-from proximo.training.learner.guard import Found, Guard, Update
+from proximo.training.learner.guard import GradientPass, Update, UpdateGuard
 from proximo.training.learner.optimizer import POLICY, Optimizer
 from proximo.training.learner.passes import OldScores, Passes, minibatches
 from proximo.training.learner.rounding import check_gap, gate_width
-from proximo.types import Batch, Stats, sent
+from proximo.types import Batch, Stats, to_device
 
 VALUE_PACE = 10
 """How much faster than the policy a value model learns unless told otherwise: it starts from nothing."""
@@ -46,15 +46,15 @@ class Learner:
         seed: int,
         value: ValueModel | None = None,
         value_learning_rate: float | None = None,
-        replay: Replay | None = None,
-        most_gap: float | None = None,
+        replay: RoutingReplay | None = None,
+        max_gap: float | None = None,
     ) -> None:
         """Without a `value` of its own, an algorithm that asks for one gets a head on the policy's trunk.
-        `most_gap` is the largest gap of the sampler that the first rows may show; None: any."""
+        `max_gap` is the largest gap of the sampler that the first rows may show; None: any."""
         self.model = model
         self.algorithm = algorithm
         self.options = options
-        self.replay: Replay | None = check_replay(model, replay)
+        self.replay: RoutingReplay | None = check_replay(model, replay)
         self.balance = balance_for(algorithm, model)
         self.passes = Passes(
             temperature,
@@ -73,14 +73,14 @@ class Learner:
             learning_rate=options.learning_rate,
             weight_decay=options.weight_decay,
         )
-        self.guard = Guard(options, self.optimizer, model)
+        self.guard = UpdateGuard(options, self.optimizer, model)
         self.version = 0
         """Updates that were applied."""
         self.sampled_version = 0
         """The version that sampled the step's fresh rows."""
         self.trusts_sampler = False
         """Whether the sampler's log-probs may stand for the old policy's; found out by measuring."""
-        self._most_gap = most_gap
+        self._max_gap = max_gap
         self._seed, self.shuffle = seed, torch.Generator().manual_seed(seed)
 
     def policy_parameters(self) -> list[nn.Parameter]:
@@ -107,7 +107,7 @@ class Learner:
     def old_scores(self, batch: Batch) -> OldScores:
         """Log-probs, entropy and values of the policy as it stands; its routes, where those are to be replayed."""
         value, record = self.critic and self.critic.model, self.replay == "old_policy"
-        self.passes, scores = self.guard.fitted(
+        self.passes, scores = self.guard.retry_on_oom(
             self.passes, batch, lambda passes: passes.without_gradient(self.model, batch, value, record=record)
         )
         return scores
@@ -116,7 +116,7 @@ class Learner:
         """Never replayed: it is what it is."""
         reference, batch = self.reference, replace(batch, routes=None)
         assert reference is not None
-        self.passes, scores = self.guard.fitted(
+        self.passes, scores = self.guard.retry_on_oom(
             self.passes, batch, lambda passes: passes.without_gradient(reference, batch)
         )
         return scores.logprobs
@@ -152,7 +152,7 @@ class Learner:
             # GSPO's gate is 3e-4 wide: what counts is the gap in the algorithm's own ratio against a tenth of it.
             seen = self.algorithm.ratio(log_weight, mask)
             self.trusts_sampler = bool((seen.abs() * mask).sum() / mask.sum() < gate_width(self.algorithm) / 10)
-        self._most_gap = check_gap(found := mismatch(log_weight, mask), self._most_gap, self.model)
+        self._max_gap = check_gap(found := mismatch(log_weight, mask), self._max_gap, self.model)
         return found
 
     # The updates
@@ -167,9 +167,9 @@ class Learner:
 
     def update(self, batch: Batch, *, fresh: bool) -> Update:
         """One optimizer update, exact over any split into micro-batches; none where a number is not finite."""
-        if (unread := self.guard.unread(batch)) is not None:
+        if (unread := self.guard.skip_if_not_finite(batch)) is not None:
             return unread
-        self.passes, found = self.guard.fitted(self.passes, batch, lambda passes: self._gradient(passes, batch))
+        self.passes, found = self.guard.retry_on_oom(self.passes, batch, lambda passes: self._gradient(passes, batch))
         if fresh:
             check_agreement(found.agreements)
         if not found.parts:  # all rows dead: the gradient is 0, which is not no gradient to an optimizer
@@ -181,12 +181,14 @@ class Learner:
 
     def update_value(self, batch: Batch) -> Update:
         """One update of the value model's own parameters."""
-        if (unread := self.guard.unread(batch)) is not None:
+        if (unread := self.guard.skip_if_not_finite(batch)) is not None:
             return unread
-        self.passes, found = self.guard.fitted(self.passes, batch, lambda passes: self._value_gradient(passes, batch))
+        self.passes, found = self.guard.retry_on_oom(
+            self.passes, batch, lambda passes: self._value_gradient(passes, batch)
+        )
         return self.guard.apply(batch, found)
 
-    def _gradient(self, passes: Passes, batch: Batch) -> Found:
+    def _gradient(self, passes: Passes, batch: Batch) -> GradientPass:
         (plan, before), token_weights = self._plan(passes, batch), TokenMean()(batch.mask, batch.group)
         balance = self.balance and self.balance.counted(passes, self.model, batch)
         self.optimizer.zero_grad()
@@ -198,7 +200,7 @@ class Learner:
             with ExitStack() as until:
                 value = self.critic and self.critic.model
                 scores, values = passes.with_values(self.model, value, rows, until=until)
-                rows, weights = rows.to(device), sent(token_weights[index], device)
+                rows, weights = rows.to(device), to_device(token_weights[index], device)
                 terms = [self._loss(rows, scores, plan.rows(index).to(device))]
                 if self.critic is not None:
                     assert values is not None
@@ -210,9 +212,9 @@ class Learner:
             agreements.append(scores.agreement)
             first_logprobs.append((index, scores.logprobs.detach()))
             entropies.append((index, scores.entropy.detach()))
-        return Found(stats, first_logprobs, entropies, agreements, before)
+        return GradientPass(stats, first_logprobs, entropies, agreements, before)
 
-    def _value_gradient(self, passes: Passes, batch: Batch) -> Found:
+    def _value_gradient(self, passes: Passes, batch: Batch) -> GradientPass:
         assert self.critic is not None
         critic, weights = self.critic.unclipped(), TokenMean()(batch.mask, batch.group)
         self.optimizer.zero_grad()
@@ -220,10 +222,10 @@ class Learner:
         for index in passes.parts(batch):
             rows = batch.rows(index)
             values = passes.values(self.model, critic.model, rows)
-            loss, part_stats = critic.term(values, rows.to(device), sent(weights[index], device))
+            loss, part_stats = critic.term(values, rows.to(device), to_device(weights[index], device))
             loss.backward()
             stats = stats + part_stats
-        return Found(stats)
+        return GradientPass(stats)
 
     def set_learning_rate(self, step: int, *, policy_step: int | None = None) -> float:
         """Linear warm-up, then constant; the policy's, which starts later where values are pre-trained. Steps are
@@ -277,7 +279,7 @@ class Learner:
         generator = torch.Generator().manual_seed(self._seed + self.version)
         return plan_step(self.algorithm, rows, generator), before
 
-    def _first_gap(self, batch: Batch, found: Found) -> MismatchStats | None:
+    def _first_gap(self, batch: Batch, found: GradientPass) -> MismatchStats | None:
         index = torch.cat([index for index, _ in found.parts])
         return self.measure_gap(batch.rows(index), torch.cat([logprobs for _, logprobs in found.parts]).cpu())
 

@@ -17,7 +17,7 @@ from proximo.models.packing.attention import head_width
 from proximo.training.learner.passes import Passes
 from proximo.types import Batch
 
-MOST_TOKENS = 28672
+MAX_TOKENS = 28672
 """More make no kernel faster: on one H200 a pass over so many of a model of 0.6 B keeps the GPU busy for 0.3 s, several
 times as long as the host needs to launch it."""
 SPARE = 0.85
@@ -67,11 +67,11 @@ def token_cost(config: PreTrainedConfig, dtype: torch.dtype, *, compiled: bool) 
 
 
 def plan_memory(cost: TokenCost, free: int, largest: int) -> MemoryPlan:
-    """Between the largest group and `MOST_TOKENS`, in `free` bytes; with checkpoints only if that group needs them."""
+    """Between the largest group and `MAX_TOKENS`, in `free` bytes; with checkpoints only if that group needs them."""
     fits = free // cost.kept
     if fits >= largest:
-        return MemoryPlan(max(largest, min(fits, MOST_TOKENS)), checkpointed=False)
-    return MemoryPlan(max(largest, min(free // cost.checkpointed, MOST_TOKENS)), checkpointed=True)
+        return MemoryPlan(max(largest, min(fits, MAX_TOKENS)), checkpointed=False)
+    return MemoryPlan(max(largest, min(free // cost.checkpointed, MAX_TOKENS)), checkpointed=True)
 
 
 def room_for_activations(free: int, *, pending: int, vocabulary: int, hidden: int) -> int:
@@ -123,9 +123,9 @@ def smaller_passes(passes: Passes, batch: Batch) -> Passes | None:
     parts = list(passes.parts(batch))
     if len(parts) == len(batch.group.unique()):
         return None
-    smaller = passes.within(max(_tokens(batch.rows(part)) for part in parts))
+    smaller = passes.with_token_limit(max(_tokens(batch.rows(part)) for part in parts))
     while len(list(smaller.parts(batch))) == len(parts):
-        smaller = smaller.within(smaller.token_budget // 2)
+        smaller = smaller.with_token_limit(smaller.token_budget // 2)
     return smaller
 
 

@@ -44,7 +44,7 @@ class Passes:
     is_planned: bool = False
     """Whether the budget is for the memory of this machine."""
 
-    def within(self, most: int | None) -> "Passes":
+    def with_token_limit(self, most: int | None) -> "Passes":
         """With so many tokens in one pass at most."""
         return self if most is None or most >= self.token_budget else replace(self, token_budget=max(most, 1))
 

@@ -53,7 +53,7 @@ def is_mixture(config: PreTrainedConfig) -> bool:
     return any((getattr(text, name, None) or 0) > 1 for name in EXPERT_COUNTS)
 
 
-def most_gap(model: PreTrainedModel) -> float:
+def max_gap(model: PreTrainedModel) -> float:
     """The largest `sampler_gap` that rounding may explain, of a sampler that is the model itself."""
     stops = bounds_of(model).stops
     return min(stops * MIXTURE_FACTOR, 1.0) if is_mixture(model.config) else stops

@@ -16,7 +16,7 @@ from proximo.models import Precision, load_model, load_tokenizer, pick_device, p
 from proximo.models.compiling import allow_compiling
 from proximo.models.shipped import resolve
 from proximo.tensor_types import Float
-from proximo.training.offline.encoding import Encoded, Prepared, Rows, prepare
+from proximo.training.offline.encoding import Encoded, EncodedRows, Prepared, prepare
 from proximo.training.offline.fitting import FitOptions, Fitted, fit_attempt
 from proximo.training.offline.reference import (
     Reference,
@@ -136,7 +136,9 @@ class Preferences:
             known = [value for number in rows.group.unique().tolist() for value in sums[numbers[number]]]
             yield self._loss(rows, known, 1 / len(rankings))
 
-    def _loss(self, rows: Rows, known: Sequence[float], share: float) -> tuple[Float[Tensor, ""], Mapping[str, Tensor]]:
+    def _loss(
+        self, rows: EncodedRows, known: Sequence[float], share: float
+    ) -> tuple[Float[Tensor, ""], Mapping[str, Tensor]]:
         """Of a micro-batch whose every prompt has this share of the step."""
         logprobs = score_rows(self.model, rows).logprobs.sum(dim=1)
         lengths = rows.lengths.to(logprobs)

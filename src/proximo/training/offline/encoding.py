@@ -135,7 +135,7 @@ def _rendered_reply(tokenizer: PreTrainedTokenizerBase, prompt: Sequence, asked:
 
 
 @dataclass(frozen=True)
-class Rows:
+class EncodedRows:
     """Completions as tensors, aligned with their tokens: what `models.score` takes."""
 
     prompts: tuple[tuple[int, ...], ...]
@@ -147,9 +147,9 @@ class Rows:
     group: Int[Tensor, " B"]
     """Which prompt; the completions of a ranking share one."""
 
-    def at(self, index: Int[Tensor, " M"]) -> "Rows":
+    def at(self, index: Int[Tensor, " M"]) -> "EncodedRows":
         """Some of the rows; prompts are shared, so their numbers stay."""
-        return Rows(self.prompts, self.tokens[index], self.lengths[index], self.mask[index], self.group[index])
+        return EncodedRows(self.prompts, self.tokens[index], self.lengths[index], self.mask[index], self.group[index])
 
     def parts(self, token_budget: int) -> list[Int[Tensor, " M"]]:
         """Row numbers of each micro-batch; groups stay whole."""
@@ -158,14 +158,14 @@ class Rows:
         return [torch.tensor(part) for part in parts]
 
 
-def to_rows(items: Sequence[Encoded]) -> Rows:
+def to_rows(items: Sequence[Encoded]) -> EncodedRows:
     """One group per item, one row per completion."""
     completions = [(number, tokens) for number, item in enumerate(items) for tokens in item.completions]
     lengths = torch.tensor([len(tokens) for _, tokens in completions])
     mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
     tokens = torch.zeros_like(mask, dtype=torch.long)
     tokens[mask] = torch.tensor([token for _, row in completions for token in row])
-    return Rows(
+    return EncodedRows(
         prompts=tuple(item.prompt for item in items),
         tokens=tokens,
         lengths=lengths,

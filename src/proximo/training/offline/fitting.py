@@ -21,7 +21,7 @@ from proximo.training.runfolder.signals import Stop, Stopped
 
 SAID_EVERY = 10
 """Steps between two lines of progress."""
-MOST_SKIPPED = 5
+MAX_SKIPPED = 5
 """Updates left out in a row, because they are not finite, at which a stage ends."""
 
 
@@ -130,7 +130,7 @@ def fit_attempt(
         attempt.start()
         report()
 
-    log, point = attempt.log, attempt.point
+    log, point = attempt.log, attempt.resume_from
     return fit(stage, options, tokenizer=tokenizer, log=log, seed=seed, say=say, point=point, start=start)
 
 
@@ -248,7 +248,7 @@ class _Fitting:
         message = "loss or gradient is not finite; weights untouched"
         self.log.event(step, "skipped_update", message)
         self.say(f"warning after step {step}: the update was skipped: {message}")
-        if self.skipped >= MOST_SKIPPED:
+        if self.skipped >= MAX_SKIPPED:
             raise ValueError(
                 f"{self.skipped} updates in a row were skipped, since loss or gradient is not finite: lower "
                 "fit.learning_rate, and look at the data for what no model could say"

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from proximo.models import score_rows
-from proximo.training.offline.encoding import Encoded, Prepared, Rows, to_rows
+from proximo.training.offline.encoding import Encoded, EncodedRows, Prepared, to_rows
 
 Sums = tuple[tuple[float, ...], ...]
 """For each ranking, the log-prob of each of its completions, summed over its tokens."""
@@ -28,7 +28,7 @@ class Reference:
     """Fingerprint of the model."""
 
 
-def micro_batched(items: Sequence[Encoded], batch: int, token_budget: int) -> Iterator[tuple[range, Rows]]:
+def micro_batched(items: Sequence[Encoded], batch: int, token_budget: int) -> Iterator[tuple[range, EncodedRows]]:
     """All items in order, in micro-batches: the numbers of some, and rows of theirs.
 
     A pass over the same items is always split in the same way, so that a model agrees with itself to the last bit.

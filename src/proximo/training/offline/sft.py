@@ -29,7 +29,7 @@ from proximo.models.compiling import allow_compiling
 from proximo.models.shipped import resolve
 from proximo.tasks import Arithmetic, Split, Task, TaskOptions
 from proximo.tensor_types import Float
-from proximo.training.offline.encoding import Encoded, Prepared, Rows, encode, prepare, to_rows
+from proximo.training.offline.encoding import Encoded, EncodedRows, Prepared, encode, prepare, to_rows
 from proximo.training.offline.fitting import FitOptions, Fitted, fit_attempt
 from proximo.training.offline.snapshots import once
 from proximo.training.runfolder.resume import Attempt
@@ -131,7 +131,7 @@ class Supervised:
         loss = -float(torch.stack(parts).sum()) / int(rows.lengths.sum())
         return {"loss": loss, "perplexity": math.exp(min(loss, 80.0))}
 
-    def _logprobs(self, rows: Rows) -> Float[Tensor, "B T"]:
+    def _logprobs(self, rows: EncodedRows) -> Float[Tensor, "B T"]:
         return score_rows(self.model, rows).logprobs
 
 

@@ -13,11 +13,11 @@ from proximo.models import load_model, load_tokenizer, pick_device, pick_dtype, 
 from proximo.models.shipped import resolve
 from proximo.samplers.embedded import local_sampler
 from proximo.tensor_types import Float
-from proximo.training.offline.encoding import Encoded, Rows, completion_tokens, to_rows
+from proximo.training.offline.encoding import Encoded, EncodedRows, completion_tokens, to_rows
 from proximo.training.pipeline.config import SFT, PipelineConfig
 from proximo.training.pipeline.result import Fooled, Measured
 from proximo.training.reward_mixing import judged
-from proximo.training.rl.run import MOST_SLOTS
+from proximo.training.rl.run import MAX_SLOTS
 from proximo.types import Completion, Grade, Problem, Request
 
 TOKEN_BUDGET = 16384
@@ -43,7 +43,7 @@ class Measuring:
             Request(number, prompt_tokens(tokenizer, problem.prompt), samples)
             for number, problem in enumerate(self.problems)
         ]
-        sampler = local_sampler(model, tokenizer, slots=MOST_SLOTS)
+        sampler = local_sampler(model, tokenizer, slots=MAX_SLOTS)
         # Step −1 belongs to no training step.
         answers = sampler.sample(requests, self.config.sampling, seed=self.config.seed, step=-1)
         completions = [completion for siblings in answers for completion in siblings]
@@ -99,7 +99,7 @@ class Measuring:
             kl[part] = (self._logprobs(model, rows.at(part)) - self._logprobs(self.reference, rows.at(part))).to(kl)
         return kl.tolist()
 
-    def _logprobs(self, model: PreTrainedModel, rows: Rows) -> Float[Tensor, " B"]:
+    def _logprobs(self, model: PreTrainedModel, rows: EncodedRows) -> Float[Tensor, " B"]:
         scores = score_rows(model, rows, temperature=self.config.sampling.temperature)
         return scores.logprobs.double().sum(dim=1)
 

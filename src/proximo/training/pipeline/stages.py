@@ -22,10 +22,9 @@ from proximo.training.pipeline.measure import Measuring
 from proximo.training.pipeline.report import report
 from proximo.training.pipeline.result import Curve, Policy, Result
 from proximo.training.pipeline.world import Ranked, write_demonstrations, write_rankings
+from proximo.training.records import Collected, Evaluation
 from proximo.training.rl.clock import Clock
-from proximo.training.rl.collect import Collected
-from proximo.training.rl.evaluate import Evaluation
-from proximo.training.rl.result import Outcome
+from proximo.training.rl.result import RunResult
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
 from proximo.training.runfolder.log import METRICS
@@ -118,7 +117,7 @@ def _reinforce(config: RunConfig, folder: Path, say: Say) -> tuple[int, Curve]:
         if attempt.result is None:
             outcome = train(Run(config, folder, _Steps(say)), toml.dumps(config), attempt)
         else:
-            outcome = Outcome.from_dict(attempt.result, folder, config.task, config.seed)
+            outcome = RunResult.from_dict(attempt.result, folder, config.task, config.seed)
     rows = [row for row in Lines(folder / METRICS) if "sampled_tokens" in row]
     learned, true = (tuple(_known(row[name]) for row in rows) for name in ("reward", "outcome"))
     return outcome.generated_tokens, Curve(learned, true)

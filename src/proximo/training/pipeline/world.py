@@ -15,7 +15,7 @@ from proximo.samplers.embedded import local_sampler
 from proximo.storage.folders import write_file
 from proximo.tasks import Sorting
 from proximo.training.pipeline.config import DEMONSTRATIONS, RANKINGS, SFT, PipelineConfig
-from proximo.training.rl.run import MOST_SLOTS
+from proximo.training.rl.run import MAX_SLOTS
 from proximo.types import Completion, Problem, Request
 
 
@@ -58,7 +58,7 @@ def write_rankings(config: PipelineConfig, folder: Path) -> Ranked:
     tokenizer = load_tokenizer(path)
     device = pick_device(config.device)
     model = load_model(path, device=device, dtype=pick_dtype("auto", device))
-    sampler = local_sampler(model, tokenizer, slots=MOST_SLOTS)
+    sampler = local_sampler(model, tokenizer, slots=MAX_SLOTS)
     requests = [
         Request(number, prompt_tokens(tokenizer, problem.prompt), options.samples)
         for number, problem in enumerate(problems)

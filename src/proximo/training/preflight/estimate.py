@@ -24,7 +24,7 @@ def batch_arithmetic(config: RunConfig) -> list[str]:
     training = config.training
     completions = training.groups * training.group_size
     tokens = completions * config.sampling.max_tokens
-    most = config.most_generated
+    most = config.max_generated_tokens
     budget = [] if most is None else [f"no step begins once {most} tokens are sampled, which may be sooner"]
     return [
         f"a step: {training.groups} prompts × {training.group_size} completions = {completions} completions, "

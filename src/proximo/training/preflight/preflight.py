@@ -74,9 +74,9 @@ def _check_models(config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBa
         raise ValueError(f"path {path!r} holds a reward model, which scores and cannot speak: give a causal model")
     _check_weights(path)
     form = config.value_options and config.value_options.form
-    if config.replay is not None or form is not None or config.algorithm.extras:
+    if config.routing_replay is not None or form is not None or config.algorithm.extras:
         policy = skeleton(path)
-        check_replay(policy, config.replay)
+        check_replay(policy, config.routing_replay)
         balance_for(config.algorithm, policy)
         if form is not None:
             check_form(form, policy)

@@ -6,7 +6,7 @@ Log-probs that the algorithm does not need are not computed.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, repeat
 
 import numpy as np
@@ -22,26 +22,8 @@ from proximo.tensor_types import Bool, Float, Int
 from proximo.training.learner.experts import to_replay, with_routes
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.memory import with_room
+from proximo.training.records import Assembled
 from proximo.types import Batch, Completion, Group
-
-
-@dataclass(frozen=True)
-class Assembled:
-    """A batch ready for updates, and what became known on the way."""
-
-    batch: Batch
-    """The rows that train."""
-    everyone: Batch
-    """All rows of the step, those of dropped groups last."""
-    index: Int[Tensor, " M"]
-    """Which of all rows train."""
-    unscored: int
-    dead_rows: int
-    """Rows that train with an advantage of exactly 0."""
-    sampler_gap: MismatchStats | None
-    """Between the learner's log-probs and the sampler's; None where no pass was needed."""
-    earned: Float[Tensor, "B T"] | None
-    """What each token of the batch really went on to earn; None without a value model."""
 
 
 def assemble(

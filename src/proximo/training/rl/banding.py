@@ -8,7 +8,7 @@ from proximo.algorithms import Algorithm
 
 STEPS = 5
 """Steps with updates that are looked at: a run's first."""
-MOST = 0.3
+MAX_BLOCKED = 0.3
 """Share of the tokens that a band which fits does not block."""
 WIDER = 4
 """Standard deviations of the measured ratio that the proposed band spans to either side: a policy that the band no
@@ -36,7 +36,7 @@ class BandWatch:
         if self._left:
             return None
         blocked, length, spread = (statistics.mean(column) for column in zip(*self._rows, strict=True))
-        if blocked <= MOST or spread <= max(self._edges):
+        if blocked <= MAX_BLOCKED or spread <= max(self._edges):
             return None
         low, high = (float(f"{edge * WIDER * spread / statistics.mean(self._edges):.1g}") for edge in self._edges)
         return (

@@ -11,14 +11,14 @@ from transformers import PreTrainedTokenizerBase
 
 from proximo.tasks import Task
 from proximo.training.config import RunConfig
-from proximo.training.rl.collect import Collected
-from proximo.training.rl.evaluate import Evaluation
-from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, Holders, Saver, place, retain, save, step_of
+from proximo.training.records import Collected, Evaluation
+from proximo.training.rl.holders import Holders
+from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, Saver, place, retain, save, step_of
 from proximo.training.runfolder.log import METRICS, RunLog
-from proximo.training.runfolder.state import Best, Standing, read_standing, write_standing
+from proximo.training.runfolder.state import Best, RunState, read_run_state, write_run_state
 
 
-class Keeper:
+class Checkpointer:
     """Notes and saves where a run stands.
 
     What is noted at a boundary between two steps is small and a copy; weights and moments are not copied. So a step
@@ -47,77 +47,75 @@ class Keeper:
         """Spent on the run, earlier attempts included up to where they were gone on from."""
         return self._spent + time.perf_counter() - self._began
 
-    def restored(self, point: Path, task: Task) -> Standing:
+    def restore(self, point: Path, task: Task) -> RunState:
         """Where a checkpoint stands, with all parts of the run brought there; nothing is written."""
         refuse_fewer_steps(self._config, point)
-        standing = read_standing(point / STATE, task, self._config.seed)
-        self._holders.restore(point, standing)
-        self._saved, self._spent = standing.step, standing.seconds
-        return standing
+        state = read_run_state(point / STATE, task, self._config.seed)
+        self._holders.restore(point, state)
+        self._saved, self._spent = state.step, state.seconds
+        return state
 
-    def noted(self, standing: Standing) -> Standing:
+    def snapshot(self, state: RunState) -> RunState:
         """As everything is now."""
         return self._holders.remember(
-            replace(standing, sizes=self._log.sizes(), seconds=self.seconds, run=self._log.identity)
+            replace(state, sizes=self._log.sizes(), seconds=self.seconds, run=self._log.identity)
         )
 
-    def stepped(self, standing: Standing, collected: Collected) -> Standing:
+    def after_step(self, state: RunState, collected: Collected) -> RunState:
         """After a step."""
-        generated = standing.generated + collected.sampled_tokens
-        step = standing.step + 1
-        return self.noted(
-            replace(standing, step=step, frontier=collected.frontier, generated=generated, evaluated=False)
-        )
+        generated = state.generated + collected.sampled_tokens
+        step = state.step + 1
+        return self.snapshot(replace(state, step=step, cursor=collected.cursor, generated=generated, evaluated=False))
 
-    def evaluated(self, standing: Standing, found: Evaluation) -> Standing:
+    def after_evaluation(self, state: RunState, found: Evaluation) -> RunState:
         """After an evaluation between two steps."""
-        best = self._former_best = standing.best
+        best = self._former_best = state.best
         if best is None or found.outcome > best.outcome:  # one that is not a number is no better than any
-            best = Best(standing.step, found.outcome) if found.outcome == found.outcome else best
-        return self.noted(replace(standing, evaluated=True, best=best))
+            best = Best(state.step, found.outcome) if found.outcome == found.outcome else best
+        return self.snapshot(replace(state, evaluated=True, best=best))
 
-    def is_last(self, standing: Standing) -> bool:
+    def is_last(self, state: RunState) -> bool:
         """Whether the run ends here: all steps are done, or all tokens are sampled."""
-        most = self._config.most_generated
-        return standing.step >= self._config.steps or (most is not None and standing.generated >= most)
+        most = self._config.max_generated_tokens
+        return state.step >= self._config.steps or (most is not None and state.generated >= most)
 
-    def consider(self, standing: Standing) -> Standing:
+    def save_if_due(self, state: RunState) -> RunState:
         """Save, where that is due. One that could not be saved is not the best: the one before it stays."""
-        options, step = self._config.checkpoints, standing.step
-        is_best = options.keep_best and standing.best is not None and standing.best.step == step
-        if step and (step % options.every == 0 or self.is_last(standing) or is_best):
-            self.save(standing)
-        return replace(standing, best=self._former_best) if is_best and self._saved != step else standing
+        options, step = self._config.checkpoints, state.step
+        is_best = options.keep_best and state.best is not None and state.best.step == step
+        if step and (step % options.every == 0 or self.is_last(state) or is_best):
+            self.save(state)
+        return replace(state, best=self._former_best) if is_best and self._saved != step else state
 
-    def save(self, standing: Standing, *, again: bool = True) -> None:
+    def save(self, state: RunState, *, again: bool = True) -> None:
         """Unless that has been done already. A failure is reported; the last checkpoint of a run must not fail.
         `again`: whether there will be another."""
-        step, last = standing.step, self.is_last(standing)
-        if self._saved != step and self._saver.save(step, lambda: self._write(standing), last=last, again=again):
+        step, last = state.step, self.is_last(state)
+        if self._saved != step and self._saver.save(step, lambda: self._write(state), last=last, again=again):
             self._saved = step
-            self._retain(standing)
+            self._retain(state)
 
     def path(self, step: int) -> Path:
         return place(self._log.folder / CHECKPOINTS, step)
 
-    def _write(self, standing: Standing) -> None:
+    def _write(self, state: RunState) -> None:
         found = self._log.settle()
-        assert found == standing.sizes, f"rows were written behind the state's back: {found}, {standing.sizes}"
+        assert found == state.sizes, f"rows were written behind the state's back: {found}, {state.sizes}"
 
-        def state(folder: Path) -> None:
-            write_standing(folder, standing)
-            self._holders.write(folder, standing)
+        def write(folder: Path) -> None:
+            write_run_state(folder, state)
+            self._holders.write(folder, state)
 
-        save(self._log.folder, standing.step, self._holders.learner.model, self._tokenizer, state)
+        save(self._log.folder, state.step, self._holders.learner.model, self._tokenizer, write)
 
-    def _retain(self, standing: Standing) -> None:
+    def _retain(self, state: RunState) -> None:
         try:
-            best = None if standing.best is None else standing.best.step
-            retain(self._log.folder, self._config.checkpoints, standing.step, best)
+            best = None if state.best is None else state.best.step
+            retain(self._log.folder, self._config.checkpoints, state.step, best)
         except OSError as error:
             message = f"an old checkpoint cannot be removed: {error}"
-            self._log.event(standing.step, "remove_failed", message)
-            self._warned(standing.step, message)
+            self._log.event(state.step, "remove_failed", message)
+            self._warned(state.step, message)
 
 
 def refuse_fewer_steps(config: RunConfig, point: Path | None) -> None:
@@ -129,10 +127,10 @@ def refuse_fewer_steps(config: RunConfig, point: Path | None) -> None:
             f"steps is {config.steps}, but {step_of(point)} are done: give as many at least, or use the checkpoint "
             f"{point} as it is"
         )
-    if config.most_generated is not None and (before := _generated_before(point)) >= config.most_generated:
+    if config.max_generated_tokens is not None and (before := _generated_before(point)) >= config.max_generated_tokens:
         raise ValueError(
-            f"most_generated is {config.most_generated}, but {before} tokens were sampled before the last of the "
-            f"{step_of(point)} steps that are done: give more than that, or use the checkpoint {point} as it is"
+            f"max_generated_tokens is {config.max_generated_tokens}, but {before} tokens were sampled before the last "
+            f"of the {step_of(point)} steps that are done: give more than that, or use the checkpoint {point} as it is"
         )
 
 

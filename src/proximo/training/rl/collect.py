@@ -5,7 +5,7 @@ the run. Groups kept beyond what the step needs are carried over to the next one
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -15,45 +15,9 @@ from proximo.models import prompt_tokens
 from proximo.samplers import Sampler, SamplingOptions
 from proximo.tasks import Task
 from proximo.training.config import TrainingOptions
+from proximo.training.records import Collected, DataCursor, num_tokens
 from proximo.training.rl.grading import graded
 from proximo.types import Group, Problem, Request
-
-
-@dataclass(frozen=True)
-class Frontier:
-    """Where the data stands: the next unused problem, and groups already sampled for the next step."""
-
-    next_problem: int = 0
-    carried: tuple[Group, ...] = ()
-
-
-@dataclass(frozen=True)
-class Collected:
-    """A step's worth of rollouts."""
-
-    groups: tuple[Group, ...]
-    """To be trained on."""
-    dropped: tuple[Group, ...]
-    """Sampled, but nothing to learn from: they count in statistics over the rollout batch."""
-    frontier: Frontier
-    rounds: int
-    sampled_tokens: int
-    """In this step, dropped and carried groups included."""
-    grading_seconds: float = field(default=0.0, compare=False)
-    """Waited for grades when a round had been sampled; a grader that keeps up with the sampler takes none."""
-
-    def outcomes(self) -> list[float]:
-        """Of everything that was sampled, dropped groups included; NaN where a grader failed."""
-        groups = [*self.groups, *self.dropped]
-        return [rollout.grade.outcome for group in groups for rollout in group.rollouts]
-
-    @property
-    def wasted_tokens(self) -> int:
-        return sum(num_tokens(group) for group in self.dropped)
-
-
-def num_tokens(group: Group) -> int:
-    return sum(len(rollout.completion.tokens) for rollout in group.rollouts)
 
 
 def is_mixed(group: Group) -> bool:
@@ -74,10 +38,10 @@ class Collector:
     keep: Keep
     seed: int
 
-    def collect(self, frontier: Frontier, *, step: int, version: int) -> Collected:
+    def collect(self, cursor: DataCursor, *, step: int, version: int) -> Collected:
         """Fill a step with groups to train on."""
-        kept, dropped = list(frontier.carried), []
-        next_problem, tokens, rounds, seconds = frontier.next_problem, 0, 0, 0.0
+        kept, dropped = list(cursor.carried), []
+        next_problem, tokens, rounds, seconds = cursor.next_problem, 0, 0, 0.0
         again: list[tuple[int, Problem]] = []
         while len(kept) < self.training.groups and self._may_sample(rounds, tokens):
             wanted = self._draws(len(kept), len(dropped))
@@ -100,7 +64,7 @@ class Collector:
         return Collected(
             groups=tuple(kept[:full]),
             dropped=tuple(dropped),
-            frontier=Frontier(next_problem, tuple(kept[full:])),
+            cursor=DataCursor(next_problem, tuple(kept[full:])),
             rounds=rounds,
             sampled_tokens=tokens,
             grading_seconds=seconds,

@@ -1,8 +1,8 @@
 """Held-out accuracy, with an honest interval."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
@@ -11,57 +11,9 @@ from proximo.models import prompt_tokens
 from proximo.samplers import Sampler, SamplingOptions
 from proximo.tasks import Task
 from proximo.training.config import EvaluationOptions
+from proximo.training.records import Answered, Evaluation
 from proximo.training.rl.grading import graded
-from proximo.types import Completion, Grade, Problem, Request, Rollout
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Accuracies from 0 to 1: an outcome counts as right when it is at least 1."""
-
-    accuracy: float
-    """Greedy."""
-    low: float
-    high: float
-    """Wilson's 95 % interval around it."""
-    problems: int
-    unscored: int
-    outcome: float
-    """Mean over the greedy answers that are scored, like reward and parts."""
-    reward: float
-    parts: Mapping[str, float] = field(default_factory=dict)
-    """What the reward was made of, where it was more than the outcome."""
-    k: int = 0
-    """Completions sampled per problem for what follows."""
-    mean_at_k: float | None = None
-    """NaN where no completion could be scored, like pass@k."""
-    mean_half_width: float | None = None
-    """Half of the 95 % interval around mean@k, Student's t over problems; NaN from fewer than two."""
-    pass_at_k: float | None = None
-    pass_low: float | None = None
-    pass_high: float | None = None
-
-    @property
-    def is_share(self) -> bool:
-        """Whether accuracy says it all, because each outcome is right or wrong, 1 or 0."""
-        return self.outcome == self.accuracy
-
-    def floats(self) -> dict[str, float]:
-        flat = asdict(self) | {f"parts/{name}": value for name, value in self.parts.items()}
-        return {f"held_out/{name}": value for name, value in flat.items() if value is not None and name != "parts"}
-
-
-@dataclass(frozen=True)
-class Answered:
-    """A held-out problem and what the policy said."""
-
-    problem: Problem
-    completion: Completion
-    grade: Grade
-
-    @property
-    def outcome(self) -> float:
-        return self.grade.outcome
+from proximo.types import Problem, Request, Rollout
 
 
 def evaluate(

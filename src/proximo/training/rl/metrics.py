@@ -12,8 +12,7 @@ from proximo.maths.mismatch import MismatchStats, effective_share
 from proximo.training.learner.critic import value_metrics
 from proximo.training.learner.experts import routing_metrics
 from proximo.training.learner.guard import Update
-from proximo.training.rl.assemble import Assembled
-from proximo.training.rl.collect import Collected
+from proximo.training.records import Assembled, Collected
 from proximo.training.rl.evaluate import known_mean
 from proximo.types import Batch, Group, Rollout, Stats
 
@@ -109,7 +108,7 @@ def rollout_metrics(collected: Collected, *, has_verdict: bool = True) -> dict[s
         "rounds": collected.rounds,
         "sampled_tokens": collected.sampled_tokens,
         "wasted_tokens": collected.wasted_tokens / max(collected.sampled_tokens, 1),
-        "carried_groups": len(collected.frontier.carried),
+        "carried_groups": len(collected.cursor.carried),
     }
 
 

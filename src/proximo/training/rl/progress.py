@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
-from proximo.plain_text import MOST, visible
-from proximo.training.rl.collect import Collected
-from proximo.training.rl.evaluate import Evaluation
+from proximo.plain_text import MAX_SHOWN, visible
+from proximo.training.records import Collected, Evaluation
 from proximo.types import Problem
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -51,7 +50,7 @@ class Lines:
 
     def _say(self, line: str) -> None:
         with suppress(OSError):  # nobody reads it any more: no reason to stop training
-            print(visible(line, MOST), file=sys.stderr, flush=True)
+            print(visible(line, MAX_SHOWN), file=sys.stderr, flush=True)
 
 
 def summary(metrics: Mapping[str, float]) -> str:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from proximo.tasks import Task
-from proximo.training.rl.evaluate import Answered, Evaluation
+from proximo.training.records import Answered, Evaluation
 from proximo.training.runfolder.checkpoints import CHECKPOINTS
 from proximo.training.runfolder.state import plain_answer, read_answers
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunResult:
     """What a finished run has to say."""
 
     before: Evaluation
@@ -34,7 +34,7 @@ class Outcome:
         }
 
     @classmethod
-    def from_dict(cls, facts: Mapping[str, Any], folder: Path, task: Task, seed: int) -> "Outcome":
+    def from_dict(cls, facts: Mapping[str, Any], folder: Path, task: Task, seed: int) -> "RunResult":
         """Of a run in this folder; its problems are asked for again."""
         before, after = (read_answers([pair[side] for pair in facts["examples"]], task, seed) for side in (0, 1))
         return cls(

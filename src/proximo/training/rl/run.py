@@ -21,19 +21,20 @@ from proximo.tasks import Task
 from proximo.training.config import RunConfig
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.memory import explaining_memory
-from proximo.training.learner.rounding import most_gap
+from proximo.training.learner.rounding import max_gap
 from proximo.training.preflight.calibration import calibrate
 from proximo.training.preflight.preflight import preflight
+from proximo.training.records import Answered, Evaluation
 from proximo.training.reward_mixing import judged
 from proximo.training.rl.banding import BandWatch
 from proximo.training.rl.collect import Collector
-from proximo.training.rl.evaluate import Answered, Evaluation, evaluate
+from proximo.training.rl.evaluate import evaluate
 from proximo.training.rl.progress import Progress
 from proximo.training.rl.unscored import UnscoredWatch
 from proximo.training.runfolder.log import METRICS, RunLog
 from proximo.training.runfolder.signals import Stop
 
-MOST_SLOTS = 512
+MAX_SLOTS = 512
 """Rows decoded at a time; a step with more refills slots as rows end."""
 SAMPLE_LESS = "use a smaller sampling.max_tokens, or training.groups and training.group_size: so many rows are decoded"
 """What helps where sampling runs out of memory."""
@@ -56,9 +57,9 @@ class Run:
         backbone = value and _value_backbone(value.form, device, dtype)
         self.model: PreTrainedModel = load_model(checked.path, device=device, dtype=dtype)
         rows = config.training.groups * config.training.group_size
-        slots = min(rows, MOST_SLOTS)
+        slots = min(rows, MAX_SLOTS)
         self.sampler = local_sampler(self.model, self.tokenizer, slots=slots)
-        records = config.replay == "sampler"
+        records = config.routing_replay == "sampler"
         self.mismatched = (
             None
             if config.mismatch is None
@@ -67,16 +68,16 @@ class Run:
         """What samples the rollouts in the place of `sampler`, where a mismatch is asked for."""
         self.learner = Learner(
             self.model,
-            config.algorithm.within(config.sampling.max_tokens),
+            config.algorithm.with_length_limit(config.sampling.max_tokens),
             config.training,
             temperature=config.sampling.temperature,
             seed=config.seed,
             value=value and value_model(value.form, self.model, backbone),
             value_learning_rate=value and value.rate(config.training.learning_rate),
-            replay=config.replay,
-            most_gap=most_gap(self.model) if config.mismatch is None else None,
+            replay=config.routing_replay,
+            max_gap=max_gap(self.model) if config.mismatch is None else None,
         )
-        self.watch, self.unscored = Watch(), UnscoredWatch(config.rewards.most_unscored)
+        self.watch, self.unscored = Watch(), UnscoredWatch(config.rewards.max_unscored)
         self.band = BandWatch(config.algorithm)
         self.collector = Collector(
             task=self.task,

@@ -10,10 +10,10 @@ import torch
 from proximo.training.learner.critic import kl_per_completion
 from proximo.training.learner.guard import Update
 from proximo.training.learner.memory import explaining_memory
+from proximo.training.records import Assembled, Collected, DataCursor
 from proximo.training.reward_mix import has_verdict
-from proximo.training.rl.assemble import Assembled, assemble, to_batch
+from proximo.training.rl.assemble import assemble, to_batch
 from proximo.training.rl.clock import Clock
-from proximo.training.rl.collect import Collected, Frontier
 from proximo.training.rl.metrics import step_metrics
 from proximo.training.rl.run import SAMPLE_LESS, Run
 from proximo.training.runfolder.evidence import skipped_updates
@@ -21,7 +21,7 @@ from proximo.training.runfolder.ledger import entries
 from proximo.training.runfolder.rollouts import rollout_table
 
 
-def train_step(run: Run, index: int, frontier: Frontier) -> Collected:
+def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
     """One step: rollouts, then the updates they allow.
 
     `index` counts steps from 0, for random numbers and schedules; everything that is shown or stored has the number of
@@ -31,7 +31,7 @@ def train_step(run: Run, index: int, frontier: Frontier) -> Collected:
     learner.start_step(run.mismatched and run.mismatched.refresh(learner.version))
     with run.stop.anywhere():  # until the first update nothing has changed
         with clock.phase("rollout"), explaining_memory(SAMPLE_LESS):
-            collected = run.collector.collect(frontier, step=index, version=learner.version)
+            collected = run.collector.collect(cursor, step=index, version=learner.version)
         clock.split("rollout", "grade", collected.grading_seconds)
         every = config.training.reset_reference_every
         if every is not None and index and index % every == 0:
@@ -49,7 +49,7 @@ def train_step(run: Run, index: int, frontier: Frontier) -> Collected:
     metrics = step_metrics(collected, assembled, updates, rate, has_verdict=has_verdict(config.task))
     metrics |= _kl_metrics(run, assembled, index)
     run.note(step, metrics)
-    run.log.ledger(entries(step, frontier, collected, assembled, updates, run.task.size("train")))
+    run.log.ledger(entries(step, cursor, collected, assembled, updates, run.task.size("train")))
     with clock.phase("write"):
         run.log.rollouts(step, _table(run, index, collected, assembled, updates))
     run.log.timings(step, clock.seconds | {"tokens": collected.sampled_tokens})

@@ -38,7 +38,7 @@ class UnscoredWatch:
         failures = "".join(f"\n  {example}" for example in self._examples.values())
         raise GraderFailed(
             f"{self._unscored} of {self._completions} completions could not be scored, and in each of the last "
-            f"{STEPS} steps more than rewards.most_unscored = {self.most:g} of them: correct the grader, then give the "
+            f"{STEPS} steps more than rewards.max_unscored = {self.most:g} of them: correct the grader, then give the "
             f"same command again{failures}"
         )
 

@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 from proximo.storage.lines import Lines
 from proximo.training.learner.guard import Update
-from proximo.training.rl.assemble import Assembled
-from proximo.training.rl.collect import Collected, Frontier
+from proximo.training.records import Assembled, Collected, DataCursor
 from proximo.types import Group
 
 LEDGER = "ledger.jsonl"
@@ -40,7 +39,7 @@ class Entry:
 
 def entries(
     step: int,
-    before: Frontier,
+    before: DataCursor,
     collected: Collected,
     assembled: Assembled | None,
     updates: Sequence[Update],
@@ -56,7 +55,7 @@ def entries(
         state: State = "trained" if number in learned else "abandoned" if number in present else "unscored"
         found[_ordinal(group)] = group, state
     known = {group.ordinal for group in before.carried}
-    for group in collected.frontier.carried:
+    for group in collected.cursor.carried:
         if group.ordinal not in known:
             found[_ordinal(group)] = group, "carried"
     return [

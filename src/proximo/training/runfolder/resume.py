@@ -60,7 +60,7 @@ class Attempt:
         self._changes: dict[str, str] = {}
         self.corrected: list[str] = []
         """Functions that are others now, which is allowed: a grader that fails is to be corrected."""
-        self.point: Path | None = None
+        self.resume_from: Path | None = None
         """The checkpoint to go on from."""
         self.damaged: list[str] = []
         """What is wrong with newer ones."""
@@ -87,7 +87,7 @@ class Attempt:
         """What a person is told before it begins; None of a new run."""
         if self._record is None:
             return None
-        return f"{self.folder}: going on {self._where(self.point)} (attempt {self.number})"
+        return f"{self.folder}: going on {self._where(self.resume_from)} (attempt {self.number})"
 
     @property
     def way_on(self) -> str:
@@ -95,10 +95,10 @@ class Attempt:
         newest = None if self._points is None else next(iter(saved(self._points)), None)
         return f"the same command with --run {self.folder} goes on {self._where(newest)}"
 
-    def _where(self, point: Path | None) -> str:
+    def _where(self, resume_from: Path | None) -> str:
         if self._points is None:
             return "with the first stage that is not finished"
-        return "from its beginning" if point is None else f"after step {step_of(point)}"
+        return "from its beginning" if resume_from is None else f"after step {step_of(resume_from)}"
 
     def start(self) -> RunLog:
         """Write down that it begins; the log is to be rewound to where the run goes on from, which has been found to
@@ -121,7 +121,7 @@ class Attempt:
                 "started": datetime.now().isoformat(" ", "seconds"),
                 "argv": now["argv"],
                 **{name: now[name] for name in (*CODE, *COMPARED)},
-                "from": None if self.point is None else self.point.name,
+                "from": None if self.resume_from is None else self.resume_from.name,
                 **({"changes": self._changes} if self._changes else {}),
             }
         )
@@ -131,8 +131,8 @@ class Attempt:
         self.started = True
         if self._points is not None:
             tidy(self._points)
-            pass_over(self._points, self.point)
-        step = 0 if self.point is None else step_of(self.point)
+            pass_over(self._points, self.resume_from)
+        step = 0 if self.resume_from is None else step_of(self.resume_from)
         for message in self.damaged:
             self.log.event(step, "damaged_checkpoint", f"{message}; passed over")
         if self.number > 1:
@@ -185,7 +185,7 @@ class Attempt:
         ]
         self.other_code = other_code(self._record["attempts"])
         if self._points is not None:
-            self.point, self.damaged = newest_valid(self._points, self._complaint)
+            self.resume_from, self.damaged = newest_valid(self._points, self._complaint)
             self._look_for_lost_rows()
         if not self._changes:
             self.result = self._finished()
@@ -198,19 +198,19 @@ class Attempt:
 
     def _look_for_lost_rows(self) -> None:
         """A log that is shorter than when the checkpoint was saved has lost rows: nothing is trained again unasked."""
-        if self.point is None:
+        if self.resume_from is None:
             return
-        self.lost = [f"{self.folder}/{each}" for each in lost_rows(self.folder, self.point)]
+        self.lost = [f"{self.folder}/{each}" for each in lost_rows(self.folder, self.resume_from)]
         if self.lost and not self._accept_lost:
             raise ValueError(
                 f"{'; '.join(self.lost)}. Put the whole file back, or resume without those rows, with proximo train "
                 f"or a stage: {ACCEPT_LOST}"
             )
 
-    def _complaint(self, point: Path) -> str | None:
+    def _complaint(self, resume_from: Path) -> str | None:
         """Of a checkpoint that is not this run's."""
         try:
-            run, _ = read_origin(point / STATE)
+            run, _ = read_origin(resume_from / STATE)
         except (OSError, ValueError, KeyError):
             return "it holds no state to go on from"
         return "it belongs to another run" if run != self._identity() else None
@@ -224,7 +224,7 @@ class Attempt:
             self.damaged.append(f"{self.folder / RESULT} cannot be read")
             return None
         if self._points == self.folder / CHECKPOINTS:
-            last, damaged = self.point, self.damaged
+            last, damaged = self.resume_from, self.damaged
         else:  # those of a stage hold no state
             last, damaged = newest_valid(self.folder / CHECKPOINTS)
         whole = "checkpoint" not in result or (last is not None and last.name == result["checkpoint"] and not damaged)
@@ -264,11 +264,11 @@ def begin(
         lock.release(remove_empty=not existed and (attempt is None or not attempt.started))
 
 
-def lost_rows(folder: Path, point: Path) -> list[str]:
+def lost_rows(folder: Path, resume_from: Path) -> list[str]:
     """Of each file of the log that is shorter than when a checkpoint was saved, what to say."""
-    _, sizes = read_origin(point / STATE)
+    _, sizes = read_origin(resume_from / STATE)
     return [
-        f"{name} has {found} bytes and had {size} when {point.name} was saved: rows are lost"
+        f"{name} has {found} bytes and had {size} when {resume_from.name} was saved: rows are lost"
         for name, size in sizes.items()
         if (found := Lines(folder / name).size) < size
     ]

@@ -27,7 +27,7 @@ FORMAT = 3
 """Of the table; a reader tells by it what it can expect. From 3 on the file is sealed."""
 FACTS = b"proximo"
 """Where the table's metadata say what concerns no single row."""
-MOST_ANSWER = 4000
+MAX_ANSWER = 4000
 """Characters of what a problem wants; some are whole files."""
 
 
@@ -187,4 +187,4 @@ def _answer(problem: Problem) -> str | None:
     if answer is None:
         return None
     text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
-    return text[:MOST_ANSWER]
+    return text[:MAX_ANSWER]

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from proximo.samplers.mismatch import Snapshot
 from proximo.tasks import Split, Task
-from proximo.training.rl.collect import Frontier
-from proximo.training.rl.evaluate import Answered, Evaluation
+from proximo.training.records import Answered, DataCursor, Evaluation
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 
 FORMAT = 1
@@ -34,7 +33,7 @@ class Best:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunState:
     """A run between two steps: everything but weights and moments."""
 
     step: int
@@ -43,7 +42,7 @@ class Standing:
     """Before training."""
     answers: Sequence[Answered]
     """What was said in it."""
-    frontier: Frontier = field(default_factory=Frontier)
+    cursor: DataCursor = field(default_factory=DataCursor)
     generated: int = 0
     """Tokens sampled to train on."""
     evaluated: bool = True
@@ -77,7 +76,7 @@ def naming_io(path: Path) -> Iterator[None]:
         raise OSError(f"{path}: {error}") from error
 
 
-def write_standing(folder: Path, standing: Standing) -> None:
+def write_run_state(folder: Path, standing: RunState) -> None:
     routes: dict[str, Tensor] = {}
     facts = {
         "format": FORMAT,
@@ -85,8 +84,8 @@ def write_standing(folder: Path, standing: Standing) -> None:
         "step": standing.step,
         "before": asdict(standing.before),
         "answers": [plain_answer(each) for each in standing.answers],
-        "next_problem": standing.frontier.next_problem,
-        "carried": [_group(each, routes) for each in standing.frontier.carried],
+        "next_problem": standing.cursor.next_problem,
+        "carried": [_group(each, routes) for each in standing.cursor.carried],
         "generated": standing.generated,
         "evaluated": standing.evaluated,
         "best": None if standing.best is None else asdict(standing.best),
@@ -99,7 +98,7 @@ def write_standing(folder: Path, standing: Standing) -> None:
     write_tensors(folder / "carried.safetensors", routes)
 
 
-def read_standing(folder: Path, task: Task, seed: int) -> Standing:
+def read_run_state(folder: Path, task: Task, seed: int) -> RunState:
     facts = json.loads((folder / "standing.json").read_text())
     if facts["format"] != FORMAT:
         raise ValueError(
@@ -108,11 +107,11 @@ def read_standing(folder: Path, task: Task, seed: int) -> Standing:
     asked = _Asked(task, seed)
     routes = read_tensors(folder / "carried.safetensors")
     groups = tuple(_read_group(each, asked, routes) for each in facts["carried"])
-    return Standing(
+    return RunState(
         step=facts["step"],
         before=Evaluation(**facts["before"]),
         answers=read_answers(facts["answers"], task, seed),
-        frontier=Frontier(facts["next_problem"], groups),
+        cursor=DataCursor(facts["next_problem"], groups),
         generated=facts["generated"],
         evaluated=facts["evaluated"],
         best=None if facts["best"] is None else Best(**facts["best"]),

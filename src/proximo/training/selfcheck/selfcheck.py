@@ -22,9 +22,10 @@ from proximo.training.config import RunConfig
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.optimizer import POLICY, VALUE
 from proximo.training.learner.rounding import Bounds, bounds_of, gate_width
+from proximo.training.records import DataCursor
 from proximo.training.reward_mixing import judged
 from proximo.training.rl.assemble import assemble, to_batch
-from proximo.training.rl.collect import Collector, Frontier
+from proximo.training.rl.collect import Collector
 from proximo.training.selfcheck.checks import (
     PROBLEMS,
     Check,
@@ -148,7 +149,7 @@ def sampled_groups(
     siblings = min(config.training.group_size, SIBLINGS)
     training = replace(config.training, groups=GROUPS, group_size=siblings, minibatches=1)
     collector = Collector(task, sampler, tokenizer, sampling, training, KeepAll(), config.seed)
-    return collector.collect(Frontier(), step=0, version=0).groups
+    return collector.collect(DataCursor(), step=0, version=0).groups
 
 
 def made_up_groups(
@@ -185,7 +186,7 @@ def _update_gradient(
 ) -> list[Tensor]:
     # Clipping to a norm would hide a gradient that is off by a factor.
     options = replace(config.training, token_budget=token_budget, max_gradient_norm=math.inf)
-    algorithm = config.algorithm.within(config.sampling.max_tokens)
+    algorithm = config.algorithm.with_length_limit(config.sampling.max_tokens)
     form = config.value_options and config.value_options.form
     if isinstance(form, OwnModel):
         form = OwnModel()  # any weights will do

@@ -6,7 +6,7 @@ from typing import Any
 from proximo.insight.charts.drawing import Series
 from proximo.insight.compare.measured import MEASURES
 from proximo.insight.compare.page.curves import AXES, HELD_OUT, Curve
-from proximo.insight.compare.page.report_parts import Block, Chart, Code, Table
+from proximo.insight.compare.page.report_parts import Block, Chart, Code, ReportTable
 from proximo.insight.compare.page.verdicts import share, signed
 from proximo.insight.compare.result import Result
 
@@ -42,7 +42,7 @@ def _chart(curves: Sequence[Curve], title: str, unit: str, axis: str) -> Chart:
     return Chart(title, unit, "step" if axis == "steps" else axis, series, faint)
 
 
-def _numbers(result: Result, curves: Sequence[Curve]) -> Table:
+def _numbers(result: Result, curves: Sequence[Curve]) -> ReportTable:
     """Held-out means after so many steps; a contender that made fewer has fewer."""
     steps = sorted({x for each in curves for x, _ in each.mean[:-1]})
     steps = steps[:: max(1, -(-len(steps) // SHOWN))]
@@ -51,7 +51,7 @@ def _numbers(result: Result, curves: Sequence[Curve]) -> Table:
         values = dict(each.mean[:-1])
         last = [f"{share(result, each.mean[-1][1])} after {each.mean[-1][0]:,.0f} steps"] if each.mean else ["–"]
         rows.append([each.contender, *(share(result, values.get(step)) for step in steps), *last])
-    return Table(["held-out", *(f"after {step:,.0f}" for step in steps), "at the end"], rows)
+    return ReportTable(["held-out", *(f"after {step:,.0f}" for step in steps), "at the end"], rows)
 
 
 def way(result: Result) -> list[Block]:
@@ -72,7 +72,7 @@ def way(result: Result) -> list[Block]:
         "were trained on, all of it for each that is clipped: hard and soft gates on one axis. Sampled for nothing: "
         "dropped groups, and completions whose advantage is zero."
     )
-    return [words, Table(header, rows)] if rows else []
+    return [words, ReportTable(header, rows)] if rows else []
 
 
 def waste(result: Result) -> list[Block]:
@@ -94,7 +94,7 @@ def waste(result: Result) -> list[Block]:
         for each in result.contenders
         if each.steps
     ]
-    return [Table(header, rows)] if rows else []
+    return [ReportTable(header, rows)] if rows else []
 
 
 def cost(result: Result) -> list[Block]:
@@ -121,8 +121,8 @@ def cost(result: Result) -> list[Block]:
         "takes is part of assemble, and a value model's training of update. Memory is that of weights, with gradients "
         "and two moments where they are trained; activations come on top."
     )
-    times = Table(["", "seconds a run", *phases], rows)
-    return [words, times, Table(["", "model", "parameters", "trained", "memory"], models)] if rows else []
+    times = ReportTable(["", "seconds a run", *phases], rows)
+    return [words, times, ReportTable(["", "model", "parameters", "trained", "memory"], models)] if rows else []
 
 
 def settings(result: Result) -> list[Block]:
@@ -135,7 +135,7 @@ def settings(result: Result) -> list[Block]:
         else f"{each.name}: no longer {each.algorithm.upper()}: {'; '.join(each.deviations)}."
         for each in result.contenders
     ]
-    table = [Table(["field", *names], rows)] if rows else ["The configs are equal in every field."]
+    table = [ReportTable(["field", *names], rows)] if rows else ["The configs are equal in every field."]
     return [*deviations, *table]
 
 

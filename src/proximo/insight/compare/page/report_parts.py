@@ -7,7 +7,7 @@ from proximo.insight.charts.drawing import Series
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
 
@@ -42,7 +42,7 @@ class Intervals:
     rows: Sequence[tuple[str, float, float, float, str]]
 
 
-Block = str | Lead | Table | Code | Chart | Intervals
+Block = str | Lead | ReportTable | Code | Chart | Intervals
 
 
 @dataclass(frozen=True)

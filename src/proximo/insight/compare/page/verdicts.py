@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from proximo.insight.compare.page.curves import HELD_OUT
-from proximo.insight.compare.page.report_parts import Block, Intervals, Lead, Table
+from proximo.insight.compare.page.report_parts import Block, Intervals, Lead, ReportTable
 from proximo.insight.compare.paired import Difference
 from proximo.insight.compare.result import Result
 
@@ -66,7 +66,7 @@ def verdict(result: Result) -> list[Block]:
         for each in result.contenders
     ]
     compared = [f"against {result.first}", "95 % interval", "better / worse answers", "verdict"]
-    table = Table(["", "before", "after", "each seed", *compared], rows)
+    table = ReportTable(["", "before", "after", "each seed", *compared], rows)
     drawn = [_drawn(result, list(known.values()))] if known else []
     return [lead, *map(Lead, verdict_lines(result)), *drawn, *missing, table, INTERVALS]
 
@@ -109,7 +109,7 @@ def fair(result: Result) -> list[Block]:
         if each.diverges
     ]
     said = f"First step for which other completions were sampled than by {result.first}: {'; '.join(parts)}."
-    return [fair_line(result), Table(["", "equal", ""], rows), *([said] if parts else [])]
+    return [fair_line(result), ReportTable(["", "equal", ""], rows), *([said] if parts else [])]
 
 
 def _step(step: int | None) -> str:

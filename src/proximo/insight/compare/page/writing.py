@@ -9,7 +9,7 @@ from proximo.insight.charts.drawing import line_chart
 from proximo.insight.charts.pages import Html, page, section, table, text
 from proximo.insight.compare.page.details import cost, curves, repeat, settings, waste, way
 from proximo.insight.compare.page.forest import forest
-from proximo.insight.compare.page.report_parts import Block, Chart, Code, Intervals, Lead, Section, Table
+from proximo.insight.compare.page.report_parts import Block, Chart, Code, Intervals, Lead, ReportTable, Section
 from proximo.insight.compare.page.verdicts import fair, verdict
 from proximo.insight.compare.result import Result
 from proximo.plain_text import visible
@@ -63,7 +63,7 @@ def markdown(result: Result, found: list[Section]) -> str:
 
 def _markdown(block: Block) -> str:
     match block:
-        case Table(header, rows):
+        case ReportTable(header, rows):
             lines = [header, ["---"] * len(header), *rows]
             return "\n".join(f"| {' | '.join(_line(cell) for cell in row)} |" for row in lines)
         case Lead(words):
@@ -117,7 +117,7 @@ def _drawn(block: Chart | Intervals) -> str:
 
 def _said(block: Block) -> str:
     match block:
-        case Table(header, rows):
+        case ReportTable(header, rows):
             return f'<div style="{APART}">{table(header, rows)}</div>\n'
         case Code(code):
             return f"<pre>{text(code)}</pre>\n"
