@@ -7,7 +7,7 @@ from pathlib import Path
 from faults.field_table import STRONG, Trial, algorithm_trials, lagging, lively, several
 from faults.runs import rows_file, small
 from proximo.algorithms import DAPO, GRPO, PPO, SAPO
-from proximo.maths import RouterBalance
+from proximo.maths import RouterBalance, SoftOverlong
 from proximo.models import load_model, load_tokenizer, tiny_tokenizer
 from proximo.models.reward_models import load_reward_model
 from proximo.models.shipped import resolve
@@ -48,7 +48,8 @@ def _runs(folder: Path) -> list[Trial]:
         *several(evaluated, "checkpoints", every=3, keep=1),
         Trial(replace(small(GRPO, steps=6), checkpoints=replace(evaluated.checkpoints, every=6, keep=1)),
               "checkpoints.keep_best", False),
-        *several(grpo, "", algorithm=SAPO, model=str(_other_model(folder)), dtype="bfloat16", steps=3, seed=4),
+        *several(grpo, "", algorithm=SAPO, model=str(_other_model(folder)), dtype="bfloat16", steps=3, seed=4,
+                  max_generated_tokens=1),
         *several(grpo, "", mismatch=Mismatch("bfloat16"), sampling=replace(grpo.sampling, max_tokens=3),
                   training=replace(STRONG, epochs=1), evaluation=replace(grpo.evaluation, problems=2),
                   checkpoints=replace(grpo.checkpoints, every=2), task=Echo(held_out=4), rewards=RewardMix(task=2.0)),
@@ -78,6 +79,9 @@ def _tasks(folder: Path) -> list[Trial]:
     file = lively(GRPO, task=File(str(both), held_out=held))
     rule = f"{Path(__file__).with_name('gentle_reward.py')}"
     function = lively(GRPO, task=File(str(rows), held_out=held, reward=PythonFunction(f"{rule}:first")))
+    overlong = replace(GRPO, shape=SoftOverlong(limit=4, cache=3))
+    declared = PythonFunction(f"{rule}:first", reward_range=(0.0, 1.0))
+    penalised = lively(overlong, task=File(str(rows), held_out=held, reward=declared))
     form = lively(GRPO, task=File(str(rows), held_out=held, reward=FormatReward("[0-4]+")))
     code = lively(GRPO, task=Code(str(programs), held_out=0.5, limits=Limits(seconds=5.0), workers=1))
     return [
@@ -95,6 +99,7 @@ def _tasks(folder: Path) -> list[Trial]:
         Trial(lively(GRPO, task=File(str(_chatty(folder)), held_out=held)), "task.reward.last_number", True),
         Trial(form, "task.reward.pattern", "[5-9]+"),
         Trial(function, "task.reward.path", f"{rule}:second"),
+        Trial(penalised, "task.reward.reward_range", (0.0, 10.0)),
         *several(code, "task", path=str(_programs(folder, "y")), prompt_column="again", tests_column="more",
                   held_out=0.25),
         Trial(lively(GRPO, task=Code(str(_bad_programs(folder)), held_out=0.5, workers=1)), "task.skip_bad", True),

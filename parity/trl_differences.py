@@ -164,7 +164,7 @@ def terms(report: Report) -> None:
     )
     report.differs(
         "top-entropy tokens when the share is not a whole number of them",
-        "TopEntropy(0.2): rounds down, at least one",
+        "TopEntropy(0.2): rounds to the nearest, at least one",
         "top_entropy_quantile 0.2: an interpolated quantile, which rounds up",
         our_loss(replace(DAPO, select=TopEntropy(0.2))),
         grpo(top_entropy_quantile=0.2, **DECOUPLED),

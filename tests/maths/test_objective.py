@@ -29,8 +29,8 @@ from proximo.maths import (
     plan_step,
     rows_of,
 )
-from proximo.maths.arithmetic import count_of
-from proximo.maths.pieces.selection import Candidates
+from proximo.maths.arithmetic import count_below, count_of
+from proximo.maths.pieces.selection import Candidates, KlCovariance
 from tests import batches
 from tests.batches import NAMED
 from tests.fixture import ADVANTAGES, GROUP, LOG_RATIO, MASK, OLD, REF, ROLLOUT, assert_close, golden, run
@@ -347,6 +347,20 @@ def test_ppo_runs_without_reference_log_probs_since_its_kl_is_in_the_reward():
 )
 def test_a_share_of_a_count_is_the_nearest_whole_number(share, total, count):
     assert count_of(share, total) == count
+
+
+@pytest.mark.parametrize(("share", "total", "count"), [(0.29, 100, 29), (0.2, 8, 1), (0.999, 1, 0), (1.0, 8, 8)])
+def test_a_share_may_be_rounded_down_where_its_authors_do(share, total, count):
+    assert count_below(share, total) == count
+
+
+@pytest.mark.parametrize("select", [ClipCovariance(share=0.2, low=-9, high=9), KlCovariance(share=0.2)])
+def test_covariance_picks_one_token_of_eight(select):
+    """int(0.2 · 8), as in the authors' code."""
+    numbers = torch.arange(8, dtype=torch.float64).view(1, 8)
+    mask = torch.ones(1, 8, dtype=torch.bool)
+    among = Candidates(numbers, numbers, numbers, torch.ones_like(numbers), None, mask)
+    assert int(select.choose(among, None).sum()) == 1
 
 
 def test_a_fifth_of_eight_tokens_keeps_two():

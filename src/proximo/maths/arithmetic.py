@@ -23,6 +23,11 @@ def count_of(share: float, total: int) -> int:
     return math.ceil(round(share * total, 9) - 0.5)
 
 
+def count_below(share: float, total: int) -> int:
+    """A share of a count, rounded down: 0.29 of 100 is 29, 0.2 of 8 is 1."""
+    return math.floor(round(share * total, 9))
+
+
 def bounded_exp(exponent: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
     """exp that cannot overflow float32; exact for every log-ratio up to ±80."""
     return exponent.clamp(-MAX_LOG, MAX_LOG).exp()

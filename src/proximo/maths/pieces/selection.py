@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from proximo.maths.arithmetic import count_of, row_mean
+from proximo.maths.arithmetic import count_below, count_of, row_mean
 from proximo.tensor_types import Bool, Float, Int
 
 
@@ -34,7 +34,7 @@ class ClipCovariance:
     """Drops a few random tokens whose covariance of advantage and log-prob lies in (low, high). Clip-Cov."""
 
     share: float = 2e-4
-    """Of all sampled tokens of the step, rounded; at least one token."""
+    """Of all sampled tokens of the step, rounded down as by its authors; at least one token."""
     low: float = 1.0
     high: float = 5.0
     step_wide: ClassVar[bool] = True
@@ -50,7 +50,8 @@ class ClipCovariance:
         eligible = (is_open & (covariance > self.low) & (covariance < self.high)).nonzero().squeeze(1)
         device = "cpu" if generator is None else generator.device
         order = torch.randperm(len(eligible), generator=generator, device=device).to(eligible.device)
-        return _at(eligible[order[: _count(self.share, candidates.mask)]], candidates.mask)
+        count = max(1, count_below(self.share, int(candidates.mask.sum())))
+        return _at(eligible[order[:count]], candidates.mask)
 
     def apply(
         self, losses: Float[Tensor, "B T"], log_ratio: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"]
@@ -63,7 +64,7 @@ class KlCovariance:
     """Adds coefficient · |log r| to the tokens of highest covariance, holding them near the old policy. KL-Cov."""
 
     share: float = 2e-3
-    """Of all sampled tokens of the step, rounded; at least one token."""
+    """Of all sampled tokens of the step, rounded down as by its authors; at least one token."""
     coefficient: float = 1.0
     step_wide: ClassVar[bool] = True
     teaches_alone: ClassVar[bool] = True
@@ -72,7 +73,8 @@ class KlCovariance:
         _check_share(self.share)
 
     def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
-        return _highest(token_covariance(candidates), self.share, candidates.mask)
+        count = max(1, count_below(self.share, int(candidates.mask.sum())))
+        return _highest(token_covariance(candidates), count, candidates.mask)
 
     def apply(
         self, losses: Float[Tensor, "B T"], log_ratio: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"]
@@ -94,7 +96,8 @@ class TopEntropy:
     def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
         if candidates.entropy is None:
             raise ValueError("entropy is None: TopEntropy needs the entropy of each token's distribution")
-        return candidates.mask & ~_highest(candidates.entropy[candidates.mask], self.share, candidates.mask)
+        count = max(1, count_of(self.share, int(candidates.mask.sum())))
+        return candidates.mask & ~_highest(candidates.entropy[candidates.mask], count, candidates.mask)
 
     def apply(
         self, losses: Float[Tensor, "B T"], log_ratio: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"]
@@ -135,13 +138,9 @@ def token_covariance(candidates: Candidates) -> Float[Tensor, " N"]:
     return (advantages - advantages.mean()) * (logprobs - logprobs.mean())
 
 
-def _count(share: float, mask: Bool[Tensor, "B T"]) -> int:
-    return max(1, count_of(share, int(mask.sum())))
-
-
-def _highest(values: Float[Tensor, " N"], share: float, mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+def _highest(values: Float[Tensor, " N"], count: int, mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
     """True at the sampled tokens of the highest values."""
-    return _at(values.topk(min(_count(share, mask), len(values))).indices, mask)
+    return _at(values.topk(min(count, len(values))).indices, mask)
 
 
 def _at(positions: Int[Tensor, " K"], mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
