@@ -337,7 +337,7 @@ def _spoilt(batch: Batch, wrong: Routes, where: str) -> Batch:
 def test_a_dense_model_has_nothing_to_replay():
     dense = tiny_model(hidden=32, layers=1, intermediate=32)
     for replay in ("old_policy", "sampler"):
-        with pytest.raises(ValueError, match=f"replay is '{replay}', but Qwen3ForCausalLM has no experts"):
+        with pytest.raises(ValueError, match=f"routing_replay is '{replay}', but Qwen3ForCausalLM has no experts"):
             learner(dense, SAPO, replay=replay)
 
 
@@ -367,7 +367,7 @@ def test_a_run_replays_and_keeps_the_routes(tmp_path, replay, mismatch):
     try:
         small_moe().save_pretrained(tmp_path / "model")
         tiny_tokenizer().save_pretrained(tmp_path / "model")
-        settings = config(str(tmp_path / "model"), replay=replay, mismatch=mismatch)
+        settings = config(str(tmp_path / "model"), routing_replay=replay, mismatch=mismatch)
         assert toml.loads(toml.dumps(settings), RunConfig) == settings
         train(Run(settings, tmp_path / "run", Lines()), toml.dumps(settings))
     finally:

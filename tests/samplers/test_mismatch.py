@@ -346,7 +346,7 @@ def test_replaying_the_samplers_routes_takes_most_of_the_routers_noise_away(tmp_
     mixture().save_pretrained(tmp_path)
     TOKENIZER.save_pretrained(tmp_path)
     noisy = replace(CONFIG, algorithm=ALGORITHM, model=str(tmp_path), mismatch=Mismatch(router_noise=0.01), steps=1)
-    (_, [native]), (_, [replayed]) = (steps_of(replace(noisy, replay=replay)) for replay in (None, "sampler"))
+    (_, [native]), (_, [replayed]) = (steps_of(replace(noisy, routing_replay=replay)) for replay in (None, "sampler"))
     assert native["mismatch_kl"] > 4 * replayed["mismatch_kl"] > 0
     assert native["sampler_gap"] > 2 * replayed["sampler_gap"] > 0
 

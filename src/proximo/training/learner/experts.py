@@ -76,7 +76,7 @@ def balance_for(algorithm: Algorithm, model: PreTrainedModel) -> Balance | None:
 def check_replay(model: PreTrainedModel, replay: RoutingReplay | None) -> RoutingReplay | None:
     """Refused where there is nothing to replay."""
     if replay is not None:
-        needed_routers(model, f"replay is {replay!r}")
+        needed_routers(model, f"routing_replay is {replay!r}")
     return replay
 
 
@@ -104,7 +104,7 @@ def to_replay(batch: Batch, replay: RoutingReplay | None) -> Batch:
         return batch
     routes = sampled_routes(batch.groups)
     if routes is None:
-        raise ValueError("replay is 'sampler', but no completion says its routes: sample with record_routes=True")
+        raise ValueError("routing_replay is 'sampler', but no completion says its routes: sample with record_routes=True")
     return replace(batch, routes=routes.rows, prompt_routes=routes.prompts)
 
 
