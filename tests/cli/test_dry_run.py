@@ -59,7 +59,10 @@ def file_flags(path: str, *more: str) -> list[str]:
         (file_flags("none.jsonl"), "task.path is 'none.jsonl': there is no such file"),
         (["--model", "no/such-model"], "path 'no/such-model': neither a folder nor a model"),
         (["--device", "cuda"], "device is 'cuda', but there is no GPU here"),
-        (["--routing-replay", "old_policy"], "routing_replay is 'old_policy', but Qwen3ForCausalLM has no experts to choose from"),
+        (
+            ["--routing-replay", "old_policy"],
+            "routing_replay is 'old_policy', but Qwen3ForCausalLM has no experts to choose from",
+        ),
         (
             ["--algorithm", "ppo", "--value.form.type", "OwnLayers", "--value.form.layers", "9"],
             "value.form.layers is 9, but the policy has 2",

@@ -104,7 +104,9 @@ def to_replay(batch: Batch, replay: RoutingReplay | None) -> Batch:
         return batch
     routes = sampled_routes(batch.groups)
     if routes is None:
-        raise ValueError("routing_replay is 'sampler', but no completion says its routes: sample with record_routes=True")
+        raise ValueError(
+            "routing_replay is 'sampler', but no completion says its routes: sample with record_routes=True"
+        )
     return replace(batch, routes=routes.rows, prompt_routes=routes.prompts)
 
 
