@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -62,6 +61,7 @@ from proximo.training.runfolder.resume import begin
 from proximo.training.runfolder.signals import Stopped
 from proximo.training.runfolder.state import naming_io, write_tensors
 from proximo.version import source_fingerprint
+from tests.processes import Command
 
 
 class Quiet:
@@ -229,30 +229,25 @@ TINY = ["--training.groups", "3", "--training.group-size", "4", "--training.mini
 TINY += ["--evaluation.problems", "4", "--evaluation.every", "3", "--checkpoints.every", "1", "--algorithm", "dapo"]
 
 
-def command(folder: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "proximo.cli", "train", "--run", str(folder), *TINY, *more]
+def command(folder: Path) -> Command:
+    return Command("train", "--run", str(folder), *TINY, stderr=folder.with_suffix(".log"))
 
 
 def test_kills_at_random_moments_change_nothing(tmp_path):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    whole = subprocess.Popen(command(tmp_path / "whole"), stderr=subprocess.DEVNULL, env=environment)
+    whole = command(tmp_path / "whole")
     chance, killed = random.Random(5), []
     for _ in range(2):
-        process = subprocess.Popen(
-            command(tmp_path / "killed"), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment
-        )
-        assert process.stderr is not None
-        # A moment within the run, not within the imports: so many lines on, and a little.
-        for _ in range(chance.randint(2, 4)):
-            process.stderr.readline()
+        process = command(tmp_path / "killed")
+        # A moment within the run, not within its start: some lines on, and a little.
+        for _ in zip(range(chance.randint(2, 4)), process.lines(), strict=False):
+            pass
         time.sleep(chance.random() * 0.3)
         process.kill()
-        killed.append(process.wait(timeout=60))
-        process.stderr.close()
+        killed.append(process.wait())
         assert check_ledger(tmp_path / "killed").wrong == ()
     assert killed == [-signal.SIGKILL] * 2  # the fault happened
-    subprocess.run(command(tmp_path / "killed"), capture_output=True, check=True, timeout=300, env=environment)
-    assert whole.wait(timeout=300) == 0
+    assert command(tmp_path / "killed").wait() == 0
+    assert whole.wait() == 0
     wanted = numbers(tmp_path / "whole")
     assert_same(numbers(tmp_path / "killed"), wanted)
     attempts = json.loads((tmp_path / "killed" / "run.json").read_text())["attempts"]

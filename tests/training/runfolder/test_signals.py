@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ from proximo.training.rl.train import train
 from proximo.training.runfolder.log import RunLog
 from proximo.training.runfolder.signals import SIGNALS, Stop, Stopped
 from proximo.types import Completion, Problem
+from tests.processes import Command
 
 SOON = 60.0
 """Seconds that nothing here needs; a bound, not a measure."""
@@ -315,48 +315,28 @@ def test_a_run_on_another_thread_works_and_hears_no_signal(settings, golden, tmp
 # Real processes
 
 
-def started(*arguments: str) -> subprocess.Popen[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "proximo.cli", *arguments]
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-
-
-def read_until(process: subprocess.Popen[str], pattern: str) -> str:
-    """What it has said up to a line with the pattern."""
-    said = ""
-    assert process.stderr is not None
-    for line in process.stderr:
-        said += line
+def read_until(process: Command, pattern: str) -> str:
+    """What it prints up to a line with the pattern."""
+    printed = ""
+    for line in process.lines():
+        printed += line
         if re.search(pattern, line):
-            return said
-    pytest.fail(f"{pattern} was never said:\n{said}")
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Its exit code and the rest of what it said."""
-    _, rest = process.communicate(timeout=SOON)
-    return process.returncode, rest
+            return printed
+    pytest.fail(f"{pattern} was never printed:\n{printed}")
 
 
 @pytest.mark.parametrize(("asked", "times", "code"), [("SIGTERM", 1, 143), ("SIGINT", 2, 130)])
 def test_a_real_process_ends_with_the_signals_code_and_no_traceback(asked, times, code, settings, tmp_path):
     config = tmp_path / "run.toml"
     config.write_text(toml.dumps(replace(settings, steps=100_000)))
-    process = started("train", str(config), "--run", str(tmp_path / "run"))
+    process = Command("train", str(config), "--run", str(tmp_path / "run"), stderr=tmp_path / "log")
     try:
         read_until(process, "step 2/")
         said = ""
         for _ in range(times):
             process.send_signal(getattr(signal, asked))
             said = said or read_until(process, f"{asked}: stopping")  # two that come together would be one
-        found, rest = ended(process)
+        found, rest = process.wait(), "".join(process.lines())
     finally:
         process.kill()
     assert found == code
