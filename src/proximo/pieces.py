@@ -1,10 +1,16 @@
-"""Which classes a field of a frozen value may hold: its own union says so, and no registry."""
+"""Which classes a field of a frozen value may hold: its own union says so, and no registry.
+
+A union is open where one of its members is a Protocol: then a frozen dataclass from a user's file, which has the
+protocol's members, is accepted too (proximo/outside.py loads it).
+"""
 
 import dataclasses
 import types
 import typing
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+from proximo import outside
 
 
 def union_members(kind: Any) -> tuple[Any, ...]:
@@ -17,6 +23,22 @@ def classes(kind: Any) -> list[type]:
     return [option for option in union_members(kind) if isinstance(option, type) and dataclasses.is_dataclass(option)]
 
 
+def protocols(kind: Any) -> list[type]:
+    """The protocols among the options; any makes the union open."""
+    bases = [(option, option.__bases__) for option in union_members(kind) if isinstance(option, type)]
+    return [option for option, its_bases in bases if typing.Protocol in its_bases]
+
+
+def choices(kind: Any) -> list[str]:
+    """What `type` may be: the names of the dataclasses, and how to name one of a user's own where the union is open."""
+    return [each.__name__ for each in classes(kind)] + [outside.FORMS] * bool(protocols(kind))
+
+
+def is_choice(kind: Any) -> bool:
+    """Whether a table has to say which class it is."""
+    return len(choices(kind)) > 1
+
+
 def given_fields(kind: type) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
     """Every field that can be given, with its resolved type."""
     hints = typing.get_type_hints(kind)
@@ -24,3 +46,112 @@ def given_fields(kind: type) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
         if field.init:
             assert field.name != "type", f"{kind.__name__}.type would hide which class a table is"
             yield field, hints[field.name]
+
+
+# Classes of a user's own
+
+
+def foreign_class(name: str, kind: Any, load: Callable[[str], type] = outside.load_class) -> type:
+    """The class that a name like "file.py:Name" points at, fit for this field; ValueError says what is missing."""
+    found = load(name)
+    check_foreign(found, kind)
+    return found
+
+
+def made(its_class: type, kind: Any, arguments: Mapping[str, Any]) -> Any:
+    """A value of a field's class; whatever a class of a user's own raises is a ValueError of one line."""
+    try:
+        return its_class(**arguments)
+    except ValueError:
+        raise
+    except Exception as error:
+        if its_class in classes(kind):
+            raise
+        said = (str(error).splitlines() or [""])[0]
+        raise ValueError(f"{its_class.__name__} cannot be made, {type(error).__name__}: {said}") from error
+
+
+def foreign_name(its_class: type, kind: Any) -> str:
+    """How a class of a user's own is named in a config; ValueError where this field, or a config, cannot hold it."""
+    name = outside.place_of(its_class)
+    if name is None:
+        raise ValueError(
+            f"no other process can find the class {its_class.__name__}: write it at the top level of a file of its own"
+        )
+    check_foreign(its_class, kind)
+    return name
+
+
+def check_foreign(found: type, kind: Any) -> None:
+    """Refuse a class that this field could not hold, or that TOML could not hold."""
+    parameters = getattr(found, "__dataclass_params__", None)
+    if not dataclasses.is_dataclass(found) or parameters is None or not parameters.frozen:
+        raise ValueError(f"{found.__name__} is no frozen dataclass: write @dataclass(frozen=True) above it")
+    try:
+        hints = typing.get_type_hints(found)
+    except Exception as error:  # an annotation may be any expression
+        raise ValueError(f"{found.__name__} has annotations that cannot be read, {error}: correct them") from None
+    for field in dataclasses.fields(found):
+        if field.init and field.name == "type":
+            raise ValueError(f"{found.__name__} has a field called type, which says the class here: rename it")
+        if field.init and not _is_writable(hints[field.name]):
+            raise ValueError(
+                f"{found.__name__}.{field.name} is {_spelled(hints[field.name])}, which no config can hold: make it a "
+                "bool, int, float, str, tuple, dict, a frozen dataclass or a union of these"
+            )
+    lacking = [(each, missing_members(found, each)) for each in protocols(kind)]
+    protocol, missing = min(lacking, key=lambda pair: len(pair[1]))
+    if missing:
+        raise ValueError(
+            f"{found.__name__} lacks {', '.join(missing)}, which a {protocol.__name__} has: add what is missing"
+        )
+
+
+def missing_members(found: type, protocol: type) -> list[str]:
+    """What a protocol has and the class has not; a method of the protocol must be one of the class, too."""
+    names = {field.name for field in dataclasses.fields(found)}
+    missing = []
+    for name, member in _members(protocol).items():
+        own = getattr(found, name, None)
+        stub = own is not None and own is member and protocol in found.__mro__ and _is_stub(member)
+        wrong = isinstance(member, types.FunctionType) and not callable(own)
+        if (name not in names and not hasattr(found, name)) or stub or wrong:
+            missing.append(f"{name}()" if isinstance(member, types.FunctionType) else name)
+    return missing
+
+
+def _members(protocol: type) -> dict[str, Any]:
+    """Its attributes, properties and methods by name; of special methods only `__call__` is one that is asked for."""
+    found: dict[str, Any] = {}
+    for each in reversed(protocol.__mro__):
+        if typing.Protocol in each.__bases__:
+            declared = dict.fromkeys(vars(each).get("__annotations__", {})) | dict(vars(each))
+            found |= {name: item for name, item in declared.items() if name[0] != "_" or name == "__call__"}
+    return found
+
+
+def _is_stub(member: object) -> bool:
+    """Whether a protocol only declares this member: its body is a docstring and an ellipsis."""
+    function = member.fget if isinstance(member, property) else member
+    code = function.__code__ if isinstance(function, types.FunctionType) else None
+    return code is not None and not code.co_names and set(code.co_consts) <= {None, function.__doc__}
+
+
+def _is_writable(kind: Any) -> bool:
+    """Whether TOML holds values of this type and gives them back equal."""
+    for option in union_members(kind):
+        origin, inner = typing.get_origin(option), typing.get_args(option)
+        if origin is tuple and inner:
+            good = all(each is Ellipsis or _is_writable(each) for each in inner)
+        elif origin in (dict, Mapping) or option in (dict, Mapping):
+            good = not inner or (inner[0] is str and _is_writable(inner[1]))
+        else:
+            simple = option in (bool, int, float, str, types.NoneType, Any) or origin is Literal
+            good = simple or bool(classes(option)) or bool(protocols(option))
+        if not good:
+            return False
+    return True
+
+
+def _spelled(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)

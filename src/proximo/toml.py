@@ -1,26 +1,36 @@
 """Frozen dataclasses to TOML and back, strictly.
 
 A nested dataclass is a table. Where a field's type names several classes, the table says which one with
-`type = "Clip"`, looked up among the classes of that field and nowhere else. Defaults are written out, so that
-a file says everything and loads back to an equal value. Reading finds all problems before it gives up.
+`type = "Clip"`, looked up among the classes of that field and nowhere else; where the field's union is open
+(proximo/pieces.py), `type = "path/to/file.py:Name"` takes a class from there. Defaults are written out, so that a file
+says everything and loads back to an equal value. Reading finds all problems before it gives up.
 
 None, which TOML lacks, is a key left out where the default is None, and the string "none" elsewhere.
 """
 
 import dataclasses
 import difflib
-import json
 import math
-import re
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from proximo.pieces import classes, given_fields, union_members
-from proximo.toml_lines import BARE_KEY, join, line_numbers
+from proximo.outside import is_outside, load_class
+from proximo.pieces import (
+    choices,
+    classes,
+    foreign_class,
+    foreign_name,
+    given_fields,
+    is_choice,
+    made,
+    protocols,
+    union_members,
+)
+from proximo.toml_lines import inline, join, line_numbers, shortened, table_lines
 
 T = TypeVar("T")
 
@@ -43,7 +53,7 @@ class ConfigError(ValueError):
 
 def dumps(value: Any) -> str:
     """A dataclass as TOML, with every default written out."""
-    return "\n".join(_table_lines(_plain(value, type(value), ""), "")).strip() + "\n"
+    return "\n".join(table_lines(_plain(value, type(value), ""), "")).strip() + "\n"
 
 
 def plain(value: Any) -> dict[str, Any]:
@@ -66,16 +76,24 @@ def load(path: str, kind: type[T]) -> T:
         raise ConfigError([f"{path}:{line}: not UTF-8, {error.reason}; save the file as UTF-8"]) from None
 
 
-def loads(text: str, kind: type[T], source: str = "config", *, finite: bool = False) -> T:
-    """The dataclass `kind` from TOML; `source` names the text in a ConfigError. `finite` numbers only, where asked."""
+def loads(
+    text: str,
+    kind: type[T],
+    source: str = "config",
+    *,
+    finite: bool = False,
+    load: Callable[[str], type] = load_class,
+) -> T:
+    """The dataclass `kind` from TOML; `source` names the text in a ConfigError. `finite` numbers only, where asked.
+    `load` gives the class of a name like "file.py:Name", or raises ValueError where that may not be loaded."""
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError([f"{source}: this is not TOML: {error}"]) from None
     if _nested_beyond(data, DEEPEST):
         raise ConfigError([f"{source}: its tables are nested too deeply for any config"])
-    reader = _Reader(line_numbers(text), finite)
-    value = reader.table(data, [kind], "")
+    reader = _Reader(line_numbers(text), finite, load)
+    value = reader.table(data, kind, "")
     if reader.problems:
         found = sorted(reader.problems, key=lambda problem: problem[0])
         raise ConfigError([f"{source}:{line}: {what}" if line else f"{source}: {what}" for line, what in found])
@@ -131,24 +149,29 @@ def _words(kind: Any) -> str:
     words = []
     for option in union_members(kind):
         if typing.get_origin(option) is Literal:
-            words += [_inline(choice) for choice in typing.get_args(option)]
+            words += [inline(choice) for choice in typing.get_args(option)]
         elif typing.get_origin(option) is tuple:
             first, *rest = typing.get_args(option)
             words.append(f"an array ({_words(first)} each)" if rest == [...] else f"an array of {1 + len(rest)}")
         elif option in simple:
             words.append(simple[option])
         else:
-            names = [name.__name__ for name in classes(kind)]
-            words.append(f"a table with a type ({', '.join(names)})" if len(names) > 1 else "a table")
+            words.append(f"a table with a type ({', '.join(choices(kind))})" if is_choice(kind) else "a table")
     return " or ".join(dict.fromkeys(words))
 
 
-# Writing: a dataclass to plain tables, arrays and scalars, and those to text.
+# Writing: a dataclass to plain tables, arrays and scalars; toml_lines.py makes text of those.
 
 
 def _plain(value: Any, kind: Any, path: str) -> Any:
     if dataclasses.is_dataclass(value) and type(value) in classes(kind):
-        name = {"type": type(value).__name__} if len(classes(kind)) > 1 else {}
+        name = {"type": type(value).__name__} if is_choice(kind) else {}
+        return name | _plain_fields(value, path)
+    if dataclasses.is_dataclass(value) and protocols(kind):
+        try:
+            name = {"type": foreign_name(type(value), kind)}
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
         return name | _plain_fields(value, path)
     if value is None and types.NoneType in union_members(kind):
         return "none"
@@ -178,44 +201,11 @@ def _plain_fields(value: Any, path: str) -> dict[str, Any]:
     return items
 
 
-def _table_lines(table: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Scalars before tables: TOML has no way back to the outer table."""
-    later = {key: item for key, item in table.items() if isinstance(item, dict) or _is_tables(item)}
-    for key, item in table.items():
-        if key not in later:
-            yield f"{_key(key)} = {_inline(item)}"
-    for key, item in later.items():
-        inner = join(path, _key(key))
-        for part in [item] if isinstance(item, dict) else item:
-            yield from ("", f"[{inner}]" if isinstance(item, dict) else f"[[{inner}]]")
-            yield from _table_lines(part, inner)
-
-
-def _is_tables(item: Any) -> bool:
-    return isinstance(item, list) and bool(item) and all(isinstance(part, dict) for part in item)
-
-
-def _inline(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_key(key)} = {_inline(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(_inline(item) for item in value) + "]"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        # TOML's escapes are JSON's, but for one control character that JSON leaves as it is.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return str(value)
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(BARE_KEY, name) else _inline(name)
-
-
 @dataclasses.dataclass
 class _Reader:
     lines: Mapping[str, int]
     finite: bool
+    load: Callable[[str], type]
     problems: list[tuple[int, str]] = dataclasses.field(default_factory=list)
 
     def refuse(self, path: str, what: str) -> Any:
@@ -230,8 +220,8 @@ class _Reader:
         options = union_members(kind)
         if data == "none" and types.NoneType in options:
             return None
-        if isinstance(data, dict) and classes(kind):
-            return self.table(data, classes(kind), path)
+        if isinstance(data, dict) and choices(kind):
+            return self.table(data, kind, path)
         if isinstance(data, dict) and (inner := _value_kind(kind)) is not None:
             return {key: self.value(item, inner, join(path, key)) for key, item in data.items()}
         if isinstance(data, list) and Any in options:
@@ -242,34 +232,47 @@ class _Reader:
                 return tuple(self.value(item, kinds[i], f"{path}[{i}]") for i, item in enumerate(data))
         scalar = _scalar(data, options)
         if scalar is _BROKEN:
-            return self.refuse(path, f"{path} is {_shortened(data)}: give {_words(kind)}")
+            return self.refuse(path, f"{path} is {shortened(data)}: give {_words(kind)}")
         if self.finite and isinstance(scalar, float) and not math.isfinite(scalar):
             return self.refuse(path, f"{path} is {scalar}: give a finite number")
         return scalar
 
-    def table(self, data: dict[str, Any], classes: Sequence[type], path: str) -> Any:
-        """An instance of one of the classes; `type` says which where there are several."""
-        names = [kind.__name__ for kind in classes]
-        assert len(set(names)) == len(names), f"{path}: two classes share a name among {names}"
-        name = data.get("type", names[0] if len(names) == 1 else None)
-        if name not in names:
-            here, said = join(path, "type"), "is missing" if name is None else f"is {_shortened(name)}"
-            return self.refuse(here, f"{here} {said}: give one of {', '.join(names)}{_nearest(name, names)}")
-        kind = classes[names.index(name)]
+    def table(self, data: dict[str, Any], field_kind: Any, path: str) -> Any:
+        """An instance of one of the field's classes; `type` says which where there is a choice."""
+        kind = self.named(data.get("type"), field_kind, join(path, "type"))
+        if kind is _BROKEN:
+            return _BROKEN
         before = len(self.problems)
         arguments = self.arguments({key: item for key, item in data.items() if key != "type"}, kind, path)
         if len(self.problems) > before:
             return _BROKEN
         try:
-            return kind(**arguments)
+            return made(kind, field_kind, arguments)
         except ValueError as error:
             return self.refuse(path, f"{path or kind.__name__}: {error}")
+
+    def named(self, name: Any, field_kind: Any, here: str) -> Any:
+        """The class that `type` names."""
+        ours = {kind.__name__: kind for kind in classes(field_kind)}
+        assert len(ours) == len(classes(field_kind)), f"{here}: two classes share a name among {list(ours)}"
+        if name is None and len(ours) == 1:
+            return next(iter(ours.values()))
+        if isinstance(name, str) and name in ours:
+            return ours[name]
+        if isinstance(name, str) and is_outside(name) and protocols(field_kind):
+            try:
+                return foreign_class(name, field_kind, self.load)
+            except ValueError as error:
+                return self.refuse(here, f"{here} is {shortened(name)}: {error}")
+        said = "is missing" if name is None else f"is {shortened(name)}"
+        known = ", ".join(choices(field_kind))
+        return self.refuse(here, f"{here} {said}: give one of {known}{_nearest(name, list(ours))}")
 
     def arguments(self, data: dict[str, Any], kind: type, path: str) -> dict[str, Any]:
         known = {field.name: (field, field_kind) for field, field_kind in given_fields(kind)}
         for key in [key for key in data if key not in known]:
             here, knows = join(path, key), ", ".join(known) or "no keys"
-            said = f"{here} = {_shortened(data[key])} is unknown{_nearest(key, list(known))}"
+            said = f"{here} = {shortened(data[key])} is unknown{_nearest(key, list(known))}"
             self.refuse(here, f"{said}; {kind.__name__} knows {knows}")
         values = {}
         for name, (field, field_kind) in known.items():
@@ -278,11 +281,6 @@ class _Reader:
             elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
                 self.refuse(path, f"{join(path, name)} is missing: give {_words(field_kind)}")
         return values
-
-
-def _shortened(data: Any) -> str:
-    text = _inline(data)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _nearest(name: Any, names: list[str]) -> str:

@@ -1,6 +1,9 @@
-"""Where each key of a TOML text stands, for messages: the parser does not say."""
+"""TOML as text: how tables are written, and where each key of a text stands, for messages: the parser does not say."""
 
+import json
 import re
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 BARE_KEY = r"[A-Za-z0-9_-]+"
 _KEY = rf"(?:{BARE_KEY}|\"[^\"]*\"|'[^']*')"
@@ -35,3 +38,42 @@ def _names(dotted: str) -> list[str]:
 
 def join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
+
+
+def table_lines(table: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Scalars before tables: TOML has no way back to the outer table."""
+    later = {key: item for key, item in table.items() if isinstance(item, dict) or _is_tables(item)}
+    for key, item in table.items():
+        if key not in later:
+            yield f"{_key(key)} = {inline(item)}"
+    for key, item in later.items():
+        inner = join(path, _key(key))
+        for part in [item] if isinstance(item, dict) else item:
+            yield from ("", f"[{inner}]" if isinstance(item, dict) else f"[[{inner}]]")
+            yield from table_lines(part, inner)
+
+
+def _is_tables(item: Any) -> bool:
+    return isinstance(item, list) and bool(item) and all(isinstance(part, dict) for part in item)
+
+
+def inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_key(key)} = {inline(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(inline(item) for item in value) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # TOML's escapes are JSON's, but for one control character that JSON leaves as it is.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(BARE_KEY, name) else inline(name)
+
+
+def shortened(data: Any) -> str:
+    text = inline(data)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,4 +1,4 @@
-"""Values changed by flags, and refusals. The only place that knows tyro."""
+"""Values changed by flags, and refusals. With closed_unions.py the only place that knows tyro."""
 
 import difflib
 import math
@@ -10,7 +10,8 @@ from dataclasses import MISSING, is_dataclass, replace
 from types import NoneType
 from typing import Any, NoReturn, TypeVar, get_origin
 
-from proximo.pieces import classes, given_fields, union_members
+from proximo.outside import is_outside
+from proximo.pieces import choices, classes, foreign_class, given_fields, made, protocols, union_members
 from proximo.plain_text import MAX_SHOWN, visible
 from proximo.redacting import masked
 
@@ -21,12 +22,14 @@ def changed(default: Value, flags: Sequence[str], *, prog: str, description: str
     """A frozen value with some fields changed, like `--gate.high 0.2`; remarks on unusual choices go to stderr.
 
     `--gate.type SoftGate` puts another piece in a field's place, with its defaults; `--shape.type None` takes it away
-    where a field may be empty; `--extra.add EntropyBonus` puts one beside what is there. `help_more` ends the help.
+    where a field may be empty; `--extra.add EntropyBonus` adds one to what is there; `--gate.type my_file.py:MyGate`
+    takes a class of the user's own where the field's union is open. `help_more` ends the help.
     """
     # Imported late, because they take seconds, and a list of commands or a refusal needs neither.
     import tyro
 
     from proximo.algorithms import UnusualChoice
+    from proximo.cli.closed_unions import closed_unions
 
     flags = list(flags)
     default = with_pieces(default, flags)
@@ -40,6 +43,7 @@ def changed(default: Value, flags: Sequence[str], *, prog: str, description: str
                 prog=prog,
                 description=description,
                 config=(tyro.conf.AvoidSubcommands,),
+                registry=closed_unions(),
             )
         except ValueError as error:
             refuse(str(error))
@@ -88,8 +92,8 @@ def _types(value: object, path: str) -> Iterator[str]:
         return
     for field, kind in given_fields(type(value)):
         here = f"{path}-{field.name.replace('_', '-')}" if path == "-" else f"{path}.{field.name.replace('_', '-')}"
-        held, names = vars(value)[field.name], [each.__name__ for each in classes(kind)]
-        add = f"  {here}.add {{{','.join(names)}}}  (one more, behind what is there)"
+        held, names = vars(value)[field.name], choices(kind)
+        add = f"  {here}.add {{{','.join(names)}}}  (one more, after what is there)"
         several = bool(names) and _holds_several(kind)
         names += ["None"] if names and NoneType in union_members(kind) else []
         if len(names) > 1:
@@ -168,6 +172,11 @@ def _with_piece(value: Value, path: list[str], name: str, prefix: str, verb: str
 
 def _piece(kind: Any, name: str, asked: str, prefix: str, flags: list[str]) -> object:
     known = {each.__name__: each for each in classes(kind)}
+    if is_outside(name) and protocols(kind):
+        try:
+            known[name] = foreign_class(name, kind)
+        except ValueError as error:
+            refuse(f"{asked}: {error}")
     if not known and _holds_several(kind):
         table = prefix.removeprefix("--").replace("-", "_")
         refuse(f"{asked}: no flag changes what this field holds; write it in a .toml file, as [[{table}]]")
@@ -175,8 +184,8 @@ def _piece(kind: Any, name: str, asked: str, prefix: str, flags: list[str]) -> o
         refuse(f"{asked}: this field holds a value and no piece; give it with {prefix} VALUE")
     if name not in known:
         can_be_empty = NoneType in union_members(kind) and not asked.startswith(f"{prefix}.add ")
-        refuse(f"{asked}: give one of {', '.join([*known, *['None'] * can_be_empty])}")
-    return known[name](**_required(known[name], prefix, flags))
+        refuse(f"{asked}: give one of {', '.join([*choices(kind), *['None'] * can_be_empty])}")
+    return made(known[name], kind, _required(known[name], prefix, flags))
 
 
 def _holds_several(kind: Any) -> bool:
@@ -192,17 +201,21 @@ def _added(current: object, kind: Any, asked: str, piece: object) -> object:
     return (*current, piece) if isinstance(current, tuple) else (current, piece)
 
 
-def _required(kind: type, prefix: str, flags: list[str]) -> dict[str, str]:
+def _required(kind: type, prefix: str, flags: list[str]) -> dict[str, Any]:
     """What a piece cannot be made without, taken from the flags."""
     values = {}
     for field, field_kind in given_fields(kind):
         if field.default is MISSING and field.default_factory is MISSING:
-            given = take(flags, f"{prefix}.{field.name.replace('_', '-')}")
+            flag = f"{prefix}.{field.name.replace('_', '-')}"
+            given = take(flags, flag) or take(flags, f"{prefix}.{field.name}")
             if given is None and field_kind is str and asks_for_help(flags):
                 given = field.name.upper()  # stands for what has to be given
-            if given is None or field_kind is not str:
+            if given is None or field_kind not in (str, int, float):
                 refuse(f"{prefix}.type {kind.__name__} needs {prefix}.{field.name}, or a .toml file that says it")
-            values[field.name] = given
+            try:
+                values[field.name] = field_kind(given)
+            except ValueError:
+                refuse(f"{flag} {given}: give {'a whole number' if field_kind is int else 'a number'}")
     return values
 
 

@@ -32,6 +32,12 @@ class TrunkHead:
     trains_trunk: bool = True
     """Whether the value loss also moves the policy's layers. False: the head takes the states as they come."""
 
+    def check(self, policy: PreTrainedModel) -> None:
+        """Any policy will do."""
+
+    def build(self, policy: PreTrainedModel, loaded: PreTrainedModel | None) -> "ValueModel":
+        return HeadOnTrunk(policy, trains_trunk=self.trains_trunk)
+
 
 @dataclass(frozen=True)
 class OwnLayers:
@@ -47,6 +53,12 @@ class OwnLayers:
         if self.layers < 1:
             raise ValueError(f"value.form.layers is {self.layers}: copy at least 1, or use TrunkHead")
 
+    def check(self, policy: PreTrainedModel) -> None:
+        _copied_from(policy, self.layers)
+
+    def build(self, policy: PreTrainedModel, loaded: PreTrainedModel | None) -> "ValueModel":
+        return HeadOnOwnLayers(policy, layers=self.layers)
+
 
 @dataclass(frozen=True)
 class OwnModel:
@@ -56,8 +68,13 @@ class OwnModel:
     path: str | None = None
     """A folder or hub id: a causal model gets a new head, a reward model brings its own. None: a copy of the policy."""
 
+    def check(self, policy: PreTrainedModel) -> None:
+        """Any policy will do; preflight looks at the model that `path` names."""
 
-ValueForm = TrunkHead | OwnLayers | OwnModel
+    def build(self, policy: PreTrainedModel, loaded: PreTrainedModel | None) -> "ValueModel":
+        model = copy.deepcopy(policy) if loaded is None else loaded
+        return HeadOnOwnModel(model, own_head(model))
+
 
 # What a learner holds
 
@@ -82,6 +99,28 @@ class ValueModel(Protocol):
     def parameters(self) -> Iterator[nn.Parameter]:
         """What it has beside the policy's parameters."""
         ...
+
+
+@runtime_checkable
+class BuildsValueModel(Protocol):
+    """A form of value model: a frozen value that a config names."""
+
+    @property
+    def pace(self) -> float:
+        """The value model's learning rate as a multiple of the policy's, unless the config gives a rate."""
+        ...
+
+    def check(self, policy: PreTrainedModel) -> None:
+        """Raise ValueError for a policy that this form cannot have; only the policy's shape may be read."""
+        ...
+
+    def build(self, policy: PreTrainedModel, loaded: PreTrainedModel | None) -> ValueModel:
+        """The value model for this policy; `loaded` is the model that `OwnModel.path` names, else None."""
+        ...
+
+
+ValueForm = TrunkHead | OwnLayers | OwnModel | BuildsValueModel
+"""What a config may name: one of ours, or any BuildsValueModel from a file, type = "my_file.py:MyForm"."""
 
 
 class HeadOnTrunk(nn.Module):
@@ -165,8 +204,7 @@ class HeadOnOwnModel(nn.Module):
 
 def check_form(form: ValueForm, policy: PreTrainedModel) -> None:
     """Refuse a form that this policy cannot have; its shape is enough, weights are not looked at."""
-    if isinstance(form, OwnLayers):
-        _copied_from(policy, form.layers)
+    form.check(policy)
 
 
 def _copied_from(policy: PreTrainedModel, layers: int) -> nn.ModuleList:
@@ -186,14 +224,7 @@ def _copied_from(policy: PreTrainedModel, layers: int) -> nn.ModuleList:
 
 def value_model(form: ValueForm, policy: PreTrainedModel, loaded: PreTrainedModel | None = None) -> ValueModel:
     """The chosen form for this policy; `loaded` is the model that OwnModel names, None for a copy of the policy."""
-    match form:
-        case TrunkHead():
-            return HeadOnTrunk(policy, trains_trunk=form.trains_trunk)
-        case OwnLayers():
-            return HeadOnOwnLayers(policy, layers=form.layers)
-        case OwnModel():
-            model = copy.deepcopy(policy) if loaded is None else loaded
-            return HeadOnOwnModel(model, own_head(model))
+    return form.build(policy, loaded)
 
 
 def load_value_model(path: str, *, device: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

@@ -8,8 +8,10 @@ on what a model writes runs in a process of its own (workers.py); how it failed 
 from proximo.rewards.failures import GraderFailed
 from proximo.rewards.function import PythonFunction
 from proximo.rewards.mathematics import MathVerify
+from proximo.rewards.protocol import Grader
 from proximo.rewards.text import ExactMatch, FormatReward
 
-Reward = ExactMatch | FormatReward | MathVerify | PythonFunction
+Reward = ExactMatch | FormatReward | MathVerify | PythonFunction | Grader
+"""What a config may name: one of ours, or any Grader from a file, type = "my_file.py:MyReward"."""
 
-__all__ = ["ExactMatch", "FormatReward", "GraderFailed", "MathVerify", "PythonFunction", "Reward"]
+__all__ = ["ExactMatch", "FormatReward", "Grader", "GraderFailed", "MathVerify", "PythonFunction", "Reward"]

@@ -1,13 +1,11 @@
 """Any Python function as a reward, with the signature that TRL's users already have."""
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.machinery import PathFinder
-from pathlib import Path
 from typing import Any
 
+from proximo.outside import place_of
 from proximo.rewards.processes import Job
 from proximo.rewards.workers import check_seconds, groups, score_or_pass
 from proximo.types import Completion, Problem
@@ -76,19 +74,13 @@ class PythonFunction(metaclass=_TakesFunctions):
 
 
 def _place_of(function: object) -> str:
-    """How another process finds a function: by its module's name where that can be imported, else by its file."""
-    name, module = getattr(function, "__name__", ""), sys.modules.get(getattr(function, "__module__", None) or "")
-    file = getattr(module, "__file__", None)
-    if module is None or file is None or not file.endswith(".py") or vars(module).get(name) is not function:
+    place = place_of(function)
+    if place is None:
         raise ValueError(
             f"reward.path is {function!r}, which another process cannot find: write it as a function of its own into a "
             "file and give 'path/to/file.py:function'"
         )
-    root = module.__name__.partition(".")[0]
-    found = PathFinder.find_spec(root)  # not what is loaded already, but what another process would find
-    if root != "__main__" and found is not None and (root != module.__name__ or found.origin == file):
-        return f"{module.__name__}:{name}"
-    return f"{Path(file).resolve()}:{name}"
+    return place
 
 
 def _columns(problems: Sequence[Problem], completions: Sequence[Completion]) -> dict[str, list[Any]]:

@@ -13,7 +13,8 @@ from proximo.tasks.gym import Gym
 from proximo.tasks.protocol import RewardRange, Split, Task, reward_range
 from proximo.tasks.sorting import Sorting
 
-TaskOptions = Arithmetic | Countdown | Echo | Sorting | Gym | File | Code
+TaskOptions = Arithmetic | Countdown | Echo | Sorting | Gym | File | Code | Task
+"""What a config may name: one of ours, or any Task from a file, type = "my_file.py:MyTask"."""
 
 __all__ = [
     "Arithmetic",

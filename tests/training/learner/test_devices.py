@@ -105,7 +105,7 @@ def update(
     with TwoDevices() as devices:
         if there:
             devices.move(model)
-        value = form and value_model(form, model)
+        value = None if form is None else value_model(form, model)
         learner = Learner(model, algorithm, settings, temperature=0.9, seed=0, value=value, replay=replay)
         assembled = assemble(groups(), [], learner, 16)
         devices.waits.clear()

@@ -3,11 +3,11 @@
 import hashlib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from proximo.models.shipped import resolve
+from proximo.outside import named_file
 from proximo.storage.folders import MANIFEST, file_hash
 
 FREE = ("checkpoints",)
@@ -17,6 +17,8 @@ NAMES_FILES = ("model", "path", "held_out", "reference", "reference_logprobs")
 """Fields whose value may be a file or a model's folder."""
 NAMES_FUNCTIONS = ("path",)
 """Fields whose value may be a function, file.py:function or package.module:function."""
+NAMES_CLASS = "type"
+"""The field that names a class: one of ours, or a user's own, file.py:Class or package.module:Class."""
 MISSING = object()
 
 
@@ -32,9 +34,12 @@ def differences(old_toml: str, new_toml: str) -> dict[str, str]:
 
 
 def fingerprints(config_toml: str) -> dict[str, str]:
-    """SHA-256 of the files that a config names, by field. A model that is not in a folder has none."""
+    """SHA-256 of the files that a config names, by field: data, models, and the files in which a user's own classes are
+    written (not what those import). A model that is not in a folder has none."""
     found = {}
     for field, value in flat(tomllib.loads(config_toml)):
+        if field.rpartition(".")[2] == NAMES_CLASS and (file := named_file(value)) is not None:
+            found[field] = file_hash(file)
         if isinstance(value, str) and field.rpartition(".")[2] in NAMES_FILES:
             path = Path(value) if Path(value).is_file() else Path(resolve(value))
             if path.is_file():
@@ -48,24 +53,9 @@ def function_fingerprints(config_toml: str) -> dict[str, str]:
     """SHA-256 of the files in which a config's functions are written, by field; not of what those import."""
     found = {}
     for field, value in flat(tomllib.loads(config_toml)):
-        place, colon, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-        if colon and name.isidentifier() and field.rpartition(".")[2] in NAMES_FUNCTIONS:
-            path = Path(place) if place.endswith(".py") else _module_file(place)
-            if path is not None and path.is_file():
-                found[field] = file_hash(path)
+        if field.rpartition(".")[2] in NAMES_FUNCTIONS and (file := named_file(value)) is not None:
+            found[field] = file_hash(file)
     return found
-
-
-def _module_file(name: str) -> Path | None:
-    """Where a module is written; packages around it are not imported, since that would run them here."""
-    folders, spec = None, None
-    parts = name.split(".")
-    for number in range(len(parts)):
-        spec = PathFinder.find_spec(".".join(parts[: number + 1]), folders)
-        if spec is None:
-            return None
-        folders = spec.submodule_search_locations
-    return None if spec is None or spec.origin is None else Path(spec.origin)
 
 
 def folder_hash(folder: Path) -> str:
@@ -77,10 +67,18 @@ def folder_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def changed_files(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
-    """Fields whose files have other contents, or are gone."""
-    said = "its files were others when the run began"
-    return {field: said if field in new else "its files are gone" for field in old if old[field] != new.get(field)}
+def changed_files(old: Mapping[str, str], new: Mapping[str, str], config_toml: str) -> dict[str, str]:
+    """Fields whose files have other contents, or are gone; of a class the file is named."""
+    named = dict(flat(tomllib.loads(config_toml)))
+    found = {}
+    for field in [field for field in old if old[field] != new.get(field)]:
+        if field not in new:
+            found[field] = "its files are gone"
+        elif field.rpartition(".")[2] == NAMES_CLASS:
+            found[field] = f"({str(named.get(field)).rpartition(':')[0]}) has changed since the run began"
+        else:
+            found[field] = "its files were others when the run began"
+    return found
 
 
 def refuse_changes(folder: Path, found: Mapping[str, str], allowed: Sequence[str] | None, known: str) -> None:

@@ -172,11 +172,11 @@ class Attempt:
         refuse_format(self.folder, self._record)
         before = (self.folder / "config.toml").read_text(encoding="utf-8")
         self._changes = differences(before, self._config_toml)
-        for field, what in changed_files(self._record["fingerprints"], self._fingerprints).items():
+        for field, what in changed_files(self._record["fingerprints"], self._fingerprints, self._config_toml).items():
             self._changes.setdefault(field, what)
         if not self.is_empty:
             refuse_changes(self.folder, self._changes, allowed, self._config_toml)
-        others = changed_files(self._record.get("functions", {}), self._functions)
+        others = changed_files(self._record.get("functions", {}), self._functions, self._config_toml)
         self.corrected = [
             f"{field} is another function than before: what it scores from now on cannot be compared with what it has "
             "scored"

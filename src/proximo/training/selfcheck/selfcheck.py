@@ -196,7 +196,7 @@ def _update_gradient(
         options,
         temperature=config.sampling.temperature,
         seed=config.seed,
-        value=form and value_model(form, model),
+        value=None if form is None else value_model(form, model),
     )
     optimizer = learner.optimizer
     optimizer.set_rates(0.0, 0.0)  # the model stays as it is
