@@ -112,11 +112,13 @@ def missing_members(found: type, protocol: type) -> list[str]:
     names = {field.name for field in dataclasses.fields(found)}
     missing = []
     for name, member in _members(protocol).items():
-        own = getattr(found, name, None)
-        stub = own is not None and own is member and protocol in found.__mro__ and _is_stub(member)
-        wrong = isinstance(member, types.FunctionType) and not callable(own)
-        if (name not in names and not hasattr(found, name)) or stub or wrong:
-            missing.append(f"{name}()" if isinstance(member, types.FunctionType) else name)
+        # Not getattr, which finds a class's own `__call__` for every class.
+        held = [vars(each)[name] for each in found.__mro__ if name in vars(each)]
+        declared = bool(held) and held[0] is member and _is_stub(member)  # by the protocol, of which it is a subclass
+        is_method = isinstance(member, types.FunctionType)
+        wrong = is_method and bool(held) and not callable(held[0]) and not hasattr(held[0], "__func__")
+        if (name not in names and not held) or declared or wrong:
+            missing.append(f"{name}()" if is_method else name)
     return missing
 
 

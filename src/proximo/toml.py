@@ -61,8 +61,8 @@ def plain(value: Any) -> dict[str, Any]:
     return tomllib.loads(dumps(value))
 
 
-def load(path: str, kind: type[T]) -> T:
-    """The dataclass `kind` from a file; a ConfigError names the file and says what to do."""
+def load(path: str, kind: type[T], load: Callable[[str], type] = load_class) -> T:
+    """The dataclass `kind` from a file; a ConfigError names the file and says what to do. `load` as in `loads`."""
     if not Path(path).is_file():
         raise ConfigError([f"{path}: there is no such file{', but a folder' * Path(path).is_dir()}"])
     with Path(path).open("rb") as file:
@@ -70,7 +70,7 @@ def load(path: str, kind: type[T]) -> T:
     if len(data) > MAX_BYTES:
         raise ConfigError([f"{path}: more than {MAX_BYTES} bytes, which is no config; give a .toml file of settings"])
     try:
-        return loads(data.decode("utf-8-sig"), kind, path, finite=True)
+        return loads(data.decode("utf-8-sig"), kind, path, finite=True, load=load)
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise ConfigError([f"{path}:{line}: not UTF-8, {error.reason}; save the file as UTF-8"]) from None

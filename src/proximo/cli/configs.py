@@ -1,10 +1,15 @@
 """The config that a command line names: a preset or a file, an algorithm, a reward model."""
 
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 from proximo import explain, toml
+from proximo.algorithms import Algorithm
 from proximo.cli.flags import nearest, refuse, said_later, take
 from proximo.explain import Card
+from proximo.insight.folder import RunFolder
+from proximo.outside import load_class
 from proximo.presets import ARITHMETIC, PRESETS, with_algorithm
 from proximo.training.config import RunConfig
 from proximo.training.pipeline import PipelineConfig
@@ -73,6 +78,19 @@ def preset_or_file(name: str) -> RunConfig:
     if isinstance(found, PipelineConfig):
         refuse(f"{name} is a chain of runs, not one: proximo train {name}, without an algorithm")
     return found
+
+
+def algorithm_file(name: str) -> Algorithm:
+    """The algorithm of a run's config, or one that is a file of its own; ValueError says what is wrong with it."""
+    path = Path(name)
+    # A run folder may come from anyone: it decides itself which classes are loaded.
+    load = RunFolder(path.parent).load_class if (path.parent / "run.json").is_file() else load_class
+    try:
+        is_run = path.is_file() and "algorithm" in tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except ValueError:
+        is_run = False  # toml.load says what is wrong
+    with said_later():
+        return toml.load(name, RunConfig, load).algorithm if is_run else toml.load(name, Algorithm, load)
 
 
 def preset(name: str) -> RunConfig | PipelineConfig | None:

@@ -4,6 +4,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from proximo.algorithms import Algorithm
+from proximo.explain.foreign import own_words
 from proximo.explain.formula import objective
 from proximo.explain.lengths import what_the_band_means
 from proximo.explain.papers import CARDS, GRPO_CARD, Card, card
@@ -21,6 +22,7 @@ __all__ = [
     "differences",
     "nearest",
     "objective",
+    "own_words",
     "same_as",
     "source",
     "stages",

@@ -1,8 +1,10 @@
 """One run's folder, read at any moment of its life: half written, growing, finished or copied from elsewhere."""
 
+import hashlib
+import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +14,7 @@ from proximo.algorithms import UnusualChoice
 from proximo.health.history import in_order
 from proximo.insight.lens.steps import Step, read_step
 from proximo.insight.reading import is_number
+from proximo.outside import load_class
 from proximo.storage.lines import to_row, whole_lines
 from proximo.storage.locks import NAME as LOCK
 from proximo.storage.locks import is_held
@@ -37,6 +40,8 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, path.resolve().name
+        self.unavailable: dict[str, str] = {}
+        """Classes that the config names and that were not loaded when it was read, with the reason."""
         if not (path / "run.json").is_file():
             remedy = "give the folder that `proximo train --run` wrote" if path.is_dir() else "there is no such folder"
             raise ValueError(f"{path} is no run: {remedy}")
@@ -49,7 +54,28 @@ class RunFolder:
             raise ValueError(f"{path}: there is no such file")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnusualChoice)  # said when the run began, and in its report
-            return toml.loads(data.decode("utf-8-sig", errors="replace"), RunConfig, str(path), finite=True)
+            text = data.decode("utf-8-sig", errors="replace")
+            return toml.loads(text, RunConfig, str(path), finite=True, load=self.load_class)
+
+    def load_class(self, name: str) -> type:
+        """A class of a user's own that the config names. A run folder may come from anyone, so nothing in it is
+        executed: the class's file must lie outside of run folders, and be the one that the run recorded. ValueError
+        says why it is not loaded."""
+        self.unavailable.pop(name, None)
+        try:
+            return load_class(name, self._check_code)
+        except ValueError as error:
+            self.unavailable[name] = str(error)
+            raise
+
+    def _check_code(self, files: Sequence[Path], content: bytes) -> None:
+        for file in files:
+            for place in (Path(os.path.abspath(file)), file.resolve()):
+                if any((folder / "run.json").exists() for folder in place.parents):
+                    raise ValueError("it is not loaded, because it lies in a run folder, whose code is never executed")
+        recorded = self.record.get("fingerprints")
+        if hashlib.sha256(content).hexdigest() not in (recorded.values() if isinstance(recorded, dict) else ()):
+            raise ValueError("it is not loaded, because it has changed since the run: put the file back as it was")
 
     @cached_property
     def config_text(self) -> str:

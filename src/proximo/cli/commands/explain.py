@@ -62,6 +62,10 @@ def _print_card(console: Console, card: Card, algorithm: Algorithm) -> None:
             _print_labelled(console, "", f"yours; {card.name} has {explain.choice(default)}", style="yellow")
         elif explain.source(card, stage):
             _print_labelled(console, "      paper", explain.source(card, stage))
+        piece = getattr(algorithm, stage)
+        for each in piece if isinstance(piece, tuple) else (piece,):
+            for label, words in explain.own_words(each):
+                _print_labelled(console, f"      {label}", words)
         for peer in peers:
             _print_labelled(console, "      TRL", peer.trl, style="dim")
             _print_labelled(console, "      verl", peer.verl, style="dim")

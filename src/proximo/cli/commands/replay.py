@@ -11,7 +11,9 @@ import torch
 from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
+from proximo.algorithms import Algorithm
 from proximo.cli.commands.replay_output import Replayed, flipped, print_tables
+from proximo.cli.configs import algorithm_file
 from proximo.cli.flags import refuse, say, take, take_switch
 from proximo.cli.models import open_model
 from proximo.insight.folder import RunFolder
@@ -26,8 +28,8 @@ USAGE = """usage: proximo replay RUN --step N [--as NAME ...] [--pass N] [--mode
 The step as it is stored, under the run's own algorithm and under others: policy loss, what is clipped or gated, the
 tokens that flip, where the gradient lies, and the cosines between the gradients with respect to the log-probs.
 
---as NAME      an algorithm to look through, as `proximo explain --all` names them; give it several times.
-               Without it: ppo, grpo, dapo, gspo and sapo.
+--as NAME      an algorithm to look through, as `proximo explain --all` names them, or a .toml file: a run's config,
+               or an algorithm alone. Give it several times. Without it: ppo, grpo, dapo, gspo and sapo.
 --pass N       which pass over the step's data, counted from 0; without it the last.
 --model DIR    a checkpoint of the run, or any model that reads the same tokens: the gradients' norms and cosines with
                respect to its parameters, too. RUN/checkpoints/step-N is the policy after step N, with
@@ -81,10 +83,24 @@ def _asked(arguments: list[str]) -> Replayed:
         refuse(f"--pass {number}: step {step.number} has {step.passes}, counted from 0")
     if given is None:
         torch.set_num_threads(1)  # a step is looked at no faster with more, and beside a run far slower
-    views = compared(step, run.config, chosen(run.config, names or FIVE), number=number)
+    views = compared(step, run.config, _algorithms(run, names or FIVE), number=number)
     model = None if given is None else resolve(given)
     found = None if model is None else _through(model, run, step, views, number)
     return Replayed(run, step, number, views, model, found)
+
+
+def _algorithms(run: RunFolder, names: Sequence[str]) -> dict[str, Algorithm]:
+    """The run's own algorithm first, then those of the names and of the files, in the order given."""
+    found = chosen(run.config, [])
+    for name in names:
+        if not name.endswith(".toml"):
+            found = found | chosen(run.config, [name])
+            continue
+        stem, number = Path(name).stem, 1
+        while (unique := stem if number == 1 else f"{stem}-{number}") in found:
+            number += 1
+        found[unique] = algorithm_file(name)
+    return found
 
 
 def _whole(flag: str, text: str) -> int:

@@ -17,6 +17,7 @@ from proximo.cli.live import LiveView
 from proximo.cli.models import machine_line, open_model
 from proximo.cli.run_folders import report_failure, suit_attempt, take_allowed, taken
 from proximo.insight.doctor.checkup import standing, summary
+from proximo.insight.folder import RunFolder
 from proximo.models import Precision, load_tokenizer
 from proximo.models.shipped import resolve
 from proximo.plain_text import quoted, visible
@@ -215,7 +216,8 @@ def run_eval(arguments: list[str]) -> int:
 def _own_evaluation(name: str) -> EvalConfig:
     """As the run evaluated itself, where the model is a run of `proximo train` or one of its checkpoints."""
     folder = Path(name)
-    file = (folder.parents[1] if folder.match("checkpoints/*") else folder) / "config.toml"
+    run = folder.parents[1] if folder.match("checkpoints/*") else folder
+    file = run / "config.toml"
     try:
         is_other = not name or "algorithm" not in tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError:
@@ -226,7 +228,8 @@ def _own_evaluation(name: str) -> EvalConfig:
         return EvalConfig()  # another stage's run, which has no task
     try:
         with said_later():
-            config = toml.load(str(file), RunConfig)
+            # A folder may come from anyone: of the classes it names, only those that a run folder may load.
+            config = toml.load(str(file), RunConfig, lambda name: RunFolder(run).load_class(name))
     except ValueError as error:
         refuse(str(error))
     say(f"as the run says in {file}: {type(config.task).__name__}, {config.sampling.max_tokens} tokens at most")

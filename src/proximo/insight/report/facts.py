@@ -51,7 +51,7 @@ class Facts:
             warnings.simplefilter("always")
             for kind, command in COMMANDS:
                 try:
-                    config = toml.loads(self.run.config_text, kind)
+                    config = toml.loads(self.run.config_text, kind, load=self.run.load_class)
                 except ValueError:  # another command's, or another version's
                     continue
                 return config, command, [str(each.message) for each in raised if each.category is UnusualChoice]
@@ -66,6 +66,11 @@ class Facts:
     def command(self) -> tuple[str, ...]:
         """Which one makes such a run; its argv may be that of a chain, or of a comparison. Empty: not known."""
         return self._loaded[1]
+
+    @property
+    def unavailable(self) -> dict[str, str]:
+        """Classes that the config names and that are not loaded, with the reason: then there is no config but text."""
+        return {} if self._loaded[0] is not None else self.run.unavailable
 
     @property
     def unusual(self) -> list[str]:

@@ -166,11 +166,13 @@ def about(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def algorithm(run: RunFolder) -> dict[str, Any]:
-    """The named algorithm that the run's is nearest to, and what it changes; no name where it is no run of RL."""
+    """The named algorithm that the run's is nearest to, and what it changes. No name where it is no run of RL, or where
+    a class that it names is not available: `why` says that."""
     try:
         own = run.config.algorithm
     except (ValueError, OSError):
-        return {"name": None, "changes": [], "stages": [], "soft": False}
+        why = "; ".join(f"{name} is not available: {reason}" for name, reason in run.unavailable.items())
+        return {"name": None, "changes": [], "stages": [], "soft": False, "why": _text_of(why)}
     card = nearest(own)
     return {
         "name": card.name,

@@ -32,8 +32,8 @@ function settings([run, shade]) {
   );
 }
 
-function algorithm({ name, changes, stages }) {
-  if (!name) return null;
+function algorithm({ name, changes, stages, why }) {
+  if (!name) return why ? element("p", { class: "algorithm" }, quoted(oneLine(why))) : null;
   const said = changes.length ? [element("strong", {}, name.toUpperCase()), ", but:"] : ["Exactly ", element("strong", {}, name.toUpperCase()), "."];
   return element(
     "div", { class: "algorithm" },
