@@ -1,11 +1,15 @@
 import signal
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from hypothesis import settings
 
 from tests import shape_checks
+
+if TYPE_CHECKING:
+    from proximo.rewards.grading import Grading
 
 shape_checks.install()
 pytest_plugins = ["tests.insight.view.browser"]
@@ -28,6 +32,16 @@ def machine_as_it_stands(monkeypatch) -> Iterator[None]:
     yield
     if machine.Machine.current() != before:
         before.apply()
+
+
+@pytest.fixture
+def grading() -> Iterator["Grading"]:
+    """What a run gives to its graders, for tests that call them directly."""
+    from proximo.rewards.grading import Grading
+
+    with Grading().active() as active:
+        yield active
+    active.close()
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import pytest
 
 from proximo.models import tiny_tokenizer
 from proximo.rewards import ExactMatch, FormatReward, GraderFailed, PythonFunction
-from proximo.rewards.failures import TALLY
 from proximo.tasks import File
 from proximo.training.preflight.calibration import calibrate
 from proximo.training.reward_mix import RewardMix, WeightedRule
@@ -46,17 +45,17 @@ RULES = (WeightedRule(PythonFunction(sums)), WeightedRule(PythonFunction(words),
 # None
 
 
-def test_functions_that_pass_are_left_out_of_the_sum(path: str):
+def test_functions_that_pass_are_left_out_of_the_sum(path: str, grading):
     task = judged(File(path, reward=None), RewardMix(task=0.0, rules=RULES), tiny_tokenizer())
     grades = task.grade([SUM, WORD, NEITHER], [said("2"), said("four"), said("x")])
     assert grades[0] == Grade(1.0, {"sums": 1.0})
     assert grades[1] == Grade(2.0, {"words": 0.5 * 4})
     assert (grades[2].parts, grades[2].applies, math.isnan(grades[2].reward)) == ({}, False, True)
     assert [grade.verdict for grade in grades[:2]] == [1.0, 2.0]
-    assert TALLY.take() == []
+    assert grading.failures.take() == []
 
 
-def test_the_tasks_own_function_may_pass_too(path: str):
+def test_the_tasks_own_function_may_pass_too(path: str, grading):
     mix = RewardMix(rules=RULES[1:])
     task = judged(File(path, reward=PythonFunction(sums)), mix, tiny_tokenizer())
     grades = task.grade([SUM, WORD], [said("2"), said("four")])
@@ -70,15 +69,15 @@ def test_the_tasks_own_function_may_pass_too(path: str):
     failing = judged(File(path), RewardMix(rules=(WeightedRule(PythonFunction(broken)), *RULES)), tiny_tokenizer())
     [grade] = failing.grade([SUM], [said("2")])
     assert (grade.applies, math.isnan(grade.reward)) == (True, True)
-    assert [failures.kind for failures in TALLY.take()] == ["RuntimeError"]
+    assert [failures.kind for failures in grading.failures.take()] == ["RuntimeError"]
 
 
-def test_a_completion_that_is_nobodys_task_is_unscored_and_told(path: str):
+def test_a_completion_that_is_nobodys_task_is_unscored_and_told(path: str, grading):
     task = File(path, reward=PythonFunction(sums))
     rollouts = graded(task, [SUM, WORD], iter([(0, (said("2"),)), (1, (said("2"),))])).rollouts
     assert rollouts[0][0].grade == Grade(1.0)
     assert math.isnan(rollouts[1][0].grade.reward)
-    assert [str(each) for each in TALLY.take()] == [
+    assert [str(each) for each in grading.failures.take()] == [
         "rewards: 1 completion unscored (none): every reward function returned None for word"
     ]
 

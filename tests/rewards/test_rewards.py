@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction, Reward
-from proximo.rewards.failures import TALLY
 from proximo.types import Completion, Problem
 
 
@@ -153,12 +152,11 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_function_sees_columns_and_none_is_its_own_word(file: Path):
-    TALLY.take()
+def test_a_function_sees_columns_and_none_is_its_own_word(file: Path, grading):
     problems = [asked("a", level=2), asked("b", level=0)]
     first, second = PythonFunction(f"{file}:length_reward")(problems, [said("hello"), said("bye")])
     assert (first, second) == (10.0, None)
-    assert TALLY.take() == []
+    assert grading.failures.take() == []
 
 
 def test_a_conversation_is_answered_with_messages(file: Path):

@@ -9,13 +9,15 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextvars import copy_context
 from pathlib import Path
 
 import pytest
 import torch
 
 from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction, workers
-from proximo.rewards.failures import TALLY, Failure, Failures, Tally, plain
+from proximo.rewards.failures import Failure, Failures, Tally, plain
+from proximo.rewards.grading import grading as current_grading
 from proximo.rewards.processes import KEPT_OUTPUT, Output
 from proximo.types import Completion, Problem
 from tests import ROOT
@@ -26,11 +28,10 @@ SOON = 20.0
 
 
 @pytest.fixture(autouse=True)
-def _no_process_is_left():
-    TALLY.take()
+def _no_process_is_left(grading):
     before = set(children())  # of other tests, like a sandbox that is kept
     yield
-    workers.close_workers()
+    grading.close()
     assert set(children()) <= before
 
 
@@ -78,8 +79,13 @@ def scores(
     return reward([problem] * len(texts), said(texts))
 
 
+def taken() -> list[Failures]:
+    with current_grading() as active:
+        return active.failures.take()
+
+
 def kinds() -> dict[str, int]:
-    return {failures.kind: failures.unscored for failures in TALLY.take()}
+    return {failures.kind: failures.unscored for failures in taken()}
 
 
 def test_a_worker_scores_and_stays():
@@ -168,7 +174,7 @@ def test_a_fork_that_comes_back_does_not_answer_twice():
 
 def test_what_it_printed_is_told_on_one_line_and_cannot_colour_the_terminal():
     assert math.isnan(scores(["prints and raises"])[0])
-    [failures] = TALLY.take()
+    [failures] = taken()
     assert "it printed: �[31mI print" in str(failures)
     assert str(failures).startswith(
         f"{FILE}:act: 1 completion unscored (KeyError): KeyError: 'no such column' (hostile"
@@ -190,7 +196,7 @@ def test_what_it_printed_is_told_on_one_line_and_cannot_colour_the_terminal():
 )
 def test_what_is_no_list_of_scores(function: str, why: str):
     assert all(map(math.isnan, scores(["1", "2"], function=function)))
-    [failures] = TALLY.take()
+    [failures] = taken()
     assert (failures.kind, failures.unscored) == ("junk", 2)
     assert why in failures.example
 
@@ -199,7 +205,7 @@ def test_a_wrong_length_is_found_out_one_by_one():
     first, guilty, last = scores(["1", "bad", "2"], function="drops")
     assert (first, last) == (1.0, 1.0)
     assert math.isnan(guilty)
-    [failures] = TALLY.take()
+    [failures] = taken()
     assert "it returned 0 scores for 1 completions" in failures.example
 
 
@@ -254,14 +260,14 @@ def test_a_function_cannot_touch_the_trainer():
     assert problem == Problem("p", ({"role": "user", "content": "hi"},), "a", {"level": [1, 2]})
 
 
-def test_what_a_function_draws_follows_what_it_is_asked():
+def test_what_a_function_draws_follows_what_it_is_asked(grading):
     first, order = scores(["draws", "1", "draws"]), scores(["1"], function="counts_sets")
     assert first[0] != first[2]
     assert scores(["draws", "2"])[0] != first[0]
     assert scores(["draws", "1", "draws"]) == first
     assert math.isnan(scores(["os._exit"])[0])
     assert scores(["draws", "1", "draws"]) == first
-    workers.close_workers()
+    grading.close()
     assert scores(["draws", "1", "draws"]) == first
     assert scores(["1"], function="counts_sets") == order
 
@@ -388,12 +394,13 @@ def test_a_time_is_between_nothing_and_a_day(seconds: float):
         PythonFunction("a:b", seconds=seconds)
 
 
-def test_a_call_of_another_thread_ends_when_workers_are_closed(tmp_path: Path):
+def test_a_call_of_another_thread_ends_when_workers_are_closed(tmp_path: Path, grading):
     found: list[float] = []
-    thread = threading.Thread(target=lambda: found.extend(scores(["sleep"], tmp_path, seconds=60.0)))
+    context = copy_context()
+    thread = threading.Thread(target=lambda: found.extend(context.run(scores, ["sleep"], tmp_path, seconds=60.0)))
     thread.start()
     wait_until((tmp_path / "begun").exists)
-    workers.close_workers()
+    grading.close()
     thread.join(SOON)
     assert math.isnan(found[0])
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from proximo import toml
-from proximo.rewards.failures import TALLY
 from proximo.sandbox import Job, Limits, Result, Sandbox
 from proximo.tasks import Code, Task
 from proximo.tasks.testing import extract_program, read_tests, same_text, same_value
@@ -86,7 +85,7 @@ def test_the_solution_is_the_reference(task: Code):
     assert task.while_sampling
 
 
-def test_a_program_that_fails_is_wrong_and_not_unscored(task: Code):
+def test_a_program_that_fails_is_wrong_and_not_unscored(task: Code, grading):
     asked = problem(task, function=True)
     broken = [
         "def solve(n):\n    while True: pass",
@@ -100,7 +99,7 @@ def test_a_program_that_fails_is_wrong_and_not_unscored(task: Code):
         "x = 1",
     ]
     assert outcomes(task, asked, *broken) == [0] * len(broken)
-    assert not TALLY.take()
+    assert not grading.failures.take()
 
 
 def test_what_is_printed_around_the_answer_counts_for_scripts_alone(task: Code):
@@ -115,7 +114,7 @@ def test_a_script_that_fails_after_its_answer_is_wrong(task: Code):
     assert outcomes(task, asked, PRIMES + SCRIPT + "import sys\nsys.exit()\n") == [1]
 
 
-def test_a_sandbox_that_dies_leaves_the_completion_unscored_and_is_replaced(task: Code):
+def test_a_sandbox_that_dies_leaves_the_completion_unscored_and_is_replaced(task: Code, grading):
     asked = problem(task, function=True)
     # Different programs, so many that both servers have been started.
     assert outcomes(task, asked, *(f"{PRIMES}# {number}" for number in range(12))) == [1] * 12
@@ -127,7 +126,7 @@ def test_a_sandbox_that_dies_leaves_the_completion_unscored_and_is_replaced(task
         os.kill(server._process.pid, signal.SIGKILL)
     first = outcomes(task, asked, PRIMES, PRIMES + "#", PRIMES)
     assert all(math.isnan(each) for each in first)
-    assert [failures.unscored for failures in TALLY.take()] == [3]
+    assert [failures.unscored for failures in grading.failures.take()] == [3]
     assert outcomes(task, asked, PRIMES, WRONG) == [1, 0]
 
 

@@ -33,7 +33,6 @@ from proximo.models.reward_models import completion_scores, load_reward_model
 from proximo.models.tiny import EOS as EOS_TEXT
 from proximo.models.tiny import PAD, SYMBOLS, UNKNOWN
 from proximo.rewards import ExactMatch, PythonFunction
-from proximo.rewards.failures import TALLY
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
 from proximo.tasks import Echo, File, Task
@@ -384,19 +383,18 @@ def test_tokens_pass_as_they_are_where_they_mean_the_same(tmp_path):
     assert not same_tokens(bare, policy)
 
 
-def test_a_completion_that_cannot_be_read_is_unscored_and_the_others_are_not(stranger):
+def test_a_completion_that_cannot_be_read_is_unscored_and_the_others_are_not(stranger, grading):
     other_tokenizer(stranger)
     judge = Judge(RewardModel(str(stranger)), tiny_tokenizer(), A)
     good, bad = completion("hello"), completion("<eos> hello")
-    TALLY.take()
     found = judge([A, A, B], [bad, good, good])
-    [failures] = TALLY.take()
+    [failures] = grading.failures.take()
     assert (failures.kind, failures.unscored) == ("unreadable", 1)
     assert "before its end" in failures.example
     assert math.isnan(found[0])
     assert found[1:] == pytest.approx(judge([A, B], [good, good]), abs=1e-5)
     assert math.isnan(judge([A], [bad])[0])
-    assert len(TALLY.take()) == 1
+    assert len(grading.failures.take()) == 1
 
 
 def test_one_that_a_stop_string_ended_ends_with_the_end_token(folder):

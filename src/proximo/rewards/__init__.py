@@ -2,7 +2,8 @@
 
 A reward is a frozen value that is called with a batch, `scores = reward(problems, completions)`, and returns
 one float per completion. A completion that it cannot judge is NaN: unscored, which is not 0. What could hang or break
-on what a model writes runs in a process of its own (workers.py); how it failed is in `failures.TALLY`.
+on what a model writes runs in a process of its own (workers.py); how it failed is in the
+active `Grading`.
 """
 
 from proximo.rewards.failures import GraderFailed

@@ -62,10 +62,6 @@ class Tally:
         return found
 
 
-TALLY = Tally()
-"""Of all graders of this process: what goes wrong on a grader's thread is told by whoever runs the loop."""
-
-
 def plain(text: str, most: int = 500) -> str:
     """On one line and without anything that a terminal would act upon."""
     cut = text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 :]}"

@@ -7,7 +7,8 @@ from typing import Any
 
 from proximo.outside import place_of
 from proximo.rewards.processes import Job
-from proximo.rewards.workers import check_seconds, groups, score_or_pass
+from proximo.rewards.scoring import groups, score_or_pass
+from proximo.rewards.workers import check_seconds
 from proximo.types import Completion, Problem
 
 

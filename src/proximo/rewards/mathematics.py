@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proximo.rewards.processes import Job
-from proximo.rewards.workers import check_seconds, score
+from proximo.rewards.scoring import score
+from proximo.rewards.workers import check_seconds
 from proximo.types import Completion, Problem
 
 MEMORY_MB = 2048

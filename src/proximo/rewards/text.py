@@ -8,7 +8,8 @@ from decimal import Decimal
 from pathlib import Path
 
 from proximo.rewards.processes import Job
-from proximo.rewards.workers import check_seconds, groups, score
+from proximo.rewards.scoring import groups, score
+from proximo.rewards.workers import check_seconds
 from proximo.types import Completion, Problem
 
 MEMORY_MB = 512

@@ -4,20 +4,17 @@ A function has one worker, which is asked one call at a time, in the order in wh
 depends on how fast anything is. A worker that had to be killed is replaced with the next call.
 """
 
-import atexit
 import hashlib
 import json
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import Any
 
-from proximo.rewards.failures import TALLY, Failure, plain
+from proximo.rewards.failures import Failure, plain
 from proximo.rewards.processes import Job, NotLoaded, Process
-from proximo.types import Completion, Problem
 
 LARGEST = 1e6
 """A score beyond it, on either side, is taken for a mistake: one such number would drown a whole step."""
@@ -27,9 +24,6 @@ RECYCLE_CALLS = 5000
 """A worker is replaced after so many calls, before a slow leak is felt."""
 MAX_CHILDREN = 32
 """A worker that leaves more processes behind is replaced."""
-MAX_DEATHS = 4
-"""So many completions of one call may cost a worker each, when they are tried one by one; the rest is given up."""
-
 Columns = Mapping[str, Sequence[Any]]
 """Arguments of a call by name, each with one entry for each completion."""
 
@@ -109,96 +103,10 @@ class Worker:
             self._process = None
 
 
-def score(
-    job: Job,
-    said: Sequence[Completion],
-    columns: Columns,
-    constants: Mapping[str, Any] | None = None,
-    *,
-    grader: str,
-    alone: bool = True,
-) -> list[float]:
-    """As `score_or_pass`, for a function of our own: where it returns None the completion is unscored."""
-    found = score_or_pass(job, said, columns, constants, grader=grader, alone=alone)
-    for each, completion in zip(found, said, strict=True):
-        if each is None:
-            TALLY.add(grader, Failure("none", f"it returned None; the completion: {plain(completion.text, 100)!r}"))
-    return [math.nan if each is None else each for each in found]
-
-
-def score_or_pass(
-    job: Job,
-    said: Sequence[Completion],
-    columns: Columns,
-    constants: Mapping[str, Any] | None = None,
-    *,
-    grader: str,
-    alone: bool = True,
-) -> list[float | None]:
-    """A score for each completion, NaN where there is none; why not is added to the tally under the grader's name.
-    None where the function returned None.
-
-    Where a call fails its completions are tried one by one, so that only the guilty one is unscored; not so where
-    the function compares them (`alone=False`).
-    """
-    worker = worker_for(job)
-    constants, count = constants or {}, len(said)
-    result = worker.call(columns, constants)
-    if isinstance(result, Failure) and alone and count > 1:
-        # Said even where each of them alone is scored: then the function fails for several at once.
-        TALLY.add(grader, result, unscored=0)
-        result = _one_by_one(worker, columns, constants, count)
-    found = [result] * count if isinstance(result, Failure) else result
-    for each, completion in zip(found, said, strict=True):
-        if isinstance(each, Failure):
-            example = f"{each.message}; the completion: {plain(completion.text, 100)!r}"
-            TALLY.add(grader, replace(each, message=example))
-    return [math.nan if isinstance(each, Failure) else each for each in found]
-
-
-def _one_by_one(worker: Worker, columns: Columns, constants: Mapping[str, Any], count: int) -> list[Found]:
-    found: list[Found] = []
-    deaths = 0
-    for row in range(count):
-        if deaths == MAX_DEATHS:
-            found.append(Failure("given up", f"{deaths} completions of its group had cost a process each"))
-            continue
-        result = worker.call({name: [column[row]] for name, column in columns.items()}, constants)
-        deaths += isinstance(result, Failure) and result.fatal
-        found += [result] if isinstance(result, Failure) else result
-    return found
-
-
-def groups(
-    problems: Sequence[Problem], completions: Sequence[Completion]
-) -> Iterator[tuple[Sequence[Problem], Sequence[Completion]]]:
-    """What is asked in one call: siblings, which share their problem and follow each other."""
-    for _, rows in groupby(zip(problems, completions, strict=True), key=lambda row: id(row[0])):
-        asked, said = zip(*rows, strict=True)
-        yield asked, said
-
-
 def check_seconds(seconds: float) -> None:
     """Of a reward's field `seconds`."""
     if not 0 < seconds <= LONGEST:
         raise ValueError(f"reward.seconds is {seconds}: give a positive number, at most {LONGEST:g} (a day)")
-
-
-_WORKERS: dict[Job, Worker] = {}
-
-
-def worker_for(job: Job) -> Worker:
-    return _WORKERS.setdefault(job, Worker(job))
-
-
-def close_workers() -> None:
-    """Kill all workers of this process; they also die when it does, however that happens."""
-    while _WORKERS:
-        _, worker = _WORKERS.popitem()
-        worker.close()
-
-
-atexit.register(close_workers)
 
 
 def _encoded(arguments: Mapping[str, Any]) -> str:

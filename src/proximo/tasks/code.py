@@ -11,7 +11,8 @@ from typing import Any
 from proximo.data import Row, stable_hash
 from proximo.data.rows import check_share
 from proximo.data.splits import prompt_key
-from proximo.rewards.failures import TALLY, Failure
+from proximo.rewards.failures import Failure
+from proximo.rewards.grading import note_failure
 from proximo.sandbox import Limits, Sandbox, SandboxFailed
 from proximo.tasks.protocol import Split
 from proximo.tasks.reading import FileProblems, row_prompt
@@ -87,7 +88,7 @@ class Code:
 
     def _grade(self, verdict: bool | SandboxFailed) -> Grade:
         if isinstance(verdict, SandboxFailed):
-            TALLY.add("Code", Failure("sandbox", str(verdict)))
+            note_failure("Code", Failure("sandbox", str(verdict)))
             return Grade(math.nan)
         return Grade(float(verdict))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from proximo.data import stable_hash
 from proximo.rewards.processes import Job
-from proximo.rewards.workers import groups, score
+from proximo.rewards.scoring import groups, score
 from proximo.tasks.protocol import Split
 from proximo.types import Completion, Grade, Problem
 

@@ -14,7 +14,8 @@ from proximo.models.positions import check_length
 from proximo.models.reward_models import completion_scores, load_reward_model
 from proximo.models.shipped import resolve
 from proximo.models.tokens.tokenizing import special_prefix
-from proximo.rewards.failures import TALLY, Failure, plain
+from proximo.rewards.failures import Failure, plain
+from proximo.rewards.grading import note_failure
 from proximo.tasks import RewardRange, Split, Task, reward_range
 from proximo.training.offline.encoding import EncodedRows, completion_tokens
 from proximo.training.reward_mix import RewardMix, RewardModel, has_verdict
@@ -135,7 +136,7 @@ class Judge:
                 readable.append(row)
             except (ValueError, TemplateError) as error:
                 message = plain(f"it cannot read a completion of {problem.id}: {error}")
-                TALLY.add(self.name, Failure("unreadable", message))
+                note_failure(self.name, Failure("unreadable", message))
         numbers = {key: number for number, key in enumerate(prompts)}
         tokens = pad_sequence(said, batch_first=True) if said else torch.zeros(0, 0, dtype=torch.long)
         lengths = torch.tensor([len(each) for each in said], dtype=torch.long)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proximo.rewards import ExactMatch, FormatReward, GraderFailed, MathVerify, PythonFunction, Reward
-from proximo.rewards.failures import TALLY, Failure
+from proximo.rewards.failures import Failure, Tally
 from proximo.tasks import Arithmetic, Countdown, Echo, File, Gym, Sorting, Split, Task
 from proximo.training.preflight.calibration import SAMPLE, calibrate
 from proximo.training.reward_mix import RewardMix
@@ -18,11 +18,6 @@ from proximo.types import Completion, Grade, Group, Problem, Rollout
 from tests import ROOT
 
 HOSTILE = ROOT / "tests/rewards/hostile_rewards.py"
-
-
-@pytest.fixture(autouse=True)
-def _fresh_tally():
-    TALLY.take()
 
 
 @dataclass
@@ -160,12 +155,13 @@ BAD, HALF = group(math.nan, math.nan, 1.0), group(math.nan, 1.0)
 
 
 def test_three_bad_steps_in_a_row_stop_the_run_with_examples():
-    watch = UnscoredWatch(0.5)
+    failures = Tally()
+    watch = UnscoredWatch(0.5, failures)
     for step in [BAD, BAD, HALF, BAD, BAD]:
-        TALLY.add("f", Failure("time", "no answer within 1 s"), unscored=2)
+        failures.add("f", Failure("time", "no answer within 1 s"), unscored=2)
         watch.look([step])
         watch.check()
-    TALLY.add("g", Failure("KeyError", "no such column"))
+    failures.add("g", Failure("KeyError", "no such column"))
     assert watch.look([BAD, group(math.nan, math.nan)]) == ["g: 1 completion unscored (KeyError): no such column"]
     with pytest.raises(GraderFailed) as error:
         watch.check()
@@ -175,7 +171,7 @@ def test_three_bad_steps_in_a_row_stop_the_run_with_examples():
 
 
 def test_a_resumed_watch_stops_where_the_first_would():
-    first, second = UnscoredWatch(0.5), UnscoredWatch(0.5)
+    first, second = UnscoredWatch(0.5, Tally()), UnscoredWatch(0.5, Tally())
     for _ in range(STEPS - 1):
         first.look([BAD])
     second.load(json.loads(json.dumps(first.state())))
@@ -185,10 +181,11 @@ def test_a_resumed_watch_stops_where_the_first_would():
 
 
 def test_a_kind_is_told_once_and_again_when_it_is_ten_times_as_much():
-    watch = UnscoredWatch(1.0)
+    failures = Tally()
+    watch = UnscoredWatch(1.0, failures)
     told = []
     for _ in range(30):
-        TALLY.add("f", Failure("time", "late"), unscored=1)
+        failures.add("f", Failure("time", "late"), unscored=1)
         told += watch.look([BAD])
         watch.check()  # nothing is too much
     assert told == ["f: 1 completion unscored (time): late", "f: 10 completions unscored (time): late"]

@@ -15,7 +15,6 @@ from proximo.algorithms import GRPO
 from proximo.maths import KeepAll, KeepMixed
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction
-from proximo.rewards.failures import TALLY
 from proximo.samplers import Sampler, SamplingOptions, gathered
 from proximo.samplers.embedded import local_sampler
 from proximo.tasks import Arithmetic, Countdown, Echo, File, Gym, Sorting, Task
@@ -212,7 +211,7 @@ def test_a_task_with_too_few_verdicts_is_found():
             collect(Short(while_sampling=while_sampling))
 
 
-def test_a_reward_function_that_breaks_costs_its_completion_and_not_the_step(tmp_path):
+def test_a_reward_function_that_breaks_costs_its_completion_and_not_the_step(tmp_path, grading):
     path = tmp_path / "picky.py"
     path.write_text(
         "def picky(completions, **_):\n"
@@ -230,7 +229,7 @@ def test_a_reward_function_that_breaks_costs_its_completion_and_not_the_step(tmp
     outcomes = collect(WithFunction()).outcomes()
     assert outcomes[:5] == [0.0, 0.1, 1.0, 1.1, 2.0]
     assert math.isnan(outcomes[5])
-    assert [(failures.kind, failures.unscored) for failures in TALLY.take()] == [("KeyError", 1)]
+    assert [(failures.kind, failures.unscored) for failures in grading.failures.take()] == [("KeyError", 1)]
 
 
 # Results that do not depend on it

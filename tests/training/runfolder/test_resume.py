@@ -27,7 +27,7 @@ from proximo.maths import AdaptiveKl, KlReward
 from proximo.models import load_model, tiny_model, tiny_tokenizer
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead
-from proximo.rewards.failures import TALLY, Failure
+from proximo.rewards.failures import Failure
 from proximo.samplers import SamplingOptions
 from proximo.samplers.mismatch import Mismatch
 from proximo.storage.folders import complaints, file_hash
@@ -757,7 +757,7 @@ def test_what_fails_in_the_last_evaluation_is_told(golden, tmp_path, monkeypatch
     folder, real, progress = left_after(4, golden("grpo"), tmp_path / "run"), Run.evaluate, Quiet()
 
     def evaluate(self: Run):
-        TALLY.add("a grader", Failure("time", "too slow"))
+        self.grading.failures.add("a grader", Failure("time", "too slow"))
         return real(self)
 
     monkeypatch.setattr(Run, "evaluate", evaluate)

@@ -14,6 +14,7 @@ from proximo.cli.configs import base_config, naming_flags
 from proximo.cli.flags import changed, refuse, say, take_switch
 from proximo.cli.models import open_model
 from proximo.plain_text import visible
+from proximo.rewards.grading import grading
 from proximo.samplers.embedded import local_sampler
 from proximo.storage.lines import plain
 from proximo.training.config import RunConfig
@@ -55,7 +56,8 @@ def _checks(config: RunConfig) -> list[Check]:
     with Console(stderr=True).status("checking"):
         model, tokenizer = open_model(config.model, config.device, config.dtype)
         try:
-            return list(selfcheck(config, model, tokenizer, local_sampler(model, tokenizer)))
+            with grading():  # all checks use the same reward workers
+                return list(selfcheck(config, model, tokenizer, local_sampler(model, tokenizer)))
         except ValueError as error:
             refuse(str(error))
 

@@ -21,7 +21,7 @@ from proximo.insight.folder import RunFolder
 from proximo.models import Precision, load_tokenizer
 from proximo.models.shipped import resolve
 from proximo.plain_text import quoted, visible
-from proximo.rewards.failures import TALLY
+from proximo.rewards.grading import grading
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
 from proximo.storage.lines import plain
@@ -203,10 +203,11 @@ def run_eval(arguments: list[str]) -> int:
     try:
         options = EvaluationOptions(problems=config.problems, samples=config.samples)
         task = judged(config.task, config.rewards, tokenizer, config.dtype)
-        result, _ = evaluate(task, sampler, tokenizer, config.sampling, options, config.seed)
+        with grading() as active:
+            result, _ = evaluate(task, sampler, tokenizer, config.sampling, options, config.seed)
     except ValueError as error:
         refuse(str(error))
-    for failures in TALLY.take():
+    for failures in active.failures.take():
         print(f"warning: {failures}", file=sys.stderr)
     facts = {"model": name, **plain(result.floats())}
     print(json.dumps(facts) if as_json else f"held-out {measure(result)} {share(result)}")

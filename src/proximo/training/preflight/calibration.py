@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from proximo.rewards import GraderFailed
-from proximo.rewards.failures import TALLY, plain
+from proximo.rewards.failures import plain
+from proximo.rewards.grading import grading
 from proximo.tasks import RewardRange, Task, reward_range
 from proximo.types import Completion, Grade, Problem
 
@@ -46,6 +47,11 @@ class Probe:
 
 def calibrate(task: Task, seed: int) -> list[str]:
     """What is odd about a grader; one that cannot be trained with is refused."""
+    with grading():
+        return _calibrated(task, seed)
+
+
+def _calibrated(task: Task, seed: int) -> list[str]:
     size = task.size("train")
     problems = [task.problem(index, "train", seed) for index in range(min(size or SAMPLE, SAMPLE))]
     asked = with_references(task, problems)
@@ -169,7 +175,8 @@ def _refuse_silence(task: Task, problems: Sequence[Problem]) -> list[Probe]:
 
 def _told() -> list[str]:
     """What went wrong inside graders."""
-    return [f"calibration: {failures}" for failures in TALLY.take()]
+    with grading() as active:
+        return [f"calibration: {each}" for each in active.failures.take()]
 
 
 def _foreign(probe: Probe, references: Sequence[Probe]) -> list[Asked]:

@@ -11,7 +11,6 @@ from proximo.models.loading import has_score, read_config, skeleton
 from proximo.models.reward_models import check_scores
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, check_form
-from proximo.rewards.workers import close_workers
 from proximo.training.config import RunConfig
 from proximo.training.learner.experts import balance_for, check_replay
 from proximo.training.preflight.calibration import calibrate
@@ -54,10 +53,7 @@ def rehearse(config: RunConfig) -> list[str]:
     found = preflight(config)
     if config.rewards.models:
         return _counted(found.left_out)  # the models' weights would be loaded before the grader is calibrated
-    try:
-        remarks = calibrate(judged(config.task, config.rewards, found.tokenizer, config.dtype), config.seed)
-    finally:
-        close_workers()
+    remarks = calibrate(judged(config.task, config.rewards, found.tokenizer, config.dtype), config.seed)
     return [*_counted(found.left_out), *remarks]
 
 

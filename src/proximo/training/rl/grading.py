@@ -11,7 +11,8 @@ from queue import SimpleQueue
 from threading import Thread
 from time import monotonic
 
-from proximo.rewards.failures import TALLY, Failure, plain
+from proximo.rewards.failures import Failure, plain
+from proximo.rewards.grading import grading, note_failure
 from proximo.samplers import gathered
 from proximo.tasks import Task
 from proximo.types import Completion, Grade, Problem, Rollout
@@ -35,7 +36,9 @@ class Graded:
 
 def graded(task: Task, problems: Sequence[Problem], stream: Stream) -> Graded:
     """What a sampler says to each problem, and the task's verdict on it."""
-    return _graded_along(task, problems, stream) if task.while_sampling else _graded_after(task, problems, stream)
+    judge = _graded_along if task.while_sampling else _graded_after
+    with grading():  # so that all groups use the same workers
+        return judge(task, problems, stream)
 
 
 def _graded_along(task: Task, problems: Sequence[Problem], stream: Stream) -> Graded:
@@ -61,7 +64,8 @@ def _judged(task: Task, problems: Sequence[Problem], completions: Sequence[Compl
     grades: list[Grade] = task.grade(problems, completions)
     for problem, grade in zip(problems, grades, strict=True):
         if not grade.applies:
-            TALLY.add("rewards", Failure("none", f"every reward function returned None for {plain(problem.id, 100)}"))
+            message = f"every reward function returned None for {plain(problem.id, 100)}"
+            note_failure("rewards", Failure("none", message))
     return tuple(Rollout(completion, grade) for completion, grade in zip(completions, grades, strict=True))
 
 
@@ -81,7 +85,7 @@ class Grader:
         self._current: tuple[str, float] | None = None
         """The problem that is being graded, and since when."""
         # A daemon: a grader that never returns must not keep an interrupted program alive. It has the caller's
-        # context (such as decimal's precision); torch's modes begin anew on every thread.
+        # context (the run's `Grading`, decimal's precision); torch's modes begin anew on every thread.
         self._thread = Thread(target=copy_context().run, args=(self._work,), name="grader", daemon=True)
 
     def __enter__(self) -> "Grader":

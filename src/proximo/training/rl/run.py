@@ -14,6 +14,7 @@ from proximo.models.compiling import allow_compiling
 from proximo.models.shipped import resolve
 from proximo.models.tokens.spelling import Spelling
 from proximo.models.values import OwnModel, ValueForm, load_value_model, value_model
+from proximo.rewards.grading import Grading
 from proximo.samplers import Sampler
 from proximo.samplers.embedded import local_sampler
 from proximo.samplers.mismatch import MismatchedSampler
@@ -51,7 +52,10 @@ class Run:
         self.left_out = checked.left_out
         allow_compiling(config.compile)
         self.task: Task = judged(config.task, config.rewards, self.tokenizer, config.dtype)
-        self.remarks = [*calibrate(self.task, config.seed), *config.penalty_remarks]
+        self.grading = Grading()
+        """The failures and the processes of this run's graders."""
+        with self.grading.active():
+            self.remarks = [*calibrate(self.task, config.seed), *config.penalty_remarks]
         value = config.value_options
         device, dtype = checked.device, pick_dtype(config.dtype, checked.device)
         backbone = value and _value_backbone(value.form, device, dtype)
@@ -77,7 +81,7 @@ class Run:
             replay=config.routing_replay,
             max_gap=max_gap(self.model) if config.mismatch is None else None,
         )
-        self.watch, self.unscored = Watch(), UnscoredWatch(config.rewards.max_unscored)
+        self.watch, self.unscored = Watch(), UnscoredWatch(config.rewards.max_unscored, self.grading.failures)
         self.band = BandWatch(config.algorithm)
         self.collector = Collector(
             task=self.task,

@@ -4,7 +4,6 @@ from contextlib import ExitStack
 
 import torch
 
-from proximo.rewards.workers import close_workers
 from proximo.training.records import Answered, Evaluation
 from proximo.training.rl.checkpointer import Checkpointer
 from proximo.training.rl.holders import Holders
@@ -23,7 +22,8 @@ def train(run: Run, config_toml: str, attempt: Attempt | None = None) -> RunResu
         if attempt.result is not None:
             return RunResult.from_dict(attempt.result, run.folder, run.task, run.config.seed)
         run.log = attempt.log
-        until.callback(close_workers)
+        until.callback(run.grading.close)
+        until.enter_context(run.grading.active())
         until.enter_context(run.stop)
         until.enter_context(torch.random.fork_rng([run.model.device] if run.model.device.type == "cuda" else []))
         torch.manual_seed(run.config.seed)  # for models that draw by themselves

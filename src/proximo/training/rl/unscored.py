@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from proximo.rewards import GraderFailed
-from proximo.rewards.failures import TALLY, Failures
+from proximo.rewards.failures import Failures, Tally
 from proximo.types import Group
 
 STEPS = 3
@@ -13,9 +13,9 @@ STEPS = 3
 class UnscoredWatch:
     """Told of every step; says what is new, once a kind and again when it has become ten times as much."""
 
-    def __init__(self, most: float) -> None:
-        """`most` is the share of a step's completions that may be unscored."""
-        self.most = most
+    def __init__(self, most: float, failures: Tally) -> None:
+        """`most` is the share of a step's completions that may be unscored; graders count `failures`."""
+        self.most, self._failures = most, failures
         self._bad_steps = self._unscored = self._completions = 0
         self._total: dict[tuple[str, str], int] = {}
         self._said: dict[tuple[str, str], int] = {}
@@ -45,7 +45,7 @@ class UnscoredWatch:
     def lines(self) -> list[str]:
         """What went wrong inside graders since the last look, as far as it is news."""
         lines = []
-        for failures in TALLY.take():
+        for failures in self._failures.take():
             key = failures.grader, failures.kind
             self._total[key] = self._total.get(key, 0) + failures.unscored
             self._examples.setdefault(key, str(failures))

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.models import prompt_tokens
 from proximo.models.tokens.spelling import Spelling
-from proximo.rewards.failures import TALLY
+from proximo.rewards.grading import grading
 from proximo.samplers import SamplingOptions
 from proximo.samplers.partial import end_tokens
 from proximo.tasks import Task
@@ -107,14 +107,17 @@ def references_are_right(task: Task, seed: int) -> Check:
     known = with_references(task, problems)
     if not known:
         return Check(name, None, 0.0, "skipped: the task has no reference answers")
-    wrong = [str(probe) for probe in probed(task, known) if not probe.is_right]
-    detail = "; ".join([*wrong[:1], *map(str, TALLY.take())]) if wrong else f"{len(known)} references score at least 1"
+    with grading() as active:
+        wrong = [str(probe) for probe in probed(task, known) if not probe.is_right]
+        failures = map(str, active.failures.take())
+    detail = "; ".join([*wrong[:1], *failures]) if wrong else f"{len(known)} references score at least 1"
     return Check(name, float(len(wrong)), 0.0, detail)
 
 
 def silence_is_wrong(task: Task, seed: int) -> Check:
     problems = _held_out(task, seed)
-    right = [probe.problem.id for probe in probed(task, [(problem, "") for problem in problems]) if probe.is_right]
+    with grading():
+        right = [probe.problem.id for probe in probed(task, [(problem, "") for problem in problems]) if probe.is_right]
     detail = f"{right[0]}: no answer at all scores 1" if right else f"{len(problems)} empty answers score less than 1"
     return Check("empty answers graded right", float(len(right)), 0.0, detail)
 

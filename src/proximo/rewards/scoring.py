@@ -1,0 +1,86 @@
+"""Scores of completions from reward functions in processes of their own."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from proximo.rewards.failures import Failure, plain
+from proximo.rewards.grading import grading, note_failure
+from proximo.rewards.processes import Job
+from proximo.rewards.workers import Columns, Found, Worker
+from proximo.types import Completion, Problem
+
+MAX_DEATHS = 4
+"""So many completions of one call may cost a worker each, when they are tried one by one; the rest is given up."""
+
+
+def score(
+    job: Job,
+    said: Sequence[Completion],
+    columns: Columns,
+    constants: Mapping[str, Any] | None = None,
+    *,
+    grader: str,
+    alone: bool = True,
+) -> list[float]:
+    """As `score_or_pass`, for a function of our own: where it returns None the completion is unscored."""
+    found = score_or_pass(job, said, columns, constants, grader=grader, alone=alone)
+    for each, completion in zip(found, said, strict=True):
+        if each is None:
+            note_failure(grader, Failure("none", f"it returned None; the completion: {plain(completion.text, 100)!r}"))
+    return [math.nan if each is None else each for each in found]
+
+
+def score_or_pass(
+    job: Job,
+    said: Sequence[Completion],
+    columns: Columns,
+    constants: Mapping[str, Any] | None = None,
+    *,
+    grader: str,
+    alone: bool = True,
+) -> list[float | None]:
+    """A score for each completion: NaN where there is none, None where the function returned None. Why there is none is
+    counted in the run's `Grading` under the grader's name.
+
+    Where a call fails its completions are tried one by one, so that only the guilty one is unscored; not so where
+    the function compares them (`alone=False`).
+    """
+    constants, count = constants or {}, len(said)
+    with grading() as active:
+        worker = active.worker(job)
+        result = worker.call(columns, constants)
+        if isinstance(result, Failure) and alone and count > 1:
+            # Counted even where each of them alone is scored: then the function fails for several at once.
+            active.failures.add(grader, result, unscored=0)
+            result = _one_by_one(worker, columns, constants, count)
+        found = [result] * count if isinstance(result, Failure) else result
+        for each, completion in zip(found, said, strict=True):
+            if isinstance(each, Failure):
+                example = f"{each.message}; the completion: {plain(completion.text, 100)!r}"
+                active.failures.add(grader, replace(each, message=example))
+    return [math.nan if isinstance(each, Failure) else each for each in found]
+
+
+def _one_by_one(worker: Worker, columns: Columns, constants: Mapping[str, Any], count: int) -> list[Found]:
+    found: list[Found] = []
+    deaths = 0
+    for row in range(count):
+        if deaths == MAX_DEATHS:
+            found.append(Failure("given up", f"{deaths} completions of its group had cost a process each"))
+            continue
+        result = worker.call({name: [column[row]] for name, column in columns.items()}, constants)
+        deaths += isinstance(result, Failure) and result.fatal
+        found += [result] if isinstance(result, Failure) else result
+    return found
+
+
+def groups(
+    problems: Sequence[Problem], completions: Sequence[Completion]
+) -> Iterator[tuple[Sequence[Problem], Sequence[Completion]]]:
+    """What is asked in one call: siblings, which share their problem and follow each other."""
+    for _, rows in groupby(zip(problems, completions, strict=True), key=lambda row: id(row[0])):
+        asked, said = zip(*rows, strict=True)
+        yield asked, said
