@@ -21,13 +21,6 @@ from proximo.types import Completion, Grade, Group, Problem, Rollout
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 
-@pytest.fixture(autouse=True)
-def compiling():
-    allow_compiling(True)
-    yield
-    allow_compiling(True)
-
-
 def model_on(device: str, dtype: torch.dtype = torch.float32, layers: int = 3):
     model = with_precision(tiny_model(layers=layers), dtype)
     # Large weights, so that attention is far from uniform and an error in it cannot hide.
@@ -143,7 +136,7 @@ def test_blocks_are_packed_is_padded():
     model, rows = model_on("cuda"), rows_of(groups(4))
     blocks = gradients_of(model, rows)
     padded = gradients_of(model, rows, layout="padded")
-    allow_compiling(False)
+    allow_compiling(model, False)
     packed = gradients_of(model, rows)
     for other in (padded, packed):
         assert (blocks[0] - other[0]).abs().max() < 2e-5
@@ -159,7 +152,7 @@ def test_checkpoints_change_nothing(dtype):
     assert torch.equal(plain[0], again[0])
     # Sums over queries of the same block may be taken in another order.
     assert apart(again[1], plain[1]) < (1e-6 if dtype == torch.float32 else 1e-2)
-    allow_compiling(False)
+    allow_compiling(model, False)
     assert apart(gradients_of(model, rows)[1], plain[1]) < (1e-5 if dtype == torch.float32 else 0.1)
 
 

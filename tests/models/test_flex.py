@@ -236,11 +236,11 @@ assert (fast - plain).abs().mean() < 2e-3
 assert counter.frame_count == 1, "in half precision once more"
 
 from proximo.models import logprobs
-logprobs.compiles = lambda _: True
 counter.frame_count = 0
 states, weight = torch.randn(11, 8, requires_grad=True), torch.randn(20, 8)
 for chunk in (11, 4, 5):  # 11, then 4 4 3, then 5 5 and a last one of 1, which torch compiles apart
-    found = logprobs.token_logprobs(states, weight, torch.arange(11), temperature=0.7, byte_budget=chunk * 80)[0]
+    options = dict(temperature=0.7, byte_budget=chunk * 80, compiled=True)
+    found = logprobs.token_logprobs(states, weight, torch.arange(11), **options)[0]
     expected = (states @ weight.T / 0.7).log_softmax(-1)[torch.arange(11), torch.arange(11)]
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(*(torch.autograd.grad(each.sum(), states)[0] for each in (found, expected)))

@@ -6,11 +6,21 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from proximo import toml
 from proximo.algorithms import GRPO, GSPO, PPO
 from proximo.maths.pieces.extras import EntropyBonus
-from proximo.models import compiling, load_model, pick_dtype, score, tiny_model, tiny_tokenizer, with_precision
+from proximo.models import (
+    compiling,
+    frozen_copy,
+    load_model,
+    pick_dtype,
+    score,
+    tiny_model,
+    tiny_tokenizer,
+    with_precision,
+)
 from proximo.models.compiling import allow_compiling, checkpoint_layers, compiles
 from proximo.models.packing.attention import body
 from proximo.models.packing.packed import Bucket
@@ -49,15 +59,15 @@ def test_rounding_the_weights_leaves_rotary_frequencies_alone():
     assert {buffer.dtype for buffer in model.buffers()} == {torch.float32}
 
 
-def test_nothing_is_compiled_on_a_cpu_or_where_that_is_switched_off():
-    gpu = torch.device("cuda")
-    assert not compiles(torch.device("cpu"))
-    assert compiles(gpu)
-    try:
-        allow_compiling(False)
-        assert not compiles(gpu)
-    finally:
-        allow_compiling(True)
+def test_nothing_is_compiled_on_a_cpu_or_where_that_is_switched_off(monkeypatch):
+    model, other = tiny_model(**SMALL), tiny_model(**SMALL)
+    assert not compiles(model)
+    monkeypatch.setattr(PreTrainedModel, "device", torch.device("cuda"))
+    assert compiles(model)
+    allow_compiling(model, False)
+    assert not compiles(model)
+    assert not compiles(frozen_copy(model))
+    assert compiles(other)  # the choice is a model's, not the process's
 
 
 def test_checkpointed_layers_run_again_in_eval_mode_too():
@@ -132,13 +142,12 @@ def test_a_run_in_half_precision(value, tmp_path):
 
 
 def test_frozen_copies_and_switches_follow_the_config(tmp_path, monkeypatch):
-    allowed = []
-    monkeypatch.setattr("proximo.training.rl.run.allow_compiling", allowed.append)
-    run = Run(run_config(tmp_path / "model", compile=False, dtype="float32"), tmp_path / "run", Lines())
-    assert allowed == [False]
-    assert run.model.dtype == torch.float32
+    plain = Run(run_config(tmp_path / "model", compile=False, dtype="float32"), tmp_path / "run", Lines())
+    assert plain.model.dtype == torch.float32
     run = Run(run_config(tmp_path / "model", algorithm=GRPO), tmp_path / "run", Lines())
     assert run.learner.reference is not None
+    monkeypatch.setattr(PreTrainedModel, "device", torch.device("cuda"))
+    assert [compiles(each) for each in (plain.model, run.model, run.learner.reference)] == [False, True, True]
     assert run.learner.reference.dtype == torch.bfloat16
 
 

@@ -15,6 +15,8 @@ from transformers import (
     Qwen3Config,
 )
 
+from proximo.models.torch_globals import guarded
+
 POSITIONS = 16384
 PAD_ID = 0
 
@@ -69,7 +71,7 @@ class Shape:
             eos_token_id=None,
         )
         place = torch.device(device)
-        with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []), place:
+        with guarded(place), place:
             torch.manual_seed(seed)
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
         assert isinstance(model, PreTrainedModel)

@@ -18,18 +18,18 @@ from proximo.models.routing import routers
 VARIANTS = 64
 """Compilations of a layer that torch may keep: with and without gradient, of policies, value and reward models."""
 
-_allowed = True
+ALLOWED = "_proximo_may_compile"
+"""The attribute of a model that holds the choice, so that each model has its own and copies keep it."""
 
 
-def allow_compiling(allowed: bool) -> None:
-    """For the whole process; what is compiled already stays so."""
-    global _allowed
-    _allowed = allowed
+def allow_compiling(model: PreTrainedModel, allowed: bool) -> None:
+    """Whether passes of this model, and of copies made of it from now on, may be compiled."""
+    setattr(model, ALLOWED, allowed)
 
 
-def compiles(device: torch.device) -> bool:
-    """Whether passes on this device are compiled: on a GPU, unless that was switched off."""
-    return _allowed and device.type == "cuda"
+def compiles(model: PreTrainedModel) -> bool:
+    """Whether passes of this model are compiled: on a GPU, unless that was switched off for it."""
+    return getattr(model, ALLOWED, True) and model.device.type == "cuda"
 
 
 def reads_blocks(model: PreTrainedModel) -> bool:
@@ -37,12 +37,12 @@ def reads_blocks(model: PreTrainedModel) -> bool:
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, Tensor)
     config = model.config.get_text_config()
-    return compiles(weight.device) and head_width(config) >= LEAST_WIDTH and weight.dtype != torch.float64
+    return compiles(model) and head_width(config) >= LEAST_WIDTH and weight.dtype != torch.float64
 
 
 def compiles_layers(model: PreTrainedModel) -> bool:
     """Not of experts: they are chosen by data, which no one graph can follow, and hooks listen to their routers."""
-    return compiles(model.device) and not routers(model)
+    return compiles(model) and not routers(model)
 
 
 def checkpoint_layers(model: PreTrainedModel, wanted: bool) -> None:
@@ -68,7 +68,8 @@ def layer_run(model: PreTrainedModel) -> LayerRun:
         if one is run_layer:
             one = _call
         again: Any = layer._gradient_checkpointing_func
-        return again(partial(_with_hidden, one, layer, angles, reader), hidden)
+        # Outside of training mode nothing is drawn, and torch's generator is left alone.
+        return again(partial(_with_hidden, one, layer, angles, reader), hidden, preserve_rng_state=layer.training)
 
     return run
 

@@ -41,6 +41,7 @@ from proximo.models.inspecting import inspect, refuse_file
 from proximo.models.packing.attention import NAME
 from proximo.models.positions import hold_frequencies
 from proximo.models.tokens.templates import check_template
+from proximo.models.torch_globals import guarded
 
 TEXTS: tuple[str, ...] = ("*.json", "*.jinja", "*.txt", "*.model")
 """Configs and tokenizers; of a model on the hub nothing else but safetensors is fetched."""
@@ -98,9 +99,10 @@ def load_weights(
     """
     folder = _opened(path, weights=True)
     if dtype.itemsize == 2:
-        settle_half_products()
+        with guarded():
+            settle_half_products()
     try:
-        with _quiet():
+        with guarded(), _quiet():
             loaded: Any = kind.from_pretrained(
                 folder,
                 config=config or read_config(str(folder)),
@@ -134,7 +136,7 @@ def skeleton(path: str) -> PreTrainedModel:
     """The model without its weights, to be counted."""
     config = read_config(path)
     try:
-        with torch.device("meta"):
+        with guarded(), torch.device("meta"):
             return AutoModelForCausalLM.from_config(config)
     except Exception as error:
         raise ValueError(f"path {path!r}: transformers cannot build the model; {_first_line(error)}") from error
@@ -189,7 +191,8 @@ def _quiet() -> Iterator[None]:
 def with_precision(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """The same model with its weights rounded. Buffers stay: rotary frequencies in half precision would be others."""
     if dtype.itemsize == 2:
-        settle_half_products()
+        with guarded():
+            settle_half_products()
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from proximo.models.compiling import compiles
 from proximo.tensor_types import Float, Int
 
 CHUNK_BYTES = {"cuda": 2**30}
@@ -30,17 +29,20 @@ def token_logprobs(
     temperature: float,
     byte_budget: int | None = None,
     entropy_gradient: bool = False,
+    compiled: bool | None = None,
 ) -> tuple[Float[Tensor, " C"], Float[Tensor, " C"]]:
     """Log-prob of each target under softmax(states · weightᵀ / temperature), and that distribution's entropy.
 
     Half-precision inputs give float32 results from float32 logits. `byte_budget` bounds one chunk of logits; a
     pass holds a handful of such chunks. The entropy carries a gradient only where `entropy_gradient` asks.
+    `compiled` is whether what is done to a chunk is compiled; None: on a GPU.
     """
     check_temperature(temperature)
     if byte_budget is None:
         byte_budget = CHUNK_BYTES.get(states.device.type, ELSEWHERE)
     rows = max(1, byte_budget // (weight.shape[0] * 4))
-    return _TokenLogprobs.apply(states, weight, targets, temperature, rows, entropy_gradient)
+    passes = _compiled_passes() if (states.is_cuda if compiled is None else compiled) else _PLAIN
+    return _TokenLogprobs.apply(states, weight, targets, temperature, rows, entropy_gradient, passes)
 
 
 def check_temperature(temperature: float) -> None:
@@ -68,9 +70,15 @@ def add_product(total: Float[Tensor, "M N"], left: Float[Tensor, "M K"], right: 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, weight: Tensor, targets: Tensor, temperature: float, rows: int, entropy_gradient: bool
+        ctx: Any,
+        states: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        rows: int,
+        entropy_gradient: bool,
+        passes: "_Passes",
     ) -> tuple[Tensor, Tensor]:
-        passes = _passes(states.device)
         logprobs, entropy, normalisers = [], [], []
         for chunk, wanted in zip(states.split(rows), targets.split(rows), strict=True):
             found = passes.read(project(chunk, weight.T), wanted, temperature)
@@ -78,7 +86,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 values.append(value)
         results = torch.cat(logprobs), torch.cat(entropy)
         ctx.save_for_backward(states, weight, targets, torch.cat(normalisers), results[1])
-        ctx.temperature, ctx.rows, ctx.entropy_gradient = temperature, rows, entropy_gradient
+        ctx.temperature, ctx.rows, ctx.entropy_gradient, ctx.passes = temperature, rows, entropy_gradient, passes
         if not entropy_gradient:
             ctx.mark_non_differentiable(results[1])
         return results
@@ -93,10 +101,9 @@ class _TokenLogprobs(torch.autograd.Function):
         need_states, need_weight = ctx.needs_input_grad[:2]
         to_states = torch.zeros_like(states) if need_states else None
         to_weight = torch.zeros_like(weight, dtype=entropy.dtype) if need_weight else None
-        passes = _passes(states.device)
         for start in range(0, len(states), ctx.rows):
             here = slice(start, start + ctx.rows)
-            to_logits = passes.gradient(
+            to_logits = ctx.passes.gradient(
                 project(states[here], weight.T),
                 targets[here],
                 normalisers[here],
@@ -110,7 +117,7 @@ class _TokenLogprobs(torch.autograd.Function):
             if to_weight is not None:
                 add_product(to_weight, to_logits.T, states[here])
             del to_logits  # before the next logits are there
-        return to_states, None if to_weight is None else to_weight.to(weight.dtype), None, None, None, None
+        return to_states, None if to_weight is None else to_weight.to(weight.dtype), None, None, None, None, None
 
 
 # What is done to one chunk of logits, which nobody needs afterwards
@@ -193,10 +200,6 @@ def gradient_once(
 
 
 _PLAIN = _Passes(_read, _gradient)
-
-
-def _passes(device: torch.device) -> _Passes:
-    return _compiled_passes() if compiles(device) else _PLAIN
 
 
 @cache

@@ -40,10 +40,9 @@ def load_reward_model(
     Example: judge = load_reward_model("runs/judge/checkpoints/step-000040")
     """
     config = _config(path)
-    with torch.random.fork_rng(devices=[]):
-        model, missing = load_weights(
-            path, AutoModelForSequenceClassification, dtype=dtype, config=config, unused=("lm_head.weight",)
-        )
+    model, missing = load_weights(
+        path, AutoModelForSequenceClassification, dtype=dtype, config=config, unused=("lm_head.weight",)
+    )
     head = dict(model.named_children()).get(HEAD)
     if type(head) is not nn.Linear:
         raise ValueError(f"path {path!r}: {type(model).__name__} has no linear {HEAD!r} head; use a decoder's folder")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from proximo.models.compiling import layer_run, reads_blocks
+from proximo.models.compiling import compiles, layer_run, reads_blocks
 from proximo.models.loading import supports_packing, warn_of_fallback
 from proximo.models.logprobs import check_temperature, token_logprobs
 from proximo.models.packing.attention import NAME, attention, hidden_states
@@ -101,6 +101,7 @@ def score(
                 temperature=temperature,
                 byte_budget=byte_budget,
                 entropy_gradient=entropy_gradient,
+                compiled=compiles(model),
             )
         else:
             if layout == "packed":

@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from proximo.models.packing.attention import NAME
+from proximo.models.torch_globals import guarded
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 SYMBOLS = (PAD, EOS, UNKNOWN, "\n", " ", *string.digits, *string.ascii_letters, *string.punctuation)
@@ -117,6 +118,6 @@ def _shape(hidden: int, heads: int, kv_heads: int) -> dict[str, Any]:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
+    with guarded():
         torch.default_generator.manual_seed(seed)
         yield

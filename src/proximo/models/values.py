@@ -249,9 +249,12 @@ def zero_head(model: PreTrainedModel) -> nn.Linear:
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, Tensor)
     wide = torch.promote_types(weight.dtype, torch.float32)  # half a digit of a value is not enough to learn from
-    head = nn.Linear(model.config.hidden_size, 1, device=weight.device, dtype=wide)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
+    # Not nn.Linear's own first weights, which draw from torch's generator.
+    head = nn.utils.skip_init(nn.Linear, model.config.hidden_size, 1, device=weight.device, dtype=wide)
+    assert isinstance(head, nn.Linear)
+    with torch.no_grad():
+        head.weight.zero_()
+        head.bias.zero_()
     return head
 
 

@@ -139,7 +139,7 @@ class _Decoding:
         by_hand = decode_states(model)
         self._prefills = Prefills(self._passes, by_hand)
         self._states = compiled or by_hand
-        self._draw = compiled_draw() if compiles(model.device) else draw
+        self._draw = compiled_draw() if compiles(model) else draw
 
     @property
     def done(self) -> bool:

@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from proximo.models import Precision, load_tokenizer, pick_device, pick_dtype, prompt_tokens
+from proximo.models.compiling import allow_compiling
 from proximo.models.positions import check_length
 from proximo.models.reward_models import completion_scores, load_reward_model
 from proximo.models.shipped import resolve
@@ -25,8 +26,16 @@ Scorer = Callable[[Sequence[Problem], Sequence[Completion]], Sequence[float | No
 """A rule or a reward model: one number for each completion, NaN where it is unscored, None where it is not its task."""
 
 
-def judged(task: Task, mix: RewardMix, tokenizer: PreTrainedTokenizerBase, dtype: Precision = "auto") -> Task:
-    """The task with the mix as its reward: itself, where its verdict is all; else reward models are loaded now."""
+def judged(
+    task: Task,
+    mix: RewardMix,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: Precision = "auto",
+    *,
+    compiled: bool = True,
+) -> Task:
+    """The task with the mix as its reward: itself, where its verdict is all; else reward models are loaded now.
+    `compiled` is whether these may be compiled on a GPU."""
     if mix.is_verdict:
         return task
     problem = task.problem(0, "train", 0)
@@ -35,6 +44,8 @@ def judged(task: Task, mix: RewardMix, tokenizer: PreTrainedTokenizerBase, dtype
             kind = type(rule.reward).__name__
             raise ValueError(f"rewards.rules has {kind}, which needs an answer, but problem {problem.id} has none")
     judges = [Judge(model, tokenizer, problem, dtype) for model in mix.models]
+    for judge in judges:
+        allow_compiling(judge.model, compiled)
     scorers: list[tuple[float, Scorer]] = [
         (model.weight, judge) for model, judge in zip(mix.models, judges, strict=True)
     ]

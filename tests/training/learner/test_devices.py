@@ -12,10 +12,11 @@ from proximo.algorithms import CLIP_COV, DAPO, GRPO, GSPO, PPO, SAPO, VAPO, Algo
 from proximo.data import Mistakes
 from proximo.maths import KlLoss, RouterBalance
 from proximo.maths.pairwise import BradleyTerry, Dpo
-from proximo.models import compiling, tiny_model, tiny_moe
+from proximo.models import compiling, scoring, tiny_model, tiny_moe
 from proximo.models.packing.attention import NAME
 from proximo.models.reward_models import completion_scores
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead, ValueForm, value_model
+from proximo.samplers import embedded
 from proximo.training.config import TrainingOptions
 from proximo.training.learner.learner import Learner
 from proximo.training.offline.dpo import Preferences
@@ -30,10 +31,10 @@ from tests.training.learner.two_devices import GPU, Mixed, TwoDevices
 
 
 @pytest.fixture(autouse=True)
-def plain():
-    compiling.allow_compiling(False)
-    yield
-    compiling.allow_compiling(True)
+def plain(monkeypatch):
+    """The compiler knows nothing of this device."""
+    for module in (compiling, embedded, scoring):
+        monkeypatch.setattr(module, "compiles", lambda model: False)
 
 
 def groups(number: int = 3) -> list[Group]:

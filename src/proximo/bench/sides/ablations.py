@@ -53,17 +53,16 @@ def _levelled(group: Group) -> Group:
 
 
 def _compiled_off(ours: Ours, turn: Callable[[], Mapping[str, float]]) -> list[Turn]:
-    compiled = compiles(torch.device(ours.device))
-    return [Turn("without compiled layers", _uncompiled(turn))] if compiled else []
+    return [Turn("without compiled layers", _uncompiled(ours, turn))] if compiles(ours.model) else []
 
 
-def _uncompiled(turn: Callable[[], Mapping[str, float]]) -> Callable[[], Mapping[str, float]]:
+def _uncompiled(ours: Ours, turn: Callable[[], Mapping[str, float]]) -> Callable[[], Mapping[str, float]]:
     def without() -> Mapping[str, float]:
-        allow_compiling(False)
+        allow_compiling(ours.model, False)
         try:
             return turn()
         finally:
-            allow_compiling(True)
+            allow_compiling(ours.model, True)
 
     return without
 

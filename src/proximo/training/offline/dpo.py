@@ -65,7 +65,6 @@ def dpo(config: DpoConfig, folder: Path, say: Callable[[str], None], attempt: At
 
 def _dpo(config: DpoConfig, attempt: Attempt, say: Callable[[str], None]) -> dict[str, Any]:
     """A `Fitted`, as it is kept."""
-    allow_compiling(config.compile)
     path, device = resolve(config.model), pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
     reference_path = path if config.reference is None else resolve(config.reference)
@@ -78,6 +77,7 @@ def _dpo(config: DpoConfig, attempt: Attempt, say: Callable[[str], None]) -> dic
     data = prepare(config.data, read_rankings, tokenizer)
     stored = None if config.reference_logprobs is None else read_reference(config.reference_logprobs, data)
     model = load_model(reference_path, device=device, dtype=dtype)
+    allow_compiling(model, config.compile)
     data.check_room(model)
     if stored is not None and stored.weights != weights_fingerprint(model):
         raise ValueError(
@@ -93,6 +93,7 @@ def _dpo(config: DpoConfig, attempt: Attempt, say: Callable[[str], None]) -> dic
     if reference_path != path:
         del model  # before the next one is loaded, so that there is never more than one
         model = load_model(path, device=device, dtype=dtype)
+        allow_compiling(model, config.compile)
         data.check_room(model)
     stage = Preferences(model, data, known, config.loss, config.fit)
     fitted = fit_attempt(attempt, stage, config.fit, tokenizer, config.seed, say, report)

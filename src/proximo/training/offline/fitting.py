@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from proximo.models.torch_globals import OwnDraws
 from proximo.storage.folders import remove_folder
 from proximo.training.learner.optimizer import Optimizer
 from proximo.training.offline.schedule import FitOptions, Schedule
@@ -91,9 +92,7 @@ def fit(
     `point` is where an earlier attempt has come to; `start` writes down that this one begins, when it is known that it
     can go on from there.
     """
-    devices = [stage.model.device] if stage.model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), Stop() as stop:
-        torch.manual_seed(seed)  # for models with dropout
+    with Stop() as stop:
         fitting = _Fitting(stage, options, log, seed, say, stop)
         fitting.begin(point, start)
         fitting.run()
@@ -144,6 +143,8 @@ class _Fitting:
         self.schedule = Schedule(stage.size, options, seed)
         parameters = [each for each in stage.model.parameters() if each.requires_grad]
         self.optimizer = Optimizer([parameters], learning_rate=options.learning_rate, weight_decay=options.weight_decay)
+        self.draws = OwnDraws(seed, stage.model.device)
+        """For models with dropout."""
         self.saver = Saver(log.event, lambda step, message: say(f"warning after step {step}: {message}"))
         self.start, self.spent = time.perf_counter(), 0.0
         self.step, self.is_evaluated, self.saved = 0, True, 0
@@ -166,7 +167,7 @@ class _Fitting:
                 raise ValueError(f"fit.patience is {patience}, but no data is held out: leave it out, or hold some")
             self.best = BestWeights(self.before, self.stage.model)
             return
-        facts, weights = read_point(point, self.stage.model, self.optimizer)
+        facts, weights = read_point(point, self.stage.model, self.optimizer, self.draws)
         start()
         self.log.rewind(facts["sizes"], facts["step"])
         self.step, self.is_evaluated, self.saved = facts["step"], facts["is_evaluated"], facts["step"]
@@ -218,7 +219,7 @@ class _Fitting:
             "sizes": self.log.settle(),
             "seconds": self.seconds,
         }
-        write_point(self.log.folder, facts, self.stage.model, self.optimizer, best.weights)
+        write_point(self.log.folder, facts, self.stage.model, self.optimizer, self.draws, best.weights)
 
     def _step(self, index: int) -> None:
         start, step = time.perf_counter(), index + 1
@@ -227,10 +228,11 @@ class _Fitting:
         self.stage.model.train()
         self.optimizer.zero_grad()
         total, sums = torch.zeros(()), dict[str, float | Tensor]()
-        for loss, part in self.stage.losses(self.schedule.items(index)):
-            loss.backward()
-            total = total.to(loss) + loss.detach()
-            sums |= {name: sums.get(name, 0.0) + value for name, value in part.items()}
+        with self.draws.active():
+            for loss, part in self.stage.losses(self.schedule.items(index)):
+                loss.backward()
+                total = total.to(loss) + loss.detach()
+                sums |= {name: sums.get(name, 0.0) + value for name, value in part.items()}
         norm = self.optimizer.clip(0, self.options.max_gradient_norm)
         self.skipped = 0 if total.isfinite() and norm.isfinite() else self.skipped + 1
         if not self.skipped:

@@ -60,9 +60,9 @@ def _trained(config: RewardModelConfig, attempt: Attempt, say: Callable[[str], N
     path = resolve(config.model)
     tokenizer = load_tokenizer(path)
     data = prepare(config.data, read_rankings, tokenizer)
-    allow_compiling(config.compile)
     device = pick_device(config.device)
     model = load_reward_model(path, device=device, dtype=pick_dtype(config.dtype, device), seed=config.seed)
+    allow_compiling(model, config.compile)
     if tokenizer.pad_token_id is None:  # whoever pads with this tokenizer must pad with what the model leaves out
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token(model.config))
     data.check_room(model)

@@ -86,9 +86,9 @@ def _sft(config: SftConfig, attempt: Attempt, say: Callable[[str], None]) -> dic
     path = None if config.model is None else resolve(config.model)
     tokenizer = tiny_tokenizer() if path is None else load_tokenizer(path)
     data = _prepared(config, tokenizer)
-    allow_compiling(config.compile)
     device = pick_device(config.device)
     model = tiny_model(seed=config.seed) if path is None else load_model(path)
+    allow_compiling(model, config.compile)
     model = with_precision(model, pick_dtype(config.dtype, device))
     model.to(device=device)  # pyright: ignore[reportCallIssue]
     data.check_room(model)

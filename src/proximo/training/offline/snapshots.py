@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from proximo.models.torch_globals import OwnDraws
 from proximo.storage.folders import remove_folder, write_folder
 from proximo.training.learner.optimizer import Optimizer
 from proximo.training.runfolder.checkpoints import STATE, place, saved
@@ -20,9 +21,7 @@ from proximo.training.runfolder.state import (
     copy_into,
     naming_io,
     numbered,
-    random_states,
     read_tensors,
-    set_random_states,
     write_tensors,
 )
 
@@ -63,6 +62,7 @@ def write_point(
     facts: Mapping[str, Any],
     model: PreTrainedModel,
     optimizer: Optimizer,
+    draws: OwnDraws,
     best: Sequence[Tensor] | None,
 ) -> None:
     """`facts` hold the `step` to be done next and the `sizes` of the log; `best` are the best weights so far."""
@@ -72,7 +72,7 @@ def write_point(
         state.mkdir()
         with naming_io(path):
             (state / "standing.json").write_text(json.dumps(facts) + "\n")
-            write_tensors(state / "random.safetensors", random_states(model.device))
+            write_tensors(state / "random.safetensors", draws.state())
             write_tensors(state / "model.safetensors", numbered(list(model.parameters())))
             write_tensors(state / "optimizer.safetensors", optimizer.tensors())
             write_tensors(state / "best.safetensors", numbered(best or ()))
@@ -82,12 +82,14 @@ def write_point(
         remove_folder(old)
 
 
-def read_point(point: Path, model: PreTrainedModel, optimizer: Optimizer) -> tuple[dict[str, Any], list[Tensor] | None]:
-    """Brings model, optimizer and torch's random numbers there; what else was known, and the best weights."""
+def read_point(
+    point: Path, model: PreTrainedModel, optimizer: Optimizer, draws: OwnDraws
+) -> tuple[dict[str, Any], list[Tensor] | None]:
+    """Brings model, optimizer and random numbers there; what else was known, and the best weights."""
     state = point / STATE
     copy_into(list(model.parameters()), read_tensors(state / "model.safetensors"), "the model")
     optimizer.load_tensors(read_tensors(state / "optimizer.safetensors"))
-    set_random_states(model.device, read_tensors(state / "random.safetensors"))
+    draws.load(read_tensors(state / "random.safetensors"))
     best = read_tensors(state / "best.safetensors")
     facts = json.loads((state / "standing.json").read_text())
     return facts, [best[str(number)] for number in range(len(best))] or None

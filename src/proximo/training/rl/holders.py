@@ -19,9 +19,7 @@ from proximo.training.runfolder.state import (
     RunState,
     copy_into,
     numbered,
-    random_states,
     read_tensors,
-    set_random_states,
     write_tensors,
 )
 
@@ -37,7 +35,6 @@ class Holders:
     def remember(self, standing: RunState) -> RunState:
         """With all that is small, as it is now; weights are left where they are."""
         learner = self.learner
-        tensors = random_states(learner.model.device)
         parts = {
             "version": learner.version,
             "sampled_version": learner.sampled_version,
@@ -52,8 +49,7 @@ class Holders:
         }
         kept = [] if self.mismatched is None else self.mismatched.kept()
         parts["snapshot_versions"] = [each.version for each in kept]
-        tensors["shuffle"] = learner.shuffle.get_state()
-        return replace(standing, parts=parts, tensors=tensors, snapshots=tuple(kept))
+        return replace(standing, parts=parts, tensors={"shuffle": learner.shuffle.get_state()}, snapshots=tuple(kept))
 
     def write(self, folder: Path, standing: RunState) -> None:
         """Everything that is large."""
@@ -90,7 +86,6 @@ class Holders:
         self._restore_budget(parts)
         if self.mismatched is not None:
             self.mismatched.load(self._snapshots(state / "sampler.safetensors", standing))
-        set_random_states(learner.model.device, standing.tensors)
 
     def _restore_budget(self, parts: Mapping[str, Any]) -> None:
         learner = self.learner

@@ -50,8 +50,7 @@ class Run:
         self.tokenizer: PreTrainedTokenizerBase = checked.tokenizer
         self.spelling = Spelling(self.tokenizer)
         self.left_out = checked.left_out
-        allow_compiling(config.compile)
-        self.task: Task = judged(config.task, config.rewards, self.tokenizer, config.dtype)
+        self.task: Task = judged(config.task, config.rewards, self.tokenizer, config.dtype, compiled=config.compile)
         self.grading = Grading()
         """The failures and the processes of this run's graders."""
         with self.grading.active():
@@ -60,6 +59,8 @@ class Run:
         device, dtype = checked.device, pick_dtype(config.dtype, checked.device)
         backbone = value and _value_backbone(value.form, device, dtype)
         self.model: PreTrainedModel = load_model(checked.path, device=device, dtype=dtype)
+        for each in filter(None, (self.model, backbone)):
+            allow_compiling(each, config.compile)
         rows = config.training.groups * config.training.group_size
         slots = min(rows, MAX_SLOTS)
         self.sampler = local_sampler(self.model, self.tokenizer, slots=slots)

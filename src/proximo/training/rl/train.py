@@ -2,8 +2,6 @@
 
 from contextlib import ExitStack
 
-import torch
-
 from proximo.training.records import Answered, Evaluation
 from proximo.training.rl.checkpointer import Checkpointer
 from proximo.training.rl.holders import Holders
@@ -25,8 +23,6 @@ def train(run: Run, config_toml: str, attempt: Attempt | None = None) -> RunResu
         until.callback(run.grading.close)
         until.enter_context(run.grading.active())
         until.enter_context(run.stop)
-        until.enter_context(torch.random.fork_rng([run.model.device] if run.model.device.type == "cuda" else []))
-        torch.manual_seed(run.config.seed)  # for models that draw by themselves
         holders = Holders(run.learner, run.unscored, run.mismatched)
         checkpointer = Checkpointer(run.config, holders, run.tokenizer, run.log, run.progress.warned)
         # A run that cannot be gone on with, since too much was changed, stays as it is: nothing is written before.

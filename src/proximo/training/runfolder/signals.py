@@ -25,7 +25,8 @@ class Stopped(SystemExit):
 
 
 class Stop:
-    """Listens to signals, inside `with`; on the main thread alone, for Python gives them to no other.
+    """Listens to signals, inside `with`; on the main thread alone, for Python gives them to no other: a run in another
+    thread is not stopped by signals.
 
     A second SIGINT ends everything at once, as KeyboardInterrupt.
 

@@ -158,23 +158,6 @@ def copy_into(targets: Sequence[Tensor], stored: Mapping[str, Tensor], what: str
         target.copy_(known)
 
 
-# Random numbers
-
-
-def random_states(device: torch.device) -> dict[str, Tensor]:
-    """Torch's own generators: sampling does not use them, but dropout does, or a model of somebody else's."""
-    tensors = {"torch": torch.get_rng_state()}
-    if device.type == "cuda":
-        tensors["cuda"] = torch.cuda.get_rng_state(device)
-    return tensors
-
-
-def set_random_states(device: torch.device, tensors: Mapping[str, Tensor]) -> None:
-    torch.set_rng_state(tensors["torch"])
-    if device.type == "cuda" and "cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["cuda"], device)
-
-
 # Rollouts
 
 

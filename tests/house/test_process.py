@@ -1,0 +1,202 @@
+"""Nothing belongs to the whole process: two runs in one process, also in two threads, must not know of each other.
+
+Whoever adds state to a module gives it to the run, the model or the call instead; a cache of a pure function, or
+something that is meant for the whole process, is listed here with its reason.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.house.test_house import FILES, SOURCE
+
+PURE = "the same for equal arguments, whoever asks"
+FILE = "what a file holds, by its path and when it was written"
+COMPILED = "a compiled function, which keeps its graphs by what it is called with"
+CACHES = {
+    "insight/charts/pages.py:style": FILE,
+    "insight/doctor/damage.py:_complaint": FILE,
+    "insight/doctor/damage.py:_complaints": FILE,
+    "insight/doctor/damage.py:_is_of": FILE,
+    "insight/doctor/damage.py:_lost": FILE,
+    "insight/doctor/damage.py:_shorter": FILE,
+    "insight/folder.py:_cached_step": FILE,
+    "insight/view/overview.py:_checked": FILE,
+    "models/compiling.py:_compiled": COMPILED,
+    "models/loading.py:warn_of_fallback": "a warning is shown once in a process",
+    "models/logprobs.py:_compiled_passes": COMPILED,
+    "models/packing/flex.py:_compiled_attention": COMPILED,
+    "models/shipped.py:_known_complaints": FILE,
+    "samplers/captured.py:_compiled_joined": COMPILED,
+    "samplers/captured.py:_compiled_layer": COMPILED,
+    "samplers/captured.py:compiled_draw": COMPILED,
+    "samplers/drawing.py:_root": PURE,
+    "sandbox/filtering.py:instructions": PURE,
+    "tasks/arithmetic.py:_stream": PURE,
+    "tasks/countdown.py:_stream": PURE,
+    "tasks/draws.py:_permutation": PURE,
+    "tasks/echo.py:_stream": PURE,
+    "tasks/gym.py:_dataset": PURE,
+    "tasks/gym_scoring.py:_dataset": PURE,
+    "tasks/sorting.py:_stream": PURE,
+    "version.py:source_fingerprint": FILE,
+}
+OBJECTS = {
+    "insight/view/lenses.py:_looks": "a cache of the viewer, by the step object that it holds",
+    "insight/view/reader.py:_tables": "a cache of the viewer, by the file and when it was written",
+    "insight/view/summaries.py:_summaries": "a cache of the viewer, by the step object that it holds",
+    "models/torch_globals.py:_IN_USE": "a lock around what torch itself has once in a process",
+    "rewards/grading.py:_CURRENT": "a context variable: each thread has its own value",
+    "sandbox/kernel.py:_libc": "the C library",
+}
+CALLS = {
+    "bench/running.py:set_num_threads": "the benchmark's own process",
+    "bench/shapes.py:manual_seed": "inside `guarded`",
+    "bench/sides/turns.py:set_num_threads": "the benchmark's own thread",
+    "cli/commands/replay.py:set_num_threads": "a command's own process",
+    "cli/commands/view.py:set_num_threads": "a command's own process",
+    "machine.py:set_flags": "called by commands, for their own process",
+    "machine.py:set_num_threads": "called by commands, for their own process",
+    "models/tiny.py:default_generator.manual_seed": "inside `guarded`",
+    "models/torch_globals.py:cuda.manual_seed": "inside `guarded`",
+    "models/torch_globals.py:cuda.set_rng_state": "inside `guarded`",
+    "models/torch_globals.py:default_generator.manual_seed": "inside `guarded`",
+    "models/torch_globals.py:fork_rng": "this is `guarded`",
+    "models/torch_globals.py:set_rng_state": "inside `guarded`",
+    "rewards/worker.py:manual_seed": "a reward function's own process",
+}
+"""What changes torch for the whole process."""
+
+IMMUTABLE = {
+    "TypeVar",
+    "compile",
+    "fields",
+    "next",
+    "replace",
+    "tuple",
+    "frozenset",
+    "object",
+    "machine",
+    "get_num_threads",
+}
+"""Functions whose result nobody can change."""
+CHANGES = [
+    "add",
+    "append",
+    "clear",
+    "discard",
+    "extend",
+    "insert",
+    "move_to_end",
+    "pop",
+    "popitem",
+    "popleft",
+    "remove",
+    "setdefault",
+    "sort",
+    "update",
+]
+TORCH = re.compile(
+    r"\b(?:torch|sys\.modules\[.torch.\])\.(?:random\.|backends\.\w+\.)?((?:cuda\.|default_generator\.)?(?:fork_rng|manual_seed"
+    r"|set_default_device|set_default_dtype|set_flags|set_num_threads|set_rng_state|use_deterministic_algorithms))\("
+)
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def called(node: ast.expr) -> str:
+    """The last word of what is called; empty where it is no call."""
+    if not isinstance(node, ast.Call):
+        return ""
+    function = node.func
+    return (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    )
+
+
+def frozen_classes() -> set[str]:
+    """Of the package: dataclasses whose values cannot be changed."""
+    return {
+        node.name
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+        and any("dataclass" in ast.unparse(each) and "frozen=True" in ast.unparse(each) for each in node.decorator_list)
+    }
+
+
+def assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Names of a module, with what they are first."""
+    for node in tree.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        for target in targets:
+            if isinstance(target, ast.Name) and isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                yield target.id, node.value
+
+
+def changed(tree: ast.Module) -> Iterator[str]:
+    """Names that functions of a module assign into or call a changing method of."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    for node in (each for function in functions for each in ast.walk(function)):
+        if isinstance(node, ast.Global):
+            yield from node.names
+        targets = (
+            node.targets
+            if isinstance(node, ast.Assign | ast.Delete)
+            else [node.target]
+            if isinstance(node, ast.AugAssign | ast.AnnAssign)
+            else [node.func]
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES
+            else []
+        )
+        for target in targets:
+            if isinstance(target, ast.Attribute | ast.Subscript) and isinstance(target.value, ast.Name):
+                yield target.value.id
+
+
+def faults(text: str, frozen: set[str]) -> set[str]:
+    """Names of a module that hold state."""
+    tree = ast.parse(text)
+    names = dict(assigned(tree))
+    objects = {name for name, value in names.items() if called(value) and called(value) not in IMMUTABLE | frozen}
+    everywhere = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+    return objects | everywhere | (names.keys() & set(changed(tree)))
+
+
+def test_no_module_holds_state():
+    frozen = frozen_classes()
+    found = {f"{name_of(path)}:{name}" for path in FILES for name in faults(path.read_text(), frozen)}
+    assert found == OBJECTS.keys()
+
+
+def test_every_cache_is_of_a_pure_function():
+    found = {
+        f"{name_of(path)}:{node.name}"
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        for each in node.decorator_list
+        if re.fullmatch(r"(functools\.)?(lru_)?cache(\(.*\))?", ast.unparse(each))
+    }
+    assert found == CACHES.keys()
+
+
+def test_what_changes_torch_is_known():
+    found = {f"{name_of(path)}:{match[1]}" for path in FILES for match in TORCH.finditer(path.read_text())}
+    assert found == CALLS.keys()
+
+
+def test_state_is_found():
+    for text, names in {
+        "_allowed = True\ndef allow():\n    global _allowed\n    _allowed = False": {"_allowed"},
+        "TALLY = Tally()": {"TALLY"},
+        "_WORKERS: dict[str, int] = {}\ndef worker(name):\n    return _WORKERS.setdefault(name, 1)": {"_WORKERS"},
+        "SEEN = []\ndef see(it):\n    SEEN[0] = it": {"SEEN"},
+        "NAMES = {'a': 1}\nPAIR = Pair(1)\ndef f():\n    names = {}\n    names['a'] = NAMES['a']": set(),
+    }.items():
+        assert faults(text, {"Pair"}) == names
