@@ -11,7 +11,7 @@ from torch import Tensor
 from proximo import toml
 from proximo.algorithms import Algorithm
 from proximo.insight.folder import RunFolder
-from proximo.maths.pieces.credit import advantages
+from proximo.maths.crediting import advantages
 from proximo.models.tokens.spelling import Spelling
 from proximo.training.config import RunConfig
 from proximo.training.learner.guard import Update

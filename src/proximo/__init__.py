@@ -10,8 +10,8 @@ from proximo.version import __version__
 
 if TYPE_CHECKING:
     from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm, UnusualChoice
+    from proximo.maths.crediting import advantages
     from proximo.maths.objective import policy_loss
-    from proximo.maths.pieces.credit import advantages
     from proximo.types import Stats
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
 
 _ELSEWHERE = {
     "Stats": "proximo.types",
-    "advantages": "proximo.maths.pieces.credit",
+    "advantages": "proximo.maths.crediting",
     "policy_loss": "proximo.maths.objective",
 }
 

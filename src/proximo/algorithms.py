@@ -7,7 +7,7 @@ Rules that concern a run rather than the value are in `check_run`.
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
 from proximo.maths.pieces.advantages import (
@@ -19,9 +19,9 @@ from proximo.maths.pieces.advantages import (
     LiveScaled,
 )
 from proximo.maths.pieces.corrections import Correction
-from proximo.maths.pieces.credit import Advantage, Gae, ProcessNormalized, ReturnToGo, SignScaled, TokenWhitened
-from proximo.maths.pieces.divergences import K1, KlLoss
-from proximo.maths.pieces.extras import Extra, PositiveNll, ValueLoss
+from proximo.maths.pieces.credit import Advantage, Gae, ReturnToGo, SignScaled, TokenWhitened
+from proximo.maths.pieces.divergences import KlLoss
+from proximo.maths.pieces.extras import Extra, PositiveNll, ValueLoss, value_loss_of
 from proximo.maths.pieces.gates import (
     CappedScore,
     Clip,
@@ -33,20 +33,31 @@ from proximo.maths.pieces.gates import (
     Unclipped,
 )
 from proximo.maths.pieces.keeping import Keep, KeepAll, KeepMixed
+from proximo.maths.pieces.protocols import ShapeProtocol
 from proximo.maths.pieces.ratios import (
     Anchor,
     CurrentPolicy,
     NoRatio,
     OldPolicy,
     Ratio,
-    SamplerPolicy,
     SequenceProductRatio,
     SequenceRatio,
     SequenceTokenRatio,
     TokenRatio,
 )
 from proximo.maths.pieces.selection import ClipCovariance, KlCovariance, Selection
-from proximo.maths.pieces.shaping import KlReward, LinearOverlong, Shape, SoftOverlong
+from proximo.maths.pieces.shaping import KlReward, Shape, SoftOverlong, kl_reward_of, penalties_of
+from proximo.maths.pieces.traits import (
+    AdvantageTraits,
+    AnchorTraits,
+    DivergenceTraits,
+    GateTraits,
+    KeepTraits,
+    RatioTraits,
+    Rules,
+    ShapeTraits,
+    WeightsTraits,
+)
 from proximo.maths.pieces.weights import ConstantLength, SequenceMean, SequenceSum, TokenMean, Weights
 
 Piece = TypeVar("Piece")
@@ -87,7 +98,7 @@ class Algorithm:
         # A distance that counts for nothing is none: no piece of it is computed and no reference kept.
         if self.kl is not None and self.kl.coefficient == 0:
             object.__setattr__(self, "kl", None)
-        kept = tuple(shape for shape in self.shapes if not (isinstance(shape, KlReward) and shape.coefficient == 0))
+        kept = tuple(shape for shape in self.shapes if not ShapeTraits.read(shape).is_off)
         if len(kept) < len(self.shapes):
             object.__setattr__(self, "shape", kept[0] if len(kept) == 1 else kept or None)
         for contradiction in _contradictions(self):
@@ -104,35 +115,45 @@ class Algorithm:
         return _several(self.extra)
 
     @property
+    def pieces(self) -> tuple[object, ...]:
+        """All that were chosen, in the order in which they act."""
+        several = (_several(getattr(self, stage.name)) for stage in fields(self))
+        return tuple(piece for pieces in several for piece in pieces)
+
+    @property
     def needs_reference(self) -> bool:
         """Whether a reference policy must be kept: for KL in the loss or in the reward."""
         return self.kl is not None or self.kl_reward is not None
 
     @property
     def kl_reward(self) -> KlReward | None:
-        return next((shape for shape in self.shapes if isinstance(shape, KlReward)), None)
+        return kl_reward_of(self.shapes)
 
     @property
-    def length_penalties(self) -> tuple[SoftOverlong | LinearOverlong, ...]:
-        return tuple(shape for shape in self.shapes if not isinstance(shape, KlReward))
+    def length_penalties(self) -> tuple[ShapeProtocol, ...]:
+        return penalties_of(self.shapes)
 
     def with_length_limit(self, completion_limit: int) -> "Algorithm":
         """The same algorithm with a length that was left to the run filled in."""
-        open_length = isinstance(self.weights, ConstantLength) and self.weights.length is None
-        return replace(self, weights=ConstantLength(completion_limit)) if open_length else self
+        with_limit = WeightsTraits.read(self.weights).with_limit
+        if with_limit is None or (weights := with_limit(completion_limit)) == self.weights:
+            return self
+        return replace(self, weights=weights)
 
     def check_run(self, *, group_size: int, updates_per_batch: int) -> None:
         """Refuse a run that this algorithm cannot learn from."""
-        if group_size < 2 and isinstance(self.keep, KeepMixed):
-            raise ValueError(f"group_size is {group_size}: KeepMixed needs at least 2 siblings to find a mixed group")
-        if group_size < 2 and not self.advantage.per_token:
+        if group_size < 2 and KeepTraits.read(self.keep).compares:
+            name = type(self.keep).__name__
+            raise ValueError(f"group_size is {group_size}: {name} needs at least 2 siblings to find a mixed group")
+        if group_size < 2 and not AdvantageTraits.read(self.advantage).per_token:
             raise ValueError(
                 f"group_size is {group_size}: {type(self.advantage).__name__} compares siblings, and every "
                 "advantage would be 0; use 2 or more"
             )
-        if updates_per_batch > 1 and isinstance(self.anchor, CurrentPolicy):
+        if updates_per_batch > 1 and AnchorTraits.read(self.anchor).on_policy:
             raise ValueError(
-                f"training.minibatches × training.epochs is {updates_per_batch}: with anchor CurrentPolicy every "
+                f"training.minibatches × training.epochs is {updates_per_batch}: with anchor "
+                f"{type(self.anchor).__name__} every "
                 "update after the first would be off-policy without a ratio; make both 1, or use OldPolicy with a ratio"
             )
 
@@ -144,53 +165,68 @@ def _several(pieces: Piece | tuple[Piece, ...] | None) -> tuple[Piece, ...]:
 
 
 def _contradictions(algorithm: Algorithm) -> Iterator[str]:
-    ratio, gate, advantage, anchor = algorithm.ratio, algorithm.gate, algorithm.advantage, algorithm.anchor
-    pooled = isinstance(ratio, SequenceRatio | SequenceProductRatio)
-    if gate.score_form and isinstance(ratio, SequenceRatio | SequenceTokenRatio | SequenceProductRatio):
-        if not isinstance(gate, GammaScore):
-            yield f"gate {gate} is a score form, ratio {ratio} spans a sequence: use TokenRatio()"
-    if isinstance(gate, GammaScore) and not isinstance(ratio, SequenceProductRatio):
-        yield f"gate {gate} weighs whole completions: use ratio=SequenceProductRatio(), not {ratio}"
-    if isinstance(gate, Reinforce) != isinstance(ratio, NoRatio):
-        yield f"gate {gate} with ratio {ratio}: Reinforce and NoRatio go together, any other gate needs a ratio"
-    if isinstance(ratio, NoRatio) and not isinstance(anchor, CurrentPolicy):
-        yield f"anchor is {anchor}, but without a ratio nothing is measured against it: use CurrentPolicy()"
-    if pooled and advantage.per_token and not gate.score_form:
-        yield f"ratio {ratio} pools a row, advantage {advantage} differs by token: use SequenceTokenRatio()"
-    if isinstance(gate, GeometricClip) and (advantage.per_token or not isinstance(ratio, TokenRatio)):
-        yield f"gate {gate} takes token ratios and one advantage per row: use TokenRatio() and a group advantage"
-    if isinstance(anchor, SamplerPolicy) and algorithm.correct is not None:
-        yield f"correct is {algorithm.correct}, but with anchor SamplerPolicy the ratio is the correction: use None"
-    value_losses = [extra for extra in algorithm.extras if isinstance(extra, ValueLoss)]
-    if advantage.needs_values and not value_losses:
-        yield f"advantage {advantage} needs a value model, and nothing trains one: add extra=ValueLoss()"
-    if value_losses and not advantage.needs_values:
-        yield f"extra {value_losses[0]} trains a value model that advantage {advantage} never asks: leave it out"
-    if algorithm.kl_reward is not None and isinstance(advantage, ProcessNormalized):
-        yield f"shape {algorithm.kl_reward} would be normalised as if it were a process step: use kl=KlLoss() instead"
+    for piece in algorithm.pieces:
+        yield from Rules.read(piece).contradictions(algorithm)
+    ratio, gate = RatioTraits.read(algorithm.ratio), GateTraits.read(algorithm.gate)
+    advantage, anchor = AdvantageTraits.read(algorithm.advantage), AnchorTraits.read(algorithm.anchor)
+    if gate.score_form and ratio.spans_row and not gate.weighs_rows:
+        yield f"gate {algorithm.gate} is a score form, ratio {algorithm.ratio} spans a sequence: use TokenRatio()"
+    if gate.ignores_ratio != ratio.is_constant:
+        yield (
+            f"gate {algorithm.gate} with ratio {algorithm.ratio}: Reinforce and NoRatio go together, any other gate "
+            "needs a ratio"
+        )
+    if ratio.is_constant and not anchor.on_policy:
+        yield f"anchor is {algorithm.anchor}, but without a ratio nothing is measured against it: use CurrentPolicy()"
+    if ratio.pools and advantage.per_token and not gate.score_form:
+        yield (
+            f"ratio {algorithm.ratio} pools a row, advantage {algorithm.advantage} differs by token: use "
+            "SequenceTokenRatio()"
+        )
+    if gate.pools and (advantage.per_token or ratio.spans_row or ratio.is_constant):
+        yield (
+            f"gate {algorithm.gate} takes token ratios and one advantage per row: use TokenRatio() and a group "
+            "advantage"
+        )
+    if anchor.needs_sampler_logprobs and algorithm.correct is not None:
+        name = type(algorithm.anchor).__name__
+        yield f"correct is {algorithm.correct}, but with anchor {name} the ratio is the correction: use None"
+    yield from _about_rewards(algorithm, advantage)
     for pieces in (algorithm.shapes, algorithm.extras):
         kinds = [type(piece).__name__ for piece in pieces]
         if len(set(kinds)) < len(kinds):
             yield f"{kinds} names one kind of piece twice: give each once"
 
 
+def _about_rewards(algorithm: Algorithm, advantage: AdvantageTraits) -> Iterator[str]:
+    value_loss = value_loss_of(algorithm.extras)
+    if advantage.needs_values and value_loss is None:
+        yield f"advantage {algorithm.advantage} needs a value model, and nothing trains one: add extra=ValueLoss()"
+    if value_loss is not None and not advantage.needs_values:
+        yield f"extra {value_loss} trains a value model that advantage {algorithm.advantage} never asks: leave it out"
+    if algorithm.kl_reward is not None and advantage.needs_step_rewards:
+        yield f"shape {algorithm.kl_reward} would be normalised as if it were a process step: use kl=KlLoss() instead"
+
+
 def _unusual(algorithm: Algorithm) -> Iterator[str]:
-    ratio, gate, weights = algorithm.ratio, algorithm.gate, algorithm.weights
-    spans = ratio.length_normalised or isinstance(ratio, SequenceProductRatio)
-    if spans and isinstance(weights, TokenMean) and not gate.score_form:
-        yield f"ratio {ratio} with weights TokenMean(): long completions count for more; SequenceMean() is usual"
-    if ratio.length_normalised and isinstance(gate, Clip) and max(gate.low, gate.high) > 0.05:
-        yield f"gate {gate} on a length-normalised ratio hardly ever clips: GSPO uses Clip(3e-4, 4e-4)"
-    if isinstance(gate, SoftGate) and gate.tau_neg < gate.tau_pos:
-        yield f"gate {gate}: tau_neg below tau_pos lets negative tokens push further, which SAPO found unstable"
-    if algorithm.kl is not None and isinstance(algorithm.kl.estimator, K1):
-        yield "kl.estimator is K1(): its expected gradient is 0, it pulls nowhere; use K3(), K2() or UnbiasedK3()"
+    for piece in algorithm.pieces:
+        yield from Rules.read(piece).remarks(algorithm)
+    ratio, gate = RatioTraits.read(algorithm.ratio), GateTraits.read(algorithm.gate)
+    if ratio.spans_row and WeightsTraits.read(algorithm.weights).by_token and not gate.score_form:
+        yield (
+            f"ratio {algorithm.ratio} with weights {algorithm.weights}: long completions count for more; "
+            "SequenceMean() is usual"
+        )
+    # Rounding: 1 − (1 − 0.05) is above 0.05.
+    if ratio.length_normalised and max(1 - gate.band[0], gate.band[1] - 1) > 0.05 + 1e-9:
+        yield f"gate {algorithm.gate} on a length-normalised ratio hardly ever clips: GSPO uses Clip(3e-4, 4e-4)"
+    if algorithm.kl is not None and not DivergenceTraits.read(algorithm.kl.estimator).pulls:
+        yield (
+            f"kl.estimator is {algorithm.kl.estimator}: its expected gradient is 0, it pulls nowhere; use K3(), K2() "
+            "or UnbiasedK3()"
+        )
     if algorithm.kl is not None and algorithm.kl_reward is not None:
         yield "KL is in the reward and in the loss: the reference pulls twice"
-    if isinstance(weights, ConstantLength) and isinstance(algorithm.advantage, GroupNormalized):
-        yield "weights ConstantLength with advantage GroupNormalized: Dr. GRPO drops the std too, use GroupCentred()"
-    if isinstance(algorithm.select, KlCovariance) and not isinstance(gate, Unclipped):
-        yield f"select KlCovariance with gate {gate}: KL-Cov is defined without a clip, on Unclipped()"
 
 
 # The five, in one line of descent from GRPO; PPO differs in where its advantages come from.

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, VAPO, Algorithm
 from proximo.maths.pairwise import BradleyTerry, Dpo
 from proximo.maths.pieces.divergences import KlLoss, UnbiasedK3
-from proximo.maths.pieces.ratios import CurrentPolicy
 from proximo.maths.pieces.shaping import KlReward
+from proximo.maths.pieces.traits import AdvantageTraits, AnchorTraits
 from proximo.models.values import OwnLayers, OwnModel
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
@@ -35,8 +35,8 @@ class Comparison:
 
 def with_algorithm(config: RunConfig, algorithm: Algorithm) -> RunConfig:
     """Another algorithm on the same run; one that is defined for one update a step gets one."""
-    training, value = config.training, config.value if algorithm.advantage.needs_values else None
-    if isinstance(algorithm.anchor, CurrentPolicy):
+    training, value = config.training, config.value if AdvantageTraits.read(algorithm.advantage).needs_values else None
+    if AnchorTraits.read(algorithm.anchor).on_policy:
         training = replace(training, minibatches=1, epochs=1)
     return replace(config, algorithm=algorithm, training=training, value=value)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import proximo
-from proximo.algorithms import PPO, REINFORCE_PP, VAPO, Algorithm
+from proximo.algorithms import PPO, REINFORCE_PP, VAPO
 from proximo.maths import (
     Clip,
     Feedback,
@@ -21,6 +21,7 @@ from proximo.maths import (
     ValueLoss,
 )
 from proximo.maths.pieces.credit import assign_parts
+from proximo.maths.pieces.traits import AdvantageTraits
 from tests.fixture import GOLDEN, GROUP, LOG_RATIO, MASK, OLD, REF, REWARDS, assert_close, golden
 
 VALUES = torch.tensor([[0.2, 0.4, 0.9, 0.5, 0.7]]).double()
@@ -200,5 +201,5 @@ def test_value_free_and_value_based_defaults():
     assert PPO.extra == ValueLoss(0.1, clip=0.2)
     assert PPO.gate == Clip(0.2, 0.2)
     assert PPO.weights == TokenMean()
-    assert VAPO.advantage.needs_values
-    assert not Algorithm(advantage=GroupNormalized()).advantage.needs_values
+    assert AdvantageTraits.read(VAPO.advantage).needs_values
+    assert not AdvantageTraits.read(GroupNormalized()).needs_values

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from proximo.maths import CappedScore, Clip, GammaScore, GeometricClip, Reinforce, SoftGate, Unclipped
+from proximo.maths.pieces.traits import GateTraits
 from tests.fixture import GOLDEN, LOG_RATIO, MASK, assert_close, golden
 
 ONE = torch.ones(1, 1).bool()
@@ -136,7 +137,7 @@ def test_clip_blocks_what_through_says_it_blocks():
     advantages = torch.where(torch.arange(4).unsqueeze(1) % 3 == 0, 1.0, -1.0).double().expand(4, 4)
     for gate in (Clip(0.2, 0.28), Clip(0.2, 0.28, dual=3.0), SoftGate(1.0, 1.05), Unclipped(), CappedScore(high=0.28)):
         logprobs = LOG_RATIO.clone().requires_grad_()
-        loss = gate(logprobs if not gate.score_form else LOG_RATIO, logprobs, advantages, MASK).sum()
+        loss = gate(logprobs if not GateTraits.read(gate).score_form else LOG_RATIO, logprobs, advantages, MASK).sum()
         (slope,) = torch.autograd.grad(loss, logprobs)
         assert_close(slope, -gate.through(LOG_RATIO, advantages) * LOG_RATIO.exp() * advantages)
 

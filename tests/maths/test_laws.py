@@ -23,6 +23,7 @@ from proximo.maths import (
     GroupNormalized,
     IcePop,
     LeaveOneOut,
+    LossInputs,
     ReturnToGo,
     SequenceMasked,
     SequenceMean,
@@ -33,7 +34,9 @@ from proximo.maths import (
     ValueLoss,
     plan_step,
     rows_of,
+    token_weights,
 )
+from proximo.maths.pieces.traits import AdvantageTraits
 from tests.batches import NAMED, Batch, batches, run
 from tests.fixture import assert_close
 
@@ -54,7 +57,7 @@ def test_i_on_policy_every_gate_has_the_plain_policy_gradient(batch: Batch):
         scale = {"GSPO_PRODUCT": lengths, "SAPO_SEQUENCE": lengths * 5 / 4}.get(name, 1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            extra = ValueLoss() if algorithm.advantage.needs_values else None
+            extra = ValueLoss() if AdvantageTraits.read(algorithm.advantage).needs_values else None
             plain = replace(algorithm, weights=SequenceMean(), kl=None, select=None, extra=extra)
         assert_close(run(plain, on_policy)[1], expected * scale)
 
@@ -132,7 +135,7 @@ def test_vii_a_score_without_a_cap_has_the_importance_sampled_gradient(batch: Ba
 @given(batch=batches(), cut=st.integers(0, 12), seed=st.integers(0, 99))
 def test_viii_micro_batches_add_up(algorithm: Algorithm, batch: Batch, cut: int, seed: int):
     loss, gradient, stats = run(algorithm, batch, seed=seed)
-    plan = plan_step(algorithm, rows_of(algorithm, **batch.tensors()), torch.Generator().manual_seed(seed))
+    plan = plan_step(algorithm, rows_of(algorithm, LossInputs(**batch.tensors())), torch.Generator().manual_seed(seed))
     order = torch.randperm(len(batch.group), generator=torch.Generator().manual_seed(seed))
     parts = [part for part in (order[:cut], order[cut:]) if len(part)]
     results = [run(algorithm, batch.rows(part), weights=plan.rows(part)) for part in parts]
@@ -148,7 +151,7 @@ def test_viii_micro_batches_add_up(algorithm: Algorithm, batch: Batch, cut: int,
 @FIVE
 @given(batch=batches(), cut=st.integers(0, 12))
 def test_viii_micro_batches_add_up_with_plain_weights(algorithm: Algorithm, batch: Batch, cut: int):
-    weights = algorithm.weights(batch.mask, batch.group)
+    weights = token_weights(algorithm.weights, batch.mask, batch.group)
     halves = [slice(None, cut), slice(cut, None)]
     total = sum(run(algorithm, batch.rows(half), weights=weights[half])[0] for half in halves)
     assert_close(total, run(algorithm, batch)[0])
@@ -232,7 +235,7 @@ def test_xiii_k2_and_unbiased_k3_pull_back_and_k3_pulls_forward(logits: list[flo
 @settings(max_examples=15)
 @given(batch=batches())
 def test_weights_vanish_off_the_mask_and_are_not_negative(algorithm: Algorithm, batch: Batch):
-    weights = algorithm.weights(batch.mask, batch.group)
+    weights = token_weights(algorithm.weights, batch.mask, batch.group)
     assert (weights[~batch.mask] == 0).all()
     assert (weights[batch.mask] > 0).all()
 
@@ -240,7 +243,7 @@ def test_weights_vanish_off_the_mask_and_are_not_negative(algorithm: Algorithm, 
 @given(batch=batches())
 def test_weights_sum_to_their_closed_form(batch: Batch):
     lengths = batch.mask.sum(dim=1).double()
-    sums = {name: algorithm.weights(batch.mask, batch.group).sum() for name, algorithm in NAMED.items()}
+    sums = {name: token_weights(algorithm.weights, batch.mask, batch.group).sum() for name, algorithm in NAMED.items()}
     for name in ("DAPO", "PPO", "GRPO", "GSPO", "SAPO"):
         assert_close(sums[name], 1.0)
     assert_close(sums["RLOO"], lengths.mean())

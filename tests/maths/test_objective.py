@@ -17,6 +17,7 @@ from proximo.maths import (
     GeometricRejection,
     IcePop,
     KlLoss,
+    LossInputs,
     OffPolicyMask,
     PositiveNll,
     SamplerPolicy,
@@ -328,11 +329,12 @@ def test_weights_off_the_mask_are_not_read():
 def test_a_plan_is_sliced_by_rows():
     outcome = torch.tensor([1.0, 0, 0, 1])
     tensors = {"logprobs": OLD, "old_logprobs": OLD, "advantages": ADVANTAGES, "mask": MASK, "group": GROUP}
-    plan = plan_step(VAPO, rows_of(VAPO, **tensors, outcome=outcome))
+    plan = plan_step(VAPO, rows_of(VAPO, LossInputs(**tensors, outcome=outcome)))
     part = plan.rows(slice(2, 4))
-    assert part.nll_weights is not None
+    (nll_weights,) = part.extra_weights
+    assert nll_weights is not None
     assert_close(part.weights, MASK[2:] / 10)
-    assert_close(part.nll_weights, torch.tensor([[0, 0, 0, 0], [0.2, 0, 0, 0]]))
+    assert_close(nll_weights, torch.tensor([[0, 0, 0, 0], [0.2, 0, 0, 0]]))
 
 
 def test_ppo_runs_without_reference_log_probs_since_its_kl_is_in_the_reward():

@@ -378,6 +378,6 @@ def test_supervised_loss_is_a_token_mean_over_the_step():
 
 
 def test_positive_nll_is_a_mean_over_the_correct_completions():
-    weights = PositiveNll().weights(MASK, torch.tensor([1.0, 0.0, -1.0, 1.0]))
-    assert_close(weights, torch.tensor([[0.2], [0], [0], [0.2]]) * MASK)
+    counts, outcome = MASK.sum(dim=1).double(), torch.tensor([1.0, 0.0, -1.0, 1.0])
+    assert_close(PositiveNll().row_weights(counts, outcome, GROUP), torch.tensor([0.2, 0, 0, 0.2]))
     assert_close(PositiveNll(0.1)(OLD), -0.1 * OLD)

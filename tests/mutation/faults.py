@@ -292,7 +292,7 @@ FAULTS = (
         "value clip: min for max",
     ),
     Fault("maths/pieces/extras.py", "return error / 2", "return error", "value loss without the half"),
-    Fault("rows.py", "anchor = current.detach()", "anchor = current", "self anchor not detached"),
+    Fault("rows.py", "algorithm.anchor(current.detach(),", "algorithm.anchor(current,", "self anchor not detached"),
     Fault(
         "rows.py",
         "return sampled(tensor.detach().to(current.dtype), mask)",
@@ -301,8 +301,8 @@ FAULTS = (
     ),
     Fault(
         "rows.py",
-        "current = sampled(at_least_float32(logprobs), mask)",
-        "current = sampled(logprobs, mask)",
+        "current = sampled(at_least_float32(inputs.logprobs), mask)",
+        "current = sampled(inputs.logprobs, mask)",
         "bf16 arithmetic",
     ),
     Fault(
@@ -318,9 +318,9 @@ FAULTS = (
         "KL corrected for mismatch",
     ),
     Fault(
-        "objective.py",
-        "algorithm.weights(rows.mask[rows.scored], rows.group[rows.scored])",
-        "algorithm.weights(rows.mask, rows.group)[rows.scored]",
+        "plans.py",
+        "algorithm.weights.of_rows(counts[scored], group[scored])",
+        "algorithm.weights.of_rows(counts, group)[scored]",
         "unscored rows in the denominator",
     ),
     Fault(
@@ -361,9 +361,9 @@ FAULTS = (
         "adaptive KL: completions forgotten",
     ),
     Fault(
-        "maths/pieces/credit.py",
-        "discount = inner.discount if",
-        "discount = 1.0 if",
+        "crediting.py",
+        "discount = AdvantageTraits.read(advantage).discount",
+        "discount = 1.0",
         "returns to go without the discount",
     ),
     Fault("pairwise.py", "triu(diagonal=1)", "triu(diagonal=0)", "ranking: a row against itself"),

@@ -8,8 +8,8 @@ from proximo.explain.foreign import own_words
 from proximo.explain.formula import objective
 from proximo.explain.lengths import what_the_band_means
 from proximo.explain.papers import CARDS, GRPO_CARD, Card, card
-from proximo.explain.peers import COMBINED, PEERS, UNUSED, Peers
-from proximo.maths.pieces.credit import SequenceWhitened, SignScaled, TokenWhitened
+from proximo.explain.peers import COMBINED, UNUSED, Peers, peers_of
+from proximo.maths.pieces.traits import AdvantageTraits
 
 __all__ = [
     "CARDS",
@@ -62,11 +62,11 @@ def stages(algorithm: Algorithm) -> list[tuple[str, str, list[Peers]]]:
 def _peers(piece: Any) -> list[Peers]:
     """Of a piece, and of the piece it wraps."""
     inner = _wrapped(piece)
-    return [PEERS[type(piece)], *([] if inner is None else _peers(inner))]
+    return [peers_of(piece), *([] if inner is None else _peers(inner))]
 
 
 def _wrapped(piece: Any) -> Any:
-    return piece.of if isinstance(piece, TokenWhitened | SequenceWhitened | SignScaled) else None
+    return AdvantageTraits.read(piece).of
 
 
 def source(named: Card, stage: str) -> str:

@@ -4,7 +4,7 @@
 """
 
 import math
-from typing import assert_never
+from dataclasses import dataclass
 
 from proximo.algorithms import Algorithm
 from proximo.maths.pieces.advantages import (
@@ -59,7 +59,21 @@ from proximo.maths.pieces.ratios import (
 )
 from proximo.maths.pieces.selection import ClipCovariance, KlCovariance, OffPolicyMask, Selection, TopEntropy
 from proximo.maths.pieces.shaping import KlReward, LinearOverlong, Shape, SoftOverlong
+from proximo.maths.pieces.traits import KeepTraits, Traits
 from proximo.maths.pieces.weights import ConstantLength, PromptMean, SequenceMean, SequenceSum, TokenMean, Weights
+
+
+@dataclass(frozen=True)
+class Formula(Traits):
+    """How a piece from outside is written down, where it says so."""
+
+    formula: str | None = None
+    """In the letters of this file; of an extra or a shape with the sign that it has in the objective."""
+
+
+def given(piece: object) -> str:
+    """A piece's own formula."""
+    return Formula.read(piece).formula or f"{type(piece).__name__} (formula not given)"
 
 
 def objective(algorithm: Algorithm) -> list[str]:
@@ -107,7 +121,7 @@ def of_gate(gate: Gate) -> str:
         case GammaScore(k_pos, l_pos, k_neg, l_neg):
             pairs = f"({k_pos:g}, {l_pos:g}) if A ≥ 0 else ({k_neg:g}, {l_neg:g})"
             return f"sg[ e^λ·ρ^k·e^(−λρ) ] · A · log π,  (k, λ) = {pairs}"
-    assert_never(gate)
+    return given(gate)
 
 
 def of_ratio(ratio: Ratio, anchor: Anchor) -> str:
@@ -123,7 +137,7 @@ def of_ratio(ratio: Ratio, anchor: Anchor) -> str:
             return f"sg[ ( Π_t π(y_t) / {below}(y_t) )^(1/|y|) ] · π(y_t) / sg[π(y_t)]"
         case SequenceProductRatio(max_log):
             return f"Π_t π(y_t) / {below}(y_t),  its log within ±{max_log:g}"
-    assert_never(ratio)
+    return given(ratio)
 
 
 def of_anchor(anchor: Anchor) -> str:
@@ -134,7 +148,7 @@ def of_anchor(anchor: Anchor) -> str:
             return "μ"
         case CurrentPolicy():
             return "sg[π]"
-    assert_never(anchor)
+    return given(anchor)
 
 
 def of_advantage(advantage: Advantage) -> str:
@@ -169,7 +183,7 @@ def of_advantage(advantage: Advantage) -> str:
             return f"whitened over all rows: {of_advantage(of)}"
         case SignScaled(of, positive, negative):
             return f"{of_advantage(of)};  ·{positive:g} if A > 0, ·{negative:g} if A < 0"
-    assert_never(advantage)
+    return given(advantage)
 
 
 def of_weights(weights: Weights) -> str:
@@ -184,7 +198,7 @@ def of_weights(weights: Weights) -> str:
             return "(1/B) Σ_i Σ_t"
         case ConstantLength(length):
             return f"(1/B) Σ_i (1/{'L' if length is None else length}) Σ_t"
-    assert_never(weights)
+    return given(weights)
 
 
 UNIT = "u = half of what a right answer earns more than a wrong one"
@@ -201,7 +215,7 @@ def of_shape(shape: Shape) -> str:
             return f"− u · {coefficient:g} · tokens beyond {limit or 'the completion limit'};  {UNIT}"
         case KlReward(coefficient, estimator):
             return f"− {coefficient:g} · ({of_divergence(estimator)}) at every token"
-    assert_never(shape)
+    return given(shape)
 
 
 def of_divergence(divergence: Divergence) -> str:
@@ -214,7 +228,7 @@ def of_divergence(divergence: Divergence) -> str:
             return "π_ref/π − log(π_ref/π) − 1"
         case UnbiasedK3():
             return "π/π_old · ( π_ref/π − log(π_ref/π) − 1 )"
-    assert_never(divergence)
+    return given(divergence)
 
 
 def of_correction(correction: Correction) -> str:
@@ -229,7 +243,7 @@ def of_correction(correction: Correction) -> str:
             return f"π_old/μ within [{low:g}, {high:g}], else 0"
         case GeometricRejection(low, high):
             return f"1 if ( Π_t π_old/μ )^(1/|y|) is within [{low:g}, {high:g}], else 0"
-    assert_never(correction)
+    return given(correction)
 
 
 def of_selection(selection: Selection) -> str:
@@ -243,17 +257,17 @@ def of_selection(selection: Selection) -> str:
             return f"all but the {share:g} of tokens with the highest entropy"
         case OffPolicyMask(threshold):
             return f"completions with A < 0 and mean log μ/π above {threshold:g}"
-    assert_never(selection)
+    return given(selection)
 
 
 def of_keep(keep: Keep) -> str:
-    cut = "" if keep.truncated else ", truncated completions masked"
+    cut = "" if KeepTraits.read(keep).truncated else ", truncated completions masked"
     match keep:
         case KeepAll():
             return f"all groups{cut}"
         case KeepMixed():
             return f"groups with both right and wrong outcomes{cut}"
-    assert_never(keep)
+    return given(keep)
 
 
 def of_extra(extra: Extra) -> str:
@@ -269,4 +283,4 @@ def of_extra(extra: Extra) -> str:
             return (
                 f"  − {coefficient:g} · X Σ_i f_i·P_i over X experts, f an expert's share of tokens, P its mean weight"
             )
-    assert_never(extra)
+    return f"  {given(extra)}"

@@ -3,6 +3,7 @@
 import math
 
 from proximo.algorithms import Algorithm
+from proximo.maths.pieces.traits import GateTraits, RatioTraits
 
 NOISE = 0.05
 """Standard deviation of one token's log-ratio, to give an example with: some updates away from the old policy."""
@@ -11,9 +12,9 @@ LENGTHS = (3, 100, 10_000)
 
 def what_the_band_means(algorithm: Algorithm) -> list[str]:
     """Lines on the lengths for which the band is meant; none where the length does not matter to it."""
-    low, high = algorithm.gate.band
+    low, high = GateTraits.read(algorithm.gate).band
     width = max(1 - low, high - 1)
-    if not algorithm.ratio.length_normalised or width <= 0:
+    if not RatioTraits.read(algorithm.ratio).length_normalised or width <= 0:
         return []
     length = float(f"{(NOISE / width) ** 2:.3g}")
     spreads = ", ".join(f"{NOISE / math.sqrt(length):.2g} at {length:,} tokens" for length in LENGTHS)

@@ -37,6 +37,7 @@ from proximo.maths.pieces.ratios import (
 )
 from proximo.maths.pieces.selection import ClipCovariance, KlCovariance, OffPolicyMask, TopEntropy
 from proximo.maths.pieces.shaping import KlReward, LinearOverlong, SoftOverlong
+from proximo.maths.pieces.traits import Traits
 from proximo.maths.pieces.weights import ConstantLength, PromptMean, SequenceMean, SequenceSum, TokenMean
 
 
@@ -105,6 +106,19 @@ PEERS: dict[type, Peers] = {
     PositiveNll: Peers("none", "none"),
     RouterBalance: Peers("router_aux_loss_coef None: the model's own, so on for a mixture; prompts count too, per micro-batch", "off for Qwen3-MoE on Megatron (load balancing none); none on FSDP"),
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OwnPeers(Traits):
+    """What a piece from outside says of its peers."""
+
+    peers: tuple[str, str] = ("not given", "not given")
+    """What TRL and verl call it."""
+
+
+def peers_of(piece: object) -> Peers:
+    return PEERS.get(type(piece)) or Peers(*OwnPeers.read(piece).peers)
+
 
 _POOLED_CLIP = Peers(
     "epsilon 0.2 unless set, epsilon_high None (= epsilon), delta None: GSPO's widths must be given",

@@ -4,12 +4,12 @@ Every piece is a frozen value that is also a function, and all of them can be ha
 `from proximo.maths import Clip, TokenMean`.
 """
 
-from proximo.maths.objective import Plan, plan_step, policy_loss, token_terms
+from proximo.maths.crediting import advantages
+from proximo.maths.objective import policy_loss, token_terms
 from proximo.maths.pairwise import BradleyTerry, Dpo, Ipo
 from proximo.maths.pieces.advantages import (
     BatchScaled,
     BetaNormalized,
-    Feedback,
     GroupCentred,
     GroupNormalized,
     LeaveOneOut,
@@ -29,12 +29,24 @@ from proximo.maths.pieces.credit import (
     SequenceWhitened,
     SignScaled,
     TokenWhitened,
-    advantages,
 )
 from proximo.maths.pieces.divergences import K1, K2, K3, KlLoss, UnbiasedK3
 from proximo.maths.pieces.extras import EntropyBonus, PositiveNll, RouterBalance, ValueLoss, supervised_loss
 from proximo.maths.pieces.gates import CappedScore, Clip, GammaScore, GeometricClip, Reinforce, SoftGate, Unclipped
 from proximo.maths.pieces.keeping import KeepAll, KeepMixed, trained_mask
+from proximo.maths.pieces.protocols import (
+    AdvantageProtocol,
+    AnchorProtocol,
+    CorrectionProtocol,
+    DivergenceProtocol,
+    ExtraProtocol,
+    GateProtocol,
+    KeepProtocol,
+    RatioProtocol,
+    SelectionProtocol,
+    ShapeProtocol,
+    WeightsProtocol,
+)
 from proximo.maths.pieces.ratios import (
     CurrentPolicy,
     NoRatio,
@@ -47,27 +59,44 @@ from proximo.maths.pieces.ratios import (
 )
 from proximo.maths.pieces.selection import ClipCovariance, KlCovariance, OffPolicyMask, TopEntropy
 from proximo.maths.pieces.shaping import AdaptiveKl, KlReward, LinearOverlong, SoftOverlong
-from proximo.maths.pieces.weights import ConstantLength, PromptMean, SequenceMean, SequenceSum, TokenMean
-from proximo.maths.rows import Rows, rows_of
+from proximo.maths.pieces.weights import (
+    ConstantLength,
+    PromptMean,
+    SequenceMean,
+    SequenceSum,
+    TokenMean,
+    token_weights,
+)
+from proximo.maths.plans import Plan, plan_step
+from proximo.maths.records import Candidates, Credit, Feedback, LossInputs, Rows
+from proximo.maths.rows import rows_of
 
 __all__ = [
     "K1",
     "K2",
     "K3",
     "AdaptiveKl",
+    "AdvantageProtocol",
+    "AnchorProtocol",
     "BatchScaled",
     "BetaNormalized",
     "BradleyTerry",
+    "Candidates",
     "CappedScore",
     "Clip",
     "ClipCovariance",
     "ConstantLength",
+    "CorrectionProtocol",
+    "Credit",
     "CurrentPolicy",
+    "DivergenceProtocol",
     "Dpo",
     "EntropyBonus",
+    "ExtraProtocol",
     "Feedback",
     "Gae",
     "GammaScore",
+    "GateProtocol",
     "GeometricClip",
     "GeometricRejection",
     "GroupCentred",
@@ -76,12 +105,14 @@ __all__ = [
     "Ipo",
     "KeepAll",
     "KeepMixed",
+    "KeepProtocol",
     "KlCovariance",
     "KlLoss",
     "KlReward",
     "LeaveOneOut",
     "LinearOverlong",
     "LiveScaled",
+    "LossInputs",
     "NoRatio",
     "OffPolicyMask",
     "OldPolicy",
@@ -89,11 +120,13 @@ __all__ = [
     "PositiveNll",
     "ProcessNormalized",
     "PromptMean",
+    "RatioProtocol",
     "Reinforce",
     "ReturnToGo",
     "RouterBalance",
     "Rows",
     "SamplerPolicy",
+    "SelectionProtocol",
     "SequenceMasked",
     "SequenceMean",
     "SequenceProductRatio",
@@ -102,6 +135,7 @@ __all__ = [
     "SequenceTokenRatio",
     "SequenceTruncated",
     "SequenceWhitened",
+    "ShapeProtocol",
     "SignScaled",
     "SoftGate",
     "SoftOverlong",
@@ -113,11 +147,13 @@ __all__ = [
     "UnbiasedK3",
     "Unclipped",
     "ValueLoss",
+    "WeightsProtocol",
     "advantages",
     "plan_step",
     "policy_loss",
     "rows_of",
     "supervised_loss",
     "token_terms",
+    "token_weights",
     "trained_mask",
 ]

@@ -5,44 +5,19 @@ which algorithm it is. The caller's tensors are checked and cleaned first (`rows
 the whole optimizer step are made next (`Plan`), and then every token gets its terms (`token_terms`).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from proximo.maths.arithmetic import bounded_exp
-from proximo.maths.pieces.extras import EntropyBonus, PositiveNll
-from proximo.maths.pieces.gates import SoftGate
-from proximo.maths.pieces.selection import Candidates
-from proximo.maths.rows import Objective, Rows, rows_of
-from proximo.tensor_types import Bool, Float, Int
-from proximo.types import Stats, to_device
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is decided once over all rows of an optimizer step, so that micro-batches add up exactly."""
-
-    weights: Float[Tensor, "B T"]
-    chosen: Bool[Tensor, "B T"] | None = None
-    """The tokens that a step-wide `select` acts on."""
-    nll_weights: Float[Tensor, "B T"] | None = None
-    """Weights of the correct completions' NLL, where the algorithm has one."""
-
-    def rows(self, index: Int[Tensor, " M"] | slice) -> "Plan":
-        """The slice that belongs to some rows of the step."""
-        return Plan(
-            weights=self.weights[index],
-            chosen=None if self.chosen is None else self.chosen[index],
-            nll_weights=None if self.nll_weights is None else self.nll_weights[index],
-        )
-
-    def to(self, device: torch.device) -> "Plan":
-        return Plan(
-            weights=to_device(self.weights, device),
-            chosen=None if self.chosen is None else to_device(self.chosen, device),
-            nll_weights=None if self.nll_weights is None else to_device(self.nll_weights, device),
-        )
+from proximo.maths.pieces.extras import terms_of
+from proximo.maths.pieces.traits import ExtraTraits, GateTraits
+from proximo.maths.plans import Plan, candidates, plan_step
+from proximo.maths.records import LossInputs, Rows
+from proximo.maths.rows import Objective, rows_of
+from proximo.tensor_types import Bool, Float
+from proximo.types import Stats
 
 
 @dataclass(frozen=True)
@@ -86,8 +61,7 @@ def policy_loss(
     slice, a tensor or a `Plan` (an algorithm that ranks tokens across the step needs the latter, from
     `plan_step`).
     """
-    rows = rows_of(
-        algorithm,
+    inputs = LossInputs(
         logprobs=logprobs,
         old_logprobs=old_logprobs,
         advantages=advantages,
@@ -98,6 +72,17 @@ def policy_loss(
         entropy=entropy,
         outcome=outcome,
     )
+    return loss_of(algorithm, inputs, weights, generator)
+
+
+def loss_of(
+    algorithm: Objective,
+    inputs: LossInputs,
+    weights: Tensor | Plan | None = None,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Stats]:
+    """`policy_loss` of tensors that are together already."""
+    rows = rows_of(algorithm, inputs)
     if isinstance(weights, Tensor):
         plan = _plan_from_weights(algorithm, weights, rows)
     else:
@@ -106,25 +91,11 @@ def policy_loss(
     return terms.total.sum(), _stats(algorithm, rows, terms)
 
 
-@torch.no_grad()
-def plan_step(algorithm: Objective, rows: Rows, generator: torch.Generator | None = None) -> Plan:
-    """Weights and choices over all rows of an optimizer step, before its micro-batches."""
-    weights = torch.zeros_like(rows.mask, dtype=torch.float64)
-    weights[rows.scored] = algorithm.weights(rows.mask[rows.scored], rows.group[rows.scored])
-    plan = Plan(weights)
-    if algorithm.select is not None and algorithm.select.step_wide:
-        plan = replace(plan, chosen=_choose(algorithm, rows, generator))
-    for extra in algorithm.extras:
-        if isinstance(extra, PositiveNll):
-            assert rows.outcome is not None
-            plan = replace(plan, nll_weights=extra.weights(rows.mask, rows.outcome))
-    return plan
-
-
 def _plan_from_weights(algorithm: Objective, weights: Float[Tensor, "B T"], rows: Rows) -> Plan:
     if weights.shape != rows.mask.shape:
         raise ValueError(f"weights has shape {tuple(weights.shape)}, mask {tuple(rows.mask.shape)}: give one per token")
-    step_wide = [type(extra).__name__ for extra in algorithm.extras if isinstance(extra, PositiveNll)]
+    planning = [extra for extra in terms_of(algorithm.extras) if ExtraTraits.read(extra).row_weights is not None]
+    step_wide = [type(extra).__name__ for extra in planning]
     if algorithm.select is not None and algorithm.select.step_wide:
         step_wide.append(type(algorithm.select).__name__)
     if step_wide:
@@ -132,28 +103,8 @@ def _plan_from_weights(algorithm: Objective, weights: Float[Tensor, "B T"], rows
             f"weights is a tensor, but {step_wide[-1]} looks at all rows of the step: "
             "pass plan_step(...).rows(index) instead, or weights=None for a step in one call"
         )
-    return Plan(torch.where(rows.mask, weights, torch.zeros_like(weights)))
-
-
-@torch.no_grad()
-def _choose(algorithm: Objective, rows: Rows, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
-    assert algorithm.select is not None
-    return algorithm.select.choose(candidates(algorithm, rows), generator)
-
-
-@torch.no_grad()
-def candidates(algorithm: Objective, rows: Rows) -> Candidates:
-    """What stage 7 may look at in these rows."""
-    log_ratio = algorithm.ratio(rows.logprobs - rows.anchor_logprobs, rows.mask)
-    sampler = rows.anchor_logprobs if rows.rollout_logprobs is None else rows.rollout_logprobs
-    return Candidates(
-        logprobs=rows.logprobs,
-        rollout_logprobs=sampler,
-        advantages=rows.advantages,
-        through=algorithm.gate.through(log_ratio, rows.advantages),
-        entropy=rows.entropy,
-        mask=rows.mask,
-    )
+    own = tuple(None for _ in terms_of(algorithm.extras))
+    return Plan(torch.where(rows.mask, weights, torch.zeros_like(weights)), extra_weights=own)
 
 
 def token_terms(algorithm: Objective, rows: Rows, plan: Plan) -> Terms:
@@ -166,7 +117,7 @@ def token_terms(algorithm: Objective, rows: Rows, plan: Plan) -> Terms:
     chosen = plan.chosen
     if algorithm.select is not None:
         if not algorithm.select.step_wide:
-            chosen = _choose(algorithm, rows, generator=None)
+            chosen = algorithm.select.choose(candidates(algorithm, rows), None)
         assert chosen is not None
         policy = algorithm.select.apply(policy, token_log_ratio, chosen)
 
@@ -193,15 +144,11 @@ def token_terms(algorithm: Objective, rows: Rows, plan: Plan) -> Terms:
 
 
 def _extra_terms(algorithm: Objective, rows: Rows, plan: Plan) -> Float[Tensor, "B T"]:
-    """Stage 11, as far as log-probs know it; value loss and router balance are the learner's to add."""
+    """Stage 11; what needs a value model or routers is the learner's to add."""
     extra_terms = torch.zeros_like(rows.logprobs)
-    for extra in algorithm.extras:
-        if isinstance(extra, EntropyBonus):
-            assert rows.entropy is not None
-            extra_terms = extra_terms + extra(rows.entropy) * plan.weights.to(extra_terms.dtype)
-        elif isinstance(extra, PositiveNll):
-            assert plan.nll_weights is not None
-            extra_terms = extra_terms + extra(rows.logprobs) * plan.nll_weights.to(extra_terms.dtype)
+    for extra, own in zip(terms_of(algorithm.extras), plan.extra_weights, strict=True):
+        weights = plan.weights if own is None else own
+        extra_terms = extra_terms + extra.term(rows) * weights.to(extra_terms.dtype)
     return extra_terms
 
 
@@ -210,7 +157,8 @@ def _stats(algorithm: Objective, rows: Rows, terms: Terms) -> Stats:
     mask = rows.mask
     through = algorithm.gate.through(terms.log_ratio, rows.advantages)
     ratio = bounded_exp(terms.log_ratio)
-    lowest, highest = algorithm.gate.band
+    gate = GateTraits.read(algorithm.gate)
+    lowest, highest = gate.band
     positive, negative = rows.advantages > 0, rows.advantages < 0
     seen = {
         "ratio": ratio,
@@ -227,8 +175,8 @@ def _stats(algorithm: Objective, rows: Rows, terms: Terms) -> Stats:
         "negative_below": negative & (ratio < lowest),
     }
     peaks = {"ratio_max": ratio, "log_ratio_max": terms.log_ratio.abs()}
-    if isinstance(algorithm.gate, SoftGate):
-        seen["sapo_gap"] = algorithm.gate.sequence_gap(terms.log_ratio, rows.advantages, mask)
+    if gate.statistics is not None:
+        seen |= gate.statistics(terms.log_ratio, rows.advantages, mask)
     if rows.entropy is not None:
         seen["entropy"] = rows.entropy
     if rows.ref_logprobs is not None:

@@ -4,6 +4,7 @@ Each returns one loss per pair; the caller weights and adds them, as everywhere.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ class Dpo:
     beta: float = 0.1
     label_smoothing: float = 0.0
     """The share of pairs believed to be ranked the wrong way round."""
+    averages: ClassVar[bool] = False
+    """Whether a completion's log-prob is a mean over its tokens, not a sum."""
 
     def __post_init__(self) -> None:
         if self.beta <= 0:
@@ -43,6 +46,7 @@ class Ipo:
     """
 
     beta: float = 0.1
+    averages: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.beta <= 0:

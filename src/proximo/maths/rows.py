@@ -1,6 +1,5 @@
 """The door of the loss: an algorithm's pieces, and the caller's tensors checked and cleaned."""
 
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -8,12 +7,13 @@ from torch import Tensor
 from proximo.maths.arithmetic import at_least_float32, check_shape, sampled, sampled_mask
 from proximo.maths.pieces.corrections import Correction
 from proximo.maths.pieces.divergences import KlLoss
-from proximo.maths.pieces.extras import EntropyBonus, Extra, PositiveNll
+from proximo.maths.pieces.extras import Extra, needing
 from proximo.maths.pieces.gates import Gate
-from proximo.maths.pieces.ratios import Anchor, CurrentPolicy, Ratio, SamplerPolicy
-from proximo.maths.pieces.selection import Selection, TopEntropy
+from proximo.maths.pieces.ratios import Anchor, Ratio
+from proximo.maths.pieces.selection import Selection
+from proximo.maths.pieces.traits import AnchorTraits, SelectionTraits
 from proximo.maths.pieces.weights import Weights
-from proximo.tensor_types import Bool, Float, Int
+from proximo.maths.records import LossInputs, Rows
 
 
 @runtime_checkable
@@ -38,101 +38,54 @@ class Objective(Protocol):
     def extras(self) -> tuple[Extra, ...]: ...
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The rows of one call: float32 at least, constants detached, exactly 0 off the mask."""
-
-    logprobs: Float[Tensor, "B T"]
-    """The only tensor here with a gradient, apart from `entropy`."""
-    anchor_logprobs: Float[Tensor, "B T"]
-    old_logprobs: Float[Tensor, "B T"]
-    rollout_logprobs: Float[Tensor, "B T"] | None
-    ref_logprobs: Float[Tensor, "B T"] | None
-    advantages: Float[Tensor, "B T"]
-    entropy: Float[Tensor, "B T"] | None
-    outcome: Float[Tensor, " B"] | None
-    mask: Bool[Tensor, "B T"]
-    """Sampled tokens of scored rows."""
-    scored: Bool[Tensor, " B"]
-    group: Int[Tensor, " B"]
+PER_ROW = ("group", "outcome")
 
 
-def rows_of(
-    algorithm: Objective,
-    *,
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    group: Tensor,
-    ref_logprobs: Tensor | None = None,
-    rollout_logprobs: Tensor | None = None,
-    entropy: Tensor | None = None,
-    outcome: Tensor | None = None,
-) -> Rows:
+def rows_of(algorithm: Objective, inputs: LossInputs) -> Rows:
     """Check what a caller passed against what the algorithm needs, and clean it."""
-    _check_needs(algorithm, ref_logprobs, rollout_logprobs, entropy, outcome)
-    mask = sampled_mask(mask)
-    per_token = {
-        "logprobs": logprobs,
-        "old_logprobs": old_logprobs,
-        "advantages": advantages,
-        "ref_logprobs": ref_logprobs,
-        "rollout_logprobs": rollout_logprobs,
-        "entropy": entropy,
-    }
-    for name, tensor in per_token.items():
+    _check_needs(algorithm, inputs)
+    mask = sampled_mask(inputs.mask)
+    for name, tensor in vars(inputs).items():
         if tensor is not None:
-            check_shape(name, tensor, mask.shape)
-    check_shape("group", group, mask.shape[:1])
-    if outcome is not None:
-        check_shape("outcome", outcome, mask.shape[:1])
+            check_shape(name, tensor, mask.shape[:1] if name in PER_ROW else mask.shape)
 
-    unknown = advantages.isnan()
+    unknown = inputs.advantages.isnan()
     scored = ~((unknown & mask).any(dim=1) | unknown.all(dim=1))
     mask = mask & scored.unsqueeze(1)
-    current = sampled(at_least_float32(logprobs), mask)
+    current = sampled(at_least_float32(inputs.logprobs), mask)
 
     def constant(tensor: Tensor) -> Tensor:
         return sampled(tensor.detach().to(current.dtype), mask)
 
-    sampler = None if rollout_logprobs is None else constant(rollout_logprobs)
-    anchor = constant(old_logprobs)
-    if isinstance(algorithm.anchor, SamplerPolicy):
-        assert sampler is not None
-        anchor = sampler
-    elif isinstance(algorithm.anchor, CurrentPolicy):
-        anchor = current.detach()
+    old = constant(inputs.old_logprobs)
+    sampler = None if inputs.rollout_logprobs is None else constant(inputs.rollout_logprobs)
     return Rows(
         logprobs=current,
-        anchor_logprobs=anchor,
-        old_logprobs=constant(old_logprobs),
+        anchor_logprobs=algorithm.anchor(current.detach(), old, sampler),
+        old_logprobs=old,
         rollout_logprobs=sampler,
-        ref_logprobs=None if ref_logprobs is None else constant(ref_logprobs),
-        advantages=constant(advantages),
-        entropy=None if entropy is None else sampled(entropy.to(current.dtype), mask),
-        outcome=None if outcome is None else outcome.detach(),
+        ref_logprobs=None if inputs.ref_logprobs is None else constant(inputs.ref_logprobs),
+        advantages=constant(inputs.advantages),
+        entropy=None if inputs.entropy is None else sampled(inputs.entropy.to(current.dtype), mask),
+        outcome=None if inputs.outcome is None else inputs.outcome.detach(),
         mask=mask,
         scored=scored,
-        group=group,
+        group=inputs.group,
     )
 
 
-def _check_needs(
-    algorithm: Objective,
-    ref_logprobs: Tensor | None,
-    rollout_logprobs: Tensor | None,
-    entropy: Tensor | None,
-    outcome: Tensor | None,
-) -> None:
-    if algorithm.kl is not None and ref_logprobs is None:
+def _check_needs(algorithm: Objective, inputs: LossInputs) -> None:
+    if algorithm.kl is not None and inputs.ref_logprobs is None:
         raise ValueError(f"ref_logprobs is None, but {algorithm.kl} needs them; or use replace(algorithm, kl=None)")
-    if rollout_logprobs is None and algorithm.correct is not None:
+    if inputs.rollout_logprobs is None and algorithm.correct is not None:
         raise ValueError(f"rollout_logprobs is None, but {algorithm.correct} needs the sampler's log-probs")
-    if rollout_logprobs is None and isinstance(algorithm.anchor, SamplerPolicy):
-        raise ValueError("rollout_logprobs is None, but the anchor is SamplerPolicy: pass the sampler's log-probs")
-    wants_entropy = [extra for extra in algorithm.extras if isinstance(extra, EntropyBonus)]
-    if entropy is None and (wants_entropy or isinstance(algorithm.select, TopEntropy)):
-        raise ValueError("entropy is None, but the algorithm uses it (EntropyBonus or TopEntropy): pass it per token")
-    if outcome is None and any(isinstance(extra, PositiveNll) for extra in algorithm.extras):
-        raise ValueError("outcome is None, but PositiveNll must know which completions are correct: pass it per row")
+    if inputs.rollout_logprobs is None and AnchorTraits.read(algorithm.anchor).needs_sampler_logprobs:
+        name = type(algorithm.anchor).__name__
+        raise ValueError(f"rollout_logprobs is None, but the anchor is {name}: pass the sampler's log-probs")
+    wants = needing(algorithm.extras, "entropy")
+    if SelectionTraits.read(algorithm.select).needs_entropy:
+        wants.append(type(algorithm.select).__name__)
+    if inputs.entropy is None and wants:
+        raise ValueError(f"entropy is None, but {' and '.join(wants)} read it: pass it per token")
+    if inputs.outcome is None and (wants := needing(algorithm.extras, "outcome")):
+        raise ValueError(f"outcome is None, but {wants[0]} must know which completions are correct: pass it per row")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from proximo.algorithms import GRPO, Algorithm
-from proximo.maths.pieces.credit import ProcessNormalized
+from proximo.maths.pieces.traits import AdvantageTraits
 from proximo.models import Precision
 from proximo.models.values import OwnLayers, ValueForm
 from proximo.samplers import SamplingOptions
@@ -202,7 +202,7 @@ class RunConfig:
     @property
     def value_options(self) -> ValueOptions | None:
         """Of the value model that the run trains; None where the algorithm asks for none."""
-        return self.value or (ValueOptions() if self.algorithm.advantage.needs_values else None)
+        return self.value or (ValueOptions() if AdvantageTraits.read(self.algorithm.advantage).needs_values else None)
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -221,7 +221,8 @@ class RunConfig:
                 f"training.reset_reference_every is {self.training.reset_reference_every}, but the algorithm has no "
                 "reference to reset: leave it out, or use kl=KlLoss()"
             )
-        if self.value is not None and not self.algorithm.advantage.needs_values:
+        advantage = AdvantageTraits.read(self.algorithm.advantage)
+        if self.value is not None and not advantage.needs_values:
             raise ValueError(
                 f"value is {self.value}, but advantage {type(self.algorithm.advantage).__name__} asks for no value "
                 "model: leave it out, or use PPO or VAPO"
@@ -231,10 +232,11 @@ class RunConfig:
                 f"value.pretrain_steps is {self.value.pretrain_steps} of {self.steps} steps: no step is left for the "
                 "policy"
             )
-        if isinstance(self.algorithm.advantage, ProcessNormalized):
+        if advantage.needs_step_rewards:
             raise ValueError(
-                "algorithm.advantage is ProcessNormalized, which needs a reward for each reasoning step, and no run's "
-                "task gives those: choose another, or call proximo.advantages with token_rewards"
+                f"algorithm.advantage is {type(self.algorithm.advantage).__name__}, which needs a reward for each "
+                "reasoning step, and no run's task gives those: choose another, or call proximo.advantages with "
+                "token_rewards"
             )
         check_rewards(self.task, self.rewards, self.algorithm)
         self.algorithm.check_run(group_size=self.training.group_size, updates_per_batch=self.training.updates)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proximo.algorithms import Algorithm
-from proximo.maths.pieces.extras import PositiveNll
-from proximo.maths.pieces.keeping import KeepMixed
+from proximo.maths.pieces.extras import needing
+from proximo.maths.pieces.traits import KeepTraits
 from proximo.rewards import PythonFunction, Reward
 from proximo.tasks import File, RewardRange, Task, reward_range
 
@@ -103,14 +103,14 @@ def check_rewards(task: Task, mix: RewardMix, algorithm: Algorithm) -> None:
             f"rewards.task is {mix.task}, but a File without a reward has no verdict: set rewards.task to 0 and add "
             "to rewards.models or rewards.rules, or set task.reward"
         )
-    if mix.task == 0 and isinstance(algorithm.keep, KeepMixed):
+    if mix.task == 0 and KeepTraits.read(algorithm.keep).reads_outcome:
         raise ValueError(
-            "rewards.task is 0, but algorithm.keep is KeepMixed, which drops groups by the task's verdict: use KeepAll"
+            f"rewards.task is 0, but algorithm.keep is {type(algorithm.keep).__name__}, which drops groups by the "
+            "task's verdict: use KeepAll"
         )
-    if mix.task == 0 and any(isinstance(extra, PositiveNll) for extra in algorithm.extras):
+    if mix.task == 0 and (judged := needing(algorithm.extras, "outcome")):
         raise ValueError(
-            "rewards.task is 0, but algorithm.extra has PositiveNll, which imitates what the task's verdict calls "
-            "correct: leave it out"
+            f"rewards.task is 0, but algorithm.extra has {judged[0]}, which goes by the task's verdict: leave it out"
         )
 
 

@@ -45,6 +45,7 @@ from proximo.maths import (
     TokenWhitened,
     ValueLoss,
 )
+from proximo.maths.pieces.traits import AdvantageTraits, GateTraits
 from proximo.training.config import RunConfig
 from proximo.training.runfolder.rollouts import write_rollouts
 from tests import batches, fixture
@@ -149,7 +150,9 @@ def test_states_are_those_of_the_edges_on_both_sides(tmp_path):
 @pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize("log_ratio", [LOG_RATIO, SMALL_LOG_RATIO], ids=["far", "near"])
 def test_loss_and_gradient_are_those_of_policy_loss(name, log_ratio, tmp_path):
-    algorithm = replace(NAMED[name], extra=ValueLoss() if NAMED[name].advantage.needs_values else None)
+    algorithm = replace(
+        NAMED[name], extra=ValueLoss() if AdvantageTraits.read(NAMED[name].advantage).needs_values else None
+    )
     settings = config(algorithm, seed=3)
     seen = rows_seen(fixture_step(tmp_path, log_ratio), algorithm, settings)
     more = {"outcome": fixture.REWARDS, "entropy": -(OLD + log_ratio), "generator": torch.Generator().manual_seed(3)}
@@ -509,7 +512,7 @@ def test_advantages_computed_anew_are_over_all_rows_whatever_their_lengths(piece
     trained = [row for row in range(12) if row != 3]
     step = stored(tmp_path, batch, [update(range(11), old[trained])], trained=trained)
     own = replace(PPO, shape=KlReward(0.5), advantage=Gae(decay=0.5))
-    algorithm = replace(own, advantage=piece, extra=ValueLoss() if piece.needs_values else None)
+    algorithm = replace(own, advantage=piece, extra=ValueLoss() if AdvantageTraits.read(piece).needs_values else None)
     found, notes = rows_under(step, algorithm, config(own))
     assert notes == [f"the advantages are computed anew by {type(piece).__name__} from what was stored"]
     token_rewards = torch.where(mask, -0.5 * (old - ref), 0.0)
@@ -583,7 +586,8 @@ def random_step(folder: Path, random: batches.Batch, split: int) -> Step:
     return stored(folder, batch, updates)
 
 
-VALUED = {name: value for name, value in NAMED.items() if not value.gate.score_form or name in ("RLOO", "GPG")}
+HELD = {name for name, value in NAMED.items() if GateTraits.read(value.gate).score_form} - {"RLOO", "GPG"}
+VALUED = {name: value for name, value in NAMED.items() if name not in HELD}
 """Those whose gradient is the slope of their value: a held ratio is not seen by a difference."""
 
 
@@ -606,7 +610,9 @@ def test_the_gradient_is_the_slope_of_the_loss(random, name, split, seed):
             for size in (1e-7, -1e-7):
                 moved = replace(random, logprobs=random.logprobs + size * direction).rows(part)
                 _, stats = proximo.policy_loss(
-                    replace(algorithm, extra=ValueLoss() if algorithm.advantage.needs_values else None),
+                    replace(
+                        algorithm, extra=ValueLoss() if AdvantageTraits.read(algorithm.advantage).needs_values else None
+                    ),
                     **moved.tensors(),
                     generator=torch.Generator().manual_seed(settings.seed),
                 )

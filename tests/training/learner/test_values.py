@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from proximo.algorithms import GRPO, PPO, VAPO
 from proximo.maths import AdaptiveKl, Gae, KlReward, TokenWhitened, ValueLoss
-from proximo.maths.pieces.credit import advantages, returns_to_go
+from proximo.maths.crediting import advantages, feedback_of, returns_to_go
 from proximo.maths.values import compare_baselines, error_by_position, explained_variance
 from proximo.models import completion_states, score, tiny_model
 from proximo.models.packing.attention import attention
@@ -131,7 +131,8 @@ def test_gae_terminal_reward_and_value_loss_by_hand_on_packed_groups():
     assert_close(found, expected)
     assert returns is not None
     assert_close(returns, torch.where(batch.mask, expected + values, 0.0))
-    truth = returns_to_go(algorithm, rewards=batch.rewards, group=batch.group, mask=batch.mask)
+    feedback = feedback_of(batch.rewards, batch.group, batch.mask, None, None)
+    truth = returns_to_go(algorithm.advantage, feedback)
     assert_close(truth, batch.rewards.unsqueeze(1) * batch.mask)
 
     # The loss: ½ max over plain and clipped error, token mean over the 13 tokens, coefficient outside.
@@ -359,5 +360,5 @@ def test_whitening_keeps_the_targets():
 def test_returns_to_go_have_the_algorithms_discount():
     algorithm = replace(PPO, advantage=TokenWhitened(Gae(discount=0.5)))
     rewards, mask, group = torch.tensor([1.0]), torch.tensor([[True, False, True, True]]), torch.tensor([0])
-    found = returns_to_go(algorithm, rewards=rewards, group=group, mask=mask)
+    found = returns_to_go(algorithm.advantage, feedback_of(rewards, group, mask, None, None))
     assert_close(found, torch.tensor([[0.25, 0.0, 0.5, 1.0]]))  # no discount passes at a token nobody sampled

@@ -9,13 +9,14 @@ from proximo import toml
 from proximo.algorithms import DAPO, GRPO
 from proximo.insight.lens.crediting import advantages_under
 from proximo.maths import LinearOverlong, SoftOverlong
+from proximo.maths.crediting import shaped_rewards
 from proximo.rewards import ExactMatch, FormatReward, PythonFunction
 from proximo.tasks import Arithmetic, Code, Countdown, Echo, File, Gym, Sorting, reward_range
 from proximo.training.config import RunConfig
 from proximo.training.preflight.calibration import calibrate
 from proximo.training.preflight.estimate import batch_arithmetic
 from proximo.training.reward_mix import RewardMix, RewardModel, WeightedRule
-from proximo.training.rl.assemble import assemble, shaped_rewards
+from proximo.training.rl.assemble import assemble
 from tests.fixture import assert_close
 from tests.steps import config, fixture_step
 from tests.training.preflight.test_calibration import Sums
@@ -104,9 +105,9 @@ def test_a_group_that_the_filter_kept_is_not_made_dead():
 def test_the_lens_measures_by_the_runs_own_scale(tmp_path, monkeypatch):
     asked = []
 
-    def spy(batch, algorithm, limit, penalty_unit):
+    def spy(batch, penalties, limit, penalty_unit):
         asked.append(penalty_unit)
-        return shaped_rewards(batch, algorithm, limit, penalty_unit)
+        return shaped_rewards(batch, penalties, limit, penalty_unit)
 
     monkeypatch.setattr("proximo.insight.lens.crediting.shaped_rewards", spy)
     step = fixture_step(tmp_path)

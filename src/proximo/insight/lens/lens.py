@@ -18,12 +18,12 @@ from proximo.insight.lens.crediting import advantages_under
 from proximo.insight.lens.layout import Layout
 from proximo.insight.lens.steps import Step
 from proximo.maths.arithmetic import bounded_exp
-from proximo.maths.objective import Plan, Terms, token_terms
-from proximo.maths.parts import plan_parts
-from proximo.maths.pieces.gates import Clip, GeometricClip
+from proximo.maths.objective import Terms, token_terms
 from proximo.maths.pieces.keeping import trained_mask
-from proximo.maths.pieces.selection import KlCovariance
-from proximo.maths.rows import Rows, rows_of
+from proximo.maths.pieces.traits import GateTraits, KeepTraits, SelectionTraits
+from proximo.maths.plans import Plan, plan_parts
+from proximo.maths.records import LossInputs, Rows
+from proximo.maths.rows import rows_of
 from proximo.tensor_types import Bool, Float, Int
 from proximo.training.config import RunConfig
 
@@ -85,6 +85,8 @@ class StepView:
     gradient: Float[Tensor, " N"]
     """Of the update's policy loss with respect to the token's log-prob: minus it is where the token is pushed."""
     kl_gradient: Float[Tensor, " N"]
+    extra_gradient: Float[Tensor, " N"]
+    """The same of the terms beside the policy's own, as far as they act on the token's log-prob."""
     correction: Float[Tensor, " N"]
     """The factor for the sampler's mismatch; 1 without one."""
     losses: dict[int, float]
@@ -106,7 +108,7 @@ def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -
     """
     algorithm, notes = usable(algorithm.with_length_limit(config.sampling.max_tokens), step)
     credit, more = advantages_under(step, algorithm, config)
-    neutral: dict[str, float] = dict.fromkeys(("weights", "gradient", "kl_gradient"), 0.0)
+    neutral: dict[str, float] = dict.fromkeys(("weights", "gradient", "kl_gradient", "extra_gradient"), 0.0)
     neutral |= dict.fromkeys(("token_ratio", "ratio", "through", "correction"), 1.0)
     tensors = {name: torch.full_like(step.batch.old_logprobs, value) for name, value in neutral.items()}
     state, losses = torch.full_like(tensors["ratio"], TokenState.IDLE, dtype=torch.int8), {}
@@ -126,7 +128,7 @@ def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -
             state[part.places[part.real]] = found.pop("state")[part.real].to(state.dtype)
             for name, tensor in found.items():
                 tensors[name][part.places[part.rows.mask]] = tensor[part.rows.mask].to(tensors[name].dtype)
-    if not algorithm.keep.truncated:
+    if not KeepTraits.read(algorithm.keep).truncated:
         state[step.batch.truncated[step.layout.row]] = TokenState.OUTSIDE
     credit = credit.nan_to_num(0.0)
     notes = (*notes, *more, *_assumed(step, algorithm, credit, number))
@@ -196,38 +198,30 @@ def _part(
 ) -> _Part:
     """What an update reads of some of its rows. A row that was not run, since it was dead, stands where the old policy
     was."""
-    batch, entropy = step.batch, step.entropy_in(number)
+    batch, entropy = replace(step.batch, routes=None).rows(index), step.entropy_in(number)
     assert entropy is not None, "a pass has one"
     places, real = step.layout.grid(index)
-
-    def padded(tensor: Tensor) -> Float[Tensor, "M T"]:
-        return step.layout.padded(tensor, index)
-
-    current, old = padded(step.current[number]), padded(batch.old_logprobs)
-    rows = rows_of(
-        algorithm,
-        logprobs=torch.where(current.isnan(), old, current).requires_grad_(),
-        old_logprobs=old,
-        advantages=padded(credit),
-        mask=trained_mask(algorithm.keep, real, batch.truncated[index]),
-        group=batch.group[index],
-        ref_logprobs=None if batch.ref_logprobs is None else padded(batch.ref_logprobs),
-        rollout_logprobs=padded(batch.rollout_logprobs),
-        entropy=padded(entropy).nan_to_num(0.0),
-        outcome=batch.outcome[index],
+    current = step.layout.padded(step.current[number], index)
+    inputs = LossInputs.of(
+        batch,
+        logprobs=torch.where(current.isnan(), batch.old_logprobs, current).requires_grad_(),
+        advantages=step.layout.padded(credit, index),
+        mask=trained_mask(algorithm.keep, real, batch.truncated),
+        entropy=step.layout.padded(entropy, index).nan_to_num(0.0),
     )
-    return _Part(rows, places, real)
+    return _Part(rows_of(algorithm, inputs), places, real)
 
 
 def _numbers(algorithm: Algorithm, rows: Rows, plan: Plan) -> tuple[dict[str, Tensor], float]:
     """What is to be seen of each token, and these rows' part of the policy loss."""
     terms = token_terms(algorithm, rows, plan)
-    gradients = [_gradient(term, rows.logprobs) for term in (terms.policy, terms.kl)]
+    gradients = [_gradient(term, rows.logprobs) for term in (terms.policy, terms.kl, terms.extra)]
     through = algorithm.gate.through(terms.log_ratio, rows.advantages).detach()
     found = {
         "weights": plan.weights,
         "gradient": gradients[0],
         "kl_gradient": gradients[1],
+        "extra_gradient": gradients[2],
         "token_ratio": bounded_exp(terms.token_log_ratio.detach()),
         "ratio": bounded_exp(terms.log_ratio.detach()),
         "through": through,
@@ -246,15 +240,15 @@ def _gradient(term: Float[Tensor, "M T"], logprobs: Float[Tensor, "M T"]) -> Flo
 
 def _states(algorithm: Algorithm, rows: Rows, terms: Terms, through: Float[Tensor, "M T"]) -> Int[Tensor, "M T"]:
     """The last that applies is said."""
-    _, highest = algorithm.gate.band
-    # A soft gate's share may be too small for a number: then it is still no edge that was crossed.
-    blocked = (through == 0) & isinstance(algorithm.gate, Clip | GeometricClip)
+    gate = GateTraits.read(algorithm.gate)
+    _, highest = gate.band
+    blocked = (through == 0) & (not gate.fades)
     above = bounded_exp(terms.log_ratio.detach()) > highest
     state = torch.full_like(rows.mask, TokenState.OPEN, dtype=torch.long)
     nothing = torch.zeros_like(rows.mask)
     chosen = nothing if terms.chosen is None else terms.chosen
     rejected = nothing if terms.correction is None else terms.correction == 0
-    is_held = isinstance(algorithm.select, KlCovariance)
+    is_held = SelectionTraits.read(algorithm.select).teaches_alone
     for where, what in (
         ((through - 1).abs() > SOFT, TokenState.SOFT),
         (blocked & (rows.advantages > 0), TokenState.HIGH),

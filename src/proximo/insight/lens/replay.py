@@ -163,6 +163,7 @@ def token_table(step: Step, views: Sequence[Comparison]) -> pa.Table:
                 "correction": view.seen.correction.numpy(),
                 "gradient": view.seen.gradient.numpy(),
                 "kl_gradient": view.seen.kl_gradient.numpy(),
+                "extra_gradient": view.seen.extra_gradient.numpy(),
             }
         )
         for number, view in enumerate(views)

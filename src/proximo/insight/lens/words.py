@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 from proximo.insight.lens.lens import StepView, TokenState
 from proximo.insight.lens.steps import Step
-from proximo.maths.pieces.corrections import IcePop, SequenceMasked
-from proximo.maths.pieces.gates import Clip, GeometricClip, Reinforce, SoftGate, Unclipped
+from proximo.maths.pieces.traits import AdvantageTraits, CorrectionTraits, GateTraits
 
 ROW_STATES = {
     "unscored": "its completion is unscored: the grader failed, so it is in no term and no denominator",
@@ -42,46 +41,56 @@ def _idle(step: Step, seen: StepView, row: int, token: int) -> str:
 def _dead(step: Step, seen: StepView, row: int, token: int) -> str:
     group = step.batch.group == step.batch.group[row]
     rewards = step.batch.rewards[group & ~step.batch.rewards.isnan()]
-    alike = not seen.algorithm.advantage.per_token and len(rewards.unique()) == 1
+    alike = not AdvantageTraits.read(seen.algorithm.advantage).per_token and len(rewards.unique()) == 1
     since = ", since all siblings earned the same" if alike else ""
     return f"its advantage is 0{since}: no gradient, but it counts in the denominator"
 
 
-def _high(step: Step, seen: StepView, row: int, token: int) -> str:
-    _, highest = seen.algorithm.gate.band
-    return f"A > 0 and {_ratio(seen, row, token, highest)} > {_number(highest)}, the gate's upper edge: no gradient"
+def _blocked(step: Step, seen: StepView, row: int, token: int) -> str:
+    where = seen.layout.place(row, token)
+    ratio, advantage = float(seen.ratio[where]), float(seen.advantages[where])
+    sign = ">" if advantage > 0 else "<"
+    crossed = _edge(GateTraits.read(seen.algorithm.gate), ratio, advantage)
+    if crossed is None:
+        return (
+            f"A {sign} 0 and {_ratio(seen, row, token)}, which {type(seen.algorithm.gate).__name__} blocks: no gradient"
+        )
+    edge, name = crossed
+    side = ">" if ratio > edge else "<"
+    return f"A {sign} 0 and {_ratio(seen, row, token, edge)} {side} {_number(edge)}, {name}: no gradient"
 
 
-def _low(step: Step, seen: StepView, row: int, token: int) -> str:
-    lowest, _ = seen.algorithm.gate.band
-    return f"A < 0 and {_ratio(seen, row, token, lowest)} < {_number(lowest)}, the gate's lower edge: no gradient"
-
-
-def _dual(step: Step, seen: StepView, row: int, token: int) -> str:
-    gate = seen.algorithm.gate
-    edge = gate.dual if isinstance(gate, Clip) and gate.dual is not None else math.inf
-    return f"A < 0 and {_ratio(seen, row, token, edge)} > {_number(edge)}, the dual clip: no gradient"
+def _edge(gate: GateTraits, ratio: float, advantage: float) -> tuple[float, str] | None:
+    """The edge that a blocked token has crossed, and its name; None where the gate has none there."""
+    if gate.lens_edge is not None:
+        return gate.lens_edge(ratio, advantage)
+    lowest, highest = gate.band
+    if lowest < highest and advantage > 0 and ratio > highest:
+        return highest, "the gate's upper edge"
+    if lowest < highest and advantage < 0 and ratio < lowest:
+        return lowest, "the gate's lower edge"
+    return None
 
 
 def _soft(step: Step, seen: StepView, row: int, token: int) -> str:
-    gate, place = seen.algorithm.gate, seen.layout.place(row, token)
+    place = seen.layout.place(row, token)
     advantage, through = float(seen.advantages[place]), float(seen.through[place])
-    side = ">" if advantage > 0 else "<"
-    tau = ""
-    if isinstance(gate, SoftGate):
-        tau = f" at temperature {gate.tau_pos if advantage > 0 else gate.tau_neg:g}"
-    said = f"A {side} 0 and {_ratio(seen, row, token)}: the gate lets {through:.1%} of the gradient through{tau}"
+    side, manner = ">" if advantage > 0 else "<", GateTraits.read(seen.algorithm.gate).lens_manner
+    how = "" if manner is None else f" {manner(advantage)}"
+    said = f"A {side} 0 and {_ratio(seen, row, token)}: the gate lets {through:.1%} of the gradient through{how}"
     return said + _corrected(seen, row, token)
 
 
 def _open(step: Step, seen: StepView, row: int, token: int) -> str:
-    lowest, highest = seen.algorithm.gate.band
+    gate = GateTraits.read(seen.algorithm.gate)
+    lowest, highest = gate.band
     where = seen.layout.place(row, token)
     ratio, advantage = float(seen.ratio[where]), float(seen.advantages[where])
     verb = "raises" if advantage > 0 else "lowers"
-    if isinstance(seen.algorithm.gate, Unclipped | Reinforce):
+    pulled_back = ratio < lowest if advantage > 0 else ratio > highest
+    if gate.ignores_ratio or not gate.clips:
         said = f"{_ratio(seen, row, token)}, and nothing is clipped: the gradient passes whole"
-    elif isinstance(seen.algorithm.gate, Clip | GeometricClip) and not lowest <= ratio <= highest:
+    elif lowest < highest and pulled_back:
         edge = highest if ratio > highest else lowest
         side, back = (">", "A < 0 pulls it back") if ratio > highest else ("<", "A > 0 pulls it back")
         said = f"{_ratio(seen, row, token, edge)} {side} {_number(edge)}, but {back}: the gradient passes whole"
@@ -104,12 +113,11 @@ def _rejected(step: Step, seen: StepView, row: int, token: int) -> str:
     own = step.layout.of(row)
     log_weight = step.batch.old_logprobs[own] - step.batch.rollout_logprobs[own]
     correct = seen.algorithm.correct
-    if isinstance(correct, IcePop):
-        weight, where = log_weight[token], "here"
-    elif isinstance(correct, SequenceMasked):
-        weight, where = log_weight.sum(), "over the completion"
-    else:
-        weight, where = log_weight.mean(), "over the completion, in the mean"
+    weight, where = {
+        "token": (log_weight[token], "here"),
+        "product": (log_weight.sum(), "over the completion"),
+        "mean": (log_weight.mean(), "over the completion, in the mean"),
+    }[CorrectionTraits.read(correct).reads]
     factor = _number(math.exp(min(float(weight), 80.0)), 1.0)
     return f"{type(correct).__name__} rejects it, old policy over sampler is {factor} {where}: no gradient"
 
@@ -119,9 +127,9 @@ _SENTENCES: dict[TokenState, Callable[[Step, StepView, int, int], str]] = {
     TokenState.IDLE: _idle,
     TokenState.OPEN: _open,
     TokenState.SOFT: _soft,
-    TokenState.HIGH: _high,
-    TokenState.LOW: _low,
-    TokenState.DUAL: _dual,
+    TokenState.HIGH: _blocked,
+    TokenState.LOW: _blocked,
+    TokenState.DUAL: _blocked,
     TokenState.DEAD: _dead,
     TokenState.HELD: _held,
     TokenState.DROPPED: _dropped,

@@ -16,6 +16,7 @@ from proximo.insight.lens.lens import StepView, look
 from proximo.insight.lens.replay import OWN, chosen, own_name
 from proximo.insight.lens.steps import Step
 from proximo.maths.arithmetic import bounded_exp
+from proximo.maths.pieces.traits import GateTraits
 
 CURVE = 121
 """Points of a gate's curve."""
@@ -126,7 +127,7 @@ def told(look: Look) -> dict[str, Any]:
         "idea": idea,
         "formula": explain.objective(seen.algorithm),
         "notes": list(seen.notes),
-        "band": None if seen.algorithm.gate.band == (1.0, 1.0) else list(seen.algorithm.gate.band),
+        "band": None if (band := GateTraits.read(seen.algorithm.gate).band) == (1.0, 1.0) else list(band),
         "curve": _curve(look),
     }
 
@@ -149,7 +150,7 @@ def label(name: str) -> str:
 def _curve(look: Look) -> dict[str, list[float]]:
     """What the gate lets through over the log-ratio, wide enough for its band and for what the step has."""
     gate, ratio = look.seen.algorithm.gate, look.seen.ratio[look.seen.takes_part]
-    edges = [math.log(edge) for edge in gate.band if edge > 0]
+    edges = [math.log(edge) for edge in GateTraits.read(gate).band if edge > 0]
     seen = float(ratio.log().abs().max()) if ratio.numel() else 0.0
     widest = max(2.0 * max(map(abs, edges), default=0.0), min(1.1 * seen, 3.0)) or 1.0
     sharp = [edge + side for edge in edges for side in (-1e-9, 1e-9)]  # so that an edge is drawn as one

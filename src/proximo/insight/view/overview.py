@@ -17,7 +17,7 @@ from proximo.health import Finding
 from proximo.insight.doctor.checkup import Checkup, check_up
 from proximo.insight.doctor.damage import damage
 from proximo.insight.folder import RunFolder, decoded, find_runs
-from proximo.maths import SoftGate
+from proximo.maths.pieces.traits import GateTraits
 from proximo.plain_text import quoted
 from proximo.storage.opening import LinkedFile, open_file
 from proximo.training.runfolder.config_changes import flat
@@ -178,7 +178,7 @@ def algorithm(run: RunFolder) -> dict[str, Any]:
         "name": card.name,
         "changes": changes(card, own),
         "stages": [[stage, said] for stage, said, _ in stages(own)],
-        "soft": isinstance(own.gate, SoftGate),
+        "soft": GateTraits.read(own.gate).fades,
     }
 
 

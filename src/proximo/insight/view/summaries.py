@@ -12,6 +12,7 @@ from torch import Tensor
 from proximo.insight.lens.layout import Layout
 from proximo.insight.lens.lens import TokenState
 from proximo.insight.view.lenses import Kept, Look, label, numbers
+from proximo.maths.pieces.traits import KeepTraits
 from proximo.tensor_types import Float
 
 PREVIEW = 160
@@ -147,7 +148,9 @@ def _left_out(look: Look, rows: list[dict[str, Any]], equal: str) -> str:
     """Why no token of a group is in an update."""
     if look.step.is_value_only or not look.step.passes:
         return "no update of the policy"
-    if not look.seen.algorithm.keep.truncated and all(row["truncated"] for row in rows if row["fate"] == "trained"):
+    if not KeepTraits.read(look.seen.algorithm.keep).truncated and all(
+        row["truncated"] for row in rows if row["fate"] == "trained"
+    ):
         return "all completions are truncated and left out of the loss"
     return f"dropped{equal}" if look.own else f"{label(look.name)} would drop it{equal}"
 

@@ -11,37 +11,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from proximo.maths.arithmetic import sampled
 from proximo.maths.groups import group_index, siblings
-from proximo.tensor_types import Bool, Float, Int
-
-
-@dataclass(frozen=True)
-class Feedback:
-    """What came back for a batch of rollouts: everything an advantage may be made of."""
-
-    rewards: Float[Tensor, " B"]
-    """After shaping. NaN: the grader failed; never to be read as 0."""
-    group: Int[Tensor, " B"]
-    mask: Bool[Tensor, "B T"]
-    values: Float[Tensor, "B T"] | None = None
-    """The value model's estimate before token t is consumed."""
-    token_rewards: Float[Tensor, "B T"] | None = None
-    """Rewards of single tokens (KL in the reward, process steps). NaN: no reward here, which is not reward 0."""
-
-    @property
-    def scored(self) -> Bool[Tensor, " B"]:
-        return ~torch.isnan(self.rewards)
-
-    def step_rewards(self) -> Float[Tensor, "B T"]:
-        """Token rewards with 0 where there is none."""
-        if self.token_rewards is None:
-            return torch.zeros_like(self.mask, dtype=self.rewards.dtype)
-        return sampled(self.token_rewards.nan_to_num(nan=0.0), self.mask)
-
-    def totals(self) -> Float[Tensor, " B"]:
-        """What a row earned in all, outcome and tokens together."""
-        return self.rewards + self.step_rewards().sum(dim=1)
+from proximo.maths.pieces.protocols import AdvantageProtocol
+from proximo.maths.records import Feedback
+from proximo.tensor_types import Bool, Float
 
 
 @dataclass(frozen=True)
@@ -53,8 +26,7 @@ class GroupNormalized:
 
     ddof: int = 1
     epsilon: float = 1e-6
-    per_token: ClassVar[bool] = False
-    needs_values: ClassVar[bool] = False
+    by_group_std: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_scale(self.ddof, self.epsilon)
@@ -69,9 +41,6 @@ class GroupNormalized:
 class GroupCentred:
     """R − mean of the group, not divided by anything. Dr. GRPO."""
 
-    per_token: ClassVar[bool] = False
-    needs_values: ClassVar[bool] = False
-
     def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
         group = siblings(feedback.totals(), feedback.group)
         return _settled(group.deviation, group.unanimous, feedback)
@@ -80,9 +49,6 @@ class GroupCentred:
 @dataclass(frozen=True)
 class LeaveOneOut:
     """R − mean of the siblings without this row, which is G/(G−1) times GroupCentred. RLOO."""
-
-    per_token: ClassVar[bool] = False
-    needs_values: ClassVar[bool] = False
 
     def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
         group = siblings(feedback.totals(), feedback.group)
@@ -96,8 +62,6 @@ class BatchScaled:
 
     ddof: int = 1
     epsilon: float = 1e-6
-    per_token: ClassVar[bool] = False
-    needs_values: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_scale(self.ddof, self.epsilon)
@@ -117,9 +81,6 @@ class LiveScaled:
     Makes up for the groups that teach nothing; over the rollout batch, before any are filtered out.
     """
 
-    per_token: ClassVar[bool] = False
-    needs_values: ClassVar[bool] = False
-
     def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
         group = siblings(feedback.totals(), feedback.group)
         live = feedback.scored & ~group.unanimous
@@ -134,9 +95,6 @@ class BetaNormalized:
     α = (1+a)/3 and β = (1+b)/3, with (a, b) the Beta law of the batch's p by moments. Where the rates
     of the batch are all the same there is no law to fit, and α = β = 1 leaves R − p as it is.
     """
-
-    per_token: ClassVar[bool] = False
-    needs_values: ClassVar[bool] = False
 
     def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
         totals = feedback.totals()
@@ -183,4 +141,6 @@ def _check_scale(ddof: int, epsilon: float) -> None:
         raise ValueError(f"advantage.epsilon is {epsilon}: it is added to the std and cannot be negative")
 
 
-SequenceAdvantage = GroupNormalized | GroupCentred | LeaveOneOut | BatchScaled | LiveScaled | BetaNormalized
+SequenceAdvantage = (
+    GroupNormalized | GroupCentred | LeaveOneOut | BatchScaled | LiveScaled | BetaNormalized | AdvantageProtocol
+)

@@ -6,11 +6,13 @@ token; it keeps its place in the denominator.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from proximo.maths.arithmetic import bounded_exp, row_mean, row_sum
+from proximo.maths.pieces.protocols import CorrectionProtocol
 from proximo.tensor_types import Bool, Float
 
 
@@ -42,6 +44,7 @@ class SequenceTruncated:
     """min(Π_t w_t, cap): one truncated weight for the whole completion."""
 
     cap: float = 2.0
+    reads: ClassVar[Literal["product"]] = "product"
 
     def __post_init__(self) -> None:
         _check_cap("SequenceTruncated", self.cap)
@@ -56,6 +59,7 @@ class SequenceMasked:
 
     low: float = 0.5
     high: float = 2.0
+    reads: ClassVar[Literal["product"]] = "product"
 
     def __post_init__(self) -> None:
         _check_range("SequenceMasked", self.low, self.high)
@@ -84,6 +88,7 @@ class GeometricRejection:
 
     low: float = 0.999
     high: float = 1.001
+    reads: ClassVar[Literal["mean"]] = "mean"
 
     def __post_init__(self) -> None:
         _check_range("GeometricRejection", self.low, self.high)
@@ -97,4 +102,4 @@ def _inside(weight: Float[Tensor, "B K"], low: float, high: float) -> Float[Tens
     return torch.where((weight >= low) & (weight <= high), weight, torch.zeros_like(weight))
 
 
-Correction = TokenTruncated | SequenceTruncated | SequenceMasked | IcePop | GeometricRejection
+Correction = TokenTruncated | SequenceTruncated | SequenceMasked | IcePop | GeometricRejection | CorrectionProtocol

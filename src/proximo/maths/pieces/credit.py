@@ -6,24 +6,19 @@ nothing, their value is not read, and no discount passes while they do.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from proximo.maths.arithmetic import at_least_float32, check_shape, sampled, sampled_mask
+from proximo.maths.arithmetic import sampled
 from proximo.maths.groups import siblings
-from proximo.maths.pieces.advantages import Feedback, GroupNormalized, SequenceAdvantage
+from proximo.maths.pieces.advantages import GroupNormalized, SequenceAdvantage
+from proximo.maths.pieces.protocols import AdvantageProtocol
 from proximo.maths.pieces.returns import backward_sums, earned, next_sampled, scattered, whiten
+from proximo.maths.pieces.traits import AdvantageTraits
+from proximo.maths.records import Credit, Feedback
 from proximo.tensor_types import Bool, Float
-
-
-@dataclass(frozen=True)
-class Credit:
-    """One advantage per token, and what a value model should have predicted where there is one."""
-
-    advantages: Float[Tensor, "B T"]
-    returns: Float[Tensor, "B T"] | None = None
 
 
 @dataclass(frozen=True)
@@ -32,7 +27,6 @@ class ReturnToGo:
 
     discount: float = 1.0
     per_token: ClassVar[bool] = True
-    needs_values: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_unit("advantage.discount", self.discount)
@@ -101,7 +95,7 @@ class ProcessNormalized:
     ddof: int = 1
     epsilon: float = 1e-6
     per_token: ClassVar[bool] = True
-    needs_values: ClassVar[bool] = False
+    needs_step_rewards: ClassVar[bool] = True
 
     def __call__(self, feedback: Feedback) -> Credit:
         return self.over([feedback])[0]
@@ -127,20 +121,30 @@ class ProcessNormalized:
         return feedback.mask & ~feedback.token_rewards.isnan() & feedback.scored.unsqueeze(1)
 
 
+class _OfAnother:
+    """What an advantage that is made from another one has from that."""
+
+    of: "SequenceAdvantage | ReturnToGo | Gae"
+
+    @property
+    def per_token(self) -> bool:
+        return AdvantageTraits.read(self.of).per_token
+
+    @property
+    def needs_values(self) -> bool:
+        return AdvantageTraits.read(self.of).needs_values
+
+    @property
+    def discount(self) -> float:
+        return AdvantageTraits.read(self.of).discount
+
+
 @dataclass(frozen=True)
-class TokenWhitened:
+class TokenWhitened(_OfAnother):
     """(A − mean) / sqrt(variance + epsilon) over all sampled tokens of the batch, so long completions count more."""
 
     of: "SequenceAdvantage | ReturnToGo | Gae" = field(default_factory=Gae)
     epsilon: float = 1e-8
-
-    @property
-    def per_token(self) -> bool:
-        return self.of.per_token
-
-    @property
-    def needs_values(self) -> bool:
-        return self.of.needs_values
 
     def __call__(self, feedback: Feedback) -> Credit:
         return self.over([feedback])[0]
@@ -160,29 +164,19 @@ class SequenceWhitened:
 
     of: SequenceAdvantage = field(default_factory=GroupNormalized)
     epsilon: float = 1e-8
-    per_token: ClassVar[bool] = False
-    needs_values: ClassVar[bool] = False
 
     def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
-        advantages = self.of(feedback)
+        advantages = _of_rows(self.of, feedback)
         return advantages.masked_scatter(feedback.scored, whiten(advantages[feedback.scored], self.epsilon))
 
 
 @dataclass(frozen=True)
-class SignScaled:
+class SignScaled(_OfAnother):
     """A · positive where A > 0, A · negative where A < 0. A retelling of SAPO divides advantages so."""
 
     of: "SequenceAdvantage | ReturnToGo | Gae" = field(default_factory=GroupNormalized)
     positive: float = 1.0
     negative: float = 1.0
-
-    @property
-    def per_token(self) -> bool:
-        return self.of.per_token
-
-    @property
-    def needs_values(self) -> bool:
-        return self.of.needs_values
 
     def __call__(self, feedback: Feedback) -> Credit:
         return self.over([feedback])[0]
@@ -198,66 +192,6 @@ class SignScaled:
 Advantage = SequenceAdvantage | ReturnToGo | Gae | ProcessNormalized | TokenWhitened | SequenceWhitened | SignScaled
 
 
-@runtime_checkable
-class Credited(Protocol):
-    """The part of an algorithm that decides advantages."""
-
-    @property
-    def advantage(self) -> Advantage: ...
-
-
-@torch.no_grad()
-def advantages(
-    algorithm: Credited,
-    *,
-    rewards: Tensor,
-    group: Tensor,
-    mask: Tensor,
-    values: Tensor | None = None,
-    token_rewards: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Advantages of a whole rollout batch, one per token, and the value model's targets where there is one.
-
-    `rewards` and `group` are [B], the rest [B, T]. `rewards` are after shaping, `token_rewards` are added
-    to them. A NaN reward marks an unscored completion: its row comes back as NaN, and `policy_loss` then
-    leaves it out of every term and denominator.
-    """
-    feedback = feedback_of(rewards, group, mask, values, token_rewards)
-    credit = assign(algorithm.advantage, feedback)
-    return credit.advantages, credit.returns
-
-
-@torch.no_grad()
-def returns_to_go(
-    algorithm: Credited, *, rewards: Tensor, group: Tensor, mask: Tensor, token_rewards: Tensor | None = None
-) -> Tensor:
-    """What each token really went on to earn, under the algorithm's own discount: the truth about a value model."""
-    advantage = algorithm.advantage
-    inner = advantage.of if isinstance(advantage, TokenWhitened | SignScaled) else advantage
-    discount = inner.discount if isinstance(inner, Gae | ReturnToGo) else 1.0
-    return assign(ReturnToGo(discount), feedback_of(rewards, group, mask, None, token_rewards)).advantages
-
-
-def feedback_of(
-    rewards: Tensor, group: Tensor, mask: Tensor, values: Tensor | None, token_rewards: Tensor | None
-) -> Feedback:
-    """Check what a caller passed."""
-    mask = sampled_mask(mask)
-    check_shape("rewards", rewards, mask.shape[:1])
-    check_shape("group", group, mask.shape[:1])
-    for name, tensor in (("values", values), ("token_rewards", token_rewards)):
-        if tensor is not None:
-            check_shape(name, tensor, mask.shape)
-    rewards = at_least_float32(rewards)
-    return Feedback(
-        rewards=rewards,
-        group=group,
-        mask=mask,
-        values=None if values is None else values.to(rewards.dtype),
-        token_rewards=None if token_rewards is None else token_rewards.to(rewards.dtype),
-    )
-
-
 def assign(advantage: Advantage, feedback: Feedback) -> Credit:
     """Any piece's answer per token: 0 off the mask, NaN all along an unscored row."""
     return _per_token(advantage(feedback), feedback)
@@ -265,9 +199,10 @@ def assign(advantage: Advantage, feedback: Feedback) -> Credit:
 
 def assign_parts(advantage: Advantage, parts: Sequence[Feedback]) -> list[Credit]:
     """The same of a batch whose rows come in parts of different widths: what compares rows sees all of them."""
-    if isinstance(advantage, ProcessNormalized | TokenWhitened | SignScaled):
-        answers = advantage.over(parts)
-    elif advantage.per_token:
+    traits = AdvantageTraits.read(advantage)
+    if traits.over is not None:
+        answers = traits.over(parts)
+    elif traits.per_token:
         answers = [advantage(part) for part in parts]
     else:
         # What a row earned in all says everything about it: a width of one is enough.
@@ -277,10 +212,17 @@ def assign_parts(advantage: Advantage, parts: Sequence[Feedback]) -> list[Credit
             mask=torch.cat([torch.ones_like(part.mask[:, :1]) for part in parts]),
             token_rewards=torch.cat([part.step_rewards().sum(dim=1, keepdim=True) for part in parts]),
         )
-        answer = advantage(summary)
-        assert isinstance(answer, Tensor), "one number for a row"
-        answers = answer.split([len(part.rewards) for part in parts])
+        answers = _of_rows(advantage, summary).split([len(part.rewards) for part in parts])
     return [_per_token(answer, part) for answer, part in zip(answers, parts, strict=True)]
+
+
+def _of_rows(advantage: AdvantageProtocol, feedback: Feedback) -> Float[Tensor, " B"]:
+    """What a piece that says it answers by row answers."""
+    answer = advantage(feedback)
+    if not isinstance(answer, Tensor):
+        name = type(advantage).__name__
+        raise ValueError(f"advantage {name} answers for single tokens, but per_token is False: set {name}.per_token")
+    return answer
 
 
 def _per_token(answer: Credit | Tensor, feedback: Feedback) -> Credit:

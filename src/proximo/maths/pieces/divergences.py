@@ -9,16 +9,20 @@ With x = log π_ref − log π, which estimator decides what its gradient pulls 
 """
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
 from proximo.maths.arithmetic import bounded_exp
+from proximo.maths.pieces.protocols import DivergenceProtocol
 from proximo.tensor_types import Float
 
 
 @dataclass(frozen=True)
 class K1:
     """log π − log π_ref."""
+
+    pulls: ClassVar[bool] = False
 
     def __call__(
         self,
@@ -71,7 +75,7 @@ class UnbiasedK3:
         return bounded_exp(log_ratio + gap) - bounded_exp(log_ratio) * (gap + 1)
 
 
-Divergence = K1 | K2 | K3 | UnbiasedK3
+Divergence = K1 | K2 | K3 | UnbiasedK3 | DivergenceProtocol
 
 
 @dataclass(frozen=True)

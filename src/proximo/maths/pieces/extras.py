@@ -1,15 +1,21 @@
 """Stage 11, and supervised learning: terms beside the policy's own.
 
-Each returns one loss per token, before weights, so that they add up over micro-batches too.
+Each returns one loss per token, before weights, so that they add up over micro-batches too. The objective calls
+`term` of all but those that need the values of a value model or the logits of routers: these the learner computes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from proximo.maths.arithmetic import at_least_float32
-from proximo.tensor_types import Bool, Float, Int
+from proximo.maths.pieces.protocols import ExtraProtocol
+from proximo.maths.pieces.traits import ExtraTraits, Need
+from proximo.maths.records import Rows
+from proximo.tensor_types import Float, Int
 
 
 @dataclass(frozen=True)
@@ -19,6 +25,7 @@ class ValueLoss:
     coefficient: float = 0.1
     clip: float | None = 0.2
     """None: plain ½(V − R)²."""
+    needs: ClassVar[tuple[Need, ...]] = ("values",)
 
     def __post_init__(self) -> None:
         if self.coefficient <= 0:
@@ -45,6 +52,11 @@ class EntropyBonus:
     """−coefficient · entropy of each token's distribution, weighted like the policy term."""
 
     coefficient: float = 1e-3
+    needs: ClassVar[tuple[Need, ...]] = ("entropy",)
+
+    def term(self, rows: Rows) -> Float[Tensor, "B T"]:
+        assert rows.entropy is not None
+        return self(rows.entropy)
 
     def __call__(self, entropy: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         return -self.coefficient * entropy
@@ -57,15 +69,18 @@ class PositiveNll:
     coefficient: float = 0.1
     above: float = 0.0
     """An outcome above this is correct: fits outcomes of 0 and 1, and of −1 and 1."""
+    needs: ClassVar[tuple[Need, ...]] = ("outcome",)
 
-    def weights(self, mask: Bool[Tensor, "B T"], outcome: Float[Tensor, " B"]) -> Float[Tensor, "B T"]:
-        """1 / (sampled tokens of correct completions) on those, over the whole step."""
-        return mask.double() * self.of_rows(mask.sum(dim=1).double(), outcome).unsqueeze(1)
-
-    def of_rows(self, counts: Float[Tensor, " B"], outcome: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """The same for each sampled token of a row, from the rows' counts of them."""
+    def row_weights(
+        self, counts: Float[Tensor, " B"], outcome: Float[Tensor, " B"] | None, group: Int[Tensor, " B"]
+    ) -> Float[Tensor, " B"]:
+        """1 / (sampled tokens of correct completions) for each of those tokens, over the whole step."""
+        assert outcome is not None
         correct = (outcome > self.above).double()
         return correct / (correct * counts).sum().clamp(min=1)
+
+    def term(self, rows: Rows) -> Float[Tensor, "B T"]:
+        return self(rows.logprobs)
 
     def __call__(self, logprobs: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         return -self.coefficient * logprobs
@@ -80,6 +95,7 @@ class RouterBalance:
     """
 
     coefficient: float = 0.001
+    needs: ClassVar[tuple[Need, ...]] = ("router_logits",)
 
     def __post_init__(self) -> None:
         if self.coefficient <= 0:
@@ -95,7 +111,28 @@ class RouterBalance:
         return len(load) * (probabilities * load.to(probabilities.dtype)).sum(dim=-1)
 
 
-Extra = ValueLoss | EntropyBonus | PositiveNll | RouterBalance
+Extra = ValueLoss | EntropyBonus | PositiveNll | RouterBalance | ExtraProtocol
+
+
+def terms_of(extras: Sequence[Extra]) -> tuple[ExtraProtocol, ...]:
+    """Those whose term the objective computes, in their order."""
+    return tuple(cast(ExtraProtocol, extra) for extra in extras if not ExtraTraits.read(extra).of_learner)
+
+
+def value_loss_of(extras: Sequence[Extra]) -> ValueLoss | None:
+    """The one that trains a value model."""
+    return next((cast(ValueLoss, extra) for extra in extras if "values" in ExtraTraits.read(extra).needs), None)
+
+
+def router_balance_of(extras: Sequence[Extra]) -> RouterBalance | None:
+    """The one that reads the routers."""
+    found = (extra for extra in extras if "router_logits" in ExtraTraits.read(extra).needs)
+    return next((cast(RouterBalance, extra) for extra in found), None)
+
+
+def needing(extras: Sequence[Extra], need: Need) -> list[str]:
+    """The names of those that need something."""
+    return [type(extra).__name__ for extra in extras if need in ExtraTraits.read(extra).needs]
 
 
 def supervised_loss(logprobs: Float[Tensor, "B T"], dynamic: bool = False) -> Float[Tensor, "B T"]:

@@ -5,17 +5,20 @@ form differentiates through the ratio; one in score form holds the ratio constan
 carry the gradient. On-policy they all have the same gradient; their values differ.
 
 `through` is the share of the importance-weighted gradient r·A that the gate lets pass: 1 untouched,
-0 blocked. `band` is the pair of ratios outside which the gate acts; (1, 1) where it has no edge.
+0 blocked. What else a gate may say is in `GateTraits`.
 """
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from proximo.maths.arithmetic import bounded_exp, row_mean
+from proximo.maths.pieces.protocols import GateProtocol
+from proximo.maths.pieces.traits import RatioTraits
 from proximo.tensor_types import Bool, Float
 
 
@@ -27,7 +30,6 @@ class Clip:
     high: float = 0.2
     dual: float | None = None
     """Bounds the loss of a token with A < 0 whose ratio exploded (dual clip). None: unbounded, as in the papers."""
-    score_form: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.low < 0 or self.high < 0:
@@ -38,6 +40,15 @@ class Clip:
     @property
     def band(self) -> tuple[float, float]:
         return 1 - self.low, 1 + self.high
+
+    @property
+    def width(self) -> float:
+        return min(self.low, self.high)
+
+    def lens_edge(self, ratio: float, advantage: float) -> tuple[float, str] | None:
+        if self.dual is not None and advantage < 0 and ratio > self.dual:
+            return self.dual, "the dual clip"
+        return (self.band[1], "the gate's upper edge") if advantage > 0 else (self.band[0], "the gate's lower edge")
 
     def __call__(
         self,
@@ -73,12 +84,23 @@ class SoftGate:
     tau_neg: float = 1.05
     """Larger than tau_pos in the paper: tokens with A ≤ 0 fade faster."""
     normalised: bool = True
-    score_form: ClassVar[bool] = False
-    band: ClassVar[tuple[float, float]] = (1.0, 1.0)
+    fades: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.tau_pos <= 0 or self.tau_neg <= 0:
             raise ValueError(f"gate.tau_pos {self.tau_pos}, gate.tau_neg {self.tau_neg}: temperatures are positive")
+
+    def remarks(self, algorithm: Any) -> Iterator[str]:
+        if self.tau_neg < self.tau_pos:
+            yield f"gate {self}: tau_neg below tau_pos lets negative tokens push further, which SAPO found unstable"
+
+    def lens_manner(self, advantage: float) -> str:
+        return f"at temperature {self.tau_pos if advantage > 0 else self.tau_neg:g}"
+
+    def statistics(
+        self, log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+    ) -> Mapping[str, Float[Tensor, "B T"]]:
+        return {"sapo_gap": self.sequence_gap(log_ratio, advantages, mask)}
 
     def __call__(
         self,
@@ -126,9 +148,6 @@ def sech_squared(values: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
 class Unclipped:
     """r·A and nothing else: the plain importance-sampled objective, whose gate is always open. KL-Cov."""
 
-    score_form: ClassVar[bool] = False
-    band: ClassVar[tuple[float, float]] = (1.0, 1.0)
-
     def __call__(
         self,
         log_ratio: Float[Tensor, "B T"],
@@ -151,7 +170,7 @@ class GeometricClip:
 
     low: float = 0.4
     high: float = 0.4
-    score_form: ClassVar[bool] = False
+    pools: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.low < 0 or self.high < 0:
@@ -181,7 +200,7 @@ class Reinforce:
     """A·log π: the score function, with no ratio at all. REINFORCE, RLOO, GPG."""
 
     score_form: ClassVar[bool] = True
-    band: ClassVar[tuple[float, float]] = (1.0, 1.0)
+    ignores_ratio: ClassVar[bool] = True
 
     def __call__(
         self,
@@ -237,11 +256,17 @@ class GammaScore:
     power_neg: float = 3.0
     rate_neg: float = 2.0
     score_form: ClassVar[bool] = True
-    band: ClassVar[tuple[float, float]] = (1.0, 1.0)
+    fades: ClassVar[bool] = True
+    weighs_rows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if min(self.power_pos, self.rate_pos, self.power_neg, self.rate_neg) <= 0:
             raise ValueError(f"gate: powers and rates of {self} must all be positive")
+
+    def contradictions(self, algorithm: Any) -> Iterator[str]:
+        ratio = RatioTraits.read(algorithm.ratio)
+        if not ratio.pools or ratio.length_normalised:
+            yield f"gate {self} weighs whole completions: use ratio=SequenceProductRatio(), not {algorithm.ratio}"
 
     def __call__(
         self,
@@ -262,4 +287,4 @@ class GammaScore:
         return torch.where(advantages >= 0, positive, negative)
 
 
-Gate = Clip | SoftGate | Unclipped | GeometricClip | Reinforce | CappedScore | GammaScore
+Gate = Clip | SoftGate | Unclipped | GeometricClip | Reinforce | CappedScore | GammaScore | GateProtocol

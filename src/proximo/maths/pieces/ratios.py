@@ -1,7 +1,8 @@
 """Stages 4 and 5: against which policy a token is measured, and over which stretch of text.
 
 All ratios travel as logarithms, aligned with tokens. A sequence-level ratio stands, repeated, at
-every token of its row; the weights of stage 10 then decide what it counts for.
+every token of its row; the weights of stage 10 then decide what it counts for. An anchor picks one of the
+three policies that a token's log-prob is known under.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from proximo.maths.arithmetic import row_mean, row_sum
+from proximo.maths.pieces.protocols import AnchorProtocol, RatioProtocol
 from proximo.tensor_types import Bool, Float
 
 
@@ -18,26 +20,45 @@ from proximo.tensor_types import Bool, Float
 class OldPolicy:
     """The trainer's policy at the weights that sampled, recomputed by the trainer."""
 
+    def __call__(
+        self, current: Float[Tensor, "B T"], old: Float[Tensor, "B T"], sampler: Float[Tensor, "B T"] | None
+    ) -> Float[Tensor, "B T"]:
+        return old
+
 
 @dataclass(frozen=True)
 class SamplerPolicy:
     """The sampler's own log-probs: the ratio itself then repairs the sampler's mismatch."""
+
+    needs_sampler_logprobs: ClassVar[bool] = True
+
+    def __call__(
+        self, current: Float[Tensor, "B T"], old: Float[Tensor, "B T"], sampler: Float[Tensor, "B T"] | None
+    ) -> Float[Tensor, "B T"]:
+        assert sampler is not None
+        return sampler
 
 
 @dataclass(frozen=True)
 class CurrentPolicy:
     """The policy itself, held constant: every ratio is 1. Right for a single update per batch."""
 
+    on_policy: ClassVar[bool] = True
 
-Anchor = OldPolicy | SamplerPolicy | CurrentPolicy
+    def __call__(
+        self, current: Float[Tensor, "B T"], old: Float[Tensor, "B T"], sampler: Float[Tensor, "B T"] | None
+    ) -> Float[Tensor, "B T"]:
+        return current
+
+
+Anchor = OldPolicy | SamplerPolicy | CurrentPolicy | AnchorProtocol
 
 
 @dataclass(frozen=True)
 class NoRatio:
     """No importance weight: plain policy gradient."""
 
-    length_normalised: ClassVar[bool] = False
-    """Whether its log is a mean over the completion's tokens, so that its spread shrinks with length."""
+    is_constant: ClassVar[bool] = True
 
     def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         return torch.zeros_like(log_ratio)
@@ -47,8 +68,6 @@ class NoRatio:
 class TokenRatio:
     """r_t = π(y_t) / π_old(y_t)."""
 
-    length_normalised: ClassVar[bool] = False
-
     def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         return log_ratio
 
@@ -57,6 +76,8 @@ class TokenRatio:
 class SequenceRatio:
     """s = (Π_t r_t)^(1/|y|), the geometric mean over sampled tokens. GSPO, equation 7."""
 
+    spans_row: ClassVar[bool] = True
+    pools: ClassVar[bool] = True
     length_normalised: ClassVar[bool] = True
 
     def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
@@ -70,6 +91,7 @@ class SequenceTokenRatio:
     Equal to SequenceRatio in value and gradient while all tokens of a row share one advantage.
     """
 
+    spans_row: ClassVar[bool] = True
     length_normalised: ClassVar[bool] = True
 
     def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
@@ -83,8 +105,8 @@ class SequenceProductRatio:
 
     max_log: float = 20.0
     """The summed log-ratio is clamped to ± this: beyond e^20 the number says nothing but "far away"."""
-
-    length_normalised: ClassVar[bool] = False
+    spans_row: ClassVar[bool] = True
+    pools: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.max_log <= 0:
@@ -94,4 +116,4 @@ class SequenceProductRatio:
         return row_sum(log_ratio, mask).clamp(-self.max_log, self.max_log).expand_as(log_ratio)
 
 
-Ratio = NoRatio | TokenRatio | SequenceRatio | SequenceTokenRatio | SequenceProductRatio
+Ratio = NoRatio | TokenRatio | SequenceRatio | SequenceTokenRatio | SequenceProductRatio | RatioProtocol

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from proximo.maths.arithmetic import sampled
-from proximo.maths.pieces.advantages import Feedback
+from proximo.maths.records import Feedback
 from proximo.tensor_types import Bool, Float
 
 

@@ -6,27 +6,18 @@ before the micro-batches. Whatever is dropped keeps its place in the denominator
 own, also to tokens whose advantage is 0, says so (`teaches_alone`).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from proximo.maths.arithmetic import count_below, count_of, row_mean
+from proximo.maths.pieces.protocols import SelectionProtocol
+from proximo.maths.pieces.traits import GateTraits
+from proximo.maths.records import Candidates
 from proximo.tensor_types import Bool, Float, Int
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """What a choice of tokens may depend on. No gradient flows through any of it."""
-
-    logprobs: Float[Tensor, "B T"]
-    rollout_logprobs: Float[Tensor, "B T"]
-    """The sampler's own where it gave them, else the anchor's."""
-    advantages: Float[Tensor, "B T"]
-    through: Float[Tensor, "B T"]
-    entropy: Float[Tensor, "B T"] | None
-    mask: Bool[Tensor, "B T"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +29,6 @@ class ClipCovariance:
     low: float = 1.0
     high: float = 5.0
     step_wide: ClassVar[bool] = True
-    teaches_alone: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_share(self.share)
@@ -72,6 +62,10 @@ class KlCovariance:
     def __post_init__(self) -> None:
         _check_share(self.share)
 
+    def remarks(self, algorithm: Any) -> Iterator[str]:
+        if GateTraits.read(algorithm.gate).clips:
+            yield f"select KlCovariance with gate {algorithm.gate}: KL-Cov is defined without a clip, on Unclipped()"
+
     def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
         count = max(1, count_below(self.share, int(candidates.mask.sum())))
         return _highest(token_covariance(candidates), count, candidates.mask)
@@ -88,7 +82,7 @@ class TopEntropy:
 
     share: float = 0.2
     step_wide: ClassVar[bool] = True
-    teaches_alone: ClassVar[bool] = False
+    needs_entropy: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_share(self.share)
@@ -111,7 +105,6 @@ class OffPolicyMask:
 
     threshold: float = 0.1
     step_wide: ClassVar[bool] = False
-    teaches_alone: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.threshold <= 0:
@@ -127,7 +120,7 @@ class OffPolicyMask:
         return losses.masked_fill(chosen, 0.0)
 
 
-Selection = ClipCovariance | KlCovariance | TopEntropy | OffPolicyMask
+Selection = ClipCovariance | KlCovariance | TopEntropy | OffPolicyMask | SelectionProtocol
 
 
 def token_covariance(candidates: Candidates) -> Float[Tensor, " N"]:

@@ -5,13 +5,17 @@ A shape adds to the outcome or to the tokens' rewards; it never touches the outc
 and a wrong answer earn: 1 where those are ±1, as in DAPO's paper, 0.5 where they are 1 and 0.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from proximo.maths.arithmetic import count_of, sampled
 from proximo.maths.pieces.divergences import K1, Divergence
+from proximo.maths.pieces.protocols import ShapeProtocol
+from proximo.maths.pieces.traits import ShapeTraits
 from proximo.tensor_types import Bool, Float, Int
 
 
@@ -94,6 +98,11 @@ class KlReward:
     estimator: Divergence = field(default_factory=K1)
     controller: AdaptiveKl | None = None
     """Moves the coefficient from step to step towards a target. None: it stays."""
+    per_token: ClassVar[bool] = True
+
+    @property
+    def is_off(self) -> bool:
+        return self.coefficient == 0
 
     def __post_init__(self) -> None:
         if self.coefficient < 0:
@@ -110,4 +119,15 @@ class KlReward:
         return sampled(-self.coefficient * self.estimator(old_logprobs, ref_logprobs, on_policy), mask)
 
 
-Shape = SoftOverlong | LinearOverlong | KlReward
+Shape = SoftOverlong | LinearOverlong | KlReward | ShapeProtocol
+
+
+def kl_reward_of(shapes: Sequence[Shape]) -> KlReward | None:
+    """The one that rewards single tokens."""
+    found = [shape for shape in shapes if ShapeTraits.read(shape).per_token]
+    return cast(KlReward, found[0]) if found else None
+
+
+def penalties_of(shapes: Sequence[Shape]) -> tuple[ShapeProtocol, ...]:
+    """Those that add to the reward of a whole completion."""
+    return tuple(cast(ShapeProtocol, shape) for shape in shapes if not ShapeTraits.read(shape).per_token)

@@ -10,12 +10,16 @@ the mask only. Weights are float64, so that a float64 loss is exact; the objecti
 What left the batch (dropped groups, unscored rows) is not passed in at all.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from proximo.maths.groups import group_index, sum_by_group
+from proximo.maths.pieces.protocols import WeightsProtocol
+from proximo.maths.pieces.traits import AdvantageTraits
 from proximo.tensor_types import Bool, Float, Int
 
 
@@ -25,12 +29,14 @@ class _OneForARow:
         raise NotImplementedError
 
     def __call__(self, mask: Bool[Tensor, "B T"], group: Int[Tensor, " B"]) -> Float[Tensor, "B T"]:
-        return mask.double() * self.of_rows(mask.sum(dim=1).double(), group).unsqueeze(1)
+        return token_weights(self, mask, group)
 
 
 @dataclass(frozen=True)
 class TokenMean(_OneForARow):
     """Every sampled token of the step counts the same: 1 / N. DAPO's loss, and PPO's."""
+
+    by_token: ClassVar[bool] = True
 
     def of_rows(self, counts: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
         return torch.ones_like(counts) / counts.sum().clamp(min=1)
@@ -76,6 +82,16 @@ class ConstantLength(_OneForARow):
         if self.length is not None and self.length < 1:
             raise ValueError(f"weights.length is {self.length}: give the generation budget, at least 1 token")
 
+    def with_limit(self, completion_limit: int) -> "ConstantLength":
+        return replace(self, length=completion_limit) if self.length is None else self
+
+    def remarks(self, algorithm: Any) -> Iterator[str]:
+        if AdvantageTraits.read(algorithm.advantage).by_group_std:
+            yield (
+                f"weights ConstantLength with advantage {type(algorithm.advantage).__name__}: Dr. GRPO drops the std "
+                "too, use GroupCentred()"
+            )
+
     def of_rows(self, counts: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
         if self.length is None:
             raise ValueError(
@@ -85,4 +101,11 @@ class ConstantLength(_OneForARow):
         return torch.ones_like(counts) / (max(len(counts), 1) * self.length)
 
 
-Weights = TokenMean | SequenceMean | PromptMean | SequenceSum | ConstantLength
+Weights = TokenMean | SequenceMean | PromptMean | SequenceSum | ConstantLength | WeightsProtocol
+
+
+def token_weights(
+    weights: WeightsProtocol, mask: Bool[Tensor, "B T"], group: Int[Tensor, " B"]
+) -> Float[Tensor, "B T"]:
+    """The weight of every sampled token of an optimizer step, 0 elsewhere."""
+    return mask.double() * weights.of_rows(mask.sum(dim=1).double(), group).unsqueeze(1)

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from proximo.algorithms import Algorithm
 from proximo.maths.arithmetic import sampled
-from proximo.maths.pieces.extras import ValueLoss
+from proximo.maths.pieces.extras import ValueLoss, value_loss_of
 from proximo.maths.values import compare_baselines, error_by_position, explained_variance
 from proximo.models.values import TrunkHead, ValueModel, value_model
 from proximo.tensor_types import Float
@@ -45,7 +45,7 @@ class Critic:
 
 def critic_for(algorithm: Algorithm, policy: PreTrainedModel, value: ValueModel | None) -> Critic | None:
     """The value model with its loss, where the algorithm asks for one."""
-    loss = next((extra for extra in algorithm.extras if isinstance(extra, ValueLoss)), None)
+    loss = value_loss_of(algorithm.extras)
     if loss is None:
         assert value is None, "a value model that nothing asks"
         return None

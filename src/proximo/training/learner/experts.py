@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from proximo.algorithms import Algorithm
-from proximo.maths.pieces.extras import RouterBalance
+from proximo.maths.pieces.extras import RouterBalance, router_balance_of
 from proximo.models import Scores
 from proximo.models.routing import UNKNOWN, Agreement, Routes, needed_routers
 from proximo.tensor_types import Float, Int
@@ -66,7 +66,7 @@ def _trained_logits(scores: Scores, rows: Batch) -> Float[Tensor, "M L X"]:
 
 def balance_for(algorithm: Algorithm, model: PreTrainedModel) -> Balance | None:
     """Where the algorithm asks for one."""
-    loss = next((extra for extra in algorithm.extras if isinstance(extra, RouterBalance)), None)
+    loss = router_balance_of(algorithm.extras)
     return loss and Balance(loss, needed_routers(model, f"extra is {loss}")[0].top_k)
 
 

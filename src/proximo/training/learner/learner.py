@@ -12,10 +12,12 @@ from transformers import PreTrainedModel
 from proximo.algorithms import Algorithm
 from proximo.maths.arithmetic import sampled
 from proximo.maths.mismatch import MismatchStats, mismatch
-from proximo.maths.objective import Plan, plan_step, policy_loss
-from proximo.maths.pieces.extras import EntropyBonus
-from proximo.maths.pieces.ratios import CurrentPolicy
+from proximo.maths.objective import loss_of
+from proximo.maths.pieces.extras import needing
+from proximo.maths.pieces.traits import AnchorTraits, SelectionTraits
 from proximo.maths.pieces.weights import TokenMean
+from proximo.maths.plans import Plan, plan_step
+from proximo.maths.records import LossInputs
 from proximo.maths.rows import rows_of
 from proximo.models import Scores, frozen_copy
 from proximo.models.values import ValueModel
@@ -59,7 +61,7 @@ class Learner:
         self.passes = Passes(
             temperature,
             options.token_budget or CPU_TOKENS,
-            entropy_gradient=any(isinstance(extra, EntropyBonus) for extra in algorithm.extras),
+            entropy_gradient=bool(needing(algorithm.extras, "entropy")),
             router_logits=self.balance is not None,
         )
         self.reference = frozen_copy(model) if algorithm.needs_reference else None
@@ -100,7 +102,7 @@ class Learner:
         """
         if self.critic is not None or self.algorithm.correct is not None or self.replay == "old_policy":
             return True
-        on_policy = self.options.updates == 1 or isinstance(self.algorithm.anchor, CurrentPolicy)
+        on_policy = self.options.updates == 1 or AnchorTraits.read(self.algorithm.anchor).on_policy
         trusted = self.trusts_sampler and self.sampled_version == self.version
         return not (trusted or on_policy)
 
@@ -237,19 +239,9 @@ class Learner:
         return rates[POLICY]
 
     def _loss(self, rows: Batch, scores: Scores, plan: Plan) -> tuple[Tensor, Stats]:
-        return policy_loss(
-            self.algorithm,
-            logprobs=scores.logprobs,
-            old_logprobs=self.old_logprobs(rows, scores.logprobs.detach()),
-            advantages=rows.advantages,
-            mask=rows.mask,
-            group=rows.group,
-            ref_logprobs=rows.ref_logprobs,
-            rollout_logprobs=rows.rollout_logprobs,
-            weights=plan,
-            entropy=scores.entropy,
-            outcome=rows.outcome,
-        )
+        old = self.old_logprobs(rows, scores.logprobs.detach())
+        inputs = LossInputs.of(rows, logprobs=scores.logprobs, old_logprobs=old, entropy=scores.entropy)
+        return loss_of(self.algorithm, inputs, plan)
 
     def old_logprobs(self, rows: Batch, logprobs: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         """What ratios are measured against; of a single update the policy that sampled is the policy itself."""
@@ -260,18 +252,8 @@ class Learner:
 
     def _plan(self, passes: Passes, batch: Batch) -> tuple[Plan, OldScores | None]:
         """Weights over the whole update; a choice among all its tokens needs a pass without gradient first."""
-        rows = rows_of(
-            self.algorithm,
-            logprobs=batch.old_logprobs,
-            old_logprobs=batch.old_logprobs,
-            advantages=batch.advantages,
-            mask=batch.mask,
-            group=batch.group,
-            ref_logprobs=batch.ref_logprobs,
-            rollout_logprobs=batch.rollout_logprobs,
-            entropy=torch.zeros_like(batch.old_logprobs),
-            outcome=batch.outcome,
-        )
+        blank = torch.zeros_like(batch.old_logprobs)
+        rows = rows_of(self.algorithm, LossInputs.of(batch, logprobs=batch.old_logprobs, entropy=blank))
         select, before = self.algorithm.select, None
         if select is not None and select.step_wide:
             before = passes.without_gradient(self.model, batch)
@@ -288,7 +270,7 @@ class Learner:
     def _rows_with_gradient(self, batch: Batch) -> Int[Tensor, " M"]:
         """Rows of dead groups are skipped where nothing but the policy term could teach them."""
         select = self.algorithm.select
-        others = self.algorithm.kl or self.algorithm.extras or (select is not None and select.teaches_alone)
+        others = self.algorithm.kl or self.algorithm.extras or SelectionTraits.read(select).teaches_alone
         alive = (batch.advantages != 0).any(dim=1) & batch.mask.any(dim=1)
         return torch.arange(len(batch)) if others else alive.nonzero().squeeze(1)
 

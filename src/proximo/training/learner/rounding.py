@@ -7,7 +7,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from proximo.algorithms import Algorithm
 from proximo.maths.mismatch import MismatchStats
-from proximo.maths.pieces.gates import Clip
+from proximo.maths.pieces.traits import GateTraits
 from proximo.training.learner.optimizer import HALVES
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -79,4 +79,4 @@ def check_gap(found: MismatchStats | None, most: float | None, model: PreTrained
 
 def gate_width(algorithm: Algorithm) -> float:
     """The smallest log-ratio that matters to the gate; PPO's clip where the gate has no edge."""
-    return min(algorithm.gate.low, algorithm.gate.high) if isinstance(algorithm.gate, Clip) else 0.2
+    return GateTraits.read(algorithm.gate).width

@@ -143,7 +143,7 @@ class Preferences:
         """Of a micro-batch whose every prompt has this share of the step."""
         logprobs = score_rows(self.model, rows).logprobs.sum(dim=1)
         lengths = rows.lengths.to(logprobs)
-        size = lengths if isinstance(self.loss, Ipo) else torch.ones_like(lengths)
+        size = lengths if self.loss.averages else torch.ones_like(lengths)
         ratio = logprobs - torch.tensor(known, dtype=logprobs.dtype, device=logprobs.device)
         pairs = ranked_pairs(rows.group).to(logprobs.device)
         weights = share * pairs.weights.to(logprobs)

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proximo.algorithms import Algorithm
+from proximo.maths.crediting import feedback_in, returns_to_go, shaped_rewards, trained_rows
 from proximo.maths.mismatch import MismatchStats
-from proximo.maths.pieces.credit import advantages, returns_to_go
+from proximo.maths.pieces.credit import assign
 from proximo.maths.pieces.keeping import trained_mask
+from proximo.maths.pieces.traits import AdvantageTraits
 from proximo.models.values import HeadOnOwnModel
-from proximo.tensor_types import Bool, Float, Int
+from proximo.tensor_types import Bool, Int
 from proximo.training.learner.experts import to_replay, with_routes
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.memory import with_room
@@ -40,27 +41,23 @@ def assemble(
     make_room(learner, everyone)
     is_kept = everyone.group < len(groups)
     # Credit over all rows needs every row's values or divergences; otherwise only rows that train are scored.
-    score_all = algorithm.advantage.needs_values or kl_reward is not None
+    score_all = AdvantageTraits.read(algorithm.advantage).needs_values or kl_reward is not None
     scored_rows = (is_kept | score_all).nonzero().squeeze(1)
     batch, gap = _with_scores(everyone, scored_rows, learner)
 
-    rewards = shaped_rewards(batch, algorithm, completion_limit, penalty_unit)
-    token_rewards = None
-    if kl_reward is not None:
-        assert batch.ref_logprobs is not None
-        token_rewards = kl_reward(batch.old_logprobs, batch.ref_logprobs, batch.mask)
-    feedback = {"rewards": rewards, "group": batch.group, "mask": batch.mask, "token_rewards": token_rewards}
-    credit, returns = advantages(algorithm, values=batch.values, **feedback)
-    earned = returns_to_go(algorithm, **feedback) if batch.values is not None else None
+    penalties = algorithm.length_penalties
+    batch = replace(batch, rewards=shaped_rewards(batch, penalties, completion_limit, penalty_unit))
+    feedback = feedback_in(batch, kl_reward)
+    credit = assign(algorithm.advantage, feedback)
+    earned = returns_to_go(algorithm.advantage, feedback) if batch.values is not None else None
     batch = replace(
         batch,
-        rewards=rewards,
-        advantages=credit,
-        returns=returns,
+        advantages=credit.advantages,
+        returns=credit.returns,
         mask=trained_mask(algorithm.keep, batch.mask, batch.truncated),
     )
     is_scored = ~torch.isnan(batch.rewards)
-    index = (is_kept & is_scored).nonzero().squeeze(1)
+    index = (is_kept & trained_rows(algorithm.keep, batch)).nonzero().squeeze(1)
     trains = batch.rows(index)
     return Assembled(
         batch=trains,
@@ -84,16 +81,6 @@ def make_room(learner: Learner, batch: Batch) -> None:
 def is_dead(batch: Batch) -> Bool[Tensor, " B"]:
     """Rows whose advantages are all 0: nothing to learn from but a KL or an extra term."""
     return (batch.advantages == 0).all(dim=1)
-
-
-def shaped_rewards(
-    batch: Batch, algorithm: Algorithm, completion_limit: int, penalty_unit: float
-) -> Float[Tensor, " B"]:
-    """The graders' rewards plus the length penalties of stage 1."""
-    rewards = batch.rewards
-    for penalty in algorithm.length_penalties:
-        rewards = rewards + penalty(batch.lengths, completion_limit, penalty_unit).to(rewards.dtype)
-    return rewards
 
 
 def _with_scores(batch: Batch, index: Int[Tensor, " M"], learner: Learner) -> tuple[Batch, MismatchStats | None]:

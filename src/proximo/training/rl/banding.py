@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Mapping
 
 from proximo.algorithms import Algorithm
+from proximo.maths.pieces.traits import GateTraits, RatioTraits
 
 STEPS = 5
 """Steps with updates that are looked at: a run's first."""
@@ -20,9 +21,9 @@ class BandWatch:
     only later than it would with a band that fits its lengths."""
 
     def __init__(self, algorithm: Algorithm) -> None:
-        low, high = algorithm.gate.band
+        low, high = GateTraits.read(algorithm.gate).band
         self._edges = (1 - low, high - 1)
-        applies = algorithm.ratio.length_normalised and max(self._edges) > 0
+        applies = RatioTraits.read(algorithm.ratio).length_normalised and max(self._edges) > 0
         self._left, self._rows = STEPS if applies else 0, list[tuple[float, float, float]]()
 
     def look(self, metrics: Mapping[str, object]) -> str | None:

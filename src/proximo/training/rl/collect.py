@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from proximo.maths.pieces.keeping import Keep, KeepMixed
+from proximo.maths.pieces.keeping import Keep, drops
+from proximo.maths.pieces.traits import KeepTraits
 from proximo.models import prompt_tokens
 from proximo.samplers import Sampler, SamplingOptions
 from proximo.tasks import Task
@@ -20,10 +21,9 @@ from proximo.training.rl.grading import graded
 from proximo.types import Group, Problem, Request
 
 
-def is_mixed(group: Group) -> bool:
-    """Whether the scored outcomes of a group differ."""
-    outcome = torch.tensor([rollout.grade.verdict for rollout in group.rollouts], dtype=torch.float64)
-    return bool(KeepMixed()(outcome, torch.zeros(len(outcome), dtype=torch.long)).any())
+def is_dropped(keep: Keep, group: Group) -> bool:
+    """Whether a group leaves the step, by the outcomes of its completions."""
+    return drops(keep, torch.tensor([rollout.grade.verdict for rollout in group.rollouts], dtype=torch.float64))
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Collector:
             tokens += sum(num_tokens(group) for group in groups)
             again = []
             for (index, problem), group in zip(drawn, groups, strict=True):
-                if isinstance(self.keep, KeepMixed) and not is_mixed(group):
+                if is_dropped(self.keep, group):
                     dropped.append(group)
                     if self.training.refill == "same_prompt":
                         again.append((index, problem))
@@ -71,9 +71,10 @@ class Collector:
         )
 
     def _may_sample(self, rounds: int, tokens: int) -> bool:
-        """The first round always; then while neither rounds nor tokens are spent."""
+        """The first round always; then, where dropped groups are replaced, until rounds or tokens are spent."""
         most = self.training.refill_tokens
-        return rounds == 0 or (rounds < self.training.refill_rounds and (most is None or tokens < most))
+        is_left = rounds < self.training.refill_rounds and (most is None or tokens < most)
+        return rounds == 0 or (KeepTraits.read(self.keep).refills and is_left)
 
     def _draws(self, num_kept: int, num_dropped: int) -> int:
         """How many prompts to sample now: the missing ones over the share that was kept so far."""

@@ -1,0 +1,99 @@
+"""Stages 1 to 3, in one place for the loop and the lens: outcomes are shaped, rows kept, advantages assigned.
+
+Advantages are of the whole rollout batch, dropped groups included; only then do rows leave.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from proximo.maths.arithmetic import at_least_float32, check_shape, sampled_mask
+from proximo.maths.pieces.credit import Advantage, ReturnToGo, assign
+from proximo.maths.pieces.keeping import Keep, left_out
+from proximo.maths.pieces.protocols import ShapeProtocol
+from proximo.maths.pieces.shaping import KlReward
+from proximo.maths.pieces.traits import AdvantageTraits
+from proximo.maths.records import Feedback
+from proximo.tensor_types import Bool, Float
+from proximo.types import Batch
+
+
+def shaped_rewards(
+    batch: Batch, penalties: Sequence[ShapeProtocol], completion_limit: int, penalty_unit: float
+) -> Float[Tensor, " B"]:
+    """Stage 1: the graders' rewards plus the length penalties."""
+    rewards = batch.rewards
+    for penalty in penalties:
+        rewards = rewards + penalty(batch.lengths, completion_limit, penalty_unit).to(rewards.dtype)
+    return rewards
+
+
+def trained_rows(keep: Keep, batch: Batch) -> Bool[Tensor, " B"]:
+    """Stage 2: the scored rows, without those that `keep` leaves out. It looks at outcomes, before any shaping."""
+    return ~torch.isnan(batch.rewards) & ~left_out(keep, batch.outcome, batch.group)
+
+
+def feedback_in(batch: Batch, kl_reward: KlReward | None) -> Feedback:
+    """What stage 3 reads of a batch whose rewards are shaped; token rewards only where a reference is known."""
+    token_rewards = None
+    if kl_reward is not None and batch.ref_logprobs is not None:
+        token_rewards = kl_reward(batch.old_logprobs, batch.ref_logprobs, batch.mask)
+    return feedback_of(batch.rewards, batch.group, batch.mask, batch.values, token_rewards)
+
+
+@torch.no_grad()
+def returns_to_go(advantage: Advantage, feedback: Feedback) -> Tensor:
+    """What each token really went on to earn, under the advantage's own discount: the truth about a value model."""
+    discount = AdvantageTraits.read(advantage).discount
+    return assign(ReturnToGo(discount), feedback).advantages
+
+
+@runtime_checkable
+class Credited(Protocol):
+    """The part of an algorithm that decides advantages."""
+
+    @property
+    def advantage(self) -> Advantage: ...
+
+
+@torch.no_grad()
+def advantages(
+    algorithm: Credited,
+    *,
+    rewards: Tensor,
+    group: Tensor,
+    mask: Tensor,
+    values: Tensor | None = None,
+    token_rewards: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Advantages of a whole rollout batch, one per token, and the value model's targets where there is one.
+
+    `rewards` and `group` are [B], the rest [B, T]. `rewards` are after shaping, `token_rewards` are added
+    to them. A NaN reward marks an unscored completion: its row comes back as NaN, and `policy_loss` then
+    leaves it out of every term and denominator.
+    """
+    feedback = feedback_of(rewards, group, mask, values, token_rewards)
+    credit = assign(algorithm.advantage, feedback)
+    return credit.advantages, credit.returns
+
+
+def feedback_of(
+    rewards: Tensor, group: Tensor, mask: Tensor, values: Tensor | None, token_rewards: Tensor | None
+) -> Feedback:
+    """Check what a caller passed."""
+    mask = sampled_mask(mask)
+    check_shape("rewards", rewards, mask.shape[:1])
+    check_shape("group", group, mask.shape[:1])
+    for name, tensor in (("values", values), ("token_rewards", token_rewards)):
+        if tensor is not None:
+            check_shape(name, tensor, mask.shape)
+    rewards = at_least_float32(rewards)
+    return Feedback(
+        rewards=rewards,
+        group=group,
+        mask=mask,
+        values=None if values is None else values.to(rewards.dtype),
+        token_rewards=None if token_rewards is None else token_rewards.to(rewards.dtype),
+    )

@@ -1,0 +1,134 @@
+"""What is decided once over all rows of an optimizer step, before its micro-batches: weights and choices.
+
+Rows may come in parts of different widths, so that nothing has to be padded to the longest: the lens reads steps so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proximo.maths.pieces.extras import terms_of
+from proximo.maths.pieces.traits import ExtraTraits
+from proximo.maths.records import Candidates, Rows
+from proximo.maths.rows import Objective
+from proximo.tensor_types import Bool, Float, Int
+from proximo.types import to_device
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is decided once over all rows of an optimizer step, so that micro-batches add up exactly."""
+
+    weights: Float[Tensor, "B T"]
+    chosen: Bool[Tensor, "B T"] | None = None
+    """The tokens that a step-wide `select` acts on."""
+    extra_weights: tuple[Float[Tensor, "B T"] | None, ...] = ()
+    """Of each extra term its own weights, in their order; None: it takes `weights`."""
+
+    def rows(self, index: Int[Tensor, " M"] | slice) -> "Plan":
+        """The slice that belongs to some rows of the step."""
+        return Plan(
+            weights=self.weights[index],
+            chosen=None if self.chosen is None else self.chosen[index],
+            extra_weights=tuple(None if each is None else each[index] for each in self.extra_weights),
+        )
+
+    def to(self, device: torch.device) -> "Plan":
+        return Plan(
+            weights=to_device(self.weights, device),
+            chosen=None if self.chosen is None else to_device(self.chosen, device),
+            extra_weights=tuple(None if each is None else to_device(each, device) for each in self.extra_weights),
+        )
+
+
+def plan_step(algorithm: Objective, rows: Rows, generator: torch.Generator | None = None) -> Plan:
+    """Weights and choices over all rows of an optimizer step, before its micro-batches."""
+    places = torch.arange(rows.mask.numel(), device=rows.mask.device).view_as(rows.mask)
+    return plan_parts(algorithm, [rows], [places], generator)[0]
+
+
+@torch.no_grad()
+def plan_parts(
+    algorithm: Objective,
+    parts: Sequence[Rows],
+    places: Sequence[Tensor],
+    generator: torch.Generator | None = None,
+) -> list[Plan]:
+    """The plan of each part of a step, as `plan_step` makes it of all rows at once.
+
+    `places`, aligned with each part's tokens, number the step's tokens in their order, so that a random choice falls
+    on the same tokens.
+    """
+    counts = torch.cat([rows.mask.sum(dim=1) for rows in parts]).double()
+    scored, group = torch.cat([rows.scored for rows in parts]), torch.cat([rows.group for rows in parts])
+    weights = torch.zeros_like(counts)
+    weights[scored] = algorithm.weights.of_rows(counts[scored], group[scored])
+    chosen: Sequence[Tensor | None] = [None] * len(parts)
+    if algorithm.select is not None and algorithm.select.step_wide:
+        chosen = _chosen(algorithm, parts, places, generator)
+    known = [rows.outcome for rows in parts if rows.outcome is not None]
+    outcome = torch.cat(known) if known else None
+    extra_weights: list[Sequence[Tensor | None]] = []
+    for extra in terms_of(algorithm.extras):
+        own = ExtraTraits.read(extra).row_weights
+        extra_weights.append([None] * len(parts) if own is None else _at_tokens(own(counts, outcome, group), parts))
+    spread = _at_tokens(weights, parts)
+    return [
+        Plan(spread[number], chosen[number], tuple(each[number] for each in extra_weights))
+        for number in range(len(parts))
+    ]
+
+
+@torch.no_grad()
+def candidates(algorithm: Objective, rows: Rows) -> Candidates:
+    """What stage 7 may look at in these rows."""
+    log_ratio = algorithm.ratio(rows.logprobs - rows.anchor_logprobs, rows.mask)
+    sampler = rows.anchor_logprobs if rows.rollout_logprobs is None else rows.rollout_logprobs
+    return Candidates(
+        logprobs=rows.logprobs,
+        rollout_logprobs=sampler,
+        advantages=rows.advantages,
+        through=algorithm.gate.through(log_ratio, rows.advantages),
+        entropy=rows.entropy,
+        mask=rows.mask,
+    )
+
+
+def _at_tokens(of_rows: Float[Tensor, " B"], parts: Sequence[Rows]) -> list[Tensor]:
+    pieces = of_rows.split([len(rows.mask) for rows in parts])
+    return [rows.mask.double() * piece.unsqueeze(1) for rows, piece in zip(parts, pieces, strict=True)]
+
+
+def _chosen(
+    algorithm: Objective,
+    parts: Sequence[Rows],
+    places: Sequence[Tensor],
+    generator: torch.Generator | None,
+) -> list[Tensor]:
+    """A choice among all sampled tokens, in their order, as one row."""
+    assert algorithm.select is not None
+    found = [candidates(algorithm, rows) for rows in parts]
+    order = torch.cat([place[rows.mask] for place, rows in zip(places, parts, strict=True)]).argsort()
+
+    def in_order(tensors: Sequence[Tensor]) -> Float[Tensor, "1 N"]:
+        flat = torch.cat([tensor[rows.mask] for tensor, rows in zip(tensors, parts, strict=True)])
+        return flat[order].unsqueeze(0)
+
+    together = Candidates(
+        logprobs=in_order([each.logprobs for each in found]),
+        rollout_logprobs=in_order([each.rollout_logprobs for each in found]),
+        advantages=in_order([each.advantages for each in found]),
+        through=in_order([each.through for each in found]),
+        entropy=None
+        if found[0].entropy is None
+        else in_order([each.entropy for each in found if each.entropy is not None]),
+        mask=torch.ones(1, len(order), dtype=torch.bool, device=order.device),
+    )
+    choice = torch.zeros(len(order), dtype=torch.bool, device=order.device)
+    choice[order] = algorithm.select.choose(together, generator).squeeze(0)
+    pieces = choice.split([int(rows.mask.sum()) for rows in parts])
+    return [
+        torch.zeros_like(rows.mask).masked_scatter(rows.mask, piece) for rows, piece in zip(parts, pieces, strict=True)
+    ]
