@@ -73,7 +73,7 @@ CONFIGS = {
     "duplicate table": ("[training]\n[training]\n", ["this is not TOML", "line 2"]),
     "incompatible pair": ("[training]\ngroups = 2\nminibatches = 3\n", ["minibatches is 3, training.groups 2"]),
     "a gate without its ratio": ('[algorithm.ratio]\ntype = "NoRatio"\n', ["gate Clip"]),
-    "a value model nobody asks for": ("[value]\npretrain_steps = 1\n", ["asks for no value model"]),
+    "a value model that is not needed": ("[value]\npretrain_steps = 1\n", ["uses no value model"]),
     "a field of TRL": ("num_generations = 8\n", [":1: num_generations = 8 is unknown"]),
     "a table of verl": ("[actor_rollout_ref.actor]\nclip_ratio = 0.2\n", ["actor_rollout_ref", "is unknown"]),
     "a class to import": ('[task]\n_target_ = "os.system"\n', ["task.type is missing: give one of Arithmetic"]),

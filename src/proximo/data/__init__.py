@@ -1,4 +1,4 @@
-"""Texts from files: checked row by row, all mistakes found before anything trains."""
+"""Texts from files, checked row by row: all mistakes are found before training starts."""
 
 from proximo.data.examples import Example, read_examples
 from proximo.data.rankings import Ranking, read_rankings

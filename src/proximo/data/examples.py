@@ -1,4 +1,4 @@
-"""Examples to imitate: a prompt and what should be said to it."""
+"""Examples for fine-tuning: a prompt and its completion."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +11,11 @@ from proximo.types import Message
 @dataclass(frozen=True)
 class Example:
     place: str
-    """Where it comes from, for messages."""
+    """File and row it comes from, for error messages."""
     prompt: Prompt
     completion: str
     opening: Prompt | None = None
-    """Of a conversation with several replies: the prompt of the first, so that all stay on one side of a split."""
+    """For a conversation with several replies: the prompt of the first, so that all stay on one side of a split."""
 
     @property
     def key(self) -> str:
@@ -23,9 +23,9 @@ class Example:
 
 
 def read_examples(path: str, mistakes: Mistakes, *, field: str = "data.path") -> list[Example]:
-    """Rows of {prompt, completion}, or of {messages}, whose every reply by the assistant is an example.
+    """Read rows of {prompt, completion}, or of {messages}, where every assistant reply becomes an example.
 
-    A reply is learned after the very turns that a sampler would see before it: exact for any chat template.
+    The prompt of a reply is exactly the turns that a sampler would see before it, whatever the chat template.
     """
     examples = []
     for row in read_rows(path, mistakes, field=field):

@@ -11,12 +11,12 @@ from proximo.data.splits import prompt_key
 @dataclass(frozen=True)
 class Ranking:
     place: str
-    """Where it comes from, for messages."""
+    """File and row it comes from, for error messages."""
     prompt: Prompt
     completions: tuple[str, ...]
-    """Best first; at least two, all different."""
+    """Completions, best first; at least two, all different."""
     margin: float | None = None
-    """Of a pair only: by how much the first is better."""
+    """By how much the first is better; for pairs only."""
 
     @property
     def key(self) -> str:
@@ -24,7 +24,7 @@ class Ranking:
 
 
 def read_rankings(path: str, mistakes: Mistakes, *, field: str = "data.path") -> list[Ranking]:
-    """Rows of {prompt, chosen, rejected[, margin]}, {prompt, ranking}, or {chosen, rejected} as conversations."""
+    """Read rows of {prompt, chosen, rejected[, margin]}, {prompt, ranking}, or {chosen, rejected} as conversations."""
     rankings = []
     for row in read_rows(path, mistakes, field=field):
         try:
@@ -68,7 +68,7 @@ def _diverging(row: Row, chosen: list[Any], rejected: list[Any]) -> tuple[Prompt
     if shared != read_prompt(rejected[:-1]):
         raise ValueError("chosen and rejected differ before their last turn: only their last turns may")
     if row.has("prompt"):
-        # Some files repeat the question beside the conversations that hold it.
+        # Some files repeat the prompt although the conversations contain it.
         prompt = read_prompt(row["prompt"])
         assert not isinstance(shared, str)
         if prompt != shared and prompt not in [message["content"] for message in shared]:

@@ -11,16 +11,16 @@ from typing import Any, TypeGuard
 from proximo.types import Message
 
 Prompt = str | tuple[Message, ...]
-"""Text that is used as it is, or a conversation for the chat template."""
+"""Plain text, or a conversation for the chat template."""
 
 _SHOWN = 20
-"""Mistakes that an error spells out."""
+"""Mistakes listed in full in an error message."""
 _ALIKE = 3
-"""Rows with the same mistake that are each named."""
+"""Rows named individually that share a mistake."""
 
 
 class Mistakes:
-    """Collects what is wrong with a file, so that all of it can be said at once.
+    """Collects what is wrong with a file, so that one error can report all of it.
 
     Example: mistakes.add("pairs.jsonl:7", "no column 'chosen'"); mistakes.refuse("data.path is 'pairs.jsonl':")
     """
@@ -32,11 +32,11 @@ class Mistakes:
         return len(self._found)
 
     def __iter__(self) -> Iterator[str]:
-        """All of them, in the order of the file, whichever was found first."""
+        """All mistakes in file order."""
         return (f"{place}: {what}" for place, what in sorted(self._found, key=lambda found: _numbered(found[0])))
 
     def __str__(self) -> str:
-        """A mistake that many rows share, but for its numbers, is said once with an example and a count."""
+        """A mistake that many rows share (apart from its numbers) is printed once, with an example and a count."""
         counts, told, lines = Counter(map(_kind, self._found)), set[str](), []
         for found in sorted(self._found, key=lambda found: _numbered(found[0])):
             kind, line = _kind(found), ": ".join(found)
@@ -52,7 +52,7 @@ class Mistakes:
         self._found.append((place, what))
 
     def refuse(self, heading: str) -> None:
-        """A ValueError with all of them, if there are any."""
+        """Raise a ValueError with all mistakes, if there are any."""
         if self._found:
             raise ValueError(f"{heading}\n{self}")
 
@@ -70,9 +70,9 @@ def _numbered(place: str) -> list[tuple[int, str]]:
 @dataclass(frozen=True)
 class Row:
     place: str
-    """Where it stands, to name it by: `pairs.jsonl:7` or `pairs.parquet, row 7`."""
+    """File and row, for messages: `pairs.jsonl:7` or `pairs.parquet, row 7`."""
     values: Mapping[str, Any]
-    """By column."""
+    """Values by column."""
 
     def __getitem__(self, column: str) -> Any:
         if column not in self.values:
@@ -80,7 +80,7 @@ class Row:
         return self.values[column]
 
     def find(self, path: str) -> Any:
-        """The value of a column, or of a field inside one, as in `reward_model.ground_truth`; None where it is not."""
+        """The value of a column, or of a field inside one, as in `reward_model.ground_truth`; None if absent."""
         if path in self.values:
             return self.values[path]
         value: Any = self.values
@@ -89,22 +89,22 @@ class Row:
         return value
 
     def has(self, *columns: str) -> bool:
-        """Whether all of these are filled; Parquet fills a column that only some rows have with None."""
+        """Whether all of these have a value; Parquet fills a column that only some rows have with None."""
         return all(self.values.get(column) is not None for column in columns)
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """Texts to learn from, one row each."""
+    """A file of training data, one item per row."""
 
     path: str
     """A .jsonl or .parquet file."""
     held_out: float | str = 0.1
-    """The share of prompts kept for evaluation, chosen by a hash of the prompt; or the path of a file of its own."""
+    """Held-out data: a share of the prompts, chosen by hash, or the path of a separate file."""
     max_tokens: int = 2048
-    """Of a prompt and its completion together; a longer row is a bad row."""
+    """Maximum tokens of prompt and completion together; a longer row is a bad row."""
     skip_bad: bool = False
-    """Leave bad rows out and count them, instead of refusing the file."""
+    """Whether to skip and count bad rows instead of refusing the file."""
 
     def __post_init__(self) -> None:
         check_share(self.held_out, "data.held_out")
@@ -118,7 +118,7 @@ def check_share(held_out: float | str, field: str) -> None:
 
 
 def read_rows(path: str, mistakes: Mistakes, *, field: str = "data.path") -> list[Row]:
-    """Every row that is an object with columns; `field` names the path to the user."""
+    """Read every row that is an object; `field` is the config field named in errors."""
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"{field} is {path!r}: there is no such file")
@@ -146,7 +146,7 @@ def _lines(path: str, mistakes: Mistakes) -> Iterator[tuple[str, Any]]:
     data = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf")
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise OSError("it is UTF-16: save it as UTF-8")
-    # Split at line feeds alone: a JSON string may hold other line separators as they are.
+    # Split at line feeds only: a JSON string may contain other line separators unescaped.
     for number, line in enumerate(data.split(b"\n"), start=1):
         if line.strip():
             try:
@@ -171,7 +171,7 @@ def _table(path: str) -> list[tuple[str, Any]]:
 
 
 def read_prompt(value: Any, name: str = "the prompt") -> Prompt:
-    """A text, or a list of messages; `name` is what an error calls it."""
+    """Read a text or a list of messages; `name` is its name in errors."""
     if is_text(value) and value:
         return _without_nul(value, name)
     if isinstance(value, list) and value and all(_is_message(message) for message in value):
@@ -182,7 +182,7 @@ def read_prompt(value: Any, name: str = "the prompt") -> Prompt:
 
 
 def read_completion(value: Any, column: str) -> str:
-    """A text, or a list of one message by the assistant; never empty."""
+    """Read a text, or a list with one assistant message; never empty."""
     if isinstance(value, list) and len(value) == 1 and _is_message(value[0]) and value[0]["role"] == "assistant":
         value = value[0]["content"]
     if not is_text(value):
@@ -193,14 +193,14 @@ def read_completion(value: Any, column: str) -> str:
 
 
 def _without_nul(text: str, name: str) -> str:
-    """Much that stores or shows text ends it there, so that what is judged is not what was read."""
+    """Refuse NUL characters: many programs end a text there, so what is graded would not be what was read."""
     if "\0" in text:
         raise ValueError(f"{name} has a NUL character, its {text.index(chr(0)) + 1}th: remove it")
     return text
 
 
 def is_text(value: Any) -> TypeGuard[str]:
-    """A string that can be written: JSON can spell half a surrogate pair, which no tokenizer takes."""
+    """Whether it is an encodable string: JSON can contain half a surrogate pair, which no tokenizer accepts."""
     if not isinstance(value, str):
         return False
     try:

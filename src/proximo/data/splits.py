@@ -1,4 +1,4 @@
-"""What trains and what is held out: decided by a hash of the prompt, so that rows added later move nothing."""
+"""Training and held-out splits, decided by a hash of the prompt, so that adding rows moves no other row."""
 
 import hashlib
 import json
@@ -15,14 +15,14 @@ def stable_hash(*parts: object) -> int:
 
 
 def prompt_key(prompt: Prompt) -> str:
-    """Equal prompts have equal keys, in whatever order a file writes the keys of a message."""
+    """A key that is equal for equal prompts, regardless of the order of a message's keys."""
     if isinstance(prompt, str):
         return json.dumps(prompt)
     return json.dumps([dict(sorted(message.items(), key=_role_and_content_first)) for message in prompt])
 
 
 def _role_and_content_first(item: tuple[str, str]) -> tuple[bool, bool, str]:
-    """The usual order, so that files written so are split as they always were."""
+    """Sort key that puts role and content first, the usual order, so that existing files keep their splits."""
     return item[0] != "role", item[0] != "content", item[0]
 
 
@@ -38,7 +38,7 @@ class Placed(Protocol):
 
     @property
     def key(self) -> str:
-        """Items that share it stay on one side of a split."""
+        """Key of the item; items with equal keys stay on one side of a split."""
         ...
 
 
@@ -54,7 +54,7 @@ class Reader(Protocol[Read_co]):
 def read_splits(
     read: Reader[Item], path: str, held_out: float | str, mistakes: Mistakes, *, field: str = "data"
 ) -> tuple[list[Item], list[Item]]:
-    """What trains, and what is held out: a share of the file, or a file of its own that must not meet it."""
+    """Read training and held-out items. Held out is a share of the file, or a separate file without overlap."""
     items = read(path, mistakes, field=f"{field}.path")
     if not isinstance(held_out, str):
         kept = [is_held_out(item.key, held_out) for item in items]
@@ -71,7 +71,7 @@ def read_splits(
 
 
 def refuse_empty(train: int, kept: int, path: str, held_out: float | str, *, field: str = "data", remedy: str) -> None:
-    """Nothing to train on, or nothing to evaluate on although that was asked for; `remedy` says what to give then."""
+    """Refuse an empty training split, or an empty held-out split if one was asked for; `remedy` is the advice."""
     said = f"{field}.path is {path!r} and {field}.held_out {held_out}"
     if not train:
         raise ValueError(f"{said}: no row is left for train, give more rows or a smaller share")

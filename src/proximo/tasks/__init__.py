@@ -1,7 +1,7 @@
-"""Where problems come from and how answers are judged.
+"""Tasks: where problems come from and how completions are graded.
 
-A task is a frozen value. Its problems are pure functions of (index, split, seed): nothing to save, nothing to
-resume. The held-out split never meets training and does not depend on the seed, so that runs can be compared.
+A task is a frozen dataclass. Its problems are pure functions of (index, split, seed), so there is no state to save.
+The held-out split is disjoint from training and does not depend on the seed, so runs can be compared.
 """
 
 from proximo.tasks.arithmetic import Arithmetic

@@ -1,4 +1,4 @@
-"""Sums and their like: the smallest task on which reinforcement learning shows."""
+"""Small arithmetic problems: the smallest task on which reinforcement learning has a visible effect."""
 
 import re
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ _KNOWN = ("+", "-", "*")
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """`37+48=` and the answer 85, character by character; endless."""
+    """Arithmetic such as `37+48=`, answer 85; an endless supply of random problems."""
 
     operations: tuple[str, ...] = ("+",)
-    """Drawn for every gap between terms, among + - *."""
+    """Operators to draw from: any of + - *."""
     digits: int = 2
-    """Numbers have up to so many digits."""
+    """Maximum digits of each number."""
     terms: int = 2
-    """How many numbers stand in a row."""
+    """Numbers per problem."""
     held_out: int = 1000
-    """Problems kept for evaluation; no ordering of their numbers is ever trained on."""
+    """Number of held-out problems; no ordering of their numbers is used in training."""
     chat: bool = False
-    """Ask in a conversation, for models with a chat template; the last number of the reply counts."""
+    """Whether to ask in the model's chat template; the last number of the reply is graded."""
 
     while_sampling = True
     reward_range = (0.0, 1.0)
@@ -38,7 +38,7 @@ class Arithmetic:
             raise ValueError(f"task.operations is {self.operations}: give some of {_KNOWN}, each once")
         if self.digits < 1 or self.terms < 2:
             raise ValueError(f"task.digits is {self.digits} and task.terms {self.terms}: give at least 1 and 2")
-        # Made now and remembered: a held-out set that cannot be filled is an error of the value.
+        # Built now (and cached), so that a held-out set that cannot be filled is refused early.
         _stream(self)
 
     def size(self, split: Split) -> int | None:
@@ -56,7 +56,7 @@ class Arithmetic:
         return str(problem.answer)
 
     def draw(self, random: Random) -> Problem:
-        """Any problem, reserved or not."""
+        """Draw any problem, reserved for evaluation or not."""
         total, product = 0, random.randrange(10**self.digits)
         text = str(product)
         for _ in range(self.terms - 1):
@@ -77,10 +77,10 @@ def _stream(task: Arithmetic) -> Stream:
 
 
 def _numbers(problem: Problem) -> str:
-    """Without order and operations: who trained on 48+37 has seen 37+48."""
+    """The numbers without order and operations: a model trained on 48+37 has seen 37+48."""
     return " ".join(sorted(re.findall(r"\d+", problem.id)))
 
 
 def _said(completion: Completion) -> str:
-    """The first line; what follows it is not part of the answer."""
+    """The completion's first line; the rest is not part of the answer."""
     return completion.text.strip().partition("\n")[0].strip()

@@ -1,4 +1,4 @@
-"""Problems whose answers are programs, judged by tests."""
+"""Problems whose answers are programs, graded by tests."""
 
 import json
 import math
@@ -22,26 +22,26 @@ from proximo.types import Completion, Grade, Problem
 
 @dataclass(frozen=True)
 class Code:
-    """One problem to a row: a prompt and tests. 1 where the completion's program passes all of them, else 0.
+    """Programming problems from a file, a prompt and tests per row. Outcome 1 if all tests pass, else 0.
 
-    The program is the last Python block of a completion, or all of it. It is run in a sandbox, which this machine must
-    be able to make. Python and its standard library are all it has.
+    The program is the last Python block of the completion, or the whole completion. It runs in a sandbox, which this
+    machine must support, with Python and its standard library only.
     """
 
     path: str
     """A .jsonl or .parquet file."""
     prompt_column: str = "prompt"
     tests_column: str = "tests"
-    """Objects with input and output, as a script reads and prints them; or with arguments and result, where the row
-    names a function. A list, or its JSON."""
+    """Column with the tests: a list of objects, or its JSON.
+    An object has input and output (stdin and stdout); or arguments and result, if the row names a function."""
     held_out: float | str = 0.1
-    """The share of prompts kept for evaluation, chosen by a hash of the prompt; or the path of a file of its own."""
+    """Held-out data: a share of the prompts, chosen by hash, or the path of a separate file."""
     skip_bad: bool = False
-    """Leave bad rows out and count them, instead of refusing."""
+    """Whether to skip and count bad rows instead of refusing the file."""
     limits: Limits = field(default_factory=Limits)
-    """Of a script for one test, or of all calls of a function together."""
+    """Limits of a script for one test, or of all calls of a function together."""
     workers: int | None = None
-    """Programs that run at a time. None: one for each core."""
+    """Programs run in parallel. None: one per core."""
 
     while_sampling = True
     reward_range = (0.0, 1.0)
@@ -58,14 +58,14 @@ class Code:
         return self._problems.problem(index, split, seed)
 
     def check(self, complaint: Callable[[Problem], str | None]) -> list[str]:
-        """Refuse a machine without a sandbox, and ask of every problem whether the run can use it: those it cannot are
-        refused too, or left out and returned."""
+        """Refuse a machine without a sandbox and problems that the run cannot use; with skip_bad those are left out
+        and returned."""
         _ = self._sandbox
         return self._problems.check(complaint)
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
-        """All tests or nothing. A program that fails, hangs or takes too much is wrong; one that could not be run is
-        unscored."""
+        """1 if all tests pass, else 0. A program that fails, hangs or exceeds its limits is wrong; one that could not
+        be run is unscored."""
         asked = [
             (problem, extract_program(completion.text))
             for problem, completion in zip(problems, completions, strict=True)
@@ -75,7 +75,7 @@ class Code:
         return [self._grade(verdicts[problem.id, program]) for problem, program in asked]
 
     def reference(self, problem: Problem) -> str | None:
-        """The row's solution, where it has one."""
+        """The row's solution, if it has one."""
         solution = problem.answer
         return solution if solution is None or "```" in solution else f"```python\n{solution}\n```"
 

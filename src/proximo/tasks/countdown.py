@@ -1,4 +1,4 @@
-"""Numbers and a target: find the expression. Many answers are right, and none need be known."""
+"""Countdown: find an expression that reaches a target. Any correct expression counts."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from proximo.types import Completion, Grade, Problem
 
 @dataclass(frozen=True)
 class Countdown:
-    """Reach the target with + - * / from the numbers, each used at most once; endless, and always solvable."""
+    """Reach a target from given numbers with + - * /, each number used at most once. Endless, always solvable."""
 
     numbers: int = 3
-    """How many numbers are given."""
+    """Numbers given per problem."""
     largest: int = 20
-    """They are drawn from 1 to this."""
+    """Largest number that is given; the smallest is 1."""
     highest_target: int = 100
-    """Targets lie between 1 and this."""
+    """Largest target; the smallest is 1."""
     held_out: int = 200
-    """Problems kept for evaluation and never trained on, in no order of their numbers."""
+    """Number of held-out problems; no ordering of their numbers is used in training."""
 
     while_sampling = True
     reward_range = (0.0, 1.0)
@@ -39,7 +39,7 @@ class Countdown:
                 f"task.highest_target is {self.highest_target}: {self.numbers} numbers up to {self.largest} hardly "
                 "ever meet it; give more, or another number of numbers"
             )
-        # Made now and remembered: a held-out set that cannot be filled is an error of the value.
+        # Built now (and cached), so that a held-out set that cannot be filled is refused early.
         _stream(self)
 
     def size(self, split: Split) -> int | None:
@@ -55,14 +55,14 @@ class Countdown:
         return problem.data["solution"]
 
     def draw(self, random: Random) -> Problem:
-        """Any problem, reserved or not."""
+        """Draw any problem, reserved for evaluation or not."""
         problem = None
         while problem is None:
             problem = self._attempt(random)
         return problem
 
     def _attempt(self, random: Random) -> Problem | None:
-        """Draw a solution and take its value for the target, so that there is one; None where it came out too high."""
+        """Draw a solution and use its value as the target, so that one exists; None if it came out too high."""
         numbers = [random.randint(1, self.largest) for _ in range(self.numbers)]
         combined = _combined(numbers, self.highest_target, random)
         if combined is None or combined[1] in numbers:
@@ -83,13 +83,13 @@ def _stream(task: Countdown) -> Stream:
 
 
 def _combined(numbers: Sequence[int], highest: int, random: Random) -> tuple[str, int] | None:
-    """A random expression over all numbers and its value; every value on the way is a whole number above 0."""
+    """A random expression over all numbers and its value; every intermediate value is a positive whole number."""
     parts = [(number, str(number)) for number in numbers]
     while len(parts) > 1:
         random.shuffle(parts)
         (b, right), (a, left) = sorted([parts.pop(), parts.pop()])
         values = {"+": a + b, "*": a * b} | ({"-": a - b} if a > b else {}) | ({"/": a // b} if a % b == 0 else {})
-        # Only the last step must stay below the limit; on the way, high values lead to better puzzles.
+        # Only the final value must stay below the limit; high intermediate values make better puzzles.
         signs = sorted(sign for sign, value in values.items() if parts or value <= highest)
         if not signs:
             return None
@@ -103,7 +103,7 @@ def _unordered(problem: Problem) -> str:
 
 
 def _solves(text: str, problem: Problem) -> bool:
-    """The first line is judged; `3*7+10=31` may end with its own result."""
+    """Whether the first line solves the problem; it may end with its own result, as in `3*7+10=31`."""
     expression = text.strip().partition("\n")[0].partition("=")[0]
     try:
         value, used = evaluate(expression)

@@ -1,4 +1,4 @@
-"""Chance that repeats: everything is drawn from a hash of what it is drawn for."""
+"""Reproducible random draws: each is seeded by a hash of what it is for."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -9,20 +9,20 @@ from proximo.tasks.protocol import Split
 from proximo.types import Problem
 
 _RESERVED = 5
-"""One problem in five belongs to the held-out split, whether or not it is chosen for it."""
+"""One problem in five is reserved for the held-out split, whether or not it is drawn for it."""
 _PATIENCE = 2000
-"""So many draws in a row without a new problem, and the space counts as exhausted."""
+"""Draws in a row without a new problem after which the space counts as exhausted."""
 
 
 def reserved(key: str) -> bool:
-    """Whether the problem with this key is kept from training."""
+    """Whether the problem with this key is excluded from training."""
     return stable_hash("reserved", key) % _RESERVED == 0
 
 
 class Stream:
-    """An endless supply of problems made from chance, and a fixed held-out set that it never meets.
+    """An endless supply of random problems, and a fixed held-out set disjoint from it.
 
-    `draw` makes any problem; `key` is what two problems share when knowing one gives the other away.
+    `draw` makes any problem; `key` is equal for two problems when knowing one gives the other's answer away.
     """
 
     def __init__(self, draw: Callable[[Random], Problem], key: Callable[[Problem], str], held_out: int) -> None:
@@ -44,7 +44,7 @@ class Stream:
         raise ValueError("the task has hardly any problem to train on: make it larger")
 
     def _fill(self, count: int) -> tuple[Problem, ...]:
-        """Different reserved problems, the same for every seed."""
+        """`count` distinct reserved problems, the same for every seed."""
         if count < 1:
             raise ValueError(f"task.held_out is {count}: give at least 1")
         found: dict[str, Problem] = {}
@@ -65,7 +65,7 @@ class Stream:
 
 
 def shuffled(index: int, size: int, seed: int) -> int:
-    """Where the index-th of a stream over `size` items points: every epoch visits all of them in a new order."""
+    """The item at position `index` of a shuffled stream over `size` items; each epoch visits all in a new order."""
     epoch, position = divmod(index, size)
     return _permutation(size, seed, epoch)[position]
 

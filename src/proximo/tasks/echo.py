@@ -1,4 +1,4 @@
-"""Copying: what any model can learn, for tests."""
+"""Copying a string: a task that any model can learn, for tests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from proximo.types import Completion, Grade, Problem
 
 @dataclass(frozen=True)
 class Echo:
-    """`echo:bca=` and the answer bca; endless."""
+    """Copy a string: `echo:bca=`, answer bca; endless."""
 
     length: int = 3
     """Characters to copy."""
     alphabet: str = "abcdefgh"
     """Characters to draw from."""
     held_out: int = 50
-    """Problems kept for evaluation and never trained on."""
+    """Number of held-out problems, never used in training."""
 
     while_sampling = True
     reward_range = (0.0, 1.0)
@@ -29,7 +29,7 @@ class Echo:
             raise ValueError(f"task.length is {self.length}: give at least 1")
         if not self.alphabet or any(letter.isspace() for letter in self.alphabet):
             raise ValueError(f"task.alphabet is {self.alphabet!r}: give visible characters")
-        # Made now and remembered: a held-out set that cannot be filled is an error of the value.
+        # Built now (and cached), so that a held-out set that cannot be filled is refused early.
         _stream(self)
 
     def size(self, split: Split) -> int | None:
@@ -45,7 +45,7 @@ class Echo:
         return str(problem.answer)
 
     def draw(self, random: Random) -> Problem:
-        """Any problem, reserved or not."""
+        """Draw any problem, reserved for evaluation or not."""
         text = "".join(random.choice(self.alphabet) for _ in range(self.length))
         return Problem(id=f"echo-{text}", prompt=f"echo:{text}=", answer=text)
 

@@ -18,19 +18,19 @@ from proximo.types import Completion, Grade, Problem
 
 @dataclass(frozen=True)
 class File:
-    """One problem to a row. The prompt is a text or a list of messages; all other columns go to the reward."""
+    """Problems from a file, one per row. The prompt is text or a list of messages; rewards see the other columns."""
 
     path: str
     """A .jsonl or .parquet file."""
     prompt_column: str = "prompt"
     answer_columns: tuple[str, ...] = ("answer", "solution", "ground_truth", "label")
-    """The first of these that a row has is its answer. A dot leads into a column: `reward_model.ground_truth`."""
+    """Columns that may hold the answer; the first one present is used. `a.b` reads field b of column a."""
     reward: Reward | None = field(default_factory=ExactMatch)
-    """Judges the completions. None: prompts alone, whose completions only reward models or further rules judge."""
+    """Reward that grades the completions. None: only reward models and rules of the run grade them."""
     held_out: float | str = 0.1
-    """The share of prompts kept for evaluation, chosen by a hash of the prompt; or the path of a file of its own."""
+    """Held-out data: a share of the prompts, chosen by hash, or the path of a separate file."""
     skip_bad: bool = False
-    """Leave bad rows out and count them, instead of refusing."""
+    """Whether to skip and count bad rows instead of refusing the file."""
 
     while_sampling = True
 
@@ -44,7 +44,7 @@ class File:
         return self._problems.problem(index, split, seed)
 
     def check(self, complaint: Callable[[Problem], str | None]) -> list[str]:
-        """Ask of every problem whether the run can use it: those it cannot are refused, or left out and returned."""
+        """Refuse problems that the run cannot use; with skip_bad they are left out and returned."""
         return self._problems.check(complaint)
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
@@ -75,7 +75,7 @@ class File:
         return Problem(id=f"{Path(self.path).stem}-{name:016x}", prompt=prompt, answer=answer, data=data)
 
     def _check_answer(self, column: str, answer: object) -> None:
-        """Something that a completion can be compared with: a dictionary or a list would be wrong for ever."""
+        """Refuse an answer that no completion can match, such as a dictionary or a list."""
         if answer is None:
             wanted = ", ".join(self.answer_columns)
             raise ValueError(

@@ -18,9 +18,9 @@ from proximo.tasks.protocol import Split
 from proximo.types import Completion, Grade, Problem
 
 _BLOCK = 500
-"""Problems made from one seed; some of reasoning-gym's tasks prepare a whole block at once."""
+"""Problems per seed; some of reasoning-gym's tasks prepare a whole block at once."""
 _PATIENCE = 100
-"""So many blocks are looked at for a problem that is new."""
+"""Blocks searched for a problem that is new."""
 _SECONDS = 30.0
 """For scoring one group; then the scorer is killed, and its completions are tried one by one, each as long."""
 _MEMORY_MB = 4096
@@ -28,19 +28,19 @@ _MEMORY_MB = 4096
 
 @dataclass(frozen=True)
 class Gym:
-    """Any task of reasoning-gym by its name; endless. The outcome is its scorer's, often with partial credit.
+    """Any task of reasoning-gym, by name; endless. Its scorer gives the outcome, often with partial credit.
 
-    Where a completion holds <answer>...</answer>, that is scored, otherwise all of it. Some of the scorers evaluate it
-    as Python. So they run in a process of their own, which on Linux is locked in: it cannot write files, start
-    programs or open sockets. Where the kernel has no seccomp or no Landlock, nothing but its own process holds it.
+    If a completion contains <answer>...</answer>, that part is scored, otherwise all of it. Some scorers evaluate the
+    text as Python, so scoring runs in a separate process. On Linux that process cannot write files, start programs or
+    open sockets; on a kernel without seccomp or Landlock it has no such restrictions.
     """
 
     name: str
-    """As in reasoning-gym: chain_sum, countdown, sudoku, ..."""
+    """Name of the task in reasoning-gym: chain_sum, countdown, sudoku, ..."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """The task's own settings, for example min_terms."""
+    """Settings of that task, for example min_terms."""
     held_out: int = 100
-    """Problems kept for evaluation and never trained on."""
+    """Number of held-out problems, never used in training."""
 
     while_sampling = True
     reward_range = (0.0, 1.0)
@@ -115,12 +115,12 @@ def _answer(text: str) -> str:
 
 
 def _entry(problem: Problem) -> str:
-    """As Python's literals, which keep a tuple apart from a list, and a number as a key."""
+    """The problem's entry as a Python literal, which distinguishes tuples from lists and keeps numbers as keys."""
     return repr(_plain({"question": problem.prompt, "answer": problem.answer, **problem.data}))
 
 
 def _plain(value: Any) -> Any:
-    """The few objects and the numbers that have no literal become text; their scorers do not look at them."""
+    """The value with anything that has no Python literal turned into text; scorers do not read those parts."""
     if isinstance(value, dict):
         return {_plain(key): _plain(item) for key, item in value.items()}
     if type(value) in (list, tuple, set):
@@ -132,7 +132,7 @@ def _plain(value: Any) -> Any:
 @lru_cache(maxsize=8)
 def _dataset(name: str, config: str, seed: int) -> Any:
     try:
-        # Imported late and by name: it is an extra, and takes seconds.
+        # Imported late and by name: it is an optional extra, and importing it takes seconds.
         gym = importlib.import_module("reasoning_gym")
     except ImportError:
         raise ValueError(f'task Gym("{name}") needs reasoning-gym: pip install "proximo[gym]"') from None

@@ -1,4 +1,4 @@
-"""The scorers of reasoning-gym. Runs inside a worker: some evaluate what a model wrote, some may never finish."""
+"""The scorers of reasoning-gym. Runs in a worker: some scorers evaluate model output, some may never finish."""
 
 import ast
 import contextlib
@@ -15,7 +15,7 @@ MEMORY_MB = 4096
 
 
 def scored(answers: list[str], entries: list[str], name: str, config: str) -> list[float | None]:
-    """What the task's own scorer says of each; None where it breaks. Entries are Python's literals."""
+    """The task's score of each answer; None if the scorer raises. Entries are Python literals."""
     dataset = _dataset(name, config)
     return [_score(dataset, answer, entry) for answer, entry in zip(answers, entries, strict=True)]
 
@@ -36,7 +36,7 @@ def _dataset(name: str, config: str) -> Any:
 
 
 def _lock_in() -> None:
-    """For good: from here on this process reads Python's library, writes its answers, and can do nothing else."""
+    """Restrict this process for good: it can read Python's library and write its answers, nothing else."""
     package = Path(__file__).parents[1]
     # Named but not run: the packages themselves would load torch.
     for name, path in (("proximo", package), ("proximo.sandbox", package / "sandbox")):

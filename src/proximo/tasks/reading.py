@@ -1,4 +1,4 @@
-"""The problems of a JSONL or Parquet file, whatever their rows hold."""
+"""Problems read from a JSONL or Parquet file."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from proximo.types import Problem
 
 
 class FileProblems:
-    """Everything is read at once, so that all bad rows are known before anything trains."""
+    """The problems of a file, read at once so that all bad rows are known before training starts."""
 
     def __init__(self, path: str, held_out: float | str, skip_bad: bool, problem: Callable[[Row], Problem]) -> None:
-        """`problem` makes one of a row, or raises a ValueError that says what is wrong with it."""
+        """`problem` turns a row into a problem, or raises a ValueError that says what is wrong with it."""
         self._path, self._held_out, self._skip_bad, self._make = path, held_out, skip_bad, problem
         mistakes = Mistakes()
         train, kept = read_splits(self._read, path, held_out, mistakes, field="task")
@@ -32,8 +32,8 @@ class FileProblems:
         return rows[shuffled(index, len(rows), seed) if split == "train" else index % len(rows)].problem
 
     def check(self, complaint: Callable[[Problem], str | None]) -> list[str]:
-        """Ask of every problem whether the run can use it. Those it cannot are refused at once, each with its row; or
-        they leave, and what was left out, for this or another reason, is returned."""
+        """Apply `complaint` to every problem and refuse those it complains about, all in one error. With skip_bad,
+        drop them and return a line for every row left out for any reason."""
         mistakes = Mistakes()
         usable: dict[Split, list[_Placed]] = {"train": [], "held_out": []}
         for split, rows in self._splits.items():
@@ -56,7 +56,7 @@ class FileProblems:
 
     def _refuse_empty(self) -> None:
         train, kept = (len(self._splits[split]) for split in ("train", "held_out"))
-        remedy = "a larger share or a file"  # a run evaluates, so that none would be refused
+        remedy = "a larger share or a file"  # a run always evaluates, so "0" is no remedy here
         refuse_empty(train, kept, self._path, self._held_out, field="task", remedy=remedy)
 
     def _read(self, path: str, mistakes: Mistakes, *, field: str) -> list["_Placed"]:

@@ -1,4 +1,4 @@
-"""Sorting letters: a reward with degrees, known exactly, which a learned reward can be held against."""
+"""Sorting letters: a graded reward that is known exactly, to compare a learned reward with."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,19 +13,18 @@ from proximo.types import Completion, Grade, Problem
 
 @dataclass(frozen=True)
 class Sorting:
-    """`sort:dbeac=` and the answer abcde, with partial credit; endless.
+    """Sort letters, with partial credit: `sort:dbeac=`, answer abcde; endless.
 
-    The outcome of the same letters in some order is the share of their pairs that stand in order: 1 for the sorted
-    string alone, 0 for the reversed one, a half on average for a random order. Anything else scores 0: a letter left
-    out, added or repeated, and silence.
+    The outcome is the share of letter pairs in the right order: 1 only for the sorted string, 0 for the reversed one,
+    0.5 on average for a random order. A completion with a letter missing, added or repeated, or an empty one, scores 0.
     """
 
     length: int = 5
-    """Letters to sort, all different."""
+    """Letters per problem, all different."""
     alphabet: str = "abcdefghijkl"
-    """Letters to draw from; their order here is the order to sort by."""
+    """Letters to draw from, in the order to sort by."""
     held_out: int = 200
-    """Problems kept for evaluation; no ordering of their letters is ever trained on."""
+    """Number of held-out problems; no ordering of their letters is used in training."""
 
     while_sampling = True
     reward_range = (0.0, 1.0)
@@ -38,7 +37,7 @@ class Sorting:
                 f"task.length is {self.length}: give at least 2, and at most the {len(self.alphabet)} letters of "
                 "task.alphabet"
             )
-        # Made now and remembered: a held-out set that cannot be filled is an error of the value.
+        # Built now (and cached), so that a held-out set that cannot be filled is refused early.
         _stream(self)
 
     def size(self, split: Split) -> int | None:
@@ -54,7 +53,7 @@ class Sorting:
         return str(problem.answer)
 
     def draw(self, random: Random) -> Problem:
-        """Any problem, reserved or not."""
+        """Draw any problem, reserved for evaluation or not."""
         letters = "".join(random.sample(self.alphabet, self.length))
         return Problem(
             id=f"sorting-{letters}",
@@ -69,12 +68,12 @@ def _stream(task: Sorting) -> Stream:
 
 
 def _letters(problem: Problem) -> str:
-    """Without their order: who trained on dbeac has seen the answer to ecabd."""
+    """The letters without their order: a model trained on dbeac has seen the answer to ecabd."""
     return str(problem.answer)
 
 
 def _in_order(said: str, answer: str) -> float:
-    """The share of pairs in order, where the letters are the right ones."""
+    """The share of pairs in order; 0 unless the letters are the right ones."""
     if len(said) != len(answer) or set(said) != set(answer):
         return 0.0
     pairs = [answer.index(first) < answer.index(second) for first, second in combinations(said, 2)]

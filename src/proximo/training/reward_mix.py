@@ -1,4 +1,4 @@
-"""What a run is rewarded for: the task's own verdict, reward models and rules, weighted and added up."""
+"""What a run is rewarded for: the weighted sum of the task's outcome, reward models and rules."""
 
 import math
 import re
@@ -14,16 +14,16 @@ from proximo.tasks import File, RewardRange, Task, reward_range
 
 @dataclass(frozen=True)
 class RewardModel:
-    """A model that scores completions, as `proximo reward-model` makes them, or any other with one label."""
+    """A model that scores completions: made by `proximo reward-model`, or any classifier with one label."""
 
     path: str
     """A folder or hub id in Hugging Face format, or the run folder of a stage."""
     weight: float = 1.0
-    """Its scores count so many times."""
+    """Weight of its scores."""
     device: str = "auto"
-    """Where it lives, as torch names it. `auto`: a GPU where there is one, else the CPU."""
+    """Torch device of the reward model. `auto`: a GPU if there is one, else the CPU."""
     token_budget: int = 16384
-    """Tokens in one forward pass: memory only, it cannot change the result."""
+    """Tokens per forward pass; affects memory, not results."""
 
     def __post_init__(self) -> None:
         _check_weight("rewards.models", self.weight)
@@ -33,11 +33,11 @@ class RewardModel:
 
 @dataclass(frozen=True)
 class WeightedRule:
-    """A reward that needs no model, beside the task's own verdict."""
+    """A reward without a model, added to the task's outcome."""
 
     reward: Reward
     weight: float = 1.0
-    """What it says counts so many times; a negative weight is a penalty."""
+    """Weight of the rule; a negative weight makes it a penalty."""
 
     def __post_init__(self) -> None:
         _check_weight("rewards.rules", self.weight)
@@ -45,14 +45,14 @@ class WeightedRule:
 
 @dataclass(frozen=True)
 class RewardMix:
-    """The reward is the sum of these, each times its weight. The outcome stays the task's own verdict."""
+    """The reward: a weighted sum of the task's outcome, reward models and rules. The outcome itself is unaffected."""
 
     task: float = 1.0
-    """How much the task's own verdict counts. 0: it is only watched, to compare what is learned with what is true."""
+    """Weight of the task's outcome. 0: it is logged but not rewarded, to compare a learned reward with the true one."""
     models: tuple[RewardModel, ...] = ()
     rules: tuple[WeightedRule, ...] = ()
     max_unscored: float = 0.5
-    """The share of a step's completions that may be unscored; after three steps in a row with more the run stops."""
+    """Tolerated share of unscored completions per step; the run stops after three steps in a row above it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_unscored <= 1:
@@ -64,12 +64,12 @@ class RewardMix:
 
     @property
     def is_verdict(self) -> bool:
-        """Whether the task's own verdict is all that counts."""
+        """Whether the reward is the task's outcome alone."""
         return self.task == 1 and not self.models and not self.rules
 
     @property
     def names(self) -> list[str]:
-        """Of the parts beside the task's verdict: models, then rules."""
+        """Names of the parts other than the task: models, then rules."""
         models = ["reward_model"] if len(self.models) == 1 else [_folder_name(each.path) for each in self.models]
         names = models + [_rule_name(each.reward) for each in self.rules]
         taken = ["task"]
@@ -85,7 +85,7 @@ def _check_weight(field: str, weight: float) -> None:
 
 
 def _folder_name(path: str) -> str:
-    """What tells folders apart at a glance: of a checkpoint, its run."""
+    """A short name for a folder: its own, or for a checkpoint that of its run."""
     folder = Path(path)
     return folder.parents[1].name if folder.match("checkpoints/*") else folder.name
 
@@ -97,7 +97,7 @@ def _rule_name(reward: Reward) -> str:
 
 
 def check_rewards(task: Task, mix: RewardMix, algorithm: Algorithm) -> None:
-    """Refuse what would train on something that is not rewarded, or on nothing."""
+    """Refuse a run whose reward does not include what it should train on, or is empty."""
     if not has_verdict(task) and mix.task != 0:
         raise ValueError(
             f"rewards.task is {mix.task}, but a File without a reward has no verdict: set rewards.task to 0 and add "
@@ -115,10 +115,10 @@ def check_rewards(task: Task, mix: RewardMix, algorithm: Algorithm) -> None:
 
 
 def mixed_range(task: Task, mix: RewardMix) -> RewardRange | None:
-    """What a wrong and a right answer earn in this run, everything else being equal; None where it is not known.
+    """Rewards of a wrong and a right answer in this run, all else being equal; None if not known.
 
-    The task's own verdict decides, times its weight; what rules and reward models add comes to both. Where the
-    verdict does not count, rules alone are added up; a reward model's scores have no known scale.
+    These are the task's, times its weight; rules and reward models add the same to both. If the task's weight is 0,
+    the rules alone are added up; a reward model's scores have no known scale.
     """
     if mix.task != 0:
         return _scaled(reward_range(task), abs(mix.task))
@@ -134,5 +134,5 @@ def _scaled(declared: RewardRange | None, weight: float) -> RewardRange | None:
 
 
 def has_verdict(task: Task) -> bool:
-    """False for prompts alone."""
+    """Whether the task grades completions; False for a file of prompts without a reward."""
     return not (isinstance(task, File) and task.reward is None)

@@ -207,7 +207,7 @@ def test_a_value_model_of_another_vocabulary_is_refused_before_it_is_loaded(poli
 
 
 REFUSED = [
-    (lambda: config("m", GRPO, value=ValueOptions()), r"GroupNormalized asks for no value model"),
+    (lambda: config("m", GRPO, value=ValueOptions()), r"GroupNormalized uses no value model"),
     (lambda: config("m", value=ValueOptions(pretrain_steps=2)), r"pretrain_steps is 2 of 2 steps: no step is left"),
     (lambda: ValueOptions(learning_rate=0.0), r"value.learning_rate is 0.0"),
     (lambda: ValueOptions(pretrain_steps=-1), r"value.pretrain_steps is -1"),

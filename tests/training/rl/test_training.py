@@ -597,11 +597,11 @@ def test_sparkline_and_interval():
     ("changes", "message"),
     [
         ({"steps": 0}, "steps is 0"),
-        ({"sampling": SamplingOptions(top_p=0.9)}, "cut the distribution"),
-        ({"sampling": SamplingOptions(temperature=0.0)}, "greedy siblings are all the same"),
+        ({"sampling": SamplingOptions(top_p=0.9)}, "truncate the distribution"),
+        ({"sampling": SamplingOptions(temperature=0.0)}, "greedy completions of a group are all equal"),
         ({"training": TrainingOptions(group_size=1)}, "group_size is 1"),
         ({"algorithm": RLOO}, "training.epochs is 4"),
-        ({"algorithm": replace(GRPO, advantage=ProcessNormalized())}, "no run's task gives those"),
+        ({"algorithm": replace(GRPO, advantage=ProcessNormalized())}, "no task gives those"),
     ],
 )
 def test_a_run_that_cannot_work_is_refused_before_anything_loads(changes: dict, message: str):

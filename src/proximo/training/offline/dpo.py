@@ -1,4 +1,4 @@
-"""Direct preference optimisation: a policy learns from ranked completions, without a reward model or sampling."""
+"""Direct preference optimisation: train a policy on ranked completions, without a reward model or sampling."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,29 +33,30 @@ from proximo.training.runfolder.resume import Attempt
 
 @dataclass(frozen=True)
 class DpoConfig:
-    """Everything that decides a preference-tuned model's numbers."""
+    """Everything that determines the results of a DPO run."""
 
     data: DataFile
-    """Completions that were ranked: chosen and rejected, or the best first."""
+    """Ranked completions: chosen and rejected, or a list with the best first."""
     model: str = "tiny-arithmetic"
-    """Where to start: a folder, a run's folder, a hub id or a name that this package knows."""
+    """Model to start from: a folder, a run folder, a hub id or a model name."""
     reference: str | None = None
-    """What the policy is compared with. None: the model it starts from."""
+    """Reference model. None: the model that training starts from."""
     reference_logprobs: str | None = None
-    """The reference.parquet of an earlier run with the same data and reference. None: computed before training."""
+    """Path of an earlier run's reference.parquet (same data, same reference). None: computed before training."""
     loss: Dpo | Ipo = field(default_factory=Dpo)
     fit: FitOptions = field(default_factory=lambda: FitOptions(learning_rate=1e-6))
     device: str = "auto"
-    """Where the model lives, as torch names it. `auto`: a GPU where there is one, else the CPU."""
+    """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
     dtype: Precision = "auto"
-    """Of the weights. `auto`: bfloat16 on a GPU, where the optimizer keeps float32 masters, and float32 on a CPU."""
+    """Data type of the weights. `auto`: float32 on a CPU, bfloat16 with float32 master weights on a GPU."""
     compile: bool = True
-    """On a GPU: compile the layers, which takes some seconds once. On a CPU nothing is compiled either way."""
+    """Whether to compile the model's layers on a GPU (takes some seconds once). Has no effect on a CPU."""
     seed: int = 0
+    """Random seed of the run."""
 
 
 def dpo(config: DpoConfig, folder: Path, say: Callable[[str], None], attempt: Attempt | None = None) -> Fitted:
-    """Check the data, ask the reference once, then train with one model in memory.
+    """Check the data, compute the reference log-probs once, then train with one model in memory.
 
     Example: dpo(DpoConfig(DataFile("pairs.jsonl"), model="runs/sft"), Path("runs/dpo"), print)
     """
@@ -64,7 +65,7 @@ def dpo(config: DpoConfig, folder: Path, say: Callable[[str], None], attempt: At
 
 
 def _dpo(config: DpoConfig, attempt: Attempt, say: Callable[[str], None]) -> dict[str, Any]:
-    """A `Fitted`, as it is kept."""
+    """Train; the result is a `Fitted` as a dict, as it is stored."""
     path, device = resolve(config.model), pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
     reference_path = path if config.reference is None else resolve(config.reference)
@@ -91,7 +92,7 @@ def _dpo(config: DpoConfig, attempt: Attempt, say: Callable[[str], None]) -> dic
         write_reference(attempt.folder / "reference.parquet", known, data)
 
     if reference_path != path:
-        del model  # before the next one is loaded, so that there is never more than one
+        del model  # before the next one is loaded, so that only one model is in memory at a time
         model = load_model(path, device=device, dtype=dtype)
         allow_compiling(model, config.compile)
         data.check_room(model)
@@ -102,7 +103,7 @@ def _dpo(config: DpoConfig, attempt: Attempt, say: Callable[[str], None]) -> dic
 
 @dataclass(frozen=True)
 class Preferences:
-    """Rankings to learn from; each prompt counts the same, and all pairs of its completions alike.
+    """Rankings to train on; each prompt has equal weight, shared equally by all pairs of its completions.
 
     DPO compares log-probs summed over a completion's tokens, IPO their means, the form its authors confirmed.
     """
@@ -140,7 +141,7 @@ class Preferences:
     def _loss(
         self, rows: EncodedRows, known: Sequence[float], share: float
     ) -> tuple[Float[Tensor, ""], Mapping[str, Tensor]]:
-        """Of a micro-batch whose every prompt has this share of the step."""
+        """The loss of a micro-batch in which every prompt has this share of the step."""
         logprobs = score_rows(self.model, rows).logprobs.sum(dim=1)
         lengths = rows.lengths.to(logprobs)
         size = lengths if self.loss.averages else torch.ones_like(lengths)

@@ -1,4 +1,4 @@
-"""Texts as tokens, in the rows that a model scores. The tokenizer is enough: bad data is known before a model loads."""
+"""Texts encoded as rows of tokens. Only the tokenizer is needed, so bad data is found before a model loads."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,22 +25,22 @@ class Encoded:
     place: str
     prompt: tuple[int, ...]
     completions: tuple[tuple[int, ...], ...]
-    """One of an example; of a ranking all, best first."""
+    """Completion tokens: one for an example, all of a ranking with the best first."""
     margin: float | None = None
-    """Of a ranked pair."""
+    """Margin of a ranked pair."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A data file, ready to train on."""
+    """A data file, encoded and ready to train on."""
 
     train: list[Encoded]
     held_out: list[Encoded]
     mistakes: Mistakes
-    """Rows that were left out; empty unless that was asked for."""
+    """Bad rows that were skipped; empty unless skip_bad was set."""
 
     def check_room(self, model: PreTrainedModel) -> None:
-        """Every row must be within the model's reach."""
+        """Refuse rows that are longer than the model's context."""
         items = [*self.train, *self.held_out]
         longest = max(len(item.prompt) + len(text) for item in items for text in item.completions)
         if (reach := reach_of(model.config)) is not None and longest > reach.tokens:
@@ -49,7 +49,7 @@ class Prepared:
             )
 
     def report(self, log: RunLog, say: Callable[[str], None]) -> None:
-        """How much there is, and what was left out, with its places."""
+        """Report how much data there is, and which rows were skipped."""
         left_out = f", {len(self.mistakes)} bad rows left out" if self.mistakes else ""
         say(f"{len(self.train)} to train on, {len(self.held_out)} held out{left_out}")
         if self.mistakes:
@@ -57,7 +57,7 @@ class Prepared:
 
 
 def prepare(data: DataFile, read: Reader[Item], tokenizer: PreTrainedTokenizerBase) -> Prepared:
-    """Read, split and encode a file; a ValueError says all that is wrong with it.
+    """Read, split and encode a file; a ValueError lists everything that is wrong with it.
 
     Example: prepare(DataFile("pairs.jsonl"), read_rankings, tokenizer)
     """
@@ -73,8 +73,8 @@ def prepare(data: DataFile, read: Reader[Item], tokenizer: PreTrainedTokenizerBa
 def encode(
     tokenizer: PreTrainedTokenizerBase, items: Sequence[Example | Ranking], max_tokens: int, mistakes: Mistakes
 ) -> list[Encoded]:
-    """Every item that fits; what does not, or what the chat template refuses, is a mistake."""
-    _end(tokenizer)  # without one no item is at fault
+    """Encode every item that fits; one that is too long or that the chat template refuses is a mistake."""
+    _end(tokenizer)  # a missing end token is not the fault of any item, so check it first
     encoded = []
     for item in items:
         try:
@@ -104,10 +104,10 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, item: Example | Ranking, max_to
 
 
 def completion_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, text: str) -> tuple[int, ...]:
-    """Exactly what a sampler would have to say after `prompt_tokens`: the text, and one end token behind it.
+    """The tokens that a sampler would have to generate after `prompt_tokens`: the text and one end token.
 
-    After a conversation that is what the chat template makes of the reply, up to its first end token. Where it
-    writes none, or does not continue what it wrote to ask for a reply, it is the reply itself and an end token.
+    After a conversation these are the chat template's rendering of the reply, up to its first end token. If the
+    template writes none, or does not continue its own generation prompt, they are the reply itself and an end token.
     """
     end, word = _end(tokenizer)
     if word in text.removesuffix(word):
@@ -121,7 +121,7 @@ def completion_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, text: 
 
 
 def _end(tokenizer: PreTrainedTokenizerBase) -> tuple[int, str]:
-    """The end token and how it is written."""
+    """The end token's id and text."""
     number, word = tokenizer.eos_token_id, tokenizer.eos_token
     if not isinstance(number, int) or not isinstance(word, str):
         raise ValueError("the tokenizer has no end-of-sequence token: a completion could not end, set its eos_token")
@@ -129,30 +129,30 @@ def _end(tokenizer: PreTrainedTokenizerBase) -> tuple[int, str]:
 
 
 def _rendered_reply(tokenizer: PreTrainedTokenizerBase, prompt: Sequence, asked: str, text: str) -> tuple[int, ...]:
-    """What the chat template writes of a reply behind its generation prompt; empty where it writes something else."""
+    """The chat template's rendering of a reply after its generation prompt; empty if it does not continue that."""
     answered = rendered(tokenizer, [*prompt, {"role": "assistant", "content": text}], for_answer=False)
     return reply_tokens(tokenizer, asked, answered.removeprefix(asked)) if answered.startswith(asked) else ()
 
 
 @dataclass(frozen=True)
 class EncodedRows:
-    """Completions as tensors, aligned with their tokens: what `models.score` takes."""
+    """Completions as token-aligned tensors, the input of `models.score`."""
 
     prompts: tuple[tuple[int, ...], ...]
     tokens: Int[Tensor, "B T"]
-    """0 beyond a row's length."""
+    """Token ids; 0 beyond a row's length."""
     lengths: Int[Tensor, " B"]
     mask: Bool[Tensor, "B T"]
-    """True on completion tokens, the end included."""
+    """True on completion tokens, including the end token."""
     group: Int[Tensor, " B"]
-    """Which prompt; the completions of a ranking share one."""
+    """Index of each row's prompt; the completions of a ranking share one."""
 
     def at(self, index: Int[Tensor, " M"]) -> "EncodedRows":
-        """Some of the rows; prompts are shared, so their numbers stay."""
+        """The rows at `index`; prompt indices keep their values."""
         return EncodedRows(self.prompts, self.tokens[index], self.lengths[index], self.mask[index], self.group[index])
 
     def parts(self, token_budget: int) -> list[Int[Tensor, " M"]]:
-        """Row numbers of each micro-batch; groups stay whole."""
+        """Row indices of each micro-batch; a group is never split."""
         lengths = [len(prompt) for prompt in self.prompts]
         parts = micro_batches(lengths, self.lengths.tolist(), self.group.tolist(), token_budget)
         return [torch.tensor(part) for part in parts]

@@ -1,4 +1,4 @@
-"""One loop for the stages that learn from files: fine-tuning, reward models, preferences."""
+"""The training loop shared by the stages that train on files: fine-tuning, reward models, DPO."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,41 +21,41 @@ from proximo.training.runfolder.resume import Attempt
 from proximo.training.runfolder.signals import Stop, Stopped
 
 SAID_EVERY = 10
-"""Steps between two lines of progress."""
+"""Steps between progress lines."""
 MAX_SKIPPED = 5
-"""Updates left out in a row, because they are not finite, at which a stage ends."""
+"""Consecutive skipped updates (not finite) that end a stage."""
 
 
 @runtime_checkable
 class Stage(Protocol):
-    """What is learned: a model, its training items by number, and how well it does on others."""
+    """What a stage provides: a model, the losses of its training items, and held-out metrics."""
 
     @property
     def model(self) -> PreTrainedModel: ...
 
     @property
     def size(self) -> int:
-        """Training items."""
+        """Number of training items."""
         ...
 
     def losses(self, items: Sequence[int]) -> Iterator[tuple[Tensor, Mapping[str, float | Tensor]]]:
-        """A weighted loss for each micro-batch, which add up to the step's exact loss; and sums which add up to its
+        """Per micro-batch, a weighted loss and sums: the losses add up to the step's exact loss, the sums to its
         metrics."""
         ...
 
     def held_out(self) -> dict[str, float]:
-        """Metrics on held-out data, `loss` among them; empty where there is none."""
+        """Metrics on held-out data, including `loss`; empty if there is none."""
         ...
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a finished stage has to say."""
+    """The result of a finished stage."""
 
     steps: int
     """Optimizer steps taken."""
     best_step: int
-    """After which of them the checkpoint was taken; 0: held-out loss was never better than before."""
+    """Step of the saved weights, those with the best held-out loss; 0: training never improved it."""
     before: dict[str, float]
     """Held-out metrics before training; empty without held-out data."""
     best: dict[str, float]
@@ -64,14 +64,14 @@ class Fitted:
     checkpoint: Path
     seconds: float
     skipped: int = 0
-    """Bad rows that were left out."""
+    """Bad rows that were skipped."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"checkpoint": self.checkpoint.name}
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any], folder: Path) -> "Fitted":
-        """Of a stage in this folder."""
+        """The stored result of the stage in this folder."""
         return cls(**{**facts, "checkpoint": folder / CHECKPOINTS / facts["checkpoint"]})
 
 
@@ -88,9 +88,8 @@ def fit(
 ) -> Fitted:
     """Train, evaluate and save the best weights, which the model holds at the end.
 
-    The best have the lowest held-out loss, before training included; without held-out data they are the last.
-    `point` is where an earlier attempt has come to; `start` writes down that this one begins, when it is known that it
-    can go on from there.
+    The best weights have the lowest held-out loss, including before training; without held-out data they are the
+    last. `point` is the snapshot to resume from; `start` records the start of this attempt once that has loaded.
     """
     with Stop() as stop:
         fitting = _Fitting(stage, options, log, seed, say, stop)
@@ -123,7 +122,7 @@ def fit_attempt(
     say: Callable[[str], None],
     report: Callable[[], None],
 ) -> Fitted:
-    """`fit` as an attempt at a run, which begins when it is known that it can; `report` says what of."""
+    """Run `fit` as one attempt at a run; the attempt is recorded, and `report` called, once training can start."""
 
     def start() -> None:
         attempt.start()
@@ -134,7 +133,7 @@ def fit_attempt(
 
 
 class _Fitting:
-    """A stage on its way: between two steps all that the next depends on is here, in the model and in the optimizer."""
+    """A stage in progress. Between steps, its whole state is here, in the model and in the optimizer."""
 
     def __init__(
         self, stage: Stage, options: FitOptions, log: RunLog, seed: int, say: Callable[[str], None], stop: Stop
@@ -148,16 +147,16 @@ class _Fitting:
         self.saver = Saver(log.event, lambda step, message: say(f"warning after step {step}: {message}"))
         self.start, self.spent = time.perf_counter(), 0.0
         self.step, self.is_evaluated, self.saved = 0, True, 0
-        """Steps done, whether the evaluation after the last has been made, and how many steps were done when saved."""
+        """Steps done, whether the evaluation after the last one is done, and the step of the last snapshot."""
         self.skipped = 0
-        """The last so many updates were not applied."""
+        """Consecutive updates skipped so far."""
 
     @property
     def seconds(self) -> float:
         return self.spent + time.perf_counter() - self.start
 
     def begin(self, point: Path | None, start: Callable[[], None]) -> None:
-        """From nothing, or from where an earlier attempt has come to."""
+        """Start from scratch, or resume from a snapshot."""
         if point is None:
             start()
             self.log.rewind({}, 0)
@@ -176,7 +175,7 @@ class _Fitting:
         self.best.step, self.best.misses, self.best.weights = facts["best_step"], facts["misses"], weights
 
     def run(self) -> None:
-        """All steps, or as many as patience allows."""
+        """Run all steps, or as many as patience allows."""
         try:
             while not self._is_over():
                 self.stop.check()
@@ -187,7 +186,7 @@ class _Fitting:
             raise
 
     def _is_over(self) -> bool:
-        """After what is due between two steps: an evaluation, a save."""
+        """Do what is due between two steps (evaluate, save), then say whether training is over."""
         done, last = self.step, self.step == self.schedule.steps
         if done and not self.is_evaluated and self.schedule.evaluates(done):
             found = self._evaluate(done)
@@ -201,7 +200,7 @@ class _Fitting:
         return last
 
     def _save(self, *, again: bool = True) -> None:
-        """Unless nothing was done since the last time. `again`: whether there will be another."""
+        """Save a snapshot unless nothing was done since the last. `again`: whether more saves will follow."""
         if self.step != self.saved and self.saver.save(self.step, self._write, again=again):
             self.saved = self.step
 
@@ -246,7 +245,7 @@ class _Fitting:
             self._tell_skipped(step)
 
     def _tell_skipped(self, step: int) -> None:
-        """Raises ValueError where too many were skipped: nothing would be learned any more."""
+        """Report a skipped update; raises ValueError after too many in a row."""
         message = "loss or gradient is not finite; weights untouched"
         self.log.event(step, "skipped_update", message)
         self.say(f"warning after step {step}: the update was skipped: {message}")
@@ -257,7 +256,7 @@ class _Fitting:
             )
 
     def _evaluate(self, step: int) -> dict[str, float]:
-        """Held-out metrics after so many steps."""
+        """Held-out metrics after `step` steps."""
         self.stage.model.eval()
         with self.stop.anywhere():
             metrics = self.stage.held_out()

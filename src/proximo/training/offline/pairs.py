@@ -1,4 +1,4 @@
-"""Fresh rankings from a run's own rollouts: what the next reward model, or DPO, learns from."""
+"""New rankings from a run's own rollouts: training data for the next reward model or DPO."""
 
 import json
 import math
@@ -23,15 +23,15 @@ class PairsConfig:
     out: str
     """The .jsonl file to write."""
     steps: str = ":"
-    """A:B, from step A up to but not including step B; either may be left out."""
+    """Range of steps A:B, from A up to but not including B; either may be left out."""
     by: Literal["outcome", "reward"] = "outcome"
-    """What ranks: the task's own verdict, or the reward that was trained on."""
+    """Value to rank by: the task's outcome, or the reward that was trained on."""
     old: str | None = None
-    """A file of earlier rankings to mix in, .jsonl or .parquet."""
+    """File of earlier rankings to mix in, .jsonl or .parquet."""
     old_share: float = 0.1
-    """Of the written rows, the share drawn from the old ones; 0.1 is what iterative GRPO replays."""
+    """Share of the written rows that are drawn from the old ones; iterative GRPO uses 0.1."""
     seed: int = 0
-    """Of the draw among the old rows."""
+    """Random seed of the draw from the old rows."""
 
     def __post_init__(self) -> None:
         if not self.out.endswith(".jsonl"):
@@ -43,25 +43,25 @@ class PairsConfig:
 
 @dataclass
 class Counts:
-    """What became of everything that was looked at."""
+    """How many groups and completions were used, and how many left out."""
 
     groups: int = 0
     fresh: int = 0
-    """Rankings, one for each group that has two levels at least."""
+    """New rankings, one for each group with at least two different values."""
     one_level: int = 0
-    """Groups without anything to rank."""
+    """Groups whose completions all have the same value."""
     truncated: int = 0
     unscored: int = 0
     empty: int = 0
-    """Completions left out."""
+    """Empty completions, left out."""
     old: int = 0
     """Rankings drawn from the old file."""
     old_missing: int = 0
-    """How many fewer those are than wanted, because the old file has no more."""
+    """Rankings missing because the old file has too few."""
 
 
 def write_pairs(config: PairsConfig) -> Counts:
-    """Read a run's rollouts, write their rankings."""
+    """Read a run's rollouts and write their rankings."""
     out = Path(config.out)
     if out.exists():
         raise ValueError(f"out is {config.out!r}: there is such a file already; choose another name or remove it")
@@ -133,7 +133,7 @@ def _groups(path: Path, by: str) -> Iterator[list[Mapping[str, Any]]]:
 
 
 def _ranked(group: Sequence[Mapping[str, Any]], by: str, counts: Counts) -> tuple[str, ...]:
-    """One completion of each level, best first: the first whose text no better level has given."""
+    """One completion for each value, best first: the first whose text is not already used by a better one."""
     levels: dict[float, list[str]] = {}
     for row in group:
         if row["truncated"]:
@@ -161,7 +161,7 @@ def _earlier(path: str) -> list[Ranking]:
 
 
 def _drawn(earlier: Sequence[Ranking], config: PairsConfig, counts: Counts) -> list[Ranking]:
-    """As many old rankings as make up their share of all."""
+    """Enough old rankings to make up their share of all rows."""
     wanted = count_of(config.old_share / (1 - config.old_share), counts.fresh)
     counts.old = min(wanted, len(earlier))
     counts.old_missing = wanted - counts.old

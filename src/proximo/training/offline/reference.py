@@ -1,4 +1,4 @@
-"""What a frozen model thinks of ranked completions: computed once, kept in a file, and never again in memory."""
+"""Log-probs of ranked completions under the reference model: computed once and kept in a file."""
 
 import hashlib
 import json
@@ -29,9 +29,9 @@ class Reference:
 
 
 def micro_batched(items: Sequence[Encoded], batch: int, token_budget: int) -> Iterator[tuple[range, EncodedRows]]:
-    """All items in order, in micro-batches: the numbers of some, and rows of theirs.
+    """All items in order, in micro-batches: the range of item numbers and their rows.
 
-    A pass over the same items is always split in the same way, so that a model agrees with itself to the last bit.
+    The same items are always split in the same way, so that repeated passes agree to the last bit.
     """
     for start in range(0, len(items), batch):
         numbers = range(start, min(start + batch, len(items)))
@@ -41,7 +41,7 @@ def micro_batched(items: Sequence[Encoded], batch: int, token_budget: int) -> It
 
 @torch.no_grad()
 def compute_reference(model: PreTrainedModel, prepared: Prepared, batch: int, token_budget: int) -> Reference:
-    """One pass over everything."""
+    """Score all items in one pass."""
 
     def sums(items: Sequence[Encoded]) -> Sums:
         found: list[list[float]] = [[] for _ in items]
@@ -57,7 +57,7 @@ def compute_reference(model: PreTrainedModel, prepared: Prepared, batch: int, to
 
 
 def write_reference(path: Path, reference: Reference, prepared: Prepared) -> None:
-    """One row for each completion; the fingerprints stand in the schema's metadata."""
+    """Write one row per completion; the fingerprints are in the schema's metadata."""
     rows = [
         {"split": split, "place": item.place, "rank": rank, "tokens": len(tokens), "logprob": logprob}
         for split, items, sums in (
@@ -73,7 +73,7 @@ def write_reference(path: Path, reference: Reference, prepared: Prepared) -> Non
 
 
 def read_reference(path: str, prepared: Prepared) -> Reference:
-    """What `write_reference` has written; refused where it is of other tokens."""
+    """Read what `write_reference` wrote; refused if it belongs to other tokens."""
     try:
         table = pq.read_table(path)
         metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
@@ -96,7 +96,7 @@ def read_reference(path: str, prepared: Prepared) -> Reference:
 
 
 def data_fingerprint(prepared: Prepared) -> str:
-    """The same for the same tokens in the same order."""
+    """A hash of the tokens and their order."""
     digest = hashlib.sha256()
     for split, items in (("train", prepared.train), ("held_out", prepared.held_out)):
         for item in items:
@@ -105,7 +105,7 @@ def data_fingerprint(prepared: Prepared) -> str:
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str:
-    """The same for the same numbers under the same names."""
+    """A hash of the parameters' names and values."""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())

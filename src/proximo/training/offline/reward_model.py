@@ -1,4 +1,4 @@
-"""Reward models from ranked completions: a score that is higher for what was preferred."""
+"""Train reward models on ranked completions, so that preferred ones score higher."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,22 +26,23 @@ from proximo.training.runfolder.resume import Attempt
 
 @dataclass(frozen=True)
 class RewardModelConfig:
-    """Everything that decides a reward model's numbers."""
+    """Everything that determines a reward model's weights."""
 
     data: DataFile
-    """Completions that were ranked: chosen and rejected, or the best first."""
+    """Ranked completions: chosen and rejected, or a list with the best first."""
     model: str = "tiny-arithmetic"
-    """Where to start: a policy, which gets a fresh score head, or a reward model to train further. A folder, a run's
-    folder, a hub id or a name that this package knows."""
+    """Model to start from: a folder, a run folder, a hub id or a model name.
+    A policy gets a new score head; a reward model is trained further."""
     loss: BradleyTerry = field(default_factory=BradleyTerry)
     fit: FitOptions = field(default_factory=FitOptions)
     device: str = "auto"
-    """Where the model lives, as torch names it. `auto`: a GPU where there is one, else the CPU."""
+    """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
     dtype: Precision = "auto"
-    """Of the weights. `auto`: bfloat16 on a GPU, where the optimizer keeps float32 masters, and float32 on a CPU."""
+    """Data type of the weights. `auto`: float32 on a CPU, bfloat16 with float32 master weights on a GPU."""
     compile: bool = True
-    """On a GPU: compile the layers, which takes some seconds once. On a CPU nothing is compiled either way."""
+    """Whether to compile the model's layers on a GPU (takes some seconds once). Has no effect on a CPU."""
     seed: int = 0
+    """Random seed of the run."""
 
 
 def train_reward_model(
@@ -56,14 +57,14 @@ def train_reward_model(
 
 
 def _trained(config: RewardModelConfig, attempt: Attempt, say: Callable[[str], None]) -> dict[str, Any]:
-    """A `Fitted`, as it is kept."""
+    """Train; the result is a `Fitted` as a dict, as it is stored."""
     path = resolve(config.model)
     tokenizer = load_tokenizer(path)
     data = prepare(config.data, read_rankings, tokenizer)
     device = pick_device(config.device)
     model = load_reward_model(path, device=device, dtype=pick_dtype(config.dtype, device), seed=config.seed)
     allow_compiling(model, config.compile)
-    if tokenizer.pad_token_id is None:  # whoever pads with this tokenizer must pad with what the model leaves out
+    if tokenizer.pad_token_id is None:  # padding with this tokenizer must use the token that the model ignores
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token(model.config))
     data.check_room(model)
     stage = Judgement(model, data.train, data.held_out, config.loss, config.fit.token_budget)
@@ -78,19 +79,19 @@ class Compared:
     scores: Float[Tensor, " B"]
     losses: Float[Tensor, " N"]
     gaps: Float[Tensor, " N"]
-    """Chosen − rejected, without a gradient."""
+    """Score of the chosen minus the rejected completion, without a gradient."""
     weights: Float[Tensor, " N"]
-    """Add up to 1 for each prompt."""
+    """Weights of the pairs, which add up to 1 for each prompt."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """All pairs of a ranking, averaged; then every ranking counts the same, however long it is."""
+    """The mean loss over all pairs of each ranking; every ranking has equal weight, however long it is."""
 
     model: PreTrainedModel
     train: Sequence[Encoded]
     kept: Sequence[Encoded]
-    """Held out."""
+    """Held-out rankings."""
     loss: BradleyTerry
     token_budget: int
 
@@ -108,7 +109,7 @@ class Judgement:
 
     @torch.no_grad()
     def held_out(self) -> dict[str, float]:
-        """Calibration is the distance of σ(gap) from the share of pairs that are ranked right, 0 at best."""
+        """Held-out metrics. Calibration is the distance of σ(gap) from the share of pairs ranked right; 0 is best."""
         if not self.kept:
             return {}
         parts = list(self._compared(self.kept))
@@ -127,7 +128,7 @@ class Judgement:
         return {name: float(value) for name, value in metrics.items()}
 
     def _compared(self, items: Sequence[Encoded]) -> Iterator[Compared]:
-        """In micro-batches of whole rankings."""
+        """Scores in micro-batches of whole rankings."""
         rows = to_rows(items)
         margins = torch.tensor([item.margin or 0.0 for item in items])
         for part in map(rows.at, rows.parts(self.token_budget)):

@@ -1,4 +1,4 @@
-"""How long a stage learns from its data, in which order and how fast."""
+"""The schedule of a stage that trains on files: batches, learning rate, evaluations."""
 
 import math
 from dataclasses import dataclass
@@ -13,21 +13,23 @@ class FitOptions:
     epochs: float = 1.0
     """Passes over the data; 0.5 is half a pass."""
     batch: int = 64
-    """Examples, or prompts with their completions, in one optimizer step at most: an epoch is divided evenly."""
+    """Maximum examples (or prompts with their completions) per optimizer step; an epoch is divided evenly."""
     learning_rate: float = 1e-5
-    """Of AdamW, at its peak. Models of billions of parameters need about 1e-5 or less, tiny ones 1e-3."""
+    """AdamW's peak learning rate. Billions of parameters need about 1e-5 or less, tiny models 1e-3."""
     warmup_steps: int = 10
-    """Steps over which the learning rate grows in a line, half of the run at most; then it falls in a line to 0."""
+    """Steps of linear warm-up, at most half of the run; then the learning rate decays linearly to 0."""
     weight_decay: float = 0.0
+    """AdamW's weight decay."""
     max_gradient_norm: float = 1.0
+    """Norm to which each update's gradient is clipped."""
     token_budget: int = 16384
-    """Tokens in one forward pass: memory only, it cannot change the result."""
+    """Tokens per forward pass; affects memory, not results."""
     evaluate_every: int | None = None
-    """Steps between evaluations on held-out data. None: at the end of each epoch. Always before and at the end."""
+    """Steps between held-out evaluations. None: after each epoch. The start and the end are always evaluated."""
     patience: int | None = None
-    """Evaluations in a row without a better held-out loss after which training stops early. None: it never does."""
+    """Evaluations in a row without a better held-out loss that stop training early. None: never stop early."""
     save_every: int = 100
-    """Steps after which everything is saved to be gone on from: one that dies has so many to do again at most."""
+    """Steps between resume points; at most this many repeat after a crash."""
 
     def __post_init__(self) -> None:
         for name in ("batch", "token_budget", "evaluate_every", "patience", "save_every"):
@@ -45,8 +47,8 @@ class FitOptions:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which items each step trains on, how fast, and after which steps it is evaluated. An `index` counts steps from 0,
-    a `step` is how many are done."""
+    """Which items each step trains on, its learning rate, and which steps are followed by an evaluation. An `index`
+    counts steps from 0; a `step` is the number of steps done."""
 
     size: int
     options: FitOptions
@@ -54,7 +56,7 @@ class Schedule:
 
     @property
     def epoch(self) -> int:
-        """Steps of one pass."""
+        """Steps per epoch."""
         return math.ceil(self.size / self.options.batch)
 
     @property
@@ -62,7 +64,7 @@ class Schedule:
         return math.ceil(self.epoch * self.options.epochs - 1e-9)  # 100 · 1.1 is a little over 110
 
     def items(self, index: int) -> list[int]:
-        """Each epoch visits all items in an order of its own, in batches of equal size, give or take one."""
+        """Items of a step. Each epoch visits all items in a new order, in batches whose sizes differ by at most one."""
         epoch, position = divmod(index, self.epoch)
         generator = torch.Generator().manual_seed(stable_hash("fit", self.seed, epoch) % 2**63)
         return torch.randperm(self.size, generator=generator).tensor_split(self.epoch)[position].tolist()
@@ -73,5 +75,5 @@ class Schedule:
         return self.options.learning_rate * share
 
     def evaluates(self, step: int) -> bool:
-        """Whether the model is evaluated after so many steps."""
+        """Whether the model is evaluated after `step` steps."""
         return step % (self.options.evaluate_every or self.epoch) == 0 or step == self.steps

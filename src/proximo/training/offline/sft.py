@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: imitate completions from a file, or a task's own reference answers."""
+"""Supervised fine-tuning on the completions of a file, or on a task's reference answers."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,13 +37,13 @@ from proximo.training.runfolder.resume import Attempt
 
 @dataclass(frozen=True)
 class References:
-    """A task's own answers to its own problems; its held-out problems are held out here, too."""
+    """A task's problems with their reference answers; the task's held-out problems are held out here too."""
 
     task: TaskOptions = field(default_factory=Arithmetic)
     examples: int = 10_000
-    """Problems that make one epoch; a task that has fewer gives all it has."""
+    """Problems per epoch; if the task has fewer, all of them."""
     max_tokens: int = 2048
-    """Of a prompt and its answer together."""
+    """Maximum tokens of prompt and answer together."""
 
     def __post_init__(self) -> None:
         if self.examples < 1 or self.max_tokens < 2:
@@ -54,22 +54,23 @@ class References:
 
 @dataclass(frozen=True)
 class SftConfig:
-    """Everything that decides a fine-tuned model's numbers."""
+    """Everything that determines a fine-tuned model's weights."""
 
     data: DataFile | References = field(default_factory=References)
-    """What to imitate."""
+    """Examples to train on: a file, or a task's reference answers."""
     model: str | None = None
-    """A folder, a run's folder or a hub id to start from. None: a new tiny model, which knows ASCII only."""
+    """Model to start from: a folder, a run folder or a hub id. None: a new tiny model (ASCII only)."""
     fit: FitOptions = field(default_factory=FitOptions)
     dynamic: bool = False
-    """Dynamic fine-tuning (DFT): each token's loss times its own probability, held constant."""
+    """Whether to use dynamic fine-tuning (DFT): each token's loss times its own probability, held constant."""
     device: str = "auto"
-    """Where the model lives, as torch names it. `auto`: a GPU where there is one, else the CPU."""
+    """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
     dtype: Precision = "auto"
-    """Of the weights. `auto`: bfloat16 on a GPU, where the optimizer keeps float32 masters, and float32 on a CPU."""
+    """Data type of the weights. `auto`: float32 on a CPU, bfloat16 with float32 master weights on a GPU."""
     compile: bool = True
-    """On a GPU: compile the layers, which takes some seconds once. On a CPU nothing is compiled either way."""
+    """Whether to compile the model's layers on a GPU (takes some seconds once). Has no effect on a CPU."""
     seed: int = 0
+    """Random seed of the run."""
 
 
 def sft(config: SftConfig, folder: Path, say: Callable[[str], None], attempt: Attempt | None = None) -> Fitted:
@@ -82,7 +83,7 @@ def sft(config: SftConfig, folder: Path, say: Callable[[str], None], attempt: At
 
 
 def _sft(config: SftConfig, attempt: Attempt, say: Callable[[str], None]) -> dict[str, Any]:
-    """A `Fitted`, as it is kept."""
+    """Train; the result is a `Fitted` as a dict, as it is stored."""
     path = None if config.model is None else resolve(config.model)
     tokenizer = tiny_tokenizer() if path is None else load_tokenizer(path)
     data = _prepared(config, tokenizer)
@@ -98,7 +99,7 @@ def _sft(config: SftConfig, attempt: Attempt, say: Callable[[str], None]) -> dic
 
 
 class Supervised:
-    """−log π of the completions' tokens: a token mean over each optimizer step, prompts never count."""
+    """−log π of the completion tokens, averaged over the tokens of each optimizer step; prompt tokens have no loss."""
 
     def __init__(
         self,
@@ -123,7 +124,7 @@ class Supervised:
 
     @torch.no_grad()
     def held_out(self) -> dict[str, float]:
-        """The token mean of −log π, never the dynamic loss, which a model can lower by being unsure."""
+        """The token mean of −log π, not the dynamic loss, which a model can lower by being unsure."""
         if not self._held_out:
             return {}
         rows = to_rows(self._held_out)
@@ -151,7 +152,7 @@ def _prepared(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> Prepared
 
 
 def reference_examples(task: Task, split: Split, count: int | None, seed: int) -> list[Example]:
-    """The first `count` problems of a split with the task's own answers; of a finite split no more than it has."""
+    """The first `count` problems of a split with their reference answers; all of a split that has fewer."""
     known = [number for number in (count, task.size(split)) if number is not None]
     assert known, "a held-out split is finite"
     examples = []

@@ -1,4 +1,4 @@
-"""Where a stage that learns from files stands between two steps, to be gone on from; removed when it is finished."""
+"""Resume points of a stage that trains on files; removed when it is finished."""
 
 import json
 import math
@@ -26,20 +26,20 @@ from proximo.training.runfolder.state import (
 )
 
 POINTS = "resume"
-"""The folder in a stage's run folder."""
+"""Subfolder of the run folder that holds the resume points."""
 KEPT = 2
-"""Should one be damaged, the one before it serves."""
+"""Resume points kept: if one is damaged, the one before it is used."""
 
 
 class BestWeights:
-    """The best weights so far, on the CPU; without held-out data nothing is kept, and the last are the best."""
+    """The best weights so far, on the CPU. Without held-out data none are kept, and the last weights are the best."""
 
     def __init__(self, metrics: dict[str, float], model: PreTrainedModel) -> None:
         self.step, self.metrics, self.misses = 0, metrics, 0
         self.weights = _copied(model) if metrics else None
 
     def see(self, step: int, metrics: dict[str, float], model: PreTrainedModel) -> None:
-        # A loss that is not a number is no better than any.
+        # A NaN loss is never better.
         if self.weights is None or metrics["loss"] < self.metrics["loss"] or math.isnan(self.metrics["loss"]):
             self.step, self.metrics, self.misses = step, metrics, 0
             self.weights = None if self.weights is None else _copied(model)
@@ -65,7 +65,7 @@ def write_point(
     draws: OwnDraws,
     best: Sequence[Tensor] | None,
 ) -> None:
-    """`facts` hold the `step` to be done next and the `sizes` of the log; `best` are the best weights so far."""
+    """Write a resume point. `facts` include the next `step` and the `sizes` of the log; `best` are the best weights."""
 
     def fill(path: Path) -> None:
         state = path / STATE
@@ -85,7 +85,7 @@ def write_point(
 def read_point(
     point: Path, model: PreTrainedModel, optimizer: Optimizer, draws: OwnDraws
 ) -> tuple[dict[str, Any], list[Tensor] | None]:
-    """Brings model, optimizer and random numbers there; what else was known, and the best weights."""
+    """Restore model, optimizer and random state; returns the other facts and the best weights."""
     state = point / STATE
     copy_into(list(model.parameters()), read_tensors(state / "model.safetensors"), "the model")
     optimizer.load_tensors(read_tensors(state / "optimizer.safetensors"))
@@ -101,8 +101,8 @@ def once(
     attempt: Attempt | None,
     work: Callable[[Attempt], dict[str, Any]],
 ) -> dict[str, Any]:
-    """A stage's result: what `work` returns, or has returned in an earlier attempt. Without an `attempt` of the
-    caller's the folder is taken here."""
+    """A stage's result: that of `work`, or the stored one if the stage is already finished. Without an `attempt` from
+    the caller, the folder is locked here."""
     with ExitStack() as until:
         attempt = attempt or until.enter_context(begin(folder, config_toml, points=POINTS))
         if attempt.result is None:
