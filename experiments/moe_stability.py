@@ -16,7 +16,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -32,7 +32,8 @@ from proximo.maths import Clip
 from proximo.models import frozen_copy
 from proximo.models.tiny import tiny_moe, tiny_tokenizer
 from proximo.samplers import SamplingOptions
-from proximo.samplers.mismatch import Mismatch
+from proximo.samplers.embedded import Embedded
+from proximo.samplers.mismatched import Mismatched
 from proximo.tasks import Echo, Split, Task
 from proximo.training.config import EvaluationOptions, RoutingReplay, RunConfig, TrainingOptions
 from proximo.training.offline.encoding import encode
@@ -46,7 +47,7 @@ from proximo.types import Completion, Grade, Problem
 
 STUDY = "study.jsonl"
 TASK = Echo(length=8, alphabet="abcdefghijklmnop", held_out=200)
-NEAR = Mismatch(precision="bfloat16", router_noise=0.02)
+NEAR = Mismatched(precision="bfloat16", router_noise=0.02)
 """The injected difference between sampler and learner: rounded weights, and routers that are not quite the same."""
 
 
@@ -54,7 +55,7 @@ NEAR = Mismatch(precision="bfloat16", router_noise=0.02)
 class Arm:
     algorithm: Algorithm
     replay: RoutingReplay | None = None
-    mismatch: Mismatch | None = None
+    sampler: Embedded | Mismatched = field(default_factory=Embedded)
     pace: float = 1.0
     """Its learning rate, as a multiple of the others'."""
 
@@ -141,7 +142,7 @@ def one_run(name: str, seed: int, options: argparse.Namespace, deadline: float) 
         ),
         evaluation=EvaluationOptions(problems=200, samples=4),
         routing_replay=arm.replay,
-        mismatch=arm.mismatch,
+        sampler=arm.sampler,
         steps=options.steps,
         seed=seed,
     )

@@ -14,7 +14,7 @@ from proximo.models.shipped import resolve
 from proximo.models.tiny import tiny_moe
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead
 from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction
-from proximo.samplers.mismatch import Mismatch
+from proximo.samplers.mismatched import Mismatched
 from proximo.sandbox import Limits
 from proximo.tasks import Code, Countdown, Echo, File, Gym, Sorting
 from proximo.training.config import ValueOptions
@@ -39,7 +39,7 @@ def _runs(folder: Path) -> list[Trial]:
         *several(dapo, "training", refill="same_prompt", refill_rounds=1, refill_tokens=1),
         *several(spiky, "training", skip_spikes=None, max_skipped=1),
         *several(grpo, "sampling", temperature=0.7, max_tokens=2, stop=("1",)),
-        *several(lagging(), "mismatch", precision="float16", lag=0),
+        *several(lagging(), "sampler", precision="float16", lag=0),
         *several(ppo, "value", form=OwnLayers(1), learning_rate=0.1, pretrain_steps=1),
         Trial(lively(PPO, value=ValueOptions(TrunkHead())), "value.form.trains_trunk", False),
         Trial(lively(PPO, value=ValueOptions(OwnLayers(1))), "value.form.layers", 2),
@@ -50,7 +50,7 @@ def _runs(folder: Path) -> list[Trial]:
               "checkpoints.keep_best", False),
         *several(grpo, "", algorithm=SAPO, model=str(_other_model(folder)), dtype="bfloat16", steps=3, seed=4,
                   max_generated_tokens=1),
-        *several(grpo, "", mismatch=Mismatch("bfloat16"), sampling=replace(grpo.sampling, max_tokens=3),
+        *several(grpo, "", sampler=Mismatched("bfloat16"), sampling=replace(grpo.sampling, max_tokens=3),
                   training=replace(STRONG, epochs=1), evaluation=replace(grpo.evaluation, problems=2),
                   checkpoints=replace(grpo.checkpoints, every=2), task=Echo(held_out=4), rewards=RewardMix(task=2.0)),
         Trial(ppo, "value", ValueOptions(OwnModel())),
@@ -143,7 +143,7 @@ def _mixtures(folder: Path) -> list[Trial]:
     mixed = lively(GRPO, rewards=RewardMix(models=(RewardModel(str(judges[0])),), rules=(rule,)))
     moe = lively(replace(GRPO, extra=RouterBalance(0.1)), model=str(folder / "moe"), routing_replay="old_policy")
     moe = replace(moe, task=File(str(rows_file(folder)), held_out=0.3, reward=FormatReward("[a-z0-9]+.*")))
-    noisy = replace(moe, mismatch=Mismatch(router_noise=0.5))
+    noisy = replace(moe, sampler=Mismatched(router_noise=0.5))
     broken = File(str(rows_file(folder)), held_out=0.3, reward=PythonFunction(_gentle("breaks")))
     unscored = small(GRPO, steps=5, task=broken, rewards=RewardMix(max_unscored=0.01))
     return [
@@ -153,7 +153,7 @@ def _mixtures(folder: Path) -> list[Trial]:
         Trial(unscored, "rewards.max_unscored", 1.0),
         Trial(moe, "algorithm.extra.coefficient", 5.0),
         *several(moe, "", routing_replay=None),
-        Trial(noisy, "mismatch.router_noise", 0.0),
+        Trial(noisy, "sampler.router_noise", 0.0),
     ]
 
 

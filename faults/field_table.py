@@ -29,7 +29,7 @@ from proximo.maths.pieces.advantages import BatchScaled, GroupCentred, GroupNorm
 from proximo.maths.pieces.credit import SequenceWhitened, SignScaled
 from proximo.maths.pieces.ratios import SamplerPolicy, SequenceRatio
 from proximo.maths.pieces.weights import ConstantLength, TokenMean
-from proximo.samplers.mismatch import Mismatch
+from proximo.samplers.mismatched import Mismatched
 from proximo.training.config import RunConfig, TrainingOptions
 
 MACHINE = "memory or speed only; the numbers stay within rounding"
@@ -37,6 +37,7 @@ LIMIT = "a limit that a run which keeps within it never feels; the families `rew
 NO_STEPS = "no task of a run rewards single steps, so a run with it is refused"
 LISTED = {
     "RunConfig.device": "there is one kind of device here",
+    "RunConfig.environment": "one environment comes with the package; others are classes of a user's own",
     "RunConfig.compile": "nothing is compiled on a CPU",
     "TrainingOptions.token_budget": MACHINE,
     "RewardModel.device": "there is one kind of device here",
@@ -149,7 +150,7 @@ def _shapes() -> list[Trial]:
 
 def lagging() -> RunConfig:
     """Samples with other weights than it trains, so that there is something to correct."""
-    return lively(GRPO, mismatch=Mismatch("bfloat16", lag=1))
+    return lively(GRPO, sampler=Mismatched("bfloat16", lag=1))
 
 
 def _selections() -> list[Trial]:

@@ -34,12 +34,17 @@ class Problem:
 
 @dataclass(frozen=True)
 class Request:
-    """What a sampler is asked: so many completions of one prompt."""
+    """What a sampler is asked for: `num_samples` completions of one prompt."""
 
     key: int
-    """Names the prompt to the random numbers: the same key, seed and step give the same draws."""
+    """Names the prompt to the random numbers: the same key, turn, seed and step give the same draws."""
     prompt_tokens: tuple[int, ...]
     num_samples: int
+    turn: int = 0
+    """Which turn of a conversation is sampled, counted from 0; each has random numbers of its own."""
+    first_sample: int = 0
+    """The number of the first sample. A later turn asks for each sample alone, since their prompts then differ, and
+    gives its number here."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from proximo.maths import EntropyBonus, KlLoss
 from proximo.models import frozen_copy, score, tiny_model, tiny_moe, tiny_tokenizer
 from proximo.models.routing import Routes, gate_weights, recording, replaying, routers
 from proximo.samplers import SamplingOptions
-from proximo.samplers.embedded import EmbeddedSampler, local_sampler
-from proximo.samplers.mismatch import Mismatch
+from proximo.samplers.embedded import Embedded, EmbeddedSampler, local_sampler
+from proximo.samplers.mismatched import Mismatched
 from proximo.samplers.plain import PlainSampler
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
@@ -360,14 +360,14 @@ def config(model: str, **changes) -> RunConfig:
 
 
 @pytest.mark.parametrize(
-    ("replay", "mismatch"), [("old_policy", None), ("sampler", None), ("sampler", Mismatch(lag=1))]
+    ("replay", "sampler"), [("old_policy", Embedded()), ("sampler", Embedded()), ("sampler", Mismatched(lag=1))]
 )
-def test_a_run_replays_and_keeps_the_routes(tmp_path, replay, mismatch):
+def test_a_run_replays_and_keeps_the_routes(tmp_path, replay, sampler):
     torch.set_default_dtype(torch.float32)
     try:
         small_moe().save_pretrained(tmp_path / "model")
         tiny_tokenizer().save_pretrained(tmp_path / "model")
-        settings = config(str(tmp_path / "model"), routing_replay=replay, mismatch=mismatch)
+        settings = config(str(tmp_path / "model"), routing_replay=replay, sampler=sampler)
         assert toml.loads(toml.dumps(settings), RunConfig) == settings
         train(Run(settings, tmp_path / "run", Lines()), toml.dumps(settings))
     finally:

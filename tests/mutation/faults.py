@@ -440,7 +440,7 @@ FAULTS = (
         "SAPO's distance: mean of r - 1 for mean of log r",
     ),
     Fault(
-        "samplers/mismatch.py",
+        "samplers/mismatched.py",
         "self._snapshots[0].weights",
         "self._snapshots[-1].weights",
         "lagging sampler with the newest weights",

@@ -30,9 +30,9 @@ from proximo.maths.pieces.ratios import SequenceProductRatio, SequenceRatio, Tok
 from proximo.models import load_model, score, tiny_model, tiny_moe, tiny_tokenizer
 from proximo.models.shipped import resolve
 from proximo.samplers import SamplingOptions
-from proximo.samplers.embedded import local_sampler
-from proximo.samplers.mismatch import Mismatch, MismatchedSampler
-from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
+from proximo.samplers.embedded import Embedded, local_sampler
+from proximo.samplers.mismatched import Mismatched, MismatchedSampler
+from proximo.training.config import EvaluationOptions, RunConfig, SamplerOptions, TrainingOptions
 from proximo.training.learner.learner import Learner
 from proximo.training.records import DataCursor
 from proximo.training.rl.assemble import assemble
@@ -132,7 +132,7 @@ def scored(model, completions: list[tuple[Completion, ...]]) -> Tensor:
 def test_without_a_difference_it_is_the_exact_sampler():
     model = dense()
     exact = local_sampler(model, TOKENIZER).sample(REQUESTS, OPTIONS, seed=3, step=5, version=0)
-    copied = MismatchedSampler(model, TOKENIZER, Mismatch()).sample(REQUESTS, OPTIONS, seed=3, step=5)
+    copied = MismatchedSampler(model, TOKENIZER, Mismatched()).sample(REQUESTS, OPTIONS, seed=3, step=5)
     assert copied == exact
 
 
@@ -140,7 +140,7 @@ def test_without_a_difference_it_is_the_exact_sampler():
 def test_rounded_weights_are_what_it_really_draws_with(precision, low: float, high: float):
     model = dense()
     before = [parameter.clone() for parameter in model.parameters()]
-    completions = MismatchedSampler(model, TOKENIZER, Mismatch(precision)).sample(REQUESTS, OPTIONS, seed=3, step=5)
+    completions = MismatchedSampler(model, TOKENIZER, Mismatched(precision)).sample(REQUESTS, OPTIONS, seed=3, step=5)
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
     assert low < float(scored(model, completions).abs().mean()) < high
     rounded = dense()
@@ -151,11 +151,11 @@ def test_rounded_weights_are_what_it_really_draws_with(precision, low: float, hi
 
 def test_weights_of_two_steps_ago():
     model = dense()
-    sampler = MismatchedSampler(model, TOKENIZER, Mismatch(lag=2))
+    sampler = MismatchedSampler(model, TOKENIZER, Mismatched(lag=2))
     kept, versions = [], []
     for step in range(4):
         kept.append([parameter.clone() for parameter in model.parameters()])
-        versions.append(sampler.refresh(10 * step))
+        versions.append(sampler.refresh(model, 10 * step))
         completions = sampler.sample(REQUESTS, OPTIONS, seed=0, step=step, version=10 * step)
         assert {each.version for siblings in completions for each in siblings} == {versions[-1]}
         then = dense()
@@ -170,13 +170,13 @@ def test_weights_of_two_steps_ago():
 
 def test_noise_on_routers_repeats_by_seed_and_step_and_does_not_pile_up():
     model = mixture()
-    sampler = MismatchedSampler(model, TOKENIZER, Mismatch(router_noise=0.3))
+    sampler = MismatchedSampler(model, TOKENIZER, Mismatched(router_noise=0.3))
     first, other, again = (sampler.sample(REQUESTS, OPTIONS, seed=1, step=step) for step in (0, 1, 0))
     assert first == again
     gaps = [float(scored(model, each).abs().mean()) for each in (first, other)]
     assert gaps[0] != gaps[1]
     assert min(gaps) > 1e-3
-    exact = MismatchedSampler(model, TOKENIZER, Mismatch()).sample(REQUESTS, OPTIONS, seed=1, step=0)
+    exact = MismatchedSampler(model, TOKENIZER, Mismatched()).sample(REQUESTS, OPTIONS, seed=1, step=0)
     assert float(scored(model, exact).abs().max()) < 1e-5
     noisy = [(ours, theirs) for ours, theirs in zip(sampler._copy.named_parameters(), model.parameters(), strict=True)]
     assert {name for (name, ours), theirs in noisy if not torch.equal(ours, theirs)} == {
@@ -186,13 +186,13 @@ def test_noise_on_routers_repeats_by_seed_and_step_and_does_not_pile_up():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match=r"mismatch.router_noise is 0.1, but Qwen3ForCausalLM has no experts"):
-        MismatchedSampler(dense(), TOKENIZER, Mismatch(router_noise=0.1))
+    with pytest.raises(ValueError, match=r"sampler.router_noise is 0.1, but Qwen3ForCausalLM has no experts"):
+        MismatchedSampler(dense(), TOKENIZER, Mismatched(router_noise=0.1))
     with pytest.raises(ValueError, match="router_noise is -1"):
-        Mismatch(router_noise=-1.0)
+        Mismatched(router_noise=-1.0)
     with pytest.raises(ValueError, match="lag is -1"):
-        Mismatch(lag=-1)
-    config = RunConfig(mismatch=Mismatch("bfloat16", lag=2))
+        Mismatched(lag=-1)
+    config = RunConfig(sampler=Mismatched("bfloat16", lag=2))
     assert toml.loads(toml.dumps(config), RunConfig) == config
 
 
@@ -263,9 +263,9 @@ CONFIG = RunConfig(
 
 
 @cache
-def trained(name: str | None, mismatch: Mismatch | None) -> tuple[Tensor, list[dict[str, float]]]:
+def trained(name: str | None, sampler: SamplerOptions) -> tuple[Tensor, list[dict[str, float]]]:
     """The weights after two steps of a real run, and its metrics."""
-    return steps_of(replace(CONFIG, algorithm=ALGORITHM if name is None else REPAIRS[name], mismatch=mismatch))
+    return steps_of(replace(CONFIG, algorithm=ALGORITHM if name is None else REPAIRS[name], sampler=sampler))
 
 
 def steps_of(config: RunConfig) -> tuple[Tensor, list[dict[str, float]]]:
@@ -283,7 +283,7 @@ def steps_of(config: RunConfig) -> tuple[Tensor, list[dict[str, float]]]:
     return torch.cat([parameter.detach().flatten() for parameter in run.model.parameters()]), rows
 
 
-INJECTED = Mismatch("bfloat16", lag=1)
+INJECTED = Mismatched("bfloat16", lag=1)
 
 
 def distance(weights: Tensor, others: Tensor) -> float:
@@ -324,8 +324,8 @@ def test_every_correction_trains_and_says_what_it_did(name: str):
 
 @pytest.mark.parametrize("name", REPAIRS)
 def test_with_an_exact_sampler_a_correction_changes_nothing(name: str):
-    weights, rows = trained(name, None)
-    untouched, plain_rows = trained(None, None)
+    weights, rows = trained(name, Embedded())
+    untouched, plain_rows = trained(None, Embedded())
     for measured in ("policy_loss", "gradient_norm", "gradient_norm_max"):
         assert rows[0][measured] == pytest.approx(plain_rows[0][measured], rel=1e-5, abs=1e-5)
     # AdamW divides by the gradient's size, so that rounding becomes visible where there is next to none.
@@ -336,8 +336,8 @@ def test_with_an_exact_sampler_a_correction_changes_nothing(name: str):
 
 
 def test_a_mismatch_of_nothing_is_the_exact_run():
-    copied, rows = trained(None, Mismatch())
-    exact, exact_rows = trained(None, None)
+    copied, rows = trained(None, Mismatched())
+    exact, exact_rows = trained(None, Embedded())
     assert torch.equal(copied, exact)
     assert rows == exact_rows
 
@@ -345,7 +345,7 @@ def test_a_mismatch_of_nothing_is_the_exact_run():
 def test_replaying_the_samplers_routes_takes_most_of_the_routers_noise_away(tmp_path):
     mixture().save_pretrained(tmp_path)
     TOKENIZER.save_pretrained(tmp_path)
-    noisy = replace(CONFIG, algorithm=ALGORITHM, model=str(tmp_path), mismatch=Mismatch(router_noise=0.01), steps=1)
+    noisy = replace(CONFIG, algorithm=ALGORITHM, model=str(tmp_path), sampler=Mismatched(router_noise=0.01), steps=1)
     (_, [native]), (_, [replayed]) = (steps_of(replace(noisy, routing_replay=replay)) for replay in (None, "sampler"))
     assert native["mismatch_kl"] > 4 * replayed["mismatch_kl"] > 0
     assert native["sampler_gap"] > 2 * replayed["sampler_gap"] > 0

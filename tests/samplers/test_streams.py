@@ -5,9 +5,9 @@ import torch
 from transformers import PreTrainedModel
 
 from proximo.models import prompt_tokens, tiny_model, tiny_tokenizer
-from proximo.samplers import Sampler, SamplingOptions, gathered
+from proximo.samplers import SamplingOptions, gathered
 from proximo.samplers.embedded import EmbeddedSampler, local_sampler
-from proximo.samplers.mismatch import Mismatch, MismatchedSampler
+from proximo.samplers.mismatched import Mismatched, MismatchedSampler
 from proximo.samplers.plain import PlainSampler
 from proximo.types import Completion, Request
 
@@ -25,9 +25,9 @@ def model_of(engine: str) -> PreTrainedModel:
     return model
 
 
-def sampler_of(engine: str, model: PreTrainedModel, slots: int) -> Sampler:
+def sampler_of(engine: str, model: PreTrainedModel, slots: int) -> EmbeddedSampler | PlainSampler | MismatchedSampler:
     if engine == "mismatched":
-        return MismatchedSampler(model, TOKENIZER, Mismatch("bfloat16"), slots=slots)
+        return MismatchedSampler(model, TOKENIZER, Mismatched("bfloat16"), slots=slots)
     kind = {"embedded": EmbeddedSampler, "plain": PlainSampler}[engine]
     sampler = local_sampler(model, TOKENIZER, slots=slots)
     assert isinstance(sampler, kind)
@@ -84,13 +84,13 @@ def test_the_plain_sampler_gives_each_group_as_soon_as_its_last_row_has_ended():
 
 def test_a_stream_of_a_mismatched_sampler_loads_its_weights_when_it_starts():
     model = model_of("mismatched")
-    sampler = MismatchedSampler(model, TOKENIZER, Mismatch(lag=1))
+    sampler = MismatchedSampler(model, TOKENIZER, Mismatched(lag=1))
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1.5)
     exact = local_sampler(model, TOKENIZER).sample(REQUESTS, OPTIONS, seed=0, step=0)
     for version in (1, 2):
-        sampler.refresh(version)
+        sampler.refresh(model, version)
     found = dict(sampler.stream(REQUESTS, OPTIONS, seed=0, step=0, version=99))
     assert [[each.tokens for each in found[number]] for number in range(5)] == [
         [each.tokens for each in siblings] for siblings in exact

@@ -1,12 +1,27 @@
-"""What a sampler is asked and what it promises; the engines live in the files beside this one."""
+"""What a sampler is asked and what it promises, and how a run gets one; the engines are in the other files here."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 from proximo.types import Completion, Request
 
-__all__ = ["Sampler", "SamplingOptions", "gathered"]
+__all__ = [
+    "RunSamplers",
+    "Sampler",
+    "SamplerFactory",
+    "SamplingOptions",
+    "Snapshot",
+    "Stream",
+    "WeightHistory",
+    "gathered",
+]
+
+Stream = Iterator[tuple[int, tuple[Completion, ...]]]
+"""The number of each request, or problem, and its completions, as they end."""
 
 
 @dataclass(frozen=True)
@@ -59,29 +74,89 @@ class SamplingOptions:
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Anything that completes prompts."""
+    """Anything that completes prompts: a model of this process, or an engine that keeps weights of its own."""
 
-    def stream(
-        self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
-    ) -> Iterator[tuple[int, tuple[Completion, ...]]]:
-        """The number of each request and its completions, as soon as all of them have ended: in any order, but in
-        the same one for equal calls. Between two of them the model and torch's modes are as the caller left them.
+    @property
+    def repeats(self) -> bool:
+        """Whether equal calls give equal completions, to the bit. A resumed run then repeats the steps since its last
+        checkpoint exactly; where this is False the run says so when it starts and when it is resumed."""
+        ...
 
-        The random number behind a token depends on (seed, step, request.key, sample, position) and on nothing
-        else, so two requests of a call that share a key share their draws. `step` is an index: 0 for the first training
-        step, −1 for evaluations. `version` is passed through, except by a sampler with weights of its own, which knows
-        better.
+    def refresh(self, policy: PreTrainedModel, version: int) -> int:
+        """Take the policy's weights, which have seen `version` updates; return the version it samples with from now on.
+
+        A run calls this before every training step and before every evaluation. A sampler that decodes with the
+        policy's own module has nothing to do; an engine loads the weights, unless it already has this version.
         """
         ...
 
-    def sample(
+    def stream(
         self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
-    ) -> list[tuple[Completion, ...]]:
-        """The completions of each request, in order: the whole stream, `gathered`."""
+    ) -> Stream:
+        """The number of each request and its completions, as soon as all of them have ended: in any order, but in
+        the same one for equal calls. Between two of them the model and torch's modes are as the caller left them.
+
+        The random number behind a token depends on (seed, step, request.key, request.turn, sample, position) and on
+        nothing else, so two requests of a call that share a key and a turn share their draws. `step` is an index: 0
+        for the first training step, −1 for evaluations. `version` is what `refresh` returned; completions carry it.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A policy's weights after `version` updates."""
+
+    version: int
+    weights: list[Tensor]
+
+
+class WeightHistory(Protocol):
+    """Older weights that later steps sample with: a checkpoint has to hold them, because the policy has moved on."""
+
+    def kept(self) -> Sequence[Snapshot]:
+        """The snapshots to save, the oldest first."""
+        ...
+
+    def load(self, kept: Sequence[Snapshot]) -> None:
+        """Put back what `kept` returned."""
+        ...
+
+
+@dataclass(frozen=True)
+class RunSamplers:
+    """The samplers of a run."""
+
+    training: Sampler
+    """Samples the rollouts that are trained on."""
+    evaluation: Sampler
+    """Samples held-out problems from the current policy; often the same object as `training`."""
+    differs: bool = False
+    """Whether `training` differs from the policy on purpose. Otherwise a gap at the first step that rounding does not
+    explain stops the run."""
+    history: WeightHistory | None = None
+    """Older weights of `training` that checkpoints hold; None where the policy's weights are enough."""
+
+
+@runtime_checkable
+class SamplerFactory(Protocol):
+    """The options of a sampler: a frozen dataclass that a config names and that builds the samplers of a run."""
+
+    @property
+    def copies(self) -> int:
+        """Copies of the policy's weights that it keeps on the run's device, for the memory estimate."""
+        ...
+
+    def build(
+        self, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, slots: int, record_routes: bool
+    ) -> RunSamplers:
+        """The samplers for a policy. `slots` is the number of rows to decode at once. With `record_routes` the
+        completions to train on carry the experts that each token went to; raise ValueError where that is not possible.
+        """
         ...
 
 
 def gathered(stream: Iterable[tuple[int, tuple[Completion, ...]]], count: int) -> list[tuple[Completion, ...]]:
-    """What a stream gave for `count` requests, in their order."""
+    """The completions of `count` requests, in the order of the requests."""
     found = dict(stream)
     return [found[number] for number in range(count)]

@@ -57,6 +57,11 @@ def row_states(
     return _mixed(_mixed(keys + state) + samples)
 
 
+def turn_key(key: int, turn: int) -> int:
+    """The key of a later turn's random numbers; that of the first turn is the request's own."""
+    return key if turn == 0 else int(_mixed(_mixed(torch.tensor(signed(key))) + turn))
+
+
 def uniforms_at(states: Int[Tensor, " R"], positions: Int[Tensor, " R"]) -> Float[Tensor, " R"]:
     """The rows' numbers at these positions."""
     return _shifted(_mixed(states + positions), 11).double() * 2.0**-53

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.routing import UNKNOWN
 from proximo.models.tokens.tokenizing import ReplyReader
 from proximo.samplers import SamplingOptions
-from proximo.samplers.drawing import draw, signed, uniforms
+from proximo.samplers.drawing import draw, signed, turn_key, uniforms
 from proximo.tensor_types import Float, Int
 from proximo.types import Completion, Request
 
@@ -26,8 +26,9 @@ class PartialCompletion:
     """What has been drawn so far of one sample."""
 
     key: int
+    """Of its random numbers: the request's, with its turn mixed in."""
     sample: int
-    """Which of its request's samples."""
+    """Which of its prompt's samples."""
     prompt: tuple[int, ...]
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -51,8 +52,15 @@ def partials_of(requests: Sequence[Request]) -> list[list[PartialCompletion]]:
             raise ValueError(f"requests[{number}].prompt_tokens is empty: give at least one token, such as the BOS")
         if request.num_samples < 1:
             raise ValueError(f"requests[{number}].num_samples is {request.num_samples}: give at least 1")
+        if request.turn < 0 or request.first_sample < 0:
+            raise ValueError(
+                f"requests[{number}]: turn {request.turn}, first_sample {request.first_sample}: both count from 0"
+            )
     return [
-        [PartialCompletion(request.key, sample, request.prompt_tokens) for sample in range(request.num_samples)]
+        [
+            PartialCompletion(turn_key(request.key, request.turn), request.first_sample + sample, request.prompt_tokens)
+            for sample in range(request.num_samples)
+        ]
         for request in requests
     ]
 
@@ -89,7 +97,7 @@ class TokenWriter:
     def take(
         self, partial: PartialCompletion, tokens: list[int], logprobs: list[float], entropies: list[float]
     ) -> None:
-        """What a row has said so far, drawn elsewhere; what follows its end is not its."""
+        """The tokens of a row so far, drawn elsewhere; those after its end do not count."""
         for count in range(len(partial.tokens) + 1, len(tokens) + 1) if self.options.stop else (len(tokens),):
             partial.tokens, partial.logprobs, partial.entropies = tokens[:count], logprobs[:count], entropies[:count]
             self._end(partial)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.models.packing.attention import uses_our_attention
 from proximo.models.positions import check_requests
-from proximo.samplers import SamplingOptions, gathered
+from proximo.samplers import SamplingOptions, Stream, gathered
 from proximo.samplers.partial import PartialCompletion, TokenWriter, end_tokens, evaluating, partials_of
 from proximo.types import Completion, Request
 
@@ -33,7 +33,7 @@ class PlainSampler:
         if record_routes:
             raise ValueError(
                 f"record_routes is on, but a {type(model).__name__} with its own attention is sampled without: "
-                'use replay="old_policy", which the learner records itself'
+                'use routing_replay="old_policy", which the learner records itself'
             )
         if uses_our_attention(model):
             raise ValueError(f"model is a {type(model).__name__} with our attention: sample with EmbeddedSampler")
@@ -45,9 +45,18 @@ class PlainSampler:
         self._cache_name = cache_name(model)
         self._takes_positions = "position_ids" in forward_arguments(model)
 
+    @property
+    def repeats(self) -> bool:
+        return True
+
+    def refresh(self, policy: PreTrainedModel, version: int) -> int:
+        """Nothing to do: it decodes with the policy's own module."""
+        assert policy is self._model, "the policy is another module than the one that is sampled"
+        return version
+
     def stream(
         self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
-    ) -> Iterator[tuple[int, tuple[Completion, ...]]]:
+    ) -> Stream:
         partials = partials_of(requests)
         check_requests(self._model, requests, options.max_tokens)
         writer = TokenWriter(self._tokenizer, end_tokens(self._model, self._tokenizer), options, seed, step)

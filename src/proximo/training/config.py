@@ -4,11 +4,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from proximo.algorithms import GRPO, Algorithm
+from proximo.environments import EnvironmentOptions, SingleTurn
 from proximo.maths.pieces.traits import AdvantageTraits
 from proximo.models import Precision
 from proximo.models.values import OwnLayers, ValueForm
-from proximo.samplers import SamplingOptions
-from proximo.samplers.mismatch import Mismatch
+from proximo.samplers import SamplerFactory, SamplingOptions
+from proximo.samplers.embedded import Embedded
+from proximo.samplers.mismatched import Mismatched
 from proximo.tasks import TaskOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.reward_mix import RewardMix, check_rewards, mixed_range
@@ -16,6 +18,8 @@ from proximo.training.reward_mix import RewardMix, check_rewards, mixed_range
 RoutingReplay = Literal["old_policy", "sampler"]
 """Which pass's choice of experts an update replays."""
 
+SamplerOptions = Embedded | Mismatched | SamplerFactory
+"""What samples a run: a sampler of this package, or any class that builds one."""
 
 CPU_TOKENS = 16384
 """Tokens in one forward pass on a CPU, by default."""
@@ -161,9 +165,11 @@ class RunConfig:
     compile: bool = True
     """Whether to compile the model's layers on a GPU (takes some seconds once). Has no effect on a CPU."""
     sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(max_tokens=8))
-    mismatch: Mismatch | None = None
-    """Simulated difference between sampler and policy, for studies. None: rollouts come from the policy itself.
-    Evaluation always uses the policy itself."""
+    sampler: SamplerOptions = field(default_factory=Embedded)
+    """What samples. `Embedded`: the policy's own module. `Mismatched`: a copy that differs from the policy in a chosen
+    way, to study that; evaluation still is of the policy itself."""
+    environment: EnvironmentOptions = field(default_factory=SingleTurn)
+    """What happens between a problem and its completions. `SingleTurn`: the prompt is completed, once per sample."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
     routing_replay: RoutingReplay | None = None
     """Routing replay for mixture-of-experts models: which pass's expert choices the updates reuse.

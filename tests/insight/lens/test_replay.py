@@ -21,7 +21,7 @@ from proximo.maths import Clip, ClipCovariance, CurrentPolicy, GeometricClip, Ic
 from proximo.models import load_model, load_tokenizer, tiny_moe, tiny_tokenizer
 from proximo.models.shipped import resolve
 from proximo.samplers import SamplingOptions
-from proximo.samplers.mismatch import Mismatch
+from proximo.samplers.mismatched import Mismatched
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
 from proximo.training.rl.progress import Lines
 from proximo.training.rl.run import Run
@@ -98,7 +98,7 @@ OTHERS = {
     # algorithm, steps, and what else differs
     "epochs": (replace(SAPO, gate=Clip(0.2, 0.28, dual=2.0)), 1, {"training": {"epochs": 2}}),
     "single": (GRPO, 1, {"training": {"minibatches": 1}}),
-    "mismatch": (replace(GRPO, correct=TokenTruncated(1.1)), 2, {"mismatch": Mismatch(lag=1), "training": GENTLY}),
+    "mismatch": (replace(GRPO, correct=TokenTruncated(1.1)), 2, {"sampler": Mismatched(lag=1), "training": GENTLY}),
     "value": (PPO, 2, {"value": ValueOptions(pretrain_steps=1)}),
     # Dead rows are not trained on, but were among those that were chosen from.
     "ranked": (replace(SAPO, select=TopEntropy(0.5)), 1, {}),

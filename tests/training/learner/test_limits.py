@@ -629,7 +629,7 @@ def test_sampling_that_runs_out_of_memory_says_what_to_make_smaller(tmp_path: Pa
     def stream(*given, **named):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
 
-    monkeypatch.setattr(run.sampler, "stream", stream)
+    monkeypatch.setattr(run.samplers.evaluation, "stream", stream)
     with pytest.raises(ValueError, match=r"Tried to allocate 9 GiB.*sampling.max_tokens.*training.group_size"):
         train(run, toml.dumps(run.config))
 

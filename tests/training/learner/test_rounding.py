@@ -11,7 +11,7 @@ from proximo.algorithms import DAPO, GRPO, Algorithm
 from proximo.maths.mismatch import MismatchStats
 from proximo.models import tiny_model, tiny_moe, with_precision
 from proximo.samplers import Sampler, SamplingOptions
-from proximo.samplers.mismatch import Mismatch
+from proximo.samplers.mismatched import Mismatched
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.rounding import check_gap, max_gap
@@ -38,15 +38,17 @@ class Shifted:
     inner: Sampler
     shift: float
 
+    repeats = True
+
+    def refresh(self, policy, version):
+        return self.inner.refresh(policy, version)
+
     def stream(self, requests, options, *, seed, step, version=0):
         for number, siblings in self.inner.stream(requests, options, seed=seed, step=step, version=version):
             yield (
                 number,
                 tuple(replace(each, logprobs=tuple(p - self.shift for p in each.logprobs)) for each in siblings),
             )
-
-    def sample(self, requests, options, *, seed, step, version=0):
-        return [found for _, found in sorted(self.stream(requests, options, seed=seed, step=step, version=version))]
 
 
 @pytest.fixture
@@ -84,7 +86,7 @@ def test_a_gap_of_rounding_stops_nothing(tmp_path, float32, minibatches: int):
 
 
 def test_a_mismatch_that_was_asked_for_stops_nothing(tmp_path, float32):
-    run = Run(replace(CONFIG, mismatch=Mismatch()), tmp_path, Lines())
+    run = Run(replace(CONFIG, sampler=Mismatched()), tmp_path, Lines())
     run.collector = replace(run.collector, sampler=Shifted(run.collector.sampler, 0.5))
     run.log.start("")
     train_step(run, 0, DataCursor())

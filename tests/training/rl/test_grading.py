@@ -15,7 +15,7 @@ from proximo.algorithms import GRPO
 from proximo.maths import KeepAll, KeepMixed
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction
-from proximo.samplers import Sampler, SamplingOptions, gathered
+from proximo.samplers import Sampler, SamplingOptions
 from proximo.samplers.embedded import local_sampler
 from proximo.tasks import Arithmetic, Countdown, Echo, File, Gym, Sorting, Task
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
@@ -63,6 +63,11 @@ class Script:
 
     # As a sampler
 
+    repeats = True
+
+    def refresh(self, policy, version: int) -> int:
+        return version
+
     def stream(
         self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
     ) -> Iterator[tuple[int, tuple[Completion, ...]]]:
@@ -70,11 +75,6 @@ class Script:
             self.happens(f"sampled {number}")
             said = [f"{number}.{sample}" for sample in range(requests[number].num_samples)]
             yield number, tuple(Completion((7,), (-0.1,), text, "stop", version) for text in said)
-
-    def sample(
-        self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
-    ) -> list[tuple[Completion, ...]]:
-        return gathered(self.stream(requests, options, seed=seed, step=step, version=version), len(requests))
 
     # As a task
 

@@ -19,7 +19,7 @@ from proximo.maths.pieces.credit import ProcessNormalized
 from proximo.maths.pieces.ratios import CurrentPolicy
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.models.scoring import score
-from proximo.samplers import SamplingOptions, gathered
+from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.learner.learner import Learner
@@ -50,6 +50,10 @@ class FakeSampler:
     """Says the sample's number; remembers what it was asked."""
 
     calls: list
+    repeats = True
+
+    def refresh(self, policy, version: int) -> int:
+        return version
 
     def stream(self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0):
         self.calls.append(([request.key for request in requests], seed, step))
@@ -61,9 +65,6 @@ class FakeSampler:
                     for sample in range(request.num_samples)
                 ),
             )
-
-    def sample(self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0):
-        return gathered(self.stream(requests, options, seed=seed, step=step, version=version), len(requests))
 
 
 @dataclass(frozen=True)

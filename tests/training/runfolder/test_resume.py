@@ -29,7 +29,7 @@ from proximo.models.shipped import resolve
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead
 from proximo.rewards.failures import Failure
 from proximo.samplers import SamplingOptions
-from proximo.samplers.mismatch import Mismatch
+from proximo.samplers.mismatched import Mismatched
 from proximo.storage.folders import complaints, file_hash
 from proximo.storage.lines import Lines
 from proximo.storage.locks import FolderLock
@@ -144,7 +144,7 @@ RUNS = {
     "ppo, own layers": config(PPO, value=ValueOptions(OwnLayers(1), pretrain_steps=1), steps=3),
     "ppo, own model": config(PPO, value=ValueOptions(OwnModel()), steps=3),
     "reset reference": config(training=replace(config().training, reset_reference_every=1)),
-    "lagging sampler": config(mismatch=Mismatch(precision="bfloat16", lag=2), steps=5),
+    "lagging sampler": config(sampler=Mismatched(precision="bfloat16", lag=2), steps=5),
     "adaptive kl": config(replace(PPO, shape=KlReward(0.1, controller=AdaptiveKl(target=1.0, horizon=8))), steps=3),
     "evaluated": config(evaluation=EvaluationOptions(problems=4, every=1), steps=3),
 }

@@ -209,7 +209,7 @@ def before_call(monkeypatch, owner: object, name: str, call: Callable[[], None])
 
 def in_rollout(monkeypatch, run: Run, happens: Callable[[], None]) -> None:
     """In the middle of step 1's decoding."""
-    whole, call = run.sampler.stream, when(2, happens)
+    whole, call = run.samplers.training.stream, when(2, happens)
 
     def stream(requests, options, *, seed, step, version=0):
         for found in whole(requests, options, seed=seed, step=step, version=version):
@@ -217,7 +217,7 @@ def in_rollout(monkeypatch, run: Run, happens: Callable[[], None]) -> None:
                 call()
             yield found
 
-    monkeypatch.setattr(run.sampler, "stream", stream)
+    monkeypatch.setattr(run.samplers.training, "stream", stream)
 
 
 def in_grading(monkeypatch, run: Run, happens: Callable[[], None]) -> None:

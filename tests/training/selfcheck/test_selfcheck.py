@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from proximo.algorithms import CLIP_COV, GRPO, GSPO, PPO, SAPO
 from proximo.models import PaddedFallback, tiny_model, tiny_tokenizer
 from proximo.models.packing.packed import Bucket, PackedReader
-from proximo.samplers import Sampler, SamplingOptions, gathered
+from proximo.samplers import Sampler, SamplingOptions
 from proximo.samplers.embedded import EmbeddedSampler, local_sampler
 from proximo.tasks import Arithmetic, Echo, File, Split
 from proximo.training.config import RunConfig, TrainingOptions
@@ -111,6 +111,10 @@ class OffBy:
 
     sampler: Sampler
     amount: float
+    repeats = True
+
+    def refresh(self, policy, version: int) -> int:
+        return self.sampler.refresh(policy, version)
 
     def stream(
         self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
@@ -122,11 +126,6 @@ class OffBy:
                     replace(each, logprobs=tuple(value + self.amount for value in each.logprobs)) for each in siblings
                 ),
             )
-
-    def sample(
-        self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
-    ) -> list[tuple[Completion, ...]]:
-        return gathered(self.stream(requests, options, seed=seed, step=step, version=version), len(requests))
 
 
 def test_a_sampler_that_disagrees_with_the_learner_is_found(model):

@@ -5,11 +5,12 @@ the run. Groups kept beyond what the step needs are carried over to the next one
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from proximo.environments import Ask, Environment, Question, SingleTurn
 from proximo.maths.pieces.keeping import Keep, drops
 from proximo.maths.pieces.traits import KeepTraits
 from proximo.models import prompt_tokens
@@ -37,6 +38,7 @@ class Collector:
     training: TrainingOptions
     keep: Keep
     seed: int
+    environment: Environment = field(default_factory=SingleTurn)
 
     def collect(self, cursor: DataCursor, *, step: int, version: int) -> Collected:
         """Fill a step with groups to train on."""
@@ -90,16 +92,16 @@ class Collector:
     def _sample(
         self, drawn: Sequence[tuple[int, Problem]], *, step: int, version: int, round_number: int
     ) -> tuple[list[Group], float]:
-        """A group for each problem, and how long its grades were waited for."""
+        """A group for each problem, and the seconds spent waiting for its grades."""
         prompts = [prompt_tokens(self.tokenizer, problem.prompt) for _, problem in drawn]
-        requests = [
-            Request(key=index, prompt_tokens=tokens, num_samples=self.training.group_size)
-            for (index, _), tokens in zip(drawn, prompts, strict=True)
+        questions = [
+            Question(problem, Request(key=index, prompt_tokens=tokens, num_samples=self.training.group_size))
+            for (index, problem), tokens in zip(drawn, prompts, strict=True)
         ]
         # A prompt that is sampled again in a later round of the same step must not draw the same numbers.
         seed = self.seed + 1_000_003 * round_number
-        stream = self.sampler.stream(requests, self.sampling, seed=seed, step=step, version=version)
-        found = graded(self.task, [problem for _, problem in drawn], stream)
+        ask = Ask(self.sampler, self.tokenizer, self.sampling, seed=seed, step=step, version=version)
+        found = graded(self.task, [problem for _, problem in drawn], self.environment.play(questions, ask))
         groups = [
             Group(problem, tokens, rollouts, ordinal=index)
             for (index, problem), tokens, rollouts in zip(drawn, prompts, found.rollouts, strict=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
+from proximo.environments import Ask, Environment, Question, SingleTurn
 from proximo.maths.intervals import half_width
 from proximo.models import prompt_tokens
 from proximo.samplers import Sampler, SamplingOptions
@@ -15,6 +16,8 @@ from proximo.training.records import Answered, Evaluation
 from proximo.training.rl.grading import graded
 from proximo.types import Problem, Request, Rollout
 
+SINGLE_TURN = SingleTurn()
+
 
 def evaluate(
     task: Task,
@@ -23,15 +26,23 @@ def evaluate(
     sampling: SamplingOptions,
     options: EvaluationOptions,
     seed: int,
+    *,
+    environment: Environment = SINGLE_TURN,
+    version: int = 0,
 ) -> tuple[Evaluation, list[Answered]]:
-    """Greedy accuracy and reward on the first held-out problems, and mean@k and pass@k where asked for."""
+    """Greedy accuracy and reward on the first held-out problems, and mean@k and pass@k where asked for.
+
+    `version` is the number of updates that the sampled weights have seen.
+    """
+    # Step −1 belongs to no training step, so evaluation shares no random number with it.
+    ask = Ask(sampler, tokenizer, sampling, seed=seed, step=-1, version=version)
     size = task.size("held_out")
     if size == 0:
         raise ValueError("task.held_out leaves no problem to evaluate on: keep some")
     # Asked for more than there are, each counts once: a repeated problem is no new evidence.
     number = options.problems if size is None else min(options.problems, size)
     problems = [task.problem(index, "held_out", seed) for index in range(number)]
-    greedy = _answers(task, sampler, tokenizer, replace(sampling, temperature=0.0), problems, 1, seed)
+    greedy = _answers(task, environment, replace(ask, options=replace(sampling, temperature=0.0)), problems, 1)
     answered = [
         Answered(problem, said.completion, said.grade) for problem, (said,) in zip(problems, greedy, strict=True)
     ]
@@ -52,7 +63,7 @@ def evaluate(
         },
     )
     if options.samples:
-        drawn = _answers(task, sampler, tokenizer, sampling, problems, options.samples, seed)
+        drawn = _answers(task, environment, ask, problems, options.samples)
         outcomes = [[rollout.grade.outcome for rollout in siblings] for siblings in drawn]
         known = [[outcome >= 1 for outcome in siblings if not math.isnan(outcome)] for siblings in outcomes]
         shares = [share for share in known if share]
@@ -72,21 +83,17 @@ def evaluate(
 
 
 def _answers(
-    task: Task,
-    sampler: Sampler,
-    tokenizer: PreTrainedTokenizerBase,
-    sampling: SamplingOptions,
-    problems: list[Problem],
-    num_samples: int,
-    seed: int,
+    task: Task, environment: Environment, ask: Ask, problems: list[Problem], num_samples: int
 ) -> list[tuple[Rollout, ...]]:
-    """What was said to each problem, graded."""
-    requests = [
-        Request(key=index, prompt_tokens=prompt_tokens(tokenizer, problem.prompt), num_samples=num_samples)
+    """The completions of each problem, graded."""
+    questions = [
+        Question(
+            problem,
+            Request(key=index, prompt_tokens=prompt_tokens(ask.tokenizer, problem.prompt), num_samples=num_samples),
+        )
         for index, problem in enumerate(problems)
     ]
-    # Step −1 belongs to no training step, so evaluation shares no random number with it.
-    return graded(task, problems, sampler.stream(requests, sampling, seed=seed, step=-1)).rollouts
+    return graded(task, problems, environment.play(questions, ask)).rollouts
 
 
 def known_mean(values: Iterable[float]) -> float:

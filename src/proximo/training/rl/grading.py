@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -13,11 +13,9 @@ from time import monotonic
 
 from proximo.rewards.failures import Failure, plain
 from proximo.rewards.grading import grading, note_failure
-from proximo.samplers import gathered
+from proximo.samplers import Stream, gathered
 from proximo.tasks import Task
 from proximo.types import Completion, Grade, Problem, Rollout
-
-Stream = Iterator[tuple[int, tuple[Completion, ...]]]
 
 SAID_EVERY = 60.0
 """Seconds of waiting for grades after which it is said what for."""
@@ -35,7 +33,7 @@ class Graded:
 
 
 def graded(task: Task, problems: Sequence[Problem], stream: Stream) -> Graded:
-    """What a sampler says to each problem, and the task's verdict on it."""
+    """The completions of each problem as a stream gives them, and the task's verdicts on them."""
     judge = _graded_along if task.while_sampling else _graded_after
     with grading():  # so that all groups use the same workers
         return judge(task, problems, stream)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from proximo.models import load_model, supports_packing
 from proximo.models.compiling import checkpoint_layers
 from proximo.models.packing.attention import body
-from proximo.samplers.mismatch import MismatchedSampler, Snapshot
+from proximo.samplers import Snapshot, WeightHistory
 from proximo.training.learner.learner import Learner
 from proximo.training.rl.unscored import UnscoredWatch
 from proximo.training.runfolder.checkpoints import STATE
@@ -30,7 +30,8 @@ class Holders:
 
     learner: Learner
     unscored: UnscoredWatch
-    mismatched: MismatchedSampler | None
+    history: WeightHistory | None
+    """Older weights that the sampler needs; None where it needs none."""
 
     def remember(self, standing: RunState) -> RunState:
         """With all that is small, as it is now; weights are left where they are."""
@@ -47,7 +48,7 @@ class Holders:
             "guard": learner.guard.state(),
             "unscored": self.unscored.state(),
         }
-        kept = [] if self.mismatched is None else self.mismatched.kept()
+        kept = [] if self.history is None else self.history.kept()
         parts["snapshot_versions"] = [each.version for each in kept]
         return replace(standing, parts=parts, tensors={"shuffle": learner.shuffle.get_state()}, snapshots=tuple(kept))
 
@@ -84,8 +85,8 @@ class Holders:
         self.unscored.load(parts["unscored"])
         learner.shuffle.set_state(standing.tensors["shuffle"])
         self._restore_budget(parts)
-        if self.mismatched is not None:
-            self.mismatched.load(self._snapshots(state / "sampler.safetensors", standing))
+        if self.history is not None:
+            self.history.load(self._snapshots(state / "sampler.safetensors", standing))
 
     def _restore_budget(self, parts: Mapping[str, Any]) -> None:
         learner = self.learner

@@ -15,9 +15,6 @@ from proximo.models.shipped import resolve
 from proximo.models.tokens.spelling import Spelling
 from proximo.models.values import OwnModel, ValueForm, load_value_model, value_model
 from proximo.rewards.grading import Grading
-from proximo.samplers import Sampler
-from proximo.samplers.embedded import local_sampler
-from proximo.samplers.mismatch import MismatchedSampler
 from proximo.tasks import Task
 from proximo.training.config import RunConfig
 from proximo.training.learner.learner import Learner
@@ -63,14 +60,9 @@ class Run:
             allow_compiling(each, config.compile)
         rows = config.training.groups * config.training.group_size
         slots = min(rows, MAX_SLOTS)
-        self.sampler = local_sampler(self.model, self.tokenizer, slots=slots)
-        records = config.routing_replay == "sampler"
-        self.mismatched = (
-            None
-            if config.mismatch is None
-            else MismatchedSampler(self.model, self.tokenizer, config.mismatch, slots=slots, record_routes=records)
+        self.samplers = config.sampler.build(
+            self.model, self.tokenizer, slots=slots, record_routes=config.routing_replay == "sampler"
         )
-        """What samples the rollouts in the place of `sampler`, where a mismatch is asked for."""
         self.learner = Learner(
             self.model,
             config.algorithm.with_length_limit(config.sampling.max_tokens),
@@ -80,31 +72,50 @@ class Run:
             value=value and value_model(value.form, self.model, backbone),
             value_learning_rate=value and value.rate(config.training.learning_rate),
             replay=config.routing_replay,
-            max_gap=max_gap(self.model) if config.mismatch is None else None,
+            max_gap=None if self.samplers.differs else max_gap(self.model),
         )
         self.watch, self.unscored = Watch(), UnscoredWatch(config.rewards.max_unscored, self.grading.failures)
         self.band = BandWatch(config.algorithm)
         self.collector = Collector(
             task=self.task,
-            sampler=self.mismatched or self._sampler(slots, record_routes=records),
+            sampler=self.samplers.training,
             tokenizer=self.tokenizer,
             sampling=config.sampling,
             training=config.training,
             keep=config.algorithm.keep,
             seed=config.seed,
+            environment=config.environment,
         )
         self.log, self.stop = RunLog(folder), Stop()
 
-    def _sampler(self, slots: int, *, record_routes: bool) -> Sampler:
-        """Evaluation's, with its keys and captured steps, unless it is to note routes, for which that has no use."""
-        if not record_routes:
-            return self.sampler
-        return local_sampler(self.model, self.tokenizer, slots=slots, record_routes=True)
+    def refresh_sampler(self) -> int:
+        """Hand the policy's weights to the sampler of the rollouts; the version that it samples with."""
+        return self.samplers.training.refresh(self.model, self.learner.version)
 
     def evaluate(self) -> tuple[Evaluation, list[Answered]]:
-        config = self.config
+        config, sampler = self.config, self.samplers.evaluation
         with self.stop.anywhere(), explaining_memory(SAMPLE_LESS):
-            return evaluate(self.task, self.sampler, self.tokenizer, config.sampling, config.evaluation, config.seed)
+            return evaluate(
+                self.task,
+                sampler,
+                self.tokenizer,
+                config.sampling,
+                config.evaluation,
+                config.seed,
+                environment=config.environment,
+                version=sampler.refresh(self.model, self.learner.version),
+            )
+
+    def tell_if_not_repeatable(self, step: int) -> None:
+        """Say, at the start and on every resume, that this run's sampler need not give the same tokens again."""
+        if not (self.samplers.training.repeats and self.samplers.evaluation.repeats):
+            name = type(self.config.sampler).__name__
+            message = (
+                f"sampler {name} does not repeat its draws: the same config and seed may give other numbers, and steps "
+                "that a resume does again may differ from those that were lost"
+            )
+            self.log.event(step, "not_repeatable", message)
+            self.progress.warned(step, message)
 
     def note(self, step: int, metrics: Mapping[str, float]) -> None:
         """A row of metrics is written, and what is new to the watch is said."""

@@ -28,10 +28,11 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
     steps done after it, `index + 1`.
     """
     config, learner, clock, step = run.config, run.learner, Clock(), index + 1
-    learner.start_step(run.mismatched and run.mismatched.refresh(learner.version))
+    sampled_version = run.refresh_sampler()
+    learner.start_step(sampled_version)
     with run.stop.anywhere():  # until the first update nothing has changed
         with clock.phase("rollout"), explaining_memory(SAMPLE_LESS):
-            collected = run.collector.collect(cursor, step=index, version=learner.version)
+            collected = run.collector.collect(cursor, step=index, version=sampled_version)
         clock.split("rollout", "grade", collected.grading_seconds)
         every = config.training.reset_reference_every
         if every is not None and index and index % every == 0:

@@ -23,7 +23,7 @@ def train(run: Run, config_toml: str, attempt: Attempt | None = None) -> RunResu
         until.callback(run.grading.close)
         until.enter_context(run.grading.active())
         until.enter_context(run.stop)
-        holders = Holders(run.learner, run.unscored, run.mismatched)
+        holders = Holders(run.learner, run.unscored, run.samplers.history)
         checkpointer = Checkpointer(run.config, holders, run.tokenizer, run.log, run.progress.warned)
         # A run that cannot be gone on with, since too much was changed, stays as it is: nothing is written before.
         state = None if attempt.resume_from is None else checkpointer.restore(attempt.resume_from, run.task)
@@ -42,6 +42,7 @@ def _train(run: Run, checkpointer: Checkpointer, state: RunState | None) -> RunR
     else:
         run.log.rewind(state.sizes, state.step)
         run.remember()
+    run.tell_if_not_repeatable(state.step)
     run.progress.start(config.steps, state.before)
     try:
         while not checkpointer.is_last(state):

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from proximo.samplers.mismatch import Snapshot
+from proximo.samplers import Snapshot
 from proximo.tasks import Split, Task
 from proximo.training.records import Answered, DataCursor, Evaluation
 from proximo.types import Completion, Grade, Group, Problem, Rollout

@@ -5,7 +5,7 @@ difference is known and of a chosen size, and a run that has it repeats to the l
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,70 +15,79 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.models import frozen_copy
 from proximo.models.routing import needed_routers
-from proximo.samplers import SamplingOptions, gathered
+from proximo.samplers import RunSamplers, SamplingOptions, Snapshot, Stream, gathered
 from proximo.samplers.drawing import signed
 from proximo.samplers.embedded import local_sampler
 from proximo.types import Completion, Request
 
 
 @dataclass(frozen=True)
-class Mismatch:
-    """How the sampler differs from the policy. As it stands, in nothing: the control of a study.
+class Mismatched:
+    """A copy of the policy that differs from it in a chosen way samples the rollouts; evaluation is of the policy
+    itself. With the defaults it differs in nothing: the control of a study.
 
-    Example: Mismatch(precision="bfloat16", lag=1)
+    Example: Mismatched(precision="bfloat16", lag=1)
     """
 
     precision: Literal["bfloat16", "float16"] | None = None
-    """The weights are rounded to it; the arithmetic stays float32, so that the weights are all that differs."""
+    """Precision that the sampler's weights are rounded to; the arithmetic stays float32, so that only the weights
+    differ. None: they are not rounded."""
     router_noise: float = 0.0
-    """Standard deviation of what is added to the weights of a mixture's routers, drawn anew for each round. Untrained
+    """Standard deviation of Gaussian noise on the weights of a mixture's routers, drawn anew for each round. Untrained
     routers have weights of about 0.02."""
     lag: int = 0
-    """The weights are those of so many training steps ago; those of the start, while there is no such step."""
+    """Age of the sampler's weights, in training steps; the first steps sample with the weights of the start."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.router_noise < float("inf"):
-            raise ValueError(f"mismatch.router_noise is {self.router_noise}: give a standard deviation, 0 or more")
+            raise ValueError(f"sampler.router_noise is {self.router_noise}: give a standard deviation, 0 or more")
         if self.lag < 0:
-            raise ValueError(f"mismatch.lag is {self.lag}: give a number of steps, 0 or more")
+            raise ValueError(f"sampler.lag is {self.lag}: give a number of steps, 0 or more")
 
     @property
     def dtype(self) -> torch.dtype | None:
         return {None: None, "bfloat16": torch.bfloat16, "float16": torch.float16}[self.precision]
 
+    @property
+    def copies(self) -> int:
+        """The copy that samples, the newest snapshot, and one for each step of the lag."""
+        return self.lag + 2
 
-@dataclass(frozen=True)
-class Snapshot:
-    """A policy's weights, as they were after so many updates."""
-
-    version: int
-    weights: list[Tensor]
+    def build(
+        self, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, slots: int, record_routes: bool
+    ) -> RunSamplers:
+        evaluation = local_sampler(policy, tokenizer, slots=slots)
+        training = MismatchedSampler(policy, tokenizer, self, slots=slots, record_routes=record_routes)
+        return RunSamplers(training, evaluation, differs=True, history=training)
 
 
 class MismatchedSampler:
-    """Samples from a copy of the policy that differs from it as `mismatch` says.
+    """Samples from a copy of the policy that differs from it as `options` say.
 
-    The loop calls `refresh` once a training step, before its rollouts. Completions carry the log-probs that they
-    were really drawn with, and the version of the weights they were really drawn from, not the caller's.
+    Completions carry the log-probs that they were really drawn with, and the version of the weights they were really
+    drawn from, whatever the caller names.
     """
 
     def __init__(
         self,
         policy: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        mismatch: Mismatch,
+        options: Mismatched,
         *,
         slots: int = 128,
         record_routes: bool = False,
     ) -> None:
-        self._policy = policy
-        self._mismatch = mismatch
+        self._options = options
         self._copy = frozen_copy(policy)
-        noise = mismatch.router_noise
-        self._routers = needed_routers(self._copy, f"mismatch.router_noise is {noise}") if noise else []
+        noise = options.router_noise
+        self._routers = needed_routers(self._copy, f"sampler.router_noise is {noise}") if noise else []
         self._sampler = local_sampler(self._copy, tokenizer, slots=slots, record_routes=record_routes)
-        self._snapshots: deque[Snapshot] = deque(maxlen=mismatch.lag + 1)
-        self.refresh(0)
+        self._snapshots: deque[Snapshot] = deque(maxlen=options.lag + 1)
+        self.refresh(policy, 0)
+
+    @property
+    def repeats(self) -> bool:
+        return True
 
     @property
     def version(self) -> int:
@@ -86,25 +95,25 @@ class MismatchedSampler:
         return self._snapshots[0].version
 
     @torch.no_grad()
-    def refresh(self, version: int) -> int:
-        """Take the policy's weights, which have seen `version` updates; the version it samples with from now on."""
+    def refresh(self, policy: PreTrainedModel, version: int) -> int:
+        """Once a training step, before its rollouts: the lag counts these calls."""
         # Parameters, not a state dict: weights that are tied are kept once.
-        self._snapshots.append(Snapshot(version, [self._rounded(each) for each in self._policy.parameters()]))
+        self._snapshots.append(Snapshot(version, [self._rounded(each) for each in policy.parameters()]))
         return self.version
 
     def kept(self) -> list[Snapshot]:
         """The weights that later steps sample with, the oldest first; none without a lag."""
-        return list(self._snapshots)[-self._mismatch.lag :] if self._mismatch.lag else []
+        return list(self._snapshots)[-self._options.lag :] if self._options.lag else []
 
     def load(self, kept: Sequence[Snapshot]) -> None:
-        """What `kept` gave."""
+        """Put back what `kept` returned."""
         if kept:
             self._snapshots.clear()
             self._snapshots.extend(kept)
 
     def stream(
         self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
-    ) -> Iterator[tuple[int, tuple[Completion, ...]]]:
+    ) -> Stream:
         """One at a time: streams share the copy, and each loads its own weights into it."""
         self._load(seed, step)
         yield from self._sampler.stream(requests, options, seed=seed, step=step, version=self.version)
@@ -115,7 +124,7 @@ class MismatchedSampler:
         return gathered(self.stream(requests, options, seed=seed, step=step, version=version), len(requests))
 
     def _rounded(self, weight: Tensor) -> Tensor:
-        dtype = self._mismatch.dtype
+        dtype = self._options.dtype
         return weight.clone() if dtype is None else weight.to(dtype).to(weight.dtype)
 
     @torch.no_grad()
@@ -123,8 +132,8 @@ class MismatchedSampler:
         """The oldest snapshot, and on it the noise of this seed and step: no call depends on an earlier one."""
         for own, weight in zip(self._copy.parameters(), self._snapshots[0].weights, strict=True):
             own.copy_(weight)
-        if self._mismatch.router_noise:
+        if self._options.router_noise:
             random = torch.Generator().manual_seed(signed((seed << 32) + step))
             for router in self._routers:
                 noise = torch.randn(router.weight.shape, generator=random, dtype=torch.float32)
-                router.weight.add_(self._mismatch.router_noise * noise.to(router.weight))
+                router.weight.add_(self._options.router_noise * noise.to(router.weight))

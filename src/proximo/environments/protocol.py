@@ -1,0 +1,59 @@
+"""What an environment is given and what it returns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from transformers import PreTrainedTokenizerBase
+
+from proximo.samplers import Sampler, SamplingOptions, Stream
+from proximo.types import Problem, Request
+
+
+@dataclass(frozen=True)
+class Question:
+    """A problem of a round, and the request that asks for its completions."""
+
+    problem: Problem
+    request: Request
+    """The first turn: the key of its random numbers, the problem's prompt as tokens, and how many samples are wanted.
+
+    A later turn is `replace(request, prompt_tokens=..., num_samples=1, turn=1, first_sample=n)` for sample n.
+    """
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Asks the sampler, with everything that is the same for all turns of a round."""
+
+    sampler: Sampler
+    tokenizer: PreTrainedTokenizerBase
+    options: SamplingOptions
+    """How tokens are drawn. `max_tokens` is the limit of a whole completion, all turns together."""
+    seed: int
+    step: int
+    version: int
+
+    def __call__(self, requests: Sequence[Request], options: SamplingOptions | None = None) -> Stream:
+        """The number of each request and its completions, as they end. `options` are those of the run, unless others
+        are given, such as fewer tokens for a later turn."""
+        chosen = self.options if options is None else options
+        return self.sampler.stream(requests, chosen, seed=self.seed, step=self.step, version=self.version)
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """Turns problems into completions by asking the sampler, as often as it likes: a frozen dataclass.
+
+    Training and evaluation both go through it; the task grades what it returns.
+    """
+
+    def play(self, questions: Sequence[Question], ask: Ask) -> Stream:
+        """The number of each question and its completions, `request.num_samples` of them, in order of their samples.
+
+        Questions may come out in any order, but in the same one for equal calls; each is graded while others are still
+        sampled. A completion of several turns holds everything after the first prompt, and its `sampled` is False for
+        tokens that the policy did not write, such as a tool's answer. Its log-probs and entropies have a value for
+        every token, 0 where it was not sampled, and it is no longer than `ask.options.max_tokens`.
+        """
+        ...
