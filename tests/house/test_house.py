@@ -31,6 +31,29 @@ def test_nothing_asks_which_algorithm_it_is():
         assert not re.search(r"(?<!for )\b(name|algorithm)\s*(==|in)\s*[\"'\[(]", path.read_text()), path.name
 
 
+def test_nothing_asks_which_class_a_piece_is():
+    """Stages ask a piece what it does (protocols and traits), so that a piece from anywhere does what it says."""
+    parsed = {path: ast.parse(path.read_text()) for path in FILES}
+    pieces = {
+        node.name
+        for path, tree in parsed.items()
+        if path.parent == SOURCE / "maths" / "pieces" and path.stem not in ("protocols", "traits")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    assert {"Clip", "KeepMixed", "PositiveNll", "SamplerPolicy"} <= pieces
+    asked = [
+        f"{path.name}:{node.lineno}"
+        for path, tree in parsed.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance"
+        for name in ast.walk(node.args[1])
+        if isinstance(name, ast.Name | ast.Attribute)
+        if (name.id if isinstance(name, ast.Name) else name.attr) in pieces
+    ]
+    assert asked == []
+
+
 def test_no_room_called_utils():
     forbidden = {"utils", "common", "base", "core", "helpers"}
     assert not {path.stem for path in FILES} & forbidden

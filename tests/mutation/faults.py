@@ -17,8 +17,8 @@ FAULTS = (
     Fault("maths/pieces/gates.py", "gain = torch.minimum(ratio", "gain = torch.maximum(ratio", "clip: max for min"),
     Fault(
         "maths/pieces/gates.py",
-        'return 1 - self.low, 1 + self.high\n\n    def __call__(\n        self,\n        log_ratio: Float[Tensor, "B T"],\n        logprobs: Float[Tensor, "B T"],\n        advantages: Float[Tensor, "B T"],\n        mask: Bool[Tensor, "B T"],\n    ) -> Float[Tensor, "B T"]:\n        ratio = bounded_exp(log_ratio)\n        gain',
-        'return 1 - self.high, 1 + self.low\n\n    def __call__(\n        self,\n        log_ratio: Float[Tensor, "B T"],\n        logprobs: Float[Tensor, "B T"],\n        advantages: Float[Tensor, "B T"],\n        mask: Bool[Tensor, "B T"],\n    ) -> Float[Tensor, "B T"]:\n        ratio = bounded_exp(log_ratio)\n        gain',
+        "return 1 - self.low, 1 + self.high",
+        "return 1 - self.high, 1 + self.low",
         "clip: low and high swapped",
     ),
     Fault(

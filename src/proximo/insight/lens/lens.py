@@ -18,6 +18,7 @@ from proximo.insight.lens.crediting import advantages_under
 from proximo.insight.lens.layout import Layout
 from proximo.insight.lens.steps import Step
 from proximo.maths.arithmetic import bounded_exp
+from proximo.maths.groups import siblings
 from proximo.maths.objective import Terms, token_terms
 from proximo.maths.pieces.keeping import trained_mask
 from proximo.maths.pieces.traits import GateTraits, KeepTraits, SelectionTraits
@@ -166,7 +167,9 @@ def _assumed(step: Step, algorithm: Algorithm, credit: Float[Tensor, " N"], numb
     not_run = used & kept & ~was_run & pushes
     notes = []
     if left := int((used & ~kept).sum()):
-        notes.append(f"{left} completions of groups with equal outcomes leave the update and its denominator")
+        unanimous = siblings(step.batch.outcome, step.batch.group).unanimous[used & ~kept]
+        which = " of groups with equal outcomes" if unanimous.all() else ""
+        notes.append(f"{left} completions{which} leave the update and its denominator")
     if count := int(not_run.sum()):
         notes.append(f"{count} completions were not run in this update: their ratios are taken to be 1")
     return notes

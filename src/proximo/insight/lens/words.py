@@ -7,10 +7,7 @@ from proximo.insight.lens.lens import StepView, TokenState
 from proximo.insight.lens.steps import Step
 from proximo.maths.pieces.traits import AdvantageTraits, CorrectionTraits, GateTraits
 
-ROW_STATES = {
-    "unscored": "its completion is unscored: the grader failed, so it is in no term and no denominator",
-    "dropped": "its group was dropped before the update: all outcomes are the same",
-}
+UNSCORED = "its completion is unscored: the grader failed, so it is in no term and no denominator"
 
 
 def why(step: Step, seen: StepView, row: int, token: int) -> str:
@@ -31,10 +28,19 @@ def _outside(step: Step, seen: StepView, row: int, token: int) -> str:
 def _idle(step: Step, seen: StepView, row: int, token: int) -> str:
     if step.is_value_only:
         return "this step trained the value model alone"
-    if step.state[row] in ROW_STATES:
-        return ROW_STATES[step.state[row]]
+    if step.state[row] == "unscored":
+        return UNSCORED
+    outcomes = step.batch.outcome[step.batch.group == step.batch.group[row]]
+    alike = len(outcomes[~outcomes.isnan()].unique()) == 1
+    if step.state[row] == "dropped":
+        return (
+            "its group was dropped before the update: all outcomes are the same"
+            if alike
+            else "it was dropped before the update"
+        )
     if bool((step.updates[:, row] >= 0).any()):
-        return "all outcomes of its group are the same: this algorithm leaves it out, and out of the denominator"
+        reason = "all outcomes of its group are the same" if alike else type(seen.algorithm.keep).__name__
+        return f"{reason}: this algorithm leaves it out, and out of the denominator"
     return "its completion is in no update"
 
 

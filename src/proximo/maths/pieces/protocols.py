@@ -109,11 +109,9 @@ class GateProtocol(Piece, Protocol):
 
 @runtime_checkable
 class SelectionProtocol(Piece, Protocol):
-    @property
-    def step_wide(self) -> bool:
-        """Whether it ranks tokens of different rows. It then chooses once for an update, among all its tokens as one
-        row; otherwise it chooses in each micro-batch, whose rows it sees."""
-        ...
+    step_wide: ClassVar[bool]
+    """Whether it ranks tokens of different rows. It then chooses once for an update, among all its tokens as one row;
+    otherwise it chooses in each micro-batch, whose rows it sees."""
 
     def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
         """The tokens to act on."""

@@ -23,6 +23,7 @@ from proximo.maths.pieces.traits import AdvantageTraits
 from proximo.tensor_types import Bool, Float, Int
 
 
+@dataclass(frozen=True)
 class _OneForARow:
     def of_rows(self, counts: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
         """The weight of each sampled token of a row."""

@@ -123,7 +123,8 @@ def _why_empty(collected: Collected, assembled: Assembled | None) -> str:
         return "no completion could be scored: look at the grader"
     if assembled is None:
         return (
-            f"all {len(collected.dropped)} groups of {collected.rounds} rounds had equal outcomes, nothing was "
-            "updated: the task is too hard or too easy for this model, or raise training.refill_rounds"
+            f"all {len(collected.dropped)} groups of {collected.rounds} rounds were dropped by algorithm.keep, as "
+            "KeepMixed does with equal outcomes; nothing was updated: the task is too hard or too easy for this model, "
+            "or raise training.refill_rounds"
         )
     return f"{assembled.unscored} completions could not be scored and none is left: look at the grader"

@@ -134,8 +134,7 @@ def _states(batch: Batch, trained: Int[Tensor, " M"], kept_groups: int) -> list[
     states = ["unscored" if unscored else "dropped" for unscored in batch.rewards.isnan().tolist()]
     for row in trained.tolist():
         states[row] = "trained"
-    is_kept = (batch.group < kept_groups).tolist()
-    assert not any(kept and state == "dropped" for kept, state in zip(is_kept, states, strict=True))
+    assert bool((batch.group[trained] < kept_groups).all()), "no row of a dropped group trains"
     return states
 
 
