@@ -21,6 +21,9 @@ from proximo.maths.pieces.protocols import GateProtocol
 from proximo.maths.pieces.traits import RatioTraits
 from proximo.tensor_types import Bool, Float
 
+Tokens = Float[Tensor, "B T"]
+Mask = Bool[Tensor, "B T"]
+
 
 @dataclass(frozen=True)
 class Clip:
@@ -50,20 +53,14 @@ class Clip:
             return self.dual, "the dual clip"
         return (self.band[1], "the gate's upper edge") if advantage > 0 else (self.band[0], "the gate's lower edge")
 
-    def __call__(
-        self,
-        log_ratio: Float[Tensor, "B T"],
-        logprobs: Float[Tensor, "B T"],
-        advantages: Float[Tensor, "B T"],
-        mask: Bool[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, log_ratio: Tokens, logprobs: Tokens, advantages: Tokens, mask: Mask) -> Tokens:
         ratio = bounded_exp(log_ratio)
         gain = torch.minimum(ratio * advantages, ratio.clamp(*self.band) * advantages)
         if self.dual is not None:
             gain = torch.where(advantages < 0, torch.maximum(gain, self.dual * advantages), gain)
         return -gain
 
-    def through(self, log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def through(self, log_ratio: Tokens, advantages: Tokens) -> Tokens:
         ratio = bounded_exp(log_ratio)
         lowest, highest = self.band
         blocked = ((advantages > 0) & (ratio > highest)) | ((advantages < 0) & (ratio < lowest))
@@ -97,30 +94,20 @@ class SoftGate:
     def lens_manner(self, advantage: float) -> str:
         return f"at temperature {self.tau_pos if advantage > 0 else self.tau_neg:g}"
 
-    def statistics(
-        self, log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
-    ) -> Mapping[str, Float[Tensor, "B T"]]:
+    def statistics(self, log_ratio: Tokens, advantages: Tokens, mask: Mask) -> Mapping[str, Tokens]:
         return {"sapo_gap": self.sequence_gap(log_ratio, advantages, mask)}
 
-    def __call__(
-        self,
-        log_ratio: Float[Tensor, "B T"],
-        logprobs: Float[Tensor, "B T"],
-        advantages: Float[Tensor, "B T"],
-        mask: Bool[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, log_ratio: Tokens, logprobs: Tokens, advantages: Tokens, mask: Mask) -> Tokens:
         tau = self._tau(advantages)
         scale = 4 / tau if self.normalised else 1.0
         return -scale * torch.sigmoid(tau * (bounded_exp(log_ratio) - 1)) * advantages
 
-    def through(self, log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def through(self, log_ratio: Tokens, advantages: Tokens) -> Tokens:
         tau = self._tau(advantages)
         opening = torch.sigmoid(tau * (bounded_exp(log_ratio) - 1))
         return (4.0 if self.normalised else tau) * opening * (1 - opening)
 
-    def sequence_gap(
-        self, log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
-    ) -> Float[Tensor, "B T"]:
+    def sequence_gap(self, log_ratio: Tokens, advantages: Tokens, mask: Mask) -> Tokens:
         """|mean over the row of sech²(τ(r−1)/2) − sech²(τ·z̄/2)|, z̄ the mean of z = log r: repeated at every token.
 
         SAPO's paper reads its gate as a soft gate on GSPO's sequence ratio e^z̄. The distance is at most
@@ -131,7 +118,7 @@ class SoftGate:
         pooled = sech_squared(tau * row_mean(log_ratio, mask) / 2)
         return row_mean(real - pooled, mask).abs().expand_as(log_ratio)
 
-    def _tau(self, advantages: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def _tau(self, advantages: Tokens) -> Tokens:
         return torch.where(
             advantages > 0,
             torch.full_like(advantages, self.tau_pos),
@@ -148,16 +135,10 @@ def sech_squared(values: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
 class Unclipped:
     """r·A and nothing else: the plain importance-sampled objective, whose gate is always open. KL-Cov."""
 
-    def __call__(
-        self,
-        log_ratio: Float[Tensor, "B T"],
-        logprobs: Float[Tensor, "B T"],
-        advantages: Float[Tensor, "B T"],
-        mask: Bool[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, log_ratio: Tokens, logprobs: Tokens, advantages: Tokens, mask: Mask) -> Tokens:
         return -bounded_exp(log_ratio) * advantages
 
-    def through(self, log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def through(self, log_ratio: Tokens, advantages: Tokens) -> Tokens:
         return torch.ones_like(log_ratio)
 
 
@@ -180,17 +161,11 @@ class GeometricClip:
     def band(self) -> tuple[float, float]:
         return math.exp(-self.low), math.exp(self.high)
 
-    def __call__(
-        self,
-        log_ratio: Float[Tensor, "B T"],
-        logprobs: Float[Tensor, "B T"],
-        advantages: Float[Tensor, "B T"],
-        mask: Bool[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, log_ratio: Tokens, logprobs: Tokens, advantages: Tokens, mask: Mask) -> Tokens:
         clipped = torch.where(advantages > 0, log_ratio.clamp(max=self.high), log_ratio.clamp(min=-self.low))
         return -bounded_exp(row_mean(clipped, mask)) * advantages
 
-    def through(self, log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def through(self, log_ratio: Tokens, advantages: Tokens) -> Tokens:
         blocked = ((advantages > 0) & (log_ratio > self.high)) | ((advantages < 0) & (log_ratio < -self.low))
         return (~blocked).to(log_ratio.dtype)
 
@@ -202,16 +177,10 @@ class Reinforce:
     score_form: ClassVar[bool] = True
     ignores_ratio: ClassVar[bool] = True
 
-    def __call__(
-        self,
-        log_ratio: Float[Tensor, "B T"],
-        logprobs: Float[Tensor, "B T"],
-        advantages: Float[Tensor, "B T"],
-        mask: Bool[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, log_ratio: Tokens, logprobs: Tokens, advantages: Tokens, mask: Mask) -> Tokens:
         return -advantages * logprobs
 
-    def through(self, log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def through(self, log_ratio: Tokens, advantages: Tokens) -> Tokens:
         return torch.ones_like(log_ratio)
 
 
@@ -233,16 +202,10 @@ class CappedScore:
     def band(self) -> tuple[float, float]:
         return (0.0 if self.low is None else 1 - self.low), 1 + self.high
 
-    def __call__(
-        self,
-        log_ratio: Float[Tensor, "B T"],
-        logprobs: Float[Tensor, "B T"],
-        advantages: Float[Tensor, "B T"],
-        mask: Bool[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, log_ratio: Tokens, logprobs: Tokens, advantages: Tokens, mask: Mask) -> Tokens:
         return -bounded_exp(log_ratio).clamp(*self.band).detach() * advantages * logprobs
 
-    def through(self, log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def through(self, log_ratio: Tokens, advantages: Tokens) -> Tokens:
         ratio = bounded_exp(log_ratio)
         return ratio.clamp(*self.band) / ratio
 
@@ -268,19 +231,13 @@ class GammaScore:
         if not ratio.pools or ratio.length_normalised:
             yield f"gate {self} weighs whole completions: use ratio=SequenceProductRatio(), not {algorithm.ratio}"
 
-    def __call__(
-        self,
-        log_ratio: Float[Tensor, "B T"],
-        logprobs: Float[Tensor, "B T"],
-        advantages: Float[Tensor, "B T"],
-        mask: Bool[Tensor, "B T"],
-    ) -> Float[Tensor, "B T"]:
+    def __call__(self, log_ratio: Tokens, logprobs: Tokens, advantages: Tokens, mask: Mask) -> Tokens:
         return -self._log_weight(log_ratio, advantages).exp().detach() * advantages * logprobs
 
-    def through(self, log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def through(self, log_ratio: Tokens, advantages: Tokens) -> Tokens:
         return (self._log_weight(log_ratio, advantages) - log_ratio).exp()
 
-    def _log_weight(self, log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def _log_weight(self, log_ratio: Tokens, advantages: Tokens) -> Tokens:
         ratio = bounded_exp(log_ratio)
         positive = self.rate_pos + self.power_pos * log_ratio - self.rate_pos * ratio
         negative = self.rate_neg + self.power_neg * log_ratio - self.rate_neg * ratio
