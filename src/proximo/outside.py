@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, NoReturn
 
-FORMS = "FILE.py:NAME"
+FORM = "FILE.py:NAME"
 """What a field with an open union takes besides the names of our own classes, for help and errors."""
 MAX_BYTES = 10_000_000
 _PLACE = "__proximo_place__"
@@ -126,7 +126,7 @@ def _file_module(place: str, check: Check | None) -> types.ModuleType:
 def _named_module(place: str, check: Check | None) -> types.ModuleType:
     files = source_files(place)
     if not files and place not in sys.modules:
-        raise ValueError(f"there is no module {place}; check its name and PYTHONPATH, or give {FORMS}")
+        raise ValueError(f"there is no module {place}; check its name and PYTHONPATH, or give {FORM}")
     if check is not None:
         check(files, files[-1].read_bytes() if files else b"")
     try:

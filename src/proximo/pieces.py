@@ -13,6 +13,12 @@ from typing import Any, Literal
 from proximo import outside
 
 
+RESERVED = "type"
+"""The key of a table that says which class it is, so no field is called so."""
+SPECIAL = ("__call__",)
+"""Special methods that a protocol asks for."""
+
+
 def union_members(kind: Any) -> tuple[Any, ...]:
     """The members of a union, or the one type itself."""
     return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
@@ -29,9 +35,10 @@ def protocols(kind: Any) -> list[type]:
     return [option for option, its_bases in bases if typing.Protocol in its_bases]
 
 
-def choices(kind: Any) -> list[str]:
-    """What `type` may be: the names of the dataclasses, and how to name one of a user's own where the union is open."""
-    return [each.__name__ for each in classes(kind)] + [outside.FORMS] * bool(protocols(kind))
+def choices(kind: Any, *more: str) -> list[str]:
+    """What `type` may be: the names of the dataclasses, what else it may be, and where the union is open the form in
+    which a class of a user's own is named."""
+    return [*(each.__name__ for each in classes(kind)), *more, *[f"or {outside.FORM}"] * bool(protocols(kind))]
 
 
 def is_choice(kind: Any) -> bool:
@@ -44,7 +51,7 @@ def given_fields(kind: type) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if field.init:
-            assert field.name != "type", f"{kind.__name__}.type would hide which class a table is"
+            assert field.name != RESERVED, f"{kind.__name__}.type would hide which class a table is"
             yield field, hints[field.name]
 
 
@@ -92,7 +99,7 @@ def check_foreign(found: type, kind: Any) -> None:
     except Exception as error:  # an annotation may be any expression
         raise ValueError(f"{found.__name__} has annotations that cannot be read, {error}: correct them") from None
     for field in dataclasses.fields(found):
-        if field.init and field.name == "type":
+        if field.init and field.name == RESERVED:
             raise ValueError(f"{found.__name__} has a field called type, which says the class here: rename it")
         if field.init and not _is_writable(hints[field.name]):
             raise ValueError(
@@ -123,12 +130,12 @@ def missing_members(found: type, protocol: type) -> list[str]:
 
 
 def _members(protocol: type) -> dict[str, Any]:
-    """Its attributes, properties and methods by name; of special methods only `__call__` is one that is asked for."""
+    """Its attributes, properties and methods by name."""
     found: dict[str, Any] = {}
     for each in reversed(protocol.__mro__):
         if typing.Protocol in each.__bases__:
             declared = dict.fromkeys(vars(each).get("__annotations__", {})) | dict(vars(each))
-            found |= {name: item for name, item in declared.items() if name[0] != "_" or name == "__call__"}
+            found |= {name: item for name, item in declared.items() if name[0] != "_" or name in SPECIAL}
     return found
 
 

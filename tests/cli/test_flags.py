@@ -76,8 +76,8 @@ def test_the_help_names_what_can_be_added(capsys):
         given(GRPO, "--help")
     lines = [line.strip() for line in capsys.readouterr().out.splitlines() if ".add " in line]
     assert lines == [
-        "--shape.add {SoftOverlong,LinearOverlong,KlReward}  (one more, behind what is there)",
-        "--extra.add {ValueLoss,EntropyBonus,PositiveNll,RouterBalance}  (one more, behind what is there)",
+        "--shape.add {SoftOverlong,LinearOverlong,KlReward}  (one more, after what is there)",
+        "--extra.add {ValueLoss,EntropyBonus,PositiveNll,RouterBalance}  (one more, after what is there)",
     ]
 
 

@@ -10,7 +10,7 @@ from dataclasses import MISSING, is_dataclass, replace
 from types import NoneType
 from typing import Any, NoReturn, TypeVar, get_origin
 
-from proximo.outside import is_outside
+from proximo.outside import FORM, is_outside
 from proximo.pieces import choices, classes, foreign_class, given_fields, made, protocols, union_members
 from proximo.plain_text import MAX_SHOWN, visible
 from proximo.redacting import masked
@@ -92,13 +92,14 @@ def _types(value: object, path: str) -> Iterator[str]:
         return
     for field, kind in given_fields(type(value)):
         here = f"{path}-{field.name.replace('_', '-')}" if path == "-" else f"{path}.{field.name.replace('_', '-')}"
-        held, names = vars(value)[field.name], choices(kind)
-        add = f"  {here}.add {{{','.join(names)}}}  (one more, after what is there)"
+        held, names = vars(value)[field.name], [each.__name__ for each in classes(kind)]
+        own = f" or {FORM}" * bool(protocols(kind))
+        add = f"  {here}.add {{{','.join(names)}}}{own}  (one more, after what is there)"
         several = bool(names) and _holds_several(kind)
         names += ["None"] if names and NoneType in union_members(kind) else []
-        if len(names) > 1:
+        if len(names) > 1 or own:
             now = type(held).__name__ if is_dataclass(held) else "none" if held is None else "several"
-            yield f"  {here}.type {{{','.join(names)}}}  (now: {now})"
+            yield f"  {here}.type {{{','.join(names)}}}{own}  (now: {now})"
         if several:
             yield add
         yield from _types(held, here)
@@ -184,7 +185,7 @@ def _piece(kind: Any, name: str, asked: str, prefix: str, flags: list[str]) -> o
         refuse(f"{asked}: this field holds a value and no piece; give it with {prefix} VALUE")
     if name not in known:
         can_be_empty = NoneType in union_members(kind) and not asked.startswith(f"{prefix}.add ")
-        refuse(f"{asked}: give one of {', '.join([*choices(kind), *['None'] * can_be_empty])}")
+        refuse(f"{asked}: give one of {', '.join(choices(kind, *['None'] * can_be_empty))}")
     return made(known[name], kind, _required(known[name], prefix, flags))
 
 

@@ -1,0 +1,120 @@
+"""Reading a run folder executes no code that came with it: only what the run recorded, outside of run folders."""
+
+import builtins
+import json
+from pathlib import Path
+
+import pytest
+
+from proximo import toml
+from proximo.cli import main
+from proximo.insight.doctor.checkup import check_up
+from proximo.insight.folder import RunFolder
+from proximo.insight.report.facts import gather
+from proximo.insight.report.settings import configuration
+from proximo.insight.view.overview import about, summary
+from proximo.training.config import RunConfig
+from proximo.training.runfolder.resume import begin
+from tests.outside_files import TASK
+
+LOUD = "import builtins\nbuiltins.executed = True\n" + TASK
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    builtins.__dict__.pop("executed", None)
+
+
+def written(folder: Path, name: str, source: str = LOUD) -> RunFolder:
+    """The folder of a run that named a class; then what it executed is forgotten."""
+    place = Path(name.rpartition(":")[0])
+    if place.suffix == ".py":
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(source)
+    text = toml.dumps(toml.loads(f'[task]\ntype = "{name}"', RunConfig))
+    with begin(folder, text) as attempt:
+        attempt.start()
+    builtins.__dict__.pop("executed", None)
+    return RunFolder(folder)
+
+
+def is_executed() -> bool:
+    return bool(builtins.__dict__.pop("executed", False))
+
+
+def why_not(run: RunFolder) -> str:
+    """Why the class is not loaded; everything that does not need it is there, and nothing was executed."""
+    with pytest.raises(ValueError, match="task.type is") as refused:
+        _ = run.config
+    assert str(refused.value).count("\n") == 0
+    page = configuration(gather(run))
+    assert "Not available here" in page
+    assert "config.toml, whole" in page
+    assert check_up(run).state == "stopped"
+    assert summary(run)["steps"] == 40
+    shown = about(run, {})
+    assert "Parrot" in shown["config"]
+    assert shown["algorithm"]["name"] is None
+    assert "is not available: " in shown["algorithm"]["why"]
+    assert main(["report", str(run.path), "--out", "page.html"]) == 0
+    assert not is_executed()
+    return str(refused.value)
+
+
+def test_the_recorded_file_outside_of_the_run_is_loaded(here):
+    run = written(here / "run", "mine.py:Parrot")
+    (here / "mine.py").write_text(LOUD.replace("Which letters", "Which other letters"))
+    assert "changed since the run" in why_not(run)
+    (here / "mine.py").write_text(LOUD)
+    fresh = RunFolder(run.path)
+    assert toml.plain(fresh.config)["task"]["type"] == "mine.py:Parrot"
+    assert fresh.unavailable == gather(fresh).unavailable == {}
+    assert "Not available" not in configuration(gather(fresh))
+
+
+def test_a_file_inside_of_the_run_folder_is_never_loaded(here):
+    run = written(here / "run", "run/mine.py:Parrot")
+    assert "lies in a run folder" in why_not(run)
+    assert "lies in a run folder" in why_not(written(here / "other", "run/mine.py:Parrot"))
+
+
+def test_a_link_into_or_out_of_a_run_folder_is_no_way_around(here):
+    run = written(here / "run", "run/mine.py:Parrot")
+    (here / "link.py").symlink_to(here / "run" / "mine.py")
+    record = run.path / "config.toml"
+    record.write_text(record.read_text().replace("run/mine.py", "link.py"))
+    assert "lies in a run folder" in why_not(RunFolder(run.path))
+    (here / "mine.py").write_text(LOUD)
+    (here / "run" / "mine.py").unlink()
+    (here / "run" / "mine.py").symlink_to(here / "mine.py")
+    record.write_text(record.read_text().replace("link.py", "run/mine.py"))
+    assert "lies in a run folder" in why_not(RunFolder(run.path))
+
+
+def test_a_module_is_treated_like_its_file(here, monkeypatch):
+    (here / "some_package").mkdir()
+    (here / "some_package" / "__init__.py").touch()
+    (here / "some_package" / "mine.py").write_text(LOUD)
+    monkeypatch.syspath_prepend(here)
+    run = written(here / "run", "some_package.mine:Parrot")
+    assert run.config.task.problem(0, "train", 0).answer == "a"
+    (here / "some_package" / "mine.py").write_text(LOUD + "# another\n")
+    assert "changed since the run" in why_not(RunFolder(run.path))
+    monkeypatch.syspath_prepend(run.path)  # as where one stands in the folder
+    (run.path / "their_package").mkdir()
+    (run.path / "their_package" / "__init__.py").write_text("import builtins\nbuiltins.executed = True\n")
+    (run.path / "their_package" / "mine.py").symlink_to(here / "some_package" / "mine.py")
+    config = run.path / "config.toml"
+    config.write_text(config.read_text().replace("some_package", "their_package"))
+    assert "lies in a run folder" in why_not(RunFolder(run.path))
+
+
+def test_what_was_not_recorded_or_is_not_here_is_not_loaded(here):
+    run = written(here / "run", "mine.py:Parrot")
+    record = json.loads((run.path / "run.json").read_text())
+    (run.path / "run.json").write_text(json.dumps(record | {"fingerprints": {}}))
+    assert "changed since the run" in why_not(RunFolder(run.path))
+    (here / "mine.py").unlink()
+    assert "mine.py cannot be read, No such file or directory" in why_not(RunFolder(run.path))

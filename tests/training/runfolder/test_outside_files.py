@@ -1,0 +1,77 @@
+"""The files of a user's own classes belong to the run: a changed one is named, and refused unless allowed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from proximo import toml
+from proximo.storage.folders import file_hash
+from proximo.training.config import RunConfig
+from proximo.training.runfolder.config_changes import fingerprints, function_fingerprints
+from proximo.training.runfolder.resume import begin
+from tests.outside_files import REWARD, TASK
+
+TEXT = '[task]\ntype = "mine.py:Parrot"\n[[rewards.rules]]\n[rewards.rules.reward]\ntype = "{}:Short"\n'
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(TASK)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "short.py").write_text(REWARD)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def started(text: str, folder: Path) -> str:
+    """The identity of a run that has begun."""
+    with begin(folder, text) as attempt:
+        attempt.start()
+        (folder / "metrics.jsonl").write_text("{}\n")
+    return json.loads((folder / "run.json").read_text())["identity"]
+
+
+def test_files_and_modules_are_fingerprinted_by_field(here):
+    text = toml.dumps(toml.loads(TEXT.format("package.short"), RunConfig))
+    assert fingerprints(text) | {"model": ""} == {
+        "model": "",
+        "task.type": file_hash(here / "mine.py"),
+        "rewards.rules[0].reward.type": file_hash(here / "package" / "short.py"),
+    }
+    assert function_fingerprints(text) == {}
+    assert fingerprints(toml.dumps(RunConfig())).keys() == {"model"}
+
+
+def test_a_changed_file_is_named_and_refused_unless_it_is_allowed(here):
+    text, folder = toml.dumps(toml.loads(TEXT.format("package.short"), RunConfig)), here / "run"
+    started(text, folder)
+    with begin(folder, text):
+        pass
+    (here / "mine.py").write_text(TASK + "# another\n")
+    (here / "package" / "short.py").write_text(REWARD + "# another\n")
+    with pytest.raises(ValueError, match="holds a run with another config") as refused, begin(folder, text):
+        pass
+    assert str(refused.value).splitlines()[1:] == [
+        "  task.type (mine.py) has changed since the run began  (--allow-change task.type)",
+        "  rewards.rules[0].reward.type (package.short) has changed since the run began  "
+        "(--allow-change rewards.rules[0].reward.type)",
+    ]
+    with begin(folder, text, allowed=["task", "rewards"]) as attempt:
+        attempt.start()
+    changes = json.loads((folder / "run.json").read_text())["attempts"][-1]["changes"]
+    assert changes.keys() == {"task.type", "rewards.rules[0].reward.type"}
+    with begin(folder, text):  # what was allowed is the run's own from now on
+        pass
+    (here / "mine.py").unlink()
+    with pytest.raises(ValueError, match="task.type its files are gone"), begin(folder, text):
+        pass
+
+
+def test_a_runs_identity_includes_the_files(here):
+    text = toml.dumps(toml.loads(TEXT.format("package.short"), RunConfig))
+    first, again = started(text, here / "a"), started(text, here / "b")
+    (here / "mine.py").write_text(TASK + "# another\n")
+    assert first == again != started(text, here / "c")
