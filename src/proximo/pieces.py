@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from proximo import outside
 
-
 RESERVED = "type"
 """The key of a table that says which class it is, so no field is called so."""
 SPECIAL = ("__call__",)

@@ -61,8 +61,14 @@ def plain(value: Any) -> dict[str, Any]:
     return tomllib.loads(dumps(value))
 
 
-def load(path: str, kind: type[T], load: Callable[[str], type] = load_class) -> T:
-    """The dataclass `kind` from a file; a ConfigError names the file and says what to do. `load` as in `loads`."""
+Renew = Callable[[dict[str, Any]], dict[str, Any]]
+"""Gives the fields of an earlier version's config the names that they have today."""
+Load = Callable[[str], type]
+"""The class of a name like "file.py:Name"; ValueError where that may not be loaded."""
+
+
+def load(path: str, kind: type[T], load: Load = load_class, renew: Renew | None = None) -> T:
+    """The dataclass `kind` from a file; a ConfigError names the file and says what to do."""
     if not Path(path).is_file():
         raise ConfigError([f"{path}: there is no such file{', but a folder' * Path(path).is_dir()}"])
     with Path(path).open("rb") as file:
@@ -70,7 +76,7 @@ def load(path: str, kind: type[T], load: Callable[[str], type] = load_class) -> 
     if len(data) > MAX_BYTES:
         raise ConfigError([f"{path}: more than {MAX_BYTES} bytes, which is no config; give a .toml file of settings"])
     try:
-        return loads(data.decode("utf-8-sig"), kind, path, finite=True, load=load)
+        return loads(data.decode("utf-8-sig"), kind, path, finite=True, load=load, renew=renew)
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise ConfigError([f"{path}:{line}: not UTF-8, {error.reason}; save the file as UTF-8"]) from None
@@ -82,10 +88,11 @@ def loads(
     source: str = "config",
     *,
     finite: bool = False,
-    load: Callable[[str], type] = load_class,
+    load: Load = load_class,
+    renew: Renew | None = None,
 ) -> T:
-    """The dataclass `kind` from TOML; `source` names the text in a ConfigError. `finite` numbers only, where asked.
-    `load` gives the class of a name like "file.py:Name", or raises ValueError where that may not be loaded."""
+    """The dataclass `kind` from TOML; `source` names the text in a ConfigError. `finite`: whether to refuse inf and
+    NaN."""
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -93,7 +100,7 @@ def loads(
     if _nested_beyond(data, DEEPEST):
         raise ConfigError([f"{source}: its tables are nested too deeply for any config"])
     reader = _Reader(line_numbers(text), finite, load)
-    value = reader.table(data, kind, "")
+    value = reader.table(data if renew is None else renew(data), kind, "")
     if reader.problems:
         found = sorted(reader.problems, key=lambda problem: problem[0])
         raise ConfigError([f"{source}:{line}: {what}" if line else f"{source}: {what}" for line, what in found])

@@ -12,6 +12,7 @@ from proximo.insight.folder import RunFolder
 from proximo.outside import load_class
 from proximo.presets import ARITHMETIC, PRESETS, with_algorithm
 from proximo.training.config import RunConfig
+from proximo.training.old_names import load_run
 from proximo.training.pipeline import PipelineConfig
 from proximo.training.reward_mix import RewardModel
 
@@ -66,7 +67,7 @@ def preset_or_file(name: str) -> RunConfig:
     if name.endswith(".toml"):
         try:
             with said_later():
-                return toml.load(name, RunConfig)
+                return load_run(name)
         except ValueError as error:
             refuse(str(error))
     found = preset(name)

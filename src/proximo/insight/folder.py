@@ -9,7 +9,6 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from proximo import toml
 from proximo.algorithms import UnusualChoice
 from proximo.health.history import in_order
 from proximo.insight.lens.steps import Step, read_step
@@ -20,6 +19,7 @@ from proximo.storage.locks import NAME as LOCK
 from proximo.storage.locks import is_held
 from proximo.storage.opening import LinkedFile, open_file
 from proximo.training.config import RunConfig
+from proximo.training.old_names import loads_run
 from proximo.training.runfolder.log import METRICS, ROLLOUTS
 from proximo.training.runfolder.record import FORMAT
 from proximo.training.runfolder.resume import RESULT
@@ -55,7 +55,7 @@ class RunFolder:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnusualChoice)  # said when the run began, and in its report
             text = data.decode("utf-8-sig", errors="replace")
-            return toml.loads(text, RunConfig, str(path), finite=True, load=self.load_class)
+            return loads_run(text, str(path), self.load_class)
 
     def load_class(self, name: str) -> type:
         """A class of a user's own that the config names. A run folder may come from anyone, so nothing in it is

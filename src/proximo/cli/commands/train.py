@@ -16,6 +16,7 @@ from proximo.cli.flags import changed, refuse, said_later, say, take, take_model
 from proximo.cli.live import LiveView
 from proximo.cli.models import machine_line, open_model
 from proximo.cli.run_folders import report_failure, suit_attempt, take_allowed, taken
+from proximo.environments import EnvironmentOptions, SingleTurn
 from proximo.insight.doctor.checkup import standing, summary
 from proximo.insight.folder import RunFolder
 from proximo.models import Precision, load_tokenizer
@@ -27,6 +28,7 @@ from proximo.samplers.embedded import local_sampler
 from proximo.storage.lines import plain
 from proximo.tasks import Arithmetic, Code, Countdown, Echo, File, Sorting, TaskOptions
 from proximo.training.config import EvaluationOptions, RunConfig
+from proximo.training.old_names import load_run
 from proximo.training.pipeline import PipelineConfig
 from proximo.training.preflight.estimate import batch_arithmetic, memory
 from proximo.training.preflight.preflight import rehearse
@@ -185,6 +187,8 @@ class EvalConfig:
     """As torch names it. `auto`: a GPU where there is one, else the CPU."""
     dtype: Precision = "auto"
     """Of the weights. `auto`: bfloat16 on a GPU, float32 on a CPU."""
+    environment: EnvironmentOptions = field(default_factory=SingleTurn)
+    """What happens between a problem and its completions."""
     seed: int = 0
 
 
@@ -204,7 +208,9 @@ def run_eval(arguments: list[str]) -> int:
         options = EvaluationOptions(problems=config.problems, samples=config.samples)
         task = judged(config.task, config.rewards, tokenizer, config.dtype)
         with grading() as active:
-            result, _ = evaluate(task, sampler, tokenizer, config.sampling, options, config.seed)
+            result, _ = evaluate(
+                task, sampler, tokenizer, config.sampling, options, config.seed, environment=config.environment
+            )
     except ValueError as error:
         refuse(str(error))
     for failures in active.failures.take():
@@ -230,7 +236,7 @@ def _own_evaluation(name: str) -> EvalConfig:
     try:
         with said_later():
             # A folder may come from anyone: of the classes it names, only those that a run folder may load.
-            config = toml.load(str(file), RunConfig, lambda name: RunFolder(run).load_class(name))
+            config = load_run(str(file), RunFolder(run).load_class)
     except ValueError as error:
         refuse(str(error))
     say(f"as the run says in {file}: {type(config.task).__name__}, {config.sampling.max_tokens} tokens at most")
@@ -243,6 +249,7 @@ def _own_evaluation(name: str) -> EvalConfig:
         samples=evaluation.samples,
         device=config.device,
         dtype=config.dtype,
+        environment=config.environment,
         seed=config.seed,
     )
 

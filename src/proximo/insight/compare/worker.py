@@ -17,6 +17,7 @@ from proximo.plain_text import MAX_SHOWN, visible
 from proximo.redacting import masked
 from proximo.sandbox.kernel import die_with_parent
 from proximo.training.config import RunConfig
+from proximo.training.old_names import load_run
 from proximo.training.rl.progress import Lines
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
@@ -31,7 +32,7 @@ def main(arguments: list[str]) -> int:
     disable_progress_bar()
     sys.argv = ["proximo", "train", path, "--seed", seed, "--run", folder]  # what the run's record is to say
     try:
-        config = replace(toml.load(path, RunConfig), seed=int(seed))
+        config = replace(load_run(path), seed=int(seed))
         train_one(config, Path(folder), Machine(int(threads), bool(int(onednn))))
     except (OSError, ValueError) as error:
         print(f"error: {visible(masked(str(error)), MAX_SHOWN)}", file=sys.stderr, flush=True)

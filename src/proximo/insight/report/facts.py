@@ -22,6 +22,7 @@ from proximo.training.config import RunConfig
 from proximo.training.offline.dpo import DpoConfig
 from proximo.training.offline.reward_model import RewardModelConfig
 from proximo.training.offline.sft import SftConfig
+from proximo.training.old_names import renewed
 from proximo.training.pipeline import PipelineConfig
 from proximo.training.runfolder.log import EVENTS, METRICS, TIMINGS
 
@@ -51,7 +52,7 @@ class Facts:
             warnings.simplefilter("always")
             for kind, command in COMMANDS:
                 try:
-                    config = toml.loads(self.run.config_text, kind, load=self.run.load_class)
+                    config = toml.loads(self.run.config_text, kind, load=self.run.load_class, renew=renewed)
                 except ValueError:  # another command's, or another version's
                     continue
                 return config, command, [str(each.message) for each in raised if each.category is UnusualChoice]

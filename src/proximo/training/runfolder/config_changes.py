@@ -9,6 +9,7 @@ from typing import Any
 from proximo.models.shipped import resolve
 from proximo.outside import named_file
 from proximo.storage.folders import MANIFEST, file_hash
+from proximo.training.old_names import completed
 
 FREE = ("checkpoints",)
 FREE_NAMES = ("save_every",)
@@ -24,7 +25,7 @@ MISSING = object()
 
 def differences(old_toml: str, new_toml: str) -> dict[str, str]:
     """Fields that are not the same and may not change just so, with what they were and are."""
-    old, new = dict(flat(tomllib.loads(old_toml))), dict(flat(tomllib.loads(new_toml)))
+    old, new = dict(flat(completed(old_toml))), dict(flat(tomllib.loads(new_toml)))
     found = {}
     for field in sorted(old.keys() | new.keys()):
         before, after = old.get(field, MISSING), new.get(field, MISSING)
