@@ -71,3 +71,22 @@ class Ceiling:
     def through(self, log_ratio, advantages):
         return (log_ratio.exp() <= self.most).to(log_ratio.dtype)
 '''
+
+KEEP = '''
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class First:
+    """Trains on the first so many groups."""
+
+    groups: int = 1
+    formula = "the first groups"
+    papers = ("arXiv 1", "arXiv 2")
+    peers = ("trl_first", "verl_first")
+
+    def __call__(self, outcome, group):
+        return (group < self.groups) & ~torch.isnan(outcome)
+'''

@@ -12,6 +12,7 @@ from proximo.cli.flags import changed
 from proximo.maths import EntropyBonus, KlReward, SoftOverlong, TokenTruncated, ValueLoss
 from proximo.training.config import RunConfig, ValueOptions
 
+EXTRAS = "ValueLoss, EntropyBonus, PositiveNll, RouterBalance"
 FULL = replace(KL_COV, shape=SoftOverlong(), correct=TokenTruncated(), kl=GRPO.kl, extra=EntropyBonus())
 
 
@@ -66,8 +67,8 @@ def test_what_cannot_be_added_is_refused(capsys):
     assert "give one of ValueLoss" in refusal(GRPO, "--extra.add", "Entropy", capsys=capsys)
     for name in ("None", "x"):  # .type None empties the field, .add has nothing to add
         error = refusal(GRPO, "--extra.add", name, capsys=capsys)
-        assert error == f"error: --extra.add {name}: give one of ValueLoss, EntropyBonus, PositiveNll, RouterBalance\n"
-    assert refusal(GRPO, "--extra.type", "x", capsys=capsys).endswith("RouterBalance, None\n")
+        assert error == f"error: --extra.add {name}: give one of {EXTRAS}, or FILE.py:NAME\n"
+    assert refusal(GRPO, "--extra.type", "x", capsys=capsys).endswith("RouterBalance, None, or FILE.py:NAME\n")
     assert "names one kind of piece twice" in refusal(PPO, "--extra.add", "ValueLoss", capsys=capsys)
 
 
@@ -76,8 +77,8 @@ def test_the_help_names_what_can_be_added(capsys):
         given(GRPO, "--help")
     lines = [line.strip() for line in capsys.readouterr().out.splitlines() if ".add " in line]
     assert lines == [
-        "--shape.add {SoftOverlong,LinearOverlong,KlReward}  (one more, after what is there)",
-        "--extra.add {ValueLoss,EntropyBonus,PositiveNll,RouterBalance}  (one more, after what is there)",
+        "--shape.add {SoftOverlong,LinearOverlong,KlReward} or FILE.py:NAME  (one more, after what is there)",
+        f"--extra.add {{{EXTRAS.replace(', ', ',')}}} or FILE.py:NAME  (one more, after what is there)",
     ]
 
 
