@@ -1,4 +1,4 @@
-"""Runs that are known to work, as values."""
+"""Presets: configs that are known to work."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Configs by name, of which the first is what the others are compared with."""
+    """Configs by name; the first is the baseline."""
 
     name: str
     configs: Mapping[str, RunConfig]
@@ -47,7 +47,7 @@ ARITHMETIC = RunConfig(
     sampling=SamplingOptions(temperature=1.0, max_tokens=8),
     training=TrainingOptions(groups=32, group_size=8, minibatches=4, learning_rate=2e-5, warmup_steps=2),
     evaluation=EvaluationOptions(problems=1000),
-    checkpoints=CheckpointOptions(every=50),  # its steps are short: saving is to take less than a hundredth of the time
+    checkpoints=CheckpointOptions(every=50),  # its steps are short: saving should take less than 1 % of the time
     steps=150,
 )
 
@@ -77,7 +77,7 @@ PIPELINE_DEMO = PipelineConfig(
         steps=60,
     ),
     grpo=ReinforcementOptions(
-        # K3 pulls no harder the further away a token is; this estimator does, and holds the policy.
+        # K3 pulls no harder the further away a token is; this estimator does, and keeps the policy close.
         algorithm=replace(GRPO, kl=KlLoss(0.5, UnbiasedK3())),
         training=TrainingOptions(groups=32, group_size=8, minibatches=2, learning_rate=1e-4),
         steps=60,
@@ -87,20 +87,20 @@ PIPELINE_DEMO = PipelineConfig(
 
 PRESETS = (
     Preset(
-        "arithmetic", ARITHMETIC, "two-digit sums with the tiny model that comes with Proximo; a few minutes on a CPU"
+        "arithmetic", ARITHMETIC, "two-digit sums with the tiny model that ships with Proximo; a few minutes on a CPU"
     ),
-    Preset("ppo-arithmetic", PPO_ARITHMETIC, "the same by PPO, with a value model on its own copy of the last layer"),
-    Preset("vapo-arithmetic", VAPO_ARITHMETIC, "the same by VAPO, with a value model of its own that learns first"),
-    Preset("smollm-arithmetic", SMOLLM_ARITHMETIC, "one-digit sums asked of SmolLM2-135M; needs the extra smollm"),
+    Preset("ppo-arithmetic", PPO_ARITHMETIC, "the same with PPO and a value model on its own copy of the last layer"),
+    Preset("vapo-arithmetic", VAPO_ARITHMETIC, "the same with VAPO and a separate, pretrained value model"),
+    Preset("smollm-arithmetic", SMOLLM_ARITHMETIC, "one-digit sums with SmolLM2-135M; needs the extra smollm"),
     Preset(
         "pipeline-demo",
         PIPELINE_DEMO,
-        "demonstrations, reward model, PPO, GRPO and DPO where the true reward is known; five minutes on a CPU",
+        "fine-tuning, reward model, PPO, GRPO and DPO with a known true reward; five minutes on a CPU",
     ),
 )
 
 HALF_DEMO = 64_000
-"""Tokens: as many as half of the demo's steps sample by GRPO."""
+"""Tokens that GRPO samples in half of the demo's steps."""
 _HALF = replace(ARITHMETIC, evaluation=replace(ARITHMETIC.evaluation, every=5), max_generated_tokens=HALF_DEMO)
 
 FIVE = Comparison(

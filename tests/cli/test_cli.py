@@ -139,7 +139,7 @@ def test_a_runs_model_is_judged_as_the_run_judges_it(folder, tmp_path, capsys):
     for name in (str(run), str(checkpoint)):
         assert main(["eval", name, "--json"]) == 0
         printed = capsys.readouterr()
-        assert printed.err == f"as the run says in {run / 'config.toml'}: File, 2 tokens at most\n"
+        assert printed.err == f"settings from {run / 'config.toml'}: File, 2 tokens at most\n"
         result = json.loads(printed.out)
         # Everything a model says is right here, where two-digit sums would be wrong; 1 + 0.5 is the run's reward.
         assert (result["held_out/accuracy"], result["held_out/reward"]) == (1.0, 1.5)
@@ -168,7 +168,7 @@ def test_a_stored_unusual_choice_is_no_python_warning(folder, tmp_path, capsys):
     (run / "config.toml").write_text(toml.dumps(config))
     (run / "run.json").write_text("{}")
     assert main(["eval", str(run), "--problems", "1", "--sampling.max-tokens", "2"]) == 0
-    assert capsys.readouterr().err == f"as the run says in {run / 'config.toml'}: Echo, 8 tokens at most\n"
+    assert capsys.readouterr().err == f"settings from {run / 'config.toml'}: Echo, 8 tokens at most\n"
     assert RunFolder(run).config == config  # as replay reads it
 
 

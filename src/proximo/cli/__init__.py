@@ -1,4 +1,4 @@
-"""The command line. Heavy imports wait until a command needs them, so that help is instant."""
+"""The command line. Heavy imports happen only when a command needs them, so that --help is instant."""
 
 import io
 import os
@@ -11,78 +11,81 @@ from proximo.version import __version__
 
 USAGE = """usage: proximo COMMAND ...
 
+Train language models by reinforcement learning, and see what each update did.
+
   proximo train [PRESET | run.toml] [--algorithm NAME] [--reward-model DIR] [--run DIR] [--steps N] [--field VALUE ...]
-                       train a model; with nothing given, a small one that comes with Proximo
+                       train by reinforcement learning; by default GRPO on sums with the small model that ships
   proximo train pipeline-demo [--run DIR] [--seed N] [--field VALUE ...]
-                       fine-tuning, reward model, PPO, GRPO and DPO, where the true reward is known: is it hacked?
+                       fine-tune, learn a reward model, then PPO, GRPO and DPO, on a task with a known true reward
   proximo eval MODEL [--field VALUE ...]
-                       held-out accuracy of a model folder on a task
+                       measure a model's accuracy on a task's held-out problems
   proximo sft [DATA.jsonl | DATA.parquet | config.toml] [--run DIR] [--skip-bad] [--field VALUE ...]
-                       fine-tune on a file's completions, or on a task's reference answers
+                       fine-tune on the completions in a file, or on a task's reference answers
   proximo reward-model DATA.jsonl|DATA.parquet|config.toml [--model MODEL] [--run DIR] [--skip-bad] [--field VALUE ...]
-                       a model that scores completions, from ranked ones; runs can be rewarded by it
+                       train a reward model on ranked completions, for use with train --reward-model
   proximo dpo DATA.jsonl|DATA.parquet|config.toml [--model MODEL] [--run DIR] [--skip-bad] [--field VALUE ...]
-                       a model that prefers what was ranked higher, without a reward model
+                       train on ranked completions directly (DPO or IPO), without a reward model
   proximo pairs RUN --out PAIRS.jsonl [--steps A:B] [--by outcome|reward] [--old FILE --old-share X] [--seed N]
-                       rank what a run said: data for the next reward-model or dpo
+                       rank a run's completions: training data for reward-model or dpo
   proximo selfcheck [PRESET | run.toml] [--algorithm NAME] [--field VALUE ...]
-                       do model, task and algorithm hold together? a minute before a run
+                       check in about a minute that model, task and algorithm work together
   proximo chat MODEL [--chat] [--temperature X] [--max-tokens N]
-                       what a model says to each line of the terminal or of a pipe
+                       generate a completion for each line of the terminal or of a pipe
   proximo view [RUN | DIR] [--port N] [--no-browser]
-                       a page of one run or of many: curves, every token of every rollout, any algorithm's view of it
+                       open a local web page of one or more runs: curves, and every token of every rollout
   proximo replay RUN --step N [--as NAME ...] [--model DIR] [--out TOKENS.parquet]
-                       what other algorithms would have done with a stored step, token by token
+                       show what other algorithms would have done with a stored step, token by token
   proximo compare [five | PRESET | run.toml ...] [--algorithms A,B] [--seeds N] [--tokens N | --updates N] [--run DIR]
-                       algorithms or configs × seeds on equal terms, with a report that says what is within noise
+                       train algorithms or configs with several seeds and an equal budget; report what is noise
   proximo doctor [RUN]
-                       what is wrong with a run, and what to do first; alone: what this machine can use
+                       diagnose a run and say what to do first; without RUN, check this installation
   proximo report RUN [--out FILE.html]
-                       one page that opens from disk: curves, completions before and after, findings, how to repeat it
+                       write one self-contained HTML page: curves, completions, findings, how to repeat the run
   proximo bench TABLE [--only ROW ...] [--steps N] [--peers SETTING ... | none] [--ablate] [--field VALUE ...]
-                       rollout, train, step, memory or growth: times beside TRL's and beside the machine's limit
-  proximo tasks        the tasks there are, with an example of each
+                       measure rollout, train, step, memory or growth, next to TRL and the machine's limits
+  proximo tasks        list the tasks, with an example of each
   proximo explain NAME [--stage.field VALUE ...]
   proximo explain --all
-                       what an algorithm is, choice by choice
+                       explain an algorithm choice by choice, or compare all of them in a table
 
-Every command takes --help, and proximo --version says which this is. train, eval, selfcheck and what learns from
-files take --json: data on stdout, progress on stderr. train takes --dry-run: the resolved run, and nothing is
-started. The same command with the same --run goes on with a run that ended early; --allow-change FIELD lets a field
-be another than it began with, --accept-lost-rows resumes one whose metrics.jsonl or ledger.jsonl has lost rows.
+Every command has --help; proximo --version prints the version.
+--json (train, eval, selfcheck, sft, reward-model, dpo) prints the result as JSON on stdout, progress on stderr.
+--dry-run (train) checks and prints the resolved run without starting it.
+Repeating a command with the same --run resumes a run that ended early. On resume, --allow-change FIELD permits a
+changed field, and --accept-lost-rows continues although metrics.jsonl or ledger.jsonl has lost rows.
 """
 
 EXPLAIN_USAGE = """usage: proximo explain NAME [--stage.field VALUE ...] [--stage.type PIECE ...]
        proximo explain --all
 
-What an algorithm is, choice by choice: its objective, its stages, where each choice comes from and what TRL and verl
-do. Any choice can be changed by a flag (proximo explain grpo --gate.high 0.28); proximo explain NAME --help lists them.
+Explain an algorithm choice by choice: its objective, its stages, the source of each choice, and what TRL and verl
+do. Flags change choices (proximo explain grpo --gate.high 0.28); proximo explain NAME --help lists them.
 --all prints a table of all algorithms.
 """
 
 STAGES = ("sft", "reward-model", "dpo")
-"""They learn from files."""
+"""Commands that train on files."""
 INSIGHT = ("view", "replay", "compare", "doctor", "report")
-"""They read run folders."""
+"""Commands that read run folders."""
 COMMANDS = ("train", "eval", *STAGES, "pairs", "selfcheck", "chat", *INSIGHT, "bench", "tasks", "explain")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. 0 done, 1 failed, 2 bad input, 129 its terminal was closed, 130 interrupted, 141 nobody reads
-    it, 143 terminated."""
+    """Run one command and return its exit status: 0 done, 1 failed, 2 bad input, 129 terminal closed, 130 interrupted,
+    141 output closed by the reader, 143 terminated."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _make_streams_patient()
     try:
         status = _answer(arguments)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # of `proximo ... | head`, which has seen enough
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (what is still to be flushed goes nowhere)
+    except BrokenPipeError:  # the reader is gone, as in `proximo ... | head`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (discards what is still to be flushed)
         return 141
 
 
 def _make_streams_patient() -> None:
-    """Output that cannot be encoded is spelled out, output that was closed from the start goes nowhere."""
+    """Escape output that cannot be encoded, and discard output to a stream that was closed from the start."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -100,7 +103,7 @@ def _answer(arguments: list[str]) -> int:
         return 0
     command, *rest = arguments
     if command == "tasks" and asks_for_help(rest):
-        print("usage: proximo tasks\n\nThe tasks there are, with an example of each.")
+        print("usage: proximo tasks\n\nList the tasks, with an example of each.")
         return 0
     if command == "explain" and (not rest or (rest[0].startswith("-") and asks_for_help(rest))):
         print(EXPLAIN_USAGE, end="")
@@ -108,7 +111,7 @@ def _answer(arguments: list[str]) -> int:
     if command not in COMMANDS:
         refuse(f"no command is called {command!r}{nearest(command, COMMANDS)}; there are: {', '.join(COMMANDS)}")
     for each in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(each) is not signal.SIG_IGN:  # as nohup has it
+        if signal.getsignal(each) is not signal.SIG_IGN:  # ignored under nohup
             signal.signal(each, lambda number, _: sys.exit(128 + number))
     try:
         return _run(command, rest)

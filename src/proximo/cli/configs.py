@@ -32,10 +32,10 @@ def base_config(arguments: list[str]) -> RunConfig:
 def naming_flags(command: str) -> str:
     """For the help: what names a config as a whole, which is no field of it."""
     lines = [
-        f"what is run: proximo {command} [PRESET | run.toml] [--algorithm NAME] [--reward-model DIR] [--field VALUE]",
+        f"base config: proximo {command} [PRESET | run.toml] [--algorithm NAME] [--reward-model DIR] [--field VALUE]",
         f"  --algorithm NAME      one of {', '.join(card.name for card in explain.CARDS)}",
-        "  --reward-model DIR    a reward model that scores completions too; --rewards.task is the task's weight",
-        "presets, of which the first is the default:",
+        "  --reward-model DIR    add a reward model; --rewards.task is the weight of the task's outcome",
+        "presets (the first is the default):",
         *(f"  {each.name:<18} {each.what}" for each in PRESETS),
     ]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""One calm live view of a run, for a terminal."""
+"""The live view of a run in a terminal."""
 
 from collections.abc import Mapping
 
@@ -51,7 +51,7 @@ class LiveView:
         self.console.print(f"held-out {measure(evaluation)} after step {step}: {share(evaluation)}", highlight=False)
 
     def warned(self, step: int, message: str) -> None:
-        # Not as markup: a message may quote what a model or a file says.
+        # As Text, not markup: a message may quote text from a model or a file.
         self.console.print(Text(f"warning at step {step}: {visible(message, MAX_SHOWN)}", style="yellow"))
 
     def stop(self) -> None:

@@ -475,7 +475,7 @@ WRONG = [
     (["{run}", "--step", "1", "--pass", "1"], "--pass 1: step 1 has 1, counted from 0"),
     (["{run}", "--step", "1", "--as", "grop"], "no algorithm is called 'grop'"),
     (["{run}", "--step", "1", "--model", "{run}/rollouts"], "there is no config.json"),
-    (["{run}", "--step", "1", "--out", "{run}/run.json"], "there is such a file already"),
+    (["{run}", "--step", "1", "--out", "{run}/run.json"], "the file exists"),
     (["{run}", "--step", "1", "--out", "{run}/run.json/tokens.parquet"], "run.json"),
 ]
 

@@ -167,7 +167,7 @@ def test_too_few_old_rows_are_all_taken_and_said(tmp_path, capsys):
         (["{run}"], "pairs needs --out"),
         (["--out", "x.jsonl"], "pairs needs the folder of a run"),
         (["{run}", "--out", "x.csv"], "out is 'x.csv': give a name that ends with .jsonl"),
-        (["{run}", "--out", "{taken}"], "there is such a file already"),
+        (["{run}", "--out", "{taken}"], "the file exists"),
         (["nowhere", "--out", "x.jsonl"], "run is 'nowhere': it has no rollouts"),
         (["{run}", "--out", "x.jsonl", "--steps", "5"], "steps is '5': give A:B"),
         (["{run}", "--out", "x.jsonl", "--steps", "5:9"], "has steps 3 to 11, none of them in this range"),

@@ -1,4 +1,4 @@
-"""`proximo chat`: what a model says to each line."""
+"""`proximo chat`: generate a completion for each input line."""
 
 import sys
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from proximo.types import Request
 
 
 def run(arguments: list[str]) -> int:
-    """Answer each line by itself until the input ends; 1 where a line could not be answered."""
+    """Complete each line independently until the input ends; exit status 1 if a line could not be completed."""
     disable_progress_bar()
     as_chat = take_switch(arguments, "--chat")
     name = take_model(arguments, "proximo chat")
@@ -23,8 +23,8 @@ def run(arguments: list[str]) -> int:
         SamplingOptions(),
         arguments,
         prog="proximo chat MODEL [--chat]",
-        description="Answer each line of the input by itself. A line is the prompt as it is, or, with --chat, "
-        "a user's turn in the tokenizer's chat template.",
+        description="Generate a completion for each line of the input, independently. A line is the prompt as it is, "
+        "or, with --chat, a user's turn in the tokenizer's chat template.",
     )
     model, tokenizer = open_model(name)
     if as_chat and tokenizer.chat_template is None:
@@ -33,7 +33,7 @@ def run(arguments: list[str]) -> int:
     for number, line in enumerate(_lines()):
         try:
             tokens = prompt_tokens(tokenizer, ({"role": "user", "content": line},) if as_chat else line)
-            # The line's number is the key: equal lines may be answered differently, equal inputs are not.
+            # The line's number is the key: equal lines may get different completions, equal inputs always the same.
             [[completion]] = sampler.sample([Request(number, tokens, num_samples=1)], options, seed=0, step=0)
         except ValueError as error:
             print(f"error: {visible(str(error), MAX_SHOWN)}", file=sys.stderr)
@@ -44,7 +44,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _lines() -> Iterator[str]:
-    """Lines that are not blank."""
+    """Input lines that are not blank."""
     mark = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
     while True:
         try:

@@ -1,4 +1,4 @@
-"""`proximo compare`: algorithms or configs, times seeds, on equal terms."""
+"""`proximo compare`: train algorithms or configs with several seeds and an equal budget."""
 
 import json
 import shlex
@@ -49,28 +49,28 @@ from proximo.training.runfolder.signals import Stopped
 USAGE = """usage: proximo compare [five | PRESET | run.toml ...] [--algorithms A,B,...] [--seeds N]
                        [--tokens N | --updates N] [--run DIR] [--jobs N] [--dry-run] [--json] [--field VALUE ...]
 
-Train each of them with each seed, on one task and with an equal budget, and say which differences are more than noise.
-All runs of a seed see the same prompts and sample with the same random numbers: their first rollout is the same.
+Train each algorithm or config with each seed, on one task and with an equal budget, and report which differences are
+more than noise. All runs of a seed get the same prompts and random numbers, so their first rollouts are equal.
 
   proximo compare five                                   PPO, GRPO, DAPO, GSPO and SAPO on the demo's task
   proximo compare --algorithms grpo,gspo --updates 200   named algorithms on the demo's task, or on one config
-  proximo compare mine.toml yours.toml --tokens 500000   any configs; the first is what the others are compared with
+  proximo compare mine.toml yours.toml --tokens 500000   any configs; the first is the baseline
 
-  --seeds N      seeds for each, from the config's own on (3)
-  --tokens N     each run ends with the step in which it has sampled so many tokens in training
-  --updates N    each run makes so many optimizer updates; without either, the budget that the configs share
-  --run DIR      where the runs and the reports go (runs/compare-DATE); the same command goes on with what is there
-  --jobs N       runs at a time (as many as the cores allow)
-  --dry-run      what would be run; nothing is started
-  --json         compare.json on stdout
-  --field VALUE  any field of `proximo train` but --steps and --max-generated-tokens, for all of them
+  --seeds N      number of seeds, counting up from the config's own (default: 3)
+  --tokens N     budget: each run ends with the step in which it has sampled N tokens for training
+  --updates N    budget: N optimizer updates per run; without either, the budget that the configs share
+  --run DIR      folder for runs and reports (default: runs/compare-DATE); the same command resumes it
+  --jobs N       runs in parallel (default: as many as the cores allow)
+  --dry-run      print what would be run without starting it
+  --json         print compare.json on stdout
+  --field VALUE  any field of `proximo train` except --steps and --max-generated-tokens, for all runs
 """
 SECONDS = 2.0
-"""Between two looks at how far the runs are."""
+"""Seconds between two looks at the progress of the runs."""
 
 
 def run(arguments: list[str]) -> int:
-    """0 all runs finished, 1 some failed, 2 refused before anything was started."""
+    """Exit status: 0 all runs finished, 1 some failed, 2 refused before any was started."""
     if {"-h", "--help"} & set(arguments):
         print(USAGE, end="")
         return 0
@@ -99,11 +99,11 @@ def run(arguments: list[str]) -> int:
 
 
 def _plan(arguments: list[str]) -> ComparisonPlan:
-    """From the command line, whose arguments are all taken."""
+    """The plan that the command line describes."""
     names, seeds = take(arguments, "--algorithms"), _whole(arguments, "--seeds")
     tokens, updates = _whole(arguments, "--tokens"), _whole(arguments, "--updates")
     if tokens is not None and updates is not None:
-        refuse("--tokens and --updates: give one of them, the runs can be equal in one of them only")
+        refuse("--tokens and --updates: give one of them, runs can be equal in one only")
     for flag in ("--steps", "--max-generated-tokens", "--max_generated_tokens"):
         if take(arguments, flag) is not None:
             refuse(f"{flag}: a comparison's runs end with its budget, give --updates N or --tokens N")
@@ -114,7 +114,7 @@ def _plan(arguments: list[str]) -> ComparisonPlan:
         budget = Budget("updates", updates) if updates is not None else budget
         usual = 3 if comparison is None else comparison.seeds
         plan = make_plan(configs, usual if seeds is None else seeds, budget)
-        for contender in plan.contenders:  # what cannot be read is said once and before anything is started
+        for contender in plan.contenders:  # report what cannot be read once, before anything is started
             contender.config.task.problem(0, "train", contender.config.seed)
             held_models(contender.config)
             pick_device(contender.config.device)
@@ -124,7 +124,7 @@ def _plan(arguments: list[str]) -> ComparisonPlan:
 
 
 def _chosen(arguments: list[str], names: str | None) -> tuple[Comparison | None, list[tuple[str, RunConfig]]]:
-    """The configs by name; what names them is removed from the arguments, whose flags are left."""
+    """Take the configs, by name, from the arguments; the flags stay."""
     given = []
     while arguments and not arguments[0].startswith("-"):
         given.append(arguments.pop(0))
@@ -147,8 +147,8 @@ def _chosen(arguments: list[str], names: str | None) -> tuple[Comparison | None,
 def _config(name: str) -> RunConfig:
     if Path(name).is_dir():
         refuse(
-            f"{name} is a folder: compare trains configs, give {Path(name) / 'config.toml'}; proximo view lays runs "
-            "beside each other that are there already"
+            f"{name} is a folder: compare trains configs, give {Path(name) / 'config.toml'}; proximo view shows "
+            "existing runs in one chart"
         )
     if explain.card(name) is not None:
         refuse(f"{name} is an algorithm: --algorithms {name},OTHER compares it")
@@ -194,7 +194,7 @@ def _print_plan(plan: ComparisonPlan, most: int) -> None:
 
 
 def _taken(path: Path, plan: ComparisonPlan, until: ExitStack) -> tuple[Place, list[Job]]:
-    """The comparison's folder and the jobs that are left, or a refusal."""
+    """The comparison's folder and the remaining jobs, or a refusal."""
     place, existed = Place(path), path.exists()
     try:
         lock = FolderLock(path)
@@ -213,14 +213,14 @@ def _train(left: Sequence[Job], place: Place, machines: dict[str, Machine], most
         return run_jobs(left, place, machines, most, started=view.started, ended=view.ended, waiting=view.waiting)
     except (Stopped, KeyboardInterrupt):
         view.stop()
-        say(f"stopped; the same command with --run {place.folder} goes on")
+        say(f"stopped; the same command with --run {place.folder} resumes it")
         raise
     finally:
         view.stop()
 
 
 class _View:
-    """A line when a run begins or ends, and on a terminal one that says how far they are."""
+    """Print a line when a run starts or ends, and on a terminal a progress line."""
 
     def __init__(self, count: int, place: Place) -> None:
         self._count, self._place, self._done = count, place, 0
@@ -235,7 +235,7 @@ class _View:
     def ended(self, job: Job, failure: Failure | None) -> None:
         self._done += 1
         if failure is not None:
-            say(f"{job}: FAILED, {failure.message}; the others go on")
+            say(f"{job}: FAILED, {failure.message}; the others continue")
             return
         seconds = (time.monotonic() - self._began) / self._done * (self._count - self._done)
         result = RunFolder(self._place.run(job)).result or {}
@@ -253,7 +253,7 @@ class _View:
     def _progress(self, job: Job) -> str:
         try:
             return f"step {gather(RunFolder(self._place.run(job))).steps_done}"
-        except ValueError:  # it has not begun
+        except ValueError:  # it has not started
             return "loading"
 
     def stop(self) -> None:

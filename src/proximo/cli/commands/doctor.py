@@ -1,4 +1,4 @@
-"""`proximo doctor`: what is wrong with a run, or what this machine can use."""
+"""`proximo doctor`: diagnose a run, or check this installation."""
 
 import json
 import sys
@@ -18,18 +18,20 @@ from proximo.plain_text import visible
 
 USAGE = """usage: proximo doctor [RUN] [--json]
 
-With a run's folder: what its metrics show to be wrong, with the evidence, the first thing to do and where to look, what
-happened on the way, and whether its files are whole. Exit status 0: nothing; 3: warnings; 4: the run is failing.
-What was wrong and is over again is listed, and counts for nothing.
+With a run folder: report problems that its metrics show, with the evidence, the first thing to do and where to look;
+then its events, and whether its files are intact. Problems that are over are listed but do not count.
+Exit status: 0 no problems, 3 warnings, 4 the run is failing.
 
-Alone: what is installed, and what this machine can use. Exit status 0, or 3 where runs will fail.
+Without RUN: report what is installed and what this machine can use. Exit status: 0, or 3 if runs would fail.
+
+--json  print the report as JSON
 """
 STATUS = {None: 0, "warning": 3, "failing": 4}
 STYLES = {"failing": "bold red", "warning": "yellow", "ok": "green", "absent": "dim", "problem": "bold red"}
 INDENT = 9
-"""Columns of the margin."""
+"""Width of the left margin, in columns."""
 MAX_MESSAGE = 300
-"""Characters of an event's message."""
+"""Maximum characters shown of an event's message."""
 
 
 def run(arguments: list[str]) -> int:
@@ -113,7 +115,7 @@ def _print_parts(console: Console, parts: list[Part]) -> None:
 
 
 def _print_beside(console: Console, word: str, text: str, most: int | None = None) -> None:
-    """A word in the margin, and a text as wide as there is room."""
+    """Print a word in the margin and the text next to it, wrapped to the terminal."""
     width = max(console.width - INDENT, 40)
     lines = textwrap.wrap(visible(text, most), width, break_long_words=False, break_on_hyphens=False) or [""]
     for number, line in enumerate(lines):
@@ -122,5 +124,5 @@ def _print_beside(console: Console, word: str, text: str, most: int | None = Non
 
 
 def _console() -> Console:
-    """As wide as the terminal; lines that go to a file or a pipe are not broken."""
+    """A console as wide as the terminal; lines that go to a file or a pipe are not wrapped."""
     return Console(highlight=False) if sys.stdout.isatty() else Console(width=10_000, highlight=False)

@@ -30,12 +30,12 @@ def run(arguments: list[str]) -> int:
 
 
 def _console() -> Console:
-    """As wide as the terminal; wide enough for any table where the output goes to a file or a pipe."""
+    """A console as wide as the terminal; wide enough for any table if the output goes to a file or a pipe."""
     return Console() if sys.stdout.isatty() else Console(width=200)
 
 
 def _changed(card: Card, flags: list[str]) -> Algorithm:
-    """The card's algorithm with the choices that the flags change."""
+    """The card's algorithm with the changes that the flags make."""
     return changed(card.value, flags, prog=f"proximo explain {card.name}", description=card.idea)
 
 
@@ -75,7 +75,7 @@ def _print_card(console: Console, card: Card, algorithm: Algorithm) -> None:
 
 
 def _print_labelled(console: Console, label: str, text: str, style: str = "", indent: int = 13) -> None:
-    """A label, and beside it the text, wrapped to the terminal."""
+    """Print a label and the text next to it, wrapped to the terminal."""
     lines = textwrap.wrap(text, max(console.width - indent, 20), break_long_words=False, break_on_hyphens=False)
     for line in lines or [""]:
         console.print(

@@ -1,4 +1,4 @@
-"""`proximo pairs`: fresh rankings from a run's rollouts."""
+"""`proximo pairs`: rankings from a run's rollouts."""
 
 import json
 from dataclasses import asdict
@@ -13,7 +13,7 @@ def run(arguments: list[str]) -> int:
         _named(arguments),
         arguments,
         prog="proximo pairs RUN --out PAIRS.jsonl [--json]",
-        description="Rank what a run said: one ranking for each prompt whose completions differ in their outcome.",
+        description="Rank a run's completions: one ranking for each prompt whose completions differ in their outcome.",
     )
     try:
         counts = write_pairs(config)
@@ -24,7 +24,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _named(arguments: list[str]) -> PairsConfig:
-    """The run that comes first and the file to write, removed from the arguments."""
+    """Take the run folder and the output file from the arguments."""
     if {"-h", "--help"} & set(arguments):
         return PairsConfig("RUN", "PAIRS.jsonl")
     out = take(arguments, "--out")

@@ -1,4 +1,4 @@
-"""`proximo train pipeline-demo`: every stage from demonstrations to PPO, GRPO and DPO, judged by the true reward."""
+"""`proximo train pipeline-demo`: all stages from demonstrations to PPO, GRPO and DPO, measured by the true reward."""
 
 import json
 from datetime import datetime
@@ -14,12 +14,12 @@ from proximo.training.pipeline import PipelineConfig, pipeline
 def run(
     name: str, default: PipelineConfig, arguments: list[str], *, folder: str | None, as_json: bool, dry_run: bool
 ) -> int:
-    """0 done, 1 failed on the way, 2 refused before anything was trained."""
+    """Exit status: 0 done, 1 failed during training, 2 refused before training."""
     config = changed(
         _from_file(arguments, default),
         arguments,
         prog=f"proximo train {name} [pipeline.toml] [--run DIR] [--json] [--dry-run]",
-        description="Fine-tune, learn a reward, and train on it, where the true reward is known.",
+        description="Fine-tune, train a reward model, then train on it, on a task whose true reward is known.",
     )
     if dry_run:
         try:
@@ -52,7 +52,7 @@ def run(
 
 
 def _from_file(arguments: list[str], default: PipelineConfig) -> PipelineConfig:
-    """The config.toml of a pipeline, where one comes first; removed from the arguments."""
+    """Take a pipeline's config.toml from the arguments, if one comes first."""
     if not arguments or arguments[0].startswith("-"):
         return default
     name = arguments.pop(0)

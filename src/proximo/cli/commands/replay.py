@@ -25,29 +25,29 @@ from proximo.storage.folders import whole_file
 
 USAGE = """usage: proximo replay RUN --step N [--as NAME ...] [--pass N] [--model DIR] [--out TOKENS.parquet] [--json]
 
-The step as it is stored, under the run's own algorithm and under others: policy loss, what is clipped or gated, the
-tokens that flip, where the gradient lies, and the cosines between the gradients with respect to the log-probs.
+Recompute a stored step under the run's own algorithm and under others: policy loss, clipped and gated tokens, tokens
+that flip, where the gradient lies, and cosines between the gradients with respect to the log-probs.
 
---as NAME      an algorithm to look through, as `proximo explain --all` names them, or a .toml file: a run's config,
-               or an algorithm alone. Give it several times. Without it: ppo, grpo, dapo, gspo and sapo.
---pass N       which pass over the step's data, counted from 0; without it the last.
---model DIR    a checkpoint of the run, or any model that reads the same tokens: the gradients' norms and cosines with
-               respect to its parameters, too. RUN/checkpoints/step-N is the policy after step N, with
-               which step N+1 began.
---out FILE     one row for each token and algorithm: state, ratio, gate, weight, advantage, gradient.
---json         the numbers on stdout.
+--as NAME      algorithm to replay the step under: its name in `proximo explain --all`, or a .toml file with a run's
+               config or an algorithm. May be repeated. Default: ppo, grpo, dapo, gspo and sapo.
+--pass N       pass over the step's data, counted from 0 (default: the last).
+--model DIR    also compute norms and cosines of the gradients with respect to the parameters of this model: a
+               checkpoint of the run, or any model with the same tokens. RUN/checkpoints/step-N is the policy
+               after step N, with which step N+1 began.
+--out FILE     write one row per token and algorithm: state, ratio, gate, weight, advantage, gradient.
+--json         print the numbers as JSON on stdout.
 """
 
 
 def run(arguments: list[str]) -> int:
-    """0 when it is told."""
+    """Replay a step and print the comparison; exit status 0."""
     if not arguments or set(arguments) & {"-h", "--help"}:
         print(USAGE, end="")
         return 0
     disable_progress_bar()
     as_json, out = take_switch(arguments, "--json"), take(arguments, "--out")
     if out is not None and Path(out).exists():
-        refuse(f"--out {out}: there is such a file already; choose another name or remove it")
+        refuse(f"--out {out}: the file exists; choose another name or remove it")
     try:
         replayed = _asked(arguments)
         if out is not None:
@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _asked(arguments: list[str]) -> Replayed:
-    """What the arguments name, looked at."""
+    """Replay what the arguments name."""
     wanted, given, passed = take(arguments, "--step"), take(arguments, "--model"), take(arguments, "--pass")
     names = []
     while (name := take(arguments, "--as")) is not None:
@@ -82,7 +82,7 @@ def _asked(arguments: list[str]) -> Replayed:
     if passed is not None and number >= step.passes:
         refuse(f"--pass {number}: step {step.number} has {step.passes}, counted from 0")
     if given is None:
-        torch.set_num_threads(1)  # a step is looked at no faster with more, and beside a run far slower
+        torch.set_num_threads(1)  # more threads are no faster here, and slow a concurrent run down
     views = compared(step, run.config, _algorithms(run, names or FIVE), number=number)
     model = None if given is None else resolve(given)
     found = None if model is None else _through(model, run, step, views, number)

@@ -1,4 +1,4 @@
-"""What `proximo replay` found, as tables for a person."""
+"""The results of `proximo replay` as tables."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,16 +17,16 @@ from proximo.insight.lens.words import why
 from proximo.plain_text import quoted, visible
 
 SHOWN = 3
-"""Flipped tokens that are quoted."""
+"""Flipped tokens that are printed."""
 UPDATE = ("", "policy loss", "held back", "blocked", "flips", "cosine")
-UPDATE_LEGEND = """held back: what the gates take from the tokens that would push, in the mean
-blocked: the share of those that may not push at all
-flips: tokens that push under the run's own and not under this, or the reverse
-cosine: to the run's own gradient with respect to the log-probs
+UPDATE_LEGEND = """held back: mean share that the gates take from tokens with an advantage
+blocked: share of those tokens that get no gradient at all
+flips: tokens with a gradient under the run's algorithm only, or under this one only
+cosine: with the run's own gradient with respect to the log-probs
 """
 GRADIENT = ("", "A>0", "A<0", "short", "middle", "long", "norm", "KL")
-GRADIENT_LEGEND = """shares of the policy loss's Σ|dL/dlogprob|, by sign and by length in thirds
-norm: over the run's own; KL: its share of all pull on the log-probs
+GRADIENT_LEGEND = """shares of the policy loss's Σ|dL/dlogprob|, by sign and by thirds of length
+norm: relative to the run's own; KL: its share of the total gradient on the log-probs
 """
 """Both tables fit into 80 columns."""
 
@@ -38,20 +38,20 @@ class Replayed:
     run: RunFolder
     step: Step
     number: int
-    """Of the pass over the data."""
+    """Index of the pass over the data."""
     views: Sequence[Comparison]
     model: str | None
-    """The folder, of a run its newest checkpoint."""
+    """Model folder; for a run, its newest checkpoint."""
     gradients: ParameterGradients | None
 
     @property
     def logged(self) -> float | None:
-        """The policy loss that the run wrote down."""
+        """The policy loss that the run logged."""
         return dict(self.run.curve("policy_loss")).get(self.step.number)
 
 
 def flipped(replayed: Replayed) -> list[dict[str, Any]]:
-    """One token of each algorithm with any, with what both say about it."""
+    """Print one flipped token per algorithm, with the reasons under both."""
     own, step = replayed.views[0], replayed.step
     found = []
     for view in replayed.views[1:]:
@@ -142,7 +142,7 @@ def _print_gradients(console: Console, replayed: Replayed) -> None:
 
 
 def _print_notes(console: Console, views: Sequence[Comparison]) -> None:
-    """Each with the algorithms it is about."""
+    """Notes, each with the algorithms it applies to."""
     about: dict[str, list[str]] = {}
     for view in views:
         for note in view.seen.notes:

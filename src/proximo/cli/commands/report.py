@@ -9,9 +9,11 @@ from proximo.insight.report import summary, write_report
 
 USAGE = """usage: proximo report RUN [--out FILE.html] [--json]
 
-One self-contained page about a run by reinforcement learning, or a stage that learned from a file: finished, ended
-early or still running. It is written to RUN/report.html, or to FILE.html; its path is printed, or with --json what the
-run came to, as data.
+Write one self-contained HTML page about a run of train, sft, reward-model or dpo: finished, ended early or still
+running. The page goes to RUN/report.html, or to FILE.html, and its path is printed.
+
+--out FILE.html  where to write the page
+--json           print the run's results as JSON instead of the path
 """
 
 

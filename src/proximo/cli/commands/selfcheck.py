@@ -1,4 +1,4 @@
-"""`proximo selfcheck`: whether model, task and algorithm hold together, as a table or as JSON."""
+"""`proximo selfcheck`: check that model, task and algorithm work together."""
 
 import json
 import sys
@@ -23,15 +23,15 @@ from proximo.training.selfcheck.selfcheck import selfcheck
 
 
 def run(arguments: list[str]) -> int:
-    """0 where every check holds, 1 where one fails."""
+    """Exit status: 0 if every check passes, 1 if one fails."""
     disable_progress_bar()
     as_json = take_switch(arguments, "--json")
     config = changed(
         base_config(arguments),
         arguments,
         prog="proximo selfcheck",
-        description="Check on a few completions that model, task and algorithm hold together. Nothing is written.",
-        help_more=f"--json prints the checks as data\n{naming_flags('selfcheck')}",
+        description="Check on a few completions that model, task and algorithm work together. Nothing is written.",
+        help_more=f"--json prints the checks as JSON\n{naming_flags('selfcheck')}",
     )
     start = time.perf_counter()
     checks = _checks(config)
@@ -84,7 +84,7 @@ def _print_table(checks: list[Check]) -> None:
 
 
 def _verdict(check: Check) -> tuple[str, str]:
-    """One word, and how it is printed."""
+    """The status in one word, and its style."""
     if check.value is None:
         return "skipped", "dim"
     if check.warns:

@@ -1,4 +1,4 @@
-"""`proximo sft` and its sisters: stages that learn from files, each into a run folder."""
+"""`proximo sft`, `reward-model` and `dpo`: stages that train on files, each into a run folder."""
 
 import json
 from collections.abc import Callable
@@ -24,7 +24,7 @@ Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
 
 
 def run(command: str, arguments: list[str]) -> int:
-    disable_progress_bar()  # transformers' own bars would run through our lines
+    disable_progress_bar()  # transformers' own progress bars would mix with our lines
     return {"dpo": run_dpo, "reward-model": run_reward_model, "sft": run_sft}[command](arguments)
 
 
@@ -34,12 +34,14 @@ def run_sft(arguments: list[str]) -> int:
 
 
 def run_reward_model(arguments: list[str]) -> int:
-    description = "Train a reward model on ranked completions: chosen and rejected, or the best first."
+    description = "Train a reward model on ranked completions: chosen and rejected, or a list with the best first."
     return run_stage("reward-model", arguments, description, RewardModelConfig(DataFile("")), train_reward_model)
 
 
 def run_dpo(arguments: list[str]) -> int:
-    description = "Learn from ranked completions directly: chosen and rejected, or the best first."
+    description = (
+        "Train on ranked completions directly (DPO or IPO): chosen and rejected, or a list with the best first."
+    )
     return run_stage("dpo", arguments, description, DpoConfig(DataFile("")), dpo)
 
 
@@ -52,9 +54,9 @@ def run_stage(
     *,
     needs_data: bool = True,
 ) -> int:
-    """What all stages share: 0 done, 1 failed on the way, 2 refused before anything was trained.
+    """Run a stage. Exit status: 0 done, 1 failed during training, 2 refused before training.
 
-    A data file that comes first takes the place of the default's.
+    A data file given as first argument replaces the default's.
     """
     as_json, skip_bad = take_switch(arguments, "--json"), take_switch(arguments, "--skip-bad")
     folder, allowed = take(arguments, "--run"), take_allowed(arguments)
@@ -88,7 +90,7 @@ def run_stage(
 
 
 def _named(command: str, arguments: list[str], default: Config, needs_data: bool) -> Config:
-    """The config that comes first, as a file of its own or by its data; removed from the arguments."""
+    """Take the config from the first argument: a config file, or a data file for the default config."""
     if not arguments or arguments[0].startswith("-"):
         if needs_data and not {"-h", "--help"} & set(arguments):
             refuse(f"{command} needs data: proximo {command} DATA.jsonl, or a config.toml")

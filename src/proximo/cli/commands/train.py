@@ -54,12 +54,12 @@ def run(command: str, arguments: list[str]) -> int:
 # train
 
 TRAIN_FLAGS = """flags of the command itself:
-  --run DIR             the run folder; the same command with the same folder resumes a run
-  --allow-change FIELD  on resume: a field that may differ from how the run began
-  --accept-lost-rows    on resume: go on although metrics.jsonl or ledger.jsonl has lost rows
-  --skip-bad            leave out bad rows of a data file instead of refusing it
-  --dry-run             check the run, print its config, sizes and memory, and start nothing
-  --json                the result as data on stdout, progress on stderr
+  --run DIR             run folder; the same command with the same folder resumes the run
+  --allow-change FIELD  on resume: permit this field to differ from the original run
+  --accept-lost-rows    on resume: continue although metrics.jsonl or ledger.jsonl has lost rows
+  --skip-bad            skip bad rows of a data file instead of refusing it
+  --dry-run             check the run and print its config, sizes and memory, without starting it
+  --json                print the result as JSON on stdout, progress on stderr
 """
 
 
@@ -98,7 +98,7 @@ def run_train(arguments: list[str]) -> int:
 
 
 def _print_plan(config: RunConfig, as_json: bool) -> None:
-    """What would be run; refused where a run would be refused before it loads weights."""
+    """Print the resolved run; refuse whatever training would refuse before it loads weights."""
     try:
         remarks = rehearse(config)
         found = memory(config)
@@ -119,14 +119,14 @@ def _finished(config: RunConfig, attempt: Attempt) -> RunResult:
     say(f"{attempt.folder}: this run is finished; more steps: {flag}")
     try:
         path = resolve(config.model)
-        check_prompts(config, path, load_tokenizer(path))  # what was left out of the data is left out again
+        check_prompts(config, path, load_tokenizer(path))  # skips the same bad rows again
         return RunResult.from_dict(attempt.result, attempt.folder, config.task, config.seed)
     except ValueError as error:
         refuse(str(error))
 
 
 def _train(config: RunConfig, attempt: Attempt) -> RunResult | None:
-    """None where it failed on the way, which was said."""
+    """Train; None if the run failed, which has then been reported."""
     suit_attempt(attempt, config.model, config.device)
     progress: Progress = LiveView() if sys.stderr.isatty() else Lines()
     try:
@@ -174,31 +174,37 @@ def _print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """How a model is judged. Of a run's own model the run's config.toml says it, unless flags say otherwise."""
+    """How a model is evaluated. For a run's own model the defaults come from the run's config.toml."""
 
     task: TaskOptions = field(default_factory=Arithmetic)
     rewards: RewardMix = field(default_factory=RewardMix)
     sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(max_tokens=8))
     problems: int = 1000
-    """Held-out problems; the first so many of the task's held-out split, each once."""
+    """Number of held-out problems, taken from the start of the task's held-out split."""
     samples: int = 0
-    """Completions per problem for mean@k and pass@k, at the sampling temperature. 0: greedy accuracy alone."""
+    """Completions per problem for mean@k and pass@k, at the sampling temperature. 0: greedy accuracy only."""
     device: str = "auto"
-    """As torch names it. `auto`: a GPU where there is one, else the CPU."""
+    """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
     dtype: Precision = "auto"
-    """Of the weights. `auto`: bfloat16 on a GPU, float32 on a CPU."""
+    """Data type of the weights. `auto`: bfloat16 on a GPU, float32 on a CPU."""
     environment: EnvironmentOptions = field(default_factory=SingleTurn)
-    """What happens between a problem and its completions."""
+    """What happens between a problem and its completions. `SingleTurn`: each prompt is completed once per sample."""
     seed: int = 0
+    """Random seed of the evaluation."""
 
 
 def run_eval(arguments: list[str]) -> int:
     as_json = take_switch(arguments, "--json")
     name = take_model(arguments, "proximo eval")
-    config = changed(_own_evaluation(name), arguments, prog="proximo eval", description="Held-out accuracy of a model.")
+    config = changed(
+        _own_evaluation(name),
+        arguments,
+        prog="proximo eval",
+        description="Measure a model's accuracy on held-out problems.",
+    )
     try:
         path = resolve(name)
-        if Path(path).is_dir():  # what is wrong with another name is said when it is opened
+        if Path(path).is_dir():  # any other name is checked when it is opened
             check_prompts(config, path, load_tokenizer(path))
     except ValueError as error:
         refuse(str(error))
@@ -221,7 +227,7 @@ def run_eval(arguments: list[str]) -> int:
 
 
 def _own_evaluation(name: str) -> EvalConfig:
-    """As the run evaluated itself, where the model is a run of `proximo train` or one of its checkpoints."""
+    """The evaluation settings of the run, if the model is a run of `proximo train` or one of its checkpoints."""
     folder = Path(name)
     run = folder.parents[1] if folder.match("checkpoints/*") else folder
     file = run / "config.toml"
@@ -232,14 +238,14 @@ def _own_evaluation(name: str) -> EvalConfig:
     except ValueError as error:
         refuse(f"{file}: this is not TOML: {error}")
     if is_other:
-        return EvalConfig()  # another stage's run, which has no task
+        return EvalConfig()  # a run of another command, which has no task
     try:
         with said_later():
             # A folder may come from anyone: of the classes it names, only those that a run folder may load.
             config = load_run(str(file), RunFolder(run).load_class)
     except ValueError as error:
         refuse(str(error))
-    say(f"as the run says in {file}: {type(config.task).__name__}, {config.sampling.max_tokens} tokens at most")
+    say(f"settings from {file}: {type(config.task).__name__}, {config.sampling.max_tokens} tokens at most")
     evaluation = config.evaluation
     return EvalConfig(
         task=config.task,

@@ -1,4 +1,4 @@
-"""`proximo view`: the page of one run or of many, on this machine."""
+"""`proximo view`: a local web page of one or more runs."""
 
 import os
 import secrets
@@ -11,16 +11,18 @@ from proximo.cli.flags import refuse, take, take_switch
 
 USAGE = """usage: proximo view [RUN | DIR] [--port N] [--no-browser]
 
-A page that reads one run's folder, or all of those below a folder (./runs where none is given), and follows runs that
-are going on: curves of several runs on one another, findings, settings, and every token of every rollout.
+Serve a local web page about one run folder, or about all runs below a folder (default: ./runs). It shows curves of
+several runs in one chart, findings, settings and every token of every rollout, and follows runs in progress.
 
-It is there for this machine alone, and for those who have the address that is printed. --port N takes that port,
-otherwise a free one is. A browser is opened where there is a screen, unless --no-browser is given. Ctrl-C ends it.
+The page is served on 127.0.0.1 only, and only to those who have the printed address. Ctrl-C stops it.
+
+--port N      port to use (default: any free port)
+--no-browser  do not open a browser
 """
 
 
 def run(arguments: list[str]) -> int:
-    """0 when it is ended."""
+    """Serve the page until Ctrl-C; exit status 0."""
     if set(arguments) & {"-h", "--help"}:
         print(USAGE, end="")
         return 0
@@ -42,14 +44,14 @@ def run(arguments: list[str]) -> int:
     address = f"http://127.0.0.1:{port}/#token={token}"
     print(f"{address}\n", flush=True)
     print(f"from another machine: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}, and the same address there")
-    print("Ctrl-C ends it", flush=True)
+    print("Ctrl-C stops it", flush=True)
     if not quiet and _has_screen():
         webbrowser.open(address)
-    os.nice(10)  # a run on this machine goes first
-    torch.set_num_threads(1)  # and a step is looked at no faster with more, beside a run far slower
+    os.nice(10)  # training on this machine has priority
+    torch.set_num_threads(1)  # more threads are no faster here, and slow a concurrent run down
     try:
         server(root, token=token, port=port).run(sockets=[socket_])
-    except KeyboardInterrupt:  # how it is ended
+    except KeyboardInterrupt:  # the normal way to stop it
         print(file=sys.stderr)
     return 0
 
@@ -79,5 +81,5 @@ def _root(arguments: list[str]) -> Path:
 
 
 def _has_screen() -> bool:
-    """A browser of the terminal would take the terminal."""
+    """Whether a graphical browser can open; a text browser would take over the terminal."""
     return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

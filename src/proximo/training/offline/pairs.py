@@ -64,7 +64,7 @@ def write_pairs(config: PairsConfig) -> Counts:
     """Read a run's rollouts and write their rankings."""
     out = Path(config.out)
     if out.exists():
-        raise ValueError(f"out is {config.out!r}: there is such a file already; choose another name or remove it")
+        raise ValueError(f"out is {config.out!r}: the file exists; choose another name or remove it")
     earlier = _earlier(config.old) if config.old is not None else []
     counts = Counts()
     rankings = list(_fresh(config, counts))
