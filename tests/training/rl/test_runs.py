@@ -212,7 +212,7 @@ REFUSED = [
     (lambda: ValueOptions(learning_rate=0.0), r"value.learning_rate is 0.0"),
     (lambda: ValueOptions(pretrain_steps=-1), r"value.pretrain_steps is -1"),
     (lambda: config("m", DAPO, rewards=RewardMix(0.0, (RewardModel("r"),))), r"KeepMixed, which drops groups by"),
-    (lambda: config("m", VAPO, rewards=RewardMix(0.0, (RewardModel("r"),))), r"PositiveNll, which imitates"),
+    (lambda: config("m", VAPO, rewards=RewardMix(0.0, (RewardModel("r"),))), r"PositiveNll, which goes by the task"),
 ]
 
 
