@@ -1,4 +1,4 @@
-"""Benchmarks: our side beside TRL's GRPOTrainer on the same work, and beside what the machine could do.
+"""Benchmarks: Proximo compared with TRL's GRPOTrainer on the same work, and with the machine's limits.
 
 Example: python -m proximo.bench step --only c-tiny --steps 3
 """

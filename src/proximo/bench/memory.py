@@ -1,4 +1,4 @@
-"""How much memory was in use at most since it was last asked to forget."""
+"""Peak memory since the last reset."""
 
 import gc
 from pathlib import Path
@@ -12,11 +12,11 @@ def reset_peak(device: str) -> None:
     if torch.device(device).type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif FORGET.exists():
-        FORGET.write_text("5")  # Linux: the highest resident size starts anew from the present one
+        FORGET.write_text("5")  # Linux: resets the peak resident size
 
 
 def peak_bytes(device: str) -> int:
-    """Of tensors on a GPU; on a CPU of the whole process, 0 where the system does not say."""
+    """Peak memory of tensors on a GPU, or of the whole process on a CPU; 0 if the system does not report it."""
     if torch.device(device).type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     lines = STATUS.read_text().splitlines() if STATUS.exists() else []
@@ -25,13 +25,13 @@ def peak_bytes(device: str) -> int:
 
 
 def used_bytes(device: str) -> int:
-    """In use now."""
+    """Memory in use now."""
     reset_peak(device)
     return peak_bytes(device)
 
 
 def release(device: str) -> None:
-    """Give back what nobody holds any more."""
+    """Free memory that is no longer referenced."""
     gc.collect()
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()

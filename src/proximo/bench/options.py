@@ -1,4 +1,4 @@
-"""What `proximo bench` can be told, read without the command line's dependencies: GPUs are often bare machines."""
+"""Options of `proximo bench`, parsed without the command line's dependencies: GPU machines often lack them."""
 
 import argparse
 from collections.abc import Sequence
@@ -10,23 +10,23 @@ PEERS = ("best", "default", "static", "compiled")
 @dataclass(frozen=True)
 class BenchOptions:
     only: tuple[str, ...] = ()
-    """Rows; empty: all that this device is meant for."""
+    """Rows to measure. Empty: all rows for this device."""
     steps: int = 5
-    """Turns that count, after the one in which numbers are compared and after the warm-up."""
+    """Measured turns, after the comparison of numbers and the warm-up."""
     warmup: int = 1
     device: str = "auto"
     peers: tuple[str, ...] = ("best", "default", "static")
-    """TRL's settings that are measured beside ours."""
+    """TRL settings to compare with."""
     ablate: bool = False
-    """Our own techniques switched off one by one, in the place of the peers."""
+    """Whether to switch our own techniques off one by one instead of measuring TRL."""
     token_budget: int | None = None
-    """Of our forward passes. None: as a run has it."""
+    """Tokens per forward pass on our side. None: as in a run."""
     peer_rows: int | None = None
-    """Of TRL's micro-batch at its best settings. None: the workload's, halved while memory runs out."""
+    """Rows of TRL's micro-batch at its best settings. None: the workload's, halved while memory runs out."""
     threads: int = 1
-    """On a CPU; more than one is fair on a quiet machine only."""
+    """CPU threads; more than one is fair only on a quiet machine."""
     results: str = "benchmarks/results"
-    """The folder for the JSON file."""
+    """Folder for the JSON file."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.warmup < 0 or self.threads < 1:
@@ -39,7 +39,7 @@ class BenchOptions:
 
 
 def parsed(arguments: Sequence[str], tables: Sequence[tuple[str, str]], prog: str) -> tuple[str, BenchOptions]:
-    """The table's name and the options; `tables` are names with what each shows."""
+    """The table's name and the options; `tables` are names with descriptions."""
     listed = "\n".join(f"  {name:<9}{what}" for name, what in tables)
     parser = argparse.ArgumentParser(
         prog=prog,

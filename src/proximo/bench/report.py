@@ -1,4 +1,4 @@
-"""What a table says: rows with figures, ratios and verdicts, as aligned text and as JSON."""
+"""Tables of results: rows with figures, ratios and verdicts, as aligned text and as JSON."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from proximo.storage.lines import plain
 
 @dataclass(frozen=True)
 class Verdict:
-    """A number against what it must be."""
+    """A number compared with its target."""
 
     what: str
     value: float
@@ -25,7 +25,7 @@ class Verdict:
         return self.value >= self.bound if self.at_least else self.value <= self.bound
 
     def cells(self) -> tuple[str, str]:
-        """Target and answer."""
+        """Target and result."""
         sign = "≥" if self.at_least else "≤"
         return f"{self.what} {sign} {short(self.bound)}", f"{'yes' if self.reached else 'NO'}, {short(self.value)}"
 
@@ -34,25 +34,25 @@ class Verdict:
 class Row:
     name: str
     figures: dict[str, str] = field(default_factory=dict)
-    """Seconds, tokens a second, bytes: printed where they are worth knowing elsewhere, which a CPU's are not."""
+    """Seconds, tokens per second, bytes; not printed for a CPU, where they do not transfer to other machines."""
     ratios: dict[str, str] = field(default_factory=dict)
     verdicts: tuple[Verdict, ...] = ()
     note: str = ""
     refused: bool = False
-    """Nothing is reported, and the note says why."""
+    """Whether the row is refused; the note says why."""
     details: dict[str, Any] = field(default_factory=dict)
-    """All that was measured, for the JSON file."""
+    """All measurements, for the JSON file."""
 
 
 def short(value: float) -> str:
-    """Three digits are all that a time is good for."""
+    """The value with three digits, all that a time is good for."""
     if not math.isfinite(value):
         return "–"
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def rendered(rows: Sequence[Row], *, figures: bool) -> str:
-    """One line for each row and for each further verdict of it; columns that no row has are left out."""
+    """One line per row and per further verdict of it; empty columns are left out."""
     names = [*dict.fromkeys(name for row in rows for name in (row.figures if figures else {}))]
     ratios = [*dict.fromkeys(name for row in rows for name in row.ratios)]
     judged = any(row.verdicts for row in rows)
@@ -73,7 +73,7 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
 
 
 def save(folder: Path, table: str, device: str, around: dict[str, Any], rows: Sequence[Row]) -> Path:
-    """Into the table's file of today, where rows measured earlier today stay unless they were measured again."""
+    """Save rows into today's file of the table; rows measured earlier today stay unless measured again."""
     path = folder / f"{table}-{device}-{date.today():%Y%m%d}.json"
     known = json.loads(path.read_text())["rows"] if path.exists() else []
     fresh = [plain({**asdict(row), "around": around}) for row in rows]

@@ -1,7 +1,7 @@
-"""How fast a machine could be: bytes over bandwidth, operations over arithmetic, launches over their latency.
+"""The machine's limits: bytes over bandwidth, operations over arithmetic throughput, kernel launches.
 
-Only what cannot be avoided is counted: weights and live keys and values read once for a token drawn, each prompt
-computed once for its group.
+Only unavoidable work is counted: weights and live keys and values read once per token, each prompt computed once
+per group.
 """
 
 import time
@@ -14,22 +14,22 @@ from proximo.bench.shapes import Shape
 from proximo.bench.workloads import Workload
 
 KERNELS_PER_LAYER, KERNELS_BESIDE = 9, 6
-"""The fewest launches of a decoder written without kernels of its own."""
+"""Fewest kernel launches of a decoder without custom kernels."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a device can do at best."""
+    """Limits of a device."""
 
     name: str
     bandwidth: float
-    """Bytes a second."""
+    """Bytes per second."""
     arithmetic: float
-    """Operations a second, in the precision of training."""
+    """Operations per second, in the precision of training."""
     kernel_seconds: float
-    """From one small kernel of a graph to the next."""
+    """Seconds from one small kernel of a graph to the next."""
     number_bytes: int
-    """Of a weight, key or value."""
+    """Bytes of a weight, key or value."""
 
 
 H200 = Machine("NVIDIA H200", 4.3e12, 790e12, 3e-6, 2)
@@ -41,9 +41,9 @@ class DecodeStep:
 
     rows: int
     context: int
-    """Tokens that all rows look at together."""
+    """Tokens that all rows attend to, added up."""
     read: int
-    """Of those, how many are read: less than the context where siblings share a prompt."""
+    """Tokens that are read: fewer than the context if completions of a group share a prompt."""
 
     def bytes(self, shape: Shape, width: int) -> int:
         return width * (shape.body + shape.head) + shape.kv_bytes(width) * self.read
@@ -68,47 +68,47 @@ def decode_step(workload: Workload, done: int, *, shared: bool) -> DecodeStep:
 
 
 def prefill_seconds(workload: Workload, machine: Machine) -> float:
-    """Each prompt once."""
+    """Seconds to prefill each prompt once."""
     shape, tokens = workload.shape, workload.groups * workload.prompt
     attention = 2 * shape.layers * shape.query_width * tokens * workload.prompt
     return (2 * shape.body * tokens + attention) / machine.arithmetic
 
 
 def decode_seconds(workload: Workload, machine: Machine, *, shared: bool) -> float:
-    """All steps of a workload of even lengths; the first token comes out of the prompts."""
+    """Seconds of all decode steps of a workload with even lengths; the first token comes from the prefill."""
     steps = (decode_step(workload, done, shared=shared) for done in range(1, workload.longest))
     return sum(step.seconds(workload.shape, machine) for step in steps)
 
 
 @dataclass(frozen=True)
 class Training:
-    """What an update must look at: each prompt once, each completion once."""
+    """The work of an update: each prompt once, each completion once."""
 
     tokens: int
-    """Through the layers."""
+    """Tokens through the layers."""
     scored: int
-    """Through the head."""
+    """Tokens through the head."""
     attended: float
-    """Pairs of a query and a key that it sees."""
+    """Pairs of a query and a key that it attends to."""
 
     def model_operations(self, shape: Shape) -> float:
-        """Forward and backward, nothing twice."""
+        """Operations of forward and backward pass, without recomputation."""
         return 6 * shape.body * self.tokens + 6 * shape.head * self.scored + 12 * self._attention(shape)
 
     def hardware_operations(self, shape: Shape) -> float:
-        """With what is computed again in the backward pass: logits, and attention's weights."""
+        """The same with what the backward pass recomputes: logits, and attention's weights."""
         return 6 * shape.body * self.tokens + 8 * shape.head * self.scored + 14 * self._attention(shape)
 
     def _attention(self, shape: Shape) -> float:
         return shape.layers * shape.query_width * self.attended
 
     def use(self, shape: Shape, machine: Machine, seconds: float) -> float:
-        """The share of the machine's arithmetic that model operations took up: model FLOP utilisation."""
+        """Model FLOP utilisation: the share of the machine's arithmetic that model operations used."""
         return self.model_operations(shape) / (seconds * machine.arithmetic)
 
 
 def training(groups: int, prompt: int, lengths: Sequence[int]) -> Training:
-    """`lengths` are of all completions; unique tokens, so without padding and with each prompt once."""
+    """The work for completions of these `lengths`: unique tokens, without padding and with each prompt once."""
     return Training(
         tokens=groups * prompt + sum(lengths),
         scored=sum(lengths),
@@ -121,7 +121,7 @@ def training_of(workload: Workload) -> Training:
 
 
 def machine_of(device: str) -> Machine:
-    """Known ceilings where they are known, else measured now."""
+    """The device's limits: from a table if known, else measured now."""
     if torch.device(device).type == "cuda":
         name = torch.cuda.get_device_name(device)
         return H200 if H200.name in name else _measured(name, device, torch.bfloat16, kernel_seconds=3e-6)
@@ -140,7 +140,7 @@ def _measured(name: str, device: str, dtype: torch.dtype, *, kernel_seconds: flo
 
 
 def _quickest(device: str, work: Callable[[], object]) -> float:
-    """Seconds of the best of a few: a ceiling is what was reached once."""
+    """Seconds of the fastest of a few runs."""
     times = []
     for _ in range(5):
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""One table from beginning to end: measured, saved, printed."""
+"""Measure, save and print one table."""
 
 import sys
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from proximo.models import pick_device
 
 
 def main(arguments: Sequence[str], prog: str = "python -m proximo.bench") -> int:
-    """0 done, whatever the verdicts; 1 where a row is refused: numbers differ, or memory ran out; 2 bad input."""
+    """Exit status: 0 done, whatever the verdicts; 1 if a row is refused (numbers differ, no memory); 2 bad input."""
     name, options = parsed(arguments, [(table.name, table.what) for table in TABLES], prog)
     table = next(each for each in TABLES if each.name == name)
     try:
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str], prog: str = "python -m proximo.bench") -> int
 
 
 def measured(table: BenchTable, options: BenchOptions) -> tuple[list[Row], Path, Session]:
-    """Rows are saved one by one: what comes later may fail."""
+    """Measure the rows, saving each at once, since a later one may fail."""
     device = pick_device(options.device)
     if torch.device(device).type == "cpu":
         torch.set_num_threads(options.threads)
@@ -53,7 +53,7 @@ def measured(table: BenchTable, options: BenchOptions) -> tuple[list[Row], Path,
 
 
 def title(table: BenchTable, session: Session) -> str:
-    """What a reader must know to believe the numbers."""
+    """The conditions of the measurement, for the heading."""
     facts = surroundings(session.device)
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version)
     load = ", ".join(f"{each:.1f}" for each in facts["load"])

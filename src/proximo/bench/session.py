@@ -1,4 +1,4 @@
-"""A table being measured: on which machine, by which clock, against whom."""
+"""A measurement in progress: its machine, its clock and its peers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from proximo.machine import beside_gpu, machine_for
 
 @dataclass(frozen=True)
 class Turn:
-    """A side that is one function."""
+    """A side given by one function."""
 
     name: str
     turn: Callable[[], Mapping[str, float]]
@@ -29,7 +29,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Failed:
-    """A peer that could not do it."""
+    """A peer that failed."""
 
     name: str
     why: str
@@ -42,7 +42,7 @@ class Session:
     clock: Clock
     say: Say
     known: Machine | None = None
-    """None: to be found out when it is asked for, which can take seconds."""
+    """The machine's limits. None: measured on first use, which can take seconds."""
 
     @cached_property
     def machine(self) -> Machine:
@@ -53,14 +53,14 @@ class Session:
         return torch.device(self.device).type == "cuda"
 
     def measure(self, sides: Sequence[Side], *, begun: int = 0) -> list[Phases]:
-        """The last `begun` of the sides have had their first turn, in which things are compiled and captured."""
+        """Measure all sides. The last `begun` have had their first turn, in which things are compiled and captured."""
         for side in sides[: len(sides) - begun]:
             self.say(f"  {side.name}: first turn")
             side.turn()
         return interleaved(sides, steps=self.options.steps, warmup=self.options.warmup, say=self.say)
 
     def ours(self, workload: Workload, **changes: Any) -> Ours:
-        """The machine is made ready for the model as a run would, for the peers too."""
+        """Our side; the machine is set up for the model as in a run, for the peers too."""
         budget, shape = self.options.token_budget, workload.shape
         if self.on_gpu:
             beside_gpu().apply()
@@ -69,7 +69,7 @@ class Session:
         return Ours(workload, self.device, self.clock, token_budget=budget, **changes)
 
     def settings(self, workload: Workload, *wanted: str) -> list[Settings]:
-        """Of the peers that were asked for and make sense here; none where TRL is not installed."""
+        """Settings of the requested peers that make sense here; none if TRL is not installed."""
         made = {"best": trl.best(workload), "default": trl.DEFAULT, "compiled": trl.compiled(workload)}
         if self.on_gpu:
             made["static"] = trl.static(workload)
@@ -96,7 +96,7 @@ class Session:
             self.say(f"  {settings.name}: out of memory, now with {settings.rows} rows in a micro-batch")
 
     def agreement(self, ours: Learned, peer: Trl) -> Agreement:
-        """After both took the same update."""
+        """Compare both sides after the same update."""
         tolerance = TOLERANCE[torch.bfloat16 if self.on_gpu else torch.float32]
         found = Agreement(ours, Learned(*peer.loss_and_norm(), scale=ours.scale), tolerance)
         self.say(f"  ours and {peer.settings.name}: {found}")

@@ -1,40 +1,40 @@
-"""What a program may use, what it is asked, and how it ended."""
+"""Limits of a program, its inputs, and its result."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 NOBODY = 65534
-"""The user whom programs run as, and the group, where root starts them."""
+"""User and group id that programs run as when started by root."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-"""That they may open."""
+"""Maximum open files."""
 LONGEST = 86_400.0
-"""Seconds of a run; a day."""
+"""Maximum seconds of a run: a day."""
 
 
 class NoSandbox(ValueError):
-    """This machine cannot hold a program in; nothing is run without."""
+    """This machine cannot provide a sandbox; nothing is run without one."""
 
 
 class SandboxFailed(RuntimeError):
-    """A program was not run, through no fault of its own: it is unscored."""
+    """A program could not be run, through no fault of its own: it is unscored."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one run of one program."""
+    """Limits of one run of a program."""
 
     seconds: float = 10.0
-    """By the clock on the wall; then it is killed."""
+    """Wall time after which the program is killed."""
     cpu_seconds: int = 5
-    """Of computing, over all its threads."""
+    """CPU time, over all threads."""
     memory_mb: int = 512
-    """Address space: more, and Python raises a MemoryError."""
+    """Address space; beyond it Python raises a MemoryError."""
     scratch_mb: int = 16
-    """Files it may write into a folder of its own, which is gone afterwards; these lie in memory."""
+    """Size of the scratch folder, which is in memory and removed afterwards."""
     output_kb: int = 1024
-    """On stdout, on stderr and of results, each; one that says more is killed."""
+    """Output on stdout, on stderr and in results, each; a program that writes more is killed."""
     threads: int = 32
-    """With the main one. Counted where a program has namespaces of its own; elsewhere memory alone bounds them."""
+    """Number of threads, including the main one. Enforced only with namespaces; otherwise memory limits them."""
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds <= LONGEST:
@@ -53,32 +53,32 @@ class Calls:
     """Calls of one function, in order and in one process."""
 
     function: str
-    """`solve`, or `Solution.solve` for a method of a class that is made without arguments."""
+    """Name of the function: `solve`, or `Solution.solve` for a class that is constructed without arguments."""
     arguments: tuple[str, ...]
-    """JSON, one text a call: an array, or an object of keyword arguments."""
+    """Arguments of each call as JSON: an array, or an object of keyword arguments."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A program and its inputs. What is expected of it is not here, and so cannot be found by it."""
+    """A program and its inputs. Expected results are not part of it, so the program cannot find them."""
 
     program: str
     stdin: str = ""
     calls: Calls | None = None
-    """None: it is run as a script."""
+    """Calls to make. None: run the program as a script."""
 
 
 @dataclass(frozen=True)
 class Result:
     ended: Literal["exit", "signal", "time", "output"]
-    """By itself, by a signal (its own fault or the limit of computing time), or killed for going on or saying too
-    much."""
+    """How the program ended: by itself, by a signal (a crash, or the CPU limit), or killed for its time or its
+    output."""
     code: int
-    """The exit code, or the signal's number."""
+    """Exit code, or signal number."""
     stdout: bytes
     stderr: bytes
     answers: bytes
-    """What came back from calls, one JSON text a line."""
+    """Results of the calls, one JSON text per line."""
     seconds: float
 
     @property

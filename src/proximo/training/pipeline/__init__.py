@@ -1,4 +1,4 @@
-"""The classic pipeline, whole, in a world whose true reward is known: fine-tuning, reward model, PPO, GRPO and DPO.
+"""The classic pipeline on a task whose true reward is known: fine-tuning, reward model, PPO, GRPO and DPO.
 
 Example: result = pipeline(PIPELINE_DEMO, Path("runs/demo"), print); print(report(result))
 """

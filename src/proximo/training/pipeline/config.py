@@ -1,4 +1,4 @@
-"""A pipeline as one value; what depends on its folder, the paths from stage to stage, is filled in here."""
+"""The config of a pipeline; paths from stage to stage, which depend on its folder, are filled in here."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,16 +17,16 @@ from proximo.training.reward_mix import RewardMix, RewardModel
 
 DEMONSTRATIONS, RANKINGS = "demonstrations.jsonl", "rankings.jsonl"
 SFT, REWARD_MODEL, DPO = "sft", "reward-model", "dpo"
-"""Folders of the stages; each reads those before it."""
+"""Folders of the stages; each stage reads the earlier ones."""
 
 
 @dataclass(frozen=True)
 class DemonstrationOptions:
-    """Answers by someone who sorts carelessly."""
+    """Demonstrations: answers with sorting mistakes."""
 
     count: int = 10_000
     spread: float = 4.0
-    """Each letter's place in the alphabet is misjudged by about so many places, normally distributed; 0 never errs."""
+    """Standard deviation, in places of the alphabet, of the error in each letter's position; 0: no mistakes."""
 
     def __post_init__(self) -> None:
         if self.count < 2 or self.spread < 0:
@@ -37,13 +37,13 @@ class DemonstrationOptions:
 
 @dataclass(frozen=True)
 class RankingOptions:
-    """What the fine-tuned model says, ranked by someone who sees the true reward, but not quite clearly."""
+    """Completions of the fine-tuned model, ranked by their true reward with noise."""
 
     prompts: int = 2000
     samples: int = 4
-    """Completions of each prompt; equal ones are ranked once."""
+    """Completions per prompt; equal ones are ranked once."""
     noise: float = 0.1
-    """Of two completions the one whose true reward is higher by this much wins with odds e to 1; 0 never errs."""
+    """Difference in true reward at which the better of two completions wins with odds e to 1; 0: no noise."""
 
     def __post_init__(self) -> None:
         if self.prompts < 2 or self.samples < 2 or self.noise < 0:
@@ -56,24 +56,24 @@ class RankingOptions:
 @dataclass(frozen=True)
 class RewardModelOptions:
     loss: BradleyTerry
-    """Without centring only differences within a prompt are learned, and scores of different prompts drift apart."""
+    """Loss of the reward model. Without centring, only differences within a prompt are learned, and scores drift."""
     fit: FitOptions
 
 
 @dataclass(frozen=True)
 class ReinforcementOptions:
-    """A run that is rewarded by the reward model alone."""
+    """A run whose reward is the reward model's score alone."""
 
     algorithm: Algorithm
     training: TrainingOptions
     steps: int
     value: ValueOptions | None = None
-    """The value model's options. None: the defaults, where the algorithm asks for a value model."""
+    """Options of the value model. None: the defaults, if the algorithm needs a value model."""
 
 
 @dataclass(frozen=True)
 class PreferenceOptions:
-    """DPO on the same rankings that the reward model learned from."""
+    """DPO on the rankings that the reward model was trained on."""
 
     loss: Dpo | Ipo
     fit: FitOptions
@@ -81,12 +81,12 @@ class PreferenceOptions:
 
 @dataclass(frozen=True)
 class HeldOutOptions:
-    """What every model is measured on at the end, at the sampling temperature."""
+    """Held-out problems on which every model is measured at the end, at the sampling temperature."""
 
     problems: int = 200
-    """The first so many of the task's held-out split."""
+    """Number of held-out problems, taken from the start of the task's held-out split."""
     samples: int = 4
-    """Completions of each."""
+    """Completions per problem."""
 
     def __post_init__(self) -> None:
         if self.problems < 2 or self.samples < 1:
@@ -97,7 +97,7 @@ class HeldOutOptions:
 
 @dataclass(frozen=True)
 class PipelineConfig:
-    """Everything that decides a pipeline's numbers."""
+    """Everything that determines a pipeline's results."""
 
     sft: FitOptions
     reward_model: RewardModelOptions
@@ -105,14 +105,14 @@ class PipelineConfig:
     grpo: ReinforcementOptions
     dpo: PreferenceOptions
     without_kl: bool = True
-    """Train with GRPO once more without its KL term, to see what that keeps the policy from."""
+    """Whether to train with GRPO once more without its KL term, to show what the KL prevents."""
     task: Sorting = field(default_factory=Sorting)
     demonstrations: DemonstrationOptions = DemonstrationOptions()
     rankings: RankingOptions = RankingOptions()
     sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(max_tokens=8))
     held_out: HeldOutOptions = HeldOutOptions()
     device: str = "auto"
-    """Where the models live, as torch names it. `auto`: a GPU where there is one, else the CPU."""
+    """Torch device of the models. `auto`: a GPU if there is one, else the CPU."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -121,11 +121,11 @@ class PipelineConfig:
                 f"sampling.max_tokens is {self.sampling.max_tokens}: {self.task.length} letters and their end need "
                 f"{self.task.length + 1}"
             )
-        self.runs(Path())  # what no run can mean fails now
+        self.runs(Path())  # refuse an invalid run now
 
     @property
     def stages(self) -> list[str]:
-        """Files and folders, in the order in which they are made."""
+        """Files and folders, in the order in which they are written."""
         return [DEMONSTRATIONS, SFT, RANKINGS, REWARD_MODEL, *self.runs(Path()), DPO]
 
     def sft_config(self, folder: Path) -> SftConfig:
@@ -152,7 +152,7 @@ class PipelineConfig:
         )
 
     def runs(self, folder: Path) -> dict[str, RunConfig]:
-        """Those by reinforcement learning, by the name of their folder."""
+        """Configs of the reinforcement-learning runs, by folder name."""
         options = {"ppo": self.ppo, "grpo": self.grpo}
         if self.without_kl:
             free = replace(self.grpo.algorithm, kl=None)
@@ -160,7 +160,7 @@ class PipelineConfig:
         return {name: self._run(each, folder) for name, each in options.items()}
 
     def rewards(self, folder: Path) -> RewardMix:
-        """What is learned is rewarded, what is true is watched."""
+        """Reward mix: the learned reward is trained on, the true one only logged."""
         judge = RewardModel(str(folder / REWARD_MODEL), device=self.device)
         return RewardMix(task=0.0, models=(judge,))
 

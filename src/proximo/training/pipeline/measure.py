@@ -1,4 +1,4 @@
-"""Every policy on the same held-out prompts: what the reward model thinks, what is true, and how far it went."""
+"""Measure every policy on the same held-out prompts: learned reward, true reward, and KL from the start."""
 
 import math
 import statistics
@@ -21,11 +21,11 @@ from proximo.training.rl.run import MAX_SLOTS
 from proximo.types import Completion, Grade, Problem, Request
 
 TOKEN_BUDGET = 16384
-"""Tokens in one forward pass: memory only."""
+"""Tokens per forward pass; affects memory, not results."""
 
 
 class Measuring:
-    """The held-out prompts, both rewards and the fine-tuned model, ready for any policy that came from it."""
+    """The held-out prompts, both rewards and the fine-tuned model, ready to measure any policy."""
 
     def __init__(self, config: PipelineConfig, folder: Path) -> None:
         self.config, self.folder = config, folder
@@ -36,7 +36,7 @@ class Measuring:
         self.right = self.task.grade(self.problems, [self._right(problem) for problem in self.problems])
 
     def __call__(self, name: str) -> Measured:
-        """Of the policy in a folder of the pipeline; the same random numbers are drawn for each."""
+        """Measure the policy in a folder of the pipeline, with the same random numbers for each."""
         samples = self.config.held_out.samples
         tokenizer, model = self._open(name)
         requests = [
@@ -105,6 +105,6 @@ class Measuring:
 
 
 def _mean(values: Sequence[float], samples: int) -> tuple[float, float]:
-    """With half of the 95 % interval over prompts: siblings are no independent evidence."""
+    """The mean, and half of its 95 % interval over prompts, since completions of a prompt are not independent."""
     means = [statistics.fmean(values[start : start + samples]) for start in range(0, len(values), samples)]
     return statistics.fmean(means), 1.96 * statistics.stdev(means) / math.sqrt(len(means))

@@ -1,4 +1,4 @@
-"""A pipeline's result for people: Markdown that reads well in a terminal."""
+"""A pipeline's result as Markdown that reads well in a terminal."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -7,11 +7,11 @@ from proximo.training.pipeline.result import Curve, Policy, Result
 from proximo.training.rl.progress import sparkline
 
 WIDTH = 40
-"""Characters of a curve."""
+"""Width of a curve, in characters."""
 
 
 def report(result: Result) -> str:
-    """A table of all policies, where learned and true reward part ways, and the curves that show it."""
+    """A table of all policies, a sentence on where learned and true reward diverge, and the curves."""
     parts = ["# Learned and true reward", _table(result), _data(result)]
     parts += ["## Where they part ways", "\n".join(f"- {sentence(result, policy)}" for policy in result.trained)]
     curves = [(policy.name, policy.curve) for policy in result.policies if policy.curve is not None]
@@ -77,7 +77,7 @@ def sentence(result: Result, policy: Policy) -> str:
 
 
 def _lines(name: str, curve: Curve) -> Iterable[str]:
-    """The learned reward between its own extremes, the true one between 0 and 1."""
+    """The curves: the learned reward between its own extremes, the true one between 0 and 1."""
     low, high = min(curve.learned), max(curve.learned)
     scaled = [(value - low) / (high - low or 1.0) for value in _thinned(curve.learned)]
     yield f"{name:<16} learned {sparkline(scaled, WIDTH)}  {curve.learned[0]:.2f} → {curve.learned[-1]:.2f}"
@@ -87,7 +87,7 @@ def _lines(name: str, curve: Curve) -> Iterable[str]:
 
 
 def _thinned(values: Sequence[float]) -> list[float]:
-    """Means of neighbouring steps, so that a curve fits its width."""
+    """Means of adjacent steps, so that a curve fits its width."""
     count = min(WIDTH, len(values))
     edges = [round(number * len(values) / count) for number in range(count + 1)]
     return [sum(values[first:last]) / (last - first) for first, last in pairwise(edges)]

@@ -1,4 +1,4 @@
-"""What a pipeline found: each policy by the reward that was learned and by the one that is true."""
+"""The result of a pipeline: each policy by the learned and by the true reward."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from proximo.training.pipeline.world import Ranked
 
 WINDOW = 5
-"""Steps of a curve that are averaged before two of its places are compared."""
+"""Steps averaged before two places of a curve are compared."""
 CLEAR_FALL = 0.05
-"""A true reward that fell by less from its highest window may have done so by chance."""
+"""Fall of the true reward from its highest window that is more than chance."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Means over what was sampled to train on, by step."""
+    """Mean rewards of the completions sampled for training, by step."""
 
     learned: tuple[float, ...]
     true: tuple[float, ...]
@@ -26,7 +26,7 @@ class Curve:
 
     @property
     def is_overoptimised(self) -> bool:
-        """Whether the true reward fell clearly after its peak while the learned one went on rising."""
+        """Whether the true reward fell clearly after its peak while the learned one kept rising."""
         learned, true = _windows(self.learned), _windows(self.true)
         return true[self._peak] - true[-1] > CLEAR_FALL and learned[-1] > learned[self._peak]
 
@@ -37,14 +37,14 @@ class Curve:
 
 
 def _windows(values: tuple[float, ...]) -> list[float]:
-    """Means over neighbouring steps; of a curve shorter than that, one."""
+    """Means over windows of adjacent steps; a shorter curve gives one."""
     width = min(WINDOW, len(values))
     return [sum(values[start : start + width]) / width for start in range(len(values) - width + 1)]
 
 
 @dataclass(frozen=True)
 class Fooled:
-    """A completion that the reward model prefers to the right answer, though it is truly worse."""
+    """A completion that the reward model prefers to the right answer, although its true reward is lower."""
 
     prompt: str
     said: str
@@ -56,34 +56,34 @@ class Fooled:
 
 @dataclass(frozen=True)
 class Measured:
-    """Means over completions of held-out prompts, with halves of their 95 % intervals, over prompts."""
+    """Means over completions of held-out prompts, with half of their 95 % intervals over prompts."""
 
     learned: float
     learned_half_width: float
     true: float
     true_half_width: float
     sorted_share: float
-    """Completions that are exactly right."""
+    """Share of completions that are exactly right."""
     fooled_share: float
-    """Completions that the reward model prefers to the right answer, though they are truly worse."""
+    """Share of completions that the reward model prefers to the right answer, although they are worse."""
     kl: float
-    """From the fine-tuned model, in nats per completion, estimated on the policy's own completions."""
+    """KL from the fine-tuned model, in nats per completion, estimated on the policy's own completions."""
     kl_half_width: float
     example: Fooled | None
-    """The one that fools the reward model most."""
+    """The completion that fools the reward model most."""
 
 
 @dataclass(frozen=True)
 class Policy:
     name: str
-    """Of its folder."""
+    """Name of its folder."""
     measured: Measured
     generated_tokens: int
-    """Sampled to train it, by itself; rankings are counted apart."""
+    """Tokens sampled to train it; rankings are counted separately."""
     seconds: float
-    """Of its own stage."""
+    """Duration of its own stage."""
     curve: Curve | None = None
-    """Of those trained by reinforcement learning."""
+    """Curve of a policy trained by reinforcement learning; None for the others."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,11 @@ class Result:
     folder: str
     ranked: Ranked
     reward_model: Mapping[str, float]
-    """Its held-out metrics."""
+    """Held-out metrics of the reward model."""
     policies: tuple[Policy, ...]
-    """The fine-tuned one first; the others start from it."""
+    """All policies: the fine-tuned one first, then those that start from it."""
     seconds: Mapping[str, float]
-    """By stage."""
+    """Duration by stage."""
 
     @property
     def start(self) -> Policy:
@@ -106,11 +106,11 @@ class Result:
         return self.policies[1:]
 
     def gains(self, policy: Policy) -> tuple[float, float]:
-        """In learned and in true reward, over the fine-tuned policy."""
+        """Gains in learned and in true reward over the fine-tuned policy."""
         now, before = policy.measured, self.start.measured
         return now.learned - before.learned, now.true - before.true
 
     def is_hacking(self, policy: Policy) -> bool:
-        """Whether the learned reward rose while the true one fell, both by more than chance would have it."""
+        """Whether the learned reward rose while the true one fell, both by more than chance."""
         learned, true = self.gains(policy)
         return learned > policy.measured.learned_half_width and true < -policy.measured.true_half_width

@@ -1,4 +1,4 @@
-"""The chain itself: every stage by its own function, into a folder of its own."""
+"""The stages of a pipeline, each run by its own function into its own folder."""
 
 import json
 import math
@@ -33,11 +33,11 @@ from proximo.training.runfolder.resume import Attempt, begin
 Say = Callable[[str], None]
 Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
 SAID_EVERY = 10
-"""Steps of reinforcement learning between two lines of progress."""
+"""Reinforcement-learning steps between progress lines."""
 
 
 def pipeline(config: PipelineConfig, folder: Path, say: Say, attempt: Attempt | None = None) -> Result:
-    """Demonstrations, fine-tuning, rankings, reward model; PPO, GRPO and DPO side by side; then all are measured.
+    """Run demonstrations, fine-tuning, rankings, reward model, then PPO, GRPO and DPO, and measure all of them.
 
     A stage that an earlier attempt has finished is not trained again.
     """
@@ -85,7 +85,7 @@ def _chain(config: PipelineConfig, folder: Path, say: Say) -> Result:
 
 
 class _Done(Clock):
-    """What has been done, and how long it took: kept in a file after each stage, for an attempt that comes later."""
+    """Finished stages and their durations, saved after each stage for a later attempt."""
 
     def __init__(self, folder: Path, say: Say) -> None:
         self.file, self.ranked = folder / "stages.json", None
@@ -112,7 +112,7 @@ def _fitted(stage: Callable[[Config, Path, Say, Attempt], Fitted], config: Confi
 
 
 def _reinforce(config: RunConfig, folder: Path, say: Say) -> tuple[int, Curve]:
-    """How many tokens it generated, and both rewards as they went."""
+    """Train; returns the number of generated tokens and the curves of both rewards."""
     with begin(folder, toml.dumps(config), allowed=None) as attempt:
         if attempt.result is None:
             outcome = train(Run(config, folder, _Steps(say)), toml.dumps(config), attempt)
@@ -124,12 +124,12 @@ def _reinforce(config: RunConfig, folder: Path, say: Say) -> tuple[int, Curve]:
 
 
 def _known(value: float | None) -> float:
-    """A number of the metrics, where NaN is null."""
+    """A metric; null stands for NaN."""
     return math.nan if value is None else value
 
 
 class _Steps:
-    """A run's progress: says both rewards now and then."""
+    """Progress of a run: prints both rewards every few steps."""
 
     def __init__(self, say: Say) -> None:
         self.say, self.steps = say, 0
@@ -145,13 +145,13 @@ class _Steps:
             self.say(f"step {step}/{self.steps}  {rewards}")
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
-        """Only at the end, together with the other policies."""
+        """Prints nothing: policies are compared at the end."""
 
     def warned(self, step: int, message: str) -> None:
         self.say(f"warning at step {step}: {message}")
 
     def stop(self) -> None:
-        """Nothing to tidy up."""
+        """Nothing to clean up."""
 
 
 def _prefixed(name: str, say: Say) -> Say:

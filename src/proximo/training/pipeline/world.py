@@ -1,4 +1,4 @@
-"""Data whose truth is known: demonstrations by a careless sorter, rankings by a noisy judge of the true reward."""
+"""Data with a known true reward: demonstrations with sorting mistakes, and rankings by the reward plus noise."""
 
 import json
 import math
@@ -31,7 +31,7 @@ def write_demonstrations(config: PipelineConfig, folder: Path) -> None:
 
 
 def carelessly_sorted(problem: Problem, config: PipelineConfig, number: int) -> str:
-    """The problem's letters by where they seem to stand in the alphabet."""
+    """The problem's letters, sorted by noisy positions in the alphabet."""
     random = Random(stable_hash("demonstration", config.seed, number))
     places = {
         letter: config.task.alphabet.index(letter) + random.gauss(0, config.demonstrations.spread)
@@ -42,16 +42,16 @@ def carelessly_sorted(problem: Problem, config: PipelineConfig, number: int) -> 
 
 @dataclass(frozen=True)
 class Ranked:
-    """What became of the sampled completions."""
+    """Counts of the ranked completions, and how well the rankings agree with the true reward."""
 
     rankings: int
     generated_tokens: int
     agreement: float
-    """The share of pairs ranked as their true rewards are; pairs of equal true reward do not count."""
+    """Share of pairs ranked in the order of their true rewards; pairs of equal true reward are not counted."""
 
 
 def write_rankings(config: PipelineConfig, folder: Path) -> Ranked:
-    """Sample from the fine-tuned model on further prompts, and rank."""
+    """Sample from the fine-tuned model on further prompts, and rank the completions."""
     options, count = config.rankings, config.demonstrations.count
     problems = [config.task.problem(count + index, "train", config.seed) for index in range(options.prompts)]
     path = resolve(str(folder / SFT))
@@ -83,12 +83,12 @@ def write_rankings(config: PipelineConfig, folder: Path) -> Ranked:
 def rankings(
     problems: Sequence[Problem], answers: Sequence[tuple[Completion, ...]], config: PipelineConfig
 ) -> Iterator[tuple[Problem, list[tuple[str, float]]]]:
-    """Texts and their true rewards, the preferred first; what did not end, or is empty, is left out."""
+    """Texts with their true rewards, the preferred first; truncated and empty completions are left out."""
     for problem, siblings in zip(problems, answers, strict=True):
         texts = dict.fromkeys(each.text for each in siblings if each.finish == "stop" and each.text.strip())
         true = {text: true_reward(config.task, problem, text) for text in texts}
         random = Random(stable_hash("ranking", config.seed, problem.id))
-        # Gumbel noise: of any two, the better wins with the odds of Bradley and Terry, e^(difference / noise).
+        # Gumbel noise: of any two, the better wins with Bradley-Terry odds, e^(difference / noise).
         seen = {text: reward + config.rankings.noise * _gumbel(random) for text, reward in true.items()}
         if len(seen) > 1:
             yield problem, [(text, true[text]) for text in sorted(seen, key=lambda text: -seen[text])]
@@ -104,7 +104,7 @@ def _gumbel(random: Random) -> float:
 
 
 def agreement(rewards: Iterable[Sequence[float]]) -> float:
-    """The share of pairs in order among true rewards that stand as they were ranked; NaN where none differ."""
+    """The share of pairs whose true rewards are in ranked order; NaN if none differ."""
     pairs = [pair for ranking in rewards for pair in combinations(ranking, 2) if pair[0] != pair[1]]
     return sum(better > worse for better, worse in pairs) / len(pairs) if pairs else math.nan
 
