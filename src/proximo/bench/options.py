@@ -43,22 +43,26 @@ def parsed(arguments: Sequence[str], tables: Sequence[tuple[str, str]], prog: st
     listed = "\n".join(f"  {name:<9}{what}" for name, what in tables)
     parser = argparse.ArgumentParser(
         prog=prog,
-        description=f"Measure Proximo, and TRL's GRPOTrainer beside it where it is installed.\n\ntables:\n{listed}",
+        description=f"Measure Proximo, and TRL's GRPOTrainer for comparison if it is installed.\n\ntables:\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     default = BenchOptions()
-    parser.add_argument("table", choices=[name for name, _ in tables], help="which table")
-    parser.add_argument("--only", nargs="+", default=(), metavar="ROW", help="these rows alone")
-    parser.add_argument("--steps", type=int, default=default.steps, help="turns that count (default 5)")
-    parser.add_argument("--warmup", type=int, default=default.warmup, help="turns before them (default 1)")
-    parser.add_argument("--device", default=default.device, help="auto, cpu or cuda")
+    parser.add_argument("table", choices=[name for name, _ in tables], help="table to measure")
+    parser.add_argument("--only", nargs="+", default=(), metavar="ROW", help="measure only these rows")
+    parser.add_argument("--steps", type=int, default=default.steps, help="measured turns (default 5)")
+    parser.add_argument("--warmup", type=int, default=default.warmup, help="warm-up turns (default 1)")
+    parser.add_argument("--device", default=default.device, help="device: auto, cpu or cuda")
     parser.add_argument(
-        "--peers", nargs="+", default=default.peers, metavar="SETTING", help=f"of {', '.join(PEERS)}, or none"
+        "--peers",
+        nargs="+",
+        default=default.peers,
+        metavar="SETTING",
+        help=f"TRL settings: {', '.join(PEERS)}, or none",
     )
-    parser.add_argument("--ablate", action="store_true", help="our techniques off one by one, without the peers")
-    parser.add_argument("--token-budget", type=int, help="tokens of our forward passes")
+    parser.add_argument("--ablate", action="store_true", help="switch our techniques off one by one instead")
+    parser.add_argument("--token-budget", type=int, help="tokens per forward pass on our side")
     parser.add_argument("--peer-rows", type=int, help="rows of TRL's micro-batch at its best settings")
-    parser.add_argument("--threads", type=int, default=default.threads, help="on a CPU (default 1)")
+    parser.add_argument("--threads", type=int, default=default.threads, help="CPU threads (default 1)")
     parser.add_argument("--results", default=default.results, help="folder for the JSON file")
     given = vars(parser.parse_args(list(arguments)))
     table = given.pop("table")

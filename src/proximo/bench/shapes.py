@@ -1,4 +1,4 @@
-"""Models of known shapes with random weights, and a tokenizer whose end token no model can say."""
+"""Models of known shapes with random weights, and a tokenizer whose end token cannot be sampled."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ PAD_ID = 0
 
 @dataclass(frozen=True)
 class Shape:
-    """What a decoder's cost follows from; head and embedding are tied."""
+    """The sizes that determine a decoder's cost; head and embedding are tied."""
 
     name: str
     family: type[LlamaConfig] | type[Qwen3Config]
@@ -51,11 +51,11 @@ class Shape:
         return self.heads * self.head_width
 
     def kv_bytes(self, width: int) -> int:
-        """Keys and values of one token in all layers, at `width` bytes a number."""
+        """Bytes of one token's keys and values in all layers, at `width` bytes per number."""
         return 2 * self.layers * self.kv_heads * self.head_width * width
 
     def model(self, *, attention: str, dtype: torch.dtype, device: str, seed: int = 0) -> PreTrainedModel:
-        """The same seed and device give the same weights; the caller's random numbers are left as they were."""
+        """A model with random weights: the same for the same seed and device; the global random state is unchanged."""
         config = self.family(
             vocab_size=self.vocabulary,
             hidden_size=self.hidden,

@@ -1,4 +1,4 @@
-"""Who takes how long: turn by turn, after warm-ups, with medians and their spread."""
+"""Timing: sides take turns, after warm-ups; medians and their spread."""
 
 import os
 import platform
@@ -15,27 +15,27 @@ import torch
 from proximo.bench.memory import peak_bytes, reset_peak
 
 Clock = Callable[[], float]
-"""Seconds since whenever."""
+"""Seconds since an arbitrary start."""
 Say = Callable[[str], None]
 
 TOTAL = "step"
-"""The phase that is all the others."""
+"""The phase that is the sum of all others."""
 
 
 @runtime_checkable
 class Side(Protocol):
-    """One of those that are compared."""
+    """One of the sides that are compared."""
 
     @property
     def name(self) -> str: ...
 
     def turn(self) -> Mapping[str, float]:
-        """Do the work once; the seconds of each phase."""
+        """Do the work once; returns the seconds of each phase."""
         ...
 
 
 def clock_of(device: str) -> Clock:
-    """On a GPU the time on the wall, once it has done what it was asked; on a CPU the seconds it spent on us."""
+    """On a GPU wall time after synchronisation; on a CPU the process's CPU time."""
     if torch.device(device).type == "cuda":
 
         def on_the_wall() -> float:
@@ -48,7 +48,7 @@ def clock_of(device: str) -> Clock:
 
 @dataclass
 class Watch:
-    """Seconds of the phases of one turn, and the most memory that each phase ever had."""
+    """Seconds of the phases of one turn, and the peak memory of each phase."""
 
     device: str
     clock: Clock
@@ -64,14 +64,14 @@ class Watch:
         self.peaks[name] = max(self.peaks.get(name, 0), peak_bytes(self.device))
 
     def taken(self) -> dict[str, float]:
-        """The turn's seconds, which are forgotten."""
+        """Return and reset the turn's seconds."""
         seconds, self.seconds = self.seconds, {}
         return seconds
 
 
 @dataclass(frozen=True)
 class Times:
-    """Of one phase, turn by turn, warm-ups left out."""
+    """Seconds of one phase, by turn, without warm-ups."""
 
     seconds: tuple[float, ...]
 
@@ -81,11 +81,11 @@ class Times:
 
     @property
     def spread(self) -> float:
-        """Half of what lies between quickest and slowest, as a share of the median."""
+        """Half of the difference between slowest and fastest, as a share of the median."""
         return (max(self.seconds) - min(self.seconds)) / 2 / self.median if self.median else 0.0
 
     def __truediv__(self, other: "Times") -> "Ratio":
-        """Turn by turn, because neighbours had the same machine."""
+        """Ratio by turn, because adjacent turns ran under the same conditions."""
         return Ratio(tuple(ours / theirs for ours, theirs in zip(self.seconds, other.seconds, strict=True)))
 
 
@@ -110,7 +110,7 @@ Phases = dict[str, Times]
 
 
 def interleaved(sides: Sequence[Side], *, steps: int, warmup: int, say: Say) -> list[Phases]:
-    """Every side's turn in every round: A B A B, so that what changes on the machine meets all of them."""
+    """Let the sides take turns, A B A B, so that changes of the machine affect all of them."""
     found: list[list[Mapping[str, float]]] = [[] for _ in sides]
     for number in range(warmup + steps):
         for side, turns in zip(sides, found, strict=True):
@@ -127,7 +127,7 @@ def _phases(turns: Sequence[Mapping[str, float]]) -> Phases:
 
 
 def surroundings(device: str) -> dict[str, Any]:
-    """Everything about the machine that a time depends on."""
+    """Facts about the machine that times depend on."""
     on_gpu = torch.device(device).type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else platform.processor() or platform.machine(),

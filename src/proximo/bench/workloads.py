@@ -1,4 +1,4 @@
-"""What both sides are given: prompts, how long each completion is, and what it earns. The same in every run."""
+"""The work of both sides: prompts, lengths and rewards of completions. The same in every run."""
 
 import math
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from proximo.bench.shapes import QWEN_4B, QWEN_600M, SMOLLM_135M, TINY, Shape
 
 @dataclass(frozen=True)
 class Tail:
-    """Lengths of a log-normal distribution with this mean, cut at `most`."""
+    """Log-normal lengths with this mean, cut at `most`."""
 
     mean: int
     most: int
     sigma: float = 1.0
 
     def lengths(self, count: int) -> list[int]:
-        """Its quantiles at equal steps, in a fixed shuffled order: no luck in the draw."""
+        """Quantiles of the distribution at equal steps, in a fixed shuffled order, so that no draw is lucky."""
         normal = torch.distributions.Normal(0.0, 1.0)
         steps = (torch.arange(count, dtype=torch.float64) + 0.5) / count
         location = math.log(self.mean) - self.sigma**2 / 2
@@ -47,7 +47,7 @@ class Workload:
 
     @property
     def lengths(self) -> list[int]:
-        """Of every completion, group by group."""
+        """Length of every completion, group by group."""
         if isinstance(self.completion, Tail):
             return self.completion.lengths(self.rows)
         return [self.completion] * self.rows
@@ -58,7 +58,7 @@ class Workload:
 
     @property
     def even(self) -> bool:
-        """Whether all completions are as long as each other, so that a sampler's limit alone fixes them."""
+        """Whether all completions have the same length, so that the sampler's limit fixes it."""
         return len(set(self.lengths)) == 1
 
     @property
@@ -66,13 +66,13 @@ class Workload:
         return sum(self.lengths)
 
     def prompts(self) -> list[tuple[int, ...]]:
-        """Random tokens, without padding's."""
+        """Prompts of random tokens, without the padding token."""
         random = torch.Generator().manual_seed(1)
         drawn = torch.randint(1, self.shape.vocabulary, (self.groups, self.prompt), generator=random)
         return [tuple(row) for row in drawn.tolist()]
 
     def completions(self) -> list[list[tuple[int, ...]]]:
-        """Random completions of each prompt, for what is trained without having been sampled."""
+        """Random completions of each prompt, to train on without sampling."""
         random = torch.Generator().manual_seed(2)
         rows = [
             tuple(torch.randint(1, self.shape.vocabulary, (length,), generator=random).tolist())
@@ -81,12 +81,12 @@ class Workload:
         return [rows[start : start + self.siblings] for start in range(0, self.rows, self.siblings)]
 
     def rewards(self) -> list[list[float]]:
-        """Random numbers: no two siblings earn the same, so no group is dead."""
+        """Random rewards: they differ within each group, so every group has a gradient."""
         random = torch.Generator().manual_seed(3)
         return torch.rand(self.groups, self.siblings, dtype=torch.float64, generator=random).tolist()
 
     def text(self, prompt: Sequence[int]) -> str:
-        """What the shape's tokenizer reads as exactly these tokens."""
+        """Text that the shape's tokenizer encodes as exactly these tokens."""
         return " ".join(f"t{token}" for token in prompt)
 
 

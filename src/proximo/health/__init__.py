@@ -1,6 +1,6 @@
-"""What goes wrong in runs: rules over the rows of metrics.jsonl, each with its evidence and its first remedy.
+"""Rules over the rows of metrics.jsonl that detect what goes wrong in runs, each with evidence and a remedy.
 
-Rules know no algorithm and no file: numbers in, findings out, with the standard library alone.
+Rules do not depend on algorithms or files: numbers in, findings out, with the standard library only.
 """
 
 from proximo.health.finding import SEVERITIES, Finding, Severity

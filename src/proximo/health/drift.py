@@ -1,4 +1,4 @@
-"""What becomes of the policy: its entropy, its length, its distance from the reference."""
+"""Rules about the policy: its entropy, its lengths, its distance from the reference."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from proximo.health.history import EARLY, History, mean
 
 @dataclass(frozen=True)
 class EntropyCollapse:
-    """Entropy falls in every run that goes well: a policy that knows the answer is sure of it. So it is looked at
+    """Entropy falls in every healthy run, since a policy that knows the answer is sure of it. So it counts only
     together with what is still unsolved."""
 
     window: int = 10
@@ -47,7 +47,7 @@ class EntropyCollapse:
 
 @dataclass(frozen=True)
 class SuddenCollapse:
-    """What a few steps are enough to show: the first values are compared with, not those of the first ten steps."""
+    """A collapse within a few steps: compared with the very first values, not with the first ten steps."""
 
     window: int = 2
     least: float = 0.05
@@ -81,7 +81,7 @@ class SuddenCollapse:
 
 @dataclass(frozen=True)
 class EntropyRise:
-    """A policy that explores more for a while is no fault, as long as it learns."""
+    """More exploration for a while is not a fault as long as the policy learns."""
 
     window: int = 10
     times: float = 2.0
@@ -142,7 +142,7 @@ class LengthExplosion:
 
 @dataclass(frozen=True)
 class Truncation:
-    """Where length has exploded this follows from it and is not said, too; so it looks longer."""
+    """Not reported in addition to exploding length, from which it follows; so it looks at more steps."""
 
     window: int = 20
     most: float = 0.2

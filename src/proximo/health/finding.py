@@ -1,15 +1,15 @@
-"""What is wrong with a run, with the numbers that say so and the first thing to do about it."""
+"""A finding: what is wrong with a run, the evidence, and the first thing to do about it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 Row = Mapping[str, object]
-"""Of metrics.jsonl, or as it was before it was written."""
+"""A row of metrics.jsonl, as in the file or before it is written."""
 Severity = Literal["warning", "failing"]
-"""Failing: going on as it is will not help."""
+"""Failing: continuing the run unchanged will not help."""
 SEVERITIES: tuple[Severity, ...] = ("failing", "warning")
-"""Worst first."""
+"""All severities, worst first."""
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,13 @@ class Finding:
     rule: str
     severity: Severity
     step: int
-    """Where it was first seen; rollouts of this step show it."""
+    """Step at which it was first seen; the rollouts of this step show it."""
     message: str
-    """The evidence, with numbers."""
+    """Evidence, with numbers."""
     remedy: str
-    """The first thing to do."""
+    """First thing to do."""
     show: str
-    """Which completions of the step the reader is to show; empty where it is not in any."""
+    """Filter for the completions of the step that show it; empty if none do."""
 
     def __str__(self) -> str:
         grave = ", the run is failing" if self.severity == "failing" else ""

@@ -1,4 +1,4 @@
-"""Whether a reward that rises means what it should."""
+"""Rules about a rising reward that does not mean real improvement."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from proximo.health.history import EARLY, HELD_OUT, Evaluated, History, has_rise
 
 @dataclass(frozen=True)
 class OnePart:
-    """The task's own verdict is among the parts: where that rises, outcomes do."""
+    """The task's outcome is one of the parts: if it rises, outcomes rise."""
 
     window: int = EARLY
     share: float = 0.9
@@ -52,13 +52,13 @@ class OnePart:
 
 
 def _gain(history: History, name: str, window: int) -> float:
-    """NaN where too little is known."""
+    """The gain of a metric from the first to the last steps; NaN if too little is known."""
     return mean(history.last(name, window)) - mean(history.first(name))
 
 
 @dataclass(frozen=True)
 class HeldOutFlat:
-    """Held against the first evaluation that was as good as the last: against each, the unluckiest would decide."""
+    """Compared with the first evaluation as good as the last; comparing with all, the unluckiest would decide."""
 
     window: int = 1
     apart: int = 3 * EARLY
@@ -85,7 +85,7 @@ class HeldOutFlat:
     def evidence(self, history: History) -> str | None:
         now = history.evaluations[-1]
         if not 0 <= now.outcome <= 1 or now.problems < 1:
-            return None  # how far chance reaches is known for shares alone
+            return None  # the size of chance variation is known only for shares
         chance = 1 / math.sqrt(now.problems)
         if now.outcome >= 1 - chance:
             return None
@@ -97,7 +97,7 @@ class HeldOutFlat:
         )
 
     def _rose(self, history: History, then: Evaluated, chance: float) -> str | None:
-        """What did, in training."""
+        """What rose in training, in words; None if nothing did."""
         before = [row["outcome"] for row in then.following if "outcome" in row]
         after = history.last("outcome", EARLY)
         first, last = mean(before), mean(after)

@@ -1,4 +1,4 @@
-"""Whether there is anything to learn from: groups, graders, siblings."""
+"""Rules about the training signal: groups, graders, duplicate completions."""
 
 import math
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from proximo.health.history import EARLY, History, are_equal, has_risen, mean
 
 @dataclass(frozen=True)
 class DeadGroups:
-    """A group that all siblings solve is dead, too: that is success, and not meant here. Where nothing is ever right,
-    that is said instead. Of outcomes below 1 nobody knows whether they are wrong or all that a task gives: that
-    siblings are equal and teach nothing is true of both."""
+    """Groups without gradient, except those that are all right, which is success; if nothing is ever right, another
+    rule reports that instead. Whether an outcome below 1 is wrong or the best a task gives is unknown, so the
+    message only says that rewards within a group are equal, which is true in both cases."""
 
     window: int = 10
     most: float = 0.5
@@ -50,7 +50,7 @@ class DeadGroups:
 
 @dataclass(frozen=True)
 class TooEasy:
-    """Only what is so from the first step: later it is what training is for."""
+    """Only if true from the first steps: later it is the goal of training."""
 
     window: int = EARLY
     most: float = 0.5
@@ -100,12 +100,14 @@ class NoReward:
 
     def evidence(self, history: History) -> str | None:
         outcomes = history.last(self.reads, self.window)
-        # A mean of 0 and less may hide good ones among bad: then it differs from step to step, or some are solved.
+        # A mean of 0 or less may hide good outcomes among bad ones: then it varies, or some are solved.
         if not outcomes or max(outcomes) > 0 or not are_equal(outcomes):
             return None
-        if has_risen(history.first(self.reads), outcomes, 2.0):  # a distance, say, that is 0 where the task is solved
+        if has_risen(
+            history.first(self.reads), outcomes, 2.0
+        ):  # such as a negative distance that is 0 when the task is solved
             return None
-        # Where rewards differ all the same, the verdict is only watched, or one of several parts.
+        # If rewards differ all the same, the outcome is not rewarded, or is one of several parts.
         if not are_equal(history.last("reward", self.window)):
             return None
         if any(history.last("solved_by_any", self.window)) or any(history.last("spread", self.window)):
@@ -139,7 +141,7 @@ class Unscored:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Siblings that agree on what is right are no fault. Where nobody knows what that is, that they agree is one."""
+    """Equal right completions are not a fault. If it is unknown what is right, equal completions are one."""
 
     window: int = 10
     most: float = 0.9

@@ -1,4 +1,4 @@
-"""What a rule is."""
+"""The interface of a rule."""
 
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -8,22 +8,22 @@ from proximo.health.history import History
 
 @runtime_checkable
 class Rule(Protocol):
-    """One thing that goes wrong in runs: a pure function of the rows so far, with its words beside it."""
+    """One thing that goes wrong in runs: a pure function of the rows so far, with its texts."""
 
     name: ClassVar[str]
     severity: ClassVar[Severity]
     reads: ClassVar[str]
-    """A row without this metric says nothing to the rule."""
+    """Metric that the rule reads; a row without it is skipped."""
     show: ClassVar[str]
-    """The reader's filter for completions that show it."""
+    """Filter of `proximo view` for completions that show it."""
     why: ClassVar[str]
-    """What is bad about it."""
+    """Why it is bad."""
     remedy: ClassVar[str]
-    """The first thing to do."""
+    """First thing to do."""
 
     @property
     def window(self) -> int:
-        """Rows that it looks at; it is over after as many rows in a row without evidence."""
+        """Number of rows that it looks at; a finding is over after this many rows without evidence."""
         ...
 
     @property
@@ -32,5 +32,5 @@ class Rule(Protocol):
         ...
 
     def evidence(self, history: History) -> str | None:
-        """With numbers; None where all is well, or not enough is known."""
+        """The evidence, with numbers; None if all is well or not enough is known."""
         ...

@@ -1,4 +1,4 @@
-"""What becomes of the gradient on its way: sampler against learner, the gate, the baseline."""
+"""Rules about the gradient: sampler mismatch, the gate, the size of updates, the baseline."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +9,7 @@ from proximo.health.history import History, mean
 
 @dataclass(frozen=True)
 class SamplerGap:
-    """A correction repairs what it can: then only a sampler that hardly overlaps with the learner is one to report."""
+    """With a correction, only a sampler that hardly overlaps with the learner is reported."""
 
     window: int = 10
     most: float = 1e-3
@@ -43,8 +43,8 @@ class SamplerGap:
 
 @dataclass(frozen=True)
 class ClipSaturation:
-    """One number for hard and soft gates: the share of the gradient that they let through. A narrow band, like GSPO's,
-    stops much of it in runs that go well, so it is looked at together with what is learned."""
+    """One number for hard and soft gates: the share of the gradient that passes. A narrow clip range like GSPO's stops
+    much of it in healthy runs, so it counts only if outcomes no longer rise."""
 
     window: int = 10
     most: float = 0.5
@@ -77,7 +77,7 @@ class ClipSaturation:
 
 @dataclass(frozen=True)
 class HugeUpdate:
-    """Updates of one step move the policy by hundredths of a nat; by a nat none of the ratios means anything."""
+    """The updates of a healthy step move the policy by hundredths of a nat; at a nat, ratios are meaningless."""
 
     window: int = 1
     most: float = 1.0
@@ -99,7 +99,7 @@ class HugeUpdate:
 
 @dataclass(frozen=True)
 class WeakValueModel:
-    """The first `window` steps are not looked at: a value model starts from nothing."""
+    """The first `window` steps are skipped: a value model starts untrained."""
 
     window: int = 20
     times: float = 1.15
@@ -122,7 +122,7 @@ class WeakValueModel:
 
     def evidence(self, history: History) -> str | None:
         value, group = (mean(history.last(f"baseline_error/{name}", self.window)) for name in ("value", "group"))
-        if history.seen[self.reads] < 2 * self.window or not value > self.times * group:  # a near tie is none
+        if history.seen[self.reads] < 2 * self.window or not value > self.times * group:  # a near tie does not count
             return None
         return (
             f"over {self.window} steps the value model's squared error is {value:.3g}, that of the mean of a "

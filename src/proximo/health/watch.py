@@ -1,4 +1,4 @@
-"""A run under watch: each finding is said once, and again only after it was over."""
+"""Watches a run: each finding is reported once, and again only after it was over."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ RULES: tuple[Rule, ...] = (
     HeldOutFlat(),
 )
 ENOUGH = sorted(rule.window for rule in RULES)[len(RULES) // 2]
-"""Steps before which most rules say nothing."""
+"""Steps that most rules need."""
 
 
 @dataclass
@@ -40,17 +40,17 @@ class Spell:
 
     finding: Finding
     last: int
-    """The last step that showed it."""
+    """Last step that showed it."""
     latest: str
-    """The evidence there."""
+    """Evidence at that step."""
     quiet: int = 0
-    """Rows since then that say otherwise."""
+    """Rows since then without evidence."""
     is_over: bool = False
 
 
 class Watch:
-    """Rows in, findings out. What it says is a function of the rows alone: one that is given a run's rows again, as
-    after a restart, goes on where the first was."""
+    """Rows in, findings out. The findings are a function of the rows alone: given the same rows again, as after a
+    resume, a new watch has the same state."""
 
     def __init__(self, rules: Sequence[Rule] = RULES) -> None:
         self.rules, self.history = rules, History()
@@ -58,7 +58,7 @@ class Watch:
         self._open: dict[str, Spell] = {}
 
     def look(self, row: Row) -> list[Finding]:
-        """Those that are new with this row."""
+        """Add a row; returns the findings that are new."""
         known = self.history.add(row)
         new = []
         for rule in self.rules:
@@ -74,7 +74,7 @@ class Watch:
         return new
 
     def standing(self) -> list[Finding]:
-        """Those that are not over, worst first."""
+        """Findings that are not over, worst first."""
         return [spell.finding for spell in worst_first(self._open.values())]
 
     def _begin(self, rule: Rule, evidence: str) -> Finding:
@@ -85,7 +85,7 @@ class Watch:
         return finding
 
     def _fade(self, rule: Rule) -> None:
-        """A step without evidence is not the end yet: what stands at its threshold would be said again and again."""
+        """Count a row without evidence. One does not end a finding: at a threshold it would be reported repeatedly."""
         spell = self._open.get(rule.name)
         if spell is not None:
             spell.quiet += 1
@@ -95,7 +95,7 @@ class Watch:
 
 
 def watched(rows: Iterable[Row]) -> Watch:
-    """A watch that has seen these rows."""
+    """A new watch that has read these rows."""
     watch = Watch()
     for row in rows:
         watch.look(row)
@@ -103,7 +103,7 @@ def watched(rows: Iterable[Row]) -> Watch:
 
 
 def findings(rows: Iterable[Row]) -> list[Finding]:
-    """Everything that was found in a run's rows, in order."""
+    """All findings in a run's rows, in order."""
     return [spell.finding for spell in watched(rows).spells]
 
 

@@ -1,4 +1,4 @@
-"""Our side with one of its techniques switched off: what is each worth?"""
+"""Our side with one of its techniques switched off, to measure what each is worth."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -19,13 +19,13 @@ from proximo.training.learner.passes import Passes
 from proximo.types import Batch, Grade, Group
 
 PADDED_TOKENS = 16384
-"""In a forward pass without packing."""
+"""Tokens per forward pass without packing."""
 SWITCHES = {"prefixes read once": "shared_prefix", "CUDA graphs": "graphs"}
-"""Of the sampler, by what they stand for."""
+"""Switches of the sampler, by description."""
 
 
 def rollouts_without(ours: Ours) -> list[Turn]:
-    """Beside `ours`, on its own weights."""
+    """Rollouts of `ours` and of variants on the same weights."""
     known = inspect.signature(EmbeddedSampler).parameters
     turns = [
         Turn(f"without {what}", replace(ours, switches={switch: False}, policy=ours.model).rollout)
@@ -37,8 +37,8 @@ def rollouts_without(ours: Ours) -> list[Turn]:
 
 
 def training_without(ours: Ours) -> list[Turn]:
-    """One learner for all: the optimizer's state is of no consequence to a time."""
-    # A dead group teaches nothing and is skipped; half of them are, so half the time should go.
+    """Training turns with one learner for all: the optimizer's state does not affect times."""
+    # A group without advantages is skipped; half of them are, so the time should halve.
     dead = tuple(_levelled(group) if number % 2 else group for number, group in enumerate(ours.fixed_groups))
     return [
         Turn("without shared prompts", lambda: ours.training(apart=True)),
@@ -85,7 +85,7 @@ def _swapped(learner: Learner, passes: Passes) -> Iterator[None]:
 
 
 class PaddedPasses(Passes):
-    """Every completion with its own copy of its prompt, padded to the longest: what most trainers do."""
+    """Every completion with its own copy of its prompt, padded to the longest, as in most trainers."""
 
     def parts(self, batch: Batch) -> Iterator[Tensor]:
         width = max(map(len, batch.prompts)) + int(batch.lengths.max())

@@ -1,4 +1,4 @@
-"""Whether both sides compute the same, which comes before how fast they do."""
+"""Whether both sides compute the same numbers, checked before their times."""
 
 import math
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from proximo.bench.sides.ours import Ours
 from proximo.training.rl.assemble import assemble
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-"""By the precision of the pass, relative."""
+"""Relative tolerance, by precision."""
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What one update on the fixed completions amounts to."""
+    """Loss and gradient norm of one update on the fixed completions."""
 
     loss: float
     gradient_norm: float
-    """Before clipping."""
+    """Gradient norm before clipping."""
     scale: float
-    """The mean size of an advantage. At ratios of 1 the loss is their mean, near 0: its gaps are shares of this."""
+    """Mean absolute advantage. At ratios of 1 the loss is near 0, so its differences are relative to this."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Agreement:
 
     @property
     def gap(self) -> float:
-        """The larger of the relative differences in loss and in gradient norm; NaN where there is one."""
+        """The larger of the relative differences in loss and gradient norm; NaN if either is NaN."""
         loss = abs(self.ours.loss - self.theirs.loss) / self.ours.scale
         norm = abs(self.ours.gradient_norm - self.theirs.gradient_norm) / self.ours.gradient_norm
         return math.nan if math.isnan(loss + norm) else max(loss, norm)
 
     @property
     def holds(self) -> bool:
-        """False where anything is NaN, too."""
+        """Whether both sides agree; False if anything is NaN."""
         return self.gap <= self.tolerance
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class Agreement:
 
 
 def our_update(ours: Ours) -> Learned:
-    """Takes the update, as the other side does."""
+    """Make the update, as the other side does."""
     batch = assemble(ours.fixed_groups, [], ours.learner, ours.sampling.max_tokens).batch
     scale = float(batch.advantages[batch.mask].abs().mean())
     update = ours.update(ours.fixed_groups)

@@ -26,13 +26,13 @@ from proximo.training.rl.collect import Collector
 from proximo.types import Completion, Grade, Group, Problem, Request, Rollout
 
 ALGORITHM = replace(GRPO, kl=None, weights=TokenMean(), advantage=GroupNormalized(epsilon=1e-4))
-"""What TRL's trainer does unless told otherwise, in our words."""
+"""TRL's default algorithm as one of ours."""
 LEARNING_RATE = 1e-6
 
 
 @dataclass(frozen=True)
 class FixedRewards:
-    """A task of a workload's prompts; what a completion earns depends on nothing it says."""
+    """A task with a workload's prompts; rewards do not depend on the completions."""
 
     workload: Workload
     while_sampling: bool = True
@@ -68,11 +68,11 @@ class Ours:
     device: str
     clock: Clock
     switches: Mapping[str, Any] = field(default_factory=dict)
-    """Of the sampler, to see what a technique is worth."""
+    """Switches of the sampler, to measure what a technique is worth."""
     token_budget: int | None = None
-    """None: as a run has it."""
+    """Tokens per forward pass. None: as in a run."""
     policy: PreTrainedModel | None = None
-    """None: one of its own."""
+    """Policy to use. None: a new one."""
 
     def __post_init__(self) -> None:
         workload, on_gpu = self.workload, torch.device(self.device).type == "cuda"
@@ -97,7 +97,7 @@ class Ours:
 
     @cached_property
     def learner(self) -> Learner:
-        """Made when something is trained: a rollout alone has no optimizer in memory."""
+        """The learner, created on first use: a rollout alone has no optimizer in memory."""
         return Learner(self.model, ALGORITHM, self.options, temperature=1.0, seed=0)
 
     @cached_property
@@ -114,7 +114,7 @@ class Ours:
 
     @cached_property
     def fixed_groups(self) -> tuple[Group, ...]:
-        """Completions that nobody sampled, with what they earn."""
+        """Groups of given (not sampled) completions with their rewards."""
         task, groups = FixedRewards(self.workload), []
         for number, siblings in enumerate(self.workload.completions()):
             rollouts = [
@@ -128,7 +128,7 @@ class Ours:
     # Turns
 
     def rollout(self, tokens: int | None = None) -> Mapping[str, float]:
-        """All completions of the workload, or their first `tokens`."""
+        """Sample all completions of the workload, or their first `tokens` tokens."""
         self.turns += 1
         sampling = self.sampling if tokens is None else replace(self.sampling, max_tokens=tokens)
         with self.watch.phase("rollout"):
@@ -155,7 +155,7 @@ class Ours:
         return seconds | {TOTAL: sum(seconds.values())}
 
     def update(self, groups: Sequence[Group], *, apart: bool = False) -> Update:
-        """With rows `apart`, each has its own copy of its prompt."""
+        """One update. With `apart`, each row has its own copy of its prompt."""
         self.learner.start_step()
         batch = assemble(groups, [], self.learner, self.sampling.max_tokens).batch
         if apart:

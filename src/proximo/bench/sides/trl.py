@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""The peer: TRL's GRPOTrainer, its own loop, on the same prompts, lengths, rewards and weights as ours."""
+"""The peer: TRL's GRPOTrainer with its own loop, on the same prompts, lengths, rewards and weights as ours."""
 
 import logging
 import os
@@ -29,23 +29,23 @@ def is_there() -> bool:
 
 @dataclass(frozen=True)
 class Settings:
-    """How the trainer is set up where users choose."""
+    """Settings of the trainer that users choose."""
 
     name: str
     checkpointing: bool
-    """Layers compute their activations again in the backward pass: less memory, more time."""
+    """Whether layers recompute activations in the backward pass: less memory, more time."""
     full_weights: bool
-    """On a GPU: float32 weights under autocast. Otherwise bf16 throughout, which is faster and loses small updates."""
+    """On a GPU: float32 weights under autocast. Otherwise bf16 throughout, which is faster but loses small updates."""
     rows: int
-    """Of a micro-batch, for the backward pass; the rollout is one batch."""
+    """Rows per micro-batch of the backward pass; the rollout is one batch."""
     cache: str | None = None
-    """Of `generate`, with compilation where it is static."""
+    """Cache implementation of `generate`; a static one is compiled."""
     compiles: bool = False
-    """The model is compiled for training."""
+    """Whether the model is compiled for training."""
 
 
 DEFAULT = Settings("TRL default", checkpointing=True, full_weights=True, rows=8)
-"""As shipped; on a CPU float32 all the same, because bf16 there is a mistake that takes a hundred times as long."""
+"""TRL's defaults; on a CPU in float32, because bf16 there takes a hundred times as long."""
 
 
 def best(workload: Workload) -> Settings:
@@ -61,7 +61,7 @@ def compiled(workload: Workload) -> Settings:
 
 
 class _Shared:
-    """What accelerate keeps once for a process, though each trainer has its own precision and accumulation."""
+    """Accelerate's process-wide state, swapped because each trainer has its own precision and accumulation."""
 
     def __init__(self) -> None:
         from accelerate.state import AcceleratorState, GradientState
@@ -91,7 +91,7 @@ class _Pausing(TrainerCallback):
 
 
 class Trl:
-    """A trainer at the start of a step. Either its whole loop is run, or `generate` alone, not both."""
+    """A trainer at the start of a step. Run either its whole loop or `generate` alone, not both."""
 
     def __init__(self, workload: Workload, settings: Settings, *, device: str, clock: Clock) -> None:
         from trl import GRPOTrainer
@@ -105,7 +105,7 @@ class Trl:
         self.fixed = True
         """Whether completions are given rather than generated."""
         self.generating = False
-        """Whether it was at that when it last failed."""
+        """Whether it was generating when it last failed."""
         self.gradient_norm: Any = None
         self.losses: list[Any] = []
         self._texts = [workload.text(prompt) for prompt in workload.prompts()]
@@ -158,7 +158,7 @@ class Trl:
         )
 
     def _listen(self) -> None:
-        """Notes what the trainer computes on its way; nothing waits for a device."""
+        """Record what the trainer computes, without waiting for a device."""
         trainer = self.trainer
         generate, single_turn = trainer._generate, trainer._generate_single_turn
         compute_loss, clip = trainer.compute_loss, trainer.accelerator.clip_grad_norm_
@@ -208,7 +208,7 @@ class Trl:
         return {"train": self.step()["train"]}
 
     def rollout(self) -> Mapping[str, float]:
-        """What the trainer does to generate, outside its loop: compiled graphs belong to one thread."""
+        """The trainer's generation, outside its loop, since compiled graphs belong to one thread."""
         self.fixed = False
         self._shared.restore()
         self.trainer.model.train()
@@ -220,7 +220,7 @@ class Trl:
         return self.watch.taken()
 
     def loss_and_norm(self) -> tuple[float, float]:
-        """Of the last step."""
+        """Loss and gradient norm of the last step."""
         return float(sum(self.losses)), float(self.gradient_norm)
 
     def close(self) -> None:

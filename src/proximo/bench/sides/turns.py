@@ -1,4 +1,4 @@
-"""A loop that somebody else wrote, run one round at a time."""
+"""Run a foreign loop one round at a time."""
 
 from collections.abc import Callable
 from threading import Semaphore, Thread
@@ -6,15 +6,15 @@ from threading import Semaphore, Thread
 import torch
 
 LONGEST = 3600.0
-"""Seconds that a round may take; a benchmark's are a thousand times shorter."""
+"""Maximum seconds of a round; a benchmark's rounds are a thousand times shorter."""
 
 
 class Stopped(BaseException):
-    """Ends a loop from within; not an Exception, so that nothing on the way takes it for an error of its own."""
+    """Ends a loop from within; not an Exception, so that no handler on the way catches it."""
 
 
 class Rounds:
-    """Runs `loop` on a thread of its own, which stands still whenever it calls `pause`, until the next `resume`.
+    """Runs `loop` on its own thread, which stops whenever it calls `pause`, until the next `resume`.
 
     Example: rounds = Rounds(trainer.train); trainer.add_callback(...rounds.pause...); rounds.resume()
     """
@@ -28,7 +28,7 @@ class Rounds:
         self._thread = Thread(target=self._work, name="rounds", daemon=True)
 
     def resume(self) -> None:
-        """On to the next pause; what the loop raised is raised here."""
+        """Run to the next pause; exceptions of the loop are raised here."""
         if self._thread.ident is None:
             self._thread.start()
         self._go.release()
@@ -47,7 +47,7 @@ class Rounds:
             raise Stopped
 
     def stop(self) -> None:
-        """The loop ends where it stands."""
+        """End the loop at its current pause."""
         if self._thread.is_alive():
             self._stops = True
             self._go.release()

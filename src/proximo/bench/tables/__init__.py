@@ -1,4 +1,4 @@
-"""The tables there are, each a list of rows for a CPU and one for a GPU."""
+"""The tables, each with rows for a CPU and rows for a GPU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from proximo.bench.tables import growth, memory, rollout, step, train
 
 @runtime_checkable
 class Line(Protocol):
-    """Something to be measured."""
+    """A row to measure."""
 
     @property
     def name(self) -> str: ...
@@ -27,10 +27,10 @@ class BenchTable:
     gpu: Sequence[Line]
     cpu_without: Sequence[Line] = ()
     gpu_without: Sequence[Line] = ()
-    """With our techniques off one by one."""
+    """Rows with our techniques switched off one by one."""
 
     def lines(self, session: Session) -> list[Line]:
-        """The rows of this device, or those that were asked for by name."""
+        """The rows for this device, or those requested by name."""
         options = session.options
         cpu, gpu = (self.cpu_without, self.gpu_without) if options.ablate else (self.cpu, self.gpu)
         here = gpu if session.on_gpu else cpu
@@ -40,7 +40,7 @@ class BenchTable:
             )
         if not options.only:
             return list(here)
-        # Those of this device win where both have a row of a name.
+        # If both devices have a row of that name, this device's is used.
         known = {line.name: line for line in (*cpu, *gpu, *here)}
         missing = [name for name in options.only if name not in known]
         if missing:
@@ -51,7 +51,7 @@ class BenchTable:
 TABLES = (
     BenchTable(
         "rollout",
-        "sampling, beside TRL's generate and the machine's limit",
+        "sampling, compared with TRL's generate and the machine's limit",
         rollout.CPU,
         rollout.GPU,
         gpu_without=rollout.GPU_WITHOUT,
@@ -64,7 +64,9 @@ TABLES = (
         cpu_without=train.CPU_WITHOUT,
         gpu_without=train.GPU_WITHOUT,
     ),
-    BenchTable("step", "sample, grade, learn", step.CPU, step.GPU),
-    BenchTable("memory", "the log-prob phase, and a step's peaks", memory.CPU, memory.GPU),
-    BenchTable("growth", "training time by siblings and by prompt, as exponents", growth.CPU, growth.GPU),
+    BenchTable("step", "a whole step: sample, grade, learn", step.CPU, step.GPU),
+    BenchTable("memory", "memory of the log-prob phase, and a step's peaks", memory.CPU, memory.GPU),
+    BenchTable(
+        "growth", "growth of training time with group size and prompt length, as exponents", growth.CPU, growth.GPU
+    ),
 )

@@ -1,4 +1,4 @@
-"""What the tables of times have in common: ours beside the peers, phase by phase."""
+"""Shared by the tables of times: our side compared with the peers, phase by phase."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,7 +18,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Target:
-    """At least so many times as fast as a peer, in a phase."""
+    """Required speed-up over a peer in a phase."""
 
     phase: str
     factor: float
@@ -27,13 +27,13 @@ class Target:
 
 @dataclass(frozen=True)
 class Compared:
-    """Ours and those of the peers that could do it."""
+    """Times of our side and of the peers that succeeded."""
 
     ours: Phases
     theirs: dict[str, Phases]
     failed: tuple[Failed, ...]
     refused: str
-    """Not empty where somebody computes something else."""
+    """Why the row is refused: the sides compute different numbers. Empty otherwise."""
     details: dict[str, Any]
 
     def ratio(self, phase: str, peer: str) -> Ratio | None:
@@ -52,12 +52,12 @@ class Compared:
         return {f"× {peer}": spread(ratio) for peer, ratio in found.items()}
 
     def figures(self, phase: str, unit: str, of: Callable[[float], float]) -> dict[str, str]:
-        """A number made of each side's median seconds."""
+        """A figure computed from each side's median seconds."""
         sides = {"ours": self.ours} | self.theirs
         return {f"{name} {unit}": short(of(phases[phase].median)) for name, phases in sides.items()}
 
     def peak(self) -> dict[str, str]:
-        """Of ours, where it was alone in memory."""
+        """Peak memory of our side, if it was alone in memory."""
         most = max(self.details["peaks"]["ours"].values(), default=0)
         return {} if self.theirs else {"ours GiB": f"{most / GIB:.1f}"}
 
@@ -76,9 +76,9 @@ def compared(
     samples: bool,
     learns: bool,
 ) -> Compared:
-    """`turn` is what each side does again and again; `first` a peer's first turn, where that is another: it shows what
-    fits into memory. Where a turn `learns`, the first update of both
-    sides is compared before anything counts; where it `samples` too, that comes first, as in a run."""
+    """Measure both sides. `turn` is the repeated work; `first` is a peer's first turn if different: it shows what fits
+    into memory. If a turn `learns`, the first updates of both sides are compared before anything is timed; if it
+    also `samples`, that comes first, as in a run."""
     peers, failed, agreements = [], [], {}
     with ExitStack() as stack:
         for each in settings:
@@ -103,7 +103,7 @@ def compared(
 
 def _agreements(session: Session, own: Ours, peers: Sequence[Trl], *, samples: bool) -> dict[str, Agreement]:
     if samples:
-        own.rollout()  # the learner plans with the memory that is left
+        own.rollout()  # the learner plans with the remaining memory
     learned = our_update(own)
     return {peer.settings.name: session.agreement(learned, peer) for peer in peers}
 

@@ -1,4 +1,4 @@
-"""`growth`: how training time grows with the siblings of a group and with the prompt, as exponents."""
+"""`growth`: how training time grows with group size and with prompt length, as exponents."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from proximo.bench.workloads import Workload
 
 
 def exponent(sizes: Sequence[int], values: Sequence[int] | Sequence[float]) -> float:
-    """The slope of the line through the logarithms that misses them least: values ∝ sizes ** slope."""
+    """Least-squares slope through the logarithms: values ∝ sizes ** slope."""
     across, up = [math.log(size) for size in sizes], [math.log(value) for value in values]
     middle, height = sum(across) / len(across), sum(up) / len(up)
     covariance = sum((x - middle) * (y - height) for x, y in zip(across, up, strict=True))
@@ -22,7 +22,7 @@ def exponent(sizes: Sequence[int], values: Sequence[int] | Sequence[float]) -> f
 
 @dataclass(frozen=True)
 class Grown:
-    """A workload at several sizes of one thing."""
+    """A workload at several sizes of one dimension."""
 
     name: str
     workload: Workload

@@ -36,13 +36,13 @@ def trl_head(states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 
 def plain_head(states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """All logits at once, as most trainers have it."""
+    """All logits at once, as in most trainers."""
     everything = (states @ weight.T).float().log_softmax(-1)
     return everything.gather(-1, targets[:, None])[:, 0]
 
 
 def head_bytes(head: Head, device: str, *, tokens: int, vocabulary: int, width: int) -> int:
-    """The peak of a forward and backward pass, without states, weights and their gradients."""
+    """Peak memory of a forward and backward pass, without states, weights and their gradients."""
     dtype = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
     release(device)
     states = torch.randn(tokens, width, device=device, dtype=dtype, requires_grad=True)
@@ -56,13 +56,13 @@ def head_bytes(head: Head, device: str, *, tokens: int, vocabulary: int, width: 
 
 @dataclass(frozen=True)
 class LogProbs:
-    """One size, ours beside TRL's and beside full logits."""
+    """One size: ours, TRL's, and full logits."""
 
     tokens: int
     vocabulary: int
     width: int
     most: float
-    """Of what TRL needs."""
+    """Maximum, as a share of TRL's memory."""
 
     @property
     def name(self) -> str:
@@ -96,7 +96,7 @@ class LogProbs:
 
 @dataclass(frozen=True)
 class Flat:
-    """How our need grows with the vocabulary, or with the tokens, where the other stays."""
+    """How our memory grows with the vocabulary or with the tokens, the other being fixed."""
 
     tokens: tuple[int, ...]
     vocabulary: tuple[int, ...]
@@ -125,7 +125,7 @@ class Flat:
 
 @dataclass(frozen=True)
 class Peaks:
-    """Of the phases of a step, each side alone."""
+    """Peak memory of the phases of a step, each side alone."""
 
     workload: Workload
 

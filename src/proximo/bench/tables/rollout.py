@@ -1,4 +1,4 @@
-"""`rollout`: tokens a second of sampling, beside TRL's `generate` and beside the machine's limit."""
+"""`rollout`: sampling in tokens per second, compared with TRL's `generate` and with the machine's limit."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from proximo.bench.workloads import C_135M_64, C_135M_256, C_TINY, MEDIUM, SHARE
 
 STATIC = "TRL static"
 EARLY, LATE = 64, 192
-"""Tokens after which a rollout's clock is read: what lies between is decoding alone."""
+"""Tokens at which a rollout's clock is read; the time between is decoding alone."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class DecodeShare:
-    """Decoding steps near the end of a context of `length`, against what the machine could do."""
+    """Decode steps near the end of a context of `length`, compared with the machine's limit."""
 
     length: int
     bound: float
@@ -97,7 +97,7 @@ class DecodeShare:
 
 @dataclass(frozen=True)
 class SharedGain:
-    """Decoding with each prompt's keys and values read once for its group, where that is chosen, and without."""
+    """Decoding with each prompt's keys and values read once per group, and without."""
 
     workload: Workload
     bound: float
@@ -130,12 +130,12 @@ class SharedGain:
 
 @dataclass(frozen=True)
 class Without:
-    """A phase with one technique off at a time."""
+    """A phase with one technique switched off at a time."""
 
     workload: Workload
     phase: str
     turns: Callable[[Ours], Sequence[Turn]]
-    """Ours first, then without this and that."""
+    """The turns: ours first, then the variants."""
 
     @property
     def name(self) -> str:
@@ -151,7 +151,7 @@ def _rollouts(ours: Ours) -> list[Turn]:
 
 
 def _without_rows(workload: Workload, turns: Sequence[Turn], found: Sequence[Phases], phase: str) -> list[Row]:
-    """How many times as long it takes without."""
+    """Rows with the slow-down of each variant."""
     whole, details = found[0][phase], _seconds(workload, turns, found)
     rows = [Row(workload.name, figures={"seconds": short(whole.median)}, details=details)]
     for turn, phases in zip(turns[1:], found[1:], strict=True):
@@ -166,7 +166,7 @@ def _seconds(workload: Workload, turns: Sequence[Turn], found: Sequence[Phases])
 
 
 def _limit(session: Session, workload: Workload) -> float:
-    """Each prompt read once, in the prefill and in every step."""
+    """The machine's limit, with each prompt read once in the prefill and in every step."""
     return prefill_seconds(workload, session.machine) + decode_seconds(workload, session.machine, shared=True)
 
 

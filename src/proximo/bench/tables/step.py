@@ -1,4 +1,4 @@
-"""`step`: sample, grade and learn once, beside TRL's loop; both phases come with it."""
+"""`step`: sample, grade and learn once, compared with TRL's loop; both phases are reported too."""
 
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ PHASES = ("rollout", "train", TOTAL)
 
 
 def first_step(peer: Trl) -> None:
-    """An update on fixed completions, for its numbers, and a whole step, for its memory."""
+    """Make an update on fixed completions, to compare numbers, and a whole step, to see whether memory suffices."""
     peer.training()
     learned = peer.losses, peer.gradient_norm
     peer.fixed = False
@@ -59,11 +59,11 @@ class Beside:
 
 @dataclass(frozen=True)
 class Fits:
-    """A step that is hard to fit: TRL is tried first and alone, then ours."""
+    """A step that needs much memory: TRL is tried first and alone, then ours."""
 
     workload: Workload
     most: float
-    """GiB that ours may take."""
+    """Maximum GiB of our side."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""`train`: the training phase on fixed completions, beside TRL's, and how much of the machine's arithmetic it uses."""
+"""`train`: the training phase on fixed completions, compared with TRL's, and its use of the machine's arithmetic."""
 
 from dataclasses import dataclass
 
@@ -33,11 +33,11 @@ from proximo.training.selfcheck.selfcheck import packed_is_padded
 class Beside:
     workload: Workload
     factor: float | None = None
-    """Times as fast as TRL at its best."""
+    """Required speed-up over TRL's best settings."""
     use: float | None = None
-    """Share of the machine's arithmetic."""
+    """Required share of the machine's arithmetic."""
     alone: bool = False
-    """Without peers."""
+    """Whether to measure without peers."""
 
     @property
     def name(self) -> str:
