@@ -1,8 +1,8 @@
-"""How this machine multiplies fastest: found out once by measuring, then kept, so that equal runs give equal bits.
+"""The fastest way to multiply matrices on this machine, measured once and cached, so that equal runs give equal bits.
 
-What a processor says it can do does not tell: a library may be slower than none, half precision may run without
-hardware for it, and small products lose more at the threads' barriers than they gain. Training on a CPU stays in
-float32 whatever bfloat16 would gain; its speed is measured to be reported.
+A processor's feature list is not enough: a library may be slower than none, half precision may run without hardware
+support, and small products lose more at thread barriers than they gain. Training on a CPU stays in float32 even if
+bfloat16 were faster; its speed is only measured to be reported.
 """
 
 import json
@@ -22,37 +22,37 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 SMALL_MODEL = 20_000_000
-"""Parameters. Below it a step is many small products, above it few large ones."""
+"""Parameter count below which a step is many small products, above which few large ones."""
 
 SMALL = ((16, 128, 384), (64, 128, 384))
 LARGE = ((32, 576, 1536), (512, 576, 1536))
-"""Rows, width and inner width of MLPs. A small model's step is as much bookkeeping as arithmetic: more threads gain it
-no more than products of few rows."""
+"""Rows, width and inner width of the measured MLPs. A small model's step is as much overhead as arithmetic: it gains
+from more threads no more than products with few rows do."""
 CAUTIOUS = (16, 576, 576)
-"""For half precision first: without hardware for it, it can be hundreds of times slower."""
+"""Shape measured first for half precision, which without hardware support can be hundreds of times slower."""
 
 WITHOUT = 1.2
-"""How many times faster than with oneDNN products must be without: a busy moment is no reason to change."""
+"""Required speed-up to switch oneDNN off, so that a busy moment does not decide."""
 DOUBLED = 1.5
-"""How many times faster twice the threads must be; less, and they are better left to other programs."""
+"""Required speed-up to double the threads; otherwise they are left to other programs."""
 SECONDS = 0.06
-"""For each reading, of which there are a few dozen at most."""
+"""Seconds per measurement, of which there are at most a few dozen."""
 
 Shape = tuple[int, int, int]
 Clock = Callable[[], float]
 
 
 THREADS = torch.get_num_threads()
-"""As torch came: a choice that is applied must not be taken for what there is."""
+"""Torch's initial setting, recorded before a choice is applied."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run computes with. Another choice gives other roundings, so a run that goes on keeps to its own."""
+    """Threads and libraries a run computes with. Another choice rounds differently, so a resumed run keeps its own."""
 
     threads: int
     onednn: bool
-    """Whether products may go through oneDNN; on some processors they are faster without."""
+    """Whether to use oneDNN for products; some processors are faster without."""
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -60,12 +60,16 @@ class Machine:
 
     @classmethod
     def current(cls) -> "Machine":
-        """As torch stands."""
+        """Torch's current settings."""
         return cls(torch.get_num_threads(), bool(torch.backends.mkldnn.enabled))
 
     def apply(self) -> None:
+<<<<<<< HEAD
         """For all that this process computes from now on. Only commands call this, for a process of their own: a run
         that is started from Python computes with the threads it finds, and two runs in two threads share them."""
+=======
+        """Apply to everything that this process computes from now on."""
+>>>>>>> 8e4e22d (Docstrings of storage, sandbox, machine and redacting in plain words)
         torch.set_num_threads(self.threads)
         torch.backends.mkldnn.set_flags(self.onednn)
 
@@ -79,7 +83,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Readings:
-    """What was measured: the choice for small and for large models, and how fast large products then are."""
+    """Measurements: the choice for small and for large models, and the speed of large products."""
 
     small: Machine
     large: Machine
@@ -93,9 +97,9 @@ class Readings:
 
 
 def machine_for(parameters: int | None) -> Machine:
-    """The choice for a model of so many parameters; None: nobody knows, it counts as large.
+    """The choice for a model with this many parameters; None (unknown) counts as large.
 
-    Who has set OMP_NUM_THREADS has chosen the threads.
+    If OMP_NUM_THREADS is set, it decides the threads.
     """
     found = readings()
     chosen = found.small if parameters is not None and parameters < SMALL_MODEL else found.large
@@ -104,18 +108,18 @@ def machine_for(parameters: int | None) -> Machine:
 
 
 def beside_gpu() -> Machine:
-    """The choice where a GPU computes: what is left for the host is small, and its threads would take longer to wake up
-    than their work takes, which a GPU waits for."""
+    """The choice if a GPU computes: the host's work is small, and waking threads would take longer than the work, while
+    the GPU waits."""
     now = Machine.current()
     return now if os.environ.get("OMP_NUM_THREADS") else replace(now, threads=1)
 
 
 def readings(clock: Clock = time.perf_counter) -> Readings:
-    """From the user's cache, or measured now: the same for every run with this processor and this torch."""
+    """Measurements from the user's cache, or made now; the same for every run with this processor and torch version."""
     file, key = cache_file(), _key()
     known = _stored(file)
     if key in known:
-        with suppress(AttributeError, KeyError, TypeError, ValueError):  # an entry that is not as we write it
+        with suppress(AttributeError, KeyError, TypeError, ValueError):  # a malformed entry
             return Readings.from_dict(known[key])
     settle_half_products()
     found = measure(clock)
@@ -124,7 +128,7 @@ def readings(clock: Clock = time.perf_counter) -> Readings:
 
 
 def measure(clock: Clock = time.perf_counter) -> Readings:
-    """Takes about a second; torch is left as it was."""
+    """Measure, in about a second; torch's settings are restored."""
     before = Machine.current()
     try:
         small = _fastest(SMALL, THREADS, clock)
@@ -139,7 +143,7 @@ def measure(clock: Clock = time.perf_counter) -> Readings:
 
 
 def settle_half_products() -> None:
-    """Take torch's warning about products of bfloat16 matrices now, where it is caught.
+    """Trigger torch's warning about products of bfloat16 matrices now, where it is caught.
 
     On a CPU without instructions for them torch takes another path to the same numbers and warns, once in a process,
     with a page of stack frames: that must not reach a user, or become an error in the middle of a pass.
@@ -150,7 +154,7 @@ def settle_half_products() -> None:
 
 
 def _fastest(shapes: Sequence[Shape], max_threads: int, clock: Clock) -> Machine:
-    """From one thread with oneDNN, step by step, as long as each pays."""
+    """The fastest choice: start with one thread and oneDNN, and change step by step as long as it pays."""
 
     def seconds(machine: Machine) -> float:
         machine.apply()
@@ -175,7 +179,7 @@ def _speed(shape: Shape, dtype: torch.dtype, clock: Clock) -> float:
 
 
 def _seconds(shape: Shape, dtype: torch.dtype, clock: Clock) -> float:
-    """Of one MLP, the shortest time of as many as fit in a reading: what else is running lengthens only some."""
+    """Shortest time of one MLP among as many as fit in a measurement, since other programs slow down only some."""
     rows, width, inner = shape
     hidden, gate, up, down = (
         torch.ones(size, dtype=dtype) for size in ((rows, width), (width, inner), (width, inner), (inner, width))
@@ -184,7 +188,7 @@ def _seconds(shape: Shape, dtype: torch.dtype, clock: Clock) -> float:
     def mlp() -> Tensor:
         return (silu(hidden @ gate) * (hidden @ up)) @ down
 
-    mlp()  # the first call also sets things up
+    mlp()  # warm-up
     shortest, start = float("inf"), clock()
     end = start
     while end - start < SECONDS:
@@ -203,7 +207,7 @@ def cache_file() -> Path:
 
 
 def _key() -> str:
-    """Homes travel between machines: what the readings depend on is part of their name."""
+    """Cache key with everything the measurements depend on, since home folders are shared between machines."""
     return f"{_processor()}, {THREADS} threads, torch {torch.__version__}"
 
 
@@ -224,7 +228,7 @@ def _stored(file: Path) -> dict[str, Any]:
 
 
 def _store(file: Path, known: Mapping[str, Any]) -> None:
-    """In one piece, so that nobody reads half of it; where that fails the next run measures again."""
+    """Write the cache atomically; if that fails, the next run measures again."""
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix="machine.", delete=False) as partial:

@@ -1,16 +1,16 @@
-"""Text of models and of files, made safe to print: it cannot steer a terminal, turn the writing round or flood it."""
+"""Text from models and files, made safe to print: no control of the terminal, no direction changes, no floods."""
 
 import unicodedata
 
 JOINERS = "\u200c\u200d"
-"""Invisible, but harmless, and many scripts and emoji are not readable without them."""
+"""Invisible but harmless characters that many scripts and emoji need."""
 
 MAX_SHOWN = 10_000
-"""Characters of one message to a person."""
+"""Maximum characters of a message."""
 
 
 def visible(text: str, most: int | None = None) -> str:
-    """What would steer the terminal or turn the writing round is spelled out; beyond `most` characters it is cut.
+    """The text with control and direction characters escaped, cut to `most` characters.
 
     Example: visible("\\x1b[31mred") == "\\\\x1b[31mred"
     """
@@ -23,7 +23,7 @@ def visible(text: str, most: int | None = None) -> str:
 
 
 def quoted(value: object, most: int = 200) -> str:
-    """A value of a model's or a file's in one line."""
+    """A value from a model or a file, quoted in one line."""
     return visible(repr(value[: most + 1] if isinstance(value, str) else value), most)
 
 

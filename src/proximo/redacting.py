@@ -1,4 +1,4 @@
-"""Secrets stay out of what is written down: passwords in addresses, and what the environment keeps as key or token."""
+"""Keeps secrets out of files: passwords in URLs, and keys and tokens from the environment."""
 
 import os
 import re
@@ -7,28 +7,28 @@ from collections.abc import Mapping, Sequence
 MASK = "***"
 
 _ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,20}://)[^/\s?#\"']+@")
-"""An address with a user's name or password before its host; the password may hold an @."""
+"""A URL with a user name or password before its host; the password may contain an @."""
 _QUESTION = re.compile(
     r"(?P<name>[?&][\w-]{0,40}(?:token|key|secret|password|passwd|auth|signature)[\w-]{0,40}=)[^&\s#\"']+",
     re.IGNORECASE,
 )
-"""A part of an address's question whose name says what it is."""
+"""A query parameter whose name says that it is a secret."""
 _BEARER = re.compile(r"(?P<name>\bBearer\s{1,3})[\w.~+/=-]{16,}", re.IGNORECASE)
 _TELLING = re.compile(
     r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|AUTH|(?:^|_)PASS(?:_|$)|_PWD$", re.IGNORECASE
 )
 _PLACES = re.compile(r"(?:SOCK|SOCKET|FILE|PATH|DIR|HOME)$", re.IGNORECASE)
-"""Names of where a secret is kept."""
+"""Names of variables that hold secrets."""
 _SHORTEST = 8
-"""Characters of a secret: shorter values, such as `1` or `true`, are settings and occur everywhere."""
+"""Minimum characters of a secret: shorter values, such as `1` or `true`, are settings and occur everywhere."""
 _SHAPED = re.compile(
     r"\b(?:sk-[\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|AKIA[0-9A-Z]{16}|xox[abp]-[\w-]{10,})"
 )
-"""Keys that are known by how they begin."""
+"""Keys recognised by their prefix."""
 
 
 def masked(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """The text without its secrets.
+    """The text with its secrets replaced.
 
     Example: masked("https://me:word@host/x") == "https://***@host/x"
     """
@@ -41,7 +41,7 @@ def masked(text: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def without_secrets(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> list[str]:
-    """A command line as it may be kept: each argument masked, and what follows a flag such as --api-key."""
+    """A command line that may be stored: each argument masked, and the values of flags such as --api-key."""
     kept, telling = [], False
     for argument in arguments:
         flag, equals, value = argument.partition("=")
@@ -56,13 +56,13 @@ def without_secrets(arguments: Sequence[str], environment: Mapping[str, str] | N
 
 
 def _is_telling(flag: str) -> bool:
-    """`--judge.api-key`, and not `--training.token-budget`: its last word says so."""
+    """Whether a flag's last word names a secret: `--judge.api-key`, but not `--training.token-budget`."""
     words = re.split(r"[-_]", flag.rpartition(".")[2].removeprefix("--").lower())
     return flag.startswith("--") and words[-1] in ("key", "token", "secret", "password", "credentials")
 
 
 def _secrets(environment: Mapping[str, str]) -> list[str]:
-    """Longest first: one may hold another. A path to a secret is none."""
+    """Secrets in the environment, longest first, since one may contain another. A path to a secret is not one."""
     found = {
         value
         for name, value in environment.items()
@@ -72,7 +72,7 @@ def _secrets(environment: Mapping[str, str]) -> list[str]:
 
 
 def _is_path(name: str, value: str) -> bool:
-    """A slash alone does not make it one: keys begin with it, too."""
+    """Whether a value is a path; a slash alone is no proof, since keys may begin with one."""
     if not value.startswith(("/", "~")):
         return False
     return _PLACES.search(name) is not None or os.path.exists(os.path.expanduser(value))

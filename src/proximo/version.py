@@ -1,4 +1,4 @@
-"""Which Proximo this is: its version, and a fingerprint of the code that runs."""
+"""Proximo's version, and a fingerprint of the code that runs."""
 
 import hashlib
 from functools import lru_cache
@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 
 @lru_cache(maxsize=1)
 def source_fingerprint() -> str:
-    """SHA-256, shortened, over the .py files of the package that was imported, wherever it is installed."""
+    """Shortened SHA-256 over the .py files of the imported package."""
     root, digest = Path(__file__).parent, hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
         digest.update(f"{file.relative_to(root).as_posix()} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())

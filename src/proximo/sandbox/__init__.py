@@ -1,8 +1,8 @@
-"""Programs that nobody has read, run where they can do no harm, or not at all.
+"""A sandbox for untrusted programs: they run isolated, or not at all.
 
-A trainer starts servers, small interpreters of their own. A server forks a keeper for each program, and the keeper
-forks the program's process behind walls of its own: namespaces, an empty root, Landlock, limits, a filter of system
-calls. Only what it printed comes back, and the verdict is the trainer's.
+A trainer starts servers, small separate interpreters. A server forks a keeper for each program, and the keeper forks
+the program's process with its own isolation: namespaces, an empty root, Landlock, limits, a system-call filter. Only
+its output comes back; grading happens in the trainer.
 """
 
 from proximo.sandbox.limits import Calls, Job, Limits, NoSandbox, Result, SandboxFailed

@@ -1,6 +1,6 @@
-"""The walls around a program: a root of its own, namespaces, Landlock, limits, a filter of system calls.
+"""The isolation of a program: a separate root, namespaces, Landlock, limits, a system-call filter.
 
-Some are made once for a server, which never runs foreign code, and inherited; the others for each program anew.
+Some parts are set up once for a server, which never runs foreign code, and inherited; the others for each program.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from proximo.sandbox.limits import DEVICES, NOBODY, Limits
 SCRATCH = "/scratch"
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 _COVERED = ("/sys", "/mnt", "/srv", "/tmp")
-"""The new root is built over the first of these that is a folder; nothing in them is needed."""
+"""Candidates for the mount point of the new root; the first that is a folder is used."""
 _MEGABYTE = 2**20
 _INODES = 1024
 _FILES = 64
@@ -27,17 +27,17 @@ _STACK = 64 * _MEGABYTE
 
 @dataclass(frozen=True)
 class Cage:
-    """What a server could build, to be used for each of its programs."""
+    """The isolation that a server could set up, used for each of its programs."""
 
     folders: tuple[str, ...]
-    """What a program may read."""
+    """Folders that a program may read."""
     own_root: bool
-    """Nothing else is to be seen."""
+    """Whether the program has a separate root, where nothing else is visible."""
     namespaces: bool
     landlock: int
-    """Its version; 0: the kernel has none."""
+    """Landlock version; 0 if the kernel has none."""
     process_files: int | None
-    """An open /proc, which a root of its own has none of. No program inherits it. None: bubblewrap shows none."""
+    """Descriptor of /proc, which the separate root lacks; not inherited by programs. None: under bubblewrap."""
 
     @property
     def scratch(self) -> bool:
@@ -45,7 +45,7 @@ class Cage:
 
 
 def readable_folders() -> tuple[str, ...]:
-    """The interpreter's library and those of the system it is linked with, without any inside another."""
+    """The interpreter's library and the system libraries it is linked with, without nested folders."""
     interpreter = {os.path.realpath(path) for path in sys.path if os.path.isdir(path)}
     shared = {os.path.realpath(os.path.join(sys.base_prefix, name)) for name in ("lib", "lib64")}
     wanted = sorted(path for path in {*interpreter, *shared, *_LIBRARIES} if os.path.exists(path))
@@ -56,7 +56,7 @@ def readable_folders() -> tuple[str, ...]:
 
 
 def build_root(folders: tuple[str, ...]) -> None:
-    """Leave the machine's files for an empty root that shows these folders, for reading."""
+    """Move to an empty root with only these folders, read-only."""
     namespaces = kernel.NEW_NS
     user, group = os.getuid(), os.getgid()
     if user != 0:
@@ -102,7 +102,7 @@ def landlock_version() -> int:
 
 
 def become_nobody() -> None:
-    """From root, to somebody who owns nothing."""
+    """Change from root to the user nobody."""
     if os.getuid() != 0:
         return
     try:
@@ -114,11 +114,11 @@ def become_nobody() -> None:
         raise OSError(
             error.errno, why + "give it a range of users (subuid, subgid), or start as another user"
         ) from None
-    kernel.set_dumpable(True)  # else /proc would not let it map its own user
+    kernel.set_dumpable(True)  # otherwise /proc does not permit mapping its own user
 
 
 def enter_namespaces(process_files: int) -> None:
-    """Users, processes (for the next child), network, messages, names and mounts of its own."""
+    """Enter new user, PID (for the next child), network, IPC, UTS and mount namespaces."""
     user, group = os.getuid(), os.getgid()
     flags = kernel.NEW_USER | kernel.NEW_PID | kernel.NEW_NET | kernel.NEW_IPC | kernel.NEW_UTS | kernel.NEW_NS
     kernel.unshare(flags)
@@ -135,7 +135,7 @@ def _map_ids(process_files: int, user: int, group: int) -> None:
 
 
 def mount_scratch(limits: Limits) -> None:
-    """Gone with the last process of its namespace, whatever was written there."""
+    """Mount the scratch folder, which disappears with the last process of its namespace."""
     options = f"size={limits.scratch_mb}m,nr_inodes={_INODES},mode=700"
     kernel.mount("tmpfs", SCRATCH, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
 
@@ -144,7 +144,7 @@ def mount_scratch(limits: Limits) -> None:
 
 
 def lock_in(cage: Cage, limits: Limits) -> None:
-    """Everything that is left, for good. The filter comes last: it allows none of this."""
+    """Apply all remaining restrictions, irrevocably. The filter comes last, since it forbids the other calls."""
     os.chdir(SCRATCH if cage.scratch else "/")
     os.umask(0o077)
     set_limits(limits, counts_threads=cage.namespaces)
@@ -159,7 +159,7 @@ def lock_in(cage: Cage, limits: Limits) -> None:
 
 def set_limits(limits: Limits, *, counts_threads: bool) -> None:
     memory = limits.memory_mb * _MEGABYTE
-    # Without users of its own the kernel would count what others run, too; processes are forbidden by the filter.
+    # Without a user namespace the kernel would count other processes of the user; the filter forbids processes anyway.
     threads = limits.threads if counts_threads else resource.getrlimit(resource.RLIMIT_NPROC)[1]
     for what, most in (
         (resource.RLIMIT_AS, memory),
@@ -186,7 +186,7 @@ _SCRATCH_RIGHTS = _WRITE_FILE | _READ_FILE | _READ_DIR | _REMOVE_DIR | _REMOVE_F
 
 
 def lock_files(cage: Cage) -> None:
-    """Landlock: only these folders, only for reading; the scratch folder; no TCP, no signal out, no abstract socket."""
+    """Landlock: these folders read-only; the scratch folder; no TCP, no outgoing signals, no abstract sockets."""
     version = cage.landlock
     handled = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
     ruleset = _Ruleset(handled, 3 if version >= 4 else 0, 3 if version >= 6 else 0)

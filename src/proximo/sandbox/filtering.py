@@ -1,7 +1,7 @@
-"""Which system calls a program may make: those a Python of one process and several threads needs, and no others.
+"""The system calls a program may make: those that a Python process with several threads needs, and no others.
 
-A list of what is allowed, so that what the kernel learns later is refused without anyone having heard of it. There is
-no new process, no other program, no socket but a pair, no signal to anyone else, no mount, no namespace.
+An allowlist, so that new system calls of future kernels are refused. It permits no new process, no other program, no
+socket except a pair, no signal to other processes, no mount, no namespace.
 """
 
 import errno
@@ -10,7 +10,7 @@ from functools import cache
 
 from proximo.sandbox.kernel import MACHINE
 
-# Each as name:x86_64:aarch64; - where a machine has none.
+# Each as name:x86_64:aarch64; - if the machine has none.
 _ALLOWED = """
 read:0:63 write:1:64 open:2:- close:3:57 stat:4:- fstat:5:80 lstat:6:- newfstatat:262:79 statx:332:291 access:21:-
 faccessat:269:48 faccessat2:439:439 readlink:89:- readlinkat:267:78 lseek:8:62 pread64:17:67 pwrite64:18:68 readv:19:65
@@ -33,19 +33,19 @@ getresgid:120:150 getgroups:115:158 getpgrp:111:- getpgid:121:155 getsid:124:156
 getrusage:98:165 getrlimit:97:163 getpriority:140:141 getrandom:318:278
 """
 
-# These depend on an argument: its number, and the values it may have.
+# These depend on an argument: its index, and the permitted values.
 _DEPENDING = (
     "clone:56:220 kill:62:129 tgkill:234:131 prctl:157:167 prlimit64:302:261 ioctl:16:29 socketpair:53:199 fcntl:72:25"
 )
 _CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000
 _AF_UNIX, _SOCK_STREAM, _SOCK_KIND = 1, 1, 0xF
-# Is it a terminal, how wide is it, how much is there to read, blocking, not inherited, inherited.
+# Is it a terminal, its width, bytes to read, blocking, close-on-exec set and cleared.
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-_FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030)  # copies, flags and locks; not whom a file sends signals
+_FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030)  # copies, flags and locks; not the signal owner of a file
 _NAMES = (15, 16)  # of a thread
 _NEW_CALLS = 424
-"""Numbers from here on are the same everywhere and younger than 2019: said to be unknown, so that libc takes the older
-call (clone instead of clone3, whose flags a filter cannot read)."""
+"""Numbers from here on are the same on all machines and newer than 2019. They are answered as unknown, so that libc
+uses the older call (clone instead of clone3, whose flags a filter cannot read)."""
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
@@ -54,22 +54,22 @@ _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
 def _numbers(table: str, machine: str = MACHINE) -> dict[str, int]:
-    """System calls by name, numbered as on this machine; those it does not have are left out."""
+    """System-call numbers of this machine by name; calls it does not have are left out."""
     place = list(_AUDIT).index(machine)
     words = [word.split(":") for word in table.split()]
     return {word[0]: int(word[1 + place]) for word in words if word[1 + place] != "-"}
 
 
 def _step(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
-    """`yes` and `no`: how many instructions are skipped."""
+    """One BPF instruction; `yes` and `no` are the numbers of instructions to skip."""
     return struct.pack("=HBBI", code, yes, no, value)
 
 
 def _if_argument(
     number: int, argument: int, values: tuple[int, ...], mask: int = 0xFFFFFFFF, *, first: int | None = None
 ) -> bytes:
-    """Allow a call when an argument's lower half, masked, is one of these and its first argument, where said, is
-    `first`; else refuse it."""
+    """Allow a call if the masked lower half of an argument is one of these, and its first argument is `first`, if
+    given; else refuse it."""
     tests = b"".join(_step(_EQUAL, value, 0, 1) + _step(_RETURN, _ALLOW) for value in values)
     body = _step(_LOAD, _ARGUMENTS + 8 * argument) + _step(_AND, mask) + tests
     if first is not None:
@@ -81,7 +81,7 @@ def _if_argument(
 
 @cache
 def instructions(pid: int) -> bytes:
-    """The filter for the process of this number, which may signal itself and nobody else."""
+    """The filter for the process with this id, which may signal only itself."""
     depending = _numbers(_DEPENDING)
     code = _step(_LOAD, _ARCHITECTURE) + _step(_EQUAL, _AUDIT[MACHINE], 1, 0) + _step(_RETURN, _KILL)
     code += _step(_LOAD, _NUMBER)

@@ -1,7 +1,7 @@
-"""Runs a program in its own process, which has been locked in before.
+"""Runs a program in its own process, which has been restricted before.
 
-Nothing here is hidden from the program, and nothing here is worth finding: it holds the inputs alone, and what it
-hands back is compared with the answers elsewhere.
+Nothing here is hidden from the program, and nothing here is secret: it has only the inputs, and results are compared
+with the expected ones elsewhere.
 """
 
 import atexit
@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 ANSWERS = 3
-"""The file that answers of calls are written to."""
+"""Descriptor that results of calls are written to."""
 
-_exit, _write = os._exit, os.write  # as they are now, whatever a program makes of them
+_exit, _write = os._exit, os.write  # bound now, in case a program replaces them
 
 
 def run(program: str, calls: dict[str, Any] | None, nonce: str) -> NoReturn:
@@ -39,13 +39,13 @@ def _open_streams() -> None:
 
 
 def _module(name: str) -> types.ModuleType:
-    """Under its name where others look for it, as dataclasses do."""
+    """A module registered under its name, where dataclasses and others look it up."""
     sys.modules[name] = module = types.ModuleType(name)
     return module
 
 
 def _run_script(program: str) -> int:
-    """As Python runs a script to its end: its threads, its exit functions, what is left to be printed."""
+    """Run a script as Python does, including its threads, exit functions and buffered output."""
     code = _guarded(
         lambda: exec(compile(program, "program.py", "exec", dont_inherit=True), _module("__main__").__dict__)
     )
@@ -60,7 +60,7 @@ def _finish() -> None:
 
 
 def _guarded(body: Callable[[], object]) -> int:
-    """The exit code that Python would end with."""
+    """Run `body`; returns the exit code that Python would end with."""
     try:
         body()
     except SystemExit as ended:
@@ -98,7 +98,7 @@ def _found(module: types.ModuleType, function: str) -> Callable[..., Any]:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON can hold it, of exactly these types: nothing that brings its own idea of equality."""
+    """The value as plain JSON types only, so that nothing has a custom equality."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value

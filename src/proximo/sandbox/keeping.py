@@ -1,4 +1,4 @@
-"""The keeper of one program: makes its process, listens to it, ends it, and tells what happened."""
+"""The keeper of one program: starts its process, reads its output, ends it, and reports the result."""
 
 import fcntl
 import os
@@ -15,12 +15,12 @@ from proximo.sandbox.wire import receive, send
 
 _READY = b"ready"
 _SETUP_SECONDS = 20.0
-"""For the walls to be built, which takes milliseconds."""
+"""Seconds allowed to set up the isolation, which takes milliseconds."""
 _BLOCK = 65536
 
 
 def keep(connection: socket.socket, cage: Cage, server: int) -> None:
-    """Read one request, run it, answer it. The server's memory never holds what one program said or was asked."""
+    """Read one request, run it and answer it. The server's memory never holds a program's input or output."""
     kernel.die_with_parent()
     if os.getppid() != server:
         return
@@ -32,7 +32,7 @@ def keep(connection: socket.socket, cage: Cage, server: int) -> None:
         caging.enter_namespaces(cage.process_files)
         if cage.scratch:
             caging.mount_scratch(limits)
-    kernel.die_with_parent()  # again: a change of user forgets it
+    kernel.die_with_parent()  # again: a change of user resets it
     ending = _Program(header, cage, limits).watch(connection)
     if isinstance(ending, str):
         send(connection, {"failed": ending})
@@ -41,7 +41,7 @@ def keep(connection: socket.socket, cage: Cage, server: int) -> None:
 
 
 class _Program:
-    """A process and the pipes it speaks through."""
+    """A process and its pipes."""
 
     def __init__(self, header: dict[str, Any], cage: Cage, limits: Limits) -> None:
         self._limits, self._nonce = limits, header["nonce"]
@@ -56,9 +56,9 @@ class _Program:
         self._heard = {file: bytearray() for file in (*self._said, self._status)}
 
     def watch(self, connection: socket.socket) -> tuple[Any, ...] | str:
-        """Until it ends, is ended, or the trainer is gone. A text: why it never began."""
+        """Wait until it ends, is killed, or the trainer is gone. A text result says why it never started."""
         ending, started = self._listen(connection)
-        os.kill(self._child, signal.SIGKILL)  # nothing, where it has ended by itself
+        os.kill(self._child, signal.SIGKILL)  # has no effect if it ended by itself
         _, status = os.waitpid(self._child, 0)
         for file in self._heard:
             self._drain(file)
@@ -100,13 +100,13 @@ class _Program:
         return "time", started
 
     def _hear(self, file: int) -> bool:
-        """Take what is there; False at the end."""
+        """Read available output; False at the end."""
         part = os.read(file, _BLOCK)
         self._heard[file] += part
         return bool(part)
 
     def _drain(self, file: int) -> None:
-        """What it still said, up to the limit: it is dead, so this ends."""
+        """Read the remaining output of the dead process, up to the limit."""
         while len(self._heard[file]) <= self._limits.output_kb * 1024 and self._hear(file):
             pass
 
@@ -115,7 +115,7 @@ class _Program:
 
 
 def _sealed(data: bytes) -> int:
-    """A file in memory that nobody can change."""
+    """A sealed file in memory, which cannot be changed."""
     file = os.memfd_create("stdin", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
     with open(file, "wb", closefd=False) as writer:
         writer.write(data)
@@ -126,12 +126,12 @@ def _sealed(data: bytes) -> int:
 
 
 def _inhabit(header: dict[str, Any], cage: Cage, limits: Limits, question: int, pipes: list[int]) -> NoReturn:
-    """In the new process: the last walls, then the program."""
+    """In the new process: apply the last restrictions, then run the program."""
     status = pipes[-1]
     try:
         _easy_victim(cage)
         os.setsid()
-        # High numbers first, so that none is overwritten before it is copied.
+        # High descriptors first, so that none is overwritten before it is copied.
         high = [fcntl.fcntl(file, fcntl.F_DUPFD, 64) for file in (question, *pipes)]
         for number, file in enumerate(high):
             os.dup2(file, number)
@@ -153,7 +153,7 @@ def _inhabit(header: dict[str, Any], cage: Cage, limits: Limits, question: int, 
 
 
 def _easy_victim(cage: Cage) -> None:
-    """When memory runs out, the kernel ends this process before any other."""
+    """Make the kernel kill this process first when memory runs out."""
     if cage.process_files is None:
         return
     file = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=cage.process_files)
@@ -164,7 +164,7 @@ def _easy_victim(cage: Cage) -> None:
 
 
 def _check_keeper() -> None:
-    """It may have died before its death was to be ours: then nobody reads what we say."""
+    """Exit if the keeper died before die_with_parent took effect: then the output has no reader."""
     poll = select.poll()
     poll.register(1, 0)
     if poll.poll(0):

@@ -1,4 +1,4 @@
-"""The few doors to the kernel that Python has none for. Linux alone, x86_64 and aarch64."""
+"""System calls that Python's library lacks. Linux only, x86_64 and aarch64."""
 
 import ctypes
 import os
@@ -52,7 +52,7 @@ class _MountAttributes(ctypes.Structure):
 
 
 def make_read_only(path: str, *, devices: bool = False) -> None:
-    """With all that is mounted below it; no set-user-id program counts there."""
+    """Make a mount read-only with everything below it, and ignore set-user-id bits there."""
     flags = _ATTR_RDONLY | _ATTR_NOSUID | (0 if devices else _ATTR_NODEV)
     attributes = _MountAttributes(flags, 0, 0, 0)
     size = ctypes.sizeof(attributes)
@@ -60,7 +60,7 @@ def make_read_only(path: str, *, devices: bool = False) -> None:
 
 
 def pivot_here() -> None:
-    """The current folder, which is a mount of its own, becomes the root; the old root is gone."""
+    """Make the current folder, a mount point, the root; the old root is unmounted."""
     call("pivot_root", _PIVOT_ROOT, b".", b".")
     _checked(_libc.umount2(b".", _DETACH), "umount of the old root")
     os.chdir("/")
@@ -76,7 +76,7 @@ def die_with_parent() -> None:
 
 
 def set_dumpable(dumpable: bool) -> None:
-    """Whether the owner of a process may look into it and owns its files under /proc."""
+    """Set whether the owner of a process may inspect it and owns its files under /proc."""
     _prctl("PR_SET_DUMPABLE", _DUMPABLE, ctypes.c_ulong(dumpable))
 
 
@@ -94,7 +94,7 @@ class _Program(ctypes.Structure):
 
 
 def set_filter(instructions: bytes) -> None:
-    """A seccomp filter, for good: eight bytes an instruction of classic BPF."""
+    """Install a seccomp filter, irrevocably: classic BPF, eight bytes per instruction."""
     program = _Program(len(instructions) // 8, instructions)
     _checked(
         _libc.prctl(

@@ -1,4 +1,4 @@
-"""Is it a sandbox? A program that must run, and things it must not be able to do, tried for real."""
+"""Tests of the sandbox: a program that must run, and escapes that must fail, tried for real."""
 
 import os
 import secrets
@@ -39,12 +39,12 @@ tried("make a namespace", new_namespace)
 
 
 def escapes(server: Server) -> list[str]:
-    """What a program could do that it must not; also that it could not run at all, which would look like safety."""
+    """Forbidden things that a program could do; or that no program can run at all, which would look safe."""
     nonce = secrets.token_hex(16)
     with tempfile.TemporaryDirectory() as folder:
         outside = Path(folder) / "outside"
         outside.write_text("not for programs")
-        for path in (folder, outside):  # so that not the file's own rights keep it
+        for path in (folder, outside):  # so that the file's own permissions are not what blocks it
             os.chmod(path, 0o755)
         told = {"NONCE": nonce, "OUTSIDE": str(outside), "OTHER": os.getpid()}
         program = "".join(f"{name} = {value!r}\n" for name, value in told.items()) + _PROGRAM

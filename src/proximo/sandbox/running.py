@@ -1,4 +1,4 @@
-"""The sandbox, as the trainer uses it: several servers, tried and proven before the first program."""
+"""The sandbox for the trainer: several servers, tested before the first program."""
 
 import os
 import platform
@@ -21,41 +21,41 @@ Found = TypeVar("Found")
 
 _MACHINES = ("x86_64", "aarch64")
 MAX_WAIT = 3600
-"""Seconds for a place to become free. Every program has its own limit; this is for a place that was lost."""
+"""Seconds to wait for a free server. Every program has its own limit; this is for a server that was lost."""
 
 
 class Sandbox:
-    """Runs programs that nobody has read. Where it cannot hold them in it is not made: NoSandbox says what is missing.
+    """Runs untrusted programs. If this machine cannot isolate them, NoSandbox is raised and says what is missing.
 
     Example: Sandbox(Limits(seconds=2)).run(Job("print(int(input()) + 1)", stdin="41")).stdout -> b"42\\n"
     """
 
     def __init__(self, limits: Limits | None = None, workers: int | None = None) -> None:
-        """`workers` programs are run at a time; None: one for each core."""
+        """`workers` programs run in parallel; None: one per core."""
         limits = limits or Limits()
         way = _way_in(limits)
         self.missing = way.missing
-        """Walls that this machine does not have, with the reason; those it has were enough."""
+        """Mechanisms that this machine lacks, with the reason; the others suffice."""
         self._workers = workers or len(os.sched_getaffinity(0))
         servers = [Server(limits, way.through_bubblewrap) for _ in range(self._workers)]
         self._free: SimpleQueue[Server] = SimpleQueue()
         for server in servers:
             self._free.put(server)
         self.close = weakref.finalize(self, _close, servers)
-        """Ends all servers, and with them what they run; else done when nobody holds the sandbox any more."""
+        """Ends all servers and what they run; also called when the sandbox is garbage-collected."""
 
     def run(self, job: Job) -> Result:
-        """From any thread. SandboxFailed where it could not be run, which says nothing about the program."""
+        """Run a program, from any thread. SandboxFailed if it could not be run, which is not the program's fault."""
         return self.run_marked(job)[0]
 
     def run_marked(self, job: Job) -> tuple[Result, str]:
-        """With the mark that every answer of a call must begin with, made for this run."""
+        """Run a program; also returns the random mark that every result of a call must begin with."""
         nonce = secrets.token_hex(16)
         with self._server() as server:
             return server.run(job, nonce), nonce
 
     def each(self, function: Callable[[Item], Found], items: Iterable[Item]) -> list[Found]:
-        """The function of every item, in order; as many at a time as there are servers."""
+        """Apply the function to every item, in order, with as many in parallel as there are servers."""
         asked: SimpleQueue[tuple[int, Item]] = SimpleQueue()
         for numbered in enumerate(items):
             asked.put(numbered)
@@ -69,7 +69,7 @@ class Sandbox:
                     found[number] = function(item)
             except Empty:
                 pass
-            except BaseException as failure:  # whatever it is, it is the caller's to see
+            except BaseException as failure:  # any exception is passed to the caller
                 failures.append(failure)
 
         # Daemons: a program that takes its time must not keep an interrupted trainer alive.
@@ -95,7 +95,7 @@ class Sandbox:
 
 
 def missing_mechanisms() -> list[str]:
-    """What this machine lacks of what a sandbox is made of, each with the reason; a sandbox may still be possible."""
+    """Mechanisms that this machine lacks, each with the reason; a sandbox may still be possible."""
     _refuse_machine()
     server = Server(Limits())
     try:
@@ -108,7 +108,7 @@ def missing_mechanisms() -> list[str]:
 
 @dataclass(frozen=True)
 class _Way:
-    """How a server can be started, and what came of trying it."""
+    """A way to start a server, and the result of trying it."""
 
     through_bubblewrap: bool
     missing: Mapping[str, str]
@@ -118,7 +118,7 @@ class _Way:
 def _way_in(limits: Limits) -> _Way:
     _refuse_machine()
     ways = [_tried(limits, through_bubblewrap=False)]
-    # Its namespaces hold a server, ours each program: so it is second best, where ours are not to be had.
+    # Bubblewrap isolates a server, we isolate each program: so it is used only if our namespaces are not available.
     if {"a root of its own", "namespaces"} & ways[0].missing.keys() and has_bubblewrap():
         ways.insert(0, _tried(limits, through_bubblewrap=True))
     for way in ways:
@@ -146,7 +146,7 @@ def _tried(limits: Limits, *, through_bubblewrap: bool) -> _Way:
 
 
 def _lacking(missing: Mapping[str, str]) -> list[str]:
-    """Of what nothing can stand in for. Without namespaces the filter still allows no process, socket or signal."""
+    """Missing mechanisms without substitute. Without namespaces the filter still forbids processes, sockets, signals."""
     lacking = ["no filter of system calls: seccomp is needed"] if "seccomp" in missing else []
     if {"a root of its own", "Landlock"} <= missing.keys():
         lacking.append("no wall around files: a root of its own or Landlock is needed")

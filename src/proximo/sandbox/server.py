@@ -1,6 +1,6 @@
 """A server: a warm interpreter that forks a keeper for each request. It never reads a request or runs a program itself.
 
-Started by itself, with a clean environment and only the standard library, so that there is nothing in it to find.
+Started as a separate process with a clean environment and only the standard library, so that it holds no secrets.
 """
 
 import gc
@@ -20,7 +20,7 @@ _WARM = """
 array bisect collections copy dataclasses datetime decimal enum fractions functools hashlib heapq io itertools json
 math operator random re statistics string textwrap threading time typing
 """
-"""What programs often import."""
+"""Modules that programs often import."""
 
 
 def main(number: int, root_is_made: bool) -> None:
@@ -30,7 +30,7 @@ def main(number: int, root_is_made: bool) -> None:
     connection = socket.socket(fileno=number)
     missing: dict[str, str] = {}
     cage = _build(root_is_made, missing)
-    instructions(1)  # of a process in a namespace of its own: kept, and so there for every program
+    instructions(1)  # built once and cached for every program: in its own namespace, a process has id 1
     send(connection, {"missing": missing})
     gc.freeze()
     server = os.getpid()
@@ -40,7 +40,7 @@ def main(number: int, root_is_made: bool) -> None:
         if keeper == 0:
             _keep(connection, cage, server, answer)
         os.close(answer)
-        # Not for its end: the kernel takes some milliseconds to clear a namespace away.
+        # Do not wait for its end: the kernel takes some milliseconds to remove a namespace.
         if not os.read(answered, 1):
             send(connection, {"failed": "its keeper died"})
         os.close(answered)
@@ -66,7 +66,7 @@ def _forget_the_dead() -> None:
 
 
 def _build(root_is_made: bool, missing: dict[str, str]) -> Cage:
-    """Every wall that can be had; what cannot is noted with the reason."""
+    """Set up every available mechanism; record the missing ones with the reason."""
     processes = None if root_is_made else os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     folders = caging.readable_folders()
     sys.path[:] = [os.path.realpath(path) for path in sys.path]
@@ -95,7 +95,7 @@ def _try_namespaces(processes: int) -> None:
 
 
 def _try_reading(folders: tuple[str, ...]) -> None:
-    """As nobody, from wherever root has it."""
+    """Test that the user nobody can read these folders, even if they are below root's home."""
     caging.become_nobody()
     for folder in folders:
         os.close(os.open(folder, os.O_RDONLY))
@@ -107,7 +107,7 @@ def _try_filter() -> None:
 
 
 def _in_a_child(attempt: Callable[[], None]) -> str:
-    """What an attempt fails with; empty where it works. It leaves nothing behind here."""
+    """Try something in a child process; returns the error, or an empty text if it works."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""One server process, as the trainer sees it."""
+"""One server process, from the trainer's side."""
 
 import fcntl
 import os
@@ -14,7 +14,7 @@ from typing import IO, Any
 from proximo.sandbox.limits import DEVICES, NOBODY, Job, Limits, Result, SandboxFailed
 from proximo.sandbox.wire import receive, send
 
-# The packages above are named but not run: they would load torch.
+# The parent packages are named but not imported: they would load torch.
 _BOOT = """
 import sys, types
 folder, number, root_is_made = sys.argv[1:]
@@ -26,11 +26,11 @@ main(int(number), root_is_made == "True")
 """
 _START_SECONDS = 60.0
 _GRACE_SECONDS = 30.0
-"""Beyond the program's own time: building walls, reading and telling, on a busy machine."""
+"""Seconds beyond the program's own time for set-up and communication on a busy machine."""
 
 
 class Server:
-    """Runs one program after another. It is started when it is first needed, and anew after it has failed."""
+    """Runs one program after another. It is started on first use, and again after a failure."""
 
     def __init__(self, limits: Limits, through_bubblewrap: bool = False) -> None:
         self._limits = limits
@@ -39,7 +39,7 @@ class Server:
         self._connection: socket.socket | None = None
 
     def start(self) -> dict[str, str]:
-        """What it could not build, by name, with the reason. SandboxFailed where it does not run at all."""
+        """Start it; returns missing mechanisms by name, with the reason. SandboxFailed if it does not run at all."""
         self.close()
         with tempfile.TemporaryFile() as complaints:
             try:
@@ -57,8 +57,8 @@ class Server:
         with theirs:
             self._process = subprocess.Popen(
                 self._command(theirs.fileno()),
-                # The hash seed is fixed: what depends on the order of a set is the same in every run.
-                # One arena: each thread's own would take 64 MB of a program's address space.
+                # The hash seed is fixed, so that the order of sets is the same in every run.
+                # One arena: an arena per thread would take 64 MB of address space each.
                 env={"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "TZ": "UTC", "MALLOC_ARENA_MAX": "1"},
                 cwd="/",
                 stdin=subprocess.DEVNULL,
@@ -69,10 +69,10 @@ class Server:
             )
 
     def run(self, job: Job, nonce: str) -> Result:
-        """`nonce` marks this run: what answers another one is no answer."""
+        """Run a program; `nonce` marks this run, and results with another mark are rejected."""
         try:
             return self._run(job, nonce)
-        except BaseException:  # also a stop request in the middle: what would still come back is nobody's
+        except BaseException:  # including a stop request: a late answer must not be read by the next run
             self.close()
             raise
 
@@ -95,7 +95,7 @@ class Server:
         return Result(answer["ended"], answer["code"], stdout, stderr, answers, answer["seconds"])
 
     def close(self) -> None:
-        """With all it runs: a keeper dies with its server, a program with its keeper."""
+        """End the server and all it runs: a keeper dies with its server, a program with its keeper."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
@@ -113,7 +113,7 @@ class Server:
 
     def _command(self, number: int) -> list[str]:
         folder = str(Path(__file__).resolve().parents[1])
-        # As -I, but with the hash seed from the environment, which is ours alone.
+        # Like -I, but with the hash seed from the environment, which we set.
         interpreter = os.path.realpath(sys.executable)
         command = [interpreter, "-s", "-S", "-P", "-B", "-X", "utf8", "-c", _BOOT]
         arguments = [folder, str(number), str(self._through_bubblewrap)]
@@ -121,7 +121,7 @@ class Server:
 
 
 def _clear(end: socket.socket) -> socket.socket:
-    """Clear of the standard streams, whose numbers are free where a program closed them."""
+    """Move the socket away from the descriptors of the standard streams, which may be free."""
     with end:
         return socket.socket(fileno=fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
 
@@ -131,7 +131,7 @@ def has_bubblewrap() -> bool:
 
 
 def _bubblewrap(folder: str, interpreter: str) -> list[str]:
-    """Its own namespaces, and a root that shows the interpreter and us, without /proc."""
+    """Bubblewrap's command line: own namespaces, and a root with the interpreter and our code, without /proc."""
     who = ["--uid", str(NOBODY), "--gid", str(NOBODY)]
     command = [shutil.which("bwrap") or "bwrap", "--unshare-all", *who, "--new-session"]
     shown = {os.path.dirname(interpreter), os.path.join(folder, "sandbox"), "/etc/ld.so.cache"}

@@ -1,4 +1,4 @@
-"""Messages between the trainer and its servers: a header in JSON, then bytes as they are."""
+"""Messages between the trainer and its servers: a JSON header, then raw bytes."""
 
 import json
 import socket
@@ -12,7 +12,7 @@ def send(connection: socket.socket, header: dict[str, Any], *payloads: bytes) ->
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
-    """EOFError where the other side is gone."""
+    """Receive a message; EOFError if the other side is gone."""
     (size,) = struct.unpack(">I", _exactly(connection, 4))
     header = json.loads(_exactly(connection, size))
     return header, [_exactly(connection, size) for size in header["sizes"]]

@@ -1,1 +1,1 @@
-"""Files that survive: folders that are whole or not there, rows that are not lost, a lock that dies with its owner."""
+"""Crash-safe files: folders that are complete or absent, append-only rows, locks that die with their owner."""

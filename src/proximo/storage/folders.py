@@ -1,7 +1,7 @@
-"""Folders that are complete or do not exist.
+"""Atomic folders: complete or absent.
 
-A folder is filled under another name beside its own, every file of it is hashed and written through to the disk, and
-only then it gets its name. Whoever dies on the way leaves a name that nobody reads, and the next writer removes it.
+A folder is written under a temporary name, every file is hashed and synced to disk, and only then is it renamed. A
+writer that dies leaves a temporary folder, which is never read and which the next writer removes.
 """
 
 import hashlib
@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
-"""In each folder: the size and the SHA-256 of every other file."""
+"""File in each folder with the size and SHA-256 of every other file."""
 PARTIAL, REMOVED, ASIDE = ".partial", ".removed", ".passed-over"
-"""What is added to the name of a folder that is being written, of one that is being removed, and of one that nobody is
-to read any more, which stays for a person to look at."""
+"""Suffixes of a folder that is being written, of one that is being removed, and of one that was set aside: it is not
+read any more, but kept for inspection."""
 PIECE = 1 << 20
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Have `fill` write into a new folder, which becomes `path` when it is whole; after an error nothing has changed.
+    """Have `fill` write into a new folder, which becomes `path` when complete; after an error nothing has changed.
 
     Example: write_folder(Path("runs/a/checkpoints/step-000010"), model.save_pretrained)
     """
@@ -46,7 +46,7 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
 
 
 def complaints(path: Path) -> list[str]:
-    """What is wrong with a folder that `write_folder` wrote; nothing, where it is complete and intact."""
+    """What is wrong with a folder that `write_folder` wrote; empty if it is complete and intact."""
     try:
         known = _read_manifest(path / MANIFEST)
     except (OSError, ValueError) as error:
@@ -63,7 +63,7 @@ def complaints(path: Path) -> list[str]:
 
 
 def remove_folder(path: Path) -> None:
-    """All at once for whoever looks: it loses its name first."""
+    """Remove a folder atomically: it is renamed first."""
     removed = path.with_name(path.name + REMOVED)
     _delete(removed)
     path.rename(removed)
@@ -71,7 +71,7 @@ def remove_folder(path: Path) -> None:
 
 
 def set_aside(path: Path) -> None:
-    """Take its name away from a folder, whose content stays; one of an earlier time makes room."""
+    """Rename a folder so that it is not read any more; one set aside earlier under that name is removed."""
     aside = path.with_name(path.name + ASIDE)
     _delete(aside)
     path.rename(aside)
@@ -79,14 +79,14 @@ def set_aside(path: Path) -> None:
 
 
 def tidy(parent: Path) -> None:
-    """Remove what a writer or remover that died has left; nobody else may be writing there."""
+    """Remove what a killed writer or remover left; no other process may be writing there."""
     for path in parent.iterdir() if parent.is_dir() else ():
         if path.name.endswith((PARTIAL, REMOVED)):
             _delete(path)
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Replace a file's content: whoever reads it sees the old or the new, also after a crash."""
+    """Replace a file's content atomically: readers see the old or the new, also after a crash."""
     with whole_file(path) as partial:
         _write(partial, data)
     sync(path.parent)
@@ -94,8 +94,8 @@ def write_file(path: Path, data: bytes) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Another name to write a file under, which becomes `path` at the end; after an error nothing has changed. What
-    is to survive a crash of the machine is to be synced, too."""
+    """A temporary name to write a file under, which becomes `path` at the end; after an error nothing has changed.
+    To survive a crash of the machine, sync it as well."""
     partial = path.with_name(path.name + PARTIAL)
     try:
         yield partial
@@ -106,7 +106,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk."""
+    """Wait until a file, or a folder's list of names, is on disk."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -115,13 +115,13 @@ def sync(path: Path) -> None:
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256, in hexadecimal."""
+    """SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _seal(folder: Path) -> None:
-    """Everything on the disk, the manifest last."""
+    """Sync every file and write the manifest last."""
     manifest = {}
     for file in sorted(_files(folder)):
         sync(file)
@@ -143,7 +143,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Whatever is not a folder, links included."""
+    """Everything that is not a folder, including links."""
     return (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
 
 
@@ -172,7 +172,7 @@ def _reason(error: Exception) -> str:
 
 
 def _delete(path: Path) -> None:
-    """A folder or a file, or nothing."""
+    """Delete a folder or a file, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

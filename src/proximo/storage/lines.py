@@ -1,4 +1,4 @@
-"""Rows of JSON that are appended and stay: one system call at a time, nothing waits in a buffer of this process."""
+"""Append-only rows of JSON, each written by one unbuffered system call."""
 
 import json
 import math
@@ -12,11 +12,11 @@ from proximo.storage.folders import sync, write_file
 
 PIECE = 1 << 16
 MAX_ROW = 4 << 20
-"""Bytes of a row; a longer line is none that was written here."""
+"""Maximum bytes of a row; a longer line was not written here."""
 
 
 class Lines:
-    """A .jsonl file. A row that was appended survives the death of the process; one that was not leaves no trace.
+    """A .jsonl file. An appended row survives the death of the process; a failed append leaves no trace.
 
     Example: rows = Lines(Path("runs/a/metrics.jsonl")); rows.append({"step": 0, "loss": 0.5})
     """
@@ -26,14 +26,14 @@ class Lines:
 
     @property
     def size(self) -> int:
-        """Bytes; 0 where there is no file."""
+        """Size in bytes; 0 if there is no file."""
         try:
             return self.path.stat().st_size
         except FileNotFoundError:
             return 0
 
     def append(self, *rows: Mapping[str, object]) -> None:
-        """In one call, all of them. Raises OSError where there is no room; the file is then as it was."""
+        """Append all rows in one call. Raises OSError if the disk is full; the file is then unchanged."""
         data = b"".join(map(to_line, rows))
         file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
@@ -49,7 +49,7 @@ class Lines:
             os.close(file)
 
     def repair(self) -> int:
-        """Remove a last row that is not whole, as a crash leaves it; how many bytes that were."""
+        """Remove an incomplete last row, as a crash leaves it; returns the number of bytes removed."""
         size = self.size
         whole = _end_of_rows(self.path, size) if size else 0
         if whole < size:
@@ -57,14 +57,14 @@ class Lines:
         return size - whole
 
     def cut(self, size: int) -> None:
-        """Forget what was appended after the file had so many bytes."""
+        """Truncate the file to `size` bytes."""
         if self.size < size:
             raise ValueError(f"{self.path} has {self.size} bytes, not the {size} that it is to be cut to")
         if self.size > size:
             os.truncate(self.path, size)
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Only whole rows that are wanted; the file is replaced at once."""
+        """Keep only complete rows that are wanted; the file is replaced atomically."""
         if not self.path.exists():
             return
         whole, kept = self.path.read_bytes().rpartition(b"\n")[0], []
@@ -75,20 +75,20 @@ class Lines:
         write_file(self.path, b"".join(kept))
 
     def sync(self) -> None:
-        """Wait until all rows are on the disk."""
+        """Wait until all rows are on disk."""
         if self.path.exists():
             sync(self.path)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """All whole rows."""
+        """All complete rows."""
         if self.path.exists():
             whole, _, _ = self.path.read_bytes().rpartition(b"\n")
             yield from (json.loads(line) for line in whole.splitlines())
 
 
 def whole_lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """Lines up to their newline, without holding more than one; None for each that is too long to be a row. What
-    follows the last newline may still be growing and is left out."""
+    """Complete lines, one at a time; None for each that is too long to be a row. Text after the last newline may still
+    be growing and is left out."""
     while line := file.readline(MAX_ROW):
         is_long = not line.endswith(b"\n")
         while line and not line.endswith(b"\n"):
@@ -98,7 +98,7 @@ def whole_lines(file: BinaryIO) -> Iterator[bytes | None]:
 
 
 def to_row(line: bytes | None) -> dict[str, Any] | None:
-    """None for what is not a row, as a disk error leaves it."""
+    """The row in a line; None if it is not one, as after a disk error."""
     try:
         row = None if line is None else json.loads(line)
     except (ValueError, RecursionError):
@@ -107,7 +107,7 @@ def to_row(line: bytes | None) -> dict[str, Any] | None:
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it: no tuples, no NaN and no infinity."""
+    """The value as JSON can represent it: no tuples, no NaN and no infinity."""
     match value:
         case Mapping():
             return {str(key): plain(item) for key, item in value.items()}
@@ -123,7 +123,7 @@ def to_line(row: Mapping[str, object]) -> bytes:
 
 
 def _end_of_rows(path: Path, size: int) -> int:
-    """Where the last whole row ends."""
+    """Offset of the end of the last complete row."""
     with path.open("rb") as file:
         for start in range((size - 1) // PIECE * PIECE, -1, -PIECE):
             file.seek(start)

@@ -1,4 +1,4 @@
-"""One process to a folder: a lock that the kernel lets go of when its owner dies, however it dies."""
+"""One process per folder: a lock that the kernel releases when its owner dies, however it dies."""
 
 import fcntl
 import json
@@ -15,20 +15,20 @@ ENDED = ("Z", "X", "x")
 
 
 class Locked(ValueError):
-    """Somebody else works in this folder."""
+    """Another process is working in this folder."""
 
 
 class FolderLock:
-    """Held from the moment it is made until `release`, or the end of the process.
+    """Held from its creation until `release` or the end of the process.
 
-    Both the folder and a file in it are locked: the file says who the owner is and may be removed by hand, and some
-    file systems of a network cannot lock a folder.
+    Both the folder and a file in it are locked: the file names the owner and may be removed by hand, and some network
+    file systems cannot lock a folder.
 
     Example: with FolderLock(Path("runs/a")): ...
     """
 
     def __init__(self, folder: Path) -> None:
-        """The folder is made where it does not exist."""
+        """Lock the folder, which is created if it does not exist."""
         self.path = folder / NAME
         self._held = _both_locked(self.path)
         file = self._held[0]
@@ -40,19 +40,19 @@ class FolderLock:
             "started": _started(os.getpid()),
             "inode": os.fstat(file).st_ino,
         }
-        with suppress(OSError):  # a full disk: the lock holds without a name on it
+        with suppress(OSError):  # a full disk: the lock is held without naming its owner
             os.ftruncate(file, 0)
             os.pwrite(file, (json.dumps(owner) + "\n").encode(), 0)
 
     def release(self, *, remove_empty: bool = False) -> None:
-        """Its file goes with it, and the folder where it is empty and that is asked for; whoever waits with the old
-        one open sees that it is not the one of that name."""
+        """Release the lock and remove its file, and with `remove_empty` an empty folder. A process that waits with the
+        old file open notices that it was replaced."""
         if not self._held:
             return
         if _is_still(self.path, self._held[0]):
             self.path.unlink(missing_ok=True)
         if remove_empty:
-            with suppress(OSError):  # it is not empty, or somebody else has removed it
+            with suppress(OSError):  # it is not empty, or another process removed it
                 self.path.parent.rmdir()
         for file in self._held:
             os.close(file)
@@ -66,12 +66,12 @@ class FolderLock:
 
 
 def is_held(path: Path) -> bool:
-    """Whether the process that a lock's file names is at work: it must be that very process, and that very file, not a
-    copy. Nothing is locked for this, so that whoever looks never stands in the way of whoever begins.
+    """Whether the process that a lock's file names is alive: it must be that very process, and that very file, not a
+    copy. Nothing is locked for this, so that looking never blocks a starting run.
 
-    Of a file without a name on it, or with another machine's, nobody can tell: then it counts as held.
+    A file without an owner, or with an owner on another machine, counts as held.
     """
-    if not path.is_file():  # nor a pipe, which would be waited for
+    if not path.is_file():  # a pipe would block
         return False
     try:
         owner, inode = json.loads(path.read_bytes()), path.stat().st_ino
@@ -87,13 +87,13 @@ def is_held(path: Path) -> bool:
 
 
 def _is_alive(pid: int, started: object) -> bool:
-    """Whether there is such a process, and it is the one that began then, where that is known. One that has ended and
-    that its parent has not waited for yet keeps its number, but does nothing any more."""
+    """Whether the process exists and started at that time, if known. A zombie keeps its process id but counts as
+    dead."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:  # it is there, and another user's
+    except OSError:  # it exists, and belongs to another user
         pass
     if (fields := _stat(pid)) and fields[0] in ENDED:
         return False
@@ -101,7 +101,7 @@ def _is_alive(pid: int, started: object) -> bool:
 
 
 def _boot() -> str | None:
-    """Which start of this machine this is; None where that is not known."""
+    """Id of this machine's current boot; None if not known."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -109,22 +109,22 @@ def _boot() -> str | None:
 
 
 def _started(pid: int) -> str | None:
-    """When a process began, in ticks since the machine did; None where that is not known."""
+    """Start time of a process, in ticks since boot; None if not known."""
     fields = _stat(pid)
     return fields[19] if len(fields) > 19 else None  # the 22nd field of the file
 
 
 def _stat(pid: int) -> list[str]:
-    """What Linux knows of a process, from its state, the third field, on; nothing where that is not known."""
+    """Fields of /proc/PID/stat from the third, the state, on; empty if not known."""
     try:
-        # The name, the second field, is in parentheses and may hold anything.
+        # The name, the second field, is in parentheses and may contain anything.
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
 
 
 def _both_locked(path: Path) -> list[int]:
-    """The lock's open file, and the folder around it where that can be locked."""
+    """The lock's open file, and its folder if that can be locked."""
     folder = _locked_folder(path)
     try:
         return [_locked_file(path), *folder]
@@ -139,14 +139,14 @@ def _locked_folder(path: Path) -> list[int]:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:  # its last owner has removed it in between
+        except FileNotFoundError:  # its last owner removed it in between
             continue
         try:
             _lock(folder, path)
         except Locked:
             os.close(folder)
             raise
-        except OSError:  # a file system that locks files alone
+        except OSError:  # a file system that can lock only files
             os.close(folder)
             return []
         if _is_still(path.parent, folder):
@@ -164,7 +164,7 @@ def _locked_file(path: Path) -> int:
             raise
         if _is_still(path, file):
             return file
-        os.close(file)  # its last owner has removed it in between
+        os.close(file)  # its last owner removed it in between
 
 
 def _lock(file: int, path: Path) -> None:
@@ -188,5 +188,5 @@ def _owner(path: Path) -> str:
     try:
         known = json.loads(path.read_text())
         return f"process {known['pid']} on {known['host']} since {known['since']}"
-    except (OSError, ValueError, KeyError, TypeError):  # it is just being written, or was removed by hand
+    except (OSError, ValueError, KeyError, TypeError):  # it is being written, or was removed by hand
         return "another process"

@@ -1,4 +1,4 @@
-"""Files of a folder that may come from anybody: opened only where they are files of that folder."""
+"""Open files of a folder from an untrusted source, only if they are regular files of that folder."""
 
 import errno
 import os
@@ -8,12 +8,12 @@ from typing import BinaryIO
 
 
 class LinkedFile(OSError):
-    """A symbolic link in the place of a file: it may point at anything, a secret among others."""
+    """A symbolic link in place of a file: it may point at anything, such as a secret."""
 
 
 def open_file(path: Path) -> BinaryIO:
-    """For reading. OSError where it is not there; LinkedFile for a symbolic link; neither pipes nor devices are opened,
-    which would be waited for or have no end.
+    """Open a file for reading. OSError if it does not exist; LinkedFile for a symbolic link. Pipes and devices are
+    refused, since they block or have no end.
 
     Example: with open_file(Path("runs/a/config.toml")) as file: text = file.read()
     """

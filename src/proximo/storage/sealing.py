@@ -1,21 +1,21 @@
-"""Parquet files that carry the SHA-256 of their own bytes: what a disk or a copy has changed is found, footer included.
+"""Parquet files with a SHA-256 of their own bytes, which detects any change, footer included.
 
-The checksum stands between the last page and the footer. Readers of Parquet find both by their places and never look
-there, so that every one of them reads a sealed file.
+The checksum is between the last page and the footer. Parquet readers find both by their offsets and never look
+there, so all of them can read a sealed file.
 """
 
 import hashlib
 from pathlib import Path
 
 MAGIC = b"PAR1"
-"""How a Parquet file begins and ends."""
+"""First and last bytes of a Parquet file."""
 TAIL = 8
-"""Bytes behind the footer: its length and the magic."""
+"""Bytes after the footer: its length and the magic."""
 DIGEST = hashlib.sha256().digest_size
 
 
 def seal(path: Path) -> None:
-    """Put the checksum into a Parquet file that was just written."""
+    """Insert the checksum into a newly written Parquet file."""
     with path.open("r+b") as file:
         digest = hashlib.file_digest(file, "sha256").digest()
         size = file.seek(0, 2)
@@ -28,7 +28,7 @@ def seal(path: Path) -> None:
 
 
 def is_intact(data: bytes) -> bool:
-    """Whether a sealed file has the bytes that it was sealed with."""
+    """Whether a sealed file is unchanged."""
     if len(data) < TAIL or not data.endswith(MAGIC):
         return False
     start = len(data) - TAIL - int.from_bytes(data[-TAIL : -len(MAGIC)], "little")
