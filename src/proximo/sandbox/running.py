@@ -146,7 +146,7 @@ def _tried(limits: Limits, *, through_bubblewrap: bool) -> _Way:
 
 
 def _lacking(missing: Mapping[str, str]) -> list[str]:
-    """Missing mechanisms without substitute. Without namespaces the filter still forbids processes, sockets, signals."""
+    """Missing mechanisms without substitute. Without namespaces the filter forbids processes, sockets, signals."""
     lacking = ["no filter of system calls: seccomp is needed"] if "seccomp" in missing else []
     if {"a root of its own", "Landlock"} <= missing.keys():
         lacking.append("no wall around files: a root of its own or Landlock is needed")

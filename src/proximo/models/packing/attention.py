@@ -1,8 +1,7 @@
-"""Our attention behind transformers' public registry.
+"""Our attention, registered in transformers' public registry.
 
-A model whose config says `proximo` calls `attend` in every layer. What attention means there is not the
-layer's business but the caller's: it passes a `Reader` along with the tokens, for packed training or for
-decoding from a cache. No model code is patched.
+A model whose config says `proximo` calls `attend` in every layer. The caller decides how attention is computed: it
+passes a `Reader` along with the tokens, for packed training or for decoding from a KV cache. No model code is patched.
 """
 
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ NAME = "proximo"
 
 @runtime_checkable
 class LayerReader(Protocol):
-    """Decides which keys and values each query of one layer sees."""
+    """Decides which keys and values each query of one layer attends to."""
 
     def read(
         self,
@@ -36,7 +35,7 @@ class LayerReader(Protocol):
 
 @runtime_checkable
 class Reader(Protocol):
-    """A layer's reader for each layer: what a compiled layer sees must not depend on its number."""
+    """Gives each layer its reader, so that a compiled layer does not depend on its number."""
 
     def layer(self, number: int) -> LayerReader: ...
 
@@ -52,13 +51,13 @@ def attend(
     scaling: float,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """What transformers calls; the mask is None because the reader has its own."""
-    # Angles are as wide as the residual stream; attention is as wide as the weights.
+    """The attention function that transformers calls; the mask is None because the reader has its own."""
+    # Angles have the residual stream's dtype; attention has the weights' dtype.
     return reader.read(query.to(value.dtype), key.to(value.dtype), value, scaling), None
 
 
 def no_mask(*_: object, **__: object) -> None:
-    """Readers know the structure; a dense mask would cost tokens squared."""
+    """No mask: readers know the structure, and a dense mask would cost tokens squared."""
 
 
 AttentionInterface.register(NAME, attend)
@@ -72,7 +71,7 @@ def body(model: nn.Module) -> nn.Module:
 
 @runtime_checkable
 class LayerRun(Protocol):
-    """Runs one decoder layer; compiled or not."""
+    """Runs one decoder layer, compiled or not."""
 
     def __call__(self, layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:
         """`angles` are the cosines and sines of the positions."""
@@ -88,8 +87,8 @@ def hidden_states(
 ) -> Float[Tensor, "R S E"]:
     """Run the decoder's layers with our attention; [rows, positions] in, hidden states out.
 
-    The loop over the layers is ours, and the same for all families of the fast path: so each layer can be handed
-    its own keys and values, and one compilation serves all of them.
+    The loop over the layers is ours, and the same for all model families of the fast path, so each layer can get its
+    own keys and values, and one compilation serves all layers.
     """
     trunk = body(model)
     hidden = trunk.get_submodule("embed_tokens")(tokens)
@@ -105,17 +104,16 @@ def hidden_states(
 
 
 def wide_sums(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
-    """Layers of half precision whose sum, the residual stream, is in float32.
+    """Run half-precision layers with the residual stream in float32.
 
-    Rounded after each of its terms, it would be the largest error of a pass, and another one in each way of computing
-    it: what separates a sampler from a learner.
+    Rounding it after each term would be the largest error of a pass, and different in sampler and learner.
     """
     half = dtype in (torch.bfloat16, torch.float16)
     return torch.autocast(device.type, dtype=dtype) if half else nullcontext()
 
 
 def head_width(config: PreTrainedConfig) -> int:
-    """Not every family says it."""
+    """Width of a head; not every model family's config has it."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
@@ -125,10 +123,10 @@ def uses_our_attention(model: nn.Module) -> bool:
 
 @contextmanager
 def attention(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """The model with another attention for a while."""
+    """Temporarily use another attention implementation."""
     before = model.config._attn_implementation
     assert before is not None
-    if before == name:  # transformers' switch walks through all modules
+    if before == name:  # switching visits all modules
         yield
         return
     model.set_attn_implementation(name)

@@ -1,7 +1,7 @@
-"""Attention over a packed row on a GPU: FlexAttention over blocks of 128 tokens, most of which are never looked at.
+"""Attention over a packed row on a GPU: FlexAttention over blocks of 128 tokens, most of which are skipped.
 
-The row stands as [blocks, 128], so that a compiled layer knows its length to be a multiple of 128 whatever it is.
-Which blocks see which is computed from the spans: nothing of tokens squared ever exists.
+The row has the shape [blocks, 128], so that a compiled layer knows its length to be a multiple of 128. Which blocks
+attend to which is computed from the spans: nothing of size tokens squared ever exists.
 """
 
 from dataclasses import dataclass
@@ -16,23 +16,23 @@ from proximo.tensor_types import Bool, Float, Int
 from proximo.types import to_device
 
 BLOCK = 128
-"""Tokens of a block: what FlexAttention's kernels are made for."""
+"""Tokens per block, as FlexAttention's kernels expect."""
 SMALL_PART = 64
-"""A span is filled up to a block where that takes no more than one in so many of its tokens."""
+"""A span is padded to a whole block if that adds no more than this fraction (1 in N) of its tokens."""
 LEAST_WIDTH = 16
-"""Of a head: below it the kernels refuse."""
+"""Smallest head width that the kernels accept."""
 
 
 def padded_length(length: int) -> int:
-    """Whole blocks; at least two, since torch compiles a size of 1 apart."""
+    """Length in whole blocks; at least two, since torch compiles a size of 1 separately."""
     return max(2, -(-length // BLOCK)) * BLOCK
 
 
 def filled_up(lengths: Int[Tensor, " S"]) -> Int[Tensor, " S"]:
-    """What spans take up: those that end just before a block does take all of it.
+    """Lengths of the spans in the row: those that end just before a block boundary are padded to it.
 
-    Where spans begin and end with blocks, fewer blocks are looked at and most of those need no mask. Completions that
-    were cut at a limit, usually a power of two, are one token short of it.
+    If spans are aligned with blocks, fewer blocks are visited and most of them need no mask. Completions cut at a
+    limit, usually a power of two, are one token short of it.
     """
     missing = -lengths % BLOCK
     return torch.where(missing * SMALL_PART <= lengths, lengths + missing, lengths)
@@ -40,14 +40,14 @@ def filled_up(lengths: Int[Tensor, " S"]) -> Int[Tensor, " S"]:
 
 @dataclass(frozen=True)
 class FlexReader:
-    """What each of N = R · 128 places sees: its prompt, and its own span up to itself."""
+    """What each of N = R · 128 positions attends to: its prompt, and its own span up to itself."""
 
     own_start: Int[Tensor, " N"]
     prompt_start: Int[Tensor, " N"]
     prompt_end: Int[Tensor, " N"]
-    """Of what a place sees before its own span; equal to the start where that is nothing."""
-    # The blocks in FlexAttention's form, for queries and, transposed, for keys: how many, and which. `full` are those
-    # of which everything is seen, so that nothing is masked there; the others are seen in part.
+    """End of what a position attends to before its own span; equal to the start if that is nothing."""
+    # The blocks in FlexAttention's form, for queries and, transposed, for keys: how many, and which. `full` blocks are
+    # attended to entirely and need no mask; the others in part.
     kv_num: Int[Tensor, "1 1 R"]
     kv_which: Int[Tensor, "1 1 R R"]
     full_kv_num: Int[Tensor, "1 1 R"]
@@ -61,7 +61,7 @@ class FlexReader:
         return self
 
     def to(self, device: torch.device) -> "FlexReader":
-        """On the device, with the sizes marked that differ from pass to pass."""
+        """Copy to the device, with the sizes that vary between passes marked as dynamic."""
         moved = {name: to_device(tensor, device) for name, tensor in vars(self).items()}
         for tensor in moved.values():
             for place, size in enumerate(tensor.shape):
@@ -76,7 +76,7 @@ class FlexReader:
         value: Float[Tensor, "R K S D"],
         scale: float,
     ) -> Float[Tensor, "R S H D"]:
-        if torch.compiler.is_compiling():  # a compiled layer has this as a part of it
+        if torch.compiler.is_compiling():  # part of a compiled layer
             return attend_blocks(self, query, key, value, scale)
         for heads in (query, key, value):
             torch._dynamo.maybe_mark_dynamic(heads, 0)
@@ -84,7 +84,7 @@ class FlexReader:
 
 
 def attend_blocks(reader: FlexReader, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """What is compiled. The mask is put together here, so that its sizes are the traced ones."""
+    """The compiled function. The mask is built here, so that its sizes are the traced ones."""
     own_start, prompt_start, prompt_end = reader.own_start, reader.prompt_start, reader.prompt_end
 
     def is_seen(_: Tensor, __: Tensor, place: Tensor, other: Tensor) -> Tensor:
@@ -119,13 +119,13 @@ def attend_blocks(reader: FlexReader, query: Tensor, key: Tensor, value: Tensor,
 
 
 def _one_row(heads: Float[Tensor, "R H S D"]) -> Float[Tensor, "1 H N D"]:
-    """A view: heads come from a projection, where the R · S places are one dimension already."""
+    """A view as one row: heads come from a projection, where the R · S positions are already one dimension."""
     return heads.transpose(0, 1).flatten(1, 2)[None]
 
 
 @cache
 def _compiled_attention() -> Any:
-    """For layers that run as they are, because something listens to them."""
+    """Compiled attention for layers that run uncompiled because of hooks."""
     return torch.compile(attend_blocks, fullgraph=True)
 
 
@@ -134,13 +134,13 @@ def _compiled_attention() -> Any:
 
 @dataclass(frozen=True)
 class Spans:
-    """Stretches of the row, in order and without gaps; each sees itself causally, and all of some stretch before it."""
+    """Spans of the row, in order and without gaps; each attends to itself causally, and to all of one earlier range."""
 
     start: Int[Tensor, " S"]
     end: Int[Tensor, " S"]
     seen_start: Int[Tensor, " S"]
     seen_end: Int[Tensor, " S"]
-    """Equal to its start where nothing else is seen."""
+    """End of that range; equal to its start if it is empty."""
 
 
 def flex_reader(
@@ -180,10 +180,10 @@ def _spans(
     lengths: Int[Tensor, " C"],
     member: Int[Tensor, " C"],
 ) -> Spans:
-    """Of prompts, of completions that have any, and of the padding, which only itself looks at."""
+    """Spans of prompts, of non-empty completions, and of the padding, which attends only to itself."""
     some = lengths > 0
     starts, lengths, member = starts[some], lengths[some], member[some]
-    # What fills a span up is a part of it that nobody reads: of a prompt only its tokens are seen.
+    # The padding of a span is never read: only a prompt's tokens are attended to.
     prompt_rooms, rooms = filled_up(prompt_lengths), filled_up(lengths)
     used = prompt_rooms.sum() + rooms.sum()
     nothing, padding = torch.zeros_like(prompt_starts), used.reshape(1)
@@ -197,8 +197,8 @@ def _spans(
 
 
 def block_matrices(spans: Spans) -> tuple[Bool[Tensor, "R R"], Bool[Tensor, "R R"]]:
-    """[queries, keys]: the blocks of which anything is seen, and those of which everything is, by every query."""
-    # A piece is the part of one span that lies in one block.
+    """[queries, keys]: the blocks that are attended to at all, and those that every query attends to entirely."""
+    # A piece is the part of one span within one block.
     first, last = spans.start // BLOCK, (spans.end - 1) // BLOCK
     pieces = last - first + 1
     span = torch.arange(len(pieces)).repeat_interleave(pieces)
@@ -207,7 +207,7 @@ def block_matrices(spans: Spans) -> tuple[Bool[Tensor, "R R"], Bool[Tensor, "R R
     first_query = torch.maximum(start, block * BLOCK)
     rows = int(last[-1]) + 1
 
-    # Where what is seen ends at the span itself, both are one stretch.
+    # If the earlier range ends where the span starts, both are one range.
     joined = seen_end == start
     own_start = torch.where(joined & (seen_end > seen_start), seen_start, start)
     seen_end = torch.where(joined, seen_start, seen_end)
@@ -226,7 +226,7 @@ def _counted(
     last: Int[Tensor, " M"],
     counts: Bool[Tensor, " M"] | None = None,
 ) -> Int[Tensor, "R R"]:
-    """How many pieces of each block of queries reach each block of keys, from first to last, if that is any."""
+    """How many pieces of each query block reach each key block from first to last, if any."""
     steps = torch.zeros(rows, rows + 1, dtype=torch.long)
     worth = (last >= first).long() if counts is None else ((last >= first) & counts).long()
     first, beyond = first.clamp(max=rows), (last + 1).clamp(min=0)
@@ -236,7 +236,7 @@ def _counted(
 
 
 def _listed(blocks: Bool[Tensor, "R R"]) -> tuple[Int[Tensor, "1 1 R"], Int[Tensor, "1 1 R R"]]:
-    """How many blocks each row has, and which: in order, then zeros."""
+    """The number of blocks of each row, and their indices: in order, then zeros."""
     row, column = blocks.nonzero(as_tuple=True)
     which = torch.zeros(blocks.shape, dtype=torch.int32)
     which[row, blocks.cumsum(1)[row, column] - 1] = column.int()

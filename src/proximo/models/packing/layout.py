@@ -1,10 +1,10 @@
-"""How prompts and completions are laid out for a forward pass, and which state predicts which token.
+"""Layout of prompts and completions for a forward pass, and which hidden state predicts which token.
 
 Packed: one row without padding; each prompt once, followed by its completions, whose positions continue the
 prompt's. Padded: one row per completion, its prompt repeated; the reference. `predictors` is the only place in
 the project where anything is shifted by one.
 
-All of it is arithmetic of indices, done where the batch lives, on the CPU; only what is finished goes to a device.
+All of it is index arithmetic on the CPU, where the batch is; only the result goes to a device.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,26 +21,26 @@ from proximo.types import to_device
 
 @dataclass(frozen=True)
 class Places:
-    """Where the tokens that something is predicted from stand among the positions of a pass, flattened."""
+    """Flattened positions of the tokens from which something is predicted."""
 
     prompts: Int[Tensor, " S"]
-    """The prompt of each stretch: packed, each prompt once; padded, one for every row."""
+    """Prompt of each prompt span: packed, each prompt once; padded, one for every row."""
     prompt_tokens: Int[Tensor, " M"]
-    """Stretch by stretch."""
+    """Positions of the prompt tokens, span by span."""
     completion_tokens: Int[Tensor, " D"]
-    """Row by row."""
+    """Positions of the completion tokens, row by row."""
     consumed: Bool[Tensor, "B T"]
-    """True at those D: all but the last of each row."""
+    """True at those D tokens: all but the last of each row."""
 
 
 @dataclass(frozen=True)
 class Packed:
     tokens: Int[Tensor, "R S"]
-    """[1, N], or R blocks of S where attention goes by blocks. A completion's last token is left out: nothing is
+    """Token ids, [1, N], or R blocks of S for block attention. A completion's last token is left out: nothing is
     predicted from it."""
     positions: Int[Tensor, "R S"]
     predictors: Int[Tensor, " C"]
-    """The place among the R · S whose state predicts each completion token, row by row."""
+    """Position among the R · S whose state predicts each completion token, row by row."""
     places: Places
     reader: PackedReader | FlexReader
 
@@ -60,7 +60,7 @@ class Padded:
     tokens: Int[Tensor, "B S"]
     mask: Bool[Tensor, "B S"]
     predictors: Int[Tensor, " C"]
-    """The place among the B·S, flattened, whose state predicts each completion token, row by row."""
+    """Position among the flattened B·S whose state predicts each completion token, row by row."""
     places: Places
 
     def to(self, device: torch.device) -> "Padded":
@@ -81,10 +81,9 @@ def pack(
     *,
     in_blocks: bool = False,
 ) -> Packed:
-    """Prompts that no row belongs to are left out; the rows of a group stand behind their prompt in any given order.
+    """Pack rows: each prompt once, followed by the rows of its group in the given order. Unused prompts are left out.
 
-    With `in_blocks` the row is padded to whole blocks, and so are spans that almost end with one: for attention that
-    goes by blocks.
+    With `in_blocks` the row is padded to whole blocks, and so are spans that almost fill one, for block attention.
     """
     used, member = group.unique(return_inverse=True)
     flat_prompts, prompt_lengths = _prompts(prompts, used)
@@ -92,7 +91,7 @@ def pack(
     prompt_rooms, rooms = (filled_up(prompt_lengths), filled_up(own)) if in_blocks else (prompt_lengths, own)
     totals = prompt_rooms.index_add(0, member, rooms)
     prompt_starts = _before(totals)
-    # Before a completion stand the prompts up to its own and the completions of the rows that come earlier.
+    # A completion comes after the prompts up to its own and the completions of earlier rows.
     order = member.argsort(stable=True)
     starts = torch.empty_like(own)
     starts[order] = prompt_rooms.cumsum(0)[member[order]] + _before(rooms[order])
@@ -156,10 +155,10 @@ def predictors(
 def micro_batches(
     prompt_lengths: Sequence[int], completion_lengths: Sequence[int], group: Sequence[int], token_budget: int
 ) -> list[list[int]]:
-    """Row numbers of each micro-batch: whole groups, as few batches as fit under the budget, of even sizes.
+    """Row indices of each micro-batch: whole groups, as few batches as the budget allows, of even sizes.
 
     Row b has `completion_lengths[b]` tokens after the prompt of `prompt_lengths[group[b]]`, which its group shares.
-    A group larger than the budget stands alone. The batches' tokens add up to the same whatever the budget.
+    A group larger than the budget gets its own batch. The total number of tokens does not depend on the budget.
     """
     if token_budget < 1:
         raise ValueError(f"token_budget is {token_budget}: give the number of tokens that fit into memory at once")
@@ -172,8 +171,8 @@ def micro_batches(
 
 
 def _spread(sizes: Mapping[int, int], budget: int) -> list[list[int]]:
-    """Largest first, each where it first fits: so many batches are enough. Then again, each into the emptiest of them:
-    a last one with little in it would keep a device no less busy than a full one."""
+    """First-fit, largest first, gives the number of batches. Then each group goes into the emptiest batch, since a
+    nearly empty last batch would cost as much time as a full one."""
     order = sorted(sizes, key=lambda number: (-sizes[number], number))
     packed: list[list[int]] = []
     room: list[int] = []
@@ -189,7 +188,7 @@ def _spread(sizes: Mapping[int, int], budget: int) -> list[list[int]]:
     for number in order:
         emptiest = filled.index(min(filled))
         if filled[emptiest] and filled[emptiest] + sizes[number] > budget:
-            return packed  # evenly they do not fit
+            return packed  # evenly spread they do not fit
         even[emptiest].append(number)
         filled[emptiest] += sizes[number]
     return even
@@ -202,7 +201,7 @@ def _prompts(prompts: Sequence[Sequence[int]], used: Int[Tensor, " P"]) -> tuple
 
 
 def _before(sizes: Int[Tensor, " R"]) -> Int[Tensor, " R"]:
-    """How much stands before each."""
+    """Exclusive cumulative sum."""
     return sizes.cumsum(0) - sizes
 
 

@@ -1,4 +1,4 @@
-"""Attention over a packed row: prompts once each, completions that see their own prompt and themselves."""
+"""Attention over a packed row: each prompt once; completions attend to their own prompt and to themselves."""
 
 from dataclasses import dataclass
 
@@ -10,22 +10,22 @@ from proximo.tensor_types import Bool, Float, Int
 from proximo.types import to_device
 
 SHORT = 64
-"""Tokens below which spans of all lengths share a call: padding costs less there than a call of its own."""
+"""Length below which spans of all lengths share a call: padding costs less than a separate call."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Spans of similar length, which share a call of torch's attention: its cost is rows × longest².
+    """Spans of similar length that share a call of torch's attention, whose cost is rows × longest².
 
-    The grids hold places in the packed row of N positions. Where a grid is padded it holds place 0, which the mask
-    hides from every real query; outputs of padded queries are never read, so no gradient flows there either.
+    The grids hold positions in the packed row of N. Padding of a grid is position 0, which the mask hides from every
+    real query; outputs of padded queries are never read, so no gradient flows there either.
     """
 
     places: Int[Tensor, "R Sq"]
     seen: Int[Tensor, "R Sk"]
-    """What a span may look at: its own places, of a completion after its prompt's."""
+    """Positions that a span may attend to: its own, for a completion after its prompt's."""
     mask: Bool[Tensor, "R 1 Sq Sk"] | None
-    """None for prompts, which are causal: padding stands to the right, so it is hidden."""
+    """Mask. None for prompts, which are causal: padding is on the right and thus hidden."""
 
     def to(self, device: torch.device) -> "Bucket":
         mask = None if self.mask is None else to_device(self.mask, device)
@@ -38,7 +38,7 @@ class Bucket:
         value: Float[Tensor, "1 K N D"],
         scale: float,
     ) -> Float[Tensor, "M H D"]:
-        """The outputs of all entries of the grid, row by row."""
+        """Outputs of all entries of the grid, row by row."""
         output = F.scaled_dot_product_attention(
             _gather(query, self.places),
             _gather(key, self.seen),
@@ -53,11 +53,11 @@ class Bucket:
 
 @dataclass(frozen=True)
 class PackedReader:
-    """A few batched calls of torch's attention per layer: of prompts, then of completions over [prompt; completion]."""
+    """A few batched attention calls per layer: first prompts, then completions over [prompt; completion]."""
 
     buckets: tuple[Bucket, ...]
     source: Int[Tensor, " N"]
-    """Where each place of the packed row finds its output among those of all calls."""
+    """Index of each packed position's output among those of all calls."""
 
     def layer(self, number: int) -> "PackedReader":
         return self
@@ -105,8 +105,8 @@ def packed_reader(
 
 
 def similar(lengths: Int[Tensor, " R"], short: int = SHORT) -> list[Int[Tensor, " M"]]:
-    """Numbers of spans that are padded to a common width, in their order: none is less than half as long as the
-    longest beside it, unless all are short. Spans without tokens are left out."""
+    """Indices of spans that share a padded width, in order: each is at least half as long as the longest of its bucket,
+    unless all are short. Empty spans are left out."""
     longest_first = sorted((length, number) for number, length in enumerate(lengths.tolist()) if length)[::-1]
     buckets: list[list[int]] = []
     width = 0
@@ -127,6 +127,6 @@ def _grid(starts: Int[Tensor, " R"], lengths: Int[Tensor, " R"]) -> tuple[Int[Te
 
 
 def _gather(heads: Float[Tensor, "1 H N D"], grid: Int[Tensor, "R S"]) -> Float[Tensor, "R H S D"]:
-    # Heads are gathered as one flat row: torch's backward of index_select is faster on a matrix.
+    # Gather heads as one flat row: the backward of index_select is faster on a matrix.
     rows = heads[0].transpose(0, 1).flatten(1).index_select(0, grid.flatten())
     return rows.unflatten(0, grid.shape).unflatten(2, (heads.shape[1], -1)).transpose(1, 2)

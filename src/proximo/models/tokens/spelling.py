@@ -1,4 +1,4 @@
-"""The text of each token by itself, so that a completion can be read token by token."""
+"""The text of each single token, so that a completion can be read token by token."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -7,24 +7,24 @@ from transformers import PreTrainedTokenizerBase
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 MAX_TOGETHER = 8
-"""Tokens that spell something only together: a character has four bytes at most, and tokens may hold parts of two."""
+"""Maximum tokens that form text only together: a character has up to four bytes, and tokens may hold parts of two."""
 
 
 class Spelling:
-    """Spells tokens of one tokenizer; joined, the pieces are the text with its special tokens."""
+    """Texts of a tokenizer's tokens; joined, the pieces are the text with its special tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._known: dict[int, str] = {}
         self._together = lru_cache(maxsize=1 << 16)(self._after)
-        """Of a few tokens: a policy that has collapsed says the same ones again and again."""
+        """Cache for short token sequences: a collapsed policy repeats them."""
         ids = tokenizer.encode("a", add_special_tokens=False)
         self._before = ids[-1:] or [0]
-        """Some tokenizers drop a space at the beginning of a text: no token is decoded there."""
+        """Context before each token: some tokenizers drop a space at the start of a text."""
         self._start = self._decoded(self._before)
 
     def __call__(self, tokens: Sequence[int]) -> list[str]:
-        """A character of several tokens stands at the last of them, the others are empty."""
+        """The text of each token; a character made of several tokens is at the last of them, the others are empty."""
         pieces = [self._piece(token) for token in tokens]
         start = 0
         for place, piece in enumerate(pieces):

@@ -1,4 +1,4 @@
-"""Chat templates: programs by the model's authors, run in Jinja's sandbox, for a bounded time."""
+"""Chat templates: programs by the model's authors, run in Jinja's sandbox with a time limit."""
 
 import ctypes
 import re
@@ -13,16 +13,16 @@ from jinja2.exceptions import SecurityError
 from transformers import PreTrainedTokenizerBase
 
 SECONDS = 10.0
-"""For one conversation, which takes a real template about a millisecond."""
+"""Seconds per conversation; a real template takes about a millisecond."""
 _SMALL = 1000
-"""A number or a length that a template may write where it is multiplied."""
+"""Largest number or length that a template may use in a product."""
 _GROWING = ("batch", "center", "indent", "slice", "tojson", "truncate", "wordwrap")
-"""Filters that write as much as their arguments say."""
+"""Filters whose output size depends on their arguments."""
 _PADDING = ("center", "expandtabs", "ljust", "rjust", "zfill")
-"""Methods of a text that do, which no template needs."""
+"""Text methods whose output size does, which no template needs."""
 _FORMATS = ("format", "format_map")
 _WIDE = re.compile(r"\*|\d{4}")
-"""In what these fill in: a width of many digits, or of an argument's."""
+"""Format specifications with a width of many digits, or from an argument."""
 
 
 class TemplateTooSlow(Exception):
@@ -30,9 +30,9 @@ class TemplateTooSlow(Exception):
 
 
 def rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], *, for_answer: bool) -> str:
-    """The conversation as text; `for_answer`, up to where the assistant begins to speak.
+    """The conversation as text; with `for_answer`, up to the start of the assistant's reply.
 
-    Whatever goes wrong in the template is a ValueError: it is not our program.
+    Any error in the template is a ValueError, since it is not our program.
     """
     try:
         with _bounded(SECONDS):
@@ -46,10 +46,10 @@ def rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str,
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
-    """Refuses a template that reaches out of the sandbox, never ends or is no Jinja, before anything depends on it.
+    """Refuse a template that leaves the sandbox, never ends or is not Jinja, before anything depends on it.
 
-    One that only dislikes this conversation is left to its own. The time limit holds between instructions, and memory
-    has none: a template that hides a product, or doubles a text again and again, may still waste both, and no more.
+    One that only rejects the test conversation is accepted. The time limit applies between instructions, and there is
+    no memory limit: a template that hides a product, or doubles a text repeatedly, may still waste both, but no more.
     """
     templates = tokenizer.chat_template
     for template in templates.values() if isinstance(templates, dict) else [templates] if templates else []:
@@ -68,7 +68,7 @@ def check_template(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
 
 
 def _unstoppable(tree: nodes.Template) -> Iterator[str]:
-    """What would be computed inside one instruction, which no time limit can stop; of that, what is plain to see."""
+    """Expressions that could run long inside one instruction, which no time limit can stop; only the obvious ones."""
     for _ in tree.find_all(nodes.Pow):
         yield "a power"
     for product in tree.find_all(nodes.Mul):
@@ -120,7 +120,7 @@ def _may_be_wide(node: nodes.Node | None) -> bool:
 
 
 def _without_generation(template: str) -> str:
-    """transformers' own block, which Jinja does not know and which changes nothing about the rest."""
+    """The template without transformers' own block, which Jinja does not know and which does not affect the rest."""
     return re.sub(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}", "", template)
 
 
@@ -142,7 +142,7 @@ def _what_happened(error: Exception) -> str:
 
 @contextmanager
 def _bounded(seconds: float) -> Iterator[None]:
-    """Raises TemplateTooSlow in this thread when the time is over; a signal would reach the main thread alone."""
+    """Raises TemplateTooSlow in this thread when the time is over; a signal would only reach the main thread."""
     thread, lock, over, fired = threading.get_ident(), threading.Lock(), False, False
 
     def fire() -> None:
@@ -158,11 +158,11 @@ def _bounded(seconds: float) -> Iterator[None]:
     started = time.monotonic()
     try:
         yield
-        if time.monotonic() - started > seconds:  # inside one instruction, behind which nothing could be raised
+        if time.monotonic() - started > seconds:  # inside one instruction, after which nothing could be raised
             raise TemplateTooSlow
     finally:
         with lock:
             over = True
         timer.cancel()
-        if fired:  # at the last moment: it must not arrive later
+        if fired:  # at the last moment: it must not arrive after the block
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)

@@ -1,4 +1,4 @@
-"""Prompts and replies as tokens: what a model is asked, and what it has to say behind that."""
+"""Prompts and replies as tokens."""
 
 from collections.abc import Sequence
 
@@ -8,23 +8,23 @@ from proximo.models.tokens.templates import rendered
 from proximo.types import Message
 
 _ANCHORS = ("\n", "|", "a", "0", "é", " ")
-"""Texts to put before a reply; the first with which it does not merge shows how it is spelled inside a text."""
+"""Texts to put before a reply; the first that does not merge with it shows the reply's tokens within a text."""
 
 _SPELLED = ("a", "0", "é", "|", " ", "\n")
-"""Texts of which a vocabulary, however small, most likely has one."""
+"""Texts of which even a small vocabulary most likely has one."""
 
 
 def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Message]) -> tuple[int, ...]:
-    """The prompt as the tokenizer gives it to a model, left open for a completion.
+    """The tokens of a prompt, ready for a completion.
 
     A text begins with the tokenizer's own special tokens, such as one BOS, and never ends with those that some append
-    (EOS, SEP). A conversation is exactly what the chat template writes, up to where the assistant begins to speak.
+    (EOS, SEP). A conversation is exactly what the chat template writes, up to the start of the assistant's reply.
     """
     text = asked_text(tokenizer, prompt)
     tokens = _encoded(tokenizer, text)
     if isinstance(prompt, str):
         first = special_prefix(tokenizer, text)
-        if tokens[: len(first)] != first:  # who writes the BOS into the text gets no second one
+        if tokens[: len(first)] != first:  # a text that already has the BOS gets no second one
             tokens = first + tokens
     if not tokens:
         raise ValueError(f"prompt {prompt!r} has no tokens: give at least one")
@@ -32,7 +32,7 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Mes
 
 
 def asked_text(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Message]) -> str:
-    """The prompt as text: itself, or the conversation in the chat template, ready for an answer."""
+    """The prompt as text: itself, or the conversation in the chat template, ready for a reply."""
     if isinstance(prompt, str):
         return prompt
     if tokenizer.chat_template is None:
@@ -41,8 +41,8 @@ def asked_text(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Messag
 
 
 def special_prefix(tokenizer: PreTrainedTokenizerBase, text: str = "") -> tuple[int, ...]:
-    """What the tokenizer itself puts before every text: a BOS, several tokens, or nothing. It shows with any text that
-    has tokens: `text`, or another where the vocabulary has none for it."""
+    """The tokens that the tokenizer puts before every text: a BOS, several tokens, or none. Found with any text that
+    has tokens: `text`, or another if the vocabulary has none for it."""
     shown = next((each for each in (text, *_SPELLED) if _encoded(tokenizer, each)), "")
     bare, framed = _encoded(tokenizer, shown), tuple(tokenizer.encode(shown))
     if not bare:
@@ -52,12 +52,11 @@ def special_prefix(tokenizer: PreTrainedTokenizerBase, text: str = "") -> tuple[
 
 
 def reply_tokens(tokenizer: PreTrainedTokenizerBase, asked: str, reply: str) -> tuple[int, ...]:
-    """What a sampler has to say behind the tokens of `asked` so that both together read as `asked + reply`.
+    """The tokens that a sampler has to generate after the tokens of `asked` so that both decode to `asked + reply`.
 
-    These are the tokens that follow where both are encoded together. Where the last characters of `asked` and the first
-    of `reply` share a token there, no sampler could say that token any more: then the reply is encoded behind another
-    text. It is never encoded alone if that can be helped: tokenizers in the manner of SentencePiece put a space before
-    a text, which the reply does not have.
+    These are the tokens that follow when both are encoded together. If the last characters of `asked` and the first of
+    `reply` share a token, no sampler could generate it: then the reply is encoded after another text. It is not
+    encoded alone if that can be avoided: SentencePiece-like tokenizers put a space before a text.
 
     Example: reply_tokens(tokenizer, "12+7=", "19")
     """
@@ -71,10 +70,10 @@ def reply_tokens(tokenizer: PreTrainedTokenizerBase, asked: str, reply: str) -> 
 
 
 class ReplyReader:
-    """Gives the text of sampled tokens as it reads behind their prompt, without special tokens.
+    """Decodes sampled tokens in the context of their prompt, without special tokens.
 
-    Decoded alone, a reply would lose the space that it begins with to tokenizers that put one before every text. Behind
-    a special token, where such tokenizers put one too, it is rightly lost.
+    Decoded alone, a reply would lose its leading space with tokenizers that put one before every text. After a special
+    token, where such tokenizers put one too, dropping it is right.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -95,7 +94,7 @@ class ReplyReader:
 
 
 def _behind(tokenizer: PreTrainedTokenizerBase, anchor: str, reply: str) -> tuple[int, ...]:
-    """The reply's tokens behind a text, or nothing where the two share a token."""
+    """The reply's tokens after a text; empty if the two share a token."""
     before, whole = _encoded(tokenizer, anchor), _encoded(tokenizer, anchor + reply)
     return whole[len(before) :] if whole[: len(before)] == before else ()
 

@@ -1,7 +1,7 @@
-"""Before anything trains: does the grader call right what is right, and wrong what is wrong?
+"""Calibration of the grader before training: are right answers graded right, and wrong ones wrong?
 
-A few of the data set's own answers may be wrong, so a grader is refused only where it fails more often than not;
-less than that is said and not refused.
+A few of a data set's own answers may be wrong, so a grader is refused only if it fails more often than not; fewer
+failures are reported.
 """
 
 import math
@@ -17,17 +17,17 @@ from proximo.tasks import RewardRange, Task, reward_range
 from proximo.types import Completion, Grade, Problem
 
 SAMPLE = 8
-"""Training problems that are looked at, the first ones."""
+"""Number of training problems checked, from the start."""
 TRIES = 3
-"""Of these, so many where nobody knows an answer: all that is asked then is whether anything can be scored."""
+"""Number of problems checked if no answer is known: then the only test is whether anything gets a score."""
 
 Asked = tuple[Problem, str]
-"""A problem and what is said to it."""
+"""A problem and a completion text."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What the grader says to a text that we know."""
+    """The grade of a known text."""
 
     problem: Problem
     text: str
@@ -46,12 +46,16 @@ class Probe:
 
 
 def calibrate(task: Task, seed: int) -> list[str]:
+<<<<<<< HEAD
     """What is odd about a grader; one that cannot be trained with is refused."""
     with grading():
         return _calibrated(task, seed)
 
 
 def _calibrated(task: Task, seed: int) -> list[str]:
+=======
+    """Remarks on the grader; one that cannot be trained with is refused."""
+>>>>>>> 1e16564 (Docstrings of packing, tokens, preflight and selfcheck in plain words)
     size = task.size("train")
     problems = [task.problem(index, "train", seed) for index in range(min(size or SAMPLE, SAMPLE))]
     asked = with_references(task, problems)
@@ -78,7 +82,7 @@ def _calibrated(task: Task, seed: int) -> list[str]:
 
 
 def _whole_solutions(task: Task, right: Sequence[Probe]) -> list[str]:
-    """GSM8K's answers are solutions that end with `#### 72`: is the number alone right, too?"""
+    """Check that the number alone is right too, if answers are solutions that end with `#### 72`, as in GSM8K."""
     finals = [(probe.problem, probe.text.rpartition("####")[2].strip()) for probe in right if "####" in probe.text]
     wrong = [probe for probe in probed(task, finals) if not probe.is_right]
     if not wrong:
@@ -91,7 +95,7 @@ def _whole_solutions(task: Task, right: Sequence[Probe]) -> list[str]:
 
 
 def with_references(task: Task, problems: Sequence[Problem]) -> list[Asked]:
-    """Those problems to which the task knows an answer that must score 1."""
+    """The problems for which the task knows an answer that must score 1."""
     return [(problem, text) for problem in problems if (text := task.reference(problem)) is not None]
 
 
@@ -108,7 +112,7 @@ def short(text: str) -> str:
 def _compared(
     task: Task, what: str, right: Sequence[Probe], wrong: Sequence[Sequence[Asked]]
 ) -> tuple[list[str], list[Probe]]:
-    """Each reference beside texts of which at least one must score less: the remarks, and what all texts scored."""
+    """Compare each reference with texts of which at least one must score less; returns remarks and all grades."""
     tried, failed, silent = [], [], 0
     everything = probed(task, [each for asked in wrong for each in asked])
     found = iter(everything)
@@ -129,7 +133,7 @@ def _compared(
 
 
 def _out_of_range(declared: RewardRange | None, right: Sequence[Probe], others: Sequence[Probe]) -> list[str]:
-    """A declared range that the grader contradicts: length penalties, which are measured by it, would be off."""
+    """Remarks on a declared range that the grader contradicts: length penalties, scaled by it, would be off."""
     if declared is None:
         return []
     low, high = declared
@@ -145,7 +149,7 @@ def _out_of_range(declared: RewardRange | None, right: Sequence[Probe], others: 
 
 
 def _weighed(what: str, failed: Sequence[Probe], tried: Sequence[Probe]) -> list[str]:
-    """Refuse a grader that fails more often than not; otherwise what to tell about it."""
+    """Refuse a grader that fails more often than not; otherwise return remarks."""
     if not failed:
         return []
     examples = "; ".join(plain(str(probe), 200) for probe in failed[:3])
@@ -156,8 +160,8 @@ def _weighed(what: str, failed: Sequence[Probe], tried: Sequence[Probe]) -> list
 
 
 def _refuse_silence(task: Task, problems: Sequence[Problem]) -> list[Probe]:
-    """One problem after the other, and no further than to the first score, which is returned: a grader may be slow. A
-    problem that is no reward function's task shows nothing; none is returned where all are like that."""
+    """Grade one problem after the other up to the first score, which is returned, since a grader may be slow. Problems
+    that every reward function declines are skipped; if all are, none is returned."""
     tried = 0
     for problem in problems:
         texts = ["1", "", *([] if problem.answer is None else [str(problem.answer)])]
@@ -174,21 +178,26 @@ def _refuse_silence(task: Task, problems: Sequence[Problem]) -> list[Probe]:
 
 
 def _told() -> list[str]:
+<<<<<<< HEAD
     """What went wrong inside graders."""
     with grading() as active:
         return [f"calibration: {each}" for each in active.failures.take()]
+=======
+    """Errors inside graders."""
+    return [f"calibration: {failures}" for failures in TALLY.take()]
+>>>>>>> 1e16564 (Docstrings of packing, tokens, preflight and selfcheck in plain words)
 
 
 def _foreign(probe: Probe, references: Sequence[Probe]) -> list[Asked]:
-    """The next other answer there is, if there is one."""
+    """Another problem's answer, if there is one."""
     start = references.index(probe)
     others = (each.text for each in (*references[start + 1 :], *references[:start]) if each.text != probe.text)
     return [(probe.problem, text) for text in list(others)[:1]]
 
 
 def _changed(probe: Probe) -> list[Asked]:
-    """With another first digit of its last number, and with another last letter or digit: a grader may round, and a
-    text may end with what does not matter."""
+    """The answer with a changed first digit of its last number, and with a changed last letter or digit: a grader may
+    round, and the end of a text may not matter."""
     places = [match.start() for match in re.finditer(r"\d[\d.,]*", probe.text)][-1:]
     places += [place for place, character in enumerate(probe.text) if character.isalnum()][-1:]
     return [(probe.problem, probe.text[:at] + _other(probe.text[at]) + probe.text[at + 1 :]) for at in places]

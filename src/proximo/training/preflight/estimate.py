@@ -1,4 +1,4 @@
-"""What a run will need, before anything is loaded."""
+"""Estimates of a run's sizes and memory, before anything is loaded."""
 
 import os
 from contextlib import suppress
@@ -20,7 +20,7 @@ from proximo.training.learner.optimizer import HALVES
 
 
 def batch_arithmetic(config: RunConfig) -> list[str]:
-    """Prompts, completions, updates and tokens of a step and of the run."""
+    """Prompts, completions, updates and tokens per step and in the whole run."""
     training = config.training
     completions = training.groups * training.group_size
     tokens = completions * config.sampling.max_tokens
@@ -54,13 +54,19 @@ class Held:
 
 
 def held_models(config: RunConfig) -> list[Held]:
-    """Every set of weights, the policy's first. A head on the policy's trunk is a part of it, not a model."""
+    """Every set of weights, the policy's first. A head on the policy's hidden states is not a separate model."""
     policy = skeleton(resolve(config.model))
     held = [Held("policy", _count(policy), trained=True)]
     if config.algorithm.needs_reference:
         held.append(Held("reference", _count(policy), trained=False))
+<<<<<<< HEAD
     if config.sampler.copies:
         held.append(Held("the sampler's copies", config.sampler.copies * _count(policy), trained=False))
+=======
+    if config.mismatch is not None:
+        # The sampling copy, and a snapshot for each step that it may lag.
+        held.append(Held("mismatched sampler", (config.mismatch.lag + 2) * _count(policy), trained=False))
+>>>>>>> 1e16564 (Docstrings of packing, tokens, preflight and selfcheck in plain words)
     match config.value_options and config.value_options.form:
         case OwnLayers(layers):
             held.append(Held(f"value model's {layers} layers", _count(_last_layers(policy, layers)), trained=True))
@@ -77,9 +83,9 @@ def held_models(config: RunConfig) -> list[Held]:
 class MemoryEstimate:
     models: list[Held]
     bytes_held: int
-    """Weights, gradients and optimizer; activations come on top."""
+    """Bytes of weights, gradients and optimizer, without activations."""
     bytes_there: int
-    """What the device has: on a GPU what is free, on a CPU all of the machine's memory."""
+    """Available bytes: on a GPU the free memory, on a CPU all of the machine's memory."""
     lines: list[str]
 
     @property
@@ -92,7 +98,7 @@ class MemoryEstimate:
 
 
 def memory(config: RunConfig) -> MemoryEstimate:
-    """Weights, gradients and optimizer; and the activations on top, bounded by training.token_budget."""
+    """Estimate weights, gradients and optimizer, plus the activations, bounded by training.token_budget."""
     held = held_models(config)
     name = pick_device(config.device)
     device, dtype = torch.device(name), pick_dtype(config.dtype, name)
@@ -114,16 +120,17 @@ def memory(config: RunConfig) -> MemoryEstimate:
 
 
 def machine_bytes() -> int:
-    """The memory of this machine, or of the container where that has less."""
+    """The memory of this machine, or of the container if that has less."""
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):  # not there, or `max`: no limit
+        with suppress(OSError, ValueError):  # absent, or `max`: no limit
             sizes.append(int(Path(limit).read_text()))
     return min(sizes)
 
 
 def parameter_bytes(dtype: torch.dtype, *, trained: bool) -> int:
-    """Of the weight itself and, where it is trained, of its float32 gradient, two moments and, in half, a master."""
+    """Bytes per parameter: the weight and, if trained, its float32 gradient, two moments and, in half precision, a
+    master weight."""
     return dtype.itemsize + (trained and (16 if dtype in HALVES else 3 * dtype.itemsize))
 
 
@@ -135,7 +142,7 @@ def _activations(config: RunConfig, device: torch.device, dtype: torch.dtype, by
     free = room_for_activations(
         free_bytes(device), pending=bytes_held, vocabulary=shape.vocab_size, hidden=shape.hidden_size
     )
-    # Prompts come on top: they are not known yet, and the run looks again when it has them.
+    # Prompts are not included: they are not known yet, and the run checks again when it has them.
     cost = token_cost(shape, dtype, compiled=config.compile)
     plan = plan_memory(cost, free, training.group_size * config.sampling.max_tokens)
     again = "; layers are run again in the backward pass, one group does not fit" if plan.checkpointed else ""

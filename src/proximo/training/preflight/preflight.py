@@ -1,4 +1,4 @@
-"""Everything a run refuses before it loads weights; `train --dry-run` asks the same questions."""
+"""Checks of a run before it loads weights; `train --dry-run` makes the same checks."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,23 +18,23 @@ from proximo.training.preflight.prompts import check_prompts
 from proximo.training.reward_mixing import judged
 
 SHOWN = 20
-"""Rows left out that a dry run names."""
+"""Skipped rows that a dry run lists."""
 
 
 @dataclass(frozen=True)
 class Preflight:
-    """What became known on the way."""
+    """Results of the checks."""
 
     path: str
-    """The policy's folder or hub id."""
+    """Folder or hub id of the policy."""
     device: str
     tokenizer: PreTrainedTokenizerBase
     left_out: list[str]
-    """Rows of the data that the run does not use, and why."""
+    """Rows of the data that are skipped, with the reason."""
 
 
 def preflight(config: RunConfig) -> Preflight:
-    """Refuse a config whose device, data or models a run could not use; no weights are read."""
+    """Refuse a config whose device, data or models cannot be used; no weights are read."""
     device = pick_device(config.device)
     config.task.problem(0, "train", config.seed)
     if config.task.size("held_out") == 0:
@@ -48,8 +48,8 @@ def preflight(config: RunConfig) -> Preflight:
 
 
 def rehearse(config: RunConfig) -> list[str]:
-    """All that a run does before it loads weights, the grader's calibration included, and then no run. Returned are the
-    rows it would leave out, and what is odd about the grader."""
+    """Do everything a run does before it loads weights, including the grader's calibration. Returns the rows it would
+    skip and remarks on the grader."""
     found = preflight(config)
     if config.rewards.models:
         return _counted(found.left_out)  # the models' weights would be loaded before the grader is calibrated
@@ -58,7 +58,7 @@ def rehearse(config: RunConfig) -> list[str]:
 
 
 def _counted(left_out: list[str]) -> list[str]:
-    """How many rows, and the first of them."""
+    """The number of skipped rows, and the first of them."""
     if not left_out:
         return []
     more = [f"and {len(left_out) - SHOWN} more"] if len(left_out) > SHOWN else []
@@ -87,7 +87,7 @@ def _check_models(config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBa
 
 
 def _check_value_model(name: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """It must read the policy's tokens."""
+    """Refuse a value model that does not read the policy's tokens."""
     path = resolve(name)
     if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
         raise ValueError(
@@ -98,6 +98,6 @@ def _check_value_model(name: str, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _check_weights(path: str) -> None:
-    """The headers of the files, where they are on this machine; of a model on the hub they come with the run."""
+    """Check the headers of local weight files; a model on the hub is checked when the run loads it."""
     if Path(path).is_dir():
         inspect(Path(path), weights=True)

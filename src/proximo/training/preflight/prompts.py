@@ -1,4 +1,4 @@
-"""Prompts that a run could not use, found before a model is loaded."""
+"""Finds prompts that a run cannot use, before a model is loaded."""
 
 from typing import Protocol
 
@@ -12,11 +12,11 @@ from proximo.tasks import Code, File, Task, TaskOptions
 from proximo.types import Problem
 
 LOOKED_AT = 8
-"""Problems of a task without a file whose prompts are measured before a model is loaded."""
+"""Number of prompts checked for a task without a file."""
 
 
 class Asks(Protocol):
-    """A config that says what is asked, and how much may be said to it."""
+    """A config with a task, sampling options and a seed."""
 
     @property
     def task(self) -> TaskOptions: ...
@@ -29,9 +29,9 @@ class Asks(Protocol):
 
 
 def check_prompts(config: Asks, path: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Of a file, every prompt: too long for the model at `path`, or refused by the chat template. All are named at
-    once with their rows, or left out where the task says so; what was left out is returned. Of other tasks, the first
-    few prompts are looked at; the sampler refuses any that come later."""
+    """Check every prompt of a file: is it too long for the model at `path`, or refused by the chat template? All bad
+    rows are refused in one error, or skipped and returned if the task allows that. For other tasks the first few
+    prompts are checked; the sampler refuses later ones."""
     reach, most = reach_of(read_config(path)), config.sampling.max_tokens
     if reach is not None and most >= reach.tokens:
         raise ValueError(
@@ -59,7 +59,7 @@ def _check_first(task: Task, seed: int, tokenizer: PreTrainedTokenizerBase, most
         try:
             length = len(prompt_tokens(tokenizer, problem.prompt))
         except ValueError:
-            continue  # said where the prompt is used
+            continue  # reported when the prompt is used
         if (what := _too_long(length, most, reach)) is not None:
             raise ValueError(f"{problem.id}: {what}")
 

@@ -1,1 +1,1 @@
-"""Checks with a loaded model: do model, tokenizer, task and algorithm fit together?"""
+"""Checks with a loaded model: do model, tokenizer, task and algorithm work together?"""

@@ -1,6 +1,6 @@
-"""What must hold before numbers matter: prompts, grader, ends of completions, masks.
+"""Basic checks: prompts, grader, ends of completions, masks.
 
-A check says how large a fault is and how large it may be.
+A check gives the size of a fault and its bound.
 """
 
 import math
@@ -22,26 +22,26 @@ from proximo.training.rl.progress import prompt_text
 from proximo.types import Batch, Completion, Group, Problem
 
 PROBLEMS = 32
-"""Problems whose prompts and reference answers are looked at."""
+"""Number of problems whose prompts and reference answers are checked."""
 FIRST = 6
-"""Tokens of a prompt that are shown."""
+"""Number of prompt tokens shown."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that must hold."""
+    """One check and its result."""
 
     name: str
     value: float | None
-    """The size of the fault; None where there was nothing to check, and `detail` says why."""
+    """Size of the fault; None if there was nothing to check, and `detail` says why."""
     bound: float
     detail: str
     only_warns: bool = False
-    """Whether what is beyond the bound may be meant so: it is shown, and fails nothing."""
+    """Whether exceeding the bound may be intended: it is shown but does not fail."""
 
     @property
     def ok(self) -> bool:
-        """A NaN is under no bound."""
+        """Whether the check passes; NaN does not."""
         return self.only_warns or self.value is None or self.value <= self.bound
 
     @property
@@ -64,10 +64,10 @@ def prompts_have_tokens(tokenizer: PreTrainedTokenizerBase, problems: Sequence[P
 
 
 def prompts_decode_back(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]) -> Check:
-    """The model reads what was asked: nothing unknown to the tokenizer, nothing dropped by the chat template."""
+    """Prompts survive encoding: nothing unknown to the tokenizer, nothing dropped by the chat template."""
     lost = []
     for problem in problems:
-        # A template may trim a turn; a text is used as it is.
+        # A template may trim a turn; plain text is used as it is.
         asked = problem.prompt if isinstance(problem.prompt, str) else prompt_text(problem).strip()
         read = tokenizer.decode(list(prompt_tokens(tokenizer, problem.prompt)), clean_up_tokenization_spaces=False)
         assert isinstance(read, str)
@@ -77,7 +77,7 @@ def prompts_decode_back(tokenizer: PreTrainedTokenizerBase, problems: Sequence[P
 
 
 def prompts_begin_rightly(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]) -> Check:
-    """One BOS where the tokenizer has one, and no end before the completion; the first tokens are shown."""
+    """One BOS if the tokenizer has one, and no end token before the completion; the first tokens are shown."""
     prompts = [prompt_tokens(tokenizer, problem.prompt) for problem in problems]
     odd = [(tokens, what) for tokens in prompts if (what := _odd(tokenizer, tokens))]
     tokens, what = odd[0] if odd else (prompts[0], "")
@@ -88,11 +88,11 @@ def prompts_begin_rightly(tokenizer: PreTrainedTokenizerBase, problems: Sequence
 
 
 def _odd(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
-    """What looks wrong about a prompt's special tokens; empty where nothing does."""
+    """What looks wrong with a prompt's special tokens; empty if nothing does."""
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     if tokens[-1] == end != tokens[0]:
         return f"it ends with the end-of-sequence token {tokenizer.eos_token!r}, before anything is said"
-    # A tokenizer with one token for both, as GPT-2 has, uses it between documents and puts it before none.
+    # A tokenizer with one token for both, like GPT-2's, uses it only between documents.
     if not isinstance(begin, int) or begin == end:
         return ""
     if tokens[0] != begin:
@@ -132,7 +132,7 @@ def _held_out(task: Task, seed: int) -> list[Problem]:
 
 
 def end_of_sequence(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Check:
-    """Some token ends a completion, and the model can say it."""
+    """There is an end token, and the model can generate it."""
     name, ends, pad = "end-of-sequence ids missing", sorted(end_tokens(model, tokenizer)), tokenizer.pad_token_id
     if not ends:
         return Check(name, 1.0, 0.0, "neither the model nor the tokenizer names one: completions never end")
@@ -144,7 +144,7 @@ def end_of_sequence(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
 
 
 def completions_end(groups: Sequence[Group], ends: frozenset[int], sampling: SamplingOptions) -> Check:
-    """Each completion stops at its first end-of-sequence or at the limit, and says which."""
+    """Each completion stops at its first end token or at the limit, and is marked accordingly."""
     completions = completions_of(groups)
     wrong = [completion for completion in completions if not _ends_rightly(completion, ends, sampling)]
     cut = sum(completion.finish == "length" for completion in completions)
@@ -164,7 +164,7 @@ def _ends_rightly(completion: Completion, ends: frozenset[int], sampling: Sampli
 
 
 def mask_counts_tokens(groups: Sequence[Group], batch: Batch) -> Check:
-    """The mask is True on exactly the sampled tokens, end-of-sequence included."""
+    """The mask is True on exactly the sampled tokens, including the end token."""
     lengths = [len(completion.tokens) for completion in completions_of(groups)]
     expected = torch.arange(batch.mask.shape[1]) < torch.tensor(lengths).unsqueeze(1)
     wrong = (batch.mask != expected).any(dim=1)

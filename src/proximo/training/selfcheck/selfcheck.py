@@ -1,4 +1,4 @@
-"""Do this model, tokenizer, task and algorithm hold together? Checked on a few completions, before a run."""
+"""Checks on a few completions that model, tokenizer, task and algorithm work together, before a run."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -43,16 +43,23 @@ from proximo.training.selfcheck.checks import (
 from proximo.types import Batch, Completion, Grade, Group, Rollout
 
 GROUPS, SIBLINGS, TOKENS = 4, 4, 64
-"""What is sampled at most: enough for every path through the code, little enough for a laptop."""
+"""Maximum sample sizes: enough for every code path, small enough for a laptop."""
 
 
 def selfcheck(
     config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sampler: Sampler
 ) -> Iterator[Check]:
+<<<<<<< HEAD
     """Every check, the cheap ones first; the model is left as it was."""
     allow_compiling(model, config.compile)
     # Rewards and value models are those of the run: what it would refuse is refused here.
     task = judged(config.task, config.rewards, tokenizer, config.dtype, compiled=config.compile)
+=======
+    """Run every check, the cheap ones first; the model is not changed."""
+    allow_compiling(config.compile)
+    # Rewards and value models are those of the run, so that what it would refuse is refused here.
+    task = judged(config.task, config.rewards, tokenizer, config.dtype)
+>>>>>>> 1e16564 (Docstrings of packing, tokens, preflight and selfcheck in plain words)
     problems = [config.task.problem(index, "train", config.seed) for index in range(PROBLEMS)]
     encoded = prompts_have_tokens(tokenizer, problems)
     yield encoded
@@ -82,7 +89,7 @@ def selfcheck(
 def sampler_is_learner(
     model: PreTrainedModel, batch: Batch, algorithm: Algorithm, temperature: float
 ) -> tuple[Check, Check, Check]:
-    """The learner gives the sampled tokens the log-probs that the sampler said it drew them with."""
+    """The learner's log-probs of the sampled tokens equal those that the sampler recorded."""
     with torch.no_grad():
         logprobs = score_rows(model, batch, temperature=temperature).logprobs.cpu()
     difference = logprobs - batch.rollout_logprobs.to(logprobs.dtype)
@@ -95,8 +102,8 @@ def sampler_is_learner(
 
 
 def _ratio_check(ratios: Tensor, width: float, bounds: Bounds) -> Check:
-    """What the gate would see. In half precision a gate may be narrower than rounding: that is no fault, since a run
-    measures the same and then computes the old policy's log-probs itself."""
+    """The ratios that the gate would see. In half precision a gate may be narrower than rounding: that is not a fault,
+    since a run measures the same and then computes the old log-probs itself."""
     value, trusted = float(ratios.mean()), width / 10
     detail = f"of {len(ratios)} completions; the bound is a tenth of the gate's width {width:g}"
     if bounds.trusts or value < trusted:
@@ -109,7 +116,7 @@ def _ratio_check(ratios: Tensor, width: float, bounds: Bounds) -> Check:
 
 
 def packed_is_padded(model: PreTrainedModel, batch: Batch, temperature: float) -> tuple[Check, Check]:
-    """Our attention over packed rows against transformers' own over padded ones."""
+    """Our attention over packed rows gives the same as transformers' own over padded ones."""
     names, bound = ("packed = padded, log-probs", "packed = padded, gradient"), bounds_of(model).relative
     if not supports_packing(model):
         why = f"skipped: {type(model).__name__} is always scored padded"
@@ -124,7 +131,7 @@ def packed_is_padded(model: PreTrainedModel, batch: Batch, temperature: float) -
 
 
 def micro_batches_add_up(model: PreTrainedModel, groups: Sequence[Group], config: RunConfig) -> Check:
-    """One update of the algorithm, with all groups in one forward pass and with each in its own."""
+    """One update gives the same gradient with all groups in one forward pass and with each in its own."""
     largest = sum(len(group.prompt_tokens) for group in groups) + sum(len(c.tokens) for c in completions_of(groups))
     whole = _update_gradient(model, groups, config, token_budget=largest)
     split = _update_gradient(model, groups, config, token_budget=1)
@@ -136,7 +143,7 @@ def micro_batches_add_up(model: PreTrainedModel, groups: Sequence[Group], config
 
 
 def relative_difference(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
-    """|first − second| / |first| over all tensors together; NaN where the first is 0, for then nothing was shown."""
+    """|first − second| / |first| over all tensors together; NaN if the first is 0, since then nothing was tested."""
     first, second = [*map(at_least_float32, first)], [*map(at_least_float32, second)]
     gap = math.hypot(*(float((a - b).norm()) for a, b in zip(first, second, strict=True)))
     size = math.hypot(*(float(a.norm()) for a in first))
@@ -157,7 +164,7 @@ def made_up_groups(
 ) -> list[Group]:
     """The same prompts with random completions of all lengths, every second one right.
 
-    What a good model says is no test of gradients: equal siblings cancel, and a certain token has none.
+    Completions of a good model do not test gradients: equal rewards cancel, and a certain token has no gradient.
     """
     random = torch.Generator().manual_seed(seed)
 
@@ -174,7 +181,7 @@ def made_up_groups(
         rows = iter(score_rows(model, to_batch(drafts), temperature=sampling.temperature).logprobs.tolist())
 
     def with_logprobs(rollout: Rollout) -> Rollout:
-        """A correction for the sampler's mismatch must find none."""
+        """Give the rollout the model's own log-probs, so that a mismatch correction finds no mismatch."""
         completion = rollout.completion
         return replace(rollout, completion=replace(completion, logprobs=tuple(next(rows)[: len(completion.tokens)])))
 
@@ -184,7 +191,7 @@ def made_up_groups(
 def _update_gradient(
     model: PreTrainedModel, groups: Sequence[Group], config: RunConfig, token_budget: int
 ) -> list[Tensor]:
-    # Clipping to a norm would hide a gradient that is off by a factor.
+    # Clipping to a norm would hide a gradient that is wrong by a factor.
     options = replace(config.training, token_budget=token_budget, max_gradient_norm=math.inf)
     algorithm = config.algorithm.with_length_limit(config.sampling.max_tokens)
     form = config.value_options and config.value_options.form
@@ -199,7 +206,7 @@ def _update_gradient(
         value=None if form is None else value_model(form, model),
     )
     optimizer = learner.optimizer
-    optimizer.set_rates(0.0, 0.0)  # the model stays as it is
+    optimizer.set_rates(0.0, 0.0)  # the model is not changed
     limit, unit = config.sampling.max_tokens, config.penalty_unit
     learner.update(assemble(groups, [], learner, limit, penalty_unit=unit).batch, fresh=False)
     optimizer.close()
@@ -215,7 +222,7 @@ def _score_with_gradient(
 
 
 def _taken_gradient(parameters: list[nn.Parameter]) -> list[Tensor]:
-    """The gradients, which the parameters then no longer have."""
+    """Take the gradients off the parameters."""
     taken = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
     for parameter in parameters:
         parameter.grad = None
