@@ -1,1 +1,1 @@
-"""What a run did, read from its folder alone: curves, tokens, other algorithms' views, comparisons, findings."""
+"""Inspection of runs from their folders alone: curves, tokens, replays, comparisons, findings."""

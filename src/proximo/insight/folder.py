@@ -1,4 +1,4 @@
-"""One run's folder, read at any moment of its life: half written, growing, finished or copied from elsewhere."""
+"""Reads a run folder at any time: half written, growing, finished or copied from elsewhere."""
 
 import hashlib
 import os
@@ -26,14 +26,14 @@ from proximo.training.runfolder.resume import RESULT
 
 State = Literal["running", "finished", "stopped"]
 DEPTH = 4
-"""How far below a folder runs are looked for: those of a comparison lie in a folder of their own."""
+"""Depth of the search for runs below a folder; those of a comparison are in a subfolder."""
 
 MAX_BYTES, MAX_ROWS = 256 << 20, 1_000_000
-"""Of a file that is read at once: the metrics of a hundred thousand steps have less."""
+"""Maximum bytes of a file that is read at once; the metrics of a hundred thousand steps are smaller."""
 
 
 class RunFolder:
-    """What is in a run folder; nothing is ever written to it.
+    """The contents of a run folder, read-only.
 
     Example: RunFolder(Path("runs/a")).curve("outcome")[-1]
     """
@@ -48,11 +48,12 @@ class RunFolder:
 
     @cached_property
     def config(self) -> RunConfig:
-        """Of a run of `proximo train`; ValueError where it is another command's, or another version's."""
+        """Config of a run of `proximo train`; ValueError if it belongs to another command or version."""
         path = self.path / "config.toml"
         if (data := _read(path)) is None:
             raise ValueError(f"{path}: there is no such file")
         with warnings.catch_warnings():
+<<<<<<< HEAD
             warnings.simplefilter("ignore", UnusualChoice)  # said when the run began, and in its report
             text = data.decode("utf-8-sig", errors="replace")
             return loads_run(text, str(path), self.load_class)
@@ -76,6 +77,10 @@ class RunFolder:
         recorded = self.record.get("fingerprints")
         if hashlib.sha256(content).hexdigest() not in (recorded.values() if isinstance(recorded, dict) else ()):
             raise ValueError("it is not loaded, because it has changed since the run: put the file back as it was")
+=======
+            warnings.simplefilter("ignore", UnusualChoice)  # reported at the start of the run, and in its report
+            return toml.loads(data.decode("utf-8-sig", errors="replace"), RunConfig, str(path), finite=True)
+>>>>>>> a554c0e (Docstrings of insight's folder, doctor, charts and compare in plain words)
 
     @cached_property
     def config_text(self) -> str:
@@ -88,17 +93,17 @@ class RunFolder:
 
     @property
     def format(self) -> object:
-        """Of the folder, as run.json names it, which format 1 did not; this version's where run.json is damaged."""
+        """Format of the folder from run.json, which format 1 does not have; this version's if run.json is damaged."""
         record = self.decoded("run.json")
         return FORMAT if record is None else record.get("format", 1)
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """Of a finished run."""
+        """Result of a finished run."""
         return self.decoded(RESULT)
 
     def decoded(self, name: str) -> dict[str, Any] | None:
-        """A .json file of the run's; None where it is not there, or damaged."""
+        """A .json file of the run; None if missing or damaged."""
         return _json(self.path / name)
 
     @property
@@ -108,14 +113,14 @@ class RunFolder:
         return "running" if is_held(self.path / LOCK) else "stopped"
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """All whole rows of a .jsonl file of the run's; none where it is not there yet. Rows of metrics whose steps
-        cannot be, or go back, are passed over; `proximo doctor` counts them."""
+        """All complete rows of a .jsonl file of the run; empty if it does not exist yet. Rows of metrics with
+        impossible or decreasing steps are skipped; `proximo doctor` counts them."""
         found = self.rows_from(name, 0)[0]
         return in_order(found) if name == METRICS else found
 
     def rows_from(self, name: str, offset: int) -> tuple[list[dict[str, Any]], int]:
-        """Those after so many bytes, and how many bytes they end at. A file that has become shorter, since the run
-        went on from an earlier step, is read from its beginning."""
+        """The rows after `offset` bytes, and the offset of their end. A file that has become shorter, because the run
+        was resumed from an earlier step, is read from its start."""
         rows: list[dict[str, Any]] = []
         try:
             with open_file(self.path / name) as file:
@@ -136,7 +141,7 @@ class RunFolder:
         return rows, offset
 
     def curve(self, metric: str) -> list[tuple[int, float]]:
-        """(step, value) in order, without what is missing or not a number."""
+        """Pairs (step, value) in order, without missing values and NaN."""
         return [
             (row["step"], float(row[metric]))
             for row in self.rows(METRICS)
@@ -144,7 +149,7 @@ class RunFolder:
         ]
 
     def steps(self) -> list[int]:
-        """Those whose rollouts are there."""
+        """Steps with stored rollouts."""
         found = (re.fullmatch(r"step-(\d+)\.parquet", path.name) for path in (self.path / ROLLOUTS).glob("step-*"))
         return sorted(int(match[1]) for match in found if match)
 
@@ -164,12 +169,12 @@ class RunFolder:
 
 @lru_cache(maxsize=4)
 def _cached_step(path: Path, number: int, changed: int, size: int) -> Step:
-    """A run that is gone on with may write a step anew: then it is read anew."""
+    """The stored step, cached until its file changes, as it may when a run is resumed."""
     return read_step(path, number)
 
 
 def find_runs(root: Path) -> list[RunFolder]:
-    """The folder itself, where it is a run's, or the runs below it, newest first."""
+    """The folder itself if it is a run folder, or the runs below it, newest first."""
     if (root / "run.json").is_file():
         return [RunFolder(root)]
     found = sorted(_below(root, DEPTH), key=lambda path: (path / "run.json").stat().st_mtime, reverse=True)
@@ -177,7 +182,7 @@ def find_runs(root: Path) -> list[RunFolder]:
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
-    """Run folders, and the stages inside of those that are chains."""
+    """Run folders, and the stages inside pipelines."""
     try:
         inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
     except OSError:
@@ -190,12 +195,12 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def decoded(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Rows; what is none is passed over."""
+    """Rows from lines; lines that are not rows are skipped."""
     return (row for line in lines if (row := to_row(line)) is not None)
 
 
 def check_size(path: Path, size: int) -> None:
-    """Refuse, in one line, what would fill the memory."""
+    """Refuse, in one line, a file that is too large for memory."""
     if size > MAX_BYTES:
         most = f"{MAX_BYTES >> 20} MiB"
         raise ValueError(
@@ -213,7 +218,7 @@ def _text(path: Path) -> str:
 
 
 def _read(path: Path) -> bytes | None:
-    """None where there is no such file. A link is not followed, and said."""
+    """The file's bytes; None if it does not exist. A symbolic link is refused."""
     try:
         with open_file(path) as file:
             check_size(path, file.seek(0, 2))

@@ -1,4 +1,4 @@
-"""Values of files that may hold anything."""
+"""Values read from untrusted files."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ Row = Mapping[str, Any]
 
 
 def real(value: object) -> float:
-    """NaN for whatever is no number that can be drawn."""
+    """The value as a float; NaN if it is not a number that can be drawn."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
         return math.nan
     return float(value)
@@ -21,5 +21,5 @@ def is_number(value: object) -> bool:
 
 
 def phases(timing: Row) -> dict[str, Number]:
-    """Seconds, of a row of timings."""
+    """Seconds by phase in a row of timings."""
     return {name: value for name, value in timing.items() if name not in ("step", "tokens") and is_number(value)}

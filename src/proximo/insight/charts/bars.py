@@ -1,4 +1,4 @@
-"""Charts without a line: parts of a whole, and measured shares with their intervals."""
+"""Bar charts of parts of a whole, and interval charts of measured shares."""
 
 from collections.abc import Sequence
 

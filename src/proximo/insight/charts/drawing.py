@@ -1,7 +1,7 @@
-"""Charts as SVG text: no script, colours by class, so that a page's style decides how they look on light and on dark.
+"""Charts as SVG text without scripts; colours are CSS classes, so that a page's style handles light and dark.
 
-Points that are not finite are gaps. The values under the pointer are in the drawing too, one strip for each x, and the
-style shows that of the strip which is pointed at.
+Points that are not finite are gaps. The values at each x are in the drawing too, in strips that the style shows when
+pointed at.
 """
 
 import math
@@ -15,9 +15,9 @@ from proximo.plain_text import visible
 
 WIDTH, HEIGHT, TOP, BOTTOM = 400, 220, 30, 34
 CHARACTER = 6.1
-"""Width of a character of a label, on the generous side: labels must not run out of the drawing."""
+"""Width of a label's character, estimated generously so that labels stay inside the drawing."""
 LINE = 13
-"""From one label to the next."""
+"""Distance between labels."""
 Number = int | float
 Point = TypeVar("Point", bound=tuple[Number, ...])
 UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -35,14 +35,14 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """Where values lie between two ends of a drawing."""
+    """Maps values to positions between two ends of a drawing."""
 
     low: Number
     high: Number
     start: Number
     end: Number
     step: Number
-    """From one tick to the next."""
+    """Distance between ticks."""
 
     def place(self, value: Number) -> Number:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
@@ -56,12 +56,12 @@ class Axis:
         return max(abs(self.low), abs(self.high)) < 1e-3
 
     def label(self, value: Number) -> str:
-        """With as many digits as its neighbours need to differ."""
+        """A tick's label, with as many digits as neighbouring ticks need to differ."""
         power = _power(self.step)
         return self._shown(value, max(-power + (abs(self.step / 10.0**power - 2.5) < 1e-6), 0))
 
     def reading(self, value: Number) -> str:
-        """Finer than the ticks by two digits, and never coarser than three of its own."""
+        """A value with two more digits than the ticks, and at least three significant ones."""
         if 0 < abs(value) < self.step and not self._is_tiny:
             return number(value)
         shown = self._shown(value, max(2 - _power(self.step), 0))
@@ -122,7 +122,7 @@ def nothing(width: int, height: int) -> str:
 
 
 def _frame(horizontal: Axis, vertical: Axis, x: str) -> str:
-    """Grid, ticks and what x is, at the left of its ticks."""
+    """Grid, ticks and the name of x, left of its ticks."""
     left, right, bottom = horizontal.start, horizontal.end, vertical.start
     parts = []
     for tick in vertical.ticks():
@@ -159,7 +159,7 @@ def _line(series: Series, colour: str, horizontal: Axis, vertical: Axis, kind: s
 
 
 def _thinned(placed: Sequence[tuple[Number, Number]]) -> Sequence[tuple[Number, Number]]:
-    """Of a long run, in each column of the drawing the first, last, highest and lowest: what is seen stays."""
+    """For a long run, the first, last, highest and lowest point in each column of the drawing, which looks the same."""
     if len(placed) <= LONG:
         return placed
     kept = []
@@ -172,7 +172,7 @@ def _thinned(placed: Sequence[tuple[Number, Number]]) -> Sequence[tuple[Number, 
 
 
 def _labels(series: Sequence[Series], axis: Axis) -> dict[int, str]:
-    """By place among the series: the name and the last value, or the value alone where the title names the line."""
+    """Labels by series index: name and last value, or the value alone if the title names the line."""
     last = {index: known[-1][1] for index, each in enumerate(series) if (known := _known(each))}
     readings = {index: axis.reading(value) for index, value in last.items()}
     if len(readings) == 1:
@@ -181,7 +181,7 @@ def _labels(series: Sequence[Series], axis: Axis) -> dict[int, str]:
 
 
 def _end_labels(series: Sequence[Series], labels: dict[int, str], horizontal: Axis, vertical: Axis) -> str:
-    """At the lines' ends, moved apart where those are close."""
+    """Labels at the lines' ends, moved so that they do not overlap."""
     wanted = sorted((vertical.place(_known(series[index])[-1][1]), index) for index in labels)
     heights = []
     for y, _ in wanted:
@@ -198,11 +198,11 @@ def _end_labels(series: Sequence[Series], labels: dict[int, str], horizontal: Ax
 
 
 def _strips(named: Sequence[Series], horizontal: Axis, vertical: Axis, x: str, height: int) -> list[str]:
-    """Of at most STRIPS values of x: what every line is there."""
+    """The values of all lines at up to STRIPS values of x."""
     values = [dict(_known(each)) for each in named]
     places = sorted({px for each in values for px in each})
     every = math.ceil(len(places) / STRIPS)
-    shown = places[::-1][:: max(every, 1)][::-1]  # the last one is always among them
+    shown = places[::-1][:: max(every, 1)][::-1]  # always includes the last one
     middles = [horizontal.place((one + other) / 2) for one, other in pairwise(shown)]
     edges = [horizontal.start, *middles, horizontal.end]
     strips = []
@@ -221,7 +221,7 @@ def _strips(named: Sequence[Series], horizontal: Axis, vertical: Axis, x: str, h
 
 
 def _vertical_axis(values: Sequence[Number], height: int) -> Axis:
-    """From zero where the values are not far from it, and always between two ticks."""
+    """The vertical axis: from zero if the values are near it, and always ending at ticks."""
     low, high = min(values), max(values)
     if max(abs(low), abs(high)) < 1 / LARGEST:
         low, high = 0.0, 1.0
@@ -237,7 +237,7 @@ def _vertical_axis(values: Sequence[Number], height: int) -> Axis:
 
 
 def _horizontal_axis(values: Sequence[Number], start: Number, end: Number) -> Axis:
-    """From the first to the last value; whole numbers have whole ticks."""
+    """The horizontal axis from the first to the last value; whole numbers get whole ticks."""
     low, high = min(values), max(values)
     largest = max(abs(low), abs(high), 1.0)
     if high - low <= 1e-9 * largest:  # one value, or its rounding
@@ -254,7 +254,7 @@ def _round_step(least: Number) -> Number:
 
 
 def _power(value: Number) -> int:
-    """Of ten, of the first digit."""
+    """The power of ten of the first digit."""
     return math.floor(math.log10(value) + 1e-9)
 
 
@@ -277,6 +277,6 @@ def _colour(index: int) -> str:
 
 
 def short(name: str) -> str:
-    """One line that cannot turn or flood the label's room."""
+    """A name as one short, safe line."""
     shown = visible(name[: NAME + 1]).replace("\n", " ")
     return shown if len(shown) <= NAME else shown[: NAME - 1] + "…"

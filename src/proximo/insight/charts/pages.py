@@ -1,6 +1,6 @@
-"""Pages that stand alone: one file with its style inside, which opens from a disk, runs no script and fetches nothing.
+"""Self-contained pages: one file with its style inside, which opens from disk, runs no scripts and fetches nothing.
 
-What a model or a file said is text here. It becomes part of a page through `text` alone, and `Html` marks what has.
+Text from models and files enters a page only through `text`, which escapes it; `Html` marks what is safe.
 """
 
 import html
@@ -16,18 +16,18 @@ MISSING = "–"
 
 
 class Html(str):
-    """A piece of a page; any other string is still text."""
+    """A piece of HTML; any other string is unescaped text."""
 
     __slots__ = ()
 
 
 def text(value: object) -> Html:
-    """Escaped, with what would steer or turn the writing spelled out; `Html` is left as it is."""
+    """The value as HTML, with control and direction characters escaped; `Html` is unchanged."""
     return value if isinstance(value, Html) else Html(html.escape(visible(str(value))))
 
 
 def number(value: object) -> str:
-    """A measured number as people read it; what is missing is a dash.
+    """A measured number in readable form; a dash if missing.
 
     Example: number(1234567) == "1,234,567"; number(0.012345) == "0.0123"
     """
@@ -41,7 +41,7 @@ def number(value: object) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Html:
-    """Numbers stand to the right, and everything that is not `Html` is escaped."""
+    """A table with right-aligned numbers; everything that is not `Html` is escaped."""
     rows = [list(row) for row in rows]
     numeric = [all(_is_number(row[column]) for row in rows) and bool(rows) for column in range(len(header))]
     head = "".join(_cell("th", name, right) for name, right in zip(header, numeric, strict=True))
@@ -53,12 +53,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Html:
 
 
 def section(title: str, *content: str) -> Html:
-    """`content` is Html already."""
+    """A section of a page; `content` is HTML already."""
     return Html(f'<section id="{anchor(title)}">\n<h2>{text(title)}</h2>\n{"".join(content)}</section>\n')
 
 
 def anchor(title: str) -> str:
-    """Where a link within the page leads.
+    """The anchor of a section, for links within the page.
 
     Example: anchor("How to repeat it") == "how-to-repeat-it"
     """
@@ -66,7 +66,7 @@ def anchor(title: str) -> str:
 
 
 def page(title: str, sections: Sequence[str]) -> str:
-    """A whole document. `sections` are Html already."""
+    """A whole document; `sections` are HTML already."""
     return (
         "<!doctype html>\n"
         '<html lang="en">\n<head>\n<meta charset="utf-8">\n'

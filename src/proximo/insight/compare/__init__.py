@@ -1,5 +1,5 @@
-"""Algorithms or configs side by side on equal terms: the same task, seeds and first rollout, an equal budget, paired
-differences with intervals, and no verdict that those do not bear."""
+"""Fair comparisons of algorithms or configs: same task, seeds and first rollout, equal budget, and verdicts from
+paired differences with intervals."""
 
 from proximo.insight.compare.comparison_folder import Place
 from proximo.insight.compare.page.verdicts import fair_line, verdict_lines

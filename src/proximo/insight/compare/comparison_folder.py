@@ -1,8 +1,8 @@
-"""A comparison's folder: what is compared there, and where each run of it lies.
+"""A comparison's folder: its plan, and the paths of its runs.
 
 plan.json      what is compared, with which machine     configs/NAME.toml   each contender's config
-runs/NAME-seed-N/   ordinary run folders                logs/NAME-seed-N.log   what their processes said
-compare.json  compare.md  compare.html                  what came of it
+runs/NAME-seed-N/   ordinary run folders                logs/NAME-seed-N.log   the output of their processes
+compare.json  compare.md  compare.html                  the reports
 """
 
 import json
@@ -24,7 +24,7 @@ FORMAT = 1
 
 
 class Place:
-    """The folder, and what was agreed on when the comparison began."""
+    """The folder, and the plan stored at the start of the comparison."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -39,7 +39,7 @@ class Place:
         return self.folder / CONFIGS / f"{contender}.toml"
 
     def check(self, plan: ComparisonPlan) -> None:
-        """Raise ValueError where the folder holds something else than the beginnings of this comparison."""
+        """Raise ValueError if the folder holds anything other than an earlier attempt at this comparison."""
         known = self._known()
         if known is None:
             if self.folder.exists() and any(path.name != LOCK for path in self.folder.iterdir()):
@@ -55,7 +55,7 @@ class Place:
     def settle(
         self, plan: ComparisonPlan, machines: Mapping[str, Machine], command: Sequence[str]
     ) -> dict[str, Machine]:
-        """Write down what is compared; the machines by contender are those that the comparison began with."""
+        """Store the plan; returns the machines by contender that the comparison started with."""
         known = self._known()
         machines = dict(machines)
         if known is not None:
@@ -68,7 +68,7 @@ class Place:
             "machines": {name: machine.to_dict() for name, machine in machines.items()},
             "command": shlex.join(command),
         }
-        # The plan first: it says whose folder this is, should the process die before all is written.
+        # The plan first: it identifies the folder if the process dies before all is written.
         self.folder.mkdir(parents=True, exist_ok=True)
         write_file(self.folder / PLAN, (json.dumps(facts, indent=1) + "\n").encode())
         for folder in (CONFIGS, RUNS, LOGS):
@@ -99,7 +99,7 @@ class Place:
             try:
                 before = self.config(contender.name).read_text()
                 found = differences(before, toml.dumps(contender.config))
-            except FileNotFoundError:  # not written yet; a run that has begun knows its own config
+            except FileNotFoundError:  # not written yet; a started run has its own config
                 continue
             except (OSError, ValueError):
                 return [f"its {self.config(contender.name).name} cannot be read"]

@@ -1,4 +1,4 @@
-"""Whether a comparison is fair: what all runs have in common, and where their ways part."""
+"""Whether a comparison is fair: what all runs have in common, and where they start to differ."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from proximo.insight.compare.plan import ComparisonPlan
 from proximo.training.runfolder.record import COMPARED
 
 EVEN = 0.05
-"""Of the budget: two runs may have sampled so many tokens more or fewer than each other."""
+"""Share of the budget by which the sampled tokens of two runs may differ."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Check:
 
 
 def checks(plan: ComparisonPlan, runs: Mapping[str, Sequence[Run]]) -> list[Check]:
-    """What a fair comparison has in common; the task and the number of held-out problems were seen to before."""
+    """What a fair comparison must have in common; the task and the number of held-out problems were checked before."""
     every = [run for each in runs.values() for run in each]
     if not every:
         return []
@@ -37,8 +37,8 @@ def checks(plan: ComparisonPlan, runs: Mapping[str, Sequence[Run]]) -> list[Chec
 
 
 def first_difference(run: Run, other: Run) -> int | None:
-    """The first step for which two runs did not sample the same completions; None where there is none, or nothing to
-    tell by. One that sampled more, to fill up a step, has the same where it has all of the other's."""
+    """The first step for which two runs sampled different completions; None if there is none, or no data. A run that
+    sampled more, to refill a step, counts as equal if it has all completions of the other."""
     shorter, longer = sorted((run.facts.steps_done, other.facts.steps_done))
     for step in range(1, shorter + 1):
         ours, theirs = sampled(run, step), sampled(other, step)
@@ -50,7 +50,7 @@ def first_difference(run: Run, other: Run) -> int | None:
 
 
 def sampled(run: Run, step: int) -> Counter[tuple[str, tuple[int, ...]]] | None:
-    """The completions of a step, dropped ones included, as problems and tokens; None where they are not there."""
+    """The completions of a step, including dropped ones, as problems and tokens; None if not stored."""
     problems, tokens = run.column(step, "problem"), run.column(step, "tokens")
     if problems is None or tokens is None:
         return None
@@ -72,7 +72,7 @@ def _seeds(plan: ComparisonPlan, runs: Mapping[str, Sequence[Run]]) -> Check:
 
 
 def _recorded(what: str, runs: Sequence[Run], of: Callable[[Run], dict[str, Any]], equal: str = "equal") -> Check:
-    """Facts by name, which all runs are to share with the first."""
+    """Check that all runs share these facts with the first."""
     first, *others = runs
     wanted, different = of(first), []
     for run in others:
@@ -87,21 +87,21 @@ def _asked(run: Run) -> dict[str, Any]:
 
 
 def _data(run: Run) -> dict[str, str]:
-    """Of the policy and of the task's problems; a model that is not in a folder goes by its name."""
+    """Hashes of the policy and of the task's data; the name of a model that is not in a folder."""
     known = run.facts.record.get("fingerprints", {})
     ours = {field: digest for field, digest in known.items() if field.startswith("task.")}
     return {"model": known.get("model", run.job.config.model), **ours}
 
 
 def _computed_with(run: Run) -> dict[str, Any]:
-    """The machine is the one it began with; versions are those of all attempts, which may go on with others."""
+    """The machine at the start, and the versions of all attempts, which may differ."""
     record, attempts = run.facts.record, run.facts.attempts
     versions = {name: {str(each.get(name)) for each in attempts or [record]} for name in COMPARED}
     return {"machine": record.get("machine"), **versions}
 
 
 def _first_rollout(seeds: Sequence[int], runs: Mapping[str, Sequence[Run]]) -> Check:
-    """For each seed the same completions in the first step, token by token; dynamic sampling goes on from there."""
+    """For each seed the same completions in the first step, token by token (dynamic sampling's first round)."""
     wrong, count = [], 0
     for seed in seeds:
         found = [(run, sampled(run, 1)) for each in runs.values() for run in each if run.seed == seed]
@@ -119,7 +119,7 @@ def _budget(plan: ComparisonPlan, runs: Sequence[Run]) -> Check:
     if budget.kind == "updates":
         fewer = [f"{run.job} made {run.updates}" for run in runs if run.updates != budget.amount]
         return Check("budget", not fewer, "; ".join(fewer) or str(budget))
-    # A run ends with the step that reaches the budget, so it has less than a step too many.
+    # A run ends with the step that reaches the budget, so it exceeds it by less than a step.
     uneven = [f"{run.job} sampled {run.tokens:,}" for run in runs if run.tokens < budget.amount]
     least, most = (choose(runs, key=lambda run: run.tokens) for choose in (min, max))
     if not uneven and most.tokens - least.tokens > EVEN * budget.amount:

@@ -1,4 +1,4 @@
-"""One finished run in the numbers that are compared: how good it became, along which way, and what that took."""
+"""The numbers of one finished run that are compared: results, curves and costs."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -17,11 +17,11 @@ from proximo.maths.arithmetic import count_of
 from proximo.training.rl.evaluate import known_mean
 
 LAST = 0.1
-"""The share of a run's steps that stands for how it ended."""
+"""Share of a run's last steps that represent its end."""
 
 
 class Point(NamedTuple):
-    """A value after so many steps and tokens."""
+    """A value after a number of steps and tokens."""
 
     steps: int
     tokens: int
@@ -30,13 +30,13 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that each step of a run has, and what stands for the whole run."""
+    """A number that each step of a run has, and how it is summarised for the run."""
 
     key: str
     title: str
     unit: str
     at_end: bool
-    """Whether the last steps stand for the run; else all of them."""
+    """Whether the last steps represent the run; else all of them."""
     of: "Callable[[Run, Row], float | None]"
 
     @property
@@ -45,7 +45,7 @@ class Measure:
 
 
 class Run:
-    """A run that is finished, read once."""
+    """A finished run, read once."""
 
     def __init__(self, job: Job, facts: Facts) -> None:
         assert facts.result is not None, "it is finished"
@@ -58,7 +58,7 @@ class Run:
 
     @cached_property
     def answers(self) -> dict[str, float]:
-        """Outcomes of the held-out problems after training, by id; without those that could not be scored."""
+        """Outcomes of the held-out problems after training, by id, without unscored ones."""
         said = [after for _, after in self.result["examples"]]
         return {each["problem"]: float(each["outcome"]) for each in said if is_number(each["outcome"])}
 
@@ -89,13 +89,13 @@ class Run:
 
     @cached_property
     def phases(self) -> dict[str, float]:
-        """Seconds of a step by phase; of a step that was done twice, since the run was stopped, the last time."""
+        """Seconds of a step by phase; for a step that was repeated after a resume, the last time."""
         last = {row["step"]: phases(row) for row in self.facts.timings if is_number(row.get("step"))}
         names = dict.fromkeys(name for row in last.values() for name in row)
         return {name: math.fsum(row.get(name, 0.0) for row in last.values()) / len(last) for name in names}
 
     def known(self, metric: str) -> list[float]:
-        """Its values in all steps that have one."""
+        """Values of a metric in all steps that have one."""
         return [float(row[metric]) for row in self.facts.training if is_number(row.get(metric))]
 
     def total(self, metric: str) -> float:
@@ -103,13 +103,13 @@ class Run:
 
     @property
     def dropped_tokens(self) -> float:
-        """Sampled in groups that were dropped."""
+        """Tokens sampled in dropped groups."""
         pairs = [(real(row.get("wasted_tokens")), real(row.get("sampled_tokens"))) for row in self.facts.training]
         return math.fsum(share * count for share, count in pairs if is_number(share * count))
 
     @cached_property
     def _tokens_after(self) -> dict[int, int]:
-        """By the number of steps done; a step whose row cannot be read is not there."""
+        """Sampled tokens by number of steps done; steps with unreadable rows are missing."""
         total, after = 0, {0: 0}
         for row in self.facts.training:
             total += int(row["sampled_tokens"]) if is_number(row.get("sampled_tokens")) else 0
@@ -117,7 +117,7 @@ class Run:
         return after
 
     def held_out(self) -> list[Point]:
-        """Outcomes on held-out problems: before, on the way and after."""
+        """Held-out outcomes before, during and after training."""
         found = []
         for row in self.facts.evaluations:
             done = int(row["step"])
@@ -134,15 +134,15 @@ class Run:
         return self._curves[measure.key]
 
     def whole(self, measure: Measure) -> float | None:
-        """What stands for the run in a measure; None where no step has it."""
+        """The run's summary of a measure; None if no step has it."""
         values = [point.value for point in self.curve(measure)]
         if measure.at_end:
             values = values[-max(1, count_of(LAST, len(values))) :]
         return known_mean(values) if values else None
 
     def surprise(self, step: int) -> float | None:
-        """Minus the mean log-prob of all tokens that were sampled for a step: the entropy of the policy that sampled,
-        estimated on the same rows for every algorithm, which a mean over the rows that were trained is not."""
+        """Minus the mean log-prob of all tokens sampled for a step: the sampling policy's entropy, estimated on the
+        same rows for every algorithm, unlike a mean over the trained rows."""
         logprobs = self.column(step, "rollout_logprobs")
         mask = self.column(step, "mask")
         if logprobs is None or mask is None:
@@ -151,7 +151,7 @@ class Run:
         return None if mean is None else -mean
 
     def column(self, step: int, name: str) -> pa.ChunkedArray | None:
-        """Of a step's rollouts; None where they are not there."""
+        """A column of a step's rollouts; None if not stored."""
         try:
             return pq.read_table(self.facts.run.step_file(step), columns=[name]).column(name)
         except (OSError, KeyError, pa.ArrowException):
@@ -163,14 +163,14 @@ def _metric(name: str) -> Callable[[Run, Row], float | None]:
 
 
 def _held_back(_: Run, row: Row) -> float | None:
-    """Clips and soft gates on one axis. Rows that were not run, since nothing could be learned from them, count as not
-    held back; algorithms that run them for their KL count them so, too."""
+    """Gradient held back by clips and soft gates, on one axis. Rows that were skipped for lack of a gradient count as
+    not held back, as they do for algorithms that run them for their KL."""
     known = is_number(row.get("gate")) and is_number(row.get("measured"))
     return (1 - row["gate"]) * row["measured"] if known else None
 
 
 def _idle(_: Run, row: Row) -> float | None:
-    """Dropped groups and rows without an advantage are the same waste under two names."""
+    """Wasted samples: dropped groups and rows without an advantage."""
     share = idle(row)
     return None if math.isnan(share) else share
 

@@ -1,9 +1,9 @@
 """Differences between two contenders, paired by what they share: the seed, and the held-out problem.
 
-A difference is a mean over seeds and problems, and either could have been others. Over seeds its interval is Student's
-t; over problems it is that of the paired differences, one win and one loss added to their spread, each as large as the
-largest there is, without which few problems would look certain. Both half widths are added in quadrature. So an
-interval speaks of other seeds and other problems; with one seed it speaks of other problems alone.
+A difference is a mean over seeds and problems, both of which are samples. Over seeds its interval is Student's t; over
+problems it is that of the paired differences, with one win and one loss added to their spread, each as large as the
+largest observed, so that few problems do not look certain. Both half widths are added in quadrature. So an interval
+covers other seeds and other problems; with one seed it covers only other problems.
 """
 
 import math
@@ -20,23 +20,23 @@ Verdict = Literal["the same", "within noise", "higher", "lower"]
 
 @dataclass(frozen=True)
 class Difference:
-    """Of a contender from the first, in one measure."""
+    """Difference between a contender and the first, in one measure."""
 
     contender: str
     measure: str
     mean: float
-    """Of the contender itself, over the seeds that both have."""
+    """Mean of the contender itself, over the seeds that both have."""
     difference: float
     by_seed: Mapping[int, float]
     interval: tuple[float, float] | None
-    """95 %; None where nothing is known about it, as from one seed alone."""
+    """95 % interval; None if unknown, as with one seed."""
     wins: int | None = None
     losses: int | None = None
-    """Held-out answers that are better than the first's to the same problem with the same seed, and that are worse."""
+    """Numbers of held-out answers that are better and worse than the first's to the same problem with the same seed."""
 
     @property
     def verdict(self) -> Verdict | None:
-        """None where there is no interval to judge by."""
+        """The verdict; None without an interval."""
         if not any(self.by_seed.values()) and not self.wins and not self.losses:
             return "the same"
         if self.interval is None:
@@ -46,7 +46,7 @@ class Difference:
 
 
 def seed_difference(contender: str, measure: str, ours: Mapping[int, float], first: Mapping[int, float]) -> Difference:
-    """By seed alone, of a number that each run has."""
+    """Difference of a number that each run has, paired by seed."""
     seeds = [seed for seed in ours if seed in first]
     by_seed = {seed: ours[seed] - first[seed] for seed in seeds}
     mean = known_mean(by_seed.values())
@@ -56,13 +56,13 @@ def seed_difference(contender: str, measure: str, ours: Mapping[int, float], fir
 
 
 Answers = Mapping[str, float]
-"""Outcomes by the held-out problem's id; one that could not be scored is not there."""
+"""Outcomes by the held-out problem's id, without unscored ones."""
 
 
 def answer_difference(
     contender: str, measure: str, ours: Mapping[int, Answers], first: Mapping[int, Answers]
 ) -> Difference:
-    """By seed and by problem, of the outcomes of held-out answers."""
+    """Difference of held-out outcomes, paired by seed and problem."""
     pairs = {
         seed: {
             problem: outcome - first[seed][problem] for problem, outcome in answers.items() if problem in first[seed]

@@ -1,4 +1,4 @@
-"""What is compared: configs on one task, the seeds that all of them get, and a budget that is the same for all."""
+"""The plan of a comparison: configs on one task, shared seeds, and an equal budget."""
 
 import math
 import re
@@ -9,14 +9,14 @@ from typing import Literal
 from proximo.training.config import RunConfig
 
 POINTS, APART = 10, 5
-"""Where the configs ask for no evaluations along a run: about so many, were all completions as long as they may be, and
-more where they are shorter; but so many steps lie between two of them, where a run may have four times that."""
+"""Defaults for evaluations during a run: POINTS of them if all completions have the maximum length, more if they are
+shorter, but APART steps between two if a run may have four times that."""
 
 
 @dataclass(frozen=True)
 class Budget:
     kind: Literal["tokens", "updates"]
-    """Sampled in training, or made by the optimizer."""
+    """Tokens sampled for training, or optimizer updates."""
     amount: int
 
     def __post_init__(self) -> None:
@@ -31,7 +31,7 @@ class Budget:
 class Contender:
     name: str
     config: RunConfig
-    """Its seed is the first of the comparison's."""
+    """Config with the comparison's first seed."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +56,20 @@ class Job:
 @dataclass(frozen=True)
 class ComparisonPlan:
     contenders: tuple[Contender, ...]
-    """The first is what the others are compared with."""
+    """Contenders; the first is the baseline."""
     seeds: tuple[int, ...]
     budget: Budget
 
     def jobs(self) -> Iterator[Job]:
-        """A seed of all contenders before the next seed: so whatever is finished can be compared."""
+        """All contenders of a seed before the next seed, so that whatever is finished can be compared."""
         for seed in self.seeds:
             for contender in self.contenders:
                 yield Job(contender.name, replace(contender.config, seed=seed))
 
 
 def make_plan(configs: Sequence[tuple[str, RunConfig]], seeds: int, budget: Budget | None = None) -> ComparisonPlan:
-    """From configs with their names; ValueError where no fair comparison can come of them. Without a budget it is
-    the one that the configs share."""
+    """A plan from named configs; ValueError if they cannot be compared fairly. Without a budget, the one that the
+    configs share is used."""
     if len(configs) < 2:
         raise ValueError("a comparison needs two at least: give more algorithms or configs")
     if seeds < 1:
@@ -86,7 +86,7 @@ def make_plan(configs: Sequence[tuple[str, RunConfig]], seeds: int, budget: Budg
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """Fit for a folder, and different: the second of a name gets a number."""
+    """Unique names that are valid folder names; a repeated name gets a number."""
     found: list[str] = []
     for name in names:
         plain = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")[:60] or "config"
@@ -99,7 +99,7 @@ def _unique(names: Sequence[str]) -> list[str]:
 
 
 def _refuse_different(configs: Sequence[tuple[str, RunConfig]]) -> None:
-    """Raise ValueError for configs whose results are no answer to one question."""
+    """Raise ValueError for configs whose results cannot be compared."""
     first, one = configs[0]
     for name, config in configs[1:]:
         if config.task != one.task:
@@ -127,7 +127,7 @@ def _shared_budget(configs: Sequence[RunConfig]) -> Budget:
 
 
 def _within(name: str, config: RunConfig, budget: Budget) -> RunConfig:
-    """A config that ends with the budget and is evaluated on the way."""
+    """The config limited to the budget and evaluated during training."""
     training = config.training
     completions = training.groups * training.group_size
     if budget.kind == "updates":
@@ -143,7 +143,7 @@ def _within(name: str, config: RunConfig, budget: Budget) -> RunConfig:
                 f"--tokens {budget.amount}: one step of {name} samples {completions} completions of a token at least: "
                 "give more"
             )
-        # A completion has a token at least, and a step uses up as many completions, dropped and carried ones included.
+        # A completion has at least one token, and a step uses this many completions, with dropped and carried ones.
         steps = -(-budget.amount // completions)
         fewest, limits = steps / config.sampling.max_tokens, {"steps": steps, "max_generated_tokens": budget.amount}
     every = config.evaluation.every or max(math.ceil(fewest / POINTS), APART if steps >= 4 * APART else 1)

@@ -1,4 +1,4 @@
-"""A run looked over from its folder alone: what its metrics show, what happened on the way, which files are damaged."""
+"""The check-up of a run from its folder alone: findings in its metrics, events, damaged files."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,44 +15,44 @@ from proximo.training.runfolder.log import EVENTS, METRICS
 
 @dataclass(frozen=True)
 class Happened:
-    """A kind of event."""
+    """A kind of event, with its count and its last occurrence."""
 
     kind: str
     times: int
     step: int
-    """Of the last."""
+    """Step of the last event."""
     message: str
-    """Of the last."""
+    """Message of the last event."""
 
 
 @dataclass(frozen=True)
 class Checkup:
-    """What a run's folder says about its health."""
+    """The result of a check-up."""
 
     name: str
     state: State
     steps: int
-    """That are done, by the number of the last row of metrics: rows before it may be lost."""
+    """Steps done, by the last row of metrics, since earlier rows may be lost."""
     held_out: Sequence[float]
-    """Outcomes of its evaluations."""
+    """Held-out outcomes of its evaluations."""
     standing: Sequence[Spell]
-    """Findings that are not over, with what is wrong with files, worst first."""
+    """Current findings, including damaged files, worst first."""
     passed: Sequence[Spell]
-    """Those that were over again."""
+    """Findings that are over."""
     events: Sequence[Happened]
 
     @property
     def severity(self) -> Severity | None:
-        """Of the worst that stands; None: healthy."""
+        """Severity of the worst current finding; None: healthy."""
         return self.standing[0].finding.severity if self.standing else None
 
     @property
     def is_short(self) -> bool:
-        """Then that nothing is found says little: most rules need more steps."""
+        """Whether the run is too short for most rules, so that the absence of findings means little."""
         return self.steps < ENOUGH
 
     def link(self, finding: Finding) -> str:
-        """The address in the page of `proximo view`; of what no step shows, the run's."""
+        """Address in `proximo view`: the step that shows the finding, or the run."""
         where = f"&step={finding.step}&show={finding.show}" if finding.show else ""
         return f"#run={quote(self.name, safe='')}{where}"
 
@@ -76,7 +76,7 @@ class Checkup:
 
 
 def check_up(run: RunFolder) -> Checkup:
-    """The findings of doctor, report and page alike. Reads checkpoints and rollouts to their last byte."""
+    """The findings that doctor, report and view show. Reads all checkpoints and rollouts completely."""
     rows = run.rows(METRICS)
     watch = watched(rows)
     damaged = [Spell(each, each.step, each.message) for each in damage(run)]
@@ -92,7 +92,7 @@ def check_up(run: RunFolder) -> Checkup:
 
 
 def standing(folder: Path) -> list[Finding]:
-    """What a run's metrics show to be wrong at their end, worst first; nothing where there is no run."""
+    """Current findings in a run's metrics, worst first; empty if there is no run."""
     try:
         return watched(RunFolder(folder).rows(METRICS)).standing()
     except ValueError:
@@ -100,7 +100,7 @@ def standing(folder: Path) -> list[Finding]:
 
 
 def summary(folder: Path, most: int = 3) -> list[str]:
-    """Lines for the end of a run: the worst findings that stand, and how to see them all; none where all is well."""
+    """Lines for the end of a run: the worst current findings and how to see them all; empty if there are none."""
     found = standing(folder)
     lines = [f"{each.severity}, {each.rule} since step {each.step}: {each.message}" for each in found[:most]]
     more = f"{len(found) - most} more, and w" if len(found) > most else "w"
@@ -108,7 +108,7 @@ def summary(folder: Path, most: int = 3) -> list[str]:
 
 
 def _events(run: RunFolder) -> Iterator[Happened]:
-    """What is not a finding, by kind, in the order of their first."""
+    """Events that are not findings, by kind, in the order of their first occurrence."""
     rows = [row for row in run.rows(EVENTS) if row.get("kind") != "finding"]
     for kind, times in Counter(str(row.get("kind")) for row in rows).items():
         last = next(row for row in reversed(rows) if str(row.get("kind")) == kind)

@@ -1,6 +1,6 @@
-"""What is wrong with the files of a run's folder: findings of the same kind as those of the rules over its metrics.
+"""Damage to the files of a run folder, as findings like those of the rules over metrics.
 
-Whatever has not changed since it was last looked at is not read again, so that a page may ask as often as it likes.
+Unchanged files are not read again, so that the page may ask often.
 """
 
 import tomllib
@@ -28,7 +28,7 @@ Stamp = tuple[int, int]
 
 
 def damage(run: RunFolder) -> list[Finding]:
-    """Reads every checkpoint and all rollouts to their last byte: of large models that takes a while."""
+    """Check all files; reads every checkpoint and all rollouts completely, which takes a while for large models."""
     return [
         *_format(run),
         *_checkpoints(run),
@@ -41,7 +41,7 @@ def damage(run: RunFolder) -> list[Finding]:
 
 
 def _format(run: RunFolder) -> Iterator[Finding]:
-    """A folder of another version is not damaged: its numbers mean something else."""
+    """A folder of another version is not damaged, but its numbers mean something else."""
     if run.format == 1:
         message = "written by an earlier version of Proximo (format 1), whose steps are numbered one lower"
     elif run.format != FORMAT:
@@ -92,7 +92,7 @@ def _rows(run: RunFolder) -> Iterator[Finding]:
             lost, lines = _lost(run.path / name, _stamp(run.path / name), is_ordered)
         except LinkedFile:
             raise
-        except FileNotFoundError:  # it is not there yet
+        except FileNotFoundError:  # it does not exist yet
             continue
         except OSError as error:
             why = error.strerror or "it is not a file"
@@ -104,8 +104,7 @@ def _rows(run: RunFolder) -> Iterator[Finding]:
 
 
 def _lost_rows(run: RunFolder) -> Iterator[Finding]:
-    """Files that are shorter than the newest whole checkpoint knows them, for which `proximo train` refuses to resume
-    the run."""
+    """Files that are shorter than the newest intact checkpoint recorded; such a run is not resumed."""
     stamps = tuple(_stamp(run.path / name) for name in (METRICS, LEDGER))
     for folder in (CHECKPOINTS, POINTS):
         for point in saved(run.path / folder):
@@ -127,7 +126,7 @@ def _rollouts(run: RunFolder) -> Iterator[Finding]:
 
 
 def _ending(run: RunFolder) -> Iterator[Finding]:
-    """An attempt that failed, and that no other has followed."""
+    """A failed last attempt."""
     attempts = run.record.get("attempts")
     last = attempts[-1] if isinstance(attempts, list) and attempts else None
     how = last.get("ended") if isinstance(last, dict) else None
@@ -148,7 +147,7 @@ def _complaints(path: Path, stamps: tuple[tuple[str, Stamp], ...]) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _lost(path: Path, stamp: Stamp, is_ordered: bool) -> tuple[int, int]:
-    """How many lines are no rows, or, where steps are to be in order, rows whose step cannot be, of how many."""
+    """The number of bad lines (not rows, or with `is_ordered` rows with an impossible step), and of all lines."""
     with open_file(path) as file:
         rows = [to_row(line) for line in whole_lines(file)]
     whole = [row for row in rows if row is not None]
@@ -158,10 +157,10 @@ def _lost(path: Path, stamp: Stamp, is_ordered: bool) -> tuple[int, int]:
 
 @lru_cache(maxsize=1024)
 def _is_of(point: Path, inside: tuple[tuple[str, Stamp], ...], identity: object) -> bool:
-    """Whether a checkpoint holds the state of a run, and of this one: resuming passes over any other."""
+    """Whether a checkpoint holds the state of this very run; a resume skips any other."""
     try:
         return read_origin(point / STATE)[0] == identity
-    except (OSError, ValueError, KeyError):  # the last of a stage that learns from files holds none
+    except (OSError, ValueError, KeyError):  # the final checkpoint of sft, reward-model or dpo holds none
         return False
 
 
@@ -171,7 +170,7 @@ def _shorter(
 ) -> tuple[str, ...]:
     try:
         return tuple(lost_rows(folder, point))
-    except OSError:  # an older checkpoint is removed meanwhile
+    except OSError:  # an older checkpoint was removed meanwhile
         return ()
 
 
@@ -183,12 +182,12 @@ def _complaint(path: Path, stamp: Stamp) -> str | None:
 def _stamps(folder: Path) -> tuple[tuple[str, Stamp], ...]:
     try:
         return tuple(sorted((str(path.relative_to(folder)), _stamp(path)) for path in folder.rglob("*")))
-    except OSError:  # an older checkpoint is removed while it is listed
+    except OSError:  # an older checkpoint was removed while it was listed
         return ()
 
 
 def _stamp(path: Path) -> Stamp:
-    """What changes when a file does."""
+    """A value that changes when a file does."""
     try:
         status = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""What is installed and what this machine can use: for a person before a first run, and for a report of a fault."""
+"""Check of the installation and the machine, before a first run and for bug reports."""
 
 import os
 import re
@@ -18,25 +18,25 @@ from proximo.models import smollm
 from proximo.sandbox import NoSandbox, Sandbox
 
 Standing = Literal["ok", "absent", "problem"]
-"""Absent: what is not here and not needed by every run. A problem: runs will fail, or may."""
+"""Absent: missing but not needed by every run. Problem: runs will or may fail."""
 CORE = ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "numpy")
 LEAST_FREE = 2 * 2**30
-"""Bytes below which a disk is as good as full: one checkpoint of a small real model."""
+"""Free bytes below which a disk counts as full: one checkpoint of a small real model."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One thing that was looked at."""
+    """One thing that was checked."""
 
     name: str
     standing: Standing
     detail: str
-    """What there is, or why there is none, with what to do."""
+    """What was found, or why it is missing and what to do."""
 
 
 @dataclass(frozen=True)
 class Extra:
-    """Packages that some commands need."""
+    """Optional packages that some commands need."""
 
     name: str
     packages: tuple[str, ...]
@@ -57,7 +57,7 @@ EXTRAS = (
 
 
 def installation(folder: Path) -> list[Part]:
-    """All of it; `folder` is where runs would be written."""
+    """Check everything; `folder` is where runs would be written."""
     ranges = _ranges()
     return [
         _python(),
@@ -91,7 +91,7 @@ def _package(name: str, ranges: dict[str, str]) -> Part:
 
 
 def _held(name: str, found: str, wanted: str, remedy: str) -> Part:
-    """A version against its range."""
+    """Compare a version with its range."""
     if is_within(found, wanted):
         return Part(name, "ok", f"{found} ({wanted})" if wanted else found)
     return Part(name, "problem", f"{found}, wanted is {wanted}: {remedy}")
@@ -112,7 +112,7 @@ def _extra(extra: Extra, ranges: dict[str, str]) -> Part:
 
 
 def _ranges() -> dict[str, str]:
-    """Of each package that this one asks for, extras included, as its metadata say; empty where it is not installed."""
+    """Version ranges of all dependencies, with extras, from the package metadata; empty if not installed."""
     try:
         asked = requires("proximo") or []
     except PackageNotFoundError:
@@ -122,7 +122,7 @@ def _ranges() -> dict[str, str]:
 
 
 def is_within(found: str, wanted: str) -> bool:
-    """Whether a version is in a range of `>=` and `<`, as all of ours are; what follows the numbers is not read.
+    """Whether a version is in a range of `>=` and `<`, as all of ours are; suffixes after the numbers are ignored.
 
     Example: is_within("2.10.1+cpu", "<2.14,>=2.10")
     """
@@ -132,7 +132,7 @@ def is_within(found: str, wanted: str) -> bool:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Without trailing zeros, so that 3 and 3.0 are one."""
+    """The numbers of a version without trailing zeros, so that 3 and 3.0 are equal."""
     release = re.match(r"\d+(\.\d+)*", text)
     numbers = [int(number) for number in release[0].split(".")] if release else [0]
     while numbers and numbers[-1] == 0:
@@ -167,7 +167,7 @@ def _accelerator() -> Part:
 
 
 def _sandbox() -> Part:
-    """By building one: what a kernel says it can do is not what a container lets it do."""
+    """Check the sandbox by building one: a container may forbid what the kernel supports."""
     try:
         sandbox = Sandbox(workers=1)
     except NoSandbox as error:
