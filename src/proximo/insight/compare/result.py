@@ -1,4 +1,4 @@
-"""What came of a comparison, as plain values: compare.json is this, and the reports are written from it."""
+"""The result of a comparison as plain values: the contents of compare.json and the source of the reports."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -23,38 +23,38 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Model:
-    """Weights that a run holds."""
+    """A set of weights that a run keeps in memory."""
 
     role: str
     parameters: int
     trained: bool
     bytes: int
-    """With gradients and moments, where it is trained."""
+    """Bytes, including gradients and moments if it is trained."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A contender's runs; everything by seed, or a mean over the seeds that are finished."""
+    """A contender's runs: values by seed, or means over the finished seeds."""
 
     name: str
     algorithm: str
     deviations: Sequence[str]
-    """From the algorithm of that name."""
+    """Differences from the named algorithm."""
     before: Mapping[int, float]
     after: Mapping[int, float]
-    """Held-out, of a mean outcome."""
+    """Mean held-out outcome after training, by seed."""
     steps: Mapping[int, int]
     tokens: Mapping[int, int]
     updates: Mapping[int, int]
     seconds: Mapping[int, float]
     phases: Mapping[str, float]
-    """Seconds a step."""
+    """Seconds per step, by phase."""
     models: Sequence[Model]
     waste: Mapping[str, float]
     diverges: Mapping[int, int | None]
-    """The first step, by seed, for which it did not sample what the first contender did."""
+    """First step, by seed, at which it sampled other completions than the first contender."""
     unfinished: Mapping[int, str]
-    """Why, by seed."""
+    """Seeds that are not finished, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Result:
     contenders: Sequence[Standing]
     differences: Sequence[Difference]
     settings: Mapping[str, Mapping[str, Any]]
-    """Fields that are not the same in all configs, by contender."""
+    """Fields that differ between the configs, by contender."""
     curves: Sequence[Curve]
     format: int = FORMAT
 
@@ -80,11 +80,11 @@ class Result:
 
     @property
     def first(self) -> str:
-        """What the others are compared with."""
+        """Name of the baseline."""
         return self.contenders[0].name
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, which has no NaN."""
+        """The result for JSON, which has no NaN."""
         facts = asdict(self) | {"fair": self.fair, "baseline": self.first}
         facts["differences"] = [asdict(each) | {"verdict": each.verdict} for each in self.differences]
         return plain(facts)
@@ -93,7 +93,7 @@ class Result:
 def make_result(
     plan: ComparisonPlan, runs: Mapping[str, Sequence[Run]], unfinished: Mapping[str, Mapping[int, str]], command: str
 ) -> Result:
-    """`runs` are those that are finished, by contender; `unfinished` says of the others why."""
+    """The result of the finished `runs`, by contender; `unfinished` gives the reasons for the others."""
     every = [run for each in runs.values() for run in each]
     first = runs[plan.contenders[0].name]
     return Result(
@@ -147,12 +147,12 @@ def _models(config: RunConfig) -> list[Model]:
             )
             for each in held_models(config)
         ]
-    except ValueError:  # the model is gone since
+    except ValueError:  # the model no longer exists
         return []
 
 
 def _waste(runs: Sequence[Run]) -> dict[str, float]:
-    """Means over the seeds."""
+    """Wasted tokens, as means over the seeds."""
     shares = {
         name: known_mean(known_mean(run.known(name)) for run in runs) for name in ("dead_rows", "rounds", "truncated")
     }

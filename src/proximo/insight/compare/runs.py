@@ -1,4 +1,4 @@
-"""The runs of a comparison: which are finished, and what they say together."""
+"""The runs of a comparison: which are finished, and their combined result."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from proximo.training.runfolder.resume import begin
 
 
 def is_finished(job: Job, place: Place) -> bool:
-    """ValueError where its folder holds another run, or somebody is at work there."""
+    """Whether a run is finished; ValueError if its folder holds another run or is in use."""
     folder = place.run(job)
     if not folder.exists():
         return False
@@ -23,7 +23,7 @@ def is_finished(job: Job, place: Place) -> bool:
 
 
 def gathered(plan: ComparisonPlan, place: Place, failures: Sequence[Failure], command: str) -> Result:
-    """From the folders of the runs that are finished; of the others it is said why they are not."""
+    """The result from the folders of the finished runs, with the reasons why others are not finished."""
     runs: dict[str, list[Run]] = {contender.name: [] for contender in plan.contenders}
     unfinished: dict[str, dict[int, str]] = {contender.name: {} for contender in plan.contenders}
     failed = {failure.job.name: failure.message for failure in failures}

@@ -1,5 +1,5 @@
-"""One run of a comparison, in a process of its own: what `proximo train CONFIG --seed N --run DIR` does, on the machine
-that all runs of the comparison share, so that equal runs give equal bits.
+"""One run of a comparison in a separate process: like `proximo train CONFIG --seed N --run DIR`, with the machine
+settings that all runs of the comparison share, so that equal runs give equal bits.
 
 python -m proximo.insight.compare.worker CONFIG SEED DIR THREADS ONEDNN PARENT
 """
@@ -27,10 +27,10 @@ from proximo.training.runfolder.resume import begin
 def main(arguments: list[str]) -> int:
     path, seed, folder, threads, onednn, parent = arguments
     die_with_parent()
-    if os.getppid() != int(parent):  # it has died already
+    if os.getppid() != int(parent):  # the parent has already died
         return 1
     disable_progress_bar()
-    sys.argv = ["proximo", "train", path, "--seed", seed, "--run", folder]  # what the run's record is to say
+    sys.argv = ["proximo", "train", path, "--seed", seed, "--run", folder]  # the command that the run's record shows
     try:
         config = replace(load_run(path), seed=int(seed))
         train_one(config, Path(folder), Machine(int(threads), bool(int(onednn))))
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
 
 def train_one(config: RunConfig, folder: Path, machine: Machine) -> None:
-    """From where the run stands; one that is finished is left as it is."""
+    """Start or resume the run; a finished one is left as it is."""
     text = toml.dumps(config)
     with begin(folder, text, algorithm=explain.named(config.algorithm)) as attempt:
         if attempt.result is None:

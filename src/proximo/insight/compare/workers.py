@@ -1,4 +1,4 @@
-"""Runs in processes, as many at a time as the cores allow. One that fails leaves the others alone."""
+"""Runs the jobs in processes, as many in parallel as the cores allow. A failure does not affect the others."""
 
 import os
 import signal
@@ -20,9 +20,9 @@ from proximo.training.runfolder.signals import Stop
 
 WORKER = "proximo.insight.compare.worker"
 LOOK_SECONDS = 0.2
-"""Between two looks at the processes."""
+"""Seconds between two looks at the processes."""
 TAIL = 4096
-"""Bytes of a log in which the last line is looked for."""
+"""Bytes at the end of a log that are searched for the last line."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Failure:
 
 
 def at_once(configs: Iterable[RunConfig], machines: Iterable[Machine]) -> int:
-    """How many runs share the cores, each with the threads that it is fastest with; a GPU is for one run alone."""
+    """Number of parallel runs, each with the threads that it is fastest with; on a GPU one."""
     if any(pick_device(config.device) != "cpu" for config in configs):
         return 1
     return max(1, THREADS // max(machine.threads for machine in machines))
@@ -48,9 +48,9 @@ def run_jobs(
     ended: Callable[[Job, Failure | None], None],
     waiting: Callable[[Sequence[Job]], None] = lambda _: None,
 ) -> list[Failure]:
-    """Until all have ended; Stopped where a signal asks for that, when every process has saved its run and ended.
+    """Run all jobs to the end. On a stop signal, raises Stopped after every process has saved its run and ended.
 
-    `waiting` is called now and then with the jobs that are running.
+    `waiting` is called regularly with the running jobs.
     """
     left, running, failures = deque(jobs), dict[Job, subprocess.Popen[bytes]](), list[Failure]()
     with Stop() as stop:
@@ -74,7 +74,7 @@ def run_jobs(
 
 
 def _start(job: Job, place: Place, machine: Machine) -> subprocess.Popen[bytes]:
-    """In a session of its own: a Ctrl-C is for the comparison, which passes it on once."""
+    """Start a job in a separate session: Ctrl-C goes to the comparison, which passes it on once."""
     arguments = [
         place.config(job.contender),
         job.seed,
@@ -94,7 +94,7 @@ def _start(job: Job, place: Place, machine: Machine) -> subprocess.Popen[bytes]:
 
 
 def _end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
-    """Let them save and end; a second Ctrl-C kills them, which loses the steps since the last checkpoint alone."""
+    """Let the processes save and end; a second Ctrl-C kills them, losing only the steps since the last checkpoint."""
     processes = [process for process in processes if process.poll() is None]
     try:
         for process in processes:
@@ -117,7 +117,7 @@ def _failure(job: Job, status: int, log: Path) -> Failure | None:
 
 
 def _last_line(log: Path) -> str:
-    """What it said last, without control over who reads it."""
+    """The last line of its output, made safe to print."""
     try:
         with log.open("rb") as file:
             file.seek(max(file.seek(0, os.SEEK_END) - TAIL, 0))

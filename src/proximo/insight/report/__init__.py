@@ -1,4 +1,4 @@
-"""What one run did, on one page that opens from a disk; made from its files alone: training knows nothing of it."""
+"""The report: one page about a run that opens from disk, made from the run folder alone."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,11 +26,11 @@ SECTIONS: dict[str, Callable[[Facts], str]] = {
     "Events": events,
     "Files": files,
 }
-"""One that has nothing to say is left out."""
+"""Sections of the page; empty ones are left out."""
 
 
 def write_report(run: RunFolder, out: Path | None = None) -> tuple[Path, Facts]:
-    """Where it was written, in the run's folder unless told otherwise, and what it was made from."""
+    """Write the report, by default into the run folder; returns its path and the facts it was made from."""
     path, facts = out or run.path / REPORT, gather(run)
     write_file(path, render(facts).encode())
     return path, facts

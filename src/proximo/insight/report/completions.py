@@ -1,4 +1,4 @@
-"""Completions side by side. What a model said is shown as text that can neither steer nor flood the page."""
+"""Completions next to each other. Model output is shown as safe text of bounded length."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from proximo.insight.report.problems import Asked, Pair, Said, extremes
 from proximo.plain_text import visible
 
 MAX_TEXT, LINE, HALF = 2000, 110, 40
-"""Characters of a text that are shown; of all texts of a problem, up to which they stand in the line of a table, and up
-to which two such tables stand side by side."""
+"""Maximum characters shown of a text; total characters of a problem's texts up to which they fit in a table row, and
+up to which two such tables are shown next to each other."""
 Answered = tuple[Asked, Sequence[tuple[str, Said]]]
-"""A problem, and what was said to it under each name."""
+"""A problem, and its completion under each name."""
 CHANGED, UNCHANGED, ROLLOUTS = 4, 2, 3
-"""Of each kind so many are shown."""
+"""Number shown of each kind."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def completions(facts: Facts) -> str:
 
 
 def _blocks(blocks: Sequence[Block]) -> str:
-    """Where all texts are short they stand in tables, side by side if there is room; others in cards."""
+    """Short texts are shown in tables, next to each other if there is room; long ones in cards."""
     blocks = [block for block in blocks if block.problems]
     widths = [_width(*each) for block in blocks for each in block.problems]
     short = all(width <= LINE for width in widths)
@@ -44,7 +44,7 @@ def _blocks(blocks: Sequence[Block]) -> str:
 
 
 def _held_out(pairs: Sequence[Pair]) -> list[Block]:
-    """Those that changed most first."""
+    """Held-out problems before and after, those that changed most first."""
     up = sorted((pair for pair in pairs if _gain(pair) > 0), key=_gain, reverse=True)
     down = sorted((pair for pair in pairs if _gain(pair) < 0), key=_gain)
     same = [pair for pair in pairs if _gain(pair) == 0]
@@ -70,12 +70,12 @@ def _gain(pair: Pair) -> float:
 
 
 def _rollouts(facts: Facts) -> str:
-    """Of the first and the last step: the best and the worst by reward."""
+    """The best and the worst completions by reward, of the first and the last step."""
     blocks, complaints, steps = [], "", facts.run.steps()
     for step in dict.fromkeys(steps[:1] + steps[-1:]):
         try:
             best, worst = extremes(facts.run.step(step), ROLLOUTS)
-        except ValueError as error:  # damaged, or of another version: the rest of the page stands
+        except ValueError as error:  # damaged, or of another version: show the rest of the page
             complaints += f'<p class="warn">Rollouts of step {step} cannot be shown: {text(error)}</p>\n'
             continue
         remark = f"in training, the {'first' if step == steps[0] else 'last'} step with rollouts"
@@ -86,7 +86,7 @@ def _rollouts(facts: Facts) -> str:
 
 
 def _width(asked: Asked, answers: Sequence[tuple[str, Said]]) -> int:
-    """Characters side by side; a text with lines is more than fits."""
+    """Characters in a table row; a text of several lines does not fit."""
     texts = [asked.prompt or asked.id, asked.wanted, *(said.text for _, said in answers)]
     return LINE + 1 if any("\n" in each for each in texts) else sum(map(len, texts))
 
@@ -132,6 +132,6 @@ def _verdict(said: Said) -> str:
 
 
 def _box(tag: str, said: str, most: int = MAX_TEXT) -> str:
-    """Isolated, so that writing from right to left stays inside."""
+    """Text isolated so that right-to-left writing stays inside."""
     shown = text(visible(said, most)) if said else '<i class="faint">nothing</i>'
     return f'<{tag} class="box"><bdi>{shown}</bdi></{tag}>'

@@ -1,4 +1,4 @@
-"""The curves that matter, of a run by reinforcement learning; of a stage that learns from a file all that it has."""
+"""The important curves of a reinforcement-learning run; for other stages all metrics."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from proximo.insight.reading import is_number, phases, real
 from proximo.insight.report.facts import Facts
 
 MAX_PARTS = 24
-"""Charts of a stage, and parts of a reward: their names are not known here."""
+"""Maximum number of charts of a stage, and of parts of a reward, whose names are not known here."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Chart:
 
     @property
     def is_zero(self) -> bool:
-        """Nothing to see: a word says as much."""
+        """Whether the chart is zero throughout: then a word is enough."""
         return all(value == 0 for line in self.lines for _, value in line.points if is_number(value))
 
 
@@ -68,7 +68,7 @@ def _of_run(facts: Facts) -> list[Chart]:
 
 
 def _of_stage(facts: Facts) -> list[Chart]:
-    """Held-out values beside those of training, a metric to a chart."""
+    """One chart per metric, with training and held-out values."""
     names = dict.fromkeys(chain.from_iterable([*facts.training, *facts.evaluations]))
     known = [name for name in names if not name.startswith("held_out/") and name != "step"]
     return [
@@ -80,12 +80,12 @@ def _of_stage(facts: Facts) -> list[Chart]:
 def _outcome(facts: Facts) -> Chart:
     outcome, reward = facts.curve("outcome"), facts.curve("reward")
     lines = [Series("training", outcome), Series("held-out", _evaluated(facts, "outcome"), _band(facts))]
-    # Often the reward is the outcome and nothing besides.
+    # Often the reward is just the outcome.
     return Chart("Outcome", lines if reward == outcome else [*lines, Series("reward", reward)])
 
 
 def _band(facts: Facts) -> list[tuple[Number, float, float]]:
-    """The interval is the accuracy's: it belongs to outcomes that are right or wrong."""
+    """The interval is that of the accuracy, so it applies only if outcomes are right or wrong."""
     return [
         (row["step"], real(row.get("low")), real(row.get("high")))
         for row in facts.evaluations
@@ -107,7 +107,7 @@ def _chart(
 
 
 def _held_back(facts: Facts) -> Chart:
-    """One axis for every gate: what a clip stops and what a soft gate takes away are both missing from the gradient."""
+    """One axis for all gates: the share of the gradient that a clip or a soft gate removes."""
     gate = Series("all", [(step, 1 - value) for step, value in facts.curve("gate")])
     sides = [Series("clipped above", facts.curve("clip_high")), Series("clipped below", facts.curve("clip_low"))]
     clipped = [side for side in sides if any(value > 0 for _, value in side.points)]
@@ -121,7 +121,7 @@ def _parts(facts: Facts) -> Chart:
 
 
 def _seconds_by_step(facts: Facts) -> Chart:
-    """Of a step that was done again, the last time."""
+    """Timings by step; for a repeated step, the last."""
     rows = {row["step"]: phases(row) for row in facts.timings if is_number(row.get("step"))}
     names = dict.fromkeys(chain.from_iterable(rows.values()))
     lines = [Series(name, [(step, rows[step].get(name, math.nan)) for step in sorted(rows)]) for name in names]

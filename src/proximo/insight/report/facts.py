@@ -1,4 +1,4 @@
-"""What a run's files say, read once, so that a page about a run that goes on is of one moment."""
+"""Facts from a run's files, read once, so that the page of a run in progress is consistent."""
 
 import math
 import tomllib
@@ -28,12 +28,12 @@ from proximo.training.runfolder.log import EVENTS, METRICS, TIMINGS
 
 STAGES = ((SftConfig, ("sft",)), (RewardModelConfig, ("reward-model",)), (DpoConfig, ("dpo",)))
 COMMANDS = ((RunConfig, ("train",)), *STAGES, (PipelineConfig, ("train", "pipeline-demo")))
-"""By the config that each of them writes."""
+"""Commands by their config class."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Rows, record and result of one moment; what is missing is empty, what cannot be read is not there."""
+    """Rows, record and result at one moment; missing or unreadable parts are empty."""
 
     run: RunFolder
     state: State
@@ -47,25 +47,30 @@ class Facts:
 
     @cached_property
     def _loaded(self) -> tuple[Any, tuple[str, ...], list[str]]:
-        """The config, the command that takes it, and what its choices were warned about."""
+        """The config, its command, and warnings about its choices."""
         with warnings.catch_warnings(record=True) as raised:
             warnings.simplefilter("always")
             for kind, command in COMMANDS:
                 try:
+<<<<<<< HEAD
                     config = toml.loads(self.run.config_text, kind, load=self.run.load_class, renew=renewed)
                 except ValueError:  # another command's, or another version's
+=======
+                    config = toml.loads(self.run.config_text, kind)
+                except ValueError:  # of another command or version
+>>>>>>> 4c1e69d (Docstrings of compare, report and view in plain words)
                     continue
                 return config, command, [str(each.message) for each in raised if each.category is UnusualChoice]
         return None, (), []
 
     @property
     def config(self) -> RunConfig | None:
-        """Of a run by reinforcement learning."""
+        """Config of a reinforcement-learning run."""
         return self._loaded[0] if isinstance(self._loaded[0], RunConfig) else None
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Which one makes such a run; its argv may be that of a chain, or of a comparison. Empty: not known."""
+        """The command that makes such a run (argv may be that of a pipeline or a comparison); empty if not known."""
         return self._loaded[1]
 
     @property
@@ -75,12 +80,12 @@ class Facts:
 
     @property
     def unusual(self) -> list[str]:
-        """What its choices were warned about."""
+        """Warnings about its choices."""
         return self._loaded[2]
 
     @cached_property
     def settings(self) -> Row:
-        """config.toml as it stands, whichever command's it is."""
+        """config.toml as text, of any command."""
         try:
             return tomllib.loads(self.run.config_text)
         except ValueError:
@@ -98,19 +103,19 @@ class Facts:
 
     @property
     def argv(self) -> list[str]:
-        """Of the attempt that began it."""
+        """Record of the first attempt."""
         first = self.attempts[0].get("argv") if self.attempts else None
         found = first or self.record.get("argv")
         return [str(each) for each in found] if isinstance(found, list) else []
 
     @property
     def ended(self) -> str:
-        """How the last attempt did; empty while it goes on."""
+        """How the last attempt ended; empty while it runs."""
         return str(self.attempts[-1].get("ended") or "") if self.attempts else ""
 
     @cached_property
     def training(self) -> list[Row]:
-        """Rows of steps, without those of evaluations."""
+        """Rows of training steps, without evaluations."""
         return [row for row in self.metrics if _is_step(row)]
 
     @property
@@ -119,7 +124,7 @@ class Facts:
 
     @cached_property
     def evaluations(self) -> list[Row]:
-        """On held-out problems, without the prefix of their names."""
+        """Rows of held-out evaluations, without the prefix of their names."""
         found = []
         for row in self.metrics:
             values = {name.removeprefix("held_out/"): row[name] for name in row if name.startswith("held_out/")}
@@ -129,7 +134,7 @@ class Facts:
 
     @property
     def generated(self) -> int | None:
-        """Tokens sampled in training."""
+        """Tokens sampled for training."""
         known = real(self.result.get("generated_tokens")) if self.result else math.nan
         counted = [real(row.get("sampled_tokens")) for row in self.training]
         total = known if is_number(known) else math.fsum(count for count in counted if is_number(count))
@@ -143,7 +148,7 @@ class Facts:
 
     @property
     def findings(self) -> list[Spell]:
-        """As `proximo doctor` has them, worst first; some may be over."""
+        """Findings as in `proximo doctor`, worst first; some may be over."""
         return worst_first([*self.checkup.standing, *self.checkup.passed])
 
     @property
@@ -152,7 +157,7 @@ class Facts:
 
     @cached_property
     def algorithm(self) -> tuple[explain.Card, list[tuple[str, str, str]]] | None:
-        """The nearest that has a name, and where this run's differs from it."""
+        """The nearest named algorithm, and the differences of this run's."""
         if self.config is None:
             return None
         card = explain.nearest(self.config.algorithm)
@@ -169,11 +174,11 @@ class Facts:
 
     @cached_property
     def pairs(self) -> list[Pair]:
-        """Held-out problems, answered before and after."""
+        """Held-out problems with answers before and after training."""
         return held_out_pairs(self.result, self.config)
 
     def curve(self, metric: str) -> list[tuple[Number, float]]:
-        """NaN where a step has no value: a line does not run over what is not known. Empty where none has."""
+        """A metric's curve, with NaN (a gap) for steps without a value; empty if no step has one."""
         points = [(row["step"], real(row.get(metric))) for row in self.training]
         return points if any(is_number(value) for _, value in points) else []
 

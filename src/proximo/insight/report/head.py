@@ -1,4 +1,4 @@
-"""The top of the page: what was trained, how far it came, and what it came to."""
+"""The top of the page: what was trained, its progress, and its result."""
 
 import math
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from proximo.insight.report.summary import changes, first_and_last, sign_test
 from proximo.plain_text import visible
 
 LIKELY = 0.05
-"""Below so much, chance is a poor explanation of how many answers became better."""
+"""p-value below which the change in answers is unlikely to be chance."""
 MAX_TEXT = 200
-"""Characters of a name."""
+"""Maximum characters of a name."""
 COLOURS = {"finished": "good", "running": "warn", "stopped": "bad"}
 
 
 def head(facts: Facts, titles: Sequence[str]) -> Html:
-    """`titles` are those of the sections that follow."""
+    """The head of the page; `titles` are those of the sections that follow."""
     links = " ".join(f'<a href="#{anchor(title)}">{text(title)}</a>' for title in titles)
     config = facts.config
     line = [
@@ -39,7 +39,7 @@ def head(facts: Facts, titles: Sequence[str]) -> Html:
 
 
 def _standing(facts: Facts) -> str:
-    """For a run that is not finished: how far it is, and that this is so."""
+    """For an unfinished run: its state and progress."""
     if facts.state == "finished":
         return ""
     of = "" if facts.config is None else f" of {facts.config.steps}"
@@ -53,7 +53,7 @@ def _standing(facts: Facts) -> str:
 
 
 def _result(facts: Facts) -> str:
-    """Held-out problems before and after, and whether chance would do."""
+    """Held-out results before and after, with the sign test."""
     before, after = (_Shares.of(row) for row in first_and_last(facts))
     if before is None or after is None:
         return ""
@@ -75,7 +75,7 @@ def _result(facts: Facts) -> str:
 
 @dataclass(frozen=True)
 class _Shares:
-    """An evaluation's, as far as they are shown."""
+    """The shares of an evaluation that are shown."""
 
     step: int
     accuracy: float
@@ -86,7 +86,7 @@ class _Shares:
 
     @classmethod
     def of(cls, row: Row | None) -> "_Shares | None":
-        """None where there is no accuracy: a stage has other metrics."""
+        """None if there is no accuracy, as for other stages."""
         if row is None or not is_number(row.get("accuracy")):
             return None
         values = [real(row.get(name)) for name in ("accuracy", "low", "high", "outcome")]
@@ -94,7 +94,7 @@ class _Shares:
 
 
 def _measured(before: _Shares, after: _Shares) -> str:
-    """Outcomes that are not right or wrong have a mean besides their accuracy."""
+    """The mean outcome, if outcomes are not just right or wrong."""
     points = 100 * (after.accuracy - before.accuracy)
     said = f"accuracy {_way(points)} {before.accuracy:.1%} to {after.accuracy:.1%} ({points:+.1f} points)"
     said = said if points else f"accuracy stayed at {after.accuracy:.1%}"

@@ -1,4 +1,4 @@
-"""What was asked and answered: held-out problems before and after, and rollouts of the first and the last step."""
+"""Problems and answers: held-out problems before and after, and rollouts of the first and the last step."""
 
 import math
 from collections import Counter
@@ -15,7 +15,7 @@ from proximo.types import Problem
 
 @dataclass(frozen=True)
 class Said:
-    """A completion, and what was thought of it."""
+    """A completion and its grade."""
 
     text: str
     outcome: float
@@ -24,12 +24,12 @@ class Said:
     truncated: bool
     parts: Mapping[str, float]
     note: str = ""
-    """Where it is to be found, or what became of it."""
+    """Where to find it, or what happened to it."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A problem as far as the run's files and its task still know it."""
+    """A problem, as far as the run's files and its task still have it."""
 
     id: str
     prompt: str
@@ -38,7 +38,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Pair:
-    """A held-out problem, answered before and after training."""
+    """A held-out problem with its answers before and after training."""
 
     asked: Asked
     before: Said
@@ -46,7 +46,7 @@ class Pair:
 
 
 def held_out_pairs(result: Row | None, config: RunConfig | None) -> list[Pair]:
-    """Of a finished run; those that are scored both times."""
+    """Pairs of a finished run that are scored both times."""
     examples = result.get("examples") if result else None
     pairs = [pair for pair in examples if _is_pair(pair)] if isinstance(examples, list) else []
     known = {} if config is None or not pairs else _problems(config, len(pairs))
@@ -55,10 +55,10 @@ def held_out_pairs(result: Row | None, config: RunConfig | None) -> list[Pair]:
 
 
 def _problems(config: RunConfig, count: int) -> dict[str, Problem]:
-    """By id. The task is asked again, where it still can be: its file may be elsewhere by now, its package missing."""
+    """Problems by id, from the task if it still works: its file may have moved, or its package be missing."""
     try:
         size = config.task.size("held_out")
-        # Twice as many: some may have been left out because they did not fit.
+        # Twice as many, since some may have been skipped because they did not fit.
         wanted = range(min(2 * count, size or 2 * count))
         problems = [config.task.problem(index, "held_out", config.seed) for index in wanted]
     except (ValueError, OSError, ImportError):
@@ -92,15 +92,15 @@ def _said(facts: Mapping[str, Any]) -> Said:
 
 
 def extremes(step: Step, count: int) -> tuple[list[tuple[Asked, Said]], list[tuple[Asked, Said]]]:
-    """The best and the worst completions of a step by reward; none is among both."""
+    """The best and the worst completions of a step by reward, without overlap."""
     best = _ranked(step, -1)[:count]
     worst = [row for row in _ranked(step, 1) if row not in best][:count]
     return [_row(step, row) for row in best], [_row(step, row) for row in worst]
 
 
 def _ranked(step: Step, sign: int) -> list[int]:
-    """Scored rows by sign · reward, lowest first. Of equal ones, one of each problem before others of the same; the
-    same answer to a problem comes once."""
+    """Scored rows by sign · reward, lowest first. Among equal ones, one per problem before others of the same; equal
+    answers to a problem are listed once."""
     keys, said, times = [], set[tuple[str, str]](), Counter[tuple[str, float]]()
     for row, reward in enumerate(step.batch.rewards.tolist()):
         problem, answer = step.problem[row], step.text[row]

@@ -1,4 +1,4 @@
-"""What is wrong with the run, and what happened to it."""
+"""Findings and events of the run."""
 
 from urllib.parse import quote
 
@@ -8,13 +8,13 @@ from proximo.insight.report.facts import Facts
 from proximo.plain_text import visible
 
 MAX_EVENTS = 300
-"""Characters of an event that are shown."""
+"""Maximum characters shown of an event."""
 
 
 def health(facts: Facts) -> str:
-    """Findings, each with the way to the rollouts that show it."""
+    """Findings, each with a link to the rollouts that show it."""
     if not facts.findings:
-        if not facts.training or facts.config is None:  # rules are of reinforcement learning
+        if not facts.training or facts.config is None:  # rules apply to reinforcement learning only
             return ""
         return "<p>No rule of <code>proximo doctor</code> has anything to say about this run.</p>\n"
     cards = "".join(_finding(facts, each) for each in facts.findings)
@@ -38,13 +38,13 @@ def _finding(facts: Facts, spell: Spell) -> str:
 
 
 def link(facts: Facts, finding: Finding) -> str:
-    """Where the page of `proximo view` shows it."""
+    """Address in `proximo view` that shows the finding."""
     where = f"&step={finding.step}&show={quote(finding.show, safe='')}" if finding.show else ""
     return f"#run={quote(facts.run.name, safe='')}{where}"
 
 
 def events(facts: Facts) -> str:
-    """Kinds by number, with what the last of each said."""
+    """Kinds of events with their counts and the last message of each."""
     counts = facts.event_counts
     last = {str(event.get("kind", "")): event for event in facts.events}
     rows = [

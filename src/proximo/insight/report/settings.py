@@ -1,4 +1,4 @@
-"""What the run was asked to do, how to ask for it again, and what it left on the disk."""
+"""The run's configuration, how to repeat it, and its files."""
 
 import os
 import shlex
@@ -13,14 +13,14 @@ from proximo.plain_text import visible
 from proximo.training.config import RunConfig
 
 MAX_TEXT = 20_000
-"""Characters of config.toml that are shown."""
+"""Maximum characters shown of config.toml."""
 MAX_FILES = 200
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 VERSIONS = ("python", "torch", "transformers", "processor", "commit")
 
 
 def configuration(facts: Facts) -> str:
-    """What differs from the named algorithm, what was chosen otherwise, and the whole file."""
+    """Differences from the named algorithm, other choices, and the whole file."""
     content = [_algorithm(*facts.algorithm)] if facts.algorithm is not None else []
     content += [f'<p class="warn">Unusual: {text(each)}</p>\n' for each in facts.unusual]
     content += [_choices(facts.config)] if facts.config is not None else []
@@ -72,7 +72,7 @@ def _choices(config: RunConfig) -> Html:
 
 
 def repeating(facts: Facts) -> str:
-    """The command that makes the run again, and what it was computed with."""
+    """The command that repeats the run, and the versions it ran with."""
     said = "The same numbers again, in a folder of their own, from where the first was started:"
     content = [f"<p>{said}</p>\n<pre>{text(again(facts))}</pre>\n"]
     if started := ["proximo", *facts.argv[1:]] if facts.argv else []:
@@ -93,7 +93,7 @@ def repeating(facts: Facts) -> str:
 
 
 def again(facts: Facts) -> str:
-    """From the resolved config: it says everything that decides a number, and presets may change."""
+    """The command, from the resolved config, since it is complete and presets may change."""
     folder = facts.run.path
     folder = folder if folder.name not in ("", "..") else folder.resolve()  # "." has no name to add to
     if facts.command:
@@ -110,10 +110,10 @@ def _without_run(argv: list[str]) -> list[str]:
 
 
 def files(facts: Facts) -> str:
-    """What is in the folder, a line to a file or folder."""
+    """The contents of the folder, one line per file or folder."""
     rows = []
     for path in sorted(facts.run.path.iterdir())[:MAX_FILES]:
-        # Unlike rglob, walk passes over a folder that goes while it looks: checkpoints are rotated.
+        # Unlike rglob, walk skips a folder that disappears meanwhile, as old checkpoints do.
         inside = [Path(at, name) for at, _, names in os.walk(path) for name in names] if path.is_dir() else [path]
         rows.append([path.name + "/" * path.is_dir(), len(inside), size(sum(_bytes(each) for each in inside))])
     return table(["name", "files", "size"], rows)
@@ -128,5 +128,5 @@ def size(count: int) -> str:
 def _bytes(path: Path) -> int:
     try:
         return path.stat().st_size
-    except OSError:  # gone since: the run goes on
+    except OSError:  # removed meanwhile by the running training
         return 0

@@ -1,4 +1,4 @@
-"""What a run came to, as data."""
+"""The results of a run as data."""
 
 import math
 from dataclasses import asdict
@@ -12,7 +12,7 @@ from proximo.insight.report.settings import again, difference_lines
 
 
 def summary(facts: Facts) -> dict[str, Any]:
-    """For scripts; None is not known."""
+    """The results for scripts; None means not known."""
     before, after = first_and_last(facts)
     better, worse = changes(facts.pairs)
     return {
@@ -41,7 +41,7 @@ def summary(facts: Facts) -> dict[str, Any]:
 
 
 def first_and_last(facts: Facts) -> tuple[Row | None, Row | None]:
-    """Evaluations: the one before training, and the newest one after it."""
+    """The evaluation before training, and the newest one after it."""
     found = facts.evaluations
     before = found[0] if found and found[0]["step"] == 0 else None
     after = found[-1] if found and found[-1]["step"] > 0 else None
@@ -49,13 +49,13 @@ def first_and_last(facts: Facts) -> tuple[Row | None, Row | None]:
 
 
 def changes(pairs: list[Pair]) -> tuple[int, int]:
-    """How many answers to the same problems are better than before, and how many worse."""
+    """The numbers of answers that became better and worse."""
     known = [(pair.before.outcome, pair.after.outcome) for pair in pairs]
     return sum(after > before for before, after in known), sum(after < before for before, after in known)
 
 
 def sign_test(better: int, worse: int) -> float:
-    """How probable so uneven a split of the changed answers is, were either way as likely; two-sided and exact.
+    """The probability of a split at least this uneven if better and worse were equally likely; two-sided and exact.
 
     Example: sign_test(3, 0) == 0.25
     """

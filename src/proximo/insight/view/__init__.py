@@ -1,1 +1,1 @@
-"""`proximo view`: a page on this machine that reads run folders, writes nothing, and follows runs that are going on."""
+"""`proximo view`: a local web page that reads run folders, writes nothing, and follows runs in progress."""

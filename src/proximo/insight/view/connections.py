@@ -1,4 +1,4 @@
-"""Connections that ask for nothing: closed after a few seconds, and never so many that the owner finds no place."""
+"""Idle connections: closed after a few seconds, and limited so that they cannot block the user."""
 
 import asyncio
 from typing import Any, ClassVar
@@ -6,17 +6,17 @@ from typing import Any, ClassVar
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 5.0
-"""For the headers of a request to arrive, from the connection's beginning or the last answer on."""
+"""Seconds for the headers of a request to arrive, from the connection's start or the last response."""
 MAX_IDLE = 50
-"""Connections without a request; for a new one the oldest is closed. The page itself keeps six at most."""
+"""Maximum connections without a request; for a new one the oldest is closed. The page itself keeps six at most."""
 
 
 def bounded(seconds: float = HEADER_SECONDS, most: int = MAX_IDLE) -> type[H11Protocol]:
-    """For one server: what it shares between its connections is the class's."""
+    """A protocol class for one server; its class attributes are shared by the server's connections."""
 
     class Bounded(H11Protocol):
         idle: ClassVar[dict[H11Protocol, asyncio.TimerHandle]] = {}
-        """Those without a request, oldest first, and what will close them."""
+        """Idle connections, oldest first, with the timers that will close them."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)

@@ -1,8 +1,8 @@
-"""Who may ask the page for what. A port of this machine is open to every program and every web site that is visited.
+"""Access control of the page. A local port is open to every program and every visited web site.
 
-The address that is printed carries a secret behind the #, which browsers keep to themselves; the page's own script
-sends it as a header. A cookie would not do: browsers hand those of 127.0.0.1 to every port. A web site whose name
-suddenly points to this machine is known by its Host, another page by its Origin; and nobody can do more than read.
+The printed address has a secret after the #, which browsers do not send; the page's own script sends it as a header.
+A cookie would not do: browsers send those of 127.0.0.1 to every port. DNS rebinding is recognised by the Host header,
+another page by its Origin; and only reading is possible.
 """
 
 import json
@@ -28,9 +28,9 @@ HEADERS = (
 
 
 class Guard:
-    """Before everything else; it decides on the request as it came, never on an address put together from it.
+    """Runs before everything else and decides on the raw request, never on a reconstructed URL.
 
-    `open_paths` are the page itself, which knows nothing without the secret.
+    `open_paths` are the files of the page itself, which contain no data.
     """
 
     def __init__(self, inner: ASGIApp, *, port: int, token: str, open_paths: Collection[str]) -> None:
@@ -56,7 +56,7 @@ class Guard:
             await _answer(*refused, guarded, with_body=scope["method"] != "HEAD")
 
     def refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Status and reason; None: let it pass."""
+        """Status and reason of a refusal; None to accept."""
         hosts, origins, sites, tokens = (
             [value for key, value in scope["headers"] if key == name]
             for name in (b"host", b"origin", b"sec-fetch-site", TOKEN)

@@ -1,4 +1,4 @@
-"""A step under a chosen algorithm and pass: what a query of the page names, looked at once and kept for a while."""
+"""A step under the algorithm and pass that a query names, computed once and cached."""
 
 import math
 import threading
@@ -19,20 +19,20 @@ from proximo.maths.arithmetic import bounded_exp
 from proximo.maths.pieces.traits import GateTraits
 
 CURVE = 121
-"""Points of a gate's curve."""
+"""Number of points of a gate's curve."""
 Kind = TypeVar("Kind")
 
 
 class Kept(Generic[Kind]):
-    """The last few things that were made of steps. Two tabs that ask at once do not make the same twice."""
+    """A small cache of things computed from steps. Two tabs that ask at once do not compute the same twice."""
 
     def __init__(self, most: int) -> None:
         self._most, self._lock = most, threading.Lock()
         self._made: OrderedDict[tuple[int, Hashable], tuple[Step | None, Kind]] = OrderedDict()
 
     def get(self, step: Step | None, key: Hashable, make: Callable[[], Kind]) -> Kind:
-        """A step is known by being the same object: it is held here, so that no other can take its place. None where
-        the key says which, and what is made of it is all that is to be held."""
+        """The cached value. A step is identified as an object and therefore kept alive here; None if the key identifies
+        it and only the value is to be kept."""
         with self._lock:
             found = self._made.pop((id(step), key), None) or (step, make())
             self._made[id(step), key] = found
@@ -59,7 +59,7 @@ class Look:
         return self.name == own_name(self.run.config)
 
     def tokens(self, part: slice = slice(None)) -> dict[str, Tensor]:
-        """All that is known of a stretch of the step's tokens, by name; of all of them unless one is given."""
+        """All known values of a range of the step's tokens, by name; by default of all tokens."""
         step, seen, batch = self.step, self.seen, self.step.batch
         given = {
             "token": batch.tokens,
@@ -82,11 +82,11 @@ class Look:
         if (entropy := step.entropy_in(self.number, part)) is not None:
             found["entropy"] = entropy
         before = step.current[self.number, part] if step.passes else found["old"]
-        # A row that was not run, since it was dead, stands where the old policy was.
+        # A row that was skipped for its zero advantage has the old policy's log-probs.
         found["current"] = torch.where(before.isnan(), found["old"], before)
         found["gap"] = found["old"] - found["sampler"]
         if step.passes and torch.equal(batch.old_logprobs, batch.rollout_logprobs):
-            # The sampler's serve as the old ones, and only the first update saw the policy that sampled.
+            # The sampler's log-probs are the old ones, and only the first update saw the policy that sampled.
             first = (step.updates[0] == 0)[step.layout.row[part]]
             found["gap"] = torch.where(first, step.current[0, part] - found["sampler"], math.nan)
         if "reference" in found:
@@ -96,7 +96,7 @@ class Look:
 
 
 def looked(run: RunFolder, query: Mapping[str, str], *, own: bool = False) -> Look:
-    """The step, algorithm and pass that a query names; `own`: the run's own algorithm, whatever it names."""
+    """The step, algorithm and pass that a query names; with `own`, the run's own algorithm."""
     step, number = named_pass(run, query)
     mine = own_name(run.config)
     name = mine if own else query.get("as", mine)
@@ -108,7 +108,7 @@ def looked(run: RunFolder, query: Mapping[str, str], *, own: bool = False) -> Lo
 
 
 def named_pass(run: RunFolder, query: Mapping[str, str]) -> tuple[Step, int]:
-    """The step that a query names, and which pass over its data, the last unless it says."""
+    """The step that a query names, and the pass over its data, by default the last."""
     step = run.step(whole(query, "step"))
     number = whole(query, "pass", max(step.passes - 1, 0))
     if number >= max(step.passes, 1):
@@ -117,7 +117,7 @@ def named_pass(run: RunFolder, query: Mapping[str, str]) -> tuple[Step, int]:
 
 
 def told(look: Look) -> dict[str, Any]:
-    """What the page says about the algorithm that it looks through."""
+    """What the page shows about the chosen algorithm."""
     seen, (title, idea) = look.seen, introduced(look.run, look.name)
     return {
         "name": look.name,
@@ -133,7 +133,7 @@ def told(look: Look) -> dict[str, Any]:
 
 
 def introduced(run: RunFolder, name: str) -> tuple[str, str]:
-    """A title, and the idea in a sentence; of what no paper has, how it differs from the nearest that one has."""
+    """A title, and the idea in a sentence; for an unnamed algorithm, how it differs from the nearest named one."""
     card = explain.card(name)
     if card is not None:
         return card.title, card.idea
@@ -148,12 +148,12 @@ def label(name: str) -> str:
 
 
 def _curve(look: Look) -> dict[str, list[float]]:
-    """What the gate lets through over the log-ratio, wide enough for its band and for what the step has."""
+    """The gate as a function of the log-ratio, wide enough for its clip range and for the step's values."""
     gate, ratio = look.seen.algorithm.gate, look.seen.ratio[look.seen.takes_part]
     edges = [math.log(edge) for edge in GateTraits.read(gate).band if edge > 0]
     seen = float(ratio.log().abs().max()) if ratio.numel() else 0.0
     widest = max(2.0 * max(map(abs, edges), default=0.0), min(1.1 * seen, 3.0)) or 1.0
-    sharp = [edge + side for edge in edges for side in (-1e-9, 1e-9)]  # so that an edge is drawn as one
+    sharp = [edge + side for edge in edges for side in (-1e-9, 1e-9)]  # so that an edge is drawn sharply
     evenly = torch.linspace(-widest, widest, CURVE, dtype=torch.float64)
     places = torch.cat([evenly, torch.tensor(sharp, dtype=torch.float64)]).sort().values.unsqueeze(0)
     sides = {"positive": torch.ones_like(places), "negative": -torch.ones_like(places)}
@@ -162,12 +162,12 @@ def _curve(look: Look) -> dict[str, list[float]]:
 
 
 def numbers(tensor: Tensor) -> list[Any]:
-    """As JSON has them: None for what is no number; six digits are enough to look at."""
+    """Numbers for JSON: None for NaN and infinities, with six digits."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in tensor.double().tolist()]
 
 
 def whole(query: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """A number of a query's."""
+    """A whole number from a query."""
     text = query.get(name)
     if text is None and default is not None:
         return default

@@ -1,6 +1,6 @@
-"""What the page shows of whole runs: the list, their rows as they are written, their settings, what is wrong with them.
+"""What the page shows of whole runs: the list, rows, settings and findings.
 
-Runs are looked up among those that were found; a name that somebody sends never becomes a path.
+Runs are looked up among those that were found; a name from a request never becomes a path.
 """
 
 import json
@@ -26,14 +26,14 @@ from proximo.training.runfolder.metric_docs import meaning
 
 FILES = {"metrics": METRICS, "timings": TIMINGS, "events": EVENTS}
 PAGE = 4 << 20
-"""Bytes of rows in one answer."""
+"""Maximum bytes of rows per response."""
 TAIL = 1 << 16
-"""Bytes at a file's end in which its last rows are looked for."""
+"""Bytes at a file's end that are searched for its last rows."""
 MAX_RUNS, MAX_TEXT = 1000, 200_000
 
 
 class Runs:
-    """Those below a folder, found anew when somebody asks, but not all the time."""
+    """The runs below a folder, searched again on request, but not too often."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -42,12 +42,12 @@ class Runs:
         self._summaries: dict[str, tuple[object, dict[str, Any]]] = {}
 
     def found(self) -> dict[str, RunFolder]:
-        """By name, newest first. A folder with thousands of others is searched less often."""
+        """Runs by name, newest first. A folder with thousands of others is searched less often."""
         start = time.monotonic()
         if start >= self._again:
             try:
                 self._found = {self._name(run): run for run in find_runs(self.root)[:MAX_RUNS]}
-            except (OSError, ValueError):  # a run was removed meanwhile: next time
+            except (OSError, ValueError):  # a run was removed meanwhile
                 return self._found
             end = time.monotonic()
             self._again = end + max(1.0, 20 * (end - start))
@@ -67,8 +67,8 @@ class Runs:
         return _text_of(inside) if inside.parts else _text_of(run.name)
 
     def _summary(self, name: str, run: RunFolder) -> dict[str, Any] | None:
-        """Only what has changed since is read again. None of a run that is removed while it is read; of one with a file
-        that is not read, a link or too large, what is wrong with it."""
+        """The run's summary; unchanged files are not read again. None if the run is removed meanwhile; for a file that
+        is refused, a link or too large, the reason."""
         state = run.state
         stamp = (state, *map(_stamp, (run.path / METRICS, run.path / "config.toml", run.path / "run.json")))
         known = self._summaries.get(name)
@@ -83,7 +83,7 @@ class Runs:
 
 
 def summary(run: RunFolder) -> dict[str, Any]:
-    """A run in a line: how far it is, and its last figures."""
+    """A run in a line: its progress and its last values."""
     last, settings = last_values(run), _settings(run.config_text)
     attempts = [each for each in _list(run.record.get("attempts")) if isinstance(each, dict)]
     after = (run.result or {}).get("after")
@@ -99,7 +99,7 @@ def summary(run: RunFolder) -> dict[str, Any]:
 
 
 def last_values(run: RunFolder) -> dict[str, Any]:
-    """The last known value of each metric; `step` of the last row that was trained."""
+    """The last known value of each metric; `step` is that of the last training row."""
     path, values = run.path / METRICS, {}
     size = _stamp(path)[1]
     lines, _ = read_lines(path, max(size - TAIL, 0))
@@ -111,31 +111,31 @@ def last_values(run: RunFolder) -> dict[str, Any]:
 
 
 def rows(run: RunFolder, query: Mapping[str, str]) -> bytes:
-    """The file's own lines after so many bytes, behind a line that says where they begin and end.
+    """The file's own lines after an offset, preceded by a line that says where they begin and end.
 
-    They are passed on as they stand: to read and write them anew would take a second for ten thousand steps. The page
-    passes over a line that is no row.
+    They are sent unparsed: parsing and writing them would take a second for ten thousand steps. The page skips lines
+    that are not rows.
     """
     file = query.get("file", "")
     if file not in FILES:
         raise ValueError(f"file is {quoted(file)}: give one of {', '.join(FILES)}")
     start, path = whole_number(query, "from", 0), run.path / FILES[file]
     size = path.stat().st_size if path.is_file() else 0
-    if start > size:  # the run went on from an earlier step
+    if start > size:  # the run was resumed from an earlier step
         start = 0
     lines, end = read_lines(path, start)
     return json.dumps({"from": start, "next": end, "size": size}).encode() + b"\n" + lines
 
 
 def read_lines(path: Path, start: int) -> tuple[bytes, int]:
-    """Whole lines after `start`, a page at most, and where they end."""
+    """Complete lines after `start`, at most a page, and the offset of their end."""
     try:
         with open_file(path) as file:
             file.seek(start)
             data = file.read(PAGE)
     except LinkedFile:
         raise
-    except OSError:  # it is not there yet
+    except OSError:  # it does not exist yet
         return b"", 0
     whole = data.rfind(b"\n") + 1
     if not whole and len(data) == PAGE:  # no row of ours is that long
@@ -144,7 +144,7 @@ def read_lines(path: Path, start: int) -> tuple[bytes, int]:
 
 
 def about(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
-    """What a run was started with, and by what."""
+    """A run's config, command and versions."""
     record, result = run.record, run.result or {}
     versions = ("commit", "python", "torch", "transformers", "processor", "machine")
     settings = _settings(run.config_text)
@@ -166,8 +166,12 @@ def about(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def algorithm(run: RunFolder) -> dict[str, Any]:
+<<<<<<< HEAD
     """The named algorithm that the run's is nearest to, and what it changes. No name where it is no run of RL, or where
     a class that it names is not available: `why` says that."""
+=======
+    """The nearest named algorithm and the differences; no name if it is not a reinforcement-learning run."""
+>>>>>>> 4c1e69d (Docstrings of compare, report and view in plain words)
     try:
         own = run.config.algorithm
     except (ValueError, OSError):
@@ -183,12 +187,12 @@ def algorithm(run: RunFolder) -> dict[str, Any]:
 
 
 def health(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
-    """What `proximo doctor` finds in the folder now, and what the rules said while the run went on and no longer would;
-    `over`: the last step of what has passed."""
+    """The current findings of `proximo doctor`, and those that the rules reported during the run and no longer would;
+    `over` is the last step of a finding that is over."""
     checkup = _checked(run.path, tuple(_stamp(run.path / name) for name in (METRICS, EVENTS)), tuple(damage(run)))
     found = [asdict(spell.finding) | {"over": None} for spell in checkup.standing]
     found += [asdict(spell.finding) | {"over": spell.last} for spell in checkup.passed]
-    rules = [each["rule"] for each in found]  # an event may have anything for its rule
+    rules = [each["rule"] for each in found]  # an event's rule may be anything
     told = [row for row in run.rows(EVENTS) if row.get("kind") == "finding" and row.get("rule") not in rules]
     names = ("rule", "severity", "step", "message", "remedy", "show", "over")
     return {"findings": found + [{name: row.get(name) for name in names} for row in told]}
@@ -196,7 +200,7 @@ def health(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _checked(folder: Path, stamps: tuple[tuple[int, int], ...], damaged: tuple[Finding, ...]) -> Checkup:
-    """Of what has not changed it is the same: thousands of rows take seconds."""
+    """The check-up, cached while nothing has changed, since thousands of rows take seconds."""
     return check_up(RunFolder(folder))
 
 
@@ -208,7 +212,7 @@ def whole_number(query: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _settings(config: str) -> dict[str, Any]:
-    """A config's fields by their path; none where it cannot be read."""
+    """A config's fields by path; empty if it cannot be read."""
     try:
         return dict(flat(tomllib.loads(config)))
     except (ValueError, RecursionError):
@@ -228,5 +232,5 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def _text_of(path: Path | str) -> str:
-    """Names of files need not be text."""
+    """A path as text; file names need not be valid text."""
     return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

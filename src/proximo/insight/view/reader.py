@@ -1,7 +1,7 @@
-"""What the page's reader asks for: a step in the large, a group token by token, why a token moves or does not.
+"""Data for the page's reader: the summary of a step, the tokens of a group, the reason for a token's gradient.
 
-Each answer is bounded: a step is answered in a few numbers a completion, tokens come one group at a time and no more
-than BUDGET of them in one answer. Their numbers travel as 32-bit floats in base 64, which a page unpacks at once.
+Each response is bounded: a step is a few numbers per completion; tokens come one group at a time and at most BUDGET
+per response. Their numbers are 32-bit floats in base 64, which the page unpacks quickly.
 """
 
 import base64
@@ -28,20 +28,20 @@ from proximo.storage.opening import open_file
 from proximo.training.runfolder.ledger import LEDGER
 
 BUDGET = 1 << 18
-"""Tokens in one answer."""
+"""Maximum tokens per response."""
 MAX_PIECE, MAX_PROMPT, TAIL = 400, 20_000, 80
-"""Characters of a token, of a prompt, and of a completion's end."""
+"""Maximum characters of a token, of a prompt, and of a completion's end."""
 MAX_PARTS, MAX_FOUND = 20, 40
-"""Rewards that a completion's was added up of; steps at which the same problem is shown."""
+"""Maximum parts of a reward; maximum steps listed for the same problem."""
 AT_ONCE = 5
-"""Algorithms that are compared at once."""
+"""Algorithms that are compared at a time."""
 UNKNOWN = "\ufffd"
-"""What stands for bytes that are no character."""
+"""Replacement for bytes that are not a character."""
 _tables: Kept[list[dict[str, Any]]] = Kept(8)
 
 
 def steps(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
-    """The steps there are, and the algorithms one can look through; with `problem`, only where that was answered."""
+    """The stored steps and the available algorithms; with `problem`, only the steps with that problem."""
     if "problem" in query:
         return {"found": _elsewhere(run, query["problem"])}
     names = chosen(run.config, [card.name for card in explain.CARDS])
@@ -55,7 +55,7 @@ def steps(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def step(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
-    """Groups and completions of a step in a few numbers each; with `find`, only which of them say that."""
+    """Groups and completions of a step in a few numbers each; with `find`, only the rows that contain the text."""
     if "find" in query:
         return {"matches": _matches(run.step(whole(query, "step")), query["find"])}
     look = looked(run, query)
@@ -74,7 +74,7 @@ def step(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def group(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
-    """The tokens of a group's siblings with everything known of them, from token `from` on; `row`: of that one only."""
+    """The tokens of a group's completions with all known values, from token `from` on; with `row`, of that one only."""
     look, number = looked(run, query), whole(query, "group")
     members = (look.step.batch.group == number).nonzero().squeeze(1).tolist()
     if not members:
@@ -100,7 +100,7 @@ def group(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def why(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
-    """In words: what becomes of a token's gradient under the algorithm, and under the run's own if that is another."""
+    """In words: what happens to a token's gradient under the algorithm, and under the run's own if different."""
     look, row, token = looked(run, query), whole(query, "row"), whole(query, "token")
     if row >= len(look.step.batch) or token >= int(look.step.batch.lengths[row]):
         raise ValueError(f"row {row}, token {token}: step {look.step.number} has no such token")
@@ -112,7 +112,7 @@ def why(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def lens(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
-    """The step under the run's own algorithm and the five, one row each; with `all`, under every one."""
+    """The step under the run's own algorithm and the five, one row each; with `all`, under every algorithm."""
     step, number = named_pass(run, query)
     names = tuple(card.name for card in explain.CARDS) if "all" in query else FIVE
     file = run.step_file(step.number)
@@ -123,7 +123,7 @@ def lens(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _table(run: RunFolder, step: Step, number: int, names: Sequence[str]) -> list[dict[str, Any]]:
-    """A few algorithms at a time: each look holds the numbers of a whole step several times over."""
+    """The rows, computed for a few algorithms at a time, since each holds the numbers of a whole step several times."""
     found: dict[str, dict[str, Any]] = {}
     for start in range(0, len(names), AT_ONCE):
         algorithms = chosen(run.config, names[start : start + AT_ONCE])
@@ -133,7 +133,7 @@ def _table(run: RunFolder, step: Step, number: int, names: Sequence[str]) -> lis
 
 
 def _tokens(look: Look, own: Look | None, row: int, stretch: slice) -> dict[str, Any]:
-    """One sibling's tokens, and of each every number that is known."""
+    """One completion's tokens with all known numbers."""
     step, stop = look.step, min(stretch.stop, int(look.step.batch.lengths[row]))
     stretch = slice(stretch.start, stop)
     first = int(step.layout.starts[row])
@@ -160,15 +160,15 @@ def _cut(piece: str) -> str:
 
 
 def _specials(pieces: Sequence[str], text: str) -> list[int]:
-    """Tokens that are not in the completion's text: ends and the like. Parts of a character may be spelled otherwise
-    there: the next piece is looked for as far ahead as those that were missed are long."""
+    """Tokens that are not in the completion's text, such as end tokens. Parts of a character may be written differently
+    there, so the next piece is searched as far ahead as the missed ones are long."""
     found, place, missed = [], 0, 0
     for number, piece in enumerate(pieces):
         start = text.find(piece, place, place + missed + len(piece))
         if start >= 0:
             place, missed = start + len(piece), missed if piece == "" else 0
         elif place == 0 and text.startswith(piece.lstrip(" ")):
-            place = len(piece.lstrip(" "))  # some tokenizers drop a space at the beginning of a text
+            place = len(piece.lstrip(" "))  # some tokenizers drop a space at the start of a text
         else:
             missed += len(piece)
             if UNKNOWN not in piece:
@@ -177,7 +177,7 @@ def _specials(pieces: Sequence[str], text: str) -> list[int]:
 
 
 def _matches(step: Step, wanted: str) -> list[int]:
-    """Rows whose prompt or completion has a text, whatever its case."""
+    """Rows whose prompt or completion contains a text, ignoring case."""
     wanted = wanted.casefold()
     prompts = {prompt: wanted in prompt.casefold() for prompt in set(step.prompt)}
     return [
@@ -188,7 +188,7 @@ def _matches(step: Step, wanted: str) -> list[int]:
 
 
 def _elsewhere(run: RunFolder, problem: str) -> list[dict[str, Any]]:
-    """The steps at which a problem was answered, as the ledger has them, and what its siblings got."""
+    """The steps at which a problem was answered, from the ledger, with the rewards of its completions."""
     found = []
     for number in sorted(set(run.steps()) & set(_drawn(run, problem)))[-MAX_FOUND:]:
         for group_number, got in sorted(_rewards(run, number, problem).items()):
@@ -199,7 +199,7 @@ def _elsewhere(run: RunFolder, problem: str) -> list[dict[str, Any]]:
 
 
 def _drawn(run: RunFolder, problem: str) -> Iterator[int]:
-    """The steps of a problem's rows in the ledger. Of a long run that has a million rows: few are worth reading."""
+    """The steps of a problem's rows in the ledger, without parsing all of its up to a million rows."""
     path, spelled = run.path / LEDGER, json.dumps(problem).encode()
     with suppress(FileNotFoundError), open_file(path) as file:
         for row in decoded(line for line in whole_lines(file) if line is not None and spelled in line):
@@ -208,7 +208,7 @@ def _drawn(run: RunFolder, problem: str) -> Iterator[int]:
 
 
 def _rewards(run: RunFolder, number: int, problem: str) -> dict[int, list[float]]:
-    """By group, from a few columns of a step's file; nothing where that is damaged: its own page will say so."""
+    """Rewards by group, from a few columns of a step's file; empty if it is damaged, which its own page reports."""
     columns, only = ["problem", "group", "reward"], [("problem", "=", problem)]
     rewards: dict[int, list[float]] = {}
     with suppress(OSError, pa.ArrowException), open_file(run.step_file(number)) as file:

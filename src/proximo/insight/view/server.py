@@ -1,4 +1,4 @@
-"""The page's server: three kinds of address, each known beforehand. The page's files, /api, and nothing else."""
+"""The page's server: it serves the page's files and /api, all known beforehand, and nothing else."""
 
 import json
 import socket
@@ -24,10 +24,10 @@ from proximo.storage.lines import plain
 
 STATIC = Path(__file__).parent / "static"
 STYLE = Path(__file__).parents[1] / "charts" / "style.css"
-"""Of the reports, too."""
+"""Style sheet that the reports use, too."""
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 MAX_BYTES = 64 << 20
-"""Of one answer."""
+"""Headers of every response."""
 ROWS = "application/x-ndjson"
 
 Handler = Callable[[RunFolder, Mapping[str, str]], "dict[str, Any] | bytes"]
@@ -41,11 +41,11 @@ HANDLERS: dict[str, Handler] = {
     "why": reader.why,
     "lens": reader.lens,
 }
-"""What can be asked of one run."""
+"""Handlers of requests about one run."""
 
 
 def application(root: Path, *, token: str, port: int) -> ASGIApp:
-    """What answers at 127.0.0.1 and this port."""
+    """The application that serves 127.0.0.1 at this port."""
     runs, files = Runs(root), page_files()
 
     def listed(request: Request) -> Response:
@@ -67,7 +67,7 @@ def application(root: Path, *, token: str, port: int) -> ASGIApp:
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
-    """By address: those that come with the package, and no others."""
+    """The files of the page by address: those in the package, and no others."""
     found = {
         f"/static/{path.relative_to(STATIC).as_posix()}": path for path in STATIC.rglob("*") if path.suffix in KINDS
     }
@@ -78,7 +78,7 @@ def page_files() -> dict[str, tuple[bytes, str]]:
 
 
 def bind(port: int) -> socket.socket:
-    """A socket of this machine's own; port 0 takes one that is free. OSError where it cannot be had."""
+    """A loopback socket; port 0 takes a free port. OSError if it is not available."""
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -90,7 +90,7 @@ def bind(port: int) -> socket.socket:
 
 
 def server(root: Path, *, token: str, port: int, header_seconds: float = HEADER_SECONDS) -> uvicorn.Server:
-    """Whose `run(sockets=[...])` answers until it is interrupted. No proxy is in front, so none is believed."""
+    """The server; `run(sockets=[...])` serves until interrupted. Proxy headers are ignored."""
     config = uvicorn.Config(
         application(root, token=token, port=port),
         log_level="critical",
@@ -113,7 +113,7 @@ def _of_run(runs: Runs, handler: Handler, query: Mapping[str, str]) -> Response:
 
 
 def _answered(answer: Callable[[], Response]) -> Response:
-    """Whatever is wrong with a run folder is one line of the page; the server goes on."""
+    """A response; an error in a run folder becomes one line on the page, and the server continues."""
     try:
         return answer()
     except LookupError as error:
@@ -133,7 +133,7 @@ def _error(status: int, reason: str) -> Response:
 
 
 def _json(value: dict[str, Any], status: int = 200) -> Response:
-    """JSON has no NaN and no infinity."""
+    """A JSON response, without NaN and infinities."""
     try:
         text = json.dumps(value, allow_nan=False)
     except ValueError:

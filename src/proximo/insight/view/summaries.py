@@ -1,4 +1,4 @@
-"""A step in the large: each completion and each group in a few numbers, and the scales that tokens are coloured by."""
+"""Summary of a step: each completion and each group in a few numbers, and the scales of the token colours."""
 
 import math
 from collections import defaultdict
@@ -16,16 +16,16 @@ from proximo.maths.pieces.traits import KeepTraits
 from proximo.tensor_types import Float
 
 PREVIEW = 160
-"""Characters of a prompt or an answer in a list."""
+"""Maximum characters of a prompt or an answer in a list."""
 SAMPLE = 20_000
-"""Tokens that a scale is read from."""
+"""Number of tokens that a scale is computed from."""
 SMALLEST = 1e-12
-"""A scale on which everything is 0."""
+"""Scale if everything is 0."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A look at a step in the large."""
+    """The summary of a step."""
 
     rows: list[dict[str, Any]]
     groups: list[dict[str, Any]]
@@ -77,7 +77,7 @@ def _rows(look: Look, tokens: Mapping[str, Tensor]) -> list[dict[str, Any]]:
 
 
 class _Each:
-    """Of each row's tokens, which lie one behind the other. What is no number is left out."""
+    """Reductions over each row's tokens, which are stored consecutively. NaN is left out."""
 
     def __init__(self, layout: Layout) -> None:
         self._row = layout.row
@@ -91,7 +91,7 @@ class _Each:
         return self.sum(torch.where(known, values, 0.0)) / self.sum(known)
 
     def most(self, values: Tensor, where: Tensor | None = None) -> Float[Tensor, " B"]:
-        """The one that is farthest from 0; NaN where there is none."""
+        """The value farthest from 0; NaN if there is none."""
         known = values.isfinite() if where is None else where & values.isfinite()
         values = torch.where(known, values.double(), 0.0)
         high = self._nothing.scatter_reduce(0, self._row, values, "amax")
@@ -124,12 +124,12 @@ def _group(look: Look, number: int, rows: list[dict[str, Any]]) -> dict[str, Any
 
 
 def _end(text: str) -> str:
-    """Prompts often begin alike."""
+    """The end of a prompt, since prompts often begin alike."""
     return text if len(text) <= PREVIEW else f"…{text[-PREVIEW:]}"
 
 
 def _fate(look: Look, rows: list[dict[str, Any]], scored: list[float]) -> tuple[str, str]:
-    """What became of a group under the algorithm, and why it taught nothing where it did."""
+    """What happens to a group under the algorithm, and why, if it has no gradient."""
     equal = f": every reward is {scored[0]:g}" if scored and max(scored) == min(scored) else ""
     if not scored:
         return "unscored", "unscored: no grader could judge it"
@@ -156,7 +156,7 @@ def _left_out(look: Look, rows: list[dict[str, Any]], equal: str) -> str:
 
 
 def _ranges(tokens: Mapping[str, Tensor]) -> dict[str, list[float | None]]:
-    """The scale of each channel over the whole step, so that groups can be compared: nearly all of what there is."""
+    """The scale of each channel over the whole step, so that groups can be compared; it covers nearly all values."""
     takes = tokens["state"] > TokenState.IDLE
 
     def size(name: str, part: float = 0.98) -> float | None:
@@ -181,7 +181,7 @@ def _both(value: float | None) -> list[float | None]:
 
 
 def _quantile(values: Float[Tensor, " N"], part: float) -> float | None:
-    """Of the numbers there are, which are 0 or more. Where nearly all are 0, the largest: it is what one looks for."""
+    """A quantile of the non-negative values; the largest value if nearly all are 0."""
     values = values[values.isfinite()].double()
     if not values.numel():
         return None
@@ -190,7 +190,7 @@ def _quantile(values: Float[Tensor, " N"], part: float) -> float | None:
 
 
 def _twins(look: Look) -> list[int | None]:
-    """For each row a sibling that said the same, if any."""
+    """For each row, another row of its group with the same completion, if any."""
     said: dict[tuple[int, str], list[int]] = defaultdict(list)
     groups, sibling = look.step.batch.group.tolist(), look.step.sibling
     for row, text in enumerate(look.step.text):

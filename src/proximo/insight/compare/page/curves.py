@@ -1,4 +1,4 @@
-"""Curves of several seeds as one: the mean, a band around it, and each seed's own."""
+"""Curves over several seeds: the mean, a band around it, and each seed's own curve."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ from proximo.maths.intervals import half_width
 from proximo.training.rl.evaluate import known_mean
 
 BINS = 30
-"""Points of a curve at most: steps in between are averaged, since a step alone is mostly noise."""
+"""Maximum points of a curve; steps in between are averaged, since a single step is mostly noise."""
 FEWEST = 3
-"""Seeds from which on there is a band; from two it would say no more than that nothing is known."""
+"""Minimum seeds for a band; with two it would be too wide to mean anything."""
 HELD_OUT = "held_out"
 
 Axis = Literal["steps", "tokens"]
@@ -26,12 +26,12 @@ class Curve:
     axis: Axis
     mean: Sequence[tuple[float, float]]
     band: Sequence[tuple[float, float, float]]
-    """The mean's 95 % interval over seeds; not below zero, where nothing is."""
+    """95 % interval of the mean over seeds, cut at zero if no value is below it."""
     seeds: Mapping[int, Sequence[tuple[float, float]]]
 
 
 def all_curves(runs: Mapping[str, Sequence[Run]]) -> list[Curve]:
-    """Of every contender, in every measure and along both axes."""
+    """The curves of every contender, in every measure and along both axes."""
     most = max((run.facts.steps_done for each in runs.values() for run in each), default=1)
     width = math.ceil(max(most, 1) / BINS)
     found = []
@@ -47,12 +47,12 @@ def all_curves(runs: Mapping[str, Sequence[Run]]) -> list[Curve]:
 
 
 Placed = Mapping[int, tuple[float, float]]
-"""Points by what makes them the same point of another seed's curve: steps, whichever the axis."""
+"""Points by step, which identifies the same point on another seed's curve whatever the axis."""
 LAST = -1
 
 
 def _by_evaluation(points: Sequence[Point], axis: Axis) -> Placed:
-    """The last is the same for all seeds, which may reach their tokens at different steps."""
+    """Points by evaluation; the last one is shared by all seeds, which may reach their budget at different steps."""
     last = len(points) - 1
     return {
         LAST if place == last else point.steps: (float(getattr(point, axis)), point.value)
@@ -68,7 +68,7 @@ def _by_bin(points: Sequence[Point], axis: Axis, width: int) -> Placed:
 
 
 def _curve(contender: str, measure: str, axis: Axis, seeds: Mapping[int, Placed]) -> Curve:
-    """Where all seeds have a point: a mean of fewer would jump where one of them ends."""
+    """The mean where all seeds have a point; a mean of fewer would jump where one ends."""
     placed = list(seeds.values())
     shared = [place for place in (placed[0] if placed else {}) if all(place in each for each in placed)]
     mean, band = [], []

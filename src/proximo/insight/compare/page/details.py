@@ -1,4 +1,4 @@
-"""What lies behind a verdict: curves, measures on the way, waste, cost and settings."""
+"""The details behind a verdict: curves, other measures, waste, cost and settings."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,11 +11,11 @@ from proximo.insight.compare.page.verdicts import share, signed
 from proximo.insight.compare.result import Result
 
 SHOWN = 8
-"""Evaluations along the way that are shown as numbers at most."""
+"""Maximum evaluations shown as numbers."""
 
 
 def curves(result: Result) -> list[Block]:
-    """Each measure along steps and along tokens, and for who reads text alone the first one as numbers."""
+    """Each measure along steps and along tokens; in the text version the first one as numbers."""
     titles = {
         HELD_OUT: (f"held-out {result.measure}", "greedy"),
         **{each.key: (each.title, each.unit) for each in MEASURES},
@@ -43,7 +43,7 @@ def _chart(curves: Sequence[Curve], title: str, unit: str, axis: str) -> Chart:
 
 
 def _numbers(result: Result, curves: Sequence[Curve]) -> ReportTable:
-    """Held-out means after so many steps; a contender that made fewer has fewer."""
+    """Held-out means by number of steps; a contender with fewer steps has fewer."""
     steps = sorted({x for each in curves for x, _ in each.mean[:-1]})
     steps = steps[:: max(1, -(-len(steps) // SHOWN))]
     rows = []
@@ -55,7 +55,7 @@ def _numbers(result: Result, curves: Sequence[Curve]) -> ReportTable:
 
 
 def way(result: Result) -> list[Block]:
-    """Everything but the held-out outcome: no verdict of better, only of higher or lower."""
+    """All measures but the held-out outcome; they are higher or lower, not better."""
     rows = []
     for measure in MEASURES:
         label = measure.label
@@ -98,7 +98,7 @@ def waste(result: Result) -> list[Block]:
 
 
 def cost(result: Result) -> list[Block]:
-    """Seconds by phase, and what each model that is loaded takes."""
+    """Seconds by phase, and the memory of each model."""
     phases = list(dict.fromkeys(name for each in result.contenders for name in each.phases))
     rows = [
         [each.name, _range(each.seconds), *(f"{1000 * each.phases.get(name, 0.0):.1f}" for name in phases)]
@@ -126,7 +126,7 @@ def cost(result: Result) -> list[Block]:
 
 
 def settings(result: Result) -> list[Block]:
-    """Only the fields that are not the same, and what is no longer the named algorithm."""
+    """The fields that differ, and the differences from the named algorithms."""
     names = [each.name for each in result.contenders]
     rows = [[field, *(_setting(values.get(name)) for name in names)] for field, values in result.settings.items()]
     deviations = [

@@ -1,4 +1,4 @@
-"""Differences with their intervals around zero, one below the other."""
+"""A forest plot: differences with their intervals around zero."""
 
 from proximo.insight.charts.drawing import CHARACTER, TOP, Axis, drawing, rule, short, words
 from proximo.insight.charts.pages import Html
@@ -9,7 +9,7 @@ STEPS = [factor * 10.0**power for power in range(-6, 7) for factor in (1, 2, 5)]
 
 
 def forest(block: Intervals) -> Html:
-    """The colours are those of the curves, in which the first has its own."""
+    """The plot, in the colours of the curves, of which the first belongs to the baseline."""
     height, bottom = TOP + ROW * len(block.rows) + 22, TOP + ROW * len(block.rows)
     left = CHARACTER * max((len(short(name)) for name, *_ in block.rows), default=0) + 10
     low = min([0.0, *(low for _, _, low, _, _ in block.rows)])

@@ -1,4 +1,4 @@
-"""What a report is made of, before it is Markdown or a page."""
+"""Parts of a report, before they become Markdown or HTML."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,14 +28,14 @@ class Chart:
 
 @dataclass(frozen=True)
 class Lead:
-    """A sentence that counts more than others."""
+    """An emphasised sentence."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Intervals:
-    """Differences from zero: (name, difference, low, high, as it is written)."""
+    """Differences from zero: (name, difference, low, high, formatted)."""
 
     title: str
     unit: str

@@ -1,4 +1,4 @@
-"""What a comparison comes to: held-out outcomes against the first's, and whether all had the same chances."""
+"""The verdicts of a comparison: held-out outcomes compared with the first's, and whether it was fair."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,7 @@ from proximo.insight.compare.paired import Difference
 from proximo.insight.compare.result import Result
 
 JUDGED = {"higher": "better", "lower": "worse", "the same": "no difference at all"}
-"""Of what is good when it is high."""
+"""Words for measures where higher is better."""
 INTERVALS = (
     "Intervals are 95 %: Student's t over seeds, and for held-out answers also over problems, paired answer by answer "
     "(with one win and one loss added to their spread, each as large as the largest there is), the two half widths "
@@ -17,7 +17,7 @@ INTERVALS = (
 
 
 def verdict_lines(result: Result) -> list[str]:
-    """One sentence for each contender but the first."""
+    """One sentence for each contender except the first."""
     return [_sentence(result, each) for each in result.differences if each.measure == HELD_OUT]
 
 
@@ -43,7 +43,7 @@ def _sentence(result: Result, found: Difference) -> str:
 
 
 def verdict(result: Result) -> list[Block]:
-    """Held-out problems: the number that counts."""
+    """Held-out outcomes, the main result."""
     known = {each.contender: each for each in result.differences if each.measure == HELD_OUT}
     seeds = len(result.seeds)
     lead = (
@@ -99,7 +99,7 @@ def _judged(found: Difference) -> str:
 
 
 def fair(result: Result) -> list[Block]:
-    """What is equal, and where the ways part."""
+    """What is equal, and from where on completions differ."""
     if not result.checks:
         return []
     rows = [[check.what, "yes" if check.equal else "NO", check.detail] for check in result.checks]
@@ -127,7 +127,7 @@ def share(result: Result, value: float | None) -> str:
 
 
 def gain(result: Result, value: float, *, bare: bool = False) -> str:
-    """With its sign; exactly nothing has none."""
+    """The number with its sign; exactly 0 has none."""
     points = result.measure == "accuracy"
     said = signed(100 * value if points else value, ".1f" if points else ".3f")
     return said if bare or not points else f"{said} points"

@@ -17,7 +17,7 @@ from proximo.storage.folders import write_file
 
 JSON, MARKDOWN, PAGE = "compare.json", "compare.md", "compare.html"
 PAIRS = "grid-template-columns: repeat(auto-fill, minmax(min(100%, 480px), 1fr))"
-"""By step beside by tokens."""
+"""Charts by step and by tokens, next to each other."""
 APART = "margin: 4px 0 16px"
 WIDTH = 560
 
@@ -51,7 +51,7 @@ def title(result: Result) -> str:
 
 
 def markdown(result: Result, found: list[Section]) -> str:
-    """Without the charts, which are on the page."""
+    """The Markdown report, without the charts of the page."""
     parts = [f"# {_line(title(result))}"]
     for each in found:
         blocks = [_markdown(block) for block in each.blocks if not isinstance(block, Chart | Intervals)]
@@ -75,7 +75,7 @@ def _markdown(block: Block) -> str:
 
 
 def _line(words: str) -> str:
-    """Names and values come from files: no line of theirs is a table's cell or markup."""
+    """Escape names and values from files, so that they cannot break a table or add markup."""
     return visible(words).replace("\n", " ").replace("|", "\\|").replace("<", "&lt;")
 
 
@@ -93,7 +93,7 @@ def html(result: Result, found: list[Section]) -> str:
 
 
 def _html(blocks: Sequence[Block]) -> Iterator[str]:
-    """What counts beside its drawing, charts in pairs, the rest one below the other."""
+    """The page: the main result next to its plot, charts in pairs, the rest below each other."""
     for kind, group in groupby(
         blocks, key=lambda block: (isinstance(block, Chart), isinstance(block, Lead | Intervals))
     ):
