@@ -64,12 +64,8 @@ class Machine:
         return cls(torch.get_num_threads(), bool(torch.backends.mkldnn.enabled))
 
     def apply(self) -> None:
-<<<<<<< HEAD
         """For all that this process computes from now on. Only commands call this, for a process of their own: a run
         that is started from Python computes with the threads it finds, and two runs in two threads share them."""
-=======
-        """Apply to everything that this process computes from now on."""
->>>>>>> 8e4e22d (Docstrings of storage, sandbox, machine and redacting in plain words)
         torch.set_num_threads(self.threads)
         torch.backends.mkldnn.set_flags(self.onednn)
 

@@ -53,7 +53,6 @@ class RunFolder:
         if (data := _read(path)) is None:
             raise ValueError(f"{path}: there is no such file")
         with warnings.catch_warnings():
-<<<<<<< HEAD
             warnings.simplefilter("ignore", UnusualChoice)  # said when the run began, and in its report
             text = data.decode("utf-8-sig", errors="replace")
             return loads_run(text, str(path), self.load_class)
@@ -77,10 +76,6 @@ class RunFolder:
         recorded = self.record.get("fingerprints")
         if hashlib.sha256(content).hexdigest() not in (recorded.values() if isinstance(recorded, dict) else ()):
             raise ValueError("it is not loaded, because it has changed since the run: put the file back as it was")
-=======
-            warnings.simplefilter("ignore", UnusualChoice)  # reported at the start of the run, and in its report
-            return toml.loads(data.decode("utf-8-sig", errors="replace"), RunConfig, str(path), finite=True)
->>>>>>> a554c0e (Docstrings of insight's folder, doctor, charts and compare in plain words)
 
     @cached_property
     def config_text(self) -> str:

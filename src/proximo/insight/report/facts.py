@@ -52,13 +52,8 @@ class Facts:
             warnings.simplefilter("always")
             for kind, command in COMMANDS:
                 try:
-<<<<<<< HEAD
                     config = toml.loads(self.run.config_text, kind, load=self.run.load_class, renew=renewed)
                 except ValueError:  # another command's, or another version's
-=======
-                    config = toml.loads(self.run.config_text, kind)
-                except ValueError:  # of another command or version
->>>>>>> 4c1e69d (Docstrings of compare, report and view in plain words)
                     continue
                 return config, command, [str(each.message) for each in raised if each.category is UnusualChoice]
         return None, (), []

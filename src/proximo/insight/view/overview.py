@@ -166,12 +166,8 @@ def about(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def algorithm(run: RunFolder) -> dict[str, Any]:
-<<<<<<< HEAD
     """The named algorithm that the run's is nearest to, and what it changes. No name where it is no run of RL, or where
     a class that it names is not available: `why` says that."""
-=======
-    """The nearest named algorithm and the differences; no name if it is not a reinforcement-learning run."""
->>>>>>> 4c1e69d (Docstrings of compare, report and view in plain words)
     try:
         own = run.config.algorithm
     except (ValueError, OSError):

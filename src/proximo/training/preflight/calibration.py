@@ -46,16 +46,12 @@ class Probe:
 
 
 def calibrate(task: Task, seed: int) -> list[str]:
-<<<<<<< HEAD
     """What is odd about a grader; one that cannot be trained with is refused."""
     with grading():
         return _calibrated(task, seed)
 
 
 def _calibrated(task: Task, seed: int) -> list[str]:
-=======
-    """Remarks on the grader; one that cannot be trained with is refused."""
->>>>>>> 1e16564 (Docstrings of packing, tokens, preflight and selfcheck in plain words)
     size = task.size("train")
     problems = [task.problem(index, "train", seed) for index in range(min(size or SAMPLE, SAMPLE))]
     asked = with_references(task, problems)
@@ -178,14 +174,9 @@ def _refuse_silence(task: Task, problems: Sequence[Problem]) -> list[Probe]:
 
 
 def _told() -> list[str]:
-<<<<<<< HEAD
     """What went wrong inside graders."""
     with grading() as active:
         return [f"calibration: {each}" for each in active.failures.take()]
-=======
-    """Errors inside graders."""
-    return [f"calibration: {failures}" for failures in TALLY.take()]
->>>>>>> 1e16564 (Docstrings of packing, tokens, preflight and selfcheck in plain words)
 
 
 def _foreign(probe: Probe, references: Sequence[Probe]) -> list[Asked]:

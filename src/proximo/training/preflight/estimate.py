@@ -59,14 +59,8 @@ def held_models(config: RunConfig) -> list[Held]:
     held = [Held("policy", _count(policy), trained=True)]
     if config.algorithm.needs_reference:
         held.append(Held("reference", _count(policy), trained=False))
-<<<<<<< HEAD
     if config.sampler.copies:
         held.append(Held("the sampler's copies", config.sampler.copies * _count(policy), trained=False))
-=======
-    if config.mismatch is not None:
-        # The sampling copy, and a snapshot for each step that it may lag.
-        held.append(Held("mismatched sampler", (config.mismatch.lag + 2) * _count(policy), trained=False))
->>>>>>> 1e16564 (Docstrings of packing, tokens, preflight and selfcheck in plain words)
     match config.value_options and config.value_options.form:
         case OwnLayers(layers):
             held.append(Held(f"value model's {layers} layers", _count(_last_layers(policy, layers)), trained=True))
