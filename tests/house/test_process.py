@@ -47,6 +47,7 @@ OBJECTS = {
     "insight/view/reader.py:_tables": "a cache of the viewer, by the file and when it was written",
     "insight/view/summaries.py:_summaries": "a cache of the viewer, by the step object that it holds",
     "models/torch_globals.py:_IN_USE": "a lock around what torch itself has once in a process",
+    "outside.py:_loading": "a lock around Python's own table of modules",
     "rewards/grading.py:_CURRENT": "a context variable: each thread has its own value",
     "sandbox/kernel.py:_libc": "the C library",
 }
