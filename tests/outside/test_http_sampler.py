@@ -19,7 +19,7 @@ from proximo.insight.folder import RunFolder
 from proximo.models import load_model, load_tokenizer
 from proximo.models.shipped import resolve
 from proximo.samplers import Sampler, SamplerFactory, SamplingOptions
-from proximo.samplers.embedded import Embedded, local_sampler
+from proximo.samplers.embedded import local_sampler
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.rl.progress import Lines
 from proximo.training.rl.run import Run
@@ -95,7 +95,7 @@ def engine() -> Iterator[Engine]:
 
 
 def trained(config: RunConfig, folder: Path) -> list[dict]:
-    train(Run(config, folder, Lines()), toml.dumps(replace(config, sampler=Embedded())))
+    train(Run(config, folder, Lines()), toml.dumps(config))
     return rows(folder / "metrics.jsonl")
 
 

@@ -1,0 +1,52 @@
+"""The trial of several turns: an environment in a file of its own asks the sampler twice for each completion."""
+
+from dataclasses import replace
+
+import torch
+
+from proximo import toml
+from proximo.environments import Ask, Environment, Question
+from proximo.models import tiny_model, tiny_tokenizer
+from proximo.samplers import SamplingOptions
+from proximo.samplers.embedded import EmbeddedSampler
+from proximo.training.config import RunConfig
+from proximo.types import Problem, Request
+from tests.outside.two_turns import TwoTurns
+
+TOKENIZER = tiny_tokenizer()
+OPTIONS = SamplingOptions(max_tokens=9)
+PROMPTS = {11: (5, 6, 7), 12: (8, 9)}
+QUESTIONS = [Question(Problem(str(key), "?", None), Request(key, prompt, 3)) for key, prompt in PROMPTS.items()]
+
+
+def test_a_config_holds_an_environment_from_outside():
+    config = RunConfig(environment=TwoTurns(note="="))
+    assert isinstance(TwoTurns(), Environment)
+    assert toml.loads(toml.dumps(config), RunConfig).environment == TwoTurns(note="=")
+
+
+def test_the_second_turn_reads_the_first_and_the_tools_answer():
+    model, judge = (tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64, seed=1) for _ in range(2))
+    judge.set_attn_implementation("sdpa")
+    sampler = EmbeddedSampler(model, TOKENIZER)
+    ask = Ask(sampler, TOKENIZER, OPTIONS, seed=1, step=2, version=4)
+    found = dict(TwoTurns().play(QUESTIONS, ask))
+    assert found == dict(TwoTurns().play(QUESTIONS, ask))
+    tool = tuple(TOKENIZER.encode("1+", add_special_tokens=False))
+    firsts = sampler.sample([each.request for each in QUESTIONS], replace(OPTIONS, max_tokens=2), seed=1, step=2)
+    for number, question in enumerate(QUESTIONS):
+        assert len(found[number]) == 3
+        for first, whole in zip(firsts[number], found[number], strict=True):
+            start = len(first.tokens) + len(tool)
+            assert whole.tokens[:start] == first.tokens + tool
+            assert start < len(whole.tokens) == len(whole.logprobs) == len(whole.entropies) <= OPTIONS.max_tokens
+            assert whole.logprobs[len(first.tokens) : start] == (0.0,) * len(tool)
+            assert whole.version == 4
+            # Every sampled token has the log-prob of the model that has read everything before it.
+            rows = torch.tensor([question.request.prompt_tokens + whole.tokens])
+            with torch.no_grad():
+                logprobs = torch.log_softmax(judge(input_ids=rows).logits.float()[0, :-1], dim=-1)
+            own = logprobs.gather(1, rows[0, 1:, None])[-len(whole.tokens) :, 0]
+            sampled = [*range(len(first.tokens)), *range(start, len(whole.tokens))]
+            torch.testing.assert_close(own[sampled], torch.tensor(whole.logprobs)[sampled].to(own), atol=1e-4, rtol=0)
+    assert len({each.tokens for each in found[0]}) > 1
