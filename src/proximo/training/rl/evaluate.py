@@ -63,23 +63,27 @@ def evaluate(
         },
     )
     if options.samples:
-        drawn = _answers(task, environment, ask, problems, options.samples)
-        outcomes = [[rollout.grade.outcome for rollout in siblings] for siblings in drawn]
-        known = [[outcome >= 1 for outcome in siblings if not math.isnan(outcome)] for siblings in outcomes]
-        shares = [share for share in known if share]
-        means = [sum(share) / len(share) for share in shares]
-        solved = sum(map(any, shares))
-        pass_low, pass_high = wilson(solved, len(shares))
-        result = replace(
-            result,
-            k=options.samples,
-            mean_at_k=known_mean(means),
-            mean_half_width=half_width(means),
-            pass_at_k=solved / len(shares) if shares else math.nan,
-            pass_low=pass_low,
-            pass_high=pass_high,
-        )
+        result = _with_samples(result, _answers(task, environment, ask, problems, options.samples), options.samples)
     return result, answered
+
+
+def _with_samples(result: Evaluation, drawn: list[tuple[Rollout, ...]], samples: int) -> Evaluation:
+    """With mean@k and pass@k of completions drawn at the sampling temperature."""
+    outcomes = [[rollout.grade.outcome for rollout in siblings] for siblings in drawn]
+    known = [[outcome >= 1 for outcome in siblings if not math.isnan(outcome)] for siblings in outcomes]
+    shares = [share for share in known if share]
+    means = [sum(share) / len(share) for share in shares]
+    solved = sum(map(any, shares))
+    pass_low, pass_high = wilson(solved, len(shares))
+    return replace(
+        result,
+        k=samples,
+        mean_at_k=known_mean(means),
+        mean_half_width=half_width(means),
+        pass_at_k=solved / len(shares) if shares else math.nan,
+        pass_low=pass_low,
+        pass_high=pass_high,
+    )
 
 
 def _answers(
