@@ -91,7 +91,7 @@ def algorithm_file(name: str) -> Algorithm:
     except ValueError:
         is_run = False  # toml.load says what is wrong
     with said_later():
-        return toml.load(name, RunConfig, load).algorithm if is_run else toml.load(name, Algorithm, load)
+        return load_run(name, load).algorithm if is_run else toml.load(name, Algorithm, load)
 
 
 def preset(name: str) -> RunConfig | PipelineConfig | None:

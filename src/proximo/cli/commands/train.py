@@ -242,7 +242,7 @@ def _own_evaluation(name: str) -> EvalConfig:
     try:
         with said_later():
             # A folder may come from anyone: of the classes it names, only those that a run folder may load.
-            config = load_run(str(file), RunFolder(run).load_class)
+            config = load_run(str(file), lambda name: RunFolder(run).load_class(name))
     except ValueError as error:
         refuse(str(error))
     say(f"settings from {file}: {type(config.task).__name__}, {config.sampling.max_tokens} tokens at most")
