@@ -27,7 +27,7 @@ STYLE = Path(__file__).parents[1] / "charts" / "style.css"
 """Style sheet that the reports use, too."""
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 MAX_BYTES = 64 << 20
-"""Headers of every response."""
+"""Maximum bytes of one response."""
 ROWS = "application/x-ndjson"
 
 Handler = Callable[[RunFolder, Mapping[str, str]], "dict[str, Any] | bytes"]
