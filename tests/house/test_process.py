@@ -40,6 +40,7 @@ CACHES = {
     "tasks/gym.py:_dataset": PURE,
     "tasks/gym_scoring.py:_dataset": PURE,
     "tasks/sorting.py:_stream": PURE,
+    "training/old_names.py:_defaults": PURE,
     "version.py:source_fingerprint": FILE,
 }
 OBJECTS = {
