@@ -9,7 +9,8 @@ import torch
 
 from proximo import machine
 from proximo.cli import models as opening
-from proximo.cli.models import num_parameters, suit_machine
+from proximo.door import machines
+from proximo.door.machines import num_parameters, suit_machine
 from proximo.machine import CAUTIOUS, LARGE, SMALL, Machine, Readings, machine_for, measure, readings
 from proximo.models import tiny_model
 from proximo.training.runfolder.log import RunLog
@@ -213,7 +214,8 @@ def test_beside_a_gpu_the_host_has_one_thread(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert machine.beside_gpu() == Machine(4, True)
     monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(opening, "pick_device", lambda name: "cuda")
+    for module in (machines, opening):
+        monkeypatch.setattr(module, "pick_device", lambda name: "cuda")
     suit_machine("nowhere/at-all", "auto")
     assert torch.get_num_threads() == 1
     assert opening.machine_line("nowhere/at-all", "auto") == "machine: cuda, 1 CPU thread beside it"

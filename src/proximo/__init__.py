@@ -1,6 +1,36 @@
 """Proximo trains language models by reinforcement learning; each algorithm is one value.
 
-loss, stats = proximo.policy_loss(proximo.DAPO, logprobs=..., old_logprobs=..., advantages=..., mask=..., group=...)
+    import proximo
+
+    config = proximo.RunConfig(algorithm=proximo.DAPO, task=proximo.tasks.Arithmetic(), model="tiny-arithmetic")
+    result = proximo.train(config, run="runs/mine")         # the same call again resumes, or returns the result
+    run = proximo.open_run("runs/mine")                     # running, killed or finished
+    run.metrics(); run.rollouts(step=12); run.plot("outcome")
+
+Train
+    train(config, run)          reinforcement learning; rewards=[f], on_step=f(step, metrics)
+    sft(data, run)              fine-tune on completions
+    reward_model(data, run)     a model that scores, from ranked completions
+    dpo(data, run)              learn from ranked completions directly
+    compare(configs, run=...)   configs times seeds on equal terms, and which differences are more than noise
+
+Look
+    open_run(path)              metrics, rollouts, events, findings, charts and the lens of a run
+    evaluate(model, task)       held-out accuracy with its interval
+
+Configs
+    RunConfig                   a run; TrainingOptions, SamplingOptions, EvaluationOptions, CheckpointOptions,
+                                ValueOptions, RewardMix, RewardModel and WeightedRule are its parts
+    SftConfig, DpoConfig, RewardModelConfig, DataFile, FitOptions
+    presets                     configs that are known to work: presets.ARITHMETIC, presets.FIVE, with_algorithm
+    tasks, rewards              where problems come from, and how answers are judged
+
+Algorithms and the maths
+    PPO, GRPO, DAPO, GSPO, SAPO values of Algorithm; dataclasses.replace makes a new one
+    policy_loss, advantages     an algorithm's loss and advantages on your own tensors
+
+Importing proximo is light: torch and all else load with the first name that needs them. Each function has an example
+in its own help, and docs/guides/python.md goes through them.
 """
 
 from importlib import import_module
@@ -9,9 +39,31 @@ from typing import TYPE_CHECKING, Any
 from proximo.version import __version__
 
 if TYPE_CHECKING:
+    from proximo import presets, rewards, tasks
     from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm, UnusualChoice
+    from proximo.data import DataFile
+    from proximo.door.comparing import compare
+    from proximo.door.evaluating import evaluate
+    from proximo.door.opened import OpenedRun, open_run
+    from proximo.door.stages import dpo, reward_model, sft
+    from proximo.door.training import train
     from proximo.maths.crediting import advantages
     from proximo.maths.objective import policy_loss
+    from proximo.samplers import SamplingOptions
+    from proximo.training.config import (
+        CheckpointOptions,
+        EvaluationOptions,
+        RunConfig,
+        TrainingOptions,
+        ValueOptions,
+    )
+    from proximo.training.offline.dpo import DpoConfig
+    from proximo.training.offline.fitting import FitOptions, Fitted
+    from proximo.training.offline.reward_model import RewardModelConfig
+    from proximo.training.offline.sft import SftConfig
+    from proximo.training.records import Evaluation
+    from proximo.training.reward_mix import RewardMix, RewardModel, WeightedRule
+    from proximo.training.rl.result import RunResult
     from proximo.types import Stats
 
 __all__ = [
@@ -21,25 +73,75 @@ __all__ = [
     "PPO",
     "SAPO",
     "Algorithm",
+    "CheckpointOptions",
+    "DataFile",
+    "DpoConfig",
+    "Evaluation",
+    "EvaluationOptions",
+    "FitOptions",
+    "Fitted",
+    "OpenedRun",
+    "RewardMix",
+    "RewardModel",
+    "RewardModelConfig",
+    "RunConfig",
+    "RunResult",
+    "SamplingOptions",
+    "SftConfig",
     "Stats",
+    "TrainingOptions",
     "UnusualChoice",
+    "ValueOptions",
+    "WeightedRule",
     "__version__",
     "advantages",
+    "compare",
+    "dpo",
+    "evaluate",
+    "open_run",
     "policy_loss",
+    "presets",
+    "reward_model",
+    "rewards",
+    "sft",
+    "tasks",
+    "train",
 ]
 
-_ELSEWHERE = {
-    "Stats": "proximo.types",
-    "advantages": "proximo.maths.crediting",
-    "policy_loss": "proximo.maths.objective",
+_ROOMS = ("presets", "rewards", "tasks")
+"""Modules that are names of the door themselves."""
+
+_WHERE = {
+    "algorithms": ("DAPO", "GRPO", "GSPO", "PPO", "SAPO", "Algorithm", "UnusualChoice"),
+    "data": ("DataFile",),
+    "door.comparing": ("compare",),
+    "door.evaluating": ("evaluate",),
+    "door.opened": ("OpenedRun", "open_run"),
+    "door.stages": ("dpo", "reward_model", "sft"),
+    "door.training": ("train",),
+    "maths.crediting": ("advantages",),
+    "maths.objective": ("policy_loss",),
+    "samplers": ("SamplingOptions",),
+    "training.config": ("CheckpointOptions", "EvaluationOptions", "RunConfig", "TrainingOptions", "ValueOptions"),
+    "training.offline.dpo": ("DpoConfig",),
+    "training.offline.fitting": ("FitOptions", "Fitted"),
+    "training.offline.reward_model": ("RewardModelConfig",),
+    "training.offline.sft": ("SftConfig",),
+    "training.records": ("Evaluation",),
+    "training.reward_mix": ("RewardMix", "RewardModel", "WeightedRule"),
+    "training.rl.result": ("RunResult",),
+    "types": ("Stats",),
 }
 
 
 def __getattr__(name: str) -> Any:
     """Names are imported when they are first asked for: torch takes seconds, and help needs none of it."""
-    if name not in __all__:
+    if name in _ROOMS:
+        return import_module(f"proximo.{name}")
+    module = next((module for module, names in _WHERE.items() if name in names), None)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_ELSEWHERE.get(name, "proximo.algorithms")), name)
+    value = getattr(import_module(f"proximo.{module}"), name)
     globals()[name] = value
     return value
 

@@ -383,7 +383,7 @@ def test_when_memory_runs_out_it_goes_first(tmp_path: Path):
 @pytest.mark.parametrize("value", [10**4000, -(10**400), 1, True, "1.0", [1.0], {}])
 def test_only_a_float_is_a_score(value: object):
     """A function may write into its pipe what a worker never would."""
-    judged = workers._judged(value)
+    judged = workers.checked(value)
     assert isinstance(judged, Failure)
     assert judged.kind == "not a number"
 

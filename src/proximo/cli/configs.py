@@ -7,6 +7,7 @@ from pathlib import Path
 from proximo import explain, toml
 from proximo.algorithms import Algorithm
 from proximo.cli.flags import nearest, refuse, said_later, take
+from proximo.door.training import with_values
 from proximo.explain import Card
 from proximo.insight.folder import RunFolder
 from proximo.outside import load_class
@@ -56,11 +57,6 @@ def with_named(config: RunConfig, card: Card) -> RunConfig:
             return with_algorithm(config, card.value)
     except ValueError as error:
         refuse(str(error))
-
-
-def with_values(config: RunConfig) -> RunConfig:
-    """A value model's options written out, where one is needed, so that its fields can be changed."""
-    return replace(config, value=config.value_options)
 
 
 def preset_or_file(name: str) -> RunConfig:

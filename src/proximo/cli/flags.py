@@ -1,19 +1,19 @@
 """Values changed by flags, and refusals. With closed_unions.py the only place that knows tyro."""
 
 import difflib
-import math
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, is_dataclass, replace
 from types import NoneType
 from typing import Any, NoReturn, TypeVar, get_origin
 
+from proximo.door.refusing import refuse_values
+from proximo.door.telling import say
 from proximo.outside import FORM, is_outside
 from proximo.pieces import choices, classes, foreign_class, given_fields, made, protocols, union_members
-from proximo.plain_text import MAX_SHOWN, visible
-from proximo.redacting import masked
+from proximo.plain_text import visible
 
 Value = TypeVar("Value")
 
@@ -53,30 +53,11 @@ def changed(default: Value, flags: Sequence[str], *, prog: str, description: str
             raise
     for message in dict.fromkeys(str(warning.message) for warning in caught):
         print(f"unusual: {visible(message)}", file=sys.stderr)
-    if complaints := list(_complaints(value, "")):
-        refuse("\n".join(complaints))
+    try:
+        refuse_values(value)
+    except ValueError as error:
+        refuse(str(error))
     return value
-
-
-def _complaints(value: object, path: str) -> Iterator[str]:
-    """What no field may hold, whatever its own rules: a number that is none, a secret that would be written down."""
-    if is_dataclass(value) and not isinstance(value, type):
-        for field, _ in given_fields(type(value)):
-            yield from _complaints(vars(value)[field.name], f"{path}.{field.name}".removeprefix("."))
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _complaints(item, f"{path}.{name}")
-    elif isinstance(value, tuple | list):
-        for number, item in enumerate(value):
-            yield from _complaints(item, f"{path}[{number}]")
-    elif isinstance(value, float) and not math.isfinite(value):
-        yield f"{path} is {value}: give a finite number"
-    elif isinstance(value, int) and abs(value) >= 2**63:
-        yield f"{path} is {value}: give a number of 64 bits"
-    elif isinstance(value, str) and masked(value) != value:
-        yield f"{path} is {masked(value)!r}, with a secret that the run folder would keep: leave it to the environment"
-    elif isinstance(value, str) and "\0" in value:
-        yield f"{path} has a NUL character: remove it"
 
 
 def _type_lines(value: object) -> list[str]:
@@ -265,9 +246,3 @@ def refuse(message: str) -> NoReturn:
     """Bad input: one clear error, nothing started."""
     say(f"error: {message}")
     raise SystemExit(2)
-
-
-def say(message: str) -> None:
-    """On stderr; without secrets, and without what would steer the terminal: messages quote models and files."""
-    with suppress(OSError):  # nobody reads it any more: no reason to stop
-        print(visible(masked(message), MAX_SHOWN), file=sys.stderr, flush=True)

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from proximo.cli.flags import refuse, say, take
-from proximo.cli.models import suit_machine
+from proximo.cli.flags import refuse, take
+from proximo.door import folders
+from proximo.door.telling import say
 from proximo.training.runfolder.checkpoints import CHECKPOINTS
-from proximo.training.runfolder.resume import Attempt, begin
+from proximo.training.runfolder.resume import Attempt
 from proximo.training.runfolder.signals import Stopped
 
 
@@ -28,14 +29,12 @@ def taken(
     algorithm: str | None = None,
     accept_lost: bool = False,
 ) -> Iterator[Attempt]:
-    """The run folder of a command, or a refusal: somebody else has it, or it holds another run."""
+    """The run folder of a command, or a refusal: another process has it, or it holds another run."""
     with ExitStack() as until:
         try:
             attempt = until.enter_context(
-                begin(path, config_toml, points=points, allowed=allowed, algorithm=algorithm, accept_lost=accept_lost)
+                folders.taken(path, config_toml, allowed, points, algorithm=algorithm, accept_lost=accept_lost)
             )
-        except OSError as error:
-            refuse(f"--run {path}: nothing can be written there, {error.strerror}; give another folder")
         except ValueError as error:
             refuse(str(error))
         try:
@@ -43,19 +42,6 @@ def taken(
         except Stopped:
             say(f"stopped; {attempt.way_on}")
             raise
-
-
-def suit_attempt(attempt: Attempt, model: str | None, device: str) -> None:
-    """The machine as the run began with it, so that going on gives the same bits; and a line that says where."""
-    if attempt.machine is None:
-        suit_machine(model, device)
-        return
-    attempt.machine.apply()
-    say(attempt.remark or "")
-    for message in attempt.damaged:
-        say(f"warning: {message}; passed over")
-    for message in (*([attempt.other_code] if attempt.other_code else []), *attempt.lost, *attempt.corrected):
-        say(f"warning: {message}")
 
 
 def report_failure(attempt: Attempt, error: Exception) -> None:

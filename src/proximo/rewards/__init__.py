@@ -8,11 +8,21 @@ active `Grading`.
 
 from proximo.rewards.failures import GraderFailed
 from proximo.rewards.function import PythonFunction
+from proximo.rewards.given import GivenFunction
 from proximo.rewards.mathematics import MathVerify
 from proximo.rewards.protocol import Grader
 from proximo.rewards.text import ExactMatch, FormatReward
 
-Reward = ExactMatch | FormatReward | MathVerify | PythonFunction | Grader
+Reward = ExactMatch | FormatReward | MathVerify | PythonFunction | GivenFunction | Grader
 """What a config may name: one of ours, or any Grader from a file, type = "my_file.py:MyReward"."""
 
-__all__ = ["ExactMatch", "FormatReward", "Grader", "GraderFailed", "MathVerify", "PythonFunction", "Reward"]
+__all__ = [
+    "ExactMatch",
+    "FormatReward",
+    "GivenFunction",
+    "Grader",
+    "GraderFailed",
+    "MathVerify",
+    "PythonFunction",
+    "Reward",
+]

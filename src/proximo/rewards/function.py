@@ -56,22 +56,32 @@ class PythonFunction(metaclass=_TakesFunctions):
         check_seconds(self.seconds)
         if self.memory_mb < 64:
             raise ValueError(f"reward.memory_mb is {self.memory_mb}: Python itself needs 64")
-        if self.reward_range is not None and not -math.inf < self.reward_range[0] < self.reward_range[1] < math.inf:
-            raise ValueError(
-                f"reward.reward_range is {self.reward_range}: give what a wrong answer earns and then what a right one "
-                "earns, which is more"
-            )
+        check_range(self.reward_range)
 
     def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float | None]:
         job = Job(self.path, self.seconds, self.memory_mb)
         scores = []
         for asked, said in groups(problems, completions):
-            scores += score_or_pass(job, said, _columns(asked, said), grader=self.path, alone=not self.siblings)
+            scores += score_or_pass(job, said, columns_of(asked, said), grader=self.path, alone=not self.siblings)
         return scores
+
+    @property
+    def label(self) -> str:
+        """Names its part of the reward."""
+        return self.path.rpartition(":")[2]
 
     def reference(self, problem: Problem) -> str | None:
         """None: only the function knows what it likes."""
         return None
+
+
+def check_range(declared: tuple[float, float] | None) -> None:
+    """Of a reward's field `reward_range`."""
+    if declared is not None and not -math.inf < declared[0] < declared[1] < math.inf:
+        raise ValueError(
+            f"reward.reward_range is {declared}: give what a wrong answer earns and then what a right one earns, which "
+            "is more"
+        )
 
 
 def _place_of(function: object) -> str:
@@ -84,7 +94,8 @@ def _place_of(function: object) -> str:
     return place
 
 
-def _columns(problems: Sequence[Problem], completions: Sequence[Completion]) -> dict[str, list[Any]]:
+def columns_of(problems: Sequence[Problem], completions: Sequence[Completion]) -> dict[str, list[Any]]:
+    """The keyword arguments of a reward function, each with one entry for each completion."""
     names = dict.fromkeys(name for problem in problems for name in problem.data)
     columns: dict[str, list[Any]] = {name: [problem.data.get(name) for problem in problems] for name in names}
     return columns | {

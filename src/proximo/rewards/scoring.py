@@ -1,19 +1,27 @@
-"""Scores of completions from reward functions in processes of their own."""
+"""Scores of completions from reward functions, in processes of their own or in this one."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 from proximo.rewards.failures import Failure, plain
 from proximo.rewards.grading import grading, note_failure
 from proximo.rewards.processes import Job
-from proximo.rewards.workers import Columns, Found, Worker
+from proximo.rewards.workers import Columns, Found
 from proximo.types import Completion, Problem
 
 MAX_DEATHS = 4
 """So many completions of one call may cost a worker each, when they are tried one by one; the rest is given up."""
+
+
+class Caller(Protocol):
+    """A function that scores, wherever it runs."""
+
+    def call(self, columns: Columns, constants: Mapping[str, Any]) -> list[Found] | Failure:
+        """A score or a failure for each completion, or one failure of the whole call."""
+        ...
 
 
 def score(
@@ -48,14 +56,27 @@ def score_or_pass(
     Where a call fails its completions are tried one by one, so that only the guilty one is unscored; not so where
     the function compares them (`alone=False`).
     """
+    with grading() as active:
+        return called(active.worker(job), said, columns, constants, grader=grader, alone=alone)
+
+
+def called(
+    function: Caller,
+    said: Sequence[Completion],
+    columns: Columns,
+    constants: Mapping[str, Any] | None = None,
+    *,
+    grader: str,
+    alone: bool = True,
+) -> list[float | None]:
+    """As `score_or_pass`, of a function in a process of its own or in this one."""
     constants, count = constants or {}, len(said)
     with grading() as active:
-        worker = active.worker(job)
-        result = worker.call(columns, constants)
+        result = function.call(columns, constants)
         if isinstance(result, Failure) and alone and count > 1:
             # Counted even where each of them alone is scored: then the function fails for several at once.
             active.failures.add(grader, result, unscored=0)
-            result = _one_by_one(worker, columns, constants, count)
+            result = _one_by_one(function, columns, constants, count)
         found = [result] * count if isinstance(result, Failure) else result
         for each, completion in zip(found, said, strict=True):
             if isinstance(each, Failure):
@@ -64,14 +85,14 @@ def score_or_pass(
     return [math.nan if isinstance(each, Failure) else each for each in found]
 
 
-def _one_by_one(worker: Worker, columns: Columns, constants: Mapping[str, Any], count: int) -> list[Found]:
+def _one_by_one(function: Caller, columns: Columns, constants: Mapping[str, Any], count: int) -> list[Found]:
     found: list[Found] = []
     deaths = 0
     for row in range(count):
         if deaths == MAX_DEATHS:
             found.append(Failure("given up", f"{deaths} completions of its group had cost a process each"))
             continue
-        result = worker.call({name: [column[row]] for name, column in columns.items()}, constants)
+        result = function.call({name: [column[row]] for name, column in columns.items()}, constants)
         deaths += isinstance(result, Failure) and result.fatal
         found += [result] if isinstance(result, Failure) else result
     return found

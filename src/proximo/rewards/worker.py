@@ -135,7 +135,7 @@ def serve(requests: int, answers: int) -> None:
     try:
         function = load(job["place"], job["name"])
     except BaseException as error:  # a user's module may raise anything while it is imported
-        send(answers, {"refused": f"{job['place']} cannot be imported, {_described(error)}"})
+        send(answers, {"refused": f"{job['place']} cannot be imported, {described(error)}"})
         return
     if not callable(function):
         send(answers, {"refused": f"{job['place']} has no function {job['name']}"})
@@ -168,37 +168,46 @@ def answered(function: Callable[..., Any], request: Mapping[str, Any]) -> dict[s
     """The scores, or how the function failed."""
     _seed(request["seed"])
     try:
-        scores = _listed(function(**request["arguments"]), request["count"])
-        return {"scores": [_number(score) for score in scores]}
+        scores = listed(function(**accepted(function, request["arguments"])), request["count"])
+        return {"scores": [to_number(score) for score in scores]}
     except SystemExit as error:
         return {"failed": "exit", "message": f"it called sys.exit({error.code!r})"[:500]}
     except MemoryError as error:
-        return {"failed": "memory", "message": _described(error)}
-    except _Junk as error:
+        return {"failed": "memory", "message": described(error)}
+    except Junk as error:
         return {"failed": "junk", "message": str(error)[:500]}
     except BaseException as error:  # a user's code may raise anything
-        return {"failed": type(error).__name__[:80], "message": _described(error)}
+        return {"failed": type(error).__name__[:80], "message": described(error)}
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(BaseException):
                 stream.flush()
 
 
-class _Junk(Exception):
+def accepted(function: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """All columns, or those that a function without `**columns` names."""
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_flags & 0x08:  # it takes any keyword
+        return arguments
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return {name: column for name, column in arguments.items() if name in names}
+
+
+class Junk(Exception):
     """What came back are not scores."""
 
 
-def _listed(result: Any, count: int) -> list[Any]:
+def listed(result: Any, count: int) -> list[Any]:
     if result is None or isinstance(result, (str, bytes, Mapping)) or not isinstance(result, Iterable):
-        raise _Junk(f"it returned {_short(result)}, not a list of {count} numbers")
+        raise Junk(f"it returned {_short(result)}, not a list of {count} numbers")
     scores = list(itertools.islice(result, count + 1))
     if len(scores) != count:
         found = "more" if len(scores) > count else str(len(scores))
-        raise _Junk(f"it returned {found} scores for {count} completions")
+        raise Junk(f"it returned {found} scores for {count} completions")
     return scores
 
 
-def _number(score: Any) -> float | str | None:
+def to_number(score: Any) -> float | str | None:
     """A number, also of numpy or torch; None is the function's own word for unscored, a text says what else it was."""
     if score is None or isinstance(score, (str, bytes)):
         return score if score is None else _short(score)
@@ -218,7 +227,7 @@ def _seed(number: int) -> None:
             sys.modules["torch"].manual_seed(number)
 
 
-def _described(error: BaseException) -> str:
+def described(error: BaseException) -> str:
     try:
         text = f"{type(error).__name__}: {error}"
     except BaseException:  # its own __str__ may be what is broken

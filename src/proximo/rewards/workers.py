@@ -124,10 +124,11 @@ def _read(answer: Mapping[str, Any], count: int) -> list[Found] | Failure:
         return Failure(plain(failed, 80), plain(str(answer.get("message"))), fatal=failed in ("exit", "memory"))
     if not isinstance(scores, list) or len(scores) != count:
         return Failure("junk", "its process answered no list of scores", fatal=True)
-    return [_judged(value) for value in scores]
+    return [checked(value) for value in scores]
 
 
-def _judged(value: object) -> Found:
+def checked(value: object) -> Found:
+    """What a function returned for one completion: a number within bounds, None, or what is wrong with it."""
     if value is None:
         return None
     if not isinstance(value, float):  # a worker sends nothing else, but a function may write to its pipe

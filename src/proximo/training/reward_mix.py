@@ -4,11 +4,12 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from proximo.algorithms import Algorithm
 from proximo.maths.pieces.extras import needing
 from proximo.maths.pieces.traits import KeepTraits
-from proximo.rewards import PythonFunction, Reward
+from proximo.rewards import Reward
 from proximo.tasks import File, RewardRange, Task, reward_range
 
 
@@ -79,6 +80,14 @@ class RewardMix:
         return taken[1:]
 
 
+@runtime_checkable
+class Labelled(Protocol):
+    """A reward that names its part of the sum; others are named after their class."""
+
+    @property
+    def label(self) -> str: ...
+
+
 def _check_weight(field: str, weight: float) -> None:
     if weight == 0 or not math.isfinite(weight):
         raise ValueError(f"{field}: weight is {weight}: give a finite number that is not 0, or leave the reward out")
@@ -91,8 +100,8 @@ def _folder_name(path: str) -> str:
 
 
 def _rule_name(reward: Reward) -> str:
-    if isinstance(reward, PythonFunction):
-        return reward.path.rpartition(":")[2]
+    if isinstance(reward, Labelled):
+        return reward.label
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(reward).__name__).lower()
 
 

@@ -5,17 +5,17 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
+from rich.status import Status
 from rich.text import Text
 
 from proximo import explain
 from proximo.cli.configs import named_algorithm, preset_or_file, with_named, with_values
 from proximo.cli.flags import changed, refuse, say, take, take_switch
-from proximo.cli.models import machine_of
+from proximo.door.comparing import SEEDS, checked_plan, compared, default_jobs, machines_for
 from proximo.insight.compare import (
     JSON,
     MARKDOWN,
@@ -26,24 +26,14 @@ from proximo.insight.compare import (
     Job,
     Place,
     Result,
-    at_once,
     fair_line,
-    gathered,
-    is_finished,
-    make_plan,
-    run_jobs,
     verdict_lines,
-    write_reports,
 )
 from proximo.insight.folder import RunFolder
 from proximo.insight.report.facts import gather
-from proximo.machine import Machine
-from proximo.models import pick_device
 from proximo.presets import ARITHMETIC, COMPARISONS, Comparison
 from proximo.redacting import without_secrets
-from proximo.storage.locks import FolderLock
 from proximo.training.config import RunConfig
-from proximo.training.preflight.estimate import held_models
 from proximo.training.runfolder.signals import Stopped
 
 USAGE = """usage: proximo compare [five | PRESET | run.toml ...] [--algorithms A,B,...] [--seeds N]
@@ -78,19 +68,12 @@ def run(arguments: list[str]) -> int:
     command = shlex.join(["proximo", "compare", *without_secrets(arguments)])
     folder, jobs = take(arguments, "--run"), _whole(arguments, "--jobs")
     plan = _plan(arguments)
-    machines = {each.name: _machine(each.config) for each in plan.contenders}
-    most = jobs or at_once([each.config for each in plan.contenders], machines.values())
     if dry_run:
-        _print_plan(plan, most)
+        _print_plan(plan, jobs or default_jobs(plan, machines_for(plan)))
         return 0
     path = Path(folder) if folder else Path("runs") / f"compare-{datetime.now():%Y%m%d-%H%M%S}"
     command += "" if folder else f" --run {shlex.quote(str(path))}"
-    with ExitStack() as until:
-        place, left = _taken(path, plan, until)
-        machines = place.settle(plan, machines, shlex.split(command))
-        failures = _train(left, place, machines, most)
-        result = gathered(plan, place, failures, command)
-        write_reports(path, result)
+    result, failures = _train(plan, path, jobs, command)
     _print_result(path, result, as_json)
     return 1 if failures else 0
 
@@ -112,15 +95,10 @@ def _plan(arguments: list[str]) -> ComparisonPlan:
     try:
         budget = Budget("tokens", tokens) if tokens is not None else None
         budget = Budget("updates", updates) if updates is not None else budget
-        usual = 3 if comparison is None else comparison.seeds
-        plan = make_plan(configs, usual if seeds is None else seeds, budget)
-        for contender in plan.contenders:  # report what cannot be read once, before anything is started
-            contender.config.task.problem(0, "train", contender.config.seed)
-            held_models(contender.config)
-            pick_device(contender.config.device)
+        usual = SEEDS if comparison is None else comparison.seeds
+        return checked_plan(configs, usual if seeds is None else seeds, budget)
     except ValueError as error:
         refuse(str(error))
-    return plan
 
 
 def _chosen(arguments: list[str], names: str | None) -> tuple[Comparison | None, list[tuple[str, RunConfig]]]:
@@ -173,10 +151,6 @@ def _whole(arguments: list[str], flag: str) -> int | None:
     return number
 
 
-def _machine(config: RunConfig) -> Machine:
-    return machine_of(config.model, config.device) or Machine.current()
-
-
 def _print_plan(plan: ComparisonPlan, most: int) -> None:
     rows = [("run", "steps", "updates a step", "completions a step", "evaluated every")]
     for job in plan.jobs():
@@ -193,27 +167,15 @@ def _print_plan(plan: ComparisonPlan, most: int) -> None:
 # Running
 
 
-def _taken(path: Path, plan: ComparisonPlan, until: ExitStack) -> tuple[Place, list[Job]]:
-    """The comparison's folder and the remaining jobs, or a refusal."""
-    place, existed = Place(path), path.exists()
+def _train(plan: ComparisonPlan, path: Path, jobs: int | None, command: str) -> tuple[Result, list[Failure]]:
+    view = _View(Place(path))
     try:
-        lock = FolderLock(path)
-        until.callback(lambda: lock.release(remove_empty=not existed))
-        place.check(plan)
-        return place, [job for job in plan.jobs() if not is_finished(job, place)]
-    except OSError as error:
-        refuse(f"--run {path}: nothing can be written there, {error.strerror}; give another folder")
+        return compared(plan, path, jobs, command, view)
     except ValueError as error:
         refuse(str(error))
-
-
-def _train(left: Sequence[Job], place: Place, machines: dict[str, Machine], most: int) -> list[Failure]:
-    view = _View(len(left), place)
-    try:
-        return run_jobs(left, place, machines, most, started=view.started, ended=view.ended, waiting=view.waiting)
     except (Stopped, KeyboardInterrupt):
         view.stop()
-        say(f"stopped; the same command with --run {place.folder} resumes it")
+        say(f"stopped; the same command with --run {path} resumes it")
         raise
     finally:
         view.stop()
@@ -222,11 +184,15 @@ def _train(left: Sequence[Job], place: Place, machines: dict[str, Machine], most
 class _View:
     """Print a line when a run starts or ends, and on a terminal a progress line."""
 
-    def __init__(self, count: int, place: Place) -> None:
-        self._count, self._place, self._done = count, place, 0
+    def __init__(self, place: Place) -> None:
+        self._count, self._place, self._done = 0, place, 0
         self._began, self._looked = time.monotonic(), 0.0
-        self._status = Console(stderr=True).status("") if sys.stderr.isatty() and count else None
-        if self._status is not None:
+        self._status: Status | None = None
+
+    def begins(self, count: int) -> None:
+        self._count = count
+        if sys.stderr.isatty() and count:
+            self._status = Console(stderr=True).status("")
             self._status.start()
 
     def started(self, job: Job) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from proximo import toml
 from proximo.cli.flags import changed, refuse, say
-from proximo.cli.run_folders import report_failure, suit_attempt, taken
+from proximo.cli.run_folders import report_failure, taken
+from proximo.door.folders import suit_attempt
 from proximo.models import pick_device
 from proximo.training.pipeline import PipelineConfig, pipeline
 
@@ -37,7 +38,7 @@ def run(
         if attempt.result is not None:
             say(f"{path}: this run is finished")
         else:
-            suit_attempt(attempt, config.sft_config(path).model, config.device)
+            suit_attempt(attempt, config.sft_config(path).model, config.device, say)
             try:
                 pipeline(config, path, say, attempt)
             except (OSError, ValueError) as error:

@@ -11,8 +11,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from proximo import toml
 from proximo.cli.flags import changed, refuse, say, take, take_switch
-from proximo.cli.run_folders import report_failure, suit_attempt, take_allowed, taken
+from proximo.cli.run_folders import report_failure, take_allowed, taken
 from proximo.data import DataFile
+from proximo.door.folders import suit_attempt
 from proximo.training.offline.dpo import DpoConfig, dpo
 from proximo.training.offline.fitting import Fitted
 from proximo.training.offline.reward_model import RewardModelConfig, train_reward_model
@@ -77,7 +78,7 @@ def run_stage(
         if attempt.result is not None:
             say(f"{path}: this run is finished")
         else:
-            suit_attempt(attempt, config.model, config.device)
+            suit_attempt(attempt, config.model, config.device, say)
         try:
             fitted = stage(config, path, say, attempt)
         except (OSError, ValueError) as error:

@@ -2,8 +2,7 @@
 
 import json
 import sys
-import tomllib
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -12,35 +11,22 @@ from transformers.utils.logging import disable_progress_bar
 from proximo import explain, toml
 from proximo.cli.commands import pipeline as pipelining
 from proximo.cli.configs import base_config, naming_flags, preset
-from proximo.cli.flags import changed, refuse, said_later, say, take, take_model, take_switch
+from proximo.cli.flags import changed, refuse, say, take, take_model, take_switch
 from proximo.cli.live import LiveView
-from proximo.cli.models import machine_line, open_model
-from proximo.cli.run_folders import report_failure, suit_attempt, take_allowed, taken
-from proximo.environments import EnvironmentOptions, SingleTurn
+from proximo.cli.models import machine_line
+from proximo.cli.run_folders import report_failure, take_allowed, taken
+from proximo.door.evaluating import evaluated, own_evaluation
+from proximo.door.training import trained
 from proximo.insight.doctor.checkup import standing, summary
-from proximo.insight.folder import RunFolder
-from proximo.models import Precision, load_tokenizer
-from proximo.models.shipped import resolve
 from proximo.plain_text import quoted, visible
-from proximo.rewards.grading import grading
-from proximo.samplers import SamplingOptions
-from proximo.samplers.embedded import local_sampler
 from proximo.storage.lines import plain
-from proximo.tasks import Arithmetic, Code, Countdown, Echo, File, Sorting, TaskOptions
-from proximo.training.config import EvaluationOptions, RunConfig
-from proximo.training.old_names import load_run
+from proximo.tasks import Arithmetic, Code, Countdown, Echo, File, Sorting
+from proximo.training.config import RunConfig
 from proximo.training.pipeline import PipelineConfig
 from proximo.training.preflight.estimate import batch_arithmetic, memory
 from proximo.training.preflight.preflight import rehearse
-from proximo.training.preflight.prompts import check_prompts
-from proximo.training.reward_mix import RewardMix
-from proximo.training.reward_mixing import judged
-from proximo.training.rl.checkpointer import refuse_fewer_steps
-from proximo.training.rl.evaluate import evaluate
 from proximo.training.rl.progress import Lines, Progress, gain, measure, prompt_text, share
 from proximo.training.rl.result import RunResult
-from proximo.training.rl.run import Run
-from proximo.training.rl.train import train
 from proximo.training.runfolder.checkpoints import step_of
 from proximo.training.runfolder.resume import ACCEPT_LOST, Attempt
 
@@ -88,7 +74,7 @@ def run_train(arguments: list[str]) -> int:
     path = Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}"
     named = explain.named(config.algorithm)
     with taken(path, toml.dumps(config), allowed, algorithm=named, accept_lost=accept_lost) as attempt:
-        outcome = _finished(config, attempt) if attempt.result is not None else _train(config, attempt)
+        outcome = _train(config, attempt, more="steps" in allowed)
     if outcome is None:
         for line in summary(path):
             say(line)
@@ -112,35 +98,14 @@ def _print_plan(config: RunConfig, as_json: bool) -> None:
     print("\n".join(f"# {visible(part)}" for line in lines for part in line.splitlines()))
 
 
-def _finished(config: RunConfig, attempt: Attempt) -> RunResult:
-    assert attempt.result is not None
-    field = "steps" if config.max_generated_tokens is None else "max_generated_tokens"
-    flag = f"--{field.replace('_', '-')} N --allow-change {field}"
-    say(f"{attempt.folder}: this run is finished; more steps: {flag}")
-    try:
-        path = resolve(config.model)
-        check_prompts(config, path, load_tokenizer(path))  # skips the same bad rows again
-        return RunResult.from_dict(attempt.result, attempt.folder, config.task, config.seed)
-    except ValueError as error:
-        refuse(str(error))
-
-
-def _train(config: RunConfig, attempt: Attempt) -> RunResult | None:
+def _train(config: RunConfig, attempt: Attempt, *, more: bool) -> RunResult | None:
     """Train; None if the run failed, which has then been reported."""
-    suit_attempt(attempt, config.model, config.device)
     progress: Progress = LiveView() if sys.stderr.isatty() else Lines()
     try:
-        refuse_fewer_steps(config, attempt.resume_from)
-        run = Run(config, attempt.folder, progress)
-    except ValueError as error:
-        refuse(str(error))
-    try:
-        return train(run, toml.dumps(config), attempt)
+        return trained(config, attempt, progress, say, more=more)
     except (OSError, ValueError) as error:
         report_failure(attempt, error)
         return None
-    finally:
-        progress.stop()
 
 
 def _print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
@@ -172,92 +137,27 @@ def _print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
 # eval, tasks
 
 
-@dataclass(frozen=True)
-class EvalConfig:
-    """How a model is evaluated. For a run's own model the defaults come from the run's config.toml."""
-
-    task: TaskOptions = field(default_factory=Arithmetic)
-    rewards: RewardMix = field(default_factory=RewardMix)
-    sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(max_tokens=8))
-    problems: int = 1000
-    """Number of held-out problems, taken from the start of the task's held-out split."""
-    samples: int = 0
-    """Completions per problem for mean@k and pass@k, at the sampling temperature. 0: greedy accuracy only."""
-    device: str = "auto"
-    """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
-    dtype: Precision = "auto"
-    """Data type of the weights. `auto`: bfloat16 on a GPU, float32 on a CPU."""
-    environment: EnvironmentOptions = field(default_factory=SingleTurn)
-    """What happens between a problem and its completions. `SingleTurn`: each prompt is completed once per sample."""
-    seed: int = 0
-    """Random seed of the evaluation."""
-
-
 def run_eval(arguments: list[str]) -> int:
     as_json = take_switch(arguments, "--json")
     name = take_model(arguments, "proximo eval")
+    try:
+        own, source = own_evaluation(name)
+    except ValueError as error:
+        refuse(str(error))
+    if source is not None:
+        say(source)
     config = changed(
-        _own_evaluation(name),
-        arguments,
-        prog="proximo eval",
-        description="Measure a model's accuracy on held-out problems.",
+        own, arguments, prog="proximo eval", description="Measure a model's accuracy on held-out problems."
     )
     try:
-        path = resolve(name)
-        if Path(path).is_dir():  # any other name is checked when it is opened
-            check_prompts(config, path, load_tokenizer(path))
+        result, failures = evaluated(name, config)
     except ValueError as error:
         refuse(str(error))
-    model, tokenizer = open_model(name, config.device, config.dtype)
-    sampler = local_sampler(model, tokenizer)
-    try:
-        options = EvaluationOptions(problems=config.problems, samples=config.samples)
-        task = judged(config.task, config.rewards, tokenizer, config.dtype)
-        with grading() as active:
-            result, _ = evaluate(
-                task, sampler, tokenizer, config.sampling, options, config.seed, environment=config.environment
-            )
-    except ValueError as error:
-        refuse(str(error))
-    for failures in active.failures.take():
-        print(f"warning: {failures}", file=sys.stderr)
+    for failure in failures:
+        say(f"warning: {failure}")
     facts = {"model": name, **plain(result.floats())}
     print(json.dumps(facts) if as_json else f"held-out {measure(result)} {share(result)}")
     return 0
-
-
-def _own_evaluation(name: str) -> EvalConfig:
-    """The evaluation settings of the run, if the model is a run of `proximo train` or one of its checkpoints."""
-    folder = Path(name)
-    run = folder.parents[1] if folder.match("checkpoints/*") else folder
-    file = run / "config.toml"
-    try:
-        is_other = not name or "algorithm" not in tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except OSError:
-        return EvalConfig()
-    except ValueError as error:
-        refuse(f"{file}: this is not TOML: {error}")
-    if is_other:
-        return EvalConfig()  # a run of another command, which has no task
-    try:
-        with said_later():
-            # A folder may come from anyone: of the classes it names, only those that a run folder may load.
-            config = load_run(str(file), lambda name: RunFolder(run).load_class(name))
-    except ValueError as error:
-        refuse(str(error))
-    say(f"settings from {file}: {type(config.task).__name__}, {config.sampling.max_tokens} tokens at most")
-    evaluation = config.evaluation
-    return EvalConfig(
-        task=config.task,
-        rewards=config.rewards,
-        sampling=config.sampling,
-        problems=evaluation.problems,
-        samples=evaluation.samples,
-        device=config.device,
-        dtype=config.dtype,
-        environment=config.environment,
-        seed=config.seed,
-    )
 
 
 def run_tasks(arguments: list[str]) -> int:

@@ -87,10 +87,10 @@ class Checkpointer:
             self.save(state)
         return replace(state, best=self._former_best) if is_best and self._saved != step else state
 
-    def save(self, state: RunState, *, again: bool = True) -> None:
+    def save(self, state: RunState, *, again: bool = True, last: bool = False) -> None:
         """Unless that has been done already. A failure is reported; the last checkpoint of a run must not fail.
-        `again`: whether there will be another."""
-        step, last = state.step, self.is_last(state)
+        `again`: whether there will be another. `last`: whether the run ends here, before its last step too."""
+        step, last = state.step, last or self.is_last(state)
         if self._saved != step and self._saver.save(step, lambda: self._write(state), last=last, again=again):
             self._saved = step
             self._retain(state)

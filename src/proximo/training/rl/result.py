@@ -1,7 +1,7 @@
 """What a finished run has to say, and how it is kept to be said again."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ class RunResult:
 
     before: Evaluation
     after: Evaluation
-    examples: list[tuple[Answered, Answered]]
+    examples: list[tuple[Answered, Answered]] = field(repr=False)
     """The same held-out problems before and after."""
     checkpoint: Path
     generated_tokens: int

@@ -1,5 +1,6 @@
 """The loop: collect, assemble, update, log; evaluate before and after."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from proximo.training.records import Answered, Evaluation
@@ -13,8 +14,11 @@ from proximo.training.runfolder.signals import Stopped
 from proximo.training.runfolder.state import RunState
 
 
-def train(run: Run, config_toml: str, attempt: Attempt | None = None) -> RunResult:
-    """Sample, grade, learn, repeat; from where the run stands, if its folder holds one already."""
+def train(
+    run: Run, config_toml: str, attempt: Attempt | None = None, *, ends: Callable[[], bool] = lambda: False
+) -> RunResult:
+    """Sample, grade, learn, repeat; from where the run stands, if its folder holds one already. `ends` is asked after
+    each step whether the run ends there: it is saved and evaluated as after its last step."""
     with ExitStack() as until:
         attempt = attempt or until.enter_context(begin(run.folder, config_toml))
         if attempt.result is not None:
@@ -28,13 +32,13 @@ def train(run: Run, config_toml: str, attempt: Attempt | None = None) -> RunResu
         # A run that cannot be gone on with, since too much was changed, stays as it is: nothing is written before.
         state = None if attempt.resume_from is None else checkpointer.restore(attempt.resume_from, run.task)
         attempt.start()
-        outcome = _train(run, checkpointer, state)
+        outcome = _train(run, checkpointer, state, ends)
         run.log.settle()
         attempt.finish(outcome.to_dict())
         return outcome
 
 
-def _train(run: Run, checkpointer: Checkpointer, state: RunState | None) -> RunResult:
+def _train(run: Run, checkpointer: Checkpointer, state: RunState | None, ends: Callable[[], bool]) -> RunResult:
     """The loop. Between two steps everything that the next one depends on is noted; now and then it is saved."""
     config = run.config
     if state is None:
@@ -49,6 +53,9 @@ def _train(run: Run, checkpointer: Checkpointer, state: RunState | None) -> RunR
             state = _between(run, checkpointer, state)
             collected = train_step(run, state.step, state.cursor)
             state = checkpointer.after_step(state, collected)
+            if ends():
+                checkpointer.save(state, last=True)
+                break
         checkpointer.save_if_due(state)
         after, answers = _evaluated(run, state.step)
     except Stopped:

@@ -1,0 +1,164 @@
+"""`proximo.compare`: configs times seeds on equal terms, each run in a process of its own."""
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+from proximo import explain
+from proximo.door.folders import PathLike, folder_for
+from proximo.door.machines import machine_of
+from proximo.door.rewards import refuse_unbound
+from proximo.door.telling import Say, keep_quiet, say
+from proximo.door.training import with_values
+from proximo.insight.compare import (
+    Budget,
+    ComparisonPlan,
+    Failure,
+    Job,
+    Place,
+    Result,
+    at_once,
+    gathered,
+    is_finished,
+    make_plan,
+    run_jobs,
+    write_reports,
+)
+from proximo.machine import Machine
+from proximo.models import pick_device
+from proximo.presets import Comparison
+from proximo.storage.locks import FolderLock
+from proximo.training.config import RunConfig
+from proximo.training.preflight.estimate import held_models
+
+SEEDS = 3
+
+
+def compare(
+    configs: Mapping[str, RunConfig] | Sequence[RunConfig] | Comparison,
+    *,
+    seeds: int | None = None,
+    tokens: int | None = None,
+    updates: int | None = None,
+    run: PathLike | None = None,
+    jobs: int | None = None,
+    quiet: bool = False,
+) -> Result:
+    """Train each config with each seed on one task and an equal budget; what `proximo compare` does.
+
+    The first config is what the others are compared with. All runs of a seed see the same prompts and sample with the
+    same random numbers. The folder gets compare.html, compare.md and compare.json; the same call with the same folder
+    does the runs that are missing. A run that fails is named in the result, and the others go on.
+
+    configs  by name, or in order, named after their algorithms; or a whole comparison, proximo.presets.FIVE
+    seeds    for each config, from the first config's own on (3)
+    tokens   each run ends with the step in which it has sampled so many tokens in training
+    updates  each run makes so many optimizer updates; without either, the budget that the configs share
+    run      the folder; None: runs/compare-DATE
+    jobs     runs at a time (as many as the cores allow)
+    quiet    no lines of progress on stderr
+
+    Example:
+        base = proximo.presets.ARITHMETIC
+        variants = {name: replace(base, steps=40, training=replace(base.training, learning_rate=rate))
+                    for name, rate in {"slow": 1e-5, "fast": 4e-5}.items()}
+        result = proximo.compare(variants, seeds=3, run="runs/rates")
+        print([(standing.name, standing.after) for standing in result.contenders])
+    """
+    if tokens is not None and updates is not None:
+        raise ValueError("tokens and updates are both given: runs can be equal in one of them only")
+    named = _named(configs)
+    for _, config in named:
+        refuse_unbound(config, "each run of a comparison has a process of its own")
+    usual = configs.seeds if isinstance(configs, Comparison) else SEEDS
+    budget = Budget("tokens", tokens) if tokens is not None else None
+    budget = Budget("updates", updates) if updates is not None else budget
+    plan = checked_plan(
+        [(name, with_values(config)) for name, config in named], usual if seeds is None else seeds, budget
+    )
+    path = folder_for(run, "compare")
+    result, _ = compared(plan, path, jobs, " ".join(map(shlex.quote, sys.argv)), _Lines(keep_quiet if quiet else say))
+    return result
+
+
+def _named(configs: Mapping[str, RunConfig] | Sequence[RunConfig] | Comparison) -> list[tuple[str, RunConfig]]:
+    if isinstance(configs, Comparison):
+        return list(configs.configs.items())
+    if isinstance(configs, Mapping):
+        return list(configs.items())
+    return [(explain.nearest(config.algorithm).name, config) for config in configs]
+
+
+def checked_plan(configs: Sequence[tuple[str, RunConfig]], seeds: int, budget: Budget | None) -> ComparisonPlan:
+    """What cannot be compared or read is refused once, and before anything is started."""
+    plan = make_plan(configs, seeds, budget)
+    for contender in plan.contenders:
+        contender.config.task.problem(0, "train", contender.config.seed)
+        held_models(contender.config)
+        pick_device(contender.config.device)
+    return plan
+
+
+class View(Protocol):
+    """Who is told how far the runs are."""
+
+    def begins(self, count: int) -> None: ...
+    def started(self, job: Job) -> None: ...
+    def ended(self, job: Job, failure: Failure | None) -> None: ...
+    def waiting(self, jobs: Sequence[Job]) -> None: ...
+
+
+class _Lines:
+    def __init__(self, say: Say) -> None:
+        self._say = say
+
+    def begins(self, count: int) -> None:
+        self._say(f"{count} runs to do")
+
+    def started(self, job: Job) -> None:
+        self._say(f"{job}: started")
+
+    def ended(self, job: Job, failure: Failure | None) -> None:
+        self._say(f"{job}: finished" if failure is None else f"{job}: FAILED, {failure.message}; the others go on")
+
+    def waiting(self, jobs: Sequence[Job]) -> None: ...
+
+
+def machines_for(plan: ComparisonPlan) -> dict[str, Machine]:
+    """By contender."""
+    return {
+        each.name: machine_of(each.config.model, each.config.device) or Machine.current() for each in plan.contenders
+    }
+
+
+def default_jobs(plan: ComparisonPlan, machines: Mapping[str, Machine]) -> int:
+    """Runs at a time."""
+    return at_once([each.config for each in plan.contenders], machines.values())
+
+
+def compared(
+    plan: ComparisonPlan, path: Path, jobs: int | None, command: str, view: View
+) -> tuple[Result, list[Failure]]:
+    """Do what is left of a comparison and write its reports; ValueError where the folder cannot be taken for it."""
+    machines = machines_for(plan)
+    most = jobs or default_jobs(plan, machines)
+    place, existed = Place(path), path.exists()
+    with ExitStack() as until:
+        try:
+            lock = FolderLock(path)
+            until.callback(lambda: lock.release(remove_empty=not existed))
+            place.check(plan)
+            left = [job for job in plan.jobs() if not is_finished(job, place)]
+        except OSError as error:
+            raise ValueError(
+                f"--run {path}: nothing can be written there, {error.strerror}; give another folder"
+            ) from error
+        view.begins(len(left))
+        machines = place.settle(plan, machines, shlex.split(command))
+        failures = run_jobs(left, place, machines, most, started=view.started, ended=view.ended, waiting=view.waiting)
+        result = gathered(plan, place, failures, command)
+        write_reports(path, result)
+    return result, failures

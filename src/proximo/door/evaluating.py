@@ -1,0 +1,149 @@
+"""`proximo.evaluate`: held-out accuracy of a model."""
+
+import tomllib
+import warnings
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from proximo.algorithms import UnusualChoice
+from proximo.door.folders import PathLike
+from proximo.door.machines import as_found, open_model
+from proximo.door.rewards import Rewards, with_rewards
+from proximo.door.telling import keep_quiet, say
+from proximo.environments import EnvironmentOptions, SingleTurn
+from proximo.insight.folder import RunFolder
+from proximo.models import Precision, load_tokenizer
+from proximo.models.shipped import resolve
+from proximo.rewards.grading import grading
+from proximo.samplers import SamplingOptions
+from proximo.samplers.embedded import local_sampler
+from proximo.tasks import Arithmetic, TaskOptions
+from proximo.training.config import EvaluationOptions
+from proximo.training.old_names import load_run
+from proximo.training.preflight.prompts import check_prompts
+from proximo.training.records import Evaluation
+from proximo.training.reward_mix import RewardMix
+from proximo.training.reward_mixing import judged
+from proximo.training.rl import evaluate as evaluation
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """How a model is evaluated. For a run's own model the defaults come from the run's config.toml."""
+
+    task: TaskOptions = field(default_factory=Arithmetic)
+    rewards: RewardMix = field(default_factory=RewardMix)
+    sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(max_tokens=8))
+    problems: int = 1000
+    """Number of held-out problems, taken from the start of the task's held-out split."""
+    samples: int = 0
+    """Completions per problem for mean@k and pass@k, at the sampling temperature. 0: greedy accuracy only."""
+    device: str = "auto"
+    """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
+    dtype: Precision = "auto"
+    """Data type of the weights. `auto`: bfloat16 on a GPU, float32 on a CPU."""
+    environment: EnvironmentOptions = field(default_factory=SingleTurn)
+    """What happens between a problem and its completions. `SingleTurn`: each prompt is completed once per sample."""
+    seed: int = 0
+    """Random seed of the evaluation."""
+
+
+def evaluate(
+    model: PathLike,
+    task: TaskOptions | None = None,
+    *,
+    problems: int | None = None,
+    samples: int | None = None,
+    sampling: SamplingOptions | None = None,
+    rewards: Rewards | None = None,
+    device: str | None = None,
+    dtype: Precision | None = None,
+    seed: int | None = None,
+    quiet: bool = False,
+) -> Evaluation:
+    """Held-out accuracy of a model, with its 95 % interval; what `proximo eval` does.
+
+    What is not given is as the run evaluated itself, where `model` is a run's folder or one of its checkpoints, and
+    else the default of `proximo eval --help`.
+
+    task      whose held-out problems are asked
+    problems  how many of them, each once
+    samples   completions per problem, for mean@k and pass@k; 0: greedy accuracy alone
+    sampling  temperature and lengths, a SamplingOptions
+    rewards   what is rewarded, as in `proximo.train`
+    device, dtype, seed   as in RunConfig
+    quiet     no lines on stderr
+
+    Example:
+        found = proximo.evaluate("runs/mine", problems=200)
+        print(f"{found.accuracy:.1%} ({found.low:.1%} to {found.high:.1%})")
+    """
+    tell = keep_quiet if quiet else say
+    config, source = own_evaluation(str(model))
+    given: dict[str, Any] = {
+        "task": task,
+        "problems": problems,
+        "samples": samples,
+        "sampling": sampling,
+        "device": device,
+        "dtype": dtype,
+        "seed": seed,
+    }
+    config = replace(config, **{name: value for name, value in given.items() if value is not None})
+    if source is not None:
+        tell(source)
+    with as_found():
+        found, failures = evaluated(str(model), with_rewards(config, rewards))
+    for failure in failures:
+        tell(f"warning: {failure}")
+    return found
+
+
+def evaluated(name: str, config: EvalConfig) -> tuple[Evaluation, list[str]]:
+    """The result, and how graders failed; ValueError where the model cannot be evaluated so."""
+    path = resolve(name)
+    if Path(path).is_dir():  # what is wrong with another name is said when it is opened
+        check_prompts(config, path, load_tokenizer(path))
+    model, tokenizer = open_model(name, config.device, config.dtype)
+    options = EvaluationOptions(problems=config.problems, samples=config.samples)
+    task = judged(config.task, config.rewards, tokenizer, config.dtype)
+    sampler = local_sampler(model, tokenizer)
+    with grading() as active:
+        found, _ = evaluation.evaluate(
+            task, sampler, tokenizer, config.sampling, options, config.seed, environment=config.environment
+        )
+    return found, [str(failures) for failures in active.failures.take()]
+
+
+def own_evaluation(name: str) -> tuple[EvalConfig, str | None]:
+    """As the run evaluated itself, where the model is a run of `proximo train` or one of its checkpoints, with a line
+    that says so; else the defaults."""
+    folder = Path(name)
+    run = folder.parents[1] if folder.match("checkpoints/*") else folder
+    file = run / "config.toml"
+    try:
+        is_other = not name or "algorithm" not in tomllib.loads(file.read_text(encoding="utf-8-sig"))
+    except OSError:
+        return EvalConfig(), None
+    except ValueError as error:
+        raise ValueError(f"{file}: this is not TOML: {error}") from error
+    if is_other:
+        return EvalConfig(), None  # another stage's run, which has no task
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnusualChoice)  # said when the run began
+        # A folder may come from anyone: of the classes it names, only those that a run folder may load.
+        config = load_run(str(file), RunFolder(run).load_class)
+    line = f"settings from {file}: {type(config.task).__name__}, {config.sampling.max_tokens} tokens at most"
+    own = EvalConfig(
+        task=config.task,
+        rewards=config.rewards,
+        sampling=config.sampling,
+        problems=config.evaluation.problems,
+        samples=config.evaluation.samples,
+        device=config.device,
+        dtype=config.dtype,
+        environment=config.environment,
+        seed=config.seed,
+    )
+    return own, line

@@ -1,0 +1,65 @@
+"""The machine made ready for a model, and left as it was found."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from proximo import machine
+from proximo.models import Precision, load_model, load_tokenizer, pick_device, pick_dtype
+from proximo.models.inspecting import tensors
+from proximo.models.shipped import resolve
+
+
+@contextmanager
+def as_found() -> Iterator[None]:
+    """Threads, oneDNN and transformers' progress bars may be changed inside, and are afterwards as they were. The bars
+    are off inside: they would run through our lines."""
+    before, bars = machine.Machine.current(), logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        before.apply()
+        if bars:
+            logging.enable_progress_bar()
+
+
+def open_model(
+    name: str, device: str = "auto", dtype: Precision = "auto"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model and its tokenizer, on the machine as it suits them; ValueError where it cannot be loaded."""
+    suit_machine(name, device)
+    path, place = resolve(name), pick_device(device)
+    return load_model(path, dtype=pick_dtype(dtype, place), device=place), load_tokenizer(path)
+
+
+def suit_machine(name: str | None, device: str = "auto") -> None:
+    """Threads and libraries as the model is fastest with here; None is a new one of ours, which is small.
+
+    What is wrong with a model is said when it loads.
+    """
+    chosen = machine_of(name, device)
+    if chosen is not None:
+        chosen.apply()
+
+
+def machine_of(name: str | None, device: str) -> machine.Machine | None:
+    """None where the model or the device cannot be opened."""
+    try:
+        if pick_device(device) != "cpu":
+            return machine.beside_gpu()
+        parameters = 0 if name is None else num_parameters(Path(resolve(name)))
+    except ValueError:
+        return None
+    return machine.machine_for(parameters)
+
+
+def num_parameters(folder: Path) -> int | None:
+    """From the headers of its files; None where there are none, as of a model that is still to be downloaded."""
+    shapes = [shape for file in folder.glob("*.safetensors") for shape in tensors(file).values()]
+    count = sum(map(math.prod, shapes))
+    return count or None

@@ -1,0 +1,186 @@
+"""`proximo.open_run`: what is in a run folder, as tables and charts."""
+
+import warnings
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from proximo import explain, toml
+from proximo.algorithms import Algorithm, UnusualChoice
+from proximo.door.folders import PathLike
+from proximo.door.plots import Plot, plot_of
+from proximo.health import Finding
+from proximo.insight.charts.drawing import Series, line_chart
+from proximo.insight.doctor.checkup import check_up
+from proximo.insight.folder import RunFolder, State
+from proximo.insight.lens.replay import Comparison, compared, own_name
+from proximo.insight.reading import is_number
+from proximo.insight.report.facts import STAGES
+from proximo.training.config import RunConfig
+from proximo.training.offline.dpo import DpoConfig
+from proximo.training.offline.fitting import Fitted
+from proximo.training.offline.reward_model import RewardModelConfig
+from proximo.training.offline.sft import SftConfig
+from proximo.training.rl.result import RunResult
+from proximo.training.runfolder.log import EVENTS, METRICS
+
+HELD_OUT = "held_out/"
+
+
+def open_run(path: PathLike) -> "OpenedRun":
+    """Look at a run: its config, metrics, rollouts, findings and charts. Running, killed and finished runs alike.
+
+    `path` is the run folder. Nothing is written to it, and what is asked for is read anew each time, so a run that
+    goes on can be watched. ValueError where the folder holds no run.
+
+    Example:
+        run = proximo.open_run("runs/mine")
+        run.metrics().column("outcome")   # a pyarrow table; .to_pandas() where pandas is installed
+        run.rollouts(step=12)             # every completion of a step, with its tokens
+        run.plot("outcome")               # drawn by a notebook
+    """
+    return OpenedRun(RunFolder(Path(path)))
+
+
+class OpenedRun:
+    """A run folder, opened by `proximo.open_run`."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self._folder.path
+
+    @property
+    def state(self) -> State:
+        """ "running", "finished" or "stopped"."""
+        return self._folder.state
+
+    @cached_property
+    def config(self) -> RunConfig | SftConfig | RewardModelConfig | DpoConfig:
+        """What the run was started with: `proximo.train(run.config, run.path)` resumes it."""
+        for kind, _ in STAGES:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UnusualChoice)
+                try:
+                    return toml.loads(self._folder.config_text, kind, load=self._folder.load_class)
+                except ValueError:  # another kind's
+                    continue
+        return self._folder.config
+
+    @property
+    def algorithm(self) -> Algorithm | None:
+        """None for a stage that learns from a file."""
+        return self.config.algorithm if isinstance(self.config, RunConfig) else None
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps whose rollouts are stored."""
+        return self._folder.steps()
+
+    def metrics(self) -> pa.Table:
+        """One row a step, in order; the columns held_out/… are filled where the run was evaluated, step 0 included.
+
+        Example: run.metrics().to_pandas().set_index("step")["outcome"]
+        """
+        rows: dict[int, dict[str, Any]] = {}
+        for row in self._folder.rows(METRICS):
+            if is_number(row.get("step")):
+                rows.setdefault(int(row["step"]), {}).update(row)
+        # Training's columns first; the row of step 0 has held-out ones only.
+        names = sorted(dict.fromkeys(chain.from_iterable(rows.values())), key=lambda name: name.startswith(HELD_OUT))
+        ordered = [rows[step] for step in sorted(rows)]
+        columns = {name: [_number(row.get(name)) for row in ordered] for name in names if name != "step"}
+        steps = pa.array([int(row["step"]) for row in ordered], pa.int64())
+        return pa.table({"step": steps} | {name: pa.array(found, pa.float64()) for name, found in columns.items()})
+
+    def rollouts(self, step: int) -> pa.Table:
+        """Everything that was sampled for a step, a completion a row: prompt, text, tokens, outcome, reward, advantages
+        and log-probs; those that did not train say so in `state`. ValueError where the step is not stored.
+
+        Example: run.rollouts(step=12).select(["prompt", "text", "reward"]).to_pylist()[0]
+        """
+        self._folder.step(step)  # whole and of this version, or refused
+        return pq.read_table(self._folder.step_file(step))
+
+    def events(self) -> list[dict[str, Any]]:
+        """What happened on the way, in order: resumes, findings, unscored completions, changed fields."""
+        return self._folder.rows(EVENTS)
+
+    @property
+    def result(self) -> RunResult | Fitted | None:
+        """What `proximo.train` or the stage returned; None where the run is not finished."""
+        found, config = self._folder.result, self.config
+        if found is None:
+            return None
+        if isinstance(config, RunConfig):
+            return RunResult.from_dict(found, self.path, config.task, config.seed)
+        return Fitted.from_dict(found, self.path)
+
+    def findings(self) -> list[Finding]:
+        """What is wrong with the run now, worst first, each with its remedy; what `proximo doctor` says. Reads all
+        files of the run."""
+        return [spell.finding for spell in check_up(self._folder).standing]
+
+    def plot(self, *metrics: str, title: str | None = None) -> Plot:
+        """A chart of metrics over steps, the outcome where none is named; held-out values are drawn beside those of
+        training. ValueError where no step has such a metric.
+
+        Example: run.plot("outcome"); run.plot("clip_low", "clip_high")
+        """
+        table, series = self.metrics(), []
+        for metric in metrics or ("outcome",):
+            found = {name: _curve(table, name) for name in (metric, HELD_OUT + metric) if name in table.column_names}
+            if not found:
+                raise ValueError(
+                    f"{metric!r} is no metric of {self.path}; there are {', '.join(table.column_names[1:])}"
+                )
+            series += [Series(_line_name(name, metric, len(metrics) > 1), points) for name, points in found.items()]
+        named = title or ", ".join(metrics or ("outcome",))
+        return plot_of(f"{named} of {self._folder.name}", line_chart(named, series))
+
+    def lens(self, step: int, *algorithms: str | Algorithm) -> list[Comparison]:
+        """What algorithms would have done with a stored step, the run's own first: losses, tokens blocked, gradients;
+        what `proximo replay` prints. Algorithms are named as in `proximo explain --all`, or given as values.
+
+        Example: own, sapo = run.lens(12, "sapo"); sapo.cosine
+        """
+        config = self._folder.config
+        named: dict[str, Algorithm] = {own_name(config): config.algorithm}
+        for each in algorithms:
+            card = explain.card(each) if isinstance(each, str) else None
+            if isinstance(each, str) and card is None:
+                raise ValueError(
+                    f"no algorithm is called {each!r}; there are {', '.join(c.name for c in explain.CARDS)}"
+                )
+            if isinstance(each, Algorithm):
+                named.setdefault(explain.named(each), each)
+            elif card is not None:
+                named.setdefault(card.name, card.value)
+        return compared(self._folder.step(step), config, named)
+
+    def __repr__(self) -> str:
+        kind = "a stage" if self.algorithm is None else explain.named(self.algorithm)
+        done = self._folder.rows(METRICS)
+        return f"<run {self.path}: {kind}, {self.state}, {done[-1]['step'] if done else 0} steps>"
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _curve(table: pa.Table, name: str) -> list[tuple[int, float]]:
+    pairs = zip(table.column("step").to_pylist(), table.column(name).to_pylist(), strict=True)
+    return [(step, value) for step, value in pairs if value is not None]
+
+
+def _line_name(name: str, metric: str, several: bool) -> str:
+    if several:
+        return name.replace(HELD_OUT, "held-out ")
+    return "training" if name == metric else "held-out"

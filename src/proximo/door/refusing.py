@@ -1,0 +1,35 @@
+"""What no field of a config may hold, whatever its own rules."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+
+from proximo.pieces import given_fields
+from proximo.redacting import masked
+
+
+def refuse_values(config: object) -> None:
+    """Raise ValueError for numbers that are none and for secrets, which a run folder would keep; a line for each."""
+    if complaints := list(_complaints(config, "")):
+        raise ValueError("\n".join(complaints))
+
+
+def _complaints(value: object, path: str) -> Iterator[str]:
+    """What no field may hold, whatever its own rules: a number that is none, a secret that would be written down."""
+    if is_dataclass(value) and not isinstance(value, type):
+        for field, _ in given_fields(type(value)):
+            yield from _complaints(vars(value)[field.name], f"{path}.{field.name}".removeprefix("."))
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _complaints(item, f"{path}.{name}")
+    elif isinstance(value, tuple | list):
+        for number, item in enumerate(value):
+            yield from _complaints(item, f"{path}[{number}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield f"{path} is {value}: give a finite number"
+    elif isinstance(value, int) and abs(value) >= 2**63:
+        yield f"{path} is {value}: give a number of 64 bits"
+    elif isinstance(value, str) and masked(value) != value:
+        yield f"{path} is {masked(value)!r}, with a secret that the run folder would keep: leave it to the environment"
+    elif isinstance(value, str) and "\0" in value:
+        yield f"{path} has a NUL character: remove it"

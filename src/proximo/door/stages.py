@@ -1,0 +1,127 @@
+"""`proximo.sft`, `proximo.dpo` and `proximo.reward_model`: stages that learn from files, each into a run folder."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from proximo import toml
+from proximo.data import DataFile
+from proximo.door.folders import PathLike, attempted, folder_for, suit_attempt
+from proximo.door.machines import as_found
+from proximo.door.refusing import refuse_values
+from proximo.door.telling import Say, keep_quiet, say
+from proximo.training.offline import dpo as dpo_stage
+from proximo.training.offline import reward_model as reward_model_stage
+from proximo.training.offline import sft as sft_stage
+from proximo.training.offline.dpo import DpoConfig
+from proximo.training.offline.fitting import Fitted
+from proximo.training.offline.reward_model import RewardModelConfig
+from proximo.training.offline.sft import SftConfig
+from proximo.training.offline.snapshots import POINTS
+from proximo.training.runfolder.resume import Attempt
+
+Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
+
+
+def sft(
+    data: SftConfig | PathLike,
+    run: PathLike | None = None,
+    *,
+    model: str | None = None,
+    resume: bool = True,
+    allow_change: Sequence[str] = (),
+    accept_lost_rows: bool = False,
+    quiet: bool = False,
+) -> Fitted:
+    """Fine-tune on a file's completions, or on a task's reference answers; what `proximo sft` does.
+
+    `data` is a .jsonl or .parquet file, or a whole SftConfig. `model` is where to start, for a file: a folder, a run's
+    folder or a hub id; None: a new tiny model. The other arguments are those of `proximo.train`.
+
+    Example:
+        fitted = proximo.sft("chats.jsonl", "runs/sft", model="runs/base")
+        print(fitted.before["loss"], fitted.best["loss"], fitted.checkpoint)
+    """
+    config = _config(data, SftConfig(), model)
+    path = folder_for(run, "sft")
+    return _fitted(config, path, sft_stage.sft, resume, allow_change, accept_lost_rows, keep_quiet if quiet else say)
+
+
+def dpo(
+    data: DpoConfig | PathLike,
+    run: PathLike | None = None,
+    *,
+    model: str | None = None,
+    resume: bool = True,
+    allow_change: Sequence[str] = (),
+    accept_lost_rows: bool = False,
+    quiet: bool = False,
+) -> Fitted:
+    """Learn from ranked completions directly, without a reward model; what `proximo dpo` does.
+
+    `data` is a .jsonl or .parquet file of chosen and rejected completions, or a whole DpoConfig. `model` is where to
+    start, for a file. The other arguments are those of `proximo.train`.
+
+    Example:
+        fitted = proximo.dpo("pairs.jsonl", "runs/dpo", model="runs/sft")
+    """
+    config = _config(data, DpoConfig(DataFile("")), model)
+    path = folder_for(run, "dpo")
+    return _fitted(config, path, dpo_stage.dpo, resume, allow_change, accept_lost_rows, keep_quiet if quiet else say)
+
+
+def reward_model(
+    data: RewardModelConfig | PathLike,
+    run: PathLike | None = None,
+    *,
+    model: str | None = None,
+    resume: bool = True,
+    allow_change: Sequence[str] = (),
+    accept_lost_rows: bool = False,
+    quiet: bool = False,
+) -> Fitted:
+    """Train a model that scores completions, from ranked ones; what `proximo reward-model` does.
+
+    `data` is a .jsonl or .parquet file of chosen and rejected completions, or a whole RewardModelConfig. `model` is
+    where to start, for a file. The other arguments are those of `proximo.train`.
+
+    Example:
+        judge = proximo.reward_model("pairs.jsonl", "runs/judge", model="runs/sft")
+        mix = proximo.RewardMix(task=0.0, models=(proximo.RewardModel("runs/judge"),))
+    """
+    config = _config(data, RewardModelConfig(DataFile("")), model)
+    path, stage = folder_for(run, "reward-model"), reward_model_stage.train_reward_model
+    return _fitted(config, path, stage, resume, allow_change, accept_lost_rows, keep_quiet if quiet else say)
+
+
+def _config(data: Config | PathLike, default: Config, model: str | None) -> Config:
+    """A config as it is; a file takes the place of the default's data."""
+    if not isinstance(data, str | Path):
+        if model is not None:
+            raise ValueError(f"model is {model!r}, and a whole config is given, which has its own: set config.model")
+        return data
+    config = replace(default, data=DataFile(str(data)))
+    return config if model is None else replace(config, model=model)
+
+
+def _fitted(
+    config: Config,
+    path: Path,
+    stage: Callable[[Config, Path, Say, Attempt], Fitted],
+    resume: bool,
+    allow_change: Sequence[str],
+    accept_lost: bool,
+    say: Say,
+) -> Fitted:
+    refuse_values(config)
+    text = toml.dumps(config)
+    with (
+        as_found(),
+        attempted(
+            path, text, resume=resume, allow_change=allow_change, accept_lost=accept_lost, points=POINTS
+        ) as attempt,
+    ):
+        if attempt.result is None:
+            suit_attempt(attempt, config.model, config.device, say)
+        return stage(config, path, say, attempt)

@@ -1,0 +1,118 @@
+"""`proximo.train`: reinforcement learning from a config, into a run folder."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from proximo import explain, toml
+from proximo.door.folders import PathLike, attempted, folder_for, suit_attempt
+from proximo.door.machines import as_found
+from proximo.door.progress import OnStep, Silent, Watched
+from proximo.door.refusing import refuse_values
+from proximo.door.rewards import Rewards, with_rewards
+from proximo.door.telling import Say, keep_quiet, say
+from proximo.models import load_tokenizer
+from proximo.models.shipped import resolve
+from proximo.training.config import RunConfig
+from proximo.training.preflight.prompts import check_prompts
+from proximo.training.rl import train as loop
+from proximo.training.rl.checkpointer import refuse_fewer_steps
+from proximo.training.rl.progress import Lines, Progress
+from proximo.training.rl.result import RunResult
+from proximo.training.rl.run import Run
+from proximo.training.runfolder.checkpoints import step_of
+from proximo.training.runfolder.resume import Attempt
+
+
+def train(
+    config: RunConfig,
+    run: PathLike | None = None,
+    *,
+    rewards: Rewards | None = None,
+    on_step: OnStep | None = None,
+    resume: bool = True,
+    allow_change: Sequence[str] = (),
+    accept_lost_rows: bool = False,
+    quiet: bool = False,
+) -> RunResult:
+    """Train a model by reinforcement learning; what `proximo train` does.
+
+    The same call with the same folder resumes a run that ended early, with the same numbers as if it had not; a
+    finished run returns its result at once.
+
+    config            everything that decides the run's numbers; `proximo.presets` has some that work
+    run               the run folder; None: runs/ALGORITHM-DATE
+    rewards           what is rewarded, in the place of the task's verdict: functions as TRL calls them,
+                      f(prompts, completions, **columns) -> list of numbers or None, each alone or as (f, weight).
+                      A function that a module or file holds runs in a process of its own. A lambda or a notebook's
+                      function runs in this process, and a resume needs it again.
+    on_step           called as on_step(step, metrics) after each step; where it returns True the run ends there,
+                      saved, evaluated and finished. The same call with allow_change=["steps"] does the other steps.
+    resume            False: refuse a folder that is not empty
+    allow_change      fields that may differ from how the run in the folder began, such as ["steps"]
+    accept_lost_rows  resume although metrics.jsonl or ledger.jsonl has lost rows
+    quiet             no lines of progress on stderr
+
+    Ctrl-C saves the run and raises KeyboardInterrupt. ValueError says in one line what cannot be run, before a model
+    is loaded where that is known then.
+
+    Example:
+        config = replace(proximo.presets.ARITHMETIC, algorithm=proximo.DAPO, steps=20)
+        result = proximo.train(config, run="runs/mine")
+        print(result.before.accuracy, result.after.accuracy, result.checkpoint)
+    """
+    config = with_rewards(with_values(config), rewards)
+    refuse_values(config)
+    tell = keep_quiet if quiet else say
+    watched = Watched(Silent() if quiet else Lines(), on_step or (lambda step, metrics: None))
+    taking = attempted(
+        folder_for(run, explain.nearest(config.algorithm).name),
+        toml.dumps(config),
+        resume=resume,
+        allow_change=allow_change,
+        accept_lost=accept_lost_rows,
+        algorithm=explain.named(config.algorithm),
+    )
+    with as_found(), taking as attempt:
+        return trained(config, attempt, watched, tell, more="steps" in allow_change, ends=lambda: watched.ended)
+
+
+def with_values(config: RunConfig) -> RunConfig:
+    """A value model's options written out, where one is needed, so that its fields can be changed and read."""
+    return replace(config, value=config.value_options)
+
+
+def trained(
+    config: RunConfig,
+    attempt: Attempt,
+    progress: Progress,
+    say: Say,
+    *,
+    more: bool = False,
+    ends: Callable[[], bool] = lambda: False,
+) -> RunResult:
+    """The rest of a run whose folder is taken; of a finished one its result. `more`: one that was ended before its
+    last step does the others."""
+    if attempt.result is not None and not (more and _has_steps_left(config, attempt)):
+        return _kept(config, attempt, say)
+    attempt.result = None
+    suit_attempt(attempt, config.model, config.device, say)
+    refuse_fewer_steps(config, attempt.resume_from)
+    run = Run(config, attempt.folder, progress)
+    try:
+        return loop.train(run, toml.dumps(config), attempt, ends=ends)
+    finally:
+        progress.stop()
+
+
+def _has_steps_left(config: RunConfig, attempt: Attempt) -> bool:
+    return attempt.resume_from is not None and step_of(attempt.resume_from) < config.steps
+
+
+def _kept(config: RunConfig, attempt: Attempt, say: Say) -> RunResult:
+    assert attempt.result is not None
+    field = "steps" if config.max_generated_tokens is None else "max_generated_tokens"
+    flag = f"--{field.replace('_', '-')} N --allow-change {field}"
+    say(f"{attempt.folder}: this run is finished; more steps: {flag}")
+    path = resolve(config.model)
+    check_prompts(config, path, load_tokenizer(path))  # what was left out of the data is left out again
+    return RunResult.from_dict(attempt.result, attempt.folder, config.task, config.seed)
