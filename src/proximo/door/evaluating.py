@@ -133,7 +133,7 @@ def own_evaluation(name: str) -> tuple[EvalConfig, str | None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnusualChoice)  # said when the run began
         # A folder may come from anyone: of the classes it names, only those that a run folder may load.
-        config = load_run(str(file), RunFolder(run).load_class)
+        config = load_run(str(file), lambda name: RunFolder(run).load_class(name))
     line = f"settings from {file}: {type(config.task).__name__}, {config.sampling.max_tokens} tokens at most"
     own = EvalConfig(
         task=config.task,
