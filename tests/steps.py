@@ -66,6 +66,7 @@ def batch_of(mask: Tensor, group: Tensor, rewards: Tensor, **tensors: Any) -> Ba
         prompts=tuple(each.prompt_tokens for each in groups),
         tokens=tokens,
         lengths=lengths,
+        sampled=mask,
         mask=mask,
         group=group,
         outcome=outcome,

@@ -116,6 +116,7 @@ def _batch(written: Written, algorithm: Algorithm, groups: Sequence[Asked]) -> t
         prompts=tuple((0,) for _ in groups),
         tokens=_padded(ids, mask).long(),
         lengths=lengths,
+        sampled=mask,
         mask=mask,
         group=group,
         outcome=rewards,

@@ -49,12 +49,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """What the policy said."""
+    """What follows a prompt: the tokens that the policy sampled, and between them any that it did not."""
 
     tokens: tuple[int, ...]
-    """Exactly the sampled tokens; an end-of-sequence token that was sampled is the last of them."""
+    """Token ids; an end-of-sequence token that was sampled is the last of them."""
     logprobs: tuple[float, ...]
-    """Of each token, under the distribution it was really drawn from."""
+    """Log-prob of each token under the distribution it was drawn from; ignored, and best 0, where not sampled."""
     text: str
     """Decoded as it reads behind its prompt, without special tokens."""
     finish: Literal["stop", "length"]
@@ -68,6 +68,21 @@ class Completion:
     """[T, L, K]: the experts each token went to when it was read back, -1 at the last, which never was; or None."""
     prompt_routes: Tensor | None = field(default=None, compare=False, repr=False)
     """The same of the prompt."""
+    sampled: tuple[bool, ...] = ()
+    """Whether the policy sampled each token: False for a tool's or an environment's, which the model reads and is not
+    trained on. Empty: it sampled all of them."""
+
+    def __post_init__(self) -> None:
+        if self.sampled and len(self.sampled) != len(self.tokens):
+            raise ValueError(
+                f"completion.sampled has {len(self.sampled)} entries for {len(self.tokens)} tokens: give one for each "
+                "token, or none where all were sampled"
+            )
+
+    @property
+    def num_sampled(self) -> int:
+        """The completion's length as it is shown, penalised and counted: sampled tokens only."""
+        return sum(self.sampled) if self.sampled else len(self.tokens)
 
 
 @dataclass(frozen=True)
@@ -128,9 +143,11 @@ class Batch:
     tokens: Tensor
     """[B, T]; 0 beyond a row's length."""
     lengths: Tensor
-    """[B]"""
+    """[B]: tokens of each row, sampled or not."""
+    sampled: Tensor
+    """[B, T]: tokens the policy sampled; padding and a tool's or an environment's tokens are not."""
     mask: Tensor
-    """[B, T]: tokens the policy sampled that take part in the loss."""
+    """[B, T]: sampled tokens that take part in the loss."""
     group: Tensor
     """[B]: which prompt."""
     outcome: Tensor
@@ -163,6 +180,11 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @property
+    def sampled_lengths(self) -> Tensor:
+        """[B]: sampled tokens of each row, which is the length that is shown and penalised."""
+        return self.sampled.sum(dim=1)
 
     def to(self, device: torch.device) -> "Batch":
         """Without waiting for what the device is doing."""

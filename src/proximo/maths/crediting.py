@@ -26,7 +26,7 @@ def shaped_rewards(
     """Stage 1: the graders' rewards plus the length penalties."""
     rewards = batch.rewards
     for penalty in penalties:
-        rewards = rewards + penalty(batch.lengths, completion_limit, penalty_unit).to(rewards.dtype)
+        rewards = rewards + penalty(batch.sampled_lengths, completion_limit, penalty_unit).to(rewards.dtype)
     return rewards
 
 

@@ -44,7 +44,8 @@ class Collected:
 
 
 def num_tokens(group: Group) -> int:
-    return sum(len(rollout.completion.tokens) for rollout in group.rollouts)
+    """Sampled tokens of all its completions."""
+    return sum(rollout.completion.num_sampled for rollout in group.rollouts)
 
 
 @dataclass(frozen=True)

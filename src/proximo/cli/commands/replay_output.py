@@ -64,7 +64,7 @@ def flipped(replayed: Replayed) -> list[dict[str, Any]]:
 
 def print_tables(replayed: Replayed, console: Console) -> None:
     step, own = replayed.step, replayed.views[0]
-    rows, tokens = int(own.rows.sum()), int(step.batch.lengths[own.rows].sum())
+    rows, tokens = int(own.rows.sum()), int(step.batch.sampled_lengths[own.rows].sum())
     which = f", pass {replayed.number} (0 to {step.passes - 1})" if step.passes > 1 else ""
     console.print(
         Text(f"step {step.number} of {visible(str(replayed.run.path))}{which}", style="bold"),

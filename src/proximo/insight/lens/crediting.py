@@ -44,10 +44,8 @@ def _anew(step: Step, algorithm: Algorithm) -> Float[Tensor, " N"]:
     parts = step.layout.parts(torch.arange(len(step.batch)))
     grids = [step.layout.grid(index) for index in parts]
     batch = replace(step.batch, routes=None)
-    together = [
-        feedback_in(replace(batch.rows(index), mask=real), algorithm.kl_reward)
-        for index, (_, real) in zip(parts, grids, strict=True)
-    ]
+    scored = [batch.rows(index) for index in parts]
+    together = [feedback_in(replace(rows, mask=rows.sampled), algorithm.kl_reward) for rows in scored]
     found = torch.zeros_like(batch.advantages)
     for (places, real), credit in zip(grids, assign_parts(algorithm.advantage, together), strict=True):
         found[places[real]] = credit.advantages[real].to(found.dtype)

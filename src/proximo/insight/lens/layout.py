@@ -52,6 +52,10 @@ class Layout:
         found[self.row[tokens]] = True
         return found
 
+    def count(self, tokens: Bool[Tensor, " N"]) -> Int[Tensor, " B"]:
+        """How many such tokens each row has."""
+        return torch.zeros_like(self.lengths).index_add(0, self.row, tokens.to(self.lengths.dtype))
+
     def parts(self, index: Int[Tensor, " M"]) -> list[Int[Tensor, " K"]]:
         """These rows in parts of similar length: padded to its longest, no part is more than twice its tokens."""
         found = []

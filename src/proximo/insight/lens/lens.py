@@ -131,6 +131,7 @@ def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -
                 tensors[name][part.places[part.rows.mask]] = tensor[part.rows.mask].to(tensors[name].dtype)
     if not KeepTraits.read(algorithm.keep).truncated:
         state[step.batch.truncated[step.layout.row]] = TokenState.OUTSIDE
+    state[~step.batch.sampled] = TokenState.OUTSIDE
     credit = credit.nan_to_num(0.0)
     notes = (*notes, *more, *_assumed(step, algorithm, credit, number))
     return StepView(algorithm, notes, step.layout, state, credit, losses=losses, **tensors)
@@ -209,7 +210,7 @@ def _part(
         batch,
         logprobs=torch.where(current.isnan(), batch.old_logprobs, current).requires_grad_(),
         advantages=step.layout.padded(credit, index),
-        mask=trained_mask(algorithm.keep, real, batch.truncated),
+        mask=trained_mask(algorithm.keep, batch.sampled, batch.truncated),
         entropy=step.layout.padded(entropy, index).nan_to_num(0.0),
     )
     return _Part(rows_of(algorithm, inputs), places, real)

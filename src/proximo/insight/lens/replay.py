@@ -109,7 +109,7 @@ def compared(
     named = {own: config.algorithm} | dict(algorithms)
     looks = {name: look(step, algorithm, config, number=number) for name, algorithm in named.items()}
     rows = _applied(step, number)
-    thirds = _thirds(step.batch.lengths, rows)
+    thirds = _thirds(step.batch.sampled_lengths, rows)
     tokens = rows[step.layout.row]
     cosines = cosines_of(_products([seen.gradient[tokens] for seen in looks.values()]))
     return [

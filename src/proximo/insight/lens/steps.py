@@ -29,6 +29,7 @@ MAX_PASSED = 1 << 28
 """Tokens times passes over them: eight bytes each."""
 PER_TOKEN = {
     "tokens": 0,
+    "sampled": 0,
     "mask": 0,
     "rollout_logprobs": 0,
     "rollout_entropy": 0,
@@ -51,6 +52,10 @@ class FlatBatch(Batch):
     @cached_property
     def layout(self) -> Layout:
         return Layout(self.lengths)
+
+    @property
+    def sampled_lengths(self) -> Int[Tensor, " B"]:
+        return self.layout.count(self.sampled)
 
     def rows(self, index: Int[Tensor, " M"]) -> Batch:
         """Some of the rows, padded to the longest of them."""
@@ -92,7 +97,7 @@ class Step:
 
     @property
     def layout(self) -> Layout:
-        """Where each row's tokens are among the N of all rows; all of them were sampled."""
+        """Where each row's tokens are among the N of all rows; `batch.sampled` tells which were sampled."""
         return self.batch.layout
 
     @property
@@ -216,11 +221,13 @@ def _batch(column: Mapping[str, pa.Array], rows: "_Rows", lengths: Int[Tensor, "
     def optional(name: str) -> Tensor | None:
         return rows(column[name]) if name in column else None
 
+    mask = rows(column["mask"])
     return FlatBatch(
         prompts=tuple(prompts.get(number, ()) for number in range(max(prompts, default=-1) + 1)),
         tokens=rows(column["tokens"]),
         lengths=lengths,
-        mask=rows(column["mask"]),
+        sampled=rows(column["sampled"]) if "sampled" in column else torch.ones_like(mask),  # absent: all were
+        mask=mask,
         group=group,
         outcome=torch.from_numpy(column["outcome"].to_numpy(zero_copy_only=False).copy()),
         rewards=torch.from_numpy(column["reward"].to_numpy(zero_copy_only=False).copy()),

@@ -22,6 +22,8 @@ def why(step: Step, seen: StepView, row: int, token: int) -> str:
 
 
 def _outside(step: Step, seen: StepView, row: int, token: int) -> str:
+    if not step.batch.sampled[step.layout.place(row, token)]:
+        return "the policy did not sample it: it is read, and not trained on"
     return "its completion was cut at the limit, and this algorithm leaves such completions out of the loss"
 
 
@@ -117,12 +119,13 @@ def _dropped(step: Step, seen: StepView, row: int, token: int) -> str:
 
 def _rejected(step: Step, seen: StepView, row: int, token: int) -> str:
     own = step.layout.of(row)
-    log_weight = step.batch.old_logprobs[own] - step.batch.rollout_logprobs[own]
+    sampled = step.batch.sampled[own]
+    log_weight = (step.batch.old_logprobs[own] - step.batch.rollout_logprobs[own]) * sampled
     correct = seen.algorithm.correct
     weight, where = {
         "token": (log_weight[token], "here"),
         "product": (log_weight.sum(), "over the completion"),
-        "mean": (log_weight.mean(), "over the completion, in the mean"),
+        "mean": (log_weight.sum() / sampled.sum(), "over the completion, in the mean"),
     }[CorrectionTraits.read(correct).reads]
     factor = _number(math.exp(min(float(weight), 80.0)), 1.0)
     return f"{type(correct).__name__} rejects it, old policy over sampler is {factor} {where}: no gradient"

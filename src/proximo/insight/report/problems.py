@@ -117,7 +117,7 @@ def _row(step: Step, row: int) -> tuple[Asked, Said]:
         text=step.text[row],
         outcome=float(batch.outcome[row]),
         reward=float(batch.rewards[row]),
-        tokens=int(batch.lengths[row]),
+        tokens=int(batch.sampled[step.layout.of(row)].sum()),
         truncated=bool(batch.truncated[row]),
         parts=_numbers(step.parts[row]),
         note=f"row {row}, {step.state[row]}",

@@ -92,6 +92,9 @@ class Look:
         if "reference" in found:
             gap = found["reference"] - found["current"]
             found["kl"] = bounded_exp(gap) - gap - 1  # k3
+        sampled = batch.sampled[part]
+        for name in found.keys() & {"entropy", "gap", "kl"}:  # of the policy's own tokens
+            found[name] = torch.where(sampled, found[name], math.nan)
         return found
 
 

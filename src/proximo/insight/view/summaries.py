@@ -66,7 +66,7 @@ def _rows(look: Look, tokens: Mapping[str, Tensor]) -> list[dict[str, Any]]:
         "group": batch.group.tolist(),
         "sibling": step.sibling,
         "fate": step.state,
-        "length": batch.lengths.tolist(),
+        "length": batch.sampled_lengths.tolist(),
         "truncated": batch.truncated.tolist(),
         "duplicate": _twins(look),
         "pushing": pushing.long().tolist(),

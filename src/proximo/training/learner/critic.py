@@ -73,9 +73,9 @@ def value_metrics(batch: Batch, returns: Float[Tensor, "B T"]) -> dict[str, floa
 
 
 def kl_per_completion(batch: Batch) -> float | None:
-    """Nats between the policy that sampled and the reference, summed over a completion's tokens; None without one."""
+    """Nats between the policy that sampled and the reference, summed over a completion's sampled tokens; None without
+    a reference."""
     if batch.ref_logprobs is None or not len(batch):
         return None
     # Of all that was sampled: a completion that the loss leaves out is as far from the reference as any other.
-    said = torch.arange(batch.tokens.shape[1], device=batch.lengths.device) < batch.lengths.unsqueeze(1)
-    return float(torch.where(said, batch.old_logprobs - batch.ref_logprobs, 0.0).sum(dim=1).mean())
+    return float(torch.where(batch.sampled, batch.old_logprobs - batch.ref_logprobs, 0.0).sum(dim=1).mean())

@@ -75,7 +75,7 @@ def write_rankings(config: PipelineConfig, folder: Path) -> Ranked:
     )
     return Ranked(
         rankings=len(ranked),
-        generated_tokens=sum(len(completion.tokens) for siblings in answers for completion in siblings),
+        generated_tokens=sum(completion.num_sampled for siblings in answers for completion in siblings),
         agreement=agreement([true for _, true in ranking] for _, ranking in ranked),
     )
 

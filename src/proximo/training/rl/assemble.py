@@ -107,6 +107,11 @@ def _entropies(completion: Completion) -> Iterable[float]:
     return completion.entropies or repeat(math.nan, len(completion.tokens))
 
 
+def _sampled(completion: Completion) -> Iterable[bool]:
+    """Aligned with its tokens."""
+    return completion.sampled or repeat(True, len(completion.tokens))
+
+
 def to_batch(groups: Sequence[Group]) -> Batch:
     """Tensors of the groups' completions, before anything is computed from them."""
     rollouts = [(number, rollout) for number, group in enumerate(groups) for rollout in group.rollouts]
@@ -115,19 +120,24 @@ def to_batch(groups: Sequence[Group]) -> Batch:
     shape = (len(rollouts), max(1, int(lengths.max())))
     where = torch.arange(shape[1]) < lengths.unsqueeze(1)
     # All rows at once, by way of an array: a GPU waits while this is laid out.
+    flags = np.fromiter(chain.from_iterable(map(_sampled, completions)), np.bool_)
+    is_sampled = torch.zeros(shape, dtype=torch.bool).masked_scatter(where, torch.from_numpy(flags))
     tokens = np.fromiter(chain.from_iterable(completion.tokens for completion in completions), np.int64)
     logprobs = np.fromiter(chain.from_iterable(completion.logprobs for completion in completions), np.float32)
     tokens = torch.zeros(shape, dtype=torch.long).masked_scatter(where, torch.from_numpy(tokens))
     logprobs = torch.zeros(shape, dtype=torch.float32).masked_scatter(where, torch.from_numpy(logprobs))
+    logprobs = logprobs.masked_fill(~is_sampled, 0.0)
     entropy = np.fromiter(chain.from_iterable(map(_entropies, completions)), np.float32)
     entropy = torch.zeros(shape, dtype=torch.float32).masked_scatter(where, torch.from_numpy(entropy))
+    entropy = entropy.masked_fill(~is_sampled, 0.0)
     outcome = torch.tensor([rollout.grade.verdict for _, rollout in rollouts], dtype=torch.float64)
     rewards = torch.tensor([rollout.grade.reward for _, rollout in rollouts], dtype=torch.float64)
     return Batch(
         prompts=tuple(group.prompt_tokens for group in groups),
         tokens=tokens,
         lengths=lengths,
-        mask=where,
+        sampled=is_sampled,
+        mask=is_sampled,
         group=torch.tensor([number for number, _ in rollouts]),
         outcome=outcome,
         rewards=rewards,

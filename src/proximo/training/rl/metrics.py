@@ -2,8 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from proximo.training.learner.experts import routing_metrics
 from proximo.training.learner.guard import Update
 from proximo.training.records import Assembled, Collected
 from proximo.training.rl.evaluate import known_mean
-from proximo.types import Batch, Group, Rollout, Stats
+from proximo.types import Batch, Completion, Group, Rollout, Stats
 
 RENAMED = {
     "entropy": "update_entropy",
@@ -90,7 +91,7 @@ def rollout_metrics(collected: Collected, *, has_verdict: bool = True) -> dict[s
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     outcome = torch.tensor([rollout.grade.verdict for rollout in rollouts], dtype=torch.float64)
     reward = torch.tensor([rollout.grade.reward for rollout in rollouts], dtype=torch.float64)
-    lengths = torch.tensor([len(rollout.completion.tokens) for rollout in rollouts], dtype=torch.float64)
+    lengths = torch.tensor([rollout.completion.num_sampled for rollout in rollouts], dtype=torch.float64)
     truncated = sum(rollout.completion.finish == "length" for rollout in rollouts)
     scored, rewards = outcome[~outcome.isnan()], reward[~reward.isnan()]
     return part_metrics(rollouts) | {
@@ -158,10 +159,15 @@ class _Siblings:
 
 
 def entropy_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Of the policy that sampled, mean over all tokens; nothing where a sampler does not say it."""
-    known = [value for rollout in rollouts for value in rollout.completion.entropies]
-    tokens = sum(len(rollout.completion.tokens) for rollout in rollouts)
+    """Of the policy that sampled, mean over all sampled tokens; nothing where a sampler does not record it."""
+    known = [value for rollout in rollouts for value in _sampled_entropies(rollout.completion)]
+    tokens = sum(rollout.completion.num_sampled for rollout in rollouts)
     return {"entropy": math.fsum(known) / tokens} if tokens and len(known) == tokens else {}
+
+
+def _sampled_entropies(completion: Completion) -> Iterable[float]:
+    entropies = completion.entropies
+    return compress(entropies, completion.sampled) if completion.sampled else entropies
 
 
 def _tails(name: str, values: Tensor) -> dict[str, float]:

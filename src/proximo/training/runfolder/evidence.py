@@ -12,7 +12,7 @@ from proximo.training.learner.guard import Notice, Update
 from proximo.training.runfolder.log import EVIDENCE
 from proximo.types import Batch
 
-COLUMNS = ("mask", "advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs", "values", "returns")
+COLUMNS = ("sampled", "mask", "advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs", "values", "returns")
 
 
 def skipped_updates(folder: Path, step: int, batch: Batch, updates: Sequence[Update]) -> list[Notice]:

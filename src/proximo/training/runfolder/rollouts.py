@@ -59,6 +59,7 @@ def rollout_table(
         "tokens": ragged(batch.tokens),
         "pieces": [spelling(rollout.completion.tokens) for rollout in rollouts],
         "text": [rollout.completion.text for rollout in rollouts],
+        "sampled": ragged(batch.sampled),
         "mask": ragged(batch.mask),
         "outcome": batch.outcome.numpy(),
         "reward": batch.rewards.numpy(),

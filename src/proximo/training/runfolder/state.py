@@ -190,6 +190,7 @@ def _read_rollout(facts: Mapping[str, Any], **routes: Tensor | None) -> Rollout:
         finish=facts["finish"],
         version=facts["version"],
         entropies=tuple(facts.get("entropies", ())),  # earlier versions did not keep them
+        sampled=tuple(facts.get("sampled", ())),  # earlier versions knew sampled tokens only
         **routes,
     )
     return Rollout(completion, Grade(facts["outcome"], facts["parts"]))
