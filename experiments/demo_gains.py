@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 
-from proximo import explain, toml
+from proximo import explain
 from proximo.presets import ARITHMETIC
 from proximo.samplers.drawing import uniforms
 from proximo.tasks import Task
@@ -83,10 +83,11 @@ def _result(name: str, seed: int, steps: int, out: Path) -> dict[str, float]:
     card = explain.card("grpo" if name == "random" else name)
     assert card is not None
     config = replace(ARITHMETIC, algorithm=card.value, seed=seed, steps=steps)
-    if name == "random":
-        config = replace(config, task=RandomRewards(config.task))
     folder = out / f"{name}-{seed}"
-    outcome = train(Run(config, folder, Lines()), toml.dumps(replace(config, task=ARITHMETIC.task)))
+    run = Run(config, folder, Lines())
+    if name == "random":
+        run.collector = replace(run.collector, task=RandomRewards(config.task))
+    outcome = train(run)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     updates = [row for row in rows if "gate" in row]
     shares = {key: statistics.mean(row[key] for row in updates) for key in ("clip_low", "clip_high", "gate")}

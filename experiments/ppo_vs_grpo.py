@@ -13,7 +13,7 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-from proximo import explain, toml
+from proximo import explain
 from proximo.models.values import OwnModel, TrunkHead
 from proximo.presets import ARITHMETIC, PPO_ARITHMETIC
 from proximo.tasks.arithmetic import Arithmetic
@@ -72,7 +72,7 @@ def _result(arm: str, seed: int, options: argparse.Namespace) -> tuple[float, in
     found = folder / "result.json"
     if not found.exists():
         config = config_of(arm, seed, options.steps, options.problems)
-        outcome = train(Run(config, folder, Lines()), toml.dumps(config))
+        outcome = train(Run(config, folder, Lines()))
         found.write_text(json.dumps([outcome.after.accuracy, outcome.generated_tokens]))
     accuracy, tokens = json.loads(found.read_text())
     return accuracy, tokens

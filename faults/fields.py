@@ -115,7 +115,7 @@ def fingerprint(config: RunConfig, folder: Path) -> Left:
 
     def work() -> int:
         try:
-            train(Run(config, folder, Lines()), toml.dumps(config))
+            train(Run(config, folder, Lines()))
         except ValueError as error:
             print(f"refused: {error}".replace(str(folder), ""), flush=True)
             return 2

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from proximo import toml
 from proximo.algorithms import GRPO, GSPO, PPO, SAPO
 from proximo.health import RULES, Watch, findings, watched
 from proximo.health.history import History
@@ -521,7 +520,7 @@ def trained(settings: RunConfig, folder: Path, told: Told) -> list[dict[str, Any
     """Its findings in the events, of a watch that does not look as long as others do."""
     run = Run(settings, folder, told)
     run.watch = Watch([NoReward(window=3)])
-    train(run, toml.dumps(settings))
+    train(run)
     return [row for row in Lines(folder / "events.jsonl") if row["kind"] == "finding"]
 
 

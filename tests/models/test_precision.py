@@ -131,7 +131,7 @@ def test_a_run_in_half_precision(value, tmp_path):
     run = Run(config, tmp_path / "run", Lines())
     parameters = list(run.model.parameters())
     before = [(each.data_ptr(), each.detach().clone()) for each in parameters]
-    outcome = train(run, toml.dumps(config))
+    outcome = train(run)
     assert {each.dtype for each in parameters} == {torch.bfloat16}
     assert [each.data_ptr() for each in parameters] == [address for address, _ in before]
     assert any(not torch.equal(each, old) for each, (_, old) in zip(parameters, before, strict=True))

@@ -369,7 +369,7 @@ def test_a_run_replays_and_keeps_the_routes(tmp_path, replay, sampler):
         tiny_tokenizer().save_pretrained(tmp_path / "model")
         settings = config(str(tmp_path / "model"), routing_replay=replay, sampler=sampler)
         assert toml.loads(toml.dumps(settings), RunConfig) == settings
-        train(Run(settings, tmp_path / "run", Lines()), toml.dumps(settings))
+        train(Run(settings, tmp_path / "run", Lines()))
     finally:
         torch.set_default_dtype(torch.float64)
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -137,7 +137,7 @@ def test_a_damaged_row_does_not_keep_a_run_from_going_on(policy, tmp_path):
 
 def resume(config: RunConfig, folder: Path) -> None:
     with begin(folder, toml.dumps(config), allowed=["max_generated_tokens"]) as attempt:
-        train(training_run.Run(config, folder, Lines()), toml.dumps(config), attempt)
+        train(training_run.Run(config, folder, Lines()), attempt)
 
 
 def test_the_command_line_knows_the_budget(policy, tmp_path, capsys):

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from proximo import explain, toml
+from proximo import explain
 from proximo.algorithms import CLIP_COV, DAPO, GRPO, GSPO, PPO, SAPO, Algorithm
 from proximo.cli import main
 from proximo.insight.folder import RunFolder
@@ -62,7 +62,7 @@ def _trained(folder: Path, algorithm: Algorithm, steps: int, changes: dict) -> R
     )
     torch.set_default_dtype(torch.float32)
     try:
-        train(Run(small, folder, Lines()), toml.dumps(small))
+        train(Run(small, folder, Lines()))
     finally:
         torch.set_default_dtype(torch.float64)
     return RunFolder(folder)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from proximo import toml
 from proximo.algorithms import GRPO, SAPO
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.rl.progress import Lines
@@ -32,7 +31,7 @@ def runs(tmp_path_factory) -> Path:
     )
     for name, algorithm in (("grpo", GRPO), ("sapo", SAPO)):
         config = replace(small, algorithm=algorithm)
-        train(Run(config, root / name, Lines()), toml.dumps(config))
+        train(Run(config, root / name, Lines()))
     torch.set_default_dtype(torch.float64)
     return root
 

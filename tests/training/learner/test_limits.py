@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import proximo
-from proximo import toml
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm
 from proximo.maths import KeepAll
 from proximo.models import tiny_model, tiny_tokenizer
@@ -588,7 +587,7 @@ def test_a_run_whose_gradients_break_skips_counts_keeps_evidence_and_ends(tmp_pa
     before = [each.detach().clone() for each in run.model.parameters()]
     next(iter(run.model.parameters())).register_hook(lambda gradient: poked(gradient, math.nan))
     with pytest.raises(ValueError, match=r"6 updates in a row were skipped \(training.max_skipped is 5\)"):
-        train(run, toml.dumps(run.config))
+        train(run)
     assert all(map(torch.equal, before, run.model.parameters()))
     steps = [row for row in rows_of_file(tmp_path / "metrics.jsonl") if "updates" in row]
     assert [(row["updates"], row["skipped_updates"]) for row in steps] == [(2, 2)] * 3
@@ -602,7 +601,7 @@ def test_a_run_whose_gradients_break_skips_counts_keeps_evidence_and_ends(tmp_pa
 @pytest.mark.usefixtures("ordinary_precision")
 def test_a_run_that_runs_out_of_memory_goes_on_in_smaller_passes(tmp_path: Path):
     plain = run_of(tmp_path / "plain")
-    train(plain, toml.dumps(plain.config))
+    train(plain)
     short = run_of(tmp_path / "short")
     # Only where a gradient is asked for: the sampler uses the model, too.
     failed: list[int] = []
@@ -613,7 +612,7 @@ def test_a_run_that_runs_out_of_memory_goes_on_in_smaller_passes(tmp_path: Path)
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     body(short.model).get_submodule("embed_tokens").register_forward_pre_hook(fail)
-    train(short, toml.dumps(short.config))
+    train(short)
     assert failed
     events = rows_of_file(tmp_path / "short" / "events.jsonl")
     assert [row["kind"] for row in events] == ["out_of_memory"] * len(failed)
@@ -632,7 +631,7 @@ def test_sampling_that_runs_out_of_memory_says_what_to_make_smaller(tmp_path: Pa
 
     monkeypatch.setattr(run.samplers.evaluation, "stream", stream)
     with pytest.raises(ValueError, match=r"Tried to allocate 9 GiB.*sampling.max_tokens.*training.group_size"):
-        train(run, toml.dumps(run.config))
+        train(run)
 
 
 @pytest.mark.usefixtures("ordinary_precision")
@@ -643,7 +642,7 @@ def test_dynamic_sampling_that_never_fills_ends_each_step_with_a_diagnosis(tmp_p
     tiny_tokenizer().save_pretrained(policy)
     training = TrainingOptions(groups=2, group_size=2, minibatches=1, refill_rounds=3)
     run = run_of(tmp_path / "run", algorithm=DAPO, model=str(policy), training=training, steps=2)
-    train(run, toml.dumps(run.config))
+    train(run)
     steps = [row for row in rows_of_file(tmp_path / "run" / "metrics.jsonl") if "updates" in row]
     assert [(row["rounds"], row["updates"], row["dead_groups"]) for row in steps] == [(3, 0, 1.0)] * 2
     events = rows_of_file(tmp_path / "run" / "events.jsonl")

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from proximo import toml
 from proximo.algorithms import GRPO
 from proximo.cli import main
 from proximo.data import Mistakes, read_rankings
@@ -243,7 +242,7 @@ def test_pairs_of_a_real_run(tmp_path):
             evaluation=EvaluationOptions(problems=2),
             steps=2,
         )
-        train(Run(config, tmp_path / "run", Lines()), toml.dumps(config))
+        train(Run(config, tmp_path / "run", Lines()))
     finally:
         torch.set_default_dtype(torch.float64)
     counts = write_pairs(PairsConfig(str(tmp_path / "run"), str(tmp_path / "pairs.jsonl")))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from proximo import toml
 from proximo.algorithms import GRPO
 from proximo.maths import KeepAll, KeepMixed
 from proximo.models import tiny_model, tiny_tokenizer
@@ -347,7 +346,7 @@ def test_a_step_says_how_long_it_waited_for_grades(tmp_path):
     )
     torch.set_default_dtype(torch.float32)
     try:
-        train(Run(config, tmp_path, Lines()), toml.dumps(config))
+        train(Run(config, tmp_path, Lines()))
     finally:
         torch.set_default_dtype(torch.float64)
     [row] = [json.loads(line) for line in (tmp_path / "timings.jsonl").read_text().splitlines()]

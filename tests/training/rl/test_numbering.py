@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from proximo import toml
 from proximo.algorithms import GRPO
 from proximo.cli import main
 from proximo.insight.compare.fairness import first_difference
@@ -57,7 +56,7 @@ def trained(tmp_path_factory) -> tuple[Path, str, list[int]]:
 
         patch.setattr(EmbeddedSampler, "stream", stream)
         patch.setattr(Lines, "_say", lambda self, line: said.append(line))
-        train(Run(config, folder / "run", Lines()), toml.dumps(config))
+        train(Run(config, folder / "run", Lines()))
         torch.set_default_dtype(torch.float64)
     return folder / "run", "\n".join(said), drawn
 

@@ -146,7 +146,7 @@ def test_a_run_pretrains_its_values_then_everything(policy, judge, tmp_path):
     settings = config(policy, value=ValueOptions(OwnLayers(1), pretrain_steps=1), rewards=mix, steps=2)
     run = Run(settings, tmp_path, Lines())
     start = [parameter.detach().clone() for parameter in run.model.parameters()]
-    train(run, toml.dumps(settings))
+    train(run)
     first, second = (row for row in rows(tmp_path, "metrics.jsonl") if "value" in row)
     assert "policy_loss" not in first
     assert first["value_loss"] > 0
@@ -165,7 +165,7 @@ def test_a_run_pretrains_its_values_then_everything(policy, judge, tmp_path):
 def test_a_run_on_a_reward_model_shows_learned_and_true_reward(policy, judge, tmp_path):
     mix = RewardMix(task=0.0, models=(RewardModel(judge, weight=2.0, device="cpu"),))
     settings = config(policy, GRPO, rewards=mix, steps=1)
-    outcome = train(Run(settings, tmp_path, Lines()), toml.dumps(settings))
+    outcome = train(Run(settings, tmp_path, Lines()))
     before, step, after = rows(tmp_path, "metrics.jsonl")
     assert before["held_out/outcome"] == 0.0  # a random model adds nothing up
     assert before["held_out/parts/reward_model"] == before["held_out/reward"] != 0.0
@@ -180,7 +180,7 @@ def test_a_run_on_a_reward_model_shows_learned_and_true_reward(policy, judge, tm
 def test_the_adaptive_coefficient_is_logged_as_it_moves(policy, tmp_path):
     # The policy starts at the reference, so its KL is about 0 and the coefficient falls by a fifth of n/horizon.
     shape = KlReward(0.1, controller=AdaptiveKl(target=1.0, horizon=4))
-    train(Run(config(policy, replace(PPO, shape=shape)), tmp_path, Lines()), "")
+    train(Run(config(policy, replace(PPO, shape=shape)), tmp_path, Lines()))
     first, second = (row for row in rows(tmp_path, "metrics.jsonl") if "kl_coefficient" in row)
     assert first["kl_coefficient"] == 0.1
     assert second["kl_coefficient"] == pytest.approx(0.1 * 0.8)
@@ -193,7 +193,7 @@ def test_a_value_model_from_a_folder(policy, judge, tmp_path):
         assert run.learner.critic is not None
         head = run.learner.critic.model.head.weight  # pyright: ignore[reportAttributeAccessIssue]
         assert bool(head.any()) == (path == judge)  # a reward model brings its own head
-        outcome = train(run, "")
+        outcome = train(run)
         assert math.isfinite(outcome.after.accuracy)
 
 
@@ -322,7 +322,7 @@ def test_the_controller_waits_for_the_policy_and_is_bounded(policy, judge, tmp_p
     mix = RewardMix(task=0.0, models=(RewardModel(judge, device="cpu"),))
     value = ValueOptions(TrunkHead(), pretrain_steps=2)
     settings = config(policy, replace(PPO, shape=shape), value=value, rewards=mix, steps=4)
-    train(Run(settings, tmp_path, Lines()), "")
+    train(Run(settings, tmp_path, Lines()))
     found = [row["kl_coefficient"] for row in rows(tmp_path, "metrics.jsonl") if "kl_coefficient" in row]
     assert found == pytest.approx([0.1, 0.1, 0.1, 0.08])
 
@@ -335,7 +335,7 @@ def test_values_are_pretrained_on_what_was_earned_and_a_weak_one_is_reported(pol
     seen = []
     updates = run.learner.value_updates
     run.learner.value_updates = lambda batch: seen.append(batch) or updates(batch)
-    train(run, "")
+    train(run)
     [batch] = seen
     torch.testing.assert_close(batch.returns[:, 0], batch.rewards, rtol=0, atol=1e-5)  # λ = 0.95 would be less
     [event] = rows(tmp_path, "events.jsonl")
@@ -346,7 +346,7 @@ def test_values_are_pretrained_on_what_was_earned_and_a_weak_one_is_reported(pol
 def test_a_value_gradient_that_is_not_finite_is_reported(policy, judge, tmp_path):
     mix = RewardMix(task=0.0, models=(RewardModel(judge, weight=1e30, device="cpu"),))
     settings = config(policy, replace(PPO, shape=None), value=ValueOptions(OwnModel()), rewards=mix, steps=1)
-    train(Run(settings, tmp_path, Lines()), "")
+    train(Run(settings, tmp_path, Lines()))
     assert "skipped_update" in [row["kind"] for row in rows(tmp_path, "events.jsonl")]
 
 

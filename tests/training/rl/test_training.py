@@ -562,7 +562,7 @@ def test_a_run_leaves_its_folder_and_repeats_to_the_byte(name: str, tmp_path):
     torch.set_default_dtype(torch.float32)
     try:
         config = tiny_run(getattr(proximo, name))
-        outcomes = [train(Run(config, tmp_path / run, Lines()), toml.dumps(config)) for run in ("a", "b")]
+        outcomes = [train(Run(config, tmp_path / run, Lines())) for run in ("a", "b")]
     finally:
         torch.set_default_dtype(torch.float64)
     first, second = (tmp_path / run / "metrics.jsonl" for run in ("a", "b"))

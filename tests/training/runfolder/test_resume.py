@@ -103,7 +103,7 @@ def config(algorithm: Algorithm = GRPO, **changes) -> RunConfig:
 
 
 def trained(settings: RunConfig, folder: Path, progress: Quiet | None = None) -> RunResult:
-    return train(Run(settings, folder, progress or Quiet()), toml.dumps(settings))
+    return train(Run(settings, folder, progress or Quiet()))
 
 
 def numbers(folder: Path) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def test_state_that_is_lost_is_noticed(golden, tmp_path):
         assert complaints(state.parent) == ["manifest.json: No such file or directory"]
         run = Run(config(), folder, Quiet())
         reseal(state.parent)
-        train(run, toml.dumps(config()))
+        train(run)
         assert numbers(folder)["metrics.jsonl"] != numbers(whole)["metrics.jsonl"]
     assert check_ledger(tmp_path / "place").wrong == ("draw 8 is missing",)
 
@@ -345,7 +345,7 @@ def test_a_run_that_lost_rows_ends_with_the_same_weights(golden, tmp_path, capsy
     folder = left_after(2, whole, tmp_path / "short")
     (folder / "metrics.jsonl").unlink()
     with begin(folder, toml.dumps(config()), accept_lost=True) as attempt:
-        train(Run(config(), folder, Quiet()), toml.dumps(config()), attempt)
+        train(Run(config(), folder, Quiet()), attempt)
     found, wanted = numbers(folder), numbers(whole)
     weights = [name for name in wanted if name.endswith(".safetensors")]
     assert weights
@@ -464,7 +464,7 @@ def test_more_steps_are_the_run_that_had_them_from_the_start(tmp_path):
     trained(long, tmp_path / "long")
     trained(short, tmp_path / "short")
     with begin(tmp_path / "short", toml.dumps(long), allowed=["steps"]) as attempt:
-        train(Run(long, tmp_path / "short", Quiet()), toml.dumps(long), attempt)
+        train(Run(long, tmp_path / "short", Quiet()), attempt)
     assert_same(numbers(tmp_path / "short"), numbers(tmp_path / "long"))
 
 
@@ -613,11 +613,25 @@ def papers(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in ("config.toml", "run.json", "events.jsonl", "metrics.jsonl")}
 
 
+def test_a_run_is_not_trained_under_another_config_than_its_folder_s(tmp_path):
+    """Neither a new folder nor one that was taken says another algorithm than the one that runs."""
+    settings = config(steps=1)
+    other = replace(settings, algorithm=DAPO)
+    with (
+        begin(tmp_path / "a", toml.dumps(other)) as attempt,
+        pytest.raises(ValueError, match=r"with another algorithm\."),
+    ):
+        train(Run(settings, tmp_path / "a", Quiet()), attempt)
+    assert not (tmp_path / "a" / "config.toml").exists()
+    train(Run(settings, tmp_path / "b", Quiet()))
+    assert toml.load(tmp_path / "b" / "config.toml", RunConfig) == settings
+
+
 def changed(settings: RunConfig, folder: Path, *allowed: str) -> Run:
     """Go on with other settings."""
     run = Run(settings, folder, Quiet())
     with begin(folder, toml.dumps(settings), allowed=allowed) as attempt:
-        train(run, toml.dumps(settings), attempt)
+        train(run, attempt)
     return run
 
 
@@ -930,7 +944,7 @@ def test_a_stop_within_a_step_saves_the_step_before(step, golden, tmp_path):
 
     run.learner.updates = updates
     with pytest.raises(Stopped):
-        train(run, toml.dumps(settings))
+        train(run)
     [attempt] = json.loads((tmp_path / "stopped" / "run.json").read_text())["attempts"]
     assert attempt["ended"] == "stopped by SIGTERM"
     found, damaged = newest_valid(tmp_path / "stopped" / CHECKPOINTS)

@@ -160,7 +160,7 @@ def settings() -> RunConfig:
 def run_in(folder: Path, settings: RunConfig, prepare: Callable[[Run], None] = lambda run: None) -> None:
     run = Run(settings, folder, Lines())
     prepare(run)
-    train(run, toml.dumps(settings))
+    train(run)
 
 
 def left_by(folder: Path) -> dict[str, bytes]:

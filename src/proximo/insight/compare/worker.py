@@ -48,7 +48,7 @@ def train_one(config: RunConfig, folder: Path, machine: Machine) -> None:
             (attempt.machine or machine).apply()
             if attempt.other_code is not None:
                 print(f"warning: {attempt.other_code}", file=sys.stderr, flush=True)
-            train(Run(config, folder, Lines()), text, attempt)
+            train(Run(config, folder, Lines()), attempt)
 
 
 if __name__ == "__main__":

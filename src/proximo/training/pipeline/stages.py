@@ -115,7 +115,7 @@ def _reinforce(config: RunConfig, folder: Path, say: Say) -> tuple[int, Curve]:
     """Train; returns the number of generated tokens and the curves of both rewards."""
     with begin(folder, toml.dumps(config), allowed=None) as attempt:
         if attempt.result is None:
-            outcome = train(Run(config, folder, _Steps(say)), toml.dumps(config), attempt)
+            outcome = train(Run(config, folder, _Steps(say)), attempt)
         else:
             outcome = RunResult.from_dict(attempt.result, folder, config.task, config.seed)
     rows = [row for row in Lines(folder / METRICS) if "sampled_tokens" in row]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from proximo import toml
 from proximo.training.records import Answered, Evaluation
 from proximo.training.rl.checkpointer import Checkpointer
 from proximo.training.rl.holders import Holders
@@ -14,13 +15,16 @@ from proximo.training.runfolder.signals import Stopped
 from proximo.training.runfolder.state import RunState
 
 
-def train(
-    run: Run, config_toml: str, attempt: Attempt | None = None, *, ends: Callable[[], bool] = lambda: False
-) -> RunResult:
-    """Sample, grade, learn, repeat; from where the run stands, if its folder holds one already. `ends` is asked after
-    each step whether the run ends there: it is saved and evaluated as after its last step."""
+def train(run: Run, attempt: Attempt | None = None, *, ends: Callable[[], bool] = lambda: False) -> RunResult:
+    """Sample, grade, learn, repeat; resumes where the run's folder holds a checkpoint.
+
+    `attempt`: the folder, where it has been taken already; its config must be the run's. `ends` is asked after each
+    step whether the run ends there: it is saved and evaluated as after its last step.
+    """
+    config_toml = toml.dumps(run.config)
     with ExitStack() as until:
         attempt = attempt or until.enter_context(begin(run.folder, config_toml))
+        attempt.refuse_other_config(config_toml)
         if attempt.result is not None:
             return RunResult.from_dict(attempt.result, run.folder, run.task, run.config.seed)
         run.log = attempt.log

@@ -106,6 +106,17 @@ def refuse_changes(folder: Path, found: Mapping[str, str], allowed: Sequence[str
         )
 
 
+def refuse_other(folder: Path, taken_for: str, config_toml: str) -> None:
+    """Raise ValueError where a folder was taken for another config than that of the run to be trained in it."""
+    ours, theirs = (dict(flat(tomllib.loads(each))) for each in (taken_for, config_toml))
+    others = [field for field in sorted(ours.keys() | theirs.keys()) if ours.get(field) != theirs.get(field)]
+    if others:
+        raise ValueError(
+            f"{folder} was taken for a run with another {', '.join(others[:4])}: take it with the config of the run "
+            "that is trained"
+        )
+
+
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """All fields by their dotted names; items of an array by their numbers."""
     match value:

@@ -24,6 +24,7 @@ from proximo.training.runfolder.config_changes import (
     fingerprints,
     function_fingerprints,
     refuse_changes,
+    refuse_other,
 )
 from proximo.training.runfolder.log import EVENTS, RunLog, facts
 from proximo.training.runfolder.record import CODE, COMPARED, FORMAT, other_code, read_record, refuse_format
@@ -99,6 +100,10 @@ class Attempt:
         if self._points is None:
             return "with the first stage that is not finished"
         return "from its beginning" if resume_from is None else f"after step {step_of(resume_from)}"
+
+    def refuse_other_config(self, config_toml: str) -> None:
+        """Raise ValueError where what is about to run is not what the folder will say."""
+        refuse_other(self.folder, self._config_toml, config_toml)
 
     def start(self) -> RunLog:
         """Write down that it begins; the log is to be rewound to where the run goes on from, which has been found to
