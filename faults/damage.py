@@ -23,7 +23,7 @@ FILES = (
     "model.safetensors",
     "config.json",
     "state/optimizer.safetensors",
-    "state/standing.json",
+    "state/run_state.json",
     "state/random.safetensors",
 )
 LAST = 4
@@ -191,7 +191,7 @@ def _locked(place: Place) -> Ended:
 
 def _other_format(folder: Path) -> None:
     for path in saved(folder / CHECKPOINTS):
-        file = path / "state" / "standing.json"
+        file = path / "state" / "run_state.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 99}))
         _sealed(path)
 

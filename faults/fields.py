@@ -128,7 +128,7 @@ def fingerprint(config: RunConfig, folder: Path) -> Left:
     digest = hashlib.sha256(f"{ended.code} {said}".encode())
     for file in sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in TIMED):
         data = file.read_bytes()
-        if file.name == "standing.json":
+        if file.name == "run_state.json":
             facts = json.loads(data)
             del facts["seconds"]
             data = json.dumps(facts).encode()

@@ -121,7 +121,7 @@ def left_by(folder: Path) -> Mapping[str, object]:
     files = [folder / "metrics.jsonl", folder / "ledger.jsonl", *sorted(folder.glob("rollouts/*.parquet"))]
     files += [*sorted(last.glob("*.safetensors")), *sorted(last.glob("state/*.safetensors"))]
     found: dict[str, object] = {str(file.relative_to(folder)): file.read_bytes() for file in files}
-    for file in (last / "state" / "standing.json", folder / "result.json"):
+    for file in (last / "state" / "run_state.json", folder / "result.json"):
         facts = json.loads(file.read_text())
         del facts["seconds"]
         found[file.name] = facts
@@ -138,5 +138,5 @@ def difference(found: Mapping[str, object], wanted: Mapping[str, object]) -> str
 def ledger_faults(folder: Path) -> tuple[int, list[str]]:
     """How many prompts were drawn, and what is wrong with the ledger."""
     last = saved(folder / CHECKPOINTS)[0]
-    proof = check_ledger(folder, json.loads((last / "state" / "standing.json").read_text())["next_problem"])
+    proof = check_ledger(folder, json.loads((last / "state" / "run_state.json").read_text())["next_problem"])
     return proof.drawn, list(proof.wrong)

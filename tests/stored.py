@@ -89,6 +89,7 @@ def _update(batch: Batch, moved: Tensor, trained: Tensor, number: int) -> Update
         first_gap=None,
         rows=torch.arange(len(trained)),
         logprobs=logprobs,
+        old_logprobs=batch.old_logprobs[trained],
         entropy=-logprobs,  # any number that can be told apart
         version=number,
     )

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.policies import plain
 from torch import Tensor
 
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO
@@ -15,6 +16,7 @@ from proximo.models.values import OwnLayers, OwnModel, value_model
 from proximo.training.config import TrainingOptions
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.memory import MAX_TOKENS
+from proximo.training.learner.policy import PlainPolicy
 from proximo.training.rl.assemble import assemble, make_room
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 
@@ -77,10 +79,10 @@ def updated(algorithm, device: str, dtype: torch.dtype = torch.float32, form=Non
         groups=3, group_size=3, minibatches=1, learning_rate=1e-4, max_gradient_norm=math.inf, token_budget=budget
     )
     value = form and value_model(form, model)
-    learner = Learner(model, algorithm, options, temperature=0.9, seed=0, value=value)
+    learner = Learner(PlainPolicy(model), algorithm, options, temperature=0.9, seed=0, value=value)
     batch = assemble(groups(), [], learner, 160).batch
     update = learner.update(batch, fresh=True)
-    held = [*learner.optimizer.held(0), *learner.optimizer.held(1)]
+    held = [*plain(learner).optimizer.held(0), *plain(learner).optimizer.held(1)]
     gradients = [each.grad for each in held if each.grad is not None]
     assert len(gradients) == len(held)
     return update.stats.floats(), gradients, update.logprobs
@@ -182,14 +184,14 @@ def test_the_host_never_waits_in_a_micro_batch(dtype):
 def test_weights_stay_where_they_are_and_follow_their_masters():
     model = model_on("cuda", torch.bfloat16)
     options = TrainingOptions(groups=3, group_size=3, minibatches=1, learning_rate=1e-3)
-    learner = Learner(model, replace(GRPO, kl=None), options, temperature=1.0, seed=0)
+    learner = Learner(PlainPolicy(model), replace(GRPO, kl=None), options, temperature=1.0, seed=0)
     before = [each.data_ptr() for each in model.parameters()]
     for _ in range(3):
         learner.start_step()
         for update in learner.updates(assemble(groups(), [], learner, 160).batch):
             assert math.isfinite(update.gradient_norm)
     assert [each.data_ptr() for each in model.parameters()] == before
-    for each, master in zip(model.parameters(), learner.optimizer.held(0), strict=True):
+    for each, master in zip(model.parameters(), plain(learner).optimizer.held(0), strict=True):
         assert torch.equal(each, master.bfloat16())
         assert each.grad is None
     assert learner.passes.is_planned
@@ -199,15 +201,15 @@ def test_weights_stay_where_they_are_and_follow_their_masters():
 def test_a_state_is_resumed_bit_for_bit():
     def learner_of(model) -> Learner:
         options = TrainingOptions(groups=3, group_size=3, minibatches=1, learning_rate=1e-3, token_budget=10_000)
-        return Learner(model, replace(GRPO, kl=None), options, temperature=1.0, seed=0)
+        return Learner(PlainPolicy(model), replace(GRPO, kl=None), options, temperature=1.0, seed=0)
 
     def step(learner: Learner) -> None:
         batch = assemble(groups(), [], learner, 160).batch
         # Gradients given, not computed: a GPU's sums need not repeat themselves to the last bit.
         random = torch.Generator().manual_seed(learner.version)
-        for master in learner.optimizer.held(0):
+        for master in plain(learner).optimizer.held(0):
             master.grad = torch.randn(master.shape, generator=random).to(master)
-        learner.optimizer.apply(1.0)
+        plain(learner).optimizer.apply(1.0)
         assert len(batch)
         learner.version += 1
 
@@ -246,7 +248,7 @@ def test_memory_of_the_head_is_flat_in_tokens():
 def test_a_budget_is_planned_for_what_is_free():
     model = model_on("cuda")
     options = TrainingOptions(groups=3, group_size=3, minibatches=1)
-    learner = Learner(model, GRPO, options, temperature=1.0, seed=0)
+    learner = Learner(PlainPolicy(model), GRPO, options, temperature=1.0, seed=0)
     batch = assemble(groups(), [], learner, 160).batch
     make_room(learner, batch)
     assert learner.passes.token_budget == MAX_TOKENS

@@ -35,6 +35,7 @@ from proximo.training.rl.progress import Lines
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
 from proximo.training.selfcheck.selfcheck import packed_is_padded, sampler_is_learner, selfcheck
+from tests.policies import plain as policy_of
 from tests.training.selfcheck.test_selfcheck import CONFIG, random_groups
 
 TOKENIZER = tiny_tokenizer()
@@ -136,7 +137,7 @@ def test_a_run_in_half_precision(value, tmp_path):
     assert [each.data_ptr() for each in parameters] == [address for address, _ in before]
     assert any(not torch.equal(each, old) for each, (_, old) in zip(parameters, before, strict=True))
     # The policy is its masters, rounded.
-    masters = run.learner.optimizer.held(0)
+    masters = policy_of(run.learner).optimizer.held(0)
     assert all(torch.equal(each, master.bfloat16()) for each, master in zip(parameters, masters, strict=True))
     assert load_model(str(outcome.checkpoint), dtype=torch.bfloat16).lm_head.weight.dtype == torch.bfloat16
 
@@ -145,10 +146,11 @@ def test_frozen_copies_and_switches_follow_the_config(tmp_path, monkeypatch):
     plain = Run(run_config(tmp_path / "model", compile=False, dtype="float32"), tmp_path / "run", Lines())
     assert plain.model.dtype == torch.float32
     run = Run(run_config(tmp_path / "model", algorithm=GRPO), tmp_path / "run", Lines())
-    assert run.learner.reference is not None
+    reference = policy_of(run.learner).reference
+    assert reference is not None
     monkeypatch.setattr(PreTrainedModel, "device", torch.device("cuda"))
-    assert [compiles(each) for each in (plain.model, run.model, run.learner.reference)] == [False, True, True]
-    assert run.learner.reference.dtype == torch.bfloat16
+    assert [compiles(each) for each in (plain.model, run.model, reference)] == [False, True, True]
+    assert reference.dtype == torch.bfloat16
 
 
 # The self-check

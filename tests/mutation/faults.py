@@ -520,8 +520,8 @@ FAULTS = (
     ),
     Fault(
         "training/learner/learner.py",
-        "reference, batch = self.reference, replace(batch, routes=None)",
-        "reference = self.reference",
+        "        batch = replace(batch, routes=None)\n",
+        "",
         "the reference is replayed",
     ),
     Fault(
@@ -591,7 +591,7 @@ FAULTS = (
         "one pass: entropy off by the largest logit",
     ),
     Fault(
-        "training/learner/learner.py",
+        "training/learner/gradients.py",
         "plan.rows(index).to(device)",
         "plan.rows(index)",
         "weights of the loss left on the CPU",

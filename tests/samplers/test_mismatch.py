@@ -34,6 +34,7 @@ from proximo.samplers.embedded import Embedded, local_sampler
 from proximo.samplers.mismatched import Mismatched, MismatchedSampler
 from proximo.training.config import EvaluationOptions, RunConfig, SamplerOptions, TrainingOptions
 from proximo.training.learner.learner import Learner
+from proximo.training.learner.policy import PlainPolicy
 from proximo.training.records import DataCursor
 from proximo.training.rl.assemble import assemble
 from proximo.training.rl.metrics import mismatch_metrics
@@ -206,7 +207,7 @@ def group_of(version: int) -> Group:
 
 def learner(algorithm: Algorithm, minibatches: int = 2) -> Learner:
     options = TrainingOptions(groups=2, group_size=2, minibatches=minibatches, warmup_steps=0, learning_rate=1e-3)
-    return Learner(dense(), algorithm, options, temperature=1.0, seed=0)
+    return Learner(PlainPolicy(dense()), algorithm, options, temperature=1.0, seed=0)
 
 
 def test_rows_of_a_lagging_sampler_have_the_learners_old_policy_and_carried_rows_their_samplers():

@@ -96,8 +96,8 @@ class ValueModel(Protocol):
         """The value before each completion token; `states` are the policy's, None where they are not needed."""
         ...
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """What it has beside the policy's parameters."""
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Its own parameters, without the policy's."""
         ...
 
 

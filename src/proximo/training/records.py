@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -16,6 +17,15 @@ class DataCursor:
 
     next_problem: int = 0
     carried: tuple[Group, ...] = ()
+
+
+@dataclass(frozen=True)
+class PartState:
+    """What a part of a run must have back to resume."""
+
+    values: Mapping[str, Any]
+    """Plain values, for JSON."""
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

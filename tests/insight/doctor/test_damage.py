@@ -116,7 +116,7 @@ def save_state(run: Path, step: int, identity: str = "this run") -> dict[str, in
 
     def fill(path: Path) -> None:
         (path / "state").mkdir()
-        (path / "state" / "standing.json").write_text(json.dumps({"run": identity, "sizes": sizes}))
+        (path / "state" / "run_state.json").write_text(json.dumps({"run": identity, "sizes": sizes}))
 
     write_folder(run / "checkpoints" / f"step-{step:06d}", fill)
     return sizes

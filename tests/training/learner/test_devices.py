@@ -19,6 +19,7 @@ from proximo.models.values import OwnLayers, OwnModel, TrunkHead, ValueForm, val
 from proximo.samplers import embedded
 from proximo.training.config import TrainingOptions
 from proximo.training.learner.learner import Learner
+from proximo.training.learner.policy import PlainPolicy
 from proximo.training.offline.dpo import Preferences
 from proximo.training.offline.encoding import Encoded, Prepared
 from proximo.training.offline.fitting import FitOptions
@@ -107,7 +108,7 @@ def update(
         if there:
             devices.move(model)
         value = None if form is None else value_model(form, model)
-        learner = Learner(model, algorithm, settings, temperature=0.9, seed=0, value=value, replay=replay)
+        learner = Learner(PlainPolicy(model), algorithm, settings, temperature=0.9, seed=0, value=value, replay=replay)
         assembled = assemble(groups(), [], learner, 16)
         devices.waits.clear()
         found = learner.update(assembled.batch, fresh=True)

@@ -21,12 +21,14 @@ from proximo.training.config import EvaluationOptions, RunConfig, TrainingOption
 from proximo.training.learner.guard import LEAST, Update, UpdateGuard
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.memory import explaining_memory, is_out_of_memory, smaller_passes
+from proximo.training.learner.policy import PlainPolicy
 from proximo.training.rl.assemble import assemble
 from proximo.training.rl.progress import Lines
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
 from proximo.training.runfolder.evidence import skipped_updates
 from proximo.types import Batch, Completion, Grade, Group, Problem, Rollout
+from tests.policies import plain
 
 FIVE = {"PPO": PPO, "GRPO": GRPO, "DAPO": DAPO, "GSPO": GSPO, "SAPO": SAPO}
 five = pytest.mark.parametrize("algorithm", FIVE.values(), ids=FIVE.keys())
@@ -39,7 +41,7 @@ def learner(algorithm: Algorithm, **options) -> Learner:
     )
     model = tiny_model(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=32, seed=1).double()
     torch.manual_seed(0)
-    return Learner(model, algorithm, settings, temperature=1.0, seed=0)
+    return Learner(PlainPolicy(model), algorithm, settings, temperature=1.0, seed=0)
 
 
 def groups(count: int = 4, outcomes: tuple[float, ...] = (1.0, 0.0, 0.0), lengths=(3, 5, 2)) -> list[Group]:
@@ -56,8 +58,8 @@ def groups(count: int = 4, outcomes: tuple[float, ...] = (1.0, 0.0, 0.0), length
 
 def state_of(trainer: Learner) -> list[Tensor]:
     """Weights and everything the optimizer remembers."""
-    parameters = [*trainer.policy_parameters(), *trainer.value_parameters()]
-    return [each.detach().clone() for each in (*parameters, *trainer.optimizer.tensors().values())]
+    parameters = [*plain(trainer).parameters().values(), *plain(trainer).value_parameters().values()]
+    return [each.detach().clone() for each in (*parameters, *plain(trainer).tensors()["optimizer"].values())]
 
 
 def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
@@ -154,7 +156,7 @@ def test_a_reward_that_is_not_finite_leaves_its_completion_out_and_nobody_else(a
     assert len(batch) == 8
     for trainer, rows in ((whole, batch), (others, expected)):
         assert trainer.update(rows, fresh=True).skipped is None
-    for ours, theirs in zip(whole.policy_parameters(), others.policy_parameters(), strict=True):
+    for ours, theirs in zip(list(plain(whole).parameters().values()), plain(others).parameters().values(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
@@ -397,10 +399,10 @@ def test_out_of_memory_before_the_updates(algorithm: Algorithm):
 
 def test_out_of_memory_in_the_references_pass():
     trainer = learner(GRPO)
-    assert trainer.reference is not None
+    assert plain(trainer).reference is not None
     batch = assemble(groups(), [], trainer, 8).batch
     other = learner(GRPO)
-    other.model = trainer.reference
+    plain(other).model = plain(trainer).reference
     failed = runs_out_over(other, 20, OUT["cpu"])
     again = trainer.reference_logprobs(batch)
     assert failed == [36]
@@ -618,7 +620,7 @@ def test_a_run_that_runs_out_of_memory_goes_on_in_smaller_passes(tmp_path: Path)
     assert [row["kind"] for row in events] == ["out_of_memory"] * len(failed)
     for ours, theirs in zip(short.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
-    state = tmp_path / "short" / "checkpoints" / "step-000003" / "state" / "standing.json"
+    state = tmp_path / "short" / "checkpoints" / "step-000003" / "state" / "run_state.json"
     assert json.loads(state.read_text())["parts"]["guard"]["max_tokens"] == short.learner.passes.token_budget
 
 

@@ -23,10 +23,12 @@ from proximo.training.learner.memory import (
     room_for_activations,
     token_cost,
 )
+from proximo.training.learner.policy import PlainPolicy
 from proximo.training.preflight import estimate
 from proximo.training.preflight.estimate import parameter_bytes
 from proximo.training.rl.assemble import make_room, to_batch
 from proximo.types import Batch, Completion, Grade, Group, Problem, Rollout
+from tests.policies import plain
 
 SMALL = Qwen3Config(
     hidden_size=1024,
@@ -105,7 +107,7 @@ def trainer(algorithm: Algorithm = GRPO, value=None, **options) -> Learner:
     model = tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64)
     options = TrainingOptions(groups=2, group_size=2, minibatches=1, **options)
     value = value and value_model(value, model)
-    return Learner(model, algorithm, options, temperature=1.0, seed=0, value=value)
+    return Learner(PlainPolicy(model), algorithm, options, temperature=1.0, seed=0, value=value)
 
 
 def checkpointed(model) -> list[bool]:
@@ -140,7 +142,7 @@ def gpu(monkeypatch):
 def test_planned_with_the_first_batch_and_kept(gpu):
     learner = trainer()
     cost = token_cost(learner.model.config, torch.float32, compiled=False)
-    pending = learner.optimizer.pending_bytes
+    pending = plain(learner).optimizer.pending_bytes
     # AdamW has made nothing yet: a gradient and two moments of each weight, in float32.
     assert pending == 12 * sum(parameter.numel() for parameter in learner.model.parameters())
     fixed = pending + 8 * learner.model.config.vocab_size * 32
@@ -156,7 +158,7 @@ def test_planned_with_the_first_batch_and_kept(gpu):
 def test_a_group_that_does_not_fit_is_checkpointed(gpu):
     learner = trainer()
     cost = token_cost(learner.model.config, torch.float32, compiled=False)
-    fixed = learner.optimizer.pending_bytes + 8 * learner.model.config.vocab_size * 32
+    fixed = plain(learner).optimizer.pending_bytes + 8 * learner.model.config.vocab_size * 32
     gpu(int((100 * cost.kept + fixed) / 0.85) + 1)
     make_room(learner, batch_of((10, 30, 40)))
     assert (learner.passes.token_budget, checkpointed(learner.model)) == (100, [False, False])

@@ -20,6 +20,7 @@ from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import EmbeddedSampler
 from proximo.training.config import TrainingOptions
 from proximo.training.learner.learner import Learner
+from proximo.training.learner.policy import PlainPolicy
 from proximo.training.rl.assemble import assemble, to_batch
 from proximo.types import Batch, Completion, Grade, Group, Problem, Request, Rollout
 from tests.models.test_scoring import exact, furthest, gradients, ragged, scored
@@ -210,7 +211,7 @@ def test_routes_are_recorded_only_when_asked_and_change_nothing():
 def learner(model, algorithm=GRPO, **changes) -> Learner:
     options = {"groups": 3, "group_size": 4, "minibatches": 1, "learning_rate": 1e-3, "warmup_steps": 0} | changes
     replay = options.pop("replay", None)
-    return Learner(model, algorithm, TrainingOptions(**options), temperature=1.0, seed=0, replay=replay)
+    return Learner(PlainPolicy(model), algorithm, TrainingOptions(**options), temperature=1.0, seed=0, replay=replay)
 
 
 def gradient_of(model) -> list[Tensor]:
@@ -286,7 +287,7 @@ def test_balance_leaves_out_tokens_off_the_mask():
     mask[0] = False
     masked, fewer = replace(batch, mask=mask), batch.rows(torch.arange(1, len(batch)))
     assert trainer.balance is not None
-    loads = [trainer.balance.counted(trainer.passes, trainer.model, each).load for each in (masked, fewer, batch)]
+    loads = [trainer.balance.counted(trainer.passes, trainer.policy, each).load for each in (masked, fewer, batch)]
     assert_close(loads[0], loads[1])
     assert not torch.allclose(loads[0], loads[2])
 
@@ -349,5 +350,4 @@ def test_gspo_weighs_a_completion_as_a_whole_and_a_clipped_one_not_at_all():
 
 
 def _gspo_loss(trainer: Learner, batch: Batch, scores):
-    trainer.options = replace(trainer.options, groups=4, minibatches=2)  # off-policy: old log-probs are the batch's
-    return trainer._loss(batch, scores, trainer._plan(trainer.passes, batch)[0])
+    return trainer.gradients.loss(batch, scores, batch.old_logprobs, trainer.gradients.plan(trainer.passes, batch)[0])

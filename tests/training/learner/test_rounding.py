@@ -14,6 +14,7 @@ from proximo.samplers import Sampler, SamplingOptions
 from proximo.samplers.mismatched import Mismatched
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.learner.learner import Learner
+from proximo.training.learner.policy import PlainPolicy
 from proximo.training.learner.rounding import check_gap, max_gap
 from proximo.training.records import DataCursor
 from proximo.training.rl.assemble import assemble
@@ -96,7 +97,7 @@ def test_a_mismatch_that_was_asked_for_stops_nothing(tmp_path, float32):
 def learner(algorithm: Algorithm, most: float | None) -> Learner:
     model = tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64, seed=1).double()
     options = TrainingOptions(groups=4, group_size=3, minibatches=2, warmup_steps=0)
-    return Learner(model, algorithm, options, temperature=1.0, seed=0, max_gap=most)
+    return Learner(PlainPolicy(model), algorithm, options, temperature=1.0, seed=0, max_gap=most)
 
 
 def test_only_the_first_measured_gap_is_judged():

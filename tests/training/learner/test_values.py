@@ -21,9 +21,11 @@ from proximo.training.config import TrainingOptions
 from proximo.training.learner.critic import Critic, kl_per_completion
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.passes import Passes
+from proximo.training.learner.policy import PlainPolicy
 from proximo.training.rl.assemble import assemble, to_batch
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 from tests.models.test_scoring import exact
+from tests.policies import plain
 
 FORMS = {"head": TrunkHead(), "layers": OwnLayers(2), "model": OwnModel()}
 
@@ -77,7 +79,7 @@ def test_packed_values_and_gradients_are_the_padded_ones(form):
     for layout in layouts:
         values = estimates(value, policy, batch, layout)
         weights = torch.linspace(-1, 2, values.numel(), dtype=torch.float64).view_as(values)
-        parameters = [*policy.parameters(), *value.parameters()]
+        parameters = [*policy.parameters(), *(p for _, p in value.named_parameters())]
         gradients = torch.autograd.grad((values * weights).sum(), parameters, allow_unused=True)
         results[layout] = values, [g for g in gradients if g is not None]
     assert_close(results["packed"][0], results["padded"][0], rtol=0, atol=1e-10)
@@ -150,7 +152,7 @@ def test_gae_terminal_reward_and_value_loss_by_hand_on_packed_groups():
 def trainer(form, model=None, algorithm=PPO, **changes) -> Learner:
     model = model or small_model()
     options = replace(TrainingOptions(groups=2, group_size=2, minibatches=1, learning_rate=1e-3), **changes)
-    return Learner(model, algorithm, options, temperature=1.0, seed=0, value=value_model(form, model))
+    return Learner(PlainPolicy(model), algorithm, options, temperature=1.0, seed=0, value=value_model(form, model))
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -162,7 +164,9 @@ def test_an_update_does_not_depend_on_its_micro_batches(form, algorithm):
         assert learner.critic is not None
         stirred(learner.critic.model)
         learner.update(assemble(groups(), [], learner, 8).batch, fresh=True)
-        gradients.append([p.grad for p in [*learner.policy_parameters(), *learner.value_parameters()]])
+        gradients.append(
+            [p.grad for p in [*plain(learner).parameters().values(), *plain(learner).value_parameters().values()]]
+        )
     assert len(gradients[0]) == len(gradients[1])
     for one, many in zip(*gradients, strict=True):
         assert (one is None) == (many is None)
@@ -175,7 +179,7 @@ def value_gradient(form) -> tuple[list, list]:
     policy, batch = small_model(), to_batch(groups())
     value = stirred(value_model(form, policy))
     estimates(value, policy, batch, "packed").sum().backward()
-    return [p.grad for p in policy.parameters()], [p.grad for p in value.parameters() if p.requires_grad]
+    return [p.grad for p in policy.parameters()], [p.grad for _, p in value.named_parameters() if p.requires_grad]
 
 
 def test_only_a_head_on_the_trunk_moves_the_trunk():
@@ -191,10 +195,10 @@ def test_only_a_head_on_the_trunk_moves_the_trunk():
 def test_own_layers_are_copies_and_too_many_are_refused():
     policy = small_model()
     value = value_model(OwnLayers(2), policy)
-    own = sum(parameter.numel() for parameter in value.parameters())
+    own = sum(parameter.numel() for _, parameter in value.named_parameters())
     layer = sum(parameter.numel() for parameter in policy.model.layers[0].parameters())
     assert own == 2 * layer + 32 + 33  # two layers, the norm, a head with a bias
-    assert not {id(p) for p in value.parameters()} & {id(p) for p in policy.parameters()}
+    assert not {id(p) for _, p in value.named_parameters()} & {id(p) for p in policy.parameters()}
     with pytest.raises(ValueError, match=r"value.form.layers is 4, but the policy has 3"):
         value_model(OwnLayers(4), policy)
     with pytest.raises(ValueError, match=r"value.form.layers is 0"):
@@ -204,7 +208,7 @@ def test_own_layers_are_copies_and_too_many_are_refused():
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_pretraining_moves_the_values_and_nothing_of_the_policy(form):
     learner = trainer(form, learning_rate=4e-3)
-    before = [p.detach().clone() for p in learner.policy_parameters()]
+    before = [p.detach().clone() for p in plain(learner).parameters().values()]
     assembled = assemble(groups(), [], learner, 8)
     assert assembled.earned is not None
     batch = replace(assembled.batch, returns=assembled.earned)
@@ -213,7 +217,7 @@ def test_pretraining_moves_the_values_and_nothing_of_the_policy(form):
     least = (1 / 2 + 2 / 3) / 13 / 2
     assert losses[0] == pytest.approx(7 / 13 / 2)
     assert losses[-1] < 0.7 * losses[0] if isinstance(form, TrunkHead) else losses[-1] == pytest.approx(least, rel=0.05)
-    assert all(torch.equal(old, new) for old, new in zip(before, learner.policy_parameters(), strict=True))
+    assert all(torch.equal(old, new) for old, new in zip(before, plain(learner).parameters().values(), strict=True))
     assert learner.version == 0
 
 
@@ -227,16 +231,16 @@ def test_values_have_a_learning_rate_and_a_gradient_norm_of_their_own():
     model = small_model()
     value = value_model(OwnLayers(1), model)
     options = TrainingOptions(groups=2, group_size=2, minibatches=1, learning_rate=1e-3, warmup_steps=4)
-    learner = Learner(model, PPO, options, temperature=1.0, seed=0, value=value, value_learning_rate=1e-2)
+    learner = Learner(PlainPolicy(model), PPO, options, temperature=1.0, seed=0, value=value, value_learning_rate=1e-2)
     assert learner.set_learning_rate(0) == pytest.approx(2.5e-4)
-    assert [group["lr"] for group in learner.optimizer.param_groups] == pytest.approx([2.5e-4, 2.5e-3])
+    assert [group["lr"] for group in plain(learner).optimizer.param_groups] == pytest.approx([2.5e-4, 2.5e-3])
     learner.set_learning_rate(10)
-    assert [group["lr"] for group in learner.optimizer.param_groups] == pytest.approx([1e-3, 1e-2])
+    assert [group["lr"] for group in plain(learner).optimizer.param_groups] == pytest.approx([1e-3, 1e-2])
     update = learner.update(assemble(groups(), [], learner, 8).batch, fresh=True)
     assert update.value_gradient_norm is not None
     assert update.value_gradient_norm > 0
-    plain = Learner(small_model(), GRPO, options, temperature=1.0, seed=0)
-    assert plain.update(assemble(groups(), [], plain, 8).batch, fresh=True).value_gradient_norm is None
+    without = Learner(PlainPolicy(small_model()), GRPO, options, temperature=1.0, seed=0)
+    assert without.update(assemble(groups(), [], without, 8).batch, fresh=True).value_gradient_norm is None
 
 
 # What a value model is worth

@@ -23,6 +23,7 @@ from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import RunConfig, TrainingOptions
 from proximo.training.learner.critic import kl_per_completion
 from proximo.training.learner.learner import Learner
+from proximo.training.learner.policy import PlainPolicy
 from proximo.training.records import Answered, Collected, DataCursor
 from proximo.training.rl.assemble import assemble, to_batch
 from proximo.training.rl.metrics import rollout_metrics
@@ -65,7 +66,7 @@ def model(seed: int = 1):
 
 def learner(algorithm: Algorithm) -> Learner:
     settings = TrainingOptions(groups=2, group_size=2, warmup_steps=0, minibatches=1, max_gradient_norm=1e9)
-    return Learner(model(), algorithm, settings, temperature=1.0, seed=0)
+    return Learner(PlainPolicy(model()), algorithm, settings, temperature=1.0, seed=0)
 
 
 def compact(tensor: Tensor) -> Tensor:

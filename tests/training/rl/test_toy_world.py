@@ -15,6 +15,7 @@ from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import EmbeddedSampler
 from proximo.training.config import TrainingOptions
 from proximo.training.learner.learner import Learner
+from proximo.training.learner.policy import PlainPolicy
 from proximo.training.records import DataCursor
 from proximo.training.rl.assemble import assemble
 from proximo.training.rl.collect import Collector
@@ -66,7 +67,7 @@ def test_every_algorithm_learns(name: str):
 
 def learn(algorithm: Algorithm, training: TrainingOptions, steps: int) -> list[float]:
     model, tokenizer = tiny_model(hidden=32, layers=1, heads=2, kv_heads=1, intermediate=64, seed=0), tiny_tokenizer()
-    learner = Learner(model, algorithm, training, temperature=1.0, seed=0)
+    learner = Learner(PlainPolicy(model), algorithm, training, temperature=1.0, seed=0)
     sampling = SamplingOptions(max_tokens=2)
     collector = Collector(
         RightHalf(), EmbeddedSampler(model, tokenizer), tokenizer, sampling, training, algorithm.keep, seed=0

@@ -24,6 +24,7 @@ from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.passes import minibatches
+from proximo.training.learner.policy import PlainPolicy
 from proximo.training.records import Collected, DataCursor
 from proximo.training.rl.assemble import assemble, to_batch
 from proximo.training.rl.collect import Collector
@@ -34,6 +35,7 @@ from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
 from proximo.types import Completion, Grade, Group, Problem, Request, Rollout
 from tests.batches import NAMED
+from tests.policies import plain
 
 TOKENIZER = tiny_tokenizer()
 
@@ -178,7 +180,7 @@ def group_of(
 
 def learner(algorithm: Algorithm, model=None, **options) -> Learner:
     settings = replace(TrainingOptions(groups=2, group_size=2, minibatches=2, warmup_steps=0), **options)
-    return Learner(model or small_model(), algorithm, settings, temperature=1.0, seed=0)
+    return Learner(PlainPolicy(model or small_model()), algorithm, settings, temperature=1.0, seed=0)
 
 
 def test_tensors_of_ragged_groups():
@@ -234,7 +236,7 @@ def test_only_what_the_algorithm_needs_is_computed():
 def test_a_stale_row_keeps_its_samplers_log_probs():
     fresh, stale = group_of([1.0, 0.0], [2, 2], version=3), group_of([1.0, 0.0], [2, 2], version=2)
     trainer = learner(SAPO)
-    trainer.version = 3
+    trainer.policy.version = 3
     trainer.start_step()
     batch = assemble([fresh, stale], [], trainer, 8).batch
     assert (batch.old_logprobs[2:] == -1.0).all()
@@ -245,7 +247,7 @@ def test_with_one_update_a_step_only_stale_rows_have_a_ratio():
     fresh, stale = group_of([1.0, 0.0], [2, 2], version=3), group_of([1.0, 0.0], [2, 2], version=2)
     for groups, ratio_moves in (([fresh], False), ([fresh, stale], True)):
         trainer = learner(SAPO, groups=2, minibatches=1)
-        trainer.version = 3
+        trainer.policy.version = 3
         trainer.start_step()
         update = trainer.update(assemble(groups, [], trainer, 8).batch, fresh=True)
         assert (update.stats.floats()["log_ratio_max"] > 1) is ratio_moves
@@ -295,16 +297,16 @@ def test_dead_groups_are_skipped_without_changing_the_update():
     groups = rollouts(trainer.model)
     dead = replace(groups[1], rollouts=tuple(replace(rollout, grade=Grade(0.0)) for rollout in groups[1].rollouts))
     batch = assemble([groups[0], dead, *groups[2:]], [], trainer, 8).batch
-    assert len(trainer._rows_with_gradient(batch)) == 9
+    assert len(trainer.gradients.rows_with_gradient(batch)) == 9
     trainer.update(batch, fresh=True)
     skipped = [parameter.grad.clone() for parameter in trainer.model.parameters() if parameter.grad is not None]
     other = learner(SAPO, groups=4, minibatches=1)
-    other._rows_with_gradient = lambda batch: torch.arange(len(batch))
+    other.gradients.rows_with_gradient = lambda batch: torch.arange(len(batch))
     other.update(batch, fresh=True)
     full = [parameter.grad for parameter in other.model.parameters() if parameter.grad is not None]
     for ours, theirs in zip(skipped, full, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
-    assert len(learner(GRPO)._rows_with_gradient(batch)) == 12  # a KL term still teaches dead rows
+    assert len(learner(GRPO).gradients.rows_with_gradient(batch)) == 12  # a KL term still teaches dead rows
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -320,12 +322,12 @@ def test_the_learners_gradient_is_policy_losss_with_rows_of_advantage_0(name: st
     batch = replace(batch, advantages=credit, old_logprobs=now + 0.3 * torch.randn(now.shape) * batch.mask)
     trainer.critic = None  # the value model's term is not policy_loss's
     if name == "KL_COV":
-        plan, _ = trainer._plan(trainer.passes, batch)
+        plan, _ = trainer.gradients.plan(trainer.passes, batch)
         assert plan.chosen is not None
         assert plan.chosen[batch.group == 1].any()
-    trainer._gradient(trainer.passes, batch)
-    ours = [parameter.grad.clone() for parameter in trainer.policy_parameters() if parameter.grad is not None]
-    trainer.optimizer.zero_grad()
+    trainer.gradients.of_update(trainer.passes, batch, trainer.old_logprobs)
+    ours = [parameter.grad.clone() for parameter in plain(trainer).parameters().values() if parameter.grad is not None]
+    plain(trainer).optimizer.zero_grad()
     fields = {"prompts": batch.prompts, "tokens": batch.tokens, "lengths": batch.lengths, "group": batch.group}
     scores = score(trainer.model, **fields, temperature=1.0, entropy_gradient=True)
     loss, _ = proximo.policy_loss(
@@ -342,7 +344,7 @@ def test_the_learners_gradient_is_policy_losss_with_rows_of_advantage_0(name: st
         generator=torch.Generator().manual_seed(0),
     )
     loss.backward()
-    theirs = [parameter.grad for parameter in trainer.policy_parameters() if parameter.grad is not None]
+    theirs = [parameter.grad for parameter in plain(trainer).parameters().values() if parameter.grad is not None]
     assert any(gradient.any() for gradient in theirs)
     for left, right in zip(ours, theirs, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-8, atol=1e-11)
@@ -386,7 +388,7 @@ def test_the_reference_can_be_reset_to_the_policy():
     updates = list(trainer.updates(batch))
     assert sorted(torch.cat([update.rows for update in updates]).tolist()) == list(range(len(batch)))
     assert not torch.allclose(trainer.reference_logprobs(batch), trainer.old_scores(batch).logprobs)
-    trainer.reset_reference()
+    trainer.policy.reset_reference()
     assert torch.equal(trainer.reference_logprobs(batch), trainer.old_scores(batch).logprobs)
 
 

@@ -22,7 +22,8 @@ def group(ordinal: int, *outcomes: float) -> Group:
 def update(rows: list[int], skipped: bool = False) -> Update:
     index = torch.tensor(rows)
     reason = Skipped("not finite", index) if skipped else None
-    return Update(Stats(), 1.0, None, None, index, torch.zeros(len(rows), 2), torch.zeros(len(rows), 2), reason)
+    blank = torch.zeros(len(rows), 2)
+    return Update(Stats(), 1.0, None, None, index, blank, blank, blank, reason)
 
 
 def assembled(groups: list[Group]) -> Assembled:

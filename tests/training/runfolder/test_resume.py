@@ -61,6 +61,7 @@ from proximo.training.runfolder.resume import begin
 from proximo.training.runfolder.signals import Stopped
 from proximo.training.runfolder.state import naming_io, write_tensors
 from proximo.version import source_fingerprint
+from tests.policies import plain
 from tests.processes import Command
 
 
@@ -109,7 +110,7 @@ def trained(settings: RunConfig, folder: Path, progress: Quiet | None = None) ->
 def numbers(folder: Path) -> dict[str, Any]:
     """Everything that must be the same in both runs."""
     last = saved(folder / CHECKPOINTS)[0]
-    standing = json.loads((last / "state" / "standing.json").read_text())
+    standing = json.loads((last / "state" / "run_state.json").read_text())
     del standing["seconds"], standing["run"]  # the clock, and how the run began: perhaps with fewer steps
     result = json.loads((folder / "result.json").read_text())
     del result["seconds"]
@@ -178,7 +179,7 @@ def test_the_same_bits_wherever_it_went_on_from(name, golden, tmp_path):
         [first, second] = json.loads((folder / "run.json").read_text())["attempts"]
         assert (first["number"], first["from"], second["from"]) == (1, None, f"step-{step:06d}")
     proof = check_ledger(
-        whole, json.loads((saved(whole / CHECKPOINTS)[0] / "state/standing.json").read_text())["next_problem"]
+        whole, json.loads((saved(whole / CHECKPOINTS)[0] / "state/run_state.json").read_text())["next_problem"]
     )
     assert proof.wrong == ()
     assert proof.drawn == sum(proof.states.values()) > 0
@@ -199,7 +200,7 @@ def test_the_runs_reach_what_they_are_to_test(golden):
 def test_state_that_is_lost_is_noticed(golden, tmp_path):
     """The comparison above can fail: without its moments, or its place among the problems, a run is another."""
     whole = golden("grpo")
-    for name, file in (("moments", "optimizer.safetensors"), ("place", "standing.json")):
+    for name, file in (("moments", "optimizer.safetensors"), ("place", "run_state.json")):
         folder = left_after(2, whole, tmp_path / name)
         state = folder / CHECKPOINTS / "step-000002" / "state"
         if name == "place":
@@ -332,7 +333,7 @@ def test_lost_rows_are_no_reason_to_train_again_unasked(how, name, golden, tmp_p
         assert attempt.resume_from == folder / CHECKPOINTS / "step-000004"
         assert not attempt.damaged
         log = attempt.start()
-        log.rewind(json.loads((folder / CHECKPOINTS / "step-000004/state/standing.json").read_text())["sizes"], 4)
+        log.rewind(json.loads((folder / CHECKPOINTS / "step-000004/state/run_state.json").read_text())["sizes"], 4)
     whole = left[: left.rfind(b"\n") + 1]  # a torn last row goes, nothing else
     assert ((folder / name).read_bytes() if (folder / name).exists() else b"") == whole
     assert len(saved(folder / CHECKPOINTS)) == 4
@@ -563,7 +564,7 @@ def test_the_best_whose_save_failed_does_not_cost_the_one_before(tmp_path, monke
     settings = config(steps=6, training=small, evaluation=EvaluationOptions(problems=1, every=1), checkpoints=options)
     trained(settings, tmp_path)
     assert [path.name for path in saved(tmp_path / CHECKPOINTS)] == ["step-000006", "step-000002"]
-    assert json.loads((tmp_path / CHECKPOINTS / "step-000006/state/standing.json").read_text())["best"] == {
+    assert json.loads((tmp_path / CHECKPOINTS / "step-000006/state/run_state.json").read_text())["best"] == {
         "step": 2,
         "outcome": 0.9,
     }
@@ -674,10 +675,10 @@ def test_the_reference_stays_what_it_was_when_it_is_reset_less_often(golden, tmp
     shutil.copytree(golden("reset reference"), folder)
     stored = load_file(folder / CHECKPOINTS / "step-000004/state/reference.safetensors")
     settings = replace(whole, steps=5, training=replace(whole.training, reset_reference_every=3))
-    reference = changed(settings, folder, "steps", "training.reset_reference_every").learner.reference
+    reference = plain(changed(settings, folder, "steps", "training.reset_reference_every").learner).reference
     assert reference is not None
-    for number, weight in enumerate(reference.parameters()):
-        assert torch.equal(weight, stored[str(number)])
+    for name, weight in reference.named_parameters():
+        assert torch.equal(weight, stored[name])
     assert (folder / CHECKPOINTS / "step-000005/state/reference.safetensors").exists()
 
 
@@ -841,7 +842,7 @@ def test_only_what_the_system_refuses_is_called_a_failed_save(tmp_path):
         raise TypeError("Object of type float32 is not JSON serializable")
 
     with pytest.raises(TypeError):
-        write_checkpoint(tmp_path / "a", model, tokenizer, wrong)
+        write_checkpoint(tmp_path / "a", model.save_pretrained, tokenizer, wrong)
     missing = tmp_path / "none" / "a.safetensors"
     with pytest.raises(SafetensorError):
         write_tensors(missing, {"a": torch.zeros(1)})

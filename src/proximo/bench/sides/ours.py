@@ -20,6 +20,7 @@ from proximo.tasks import Split
 from proximo.training.config import TrainingOptions
 from proximo.training.learner.guard import Update
 from proximo.training.learner.learner import Learner
+from proximo.training.learner.policy import PlainPolicy
 from proximo.training.records import DataCursor
 from proximo.training.rl.assemble import assemble
 from proximo.training.rl.collect import Collector
@@ -98,7 +99,7 @@ class Ours:
     @cached_property
     def learner(self) -> Learner:
         """The learner, created on first use: a rollout alone has no optimizer in memory."""
-        return Learner(self.model, ALGORITHM, self.options, temperature=1.0, seed=0)
+        return Learner(PlainPolicy(self.model), ALGORITHM, self.options, temperature=1.0, seed=0)
 
     @cached_property
     def collector(self) -> Collector:

@@ -16,6 +16,7 @@ from proximo.models.routing import UNKNOWN, Agreement, Routes, needed_routers
 from proximo.tensor_types import Float, Int
 from proximo.training.config import RoutingReplay
 from proximo.training.learner.passes import Passes
+from proximo.training.learner.policy import Policy
 from proximo.types import Batch, Group, Stats
 
 LEAST_OVERLAP = 0.5
@@ -34,12 +35,13 @@ class Balance:
     """Experts for each token."""
 
     @torch.no_grad()
-    def counted(self, passes: Passes, model: PreTrainedModel, batch: Batch) -> "CountedBalance":
+    def counted(self, passes: Passes, policy: Policy, batch: Batch) -> "CountedBalance":
         """For one update: a pass over all its rows, without gradient."""
-        counts = torch.zeros((), dtype=torch.long, device=model.device)
+        counts = torch.zeros((), dtype=torch.long, device=policy.model.device)
         for index in passes.parts(batch):
             rows = batch.rows(index)
-            counts = counts + self.loss.assignments(_trained_logits(passes.scores(model, rows), rows), self.chosen)
+            scores, _ = policy.scores(passes, rows)
+            counts = counts + self.loss.assignments(_trained_logits(scores, rows), self.chosen)
         return CountedBalance(self.loss, self.chosen * counts.double() / counts.sum().clamp(min=1))
 
 

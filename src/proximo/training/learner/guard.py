@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from proximo.maths.mismatch import MismatchStats
 from proximo.tensor_types import Float, Int
 from proximo.training.config import TrainingOptions
 from proximo.training.learner.memory import explaining_memory, first_line, is_out_of_memory, smaller_passes
-from proximo.training.learner.optimizer import POLICY, VALUE, Optimizer
+from proximo.training.learner.optimizer import POLICY, VALUE
 from proximo.training.learner.passes import OldScores, Passes
+from proximo.training.learner.policy import Policy
 from proximo.types import Batch, Stats
 
 WINDOW = 64
@@ -72,6 +72,8 @@ class Update:
     """Of the step's batch."""
     logprobs: Float[Tensor, "M T"]
     """What the policy gave those rows just before the update; NaN where a dead row was skipped."""
+    old_logprobs: Float[Tensor, "M T"]
+    """What the update's ratios were measured against."""
     entropy: Float[Tensor, "M T"]
     """Of the distributions that those tokens were judged by, in the same way."""
     skipped: Skipped | None = None
@@ -105,10 +107,8 @@ def _of_all(parts: Parts, batch: Batch, before: Tensor | None) -> Float[Tensor, 
 class UpdateGuard:
     """Applies a learner's updates, or does not."""
 
-    def __init__(self, options: TrainingOptions, optimizer: Optimizer, model: PreTrainedModel) -> None:
-        self._options, self._optimizer = options, optimizer
-        self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        """Of the policy's parameters, as the optimizer has them."""
+    def __init__(self, options: TrainingOptions, policy: Policy) -> None:
+        self._options, self._policy = options, policy
         self._windows: dict[int, deque[float]] = {}
         """The last gradient norms of each group of parameters."""
         self._in_spell = False
@@ -141,7 +141,7 @@ class UpdateGuard:
                     raise
                 failure = first_line(error)
             # Not in the clause above: while an error is handled, the frames it went through keep their tensors.
-            self._optimizer.zero_grad()
+            self._policy.zero_grad()
             passes = self._lighter(passes, batch, failure)
             gc.collect()
             if torch.cuda.is_initialized():
@@ -156,23 +156,31 @@ class UpdateGuard:
             return skipped[0] is None
 
         with explaining_memory("the optimizer's own numbers do not fit; use a smaller model, or more memory"):
-            norms = self._optimizer.apply(self._options.max_gradient_norm, accepts)
+            norms = self._policy.apply(self._options.max_gradient_norm, accepts)
         return self._update(batch, found, norms, skipped[0])
 
     def _update(self, batch: Batch, found: GradientPass, norms: Sequence[float], skipped: Skipped | None) -> Update:
-        value_norm = norms[VALUE] if self._optimizer.held(VALUE) else None
+        value_norm = norms[VALUE] if self._policy.trains_values else None
         before = found.before
         logprobs = _of_all(found.parts, batch, before and before.logprobs)
         entropy = _of_all(found.entropies, batch, before and before.entropy)
         return Update(
-            found.stats, norms[POLICY], value_norm, None, torch.arange(len(batch)), logprobs, entropy, skipped
+            stats=found.stats,
+            gradient_norm=norms[POLICY],
+            value_gradient_norm=value_norm,
+            first_gap=None,
+            rows=torch.arange(len(batch)),
+            logprobs=logprobs,
+            old_logprobs=batch.old_logprobs,
+            entropy=entropy,
+            skipped=skipped,
         )
 
     def _refused(self, batch: Batch, found: GradientPass, norms: Sequence[float]) -> Skipped | None:
         """Why a gradient is not to be applied, if so."""
         broken = [name for name, value in found.stats.floats().items() if not math.isfinite(value)]
         if broken or not all(map(math.isfinite, norms)):
-            names = self._broken_gradients()
+            names = self._policy.broken_gradients()
             where = [*broken, *(["the gradient"] if names or not broken else [])]
             at_fault = torch.zeros(len(batch), dtype=torch.bool)
             for index, logprobs in found.parts:
@@ -182,12 +190,6 @@ class UpdateGuard:
             return skipped
         self.in_a_row = 0
         return None
-
-    def _broken_gradients(self) -> tuple[str, ...]:
-        """Whose they are."""
-        value_names = [f"value model, parameter {number}" for number in range(len(self._optimizer.held(VALUE)))]
-        held = zip(self._names + value_names, self._optimizer.held(POLICY) + self._optimizer.held(VALUE), strict=True)
-        return tuple(name for name, each in held if each.grad is not None and not each.grad.isfinite().all())
 
     def _spiked(self, batch: Batch, norms: Sequence[float]) -> Skipped | None:
         sizes = [(norm, self._times(group, norm)) for group, norm in enumerate(norms)]

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from proximo.models import free_bytes, supports_packing
 from proximo.models.compiling import checkpoint_layers, compiles_layers
-from proximo.models.packing.attention import head_width
+from proximo.models.packing.attention import body, head_width
 from proximo.training.learner.passes import Passes
 from proximo.types import Batch
 
@@ -105,6 +105,14 @@ def with_room(passes: Passes, models: Sequence[PreTrainedModel], batch: Batch, p
     for model in filter(supports_packing, models):
         checkpoint_layers(model, plan.checkpointed)
     return replace(passes, token_budget=plan.token_budget, is_planned=True)
+
+
+def is_checkpointed(model: PreTrainedModel) -> bool:
+    """Whether its layers are run again in the backward pass."""
+    if not supports_packing(model):
+        return False
+    first = body(model).get_submodule("layers.0")
+    return bool(getattr(first, "gradient_checkpointing", False))
 
 
 def largest_group(batch: Batch) -> int:

@@ -50,6 +50,7 @@ class Optimizer:
             for parameter in group
             if parameter.dtype in HALVES
         }
+        self._parameters = [parameter for group in groups for parameter in group]
         self._groups = [[self._masters.get(parameter, parameter) for parameter in group] for group in groups]
         self._adam = torch.optim.AdamW(
             [{"params": group} for group in self._groups],
@@ -150,27 +151,30 @@ class Optimizer:
             master.copy_(known)
         self._write()
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The same as `state_dict` by names, for a file of tensors; rates and the like are the config's."""
+    def tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """The same as `state_dict` for a file of tensors, by the parameters' names, which are given in their order;
+        rates and the like are the config's."""
         moments = self._adam.state_dict()["state"]
-        named = {f"{name}.{number}": value for number, each in moments.items() for name, value in each.items()}
-        return named | {f"{MASTER}.{number}": master.detach() for number, master in enumerate(self._masters.values())}
+        found = {f"{names[number]}.{kind}": value for number, each in moments.items() for kind, value in each.items()}
+        named = dict(zip(names, self._parameters, strict=True))
+        masters = {name: self._masters[each] for name, each in named.items() if each in self._masters}
+        return found | {f"{name}.{MASTER}": master.detach() for name, master in masters.items()}
 
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """What `tensors` gave; refused, with what differs, where it was of other parameters."""
-        held = [parameter for group in self._groups for parameter in group]
+    def load_tensors(self, tensors: Mapping[str, Tensor], names: Sequence[str]) -> None:
+        """Load what `tensors` gave; ValueError, with what differs, where it was of other parameters."""
+        places = {name: place for place, name in enumerate(names)}
         masters, moments = dict[int, Tensor](), dict[int, dict[str, Tensor]]()
         for key, tensor in tensors.items():
-            name, _, number = key.rpartition(".")
-            place = int(number)
-            known = list(self._masters.values()) if name == MASTER else held
-            shape = tuple(known[place].shape) if place < len(known) else None
-            if tensor.ndim and tuple(tensor.shape) != shape:  # without dimensions: how many steps were taken
+            name, _, kind = key.rpartition(".")
+            place = places.get(name)
+            shape = None if place is None else tuple(self._parameters[place].shape)
+            # Without dimensions: how many steps were taken.
+            if place is None or (tensor.ndim and tuple(tensor.shape) != shape):
                 raise ValueError(f"the optimizer's {key} has the shape {tuple(tensor.shape)}, the model's {shape}")
-            if name == MASTER:
+            if kind == MASTER:
                 masters[place] = tensor
             else:
-                moments.setdefault(place, {})[name] = tensor
+                moments.setdefault(place, {})[kind] = tensor
         adam = {"state": moments, "param_groups": self._adam.state_dict()["param_groups"]}
         self.load_state_dict({"adam": adam, "masters": [masters[number] for number in sorted(masters)]})
 

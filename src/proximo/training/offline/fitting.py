@@ -98,7 +98,7 @@ def fit(
     best = fitting.best
     best.restore(stage.model)
     log.settle()
-    checkpoint = save(log.folder, best.step, stage.model, tokenizer)
+    checkpoint = save(log.folder, best.step, stage.model.save_pretrained, tokenizer)
     for other in saved(log.folder / CHECKPOINTS):
         if other != checkpoint:  # of an earlier attempt, before something was changed
             remove_folder(other)

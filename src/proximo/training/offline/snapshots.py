@@ -14,13 +14,15 @@ from transformers import PreTrainedModel
 
 from proximo.models.torch_globals import OwnDraws
 from proximo.storage.folders import remove_folder, write_folder
-from proximo.training.learner.optimizer import Optimizer
+from proximo.training.learner.old_names import by_name, optimizer_by_name
+from proximo.training.learner.optimizer import HALVES, Optimizer
+from proximo.training.learner.policy import copy_named
 from proximo.training.runfolder.checkpoints import STATE, place, saved
 from proximo.training.runfolder.resume import Attempt, begin
 from proximo.training.runfolder.state import (
-    copy_into,
+    RUN_STATE,
     naming_io,
-    numbered,
+    read_facts,
     read_tensors,
     write_tensors,
 )
@@ -67,15 +69,17 @@ def write_point(
 ) -> None:
     """Write a resume point. `facts` include the next `step` and the `sizes` of the log; `best` are the best weights."""
 
+    named = dict[str, Tensor](model.named_parameters())
+
     def fill(path: Path) -> None:
         state = path / STATE
         state.mkdir()
         with naming_io(path):
-            (state / "standing.json").write_text(json.dumps(facts) + "\n")
+            (state / RUN_STATE).write_text(json.dumps(facts) + "\n")
             write_tensors(state / "random.safetensors", draws.state())
-            write_tensors(state / "model.safetensors", numbered(list(model.parameters())))
-            write_tensors(state / "optimizer.safetensors", optimizer.tensors())
-            write_tensors(state / "best.safetensors", numbered(best or ()))
+            write_tensors(state / "model.safetensors", named)
+            write_tensors(state / "optimizer.safetensors", optimizer.tensors(_trained(model)))
+            write_tensors(state / "best.safetensors", dict(zip(named, best, strict=True)) if best else {})
 
     write_folder(place(folder / POINTS, facts["step"]), fill)
     for old in saved(folder / POINTS, facts["step"])[KEPT:]:
@@ -87,12 +91,19 @@ def read_point(
 ) -> tuple[dict[str, Any], list[Tensor] | None]:
     """Restore model, optimizer and random state; returns the other facts and the best weights."""
     state = point / STATE
-    copy_into(list(model.parameters()), read_tensors(state / "model.safetensors"), "the model")
-    optimizer.load_tensors(read_tensors(state / "optimizer.safetensors"))
+    named, trained = dict(model.named_parameters()), _trained(model)
+    halves = [name for name in trained if named[name].dtype in HALVES]
+    copy_named(named, by_name(read_tensors(state / "model.safetensors"), list(named)), "the model")
+    stored = optimizer_by_name(read_tensors(state / "optimizer.safetensors"), trained, halves)
+    optimizer.load_tensors(stored, trained)
     draws.load(read_tensors(state / "random.safetensors"))
-    best = read_tensors(state / "best.safetensors")
-    facts = json.loads((state / "standing.json").read_text())
-    return facts, [best[str(number)] for number in range(len(best))] or None
+    best = by_name(read_tensors(state / "best.safetensors"), list(named))
+    return read_facts(state), [best[name] for name in named] if best else None
+
+
+def _trained(model: PreTrainedModel) -> list[str]:
+    """Names of the parameters that the optimizer holds, in its order."""
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 def once(

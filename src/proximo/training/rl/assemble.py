@@ -14,15 +14,11 @@ import torch
 from torch import Tensor
 
 from proximo.maths.crediting import feedback_in, returns_to_go, shaped_rewards, trained_rows
-from proximo.maths.mismatch import MismatchStats
 from proximo.maths.pieces.credit import assign
 from proximo.maths.pieces.keeping import trained_mask
 from proximo.maths.pieces.traits import AdvantageTraits
-from proximo.models.values import HeadOnOwnModel
-from proximo.tensor_types import Bool, Int
-from proximo.training.learner.experts import to_replay, with_routes
+from proximo.tensor_types import Bool
 from proximo.training.learner.learner import Learner
-from proximo.training.learner.memory import with_room
 from proximo.training.records import Assembled
 from proximo.types import Batch, Completion, Group
 
@@ -37,13 +33,12 @@ def assemble(
 ) -> Assembled:
     """Everything the updates of one step read. `penalty_unit`: see `RunConfig.penalty_unit`."""
     algorithm, kl_reward = learner.algorithm, learner.kl_reward
-    everyone = to_replay(to_batch([*groups, *dropped]), learner.replay)
-    make_room(learner, everyone)
+    everyone = to_batch([*groups, *dropped])
     is_kept = everyone.group < len(groups)
     # Credit over all rows needs every row's values or divergences; otherwise only rows that train are scored.
     score_all = AdvantageTraits.read(algorithm.advantage).needs_values or kl_reward is not None
     scored_rows = (is_kept | score_all).nonzero().squeeze(1)
-    batch, gap = _with_scores(everyone, scored_rows, learner)
+    batch, gap = learner.prepare(everyone, scored_rows)
 
     penalties = algorithm.length_penalties
     batch = replace(batch, rewards=shaped_rewards(batch, penalties, completion_limit, penalty_unit))
@@ -70,36 +65,9 @@ def assemble(
     )
 
 
-def make_room(learner: Learner, batch: Batch) -> None:
-    """A budget for the memory that is there, unless one is given; here, where all that is sampled is known."""
-    if learner.options.token_budget is None:
-        value = learner.critic and learner.critic.model
-        models = [learner.model, value.model] if isinstance(value, HeadOnOwnModel) else [learner.model]
-        learner.passes = with_room(learner.passes, models, batch, learner.optimizer.pending_bytes)
-
-
 def is_dead(batch: Batch) -> Bool[Tensor, " B"]:
     """Rows whose advantages are all 0: nothing to learn from but a KL or an extra term."""
     return (batch.advantages == 0).all(dim=1)
-
-
-def _with_scores(batch: Batch, index: Int[Tensor, " M"], learner: Learner) -> tuple[Batch, MismatchStats | None]:
-    """Fill in old and reference log-probs and values at the rows that need them.
-
-    A stale row was sampled before the latest update: only its sampler knows the policy that said it.
-    """
-    gap = None
-    rows = batch.rows(index)
-    if learner.needs_old_pass():
-        old = learner.old_scores(rows)
-        gap = learner.measure_gap(rows, old.logprobs)
-        known = torch.where(learner.is_stale(rows).unsqueeze(1), rows.rollout_logprobs, old.logprobs)
-        batch = replace(batch, old_logprobs=batch.old_logprobs.index_copy(0, index, known), values=old.values)
-        batch = with_routes(batch, index, old.routes)
-    if learner.reference is not None:
-        reference = torch.zeros_like(batch.old_logprobs)
-        batch = replace(batch, ref_logprobs=reference.index_copy(0, index, learner.reference_logprobs(rows)))
-    return batch, gap
 
 
 def _entropies(completion: Completion) -> Iterable[float]:

@@ -1,4 +1,4 @@
-"""A run that can be gone on with: where it stands is noted after each step, and saved now and then."""
+"""Snapshots a run's state after every step, and writes a checkpoint every few steps."""
 
 import json
 import time
@@ -12,29 +12,29 @@ from transformers import PreTrainedTokenizerBase
 from proximo.tasks import Task
 from proximo.training.config import RunConfig
 from proximo.training.records import Collected, Evaluation
-from proximo.training.rl.holders import Holders
+from proximo.training.rl.parts import Parts
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, Saver, place, retain, save, step_of
 from proximo.training.runfolder.log import METRICS, RunLog
 from proximo.training.runfolder.state import Best, RunState, read_run_state, write_run_state
 
 
 class Checkpointer:
-    """Notes and saves where a run stands.
+    """Snapshots run state after every step and writes a checkpoint every N steps.
 
-    What is noted at a boundary between two steps is small and a copy; weights and moments are not copied. So a step
-    that is given up before its first update has changed nothing of what is saved.
+    A snapshot is small and a copy; weights and moments are not copied. So a step that is given up before its first
+    update has changed nothing of what is saved.
     """
 
     def __init__(
         self,
         config: RunConfig,
-        holders: Holders,
+        parts: Parts,
         tokenizer: PreTrainedTokenizerBase,
         log: RunLog,
         warned: Callable[[int, str], None],
     ) -> None:
         """`warned` tells a person about a step."""
-        self._config, self._holders, self._tokenizer, self._log = config, holders, tokenizer, log
+        self._config, self._parts, self._tokenizer, self._log = config, parts, tokenizer, log
         self._warned, self._saver = warned, Saver(log.event, warned)
         self._saved: int | None = None
         """The step of the newest checkpoint."""
@@ -51,13 +51,13 @@ class Checkpointer:
         """Where a checkpoint stands, with all parts of the run brought there; nothing is written."""
         refuse_fewer_steps(self._config, point)
         state = read_run_state(point / STATE, task, self._config.seed)
-        self._holders.restore(point, state)
+        self._parts.restore(point, state)
         self._saved, self._spent = state.step, state.seconds
         return state
 
     def snapshot(self, state: RunState) -> RunState:
         """As everything is now."""
-        return self._holders.remember(
+        return self._parts.snapshot(
             replace(state, sizes=self._log.sizes(), seconds=self.seconds, run=self._log.identity)
         )
 
@@ -104,9 +104,9 @@ class Checkpointer:
 
         def write(folder: Path) -> None:
             write_run_state(folder, state)
-            self._holders.write(folder, state)
+            self._parts.write(folder, state)
 
-        save(self._log.folder, state.step, self._holders.learner.model, self._tokenizer, write)
+        save(self._log.folder, state.step, self._parts.learner.policy.save, self._tokenizer, write)
 
     def _retain(self, state: RunState) -> None:
         try:

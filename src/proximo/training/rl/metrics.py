@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from proximo.maths.mismatch import MismatchStats, effective_share
+from proximo.maths.pieces.shaping import KlReward
 from proximo.training.learner.critic import value_metrics
 from proximo.training.learner.experts import routing_metrics
 from proximo.training.learner.guard import Update
@@ -70,6 +71,11 @@ def mismatch_metrics(gap: MismatchStats | None) -> dict[str, float]:
     """Sampler against learner before the step's first update, whether or not a correction is on; NaN: not known."""
     values = dict.fromkeys((each.name for each in fields(MismatchStats)), math.nan) if gap is None else asdict(gap)
     return {"sampler_gap": values.pop("gap")} | {f"mismatch_{name}": value for name, value in values.items()}
+
+
+def kl_metrics(kl: float, reward: KlReward | None) -> dict[str, float]:
+    """How far the policy that sampled is from the reference, and what that costs in the reward."""
+    return {"reference_kl": kl} | ({} if reward is None else {"kl_coefficient": reward.coefficient})
 
 
 def advantage_metrics(batch: Batch) -> dict[str, float]:

@@ -19,6 +19,7 @@ from proximo.tasks import Task
 from proximo.training.config import RunConfig
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.memory import explaining_memory
+from proximo.training.learner.policy import PlainPolicy
 from proximo.training.learner.rounding import max_gap
 from proximo.training.preflight.calibration import calibrate
 from proximo.training.preflight.preflight import preflight
@@ -64,7 +65,7 @@ class Run:
             self.model, self.tokenizer, slots=slots, record_routes=config.routing_replay == "sampler"
         )
         self.learner = Learner(
-            self.model,
+            PlainPolicy(self.model),
             config.algorithm.with_length_limit(config.sampling.max_tokens),
             config.training,
             temperature=config.sampling.temperature,

@@ -14,7 +14,7 @@ from proximo.training.records import Assembled, Collected, DataCursor
 from proximo.training.reward_mix import has_verdict
 from proximo.training.rl.assemble import assemble, to_batch
 from proximo.training.rl.clock import Clock
-from proximo.training.rl.metrics import step_metrics
+from proximo.training.rl.metrics import kl_metrics, step_metrics
 from proximo.training.rl.run import SAMPLE_LESS, Run
 from proximo.training.runfolder.evidence import skipped_updates
 from proximo.training.runfolder.ledger import entries
@@ -36,7 +36,7 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
         clock.split("rollout", "grade", collected.grading_seconds)
         every = config.training.reset_reference_every
         if every is not None and index and index % every == 0:
-            learner.reset_reference()
+            learner.policy.reset_reference()
         rate, assembled = learner.set_learning_rate(index, policy_step=index - config.pretrain_steps), None
         if collected.groups:
             with clock.phase("assemble"):
@@ -48,7 +48,11 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
             updates = list(_updates(run, assembled, index))
     _tell(run, step, collected, assembled, updates)
     metrics = step_metrics(collected, assembled, updates, rate, has_verdict=has_verdict(config.task))
-    metrics |= _kl_metrics(run, assembled, index)
+    kl = None if assembled is None else kl_per_completion(assembled.batch)
+    if assembled is not None and kl is not None:
+        metrics |= kl_metrics(kl, learner.kl_reward)
+        if index >= config.pretrain_steps:  # the coefficient follows the policy, once that moves
+            learner.adapt_kl(kl, len(assembled.batch))
     run.note(step, metrics)
     run.log.ledger(entries(step, cursor, collected, assembled, updates, run.task.size("train")))
     with clock.phase("write"):
@@ -81,20 +85,6 @@ def _updates(run: Run, assembled: Assembled, index: int) -> Iterator[Update]:
     return run.learner.value_updates(replace(assembled.batch, returns=assembled.earned))
 
 
-def _kl_metrics(run: Run, assembled: Assembled | None, index: int) -> dict[str, float]:
-    """How far the policy that sampled is from the reference; once it moves, a controller moves the coefficient."""
-    learner = run.learner
-    kl = None if assembled is None else kl_per_completion(assembled.batch)
-    if assembled is None or kl is None:
-        return {}
-    metrics = {"reference_kl": kl}
-    if learner.kl_reward is not None:
-        metrics["kl_coefficient"] = learner.kl_reward.coefficient
-        if index >= run.config.pretrain_steps:
-            learner.adapt_kl(kl, len(assembled.batch))
-    return metrics
-
-
 def _table(
     run: Run, index: int, collected: Collected, assembled: Assembled | None, updates: Sequence[Update]
 ) -> pa.Table:
@@ -104,10 +94,8 @@ def _table(
         return rollout_table(to_batch(collected.dropped), run.spelling, trained=nothing, kept_groups=0)
     batch, trained = assembled.everyone, assembled.index
     for update in updates:
-        rows = trained[update.rows]
-        known = run.learner.old_logprobs(batch.rows(rows), update.logprobs)
-        known = torch.where(known.isnan(), batch.old_logprobs[rows], known)
-        batch = replace(batch, old_logprobs=batch.old_logprobs.index_copy(0, rows, known))
+        used = batch.old_logprobs.index_copy(0, trained[update.rows], update.old_logprobs)
+        batch = replace(batch, old_logprobs=used)
     return rollout_table(
         batch,
         run.spelling,

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from proximo import toml
 from proximo.training.records import Answered, Evaluation
 from proximo.training.rl.checkpointer import Checkpointer
-from proximo.training.rl.holders import Holders
+from proximo.training.rl.parts import Parts
 from proximo.training.rl.result import RunResult, paired
 from proximo.training.rl.run import Run
 from proximo.training.rl.step import train_step
@@ -31,8 +31,8 @@ def train(run: Run, attempt: Attempt | None = None, *, ends: Callable[[], bool] 
         until.callback(run.grading.close)
         until.enter_context(run.grading.active())
         until.enter_context(run.stop)
-        holders = Holders(run.learner, run.unscored, run.samplers.history)
-        checkpointer = Checkpointer(run.config, holders, run.tokenizer, run.log, run.progress.warned)
+        parts = Parts(run.learner, run.unscored, run.samplers.history)
+        checkpointer = Checkpointer(run.config, parts, run.tokenizer, run.log, run.progress.warned)
         # A run that cannot be gone on with, since too much was changed, stays as it is: nothing is written before.
         state = None if attempt.resume_from is None else checkpointer.restore(attempt.resume_from, run.task)
         attempt.start()

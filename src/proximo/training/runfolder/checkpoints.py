@@ -1,6 +1,6 @@
 """Checkpoints: a Hugging Face folder each, with the run's state beside the weights; complete, or not there.
 
-In `state/`: standing.json and random.safetensors (see state.py), optimizer.safetensors (moments and float32 masters),
+In `state/`: run_state.json and random.safetensors (see state.py), optimizer.safetensors (moments and float32 masters),
 value.safetensors (the value model's own parameters), reference.safetensors (only where it was reset) and
 sampler.safetensors (older weights of a sampler that lags).
 """
@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from proximo.storage.folders import complaints, remove_folder, set_aside, write_folder
 from proximo.training.config import CheckpointOptions
@@ -64,25 +64,26 @@ def pass_over(folder: Path, point: Path | None) -> None:
 def save(
     folder: Path,
     step: int,
-    model: PreTrainedModel,
+    save_model: Callable[[Path], object],
     tokenizer: PreTrainedTokenizerBase,
     write_state: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Into the run's `checkpoints/step-N`; raises OSError, and leaves all as it was, where that cannot be."""
+    """Into the run's `checkpoints/step-N`, with the model that `save_model` writes; raises OSError, and leaves all as
+    it was, where that cannot be."""
     target = place(folder / CHECKPOINTS, step)
-    write_checkpoint(target, model, tokenizer, write_state)
+    write_checkpoint(target, save_model, tokenizer, write_state)
     return target
 
 
 def write_checkpoint(
     target: Path,
-    model: PreTrainedModel,
+    save_model: Callable[[Path], object],
     tokenizer: PreTrainedTokenizerBase,
     write_state: Callable[[Path], None] | None = None,
 ) -> None:
     def fill(path: Path) -> None:
         with naming_io(target):
-            model.save_pretrained(path)
+            save_model(path)
             tokenizer.save_pretrained(path)
             if write_state is not None:
                 (path / STATE).mkdir()

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -20,8 +19,9 @@ from proximo.tasks import Split, Task
 from proximo.training.records import Answered, DataCursor, Evaluation
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 
-FORMAT = 1
-"""Of the files; another number is another format."""
+FORMAT = 2
+"""Format of a checkpoint's state. 1 numbered its tensors, and is still read."""
+RUN_STATE, OLD_RUN_STATE = "run_state.json", "standing.json"
 
 
 @dataclass(frozen=True)
@@ -76,33 +76,33 @@ def naming_io(path: Path) -> Iterator[None]:
         raise OSError(f"{path}: {error}") from error
 
 
-def write_run_state(folder: Path, standing: RunState) -> None:
+def write_run_state(folder: Path, state: RunState) -> None:
     routes: dict[str, Tensor] = {}
     facts = {
         "format": FORMAT,
-        "run": standing.run,
-        "step": standing.step,
-        "before": asdict(standing.before),
-        "answers": [plain_answer(each) for each in standing.answers],
-        "next_problem": standing.cursor.next_problem,
-        "carried": [_group(each, routes) for each in standing.cursor.carried],
-        "generated": standing.generated,
-        "evaluated": standing.evaluated,
-        "best": None if standing.best is None else asdict(standing.best),
-        "sizes": dict(standing.sizes),
-        "parts": dict(standing.parts),
-        "seconds": standing.seconds,
+        "run": state.run,
+        "step": state.step,
+        "before": asdict(state.before),
+        "answers": [plain_answer(each) for each in state.answers],
+        "next_problem": state.cursor.next_problem,
+        "carried": [_group(each, routes) for each in state.cursor.carried],
+        "generated": state.generated,
+        "evaluated": state.evaluated,
+        "best": None if state.best is None else asdict(state.best),
+        "sizes": dict(state.sizes),
+        "parts": dict(state.parts),
+        "seconds": state.seconds,
     }
-    (folder / "standing.json").write_text(json.dumps(facts) + "\n")
-    write_tensors(folder / "random.safetensors", standing.tensors)
+    (folder / RUN_STATE).write_text(json.dumps(facts) + "\n")
+    write_tensors(folder / "random.safetensors", state.tensors)
     write_tensors(folder / "carried.safetensors", routes)
 
 
 def read_run_state(folder: Path, task: Task, seed: int) -> RunState:
-    facts = json.loads((folder / "standing.json").read_text())
-    if facts["format"] != FORMAT:
+    facts = read_facts(folder)
+    if facts["format"] not in (1, FORMAT):
         raise ValueError(
-            f"{folder} has the format {facts['format']}, this version reads {FORMAT}: use the other version"
+            f"{folder} has the format {facts['format']}, this version reads 1 and {FORMAT}: use the other version"
         )
     asked = _Asked(task, seed)
     routes = read_tensors(folder / "carried.safetensors")
@@ -123,9 +123,15 @@ def read_run_state(folder: Path, task: Task, seed: int) -> RunState:
     )
 
 
+def read_facts(folder: Path) -> dict[str, Any]:
+    """A checkpoint's plain values, from the file's old name where an earlier version wrote it."""
+    file = folder / RUN_STATE
+    return json.loads((file if file.exists() else folder / OLD_RUN_STATE).read_text())
+
+
 def read_origin(folder: Path) -> tuple[str, dict[str, int]]:
     """Which run a checkpoint's state is of, and the sizes of metrics and ledger that it knows."""
-    facts = json.loads((folder / "standing.json").read_text())
+    facts = read_facts(folder)
     return facts["run"], facts["sizes"]
 
 
@@ -137,25 +143,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     return load_file(path) if path.exists() else {}
-
-
-def numbered(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-    return {str(number): tensor for number, tensor in enumerate(tensors)}
-
-
-@torch.no_grad()
-def copy_into(targets: Sequence[Tensor], stored: Mapping[str, Tensor], what: str) -> None:
-    """Into tensors where they are, by number; refused, with what differs, where shapes or counts are others."""
-    if len(targets) != len(stored):
-        raise ValueError(f"{what} has {len(stored)} tensors in the checkpoint and {len(targets)} in this run")
-    for number, target in enumerate(targets):
-        known = stored[str(number)]
-        if known.shape != target.shape or known.dtype != target.dtype:
-            raise ValueError(
-                f"{what}, tensor {number}: {tuple(known.shape)} {known.dtype} in the checkpoint, "
-                f"{tuple(target.shape)} {target.dtype} in this run"
-            )
-        target.copy_(known)
 
 
 # Rollouts

@@ -21,6 +21,7 @@ from proximo.tasks import Task
 from proximo.training.config import RunConfig
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.optimizer import POLICY, VALUE
+from proximo.training.learner.policy import PlainPolicy
 from proximo.training.learner.rounding import Bounds, bounds_of, gate_width
 from proximo.training.records import DataCursor
 from proximo.training.reward_mixing import judged
@@ -190,15 +191,16 @@ def _update_gradient(
     form = config.value_options and config.value_options.form
     if isinstance(form, OwnModel):
         form = OwnModel()  # any weights will do
+    policy = PlainPolicy(model)
     learner = Learner(
-        model,
+        policy,
         algorithm,
         options,
         temperature=config.sampling.temperature,
         seed=config.seed,
         value=None if form is None else value_model(form, model),
     )
-    optimizer = learner.optimizer
+    optimizer = policy.optimizer
     optimizer.set_rates(0.0, 0.0)  # the model is not changed
     limit, unit = config.sampling.max_tokens, config.penalty_unit
     learner.update(assemble(groups, [], learner, limit, penalty_unit=unit).batch, fresh=False)

@@ -1,0 +1,272 @@
+"""The policy: the weights under training, and everything that depends on how they are held.
+
+A learner asks a policy for passes, gradients' norms, steps and the reference, and never touches parameters or an
+optimizer itself: so a model with an adapter, or one in shards, is another policy under the same learner.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from proximo.models import Scores, frozen_copy, load_model
+from proximo.models.values import ValueModel
+from proximo.tensor_types import Float
+from proximo.training.config import TrainingOptions
+from proximo.training.learner.old_names import by_name, optimizer_by_name
+from proximo.training.learner.optimizer import HALVES, POLICY, VALUE, Optimizer
+from proximo.training.learner.passes import OldScores, Passes
+from proximo.types import Batch
+
+VALUE_NAMES = "value/"
+"""Prefix of the value model's parameters among the optimizer's names."""
+
+Tensors = dict[str, dict[str, Tensor]]
+"""Tensors by parameter name, in groups: `optimizer`, `value`, `reference`."""
+
+
+class Policy(Protocol):
+    """Weights that can be asked, trained, saved, and compared with a reference."""
+
+    version: int
+    """Updates applied so far."""
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model that samplers decode with and value models read."""
+        ...
+
+    def start(self, options: TrainingOptions, value: ValueModel | None, *, needs_reference: bool) -> None:
+        """Called once, by the learner: set up the optimizer, over the value model's parameters too, and the
+        reference."""
+        ...
+
+    # Passes
+
+    def scores(
+        self,
+        passes: Passes,
+        rows: Batch,
+        value: ValueModel | None = None,
+        *,
+        record: bool = False,
+        until: ExitStack | None = None,
+    ) -> tuple[Scores, Float[Tensor, "B T"] | None]:
+        """Scores of a micro-batch, with gradient unless that is off, and the values of the same pass."""
+        ...
+
+    def values(self, passes: Passes, value: ValueModel, rows: Batch) -> Float[Tensor, "B T"]:
+        """Values alone; their gradient does not reach the policy."""
+        ...
+
+    def without_gradient(
+        self, passes: Passes, batch: Batch, value: ValueModel | None = None, *, record: bool = False
+    ) -> OldScores:
+        """Scores of all rows, on the CPU."""
+        ...
+
+    @property
+    def has_reference(self) -> bool: ...
+
+    def reference_logprobs(self, passes: Passes, batch: Batch) -> Float[Tensor, "B T"]: ...
+
+    def reset_reference(self) -> None:
+        """From now on the reference is the policy as it is now."""
+        ...
+
+    # Updates
+
+    def set_rates(self, policy: float, value: float) -> None: ...
+
+    def zero_grad(self) -> None: ...
+
+    def fill_zeros(self) -> None:
+        """Give the policy's parameters a gradient of 0: to an optimizer that is not the same as none."""
+        ...
+
+    def apply(self, max_norm: float, accepts: Callable[[list[float]], bool]) -> list[float]:
+        """Clip each group's gradient and step, if its norms are accepted; the norms of policy and value model."""
+        ...
+
+    @property
+    def trains_values(self) -> bool:
+        """Whether the optimizer has parameters of a value model."""
+        ...
+
+    def broken_gradients(self) -> tuple[str, ...]:
+        """Parameters whose gradients are not finite."""
+        ...
+
+    @property
+    def pending_bytes(self) -> int:
+        """Memory that gradients and moments will still take."""
+        ...
+
+    # State
+
+    def save(self, folder: Path) -> None:
+        """Write the model into a checkpoint's folder."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What is small, as plain values."""
+        ...
+
+    def tensors(self) -> Tensors:
+        """What is large and not in the model's folder, by name; not copied."""
+        ...
+
+    def load(self, folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Bring back what `save`, `state` and `tensors` gave; ValueError where it is of another model."""
+        ...
+
+
+class PlainPolicy:
+    """A whole model in memory; the reference is a second one.
+
+    Example: Learner(PlainPolicy(model), GRPO, TrainingOptions(), temperature=1.0, seed=0)
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.version = 0
+        self.reference: PreTrainedModel | None = None
+        self.reference_was_reset = False
+        self._value: dict[str, nn.Parameter] = {}
+
+    def start(self, options: TrainingOptions, value: ValueModel | None, *, needs_reference: bool) -> None:
+        self.reference = frozen_copy(self.model) if needs_reference else None
+        self._value = {} if value is None else _trained(value.named_parameters())
+        self.optimizer = Optimizer(
+            [list(self.parameters().values()), list(self._value.values())],
+            learning_rate=options.learning_rate,
+            weight_decay=options.weight_decay,
+        )
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """What is trained, by name."""
+        return _trained(self.model.named_parameters())
+
+    def value_parameters(self) -> dict[str, nn.Parameter]:
+        """What the value model trains of its own, by name."""
+        return self._value
+
+    # Passes
+
+    def scores(
+        self,
+        passes: Passes,
+        rows: Batch,
+        value: ValueModel | None = None,
+        *,
+        record: bool = False,
+        until: ExitStack | None = None,
+    ) -> tuple[Scores, Float[Tensor, "B T"] | None]:
+        return passes.with_values(self.model, value, rows, record=record, until=until)
+
+    def values(self, passes: Passes, value: ValueModel, rows: Batch) -> Float[Tensor, "B T"]:
+        return passes.values(self.model, value, rows)
+
+    def without_gradient(
+        self, passes: Passes, batch: Batch, value: ValueModel | None = None, *, record: bool = False
+    ) -> OldScores:
+        return passes.without_gradient(self.model, batch, value, record=record)
+
+    @property
+    def has_reference(self) -> bool:
+        return self.reference is not None
+
+    def reference_logprobs(self, passes: Passes, batch: Batch) -> Float[Tensor, "B T"]:
+        assert self.reference is not None
+        return passes.without_gradient(self.reference, batch).logprobs
+
+    def reset_reference(self) -> None:
+        if self.reference is not None:
+            self.reference, self.reference_was_reset = frozen_copy(self.model), True
+
+    # Updates
+
+    def set_rates(self, policy: float, value: float) -> None:
+        self.optimizer.set_rates(policy, value)
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def fill_zeros(self) -> None:
+        self.optimizer.fill_zeros(POLICY)
+
+    def apply(self, max_norm: float, accepts: Callable[[list[float]], bool]) -> list[float]:
+        return self.optimizer.apply(max_norm, accepts)
+
+    @property
+    def trains_values(self) -> bool:
+        return bool(self._value)
+
+    def broken_gradients(self) -> tuple[str, ...]:
+        held = zip(self._names(), [*self.optimizer.held(POLICY), *self.optimizer.held(VALUE)], strict=True)
+        return tuple(name for name, each in held if each.grad is not None and not each.grad.isfinite().all())
+
+    @property
+    def pending_bytes(self) -> int:
+        return self.optimizer.pending_bytes
+
+    # State
+
+    def save(self, folder: Path) -> None:
+        self.model.save_pretrained(folder)
+
+    def state(self) -> dict[str, Any]:
+        return {"version": self.version, "reference_was_reset": self.reference_was_reset}
+
+    def tensors(self) -> Tensors:
+        found: Tensors = {"optimizer": self.optimizer.tensors(self._names()), "value": dict(self._value)}
+        if self.reference_was_reset and self.reference is not None:
+            found["reference"] = dict(self.reference.named_parameters())
+        return found
+
+    def load(self, folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        names, halves = self._names(), [name for name, each in self._everything().items() if each.dtype in HALVES]
+        stored = load_model(str(folder), dtype=self.model.dtype)
+        # Into the parameters where they are: samplers and captured steps read them there.
+        copy_named(dict(self.model.named_parameters()), dict(stored.named_parameters()), "the model")
+        self.optimizer.load_tensors(optimizer_by_name(tensors["optimizer"], names, halves), names)
+        copy_named(self._value, by_name(tensors["value"], list(self._value)), "the value model")
+        self.version = state["version"]
+        self.reference_was_reset = state["reference_was_reset"] and self.reference is not None
+        if self.reference_was_reset and self.reference is not None:
+            own = dict(self.reference.named_parameters())
+            copy_named(own, by_name(tensors["reference"], list(own)), "the reference")
+
+    def _everything(self) -> dict[str, nn.Parameter]:
+        """What the optimizer holds, in its order."""
+        return {**self.parameters(), **{f"{VALUE_NAMES}{name}": each for name, each in self._value.items()}}
+
+    def _names(self) -> list[str]:
+        return list(self._everything())
+
+
+def _trained(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in named if parameter.requires_grad}
+
+
+@torch.no_grad()
+def copy_named(targets: Mapping[str, Tensor], stored: Mapping[str, Tensor], what: str) -> None:
+    """Copy tensors into others of the same names; ValueError, with what differs, where they are not the same."""
+    if others := sorted(targets.keys() ^ stored.keys()):
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        raise ValueError(
+            f"{what} has {len(stored)} tensors in the checkpoint and {len(targets)} in this run; only one of them has "
+            f"{', '.join(others[:3])}{more}"
+        )
+    for name, target in targets.items():
+        known = stored[name]
+        if known.shape != target.shape or known.dtype != target.dtype:
+            raise ValueError(
+                f"{what}, {name}: {tuple(known.shape)} {known.dtype} in the checkpoint, "
+                f"{tuple(target.shape)} {target.dtype} in this run"
+            )
+        target.copy_(known)

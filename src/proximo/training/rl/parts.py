@@ -1,0 +1,75 @@
+"""The parts of a run that have a state: what a checkpoint holds of each, and how it is brought back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from proximo.samplers import Snapshot, WeightHistory
+from proximo.training.learner.learner import Learner
+from proximo.training.learner.old_names import by_name, parts_by_name
+from proximo.training.learner.policy import copy_named
+from proximo.training.records import PartState
+from proximo.training.rl.unscored import UnscoredWatch
+from proximo.training.runfolder.checkpoints import STATE
+from proximo.training.runfolder.state import (
+    RunState,
+    read_tensors,
+    write_tensors,
+)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a run that have a state."""
+
+    learner: Learner
+    unscored: UnscoredWatch
+    history: WeightHistory | None
+    """Older weights that the sampler needs; None where it needs none."""
+
+    def snapshot(self, state: RunState) -> RunState:
+        """With all that is small, as it is now; weights are left where they are."""
+        own = self.learner.state()
+        kept = [] if self.history is None else self.history.kept()
+        parts = {
+            "learner": own.values,
+            "unscored": self.unscored.state(),
+            "sampler": {"versions": [each.version for each in kept]},
+        }
+        return replace(state, parts=parts, tensors=own.tensors, snapshots=tuple(kept))
+
+    def write(self, folder: Path, state: RunState) -> None:
+        """Write everything that is large, a file for each group of tensors."""
+        for name, tensors in self.learner.policy.tensors().items():
+            write_tensors(folder / f"{name}.safetensors", tensors)
+        weights = {
+            f"{age}.{name}": weight
+            for age, snapshot in enumerate(state.snapshots)
+            for name, weight in zip(self._weights(), snapshot.weights, strict=True)
+        }
+        write_tensors(folder / "sampler.safetensors", weights)
+
+    def restore(self, checkpoint: Path, state: RunState) -> None:
+        """Bring all parts, as they were made from the config, to where a checkpoint stands."""
+        parts, folder = parts_by_name(state.parts), checkpoint / STATE
+        large = {name: read_tensors(folder / f"{name}.safetensors") for name in ("optimizer", "value", "reference")}
+        self.learner.policy.load(checkpoint, parts["learner"]["policy"], large)
+        self.learner.load(PartState(parts["learner"], state.tensors))
+        self.unscored.load(parts["unscored"])
+        if self.history is not None:
+            stored = read_tensors(folder / "sampler.safetensors")
+            versions: list[int] = parts["sampler"]["versions"]
+            self.history.load([self._snapshot(stored, age, version) for age, version in enumerate(versions)])
+
+    def _snapshot(self, stored: Mapping[str, Tensor], age: int, version: int) -> Snapshot:
+        weights = {name: torch.empty_like(each) for name, each in self._weights().items()}
+        known = {key.partition(".")[2]: value for key, value in stored.items() if key.startswith(f"{age}.")}
+        copy_named(weights, by_name(known, list(weights)), "the sampler's older weights")
+        return Snapshot(version, list(weights.values()))
+
+    def _weights(self) -> dict[str, Tensor]:
+        """The policy's parameters by name; weights that are tied are there once."""
+        return {name: each.detach() for name, each in self.learner.model.named_parameters()}
