@@ -34,7 +34,7 @@ def _runs(folder: Path) -> list[Trial]:
     spiky = replace(lively(GRPO), training=replace(STRONG, minibatches=3, epochs=8, skip_spikes=1.001, max_skipped=99))
     return [
         *several(grpo, "training", groups=4, group_size=3, minibatches=1, epochs=1, learning_rate=1e-5,
-                  weight_decay=0.5, max_gradient_norm=0.01),
+                  weight_decay=0.5, adam_beta1=0.5, adam_beta2=0.5, adam_epsilon=0.01, max_gradient_norm=0.01),
         *several(longer, "training", warmup_steps=0, reset_reference_every=None),
         *several(dapo, "training", refill="same_prompt", refill_rounds=1, refill_tokens=1),
         *several(spiky, "training", skip_spikes=None, max_skipped=1),

@@ -25,6 +25,15 @@ CPU_TOKENS = 16384
 """Tokens in one forward pass on a CPU, by default."""
 
 
+def check_adam(table: str, beta1: float, beta2: float, epsilon: float) -> None:
+    """Raise ValueError for decays outside 0 to 1, or an epsilon that is not positive."""
+    for name, value in (("adam_beta1", beta1), ("adam_beta2", beta2)):
+        if not 0 <= value < 1:
+            raise ValueError(f"{table}.{name} is {value}: give a decay from 0 to below 1, such as 0.9")
+    if not epsilon > 0:
+        raise ValueError(f"{table}.adam_epsilon is {epsilon}: give a positive number, such as 1e-8")
+
+
 @dataclass(frozen=True)
 class TrainingOptions:
     groups: int = 16
@@ -41,6 +50,12 @@ class TrainingOptions:
     """Steps of linear learning-rate warm-up from 0."""
     weight_decay: float = 0.0
     """AdamW's weight decay."""
+    adam_beta1: float = 0.9
+    """AdamW's beta1: decay of the mean gradient."""
+    adam_beta2: float = 0.95
+    """AdamW's beta2: decay of the mean squared gradient."""
+    adam_epsilon: float = 1e-8
+    """AdamW's epsilon, added to the denominator of each step."""
     max_gradient_norm: float = 1.0
     """Norm to which each update's gradient is clipped."""
     token_budget: int | None = None
@@ -82,6 +97,7 @@ class TrainingOptions:
                 f"training.warmup_steps {self.warmup_steps}, training.weight_decay {self.weight_decay}: "
                 "neither can be negative"
             )
+        check_adam("training", self.adam_beta1, self.adam_beta2, self.adam_epsilon)
         if self.reset_reference_every is not None and self.reset_reference_every < 1:
             raise ValueError(
                 f"training.reset_reference_every is {self.reset_reference_every}: give a number of steps, or None"

@@ -103,13 +103,13 @@ def in_gradient(trainer: Learner, batch: Batch, value: float) -> Batch:
 
 
 def in_loss(trainer: Learner, batch: Batch, value: float) -> Batch:
-    whole = trainer._loss
+    whole = trainer.gradients.loss
 
-    def broken(rows, scores, plan):
-        loss, stats = whole(rows, scores, plan)
+    def broken(rows, scores, old, plan):
+        loss, stats = whole(rows, scores, old, plan)
         return loss + value, replace(stats, totals=stats.totals | {"loss": stats.totals["loss"] + value})
 
-    trainer._loss = broken
+    trainer.gradients.loss = broken
     return batch
 
 

@@ -9,7 +9,11 @@ from torch import nn
 from torch.testing import assert_close
 
 from proximo.models import score, tiny_model, with_precision
+from proximo.training.config import TrainingOptions
 from proximo.training.learner.optimizer import Optimizer
+from proximo.training.learner.policy import PlainPolicy
+from proximo.training.offline.schedule import FitOptions
+from proximo.training.runfolder.config_changes import differences
 
 
 def weights(dtype: torch.dtype, size: int = 300, seed: int = 0) -> list[nn.Parameter]:
@@ -215,3 +219,32 @@ def test_a_second_optimizer_of_the_same_half_precision_weights_is_refused():
     assert second.apply(1.0)[0] > 0
     del second, copied
     Optimizer([parameters], learning_rate=1e-2)
+
+
+# Options
+
+
+def test_adam_s_options_reach_it_and_default_to_what_they_were():
+    def group(**changes: float) -> dict:
+        policy = PlainPolicy(tiny_model(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=16))
+        policy.start(TrainingOptions(**changes), None, needs_reference=False)  # pyright: ignore[reportArgumentType]
+        return policy.optimizer.param_groups[0]
+
+    assert (group()["betas"], group()["eps"]) == ((0.9, 0.95), 1e-8)
+    changed = group(adam_beta1=0.8, adam_beta2=0.9, adam_epsilon=1e-6)
+    assert (changed["betas"], changed["eps"]) == ((0.8, 0.9), 1e-6)
+    fitted = FitOptions()
+    assert (fitted.adam_beta1, fitted.adam_beta2, fitted.adam_epsilon) == (0.9, 0.95, 1e-8)
+
+
+@pytest.mark.parametrize("options", [TrainingOptions, FitOptions])
+@pytest.mark.parametrize(("name", "value"), [("adam_beta1", 1.0), ("adam_beta2", -0.1), ("adam_epsilon", 0.0)])
+def test_adam_s_options_are_checked(options, name, value):
+    with pytest.raises(ValueError, match=rf"\.{name} is {value}: give a"):
+        options(**{name: value})
+
+
+def test_a_config_from_before_the_options_is_the_same_config():
+    before, after = "[training]\ngroups = 4\n", "[training]\ngroups = 4\nadam_beta1 = 0.9\nadam_epsilon = 1e-8\n"
+    assert differences(before, after) == {}
+    assert differences(before, after.replace("0.9", "0.8")) == {"training.adam_beta1": "was 0.9, now 0.8"}

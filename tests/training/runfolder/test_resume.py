@@ -30,7 +30,7 @@ from proximo.models.values import OwnLayers, OwnModel, TrunkHead
 from proximo.rewards.failures import Failure
 from proximo.samplers import SamplingOptions
 from proximo.samplers.mismatched import Mismatched
-from proximo.storage.folders import complaints, file_hash
+from proximo.storage.folders import MANIFEST, complaints, file_hash, write_folder
 from proximo.storage.lines import Lines
 from proximo.storage.locks import FolderLock
 from proximo.tasks.arithmetic import Arithmetic
@@ -183,6 +183,55 @@ def test_the_same_bits_wherever_it_went_on_from(name, golden, tmp_path):
     )
     assert proof.wrong == ()
     assert proof.drawn == sum(proof.states.values()) > 0
+
+
+def to_format_1(point: Path, settings: RunConfig) -> None:
+    """Rewrite a checkpoint as versions before named tensors did: one flat table, and numbers in parameter order."""
+    state, run = point / "state", Run(settings, point.parent, Quiet())
+    facts = json.loads((state / "run_state.json").read_text())
+    learner, sampler = facts["parts"].pop("learner"), facts["parts"].pop("sampler")
+    facts["parts"] |= learner | learner["policy"] | {"snapshot_versions": sampler["versions"]}
+    del facts["parts"]["policy"]
+    (state / "run_state.json").unlink()
+    names = {
+        "value": list(plain(run.learner).value_parameters()),
+        "reference": [name for name, _ in run.model.named_parameters()],
+    }
+    names["sampler"] = names["reference"]
+    names["optimizer"] = [*plain(run.learner).parameters(), *(f"value/{name}" for name in names["value"])]
+    for file, known in names.items():
+        path, found = state / f"{file}.safetensors", {}
+        for key, tensor in (load_file(path) if path.exists() else {}).items():
+            before, name, after = "", key, ""
+            if file == "optimizer":
+                name, _, after = key.rpartition(".")
+                before, after = f"{after}.", ""
+            if file == "sampler":
+                before, _, name = key.partition(".")
+                before += "."
+            found[f"{before}{known.index(name)}{after}"] = tensor
+        write_tensors(path, found)
+
+    def fill(folder: Path) -> None:
+        shutil.copytree(point, folder, dirs_exist_ok=True)
+        (folder / MANIFEST).unlink()
+        (folder / "state" / "standing.json").write_text(json.dumps(facts | {"format": 1}) + "\n")
+
+    write_folder(point, fill)
+
+
+@pytest.mark.parametrize("name", ["ppo, own layers", "reset reference", "lagging sampler", "adaptive kl"])
+def test_a_checkpoint_that_numbered_its_tensors_is_resumed(name, golden, tmp_path):
+    settings, whole = RUNS[name], golden(name)
+    folder = left_after(settings.steps - 1, whole, tmp_path / "run")
+    [point] = saved(folder / CHECKPOINTS)
+    to_format_1(point, settings)
+    assert not (point / "state" / "run_state.json").exists()
+    assert all(key.rpartition(".")[2].isdigit() for key in load_file(point / "state" / "optimizer.safetensors"))
+    trained(settings, folder)
+    [_, attempt] = json.loads((folder / "run.json").read_text())["attempts"]
+    assert attempt["from"] == point.name
+    assert_same(numbers(folder), numbers(whole))
 
 
 def test_the_runs_reach_what_they_are_to_test(golden):

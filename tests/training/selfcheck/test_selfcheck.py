@@ -18,7 +18,7 @@ from proximo.samplers import Sampler, SamplingOptions
 from proximo.samplers.embedded import EmbeddedSampler, local_sampler
 from proximo.tasks import Arithmetic, Echo, File, Split
 from proximo.training.config import RunConfig, TrainingOptions
-from proximo.training.learner.learner import Learner
+from proximo.training.learner.gradients import Gradients
 from proximo.training.rl.assemble import to_batch
 from proximo.training.selfcheck.checks import (
     Check,
@@ -166,14 +166,14 @@ def test_attention_without_a_gradient_is_found(model, monkeypatch):
 
 
 def test_a_mean_over_each_micro_batch_is_found(model, monkeypatch):
-    groups, loss = random_groups(model), Learner._loss
+    groups, loss = random_groups(model), Gradients.loss
     assert micro_batches_add_up(model, groups, CONFIG).ok
 
     def averaged(self, rows, *rest):
         value, stats = loss(self, rows, *rest)
         return value / len(rows), stats
 
-    monkeypatch.setattr(Learner, "_loss", averaged)
+    monkeypatch.setattr(Gradients, "loss", averaged)
     check = micro_batches_add_up(model, groups, CONFIG)
     # Each group's share is divided by 4 instead of 16: four times the gradient, which clipping would have hidden.
     assert check.value == pytest.approx(3.0, abs=1e-3)

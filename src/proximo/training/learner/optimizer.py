@@ -40,7 +40,13 @@ class Optimizer:
     """
 
     def __init__(
-        self, groups: Sequence[Sequence[nn.Parameter]], *, learning_rate: float, weight_decay: float = 0.0
+        self,
+        groups: Sequence[Sequence[nn.Parameter]],
+        *,
+        learning_rate: float,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.95),
+        epsilon: float = 1e-8,
     ) -> None:
         for parameter in (parameter for group in groups for parameter in group if parameter.dtype in HALVES):
             _claim(parameter, self)
@@ -56,7 +62,8 @@ class Optimizer:
             [{"params": group} for group in self._groups],
             lr=learning_rate,
             weight_decay=weight_decay,
-            betas=(0.9, 0.95),
+            betas=betas,
+            eps=epsilon,
             fused=True,  # on a CPU, too: a third of the time for a tiny model
         )
         handles = [

@@ -145,6 +145,8 @@ class PlainPolicy:
             [list(self.parameters().values()), list(self._value.values())],
             learning_rate=options.learning_rate,
             weight_decay=options.weight_decay,
+            betas=(options.adam_beta1, options.adam_beta2),
+            epsilon=options.adam_epsilon,
         )
 
     def parameters(self) -> dict[str, nn.Parameter]:

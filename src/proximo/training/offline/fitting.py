@@ -141,7 +141,13 @@ class _Fitting:
         self.stage, self.options, self.log, self.say, self.stop = stage, options, log, say, stop
         self.schedule = Schedule(stage.size, options, seed)
         parameters = [each for each in stage.model.parameters() if each.requires_grad]
-        self.optimizer = Optimizer([parameters], learning_rate=options.learning_rate, weight_decay=options.weight_decay)
+        self.optimizer = Optimizer(
+            [parameters],
+            learning_rate=options.learning_rate,
+            weight_decay=options.weight_decay,
+            betas=(options.adam_beta1, options.adam_beta2),
+            epsilon=options.adam_epsilon,
+        )
         self.draws = OwnDraws(seed, stage.model.device)
         """For models with dropout."""
         self.saver = Saver(log.event, lambda step, message: say(f"warning after step {step}: {message}"))

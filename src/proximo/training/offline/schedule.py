@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from proximo.data import stable_hash
+from proximo.training.config import check_adam
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,12 @@ class FitOptions:
     """Steps of linear warm-up, at most half of the run; then the learning rate decays linearly to 0."""
     weight_decay: float = 0.0
     """AdamW's weight decay."""
+    adam_beta1: float = 0.9
+    """AdamW's beta1: decay of the mean gradient."""
+    adam_beta2: float = 0.95
+    """AdamW's beta2: decay of the mean squared gradient."""
+    adam_epsilon: float = 1e-8
+    """AdamW's epsilon, added to the denominator of each step."""
     max_gradient_norm: float = 1.0
     """Norm to which each update's gradient is clipped."""
     token_budget: int = 16384
@@ -39,6 +46,7 @@ class FitOptions:
         for name in ("epochs", "learning_rate", "max_gradient_norm"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"fit.{name} is {getattr(self, name)}: it must be positive")
+        check_adam("fit", self.adam_beta1, self.adam_beta2, self.adam_epsilon)
         if self.warmup_steps < 0 or self.weight_decay < 0:
             raise ValueError(
                 f"fit.warmup_steps {self.warmup_steps}, fit.weight_decay {self.weight_decay}: neither can be negative"

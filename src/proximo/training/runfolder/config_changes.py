@@ -14,6 +14,8 @@ from proximo.training.old_names import completed
 FREE = ("checkpoints",)
 FREE_NAMES = ("save_every",)
 """Tables, and fields of any table, that may change at any time: when a run is saved changes no number."""
+ADDED = {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_epsilon": 1e-8}
+"""Fields that became options later, and what they were before: a config that lacks one had this value."""
 NAMES_FILES = ("model", "path", "held_out", "reference", "reference_logprobs")
 """Fields whose value may be a file or a model's folder."""
 NAMES_FUNCTIONS = ("path",)
@@ -28,7 +30,8 @@ def differences(old_toml: str, new_toml: str) -> dict[str, str]:
     old, new = dict(flat(completed(old_toml))), dict(flat(tomllib.loads(new_toml)))
     found = {}
     for field in sorted(old.keys() | new.keys()):
-        before, after = old.get(field, MISSING), new.get(field, MISSING)
+        before = old.get(field, ADDED.get(field.rpartition(".")[2], MISSING))
+        after = new.get(field, MISSING)
         if (before != after or type(before) is not type(after)) and not _is_free(field):
             found[field] = f"was {_said(before)}, now {_said(after)}"
     return found
