@@ -17,7 +17,7 @@ from proximo.training.config import TrainingOptions
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.memory import MAX_TOKENS
 from proximo.training.learner.policy import PlainPolicy
-from proximo.training.rl.assemble import assemble, make_room
+from proximo.training.rl.assemble import assemble
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -211,13 +211,13 @@ def test_a_state_is_resumed_bit_for_bit():
             master.grad = torch.randn(master.shape, generator=random).to(master)
         plain(learner).optimizer.apply(1.0)
         assert len(batch)
-        learner.version += 1
+        learner.policy.version += 1
 
     one = learner_of(model_on("cuda", torch.bfloat16))
     step(one)
     other = learner_of(frozen_copy(one.model).requires_grad_(True))
-    other.optimizer.load_state_dict(one.optimizer.state_dict())
-    other.version = one.version
+    plain(other).optimizer.load_state_dict(plain(one).optimizer.state_dict())
+    other.policy.version = one.version
     for each in (one, other):
         step(each)
     assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
@@ -250,6 +250,6 @@ def test_a_budget_is_planned_for_what_is_free():
     options = TrainingOptions(groups=3, group_size=3, minibatches=1)
     learner = Learner(PlainPolicy(model), GRPO, options, temperature=1.0, seed=0)
     batch = assemble(groups(), [], learner, 160).batch
-    make_room(learner, batch)
+    learner.plan_memory(batch)
     assert learner.passes.token_budget == MAX_TOKENS
     assert not model.is_gradient_checkpointing

@@ -212,7 +212,7 @@ def learner(algorithm: Algorithm, minibatches: int = 2) -> Learner:
 
 def test_rows_of_a_lagging_sampler_have_the_learners_old_policy_and_carried_rows_their_samplers():
     trainer = learner(replace(GRPO, correct=TokenTruncated()))
-    trainer.version = 9
+    trainer.policy.version = 9
     trainer.start_step(sampled_version=6)
     lagging, carried = group_of(version=6), group_of(version=3)
     batch = assemble([lagging, carried], [], trainer, 8).batch
@@ -224,7 +224,7 @@ def test_rows_of_a_lagging_sampler_have_the_learners_old_policy_and_carried_rows
 def test_a_sampler_with_older_weights_is_never_trusted():
     trainer = learner(GRPO)
     trainer.trusts_sampler = True  # it was close when last measured
-    trainer.version = 2
+    trainer.policy.version = 2
     trainer.start_step()
     assert not trainer.needs_old_pass()
     trainer.start_step(sampled_version=1)
@@ -233,7 +233,7 @@ def test_a_sampler_with_older_weights_is_never_trusted():
 
 def test_with_one_update_a_step_a_lagging_sampler_is_measured_and_the_ratio_is_one():
     trainer = learner(GRPO, minibatches=1)
-    trainer.version = 2
+    trainer.policy.version = 2
     trainer.start_step(sampled_version=0)
     assembled = assemble([group_of(version=0)], [], trainer, 8)
     assert assembled.sampler_gap is None  # no old pass

@@ -399,10 +399,11 @@ def test_out_of_memory_before_the_updates(algorithm: Algorithm):
 
 def test_out_of_memory_in_the_references_pass():
     trainer = learner(GRPO)
-    assert plain(trainer).reference is not None
+    reference = plain(trainer).reference
+    assert reference is not None
     batch = assemble(groups(), [], trainer, 8).batch
     other = learner(GRPO)
-    plain(other).model = plain(trainer).reference
+    plain(other).model = reference
     failed = runs_out_over(other, 20, OUT["cpu"])
     again = trainer.reference_logprobs(batch)
     assert failed == [36]
@@ -450,7 +451,6 @@ def test_another_failure_is_nobody_elses():
 
 def test_a_lowered_budget_outlives_a_new_plan_and_a_new_process(monkeypatch):
     from proximo.training.learner import memory
-    from proximo.training.rl.assemble import make_room
 
     trainer = learner(GRPO, minibatches=1)
     batch = assemble(groups(), [], trainer, 8).batch
@@ -458,7 +458,7 @@ def test_a_lowered_budget_outlives_a_new_plan_and_a_new_process(monkeypatch):
     trainer.update(batch, fresh=True)
     monkeypatch.setattr(memory, "is_planned_on", lambda _: True)
     monkeypatch.setattr(memory, "free_bytes", lambda _: 2**40)
-    make_room(trainer, batch)  # a machine with room for all
+    trainer.plan_memory(batch)  # a machine with room for all
     trainer.update(batch, fresh=False)
     assert trainer.passes.token_budget == 24
     again = learner(GRPO, minibatches=1)
@@ -621,7 +621,7 @@ def test_a_run_that_runs_out_of_memory_goes_on_in_smaller_passes(tmp_path: Path)
     for ours, theirs in zip(short.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
     state = tmp_path / "short" / "checkpoints" / "step-000003" / "state" / "run_state.json"
-    assert json.loads(state.read_text())["parts"]["guard"]["max_tokens"] == short.learner.passes.token_budget
+    assert json.loads(state.read_text())["parts"]["learner"]["guard"]["max_tokens"] == short.learner.passes.token_budget
 
 
 @pytest.mark.usefixtures("ordinary_precision")

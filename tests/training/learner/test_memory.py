@@ -26,7 +26,7 @@ from proximo.training.learner.memory import (
 from proximo.training.learner.policy import PlainPolicy
 from proximo.training.preflight import estimate
 from proximo.training.preflight.estimate import parameter_bytes
-from proximo.training.rl.assemble import make_room, to_batch
+from proximo.training.rl.assemble import to_batch
 from proximo.types import Batch, Completion, Grade, Group, Problem, Rollout
 from tests.policies import plain
 
@@ -120,7 +120,7 @@ def test_the_largest_group_by_hand():
 
 def test_a_cpu_and_a_given_budget_are_left_alone():
     for learner, expected in ((trainer(), CPU_TOKENS), (trainer(token_budget=7), 7)):
-        make_room(learner, batch_of((3, 1, 2)))
+        learner.plan_memory(batch_of((3, 1, 2)))
         assert learner.passes.token_budget == expected
         assert checkpointed(learner.model) == [False, False]
 
@@ -147,11 +147,11 @@ def test_planned_with_the_first_batch_and_kept(gpu):
     assert pending == 12 * sum(parameter.numel() for parameter in learner.model.parameters())
     fixed = pending + 8 * learner.model.config.vocab_size * 32
     gpu(int((1000 * cost.kept + fixed) / 0.85) + 1)
-    make_room(learner, batch_of((10, 30, 40)))
+    learner.plan_memory(batch_of((10, 30, 40)))
     assert learner.passes.token_budget == 1000
     assert checkpointed(learner.model) == [False, False]
     gpu(0)  # somebody else is there now, but the plan stands
-    make_room(learner, batch_of((10, 30, 50)))
+    learner.plan_memory(batch_of((10, 30, 50)))
     assert learner.passes.token_budget == 1000
 
 
@@ -160,9 +160,9 @@ def test_a_group_that_does_not_fit_is_checkpointed(gpu):
     cost = token_cost(learner.model.config, torch.float32, compiled=False)
     fixed = plain(learner).optimizer.pending_bytes + 8 * learner.model.config.vocab_size * 32
     gpu(int((100 * cost.kept + fixed) / 0.85) + 1)
-    make_room(learner, batch_of((10, 30, 40)))
+    learner.plan_memory(batch_of((10, 30, 40)))
     assert (learner.passes.token_budget, checkpointed(learner.model)) == (100, [False, False])
-    make_room(learner, batch_of((10, 30, 61)))
+    learner.plan_memory(batch_of((10, 30, 61)))
     assert checkpointed(learner.model) == [True, True]
     assert learner.passes.token_budget == 100 * cost.kept // cost.checkpointed > 101
 
@@ -171,7 +171,7 @@ def test_a_value_model_of_its_own_takes_its_share(gpu):
     gpu(2**26)
     alone, beside = trainer(), trainer(PPO, OwnModel())
     for learner in (alone, beside):
-        make_room(learner, batch_of((10, 30, 40)))
+        learner.plan_memory(batch_of((10, 30, 40)))
     assert beside.passes.token_budget < alone.passes.token_budget / 2
 
 

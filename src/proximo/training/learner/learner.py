@@ -105,7 +105,7 @@ class Learner:
         A stale row was sampled before the latest update: only its sampler knows the policy that sampled it.
         """
         batch, gap = to_replay(batch, self.replay), None
-        self._plan_memory(batch)
+        self.plan_memory(batch)
         rows = batch.rows(index)
         if self.needs_old_pass():
             old = self.old_scores(rows)
@@ -118,7 +118,7 @@ class Learner:
             batch = replace(batch, ref_logprobs=reference.index_copy(0, index, self.reference_logprobs(rows)))
         return batch, gap
 
-    def _plan_memory(self, batch: Batch) -> None:
+    def plan_memory(self, batch: Batch) -> None:
         """A budget for the memory that is there, unless one is given; here, where all that is sampled is known."""
         if self.options.token_budget is None:
             own = [self._value.model] if isinstance(self._value, HeadOnOwnModel) else []
