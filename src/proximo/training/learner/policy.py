@@ -17,7 +17,7 @@ from proximo.models import Scores, frozen_copy, load_model
 from proximo.models.values import ValueModel
 from proximo.tensor_types import Float
 from proximo.training.config import TrainingOptions
-from proximo.training.learner.old_names import by_name, optimizer_by_name
+from proximo.training.learner.old_checkpoints import by_name, optimizer_by_name
 from proximo.training.learner.optimizer import HALVES, POLICY, VALUE, Optimizer
 from proximo.training.learner.passes import OldScores, Passes
 from proximo.types import Batch

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from proximo.models.torch_globals import OwnDraws
 from proximo.storage.folders import remove_folder, write_folder
-from proximo.training.learner.old_names import by_name, optimizer_by_name
+from proximo.training.learner.old_checkpoints import by_name, optimizer_by_name
 from proximo.training.learner.optimizer import HALVES, Optimizer
 from proximo.training.learner.policy import copy_named
 from proximo.training.runfolder.checkpoints import STATE, place, saved
