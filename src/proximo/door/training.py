@@ -99,7 +99,7 @@ def trained(
     refuse_fewer_steps(config, attempt.resume_from)
     run = Run(config, attempt.folder, progress)
     try:
-        return loop.train(run, toml.dumps(config), attempt, ends=ends)
+        return loop.train(run, attempt, ends=ends)
     finally:
         progress.stop()
 
