@@ -64,8 +64,8 @@ class Machine:
         return cls(torch.get_num_threads(), bool(torch.backends.mkldnn.enabled))
 
     def apply(self) -> None:
-        """For all that this process computes from now on. Only commands call this, for a process of their own: a run
-        that is started from Python computes with the threads it finds, and two runs in two threads share them."""
+        """Apply to everything that this process computes from now on. Only commands call this: a run started from
+        Python uses the threads it finds, and two runs in two threads share them."""
         torch.set_num_threads(self.threads)
         torch.backends.mkldnn.set_flags(self.onednn)
 

@@ -53,14 +53,13 @@ class RunFolder:
         if (data := _read(path)) is None:
             raise ValueError(f"{path}: there is no such file")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UnusualChoice)  # said when the run began, and in its report
+            warnings.simplefilter("ignore", UnusualChoice)  # reported at the start of the run, and in its report
             text = data.decode("utf-8-sig", errors="replace")
             return loads_run(text, str(path), self.load_class)
 
     def load_class(self, name: str) -> type:
-        """A class of a user's own that the config names. A run folder may come from anyone, so nothing in it is
-        executed: the class's file must lie outside of run folders, and be the one that the run recorded. ValueError
-        says why it is not loaded."""
+        """A user's class that the config names. A run folder may come from anyone, so nothing in it is executed: the
+        class's file must be outside run folders and unchanged since the run. ValueError says why it is not loaded."""
         self.unavailable.pop(name, None)
         try:
             return load_class(name, self._check_code)

@@ -53,7 +53,7 @@ class Facts:
             for kind, command in COMMANDS:
                 try:
                     config = toml.loads(self.run.config_text, kind, load=self.run.load_class, renew=renewed)
-                except ValueError:  # another command's, or another version's
+                except ValueError:  # of another command or version
                     continue
                 return config, command, [str(each.message) for each in raised if each.category is UnusualChoice]
         return None, (), []

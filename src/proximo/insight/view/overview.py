@@ -166,8 +166,8 @@ def about(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def algorithm(run: RunFolder) -> dict[str, Any]:
-    """The named algorithm that the run's is nearest to, and what it changes. No name where it is no run of RL, or where
-    a class that it names is not available: `why` says that."""
+    """The nearest named algorithm and the differences. No name if it is not a reinforcement-learning run, or if a class
+    that it names is not available: `why` says so."""
     try:
         own = run.config.algorithm
     except (ValueError, OSError):

@@ -46,7 +46,7 @@ class Probe:
 
 
 def calibrate(task: Task, seed: int) -> list[str]:
-    """What is odd about a grader; one that cannot be trained with is refused."""
+    """Remarks on the grader; one that cannot be trained with is refused."""
     with grading():
         return _calibrated(task, seed)
 
@@ -174,7 +174,7 @@ def _refuse_silence(task: Task, problems: Sequence[Problem]) -> list[Probe]:
 
 
 def _told() -> list[str]:
-    """What went wrong inside graders."""
+    """Errors inside graders."""
     with grading() as active:
         return [f"calibration: {each}" for each in active.failures.take()]
 

@@ -50,9 +50,9 @@ GROUPS, SIBLINGS, TOKENS = 4, 4, 64
 def selfcheck(
     config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sampler: Sampler
 ) -> Iterator[Check]:
-    """Every check, the cheap ones first; the model is left as it was."""
+    """Run every check, the cheap ones first; the model is not changed."""
     allow_compiling(model, config.compile)
-    # Rewards and value models are those of the run: what it would refuse is refused here.
+    # Rewards and value models are those of the run, so that what it would refuse is refused here.
     task = judged(config.task, config.rewards, tokenizer, config.dtype, compiled=config.compile)
     problems = [config.task.problem(index, "train", config.seed) for index in range(PROBLEMS)]
     encoded = prompts_have_tokens(tokenizer, problems)
