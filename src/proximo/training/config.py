@@ -19,7 +19,7 @@ RoutingReplay = Literal["old_policy", "sampler"]
 """Which pass's choice of experts an update replays."""
 
 SamplerOptions = Embedded | Mismatched | SamplerFactory
-"""What samples a run: a sampler of this package, or any class that builds one."""
+"""The sampler of a run: one of this package, or any class that builds one."""
 
 CPU_TOKENS = 16384
 """Tokens in one forward pass on a CPU, by default."""
@@ -182,10 +182,10 @@ class RunConfig:
     """Whether to compile the model's layers on a GPU (takes some seconds once). Has no effect on a CPU."""
     sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(max_tokens=8))
     sampler: SamplerOptions = field(default_factory=Embedded)
-    """What samples. `Embedded`: the policy's own module. `Mismatched`: a copy that differs from the policy in a chosen
-    way, to study that; evaluation still is of the policy itself."""
+    """Sampler of the rollouts. `Embedded`: the policy's own module.
+    `Mismatched`: a copy that differs from the policy in a chosen way, for studies; evaluation uses the policy."""
     environment: EnvironmentOptions = field(default_factory=SingleTurn)
-    """What happens between a problem and its completions. `SingleTurn`: the prompt is completed, once per sample."""
+    """Environment between a problem and its completions. `SingleTurn`: one completion per sample."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
     routing_replay: RoutingReplay | None = None
     """Routing replay for mixture-of-experts models: which pass's expert choices the updates reuse.
