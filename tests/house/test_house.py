@@ -15,6 +15,17 @@ SOURCE = ROOT / "src" / "proximo"
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
+def test_rooms_stay_small():
+    """Code that a person reads, not data: a room holds 15 files at most."""
+    folders = {path.parent for path in SOURCE.rglob("*") if path.suffix in (".py", ".js", ".css", ".html")}
+    crowded = {
+        str(folder.relative_to(SOURCE)): number
+        for folder in folders
+        if (number := sum(path.suffix in (".py", ".js", ".css", ".html") for path in folder.iterdir())) > 15
+    }
+    assert crowded == {}
+
+
 def test_files_and_functions_stay_short():
     assert len(FILES) > 20
     for path in FILES:

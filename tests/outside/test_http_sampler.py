@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from proximo import toml
 from proximo.algorithms import GRPO
 from proximo.insight.doctor.damage import damage
 from proximo.insight.folder import RunFolder
@@ -95,7 +94,7 @@ def engine() -> Iterator[Engine]:
 
 
 def trained(config: RunConfig, folder: Path) -> list[dict]:
-    train(Run(config, folder, Lines()), toml.dumps(config))
+    train(Run(config, folder, Lines()))
     return rows(folder / "metrics.jsonl")
 
 

@@ -194,9 +194,9 @@ def test_a_learner_trains_on_strangers():
     torch.manual_seed(0)
     trainer = learner(algorithm)
     assembled = assemble([group_of([1.0, 0.0], [2, 3]), group_of([0.0, 1.0], [4, 1])], [], trainer, 8)
-    before = [parameter.clone() for parameter in trainer.policy_parameters()]
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
     assert all(update.skipped is None for update in trainer.updates(assembled.batch))
-    assert any(not old.equal(new) for old, new in zip(before, trainer.policy_parameters(), strict=True))
+    assert any(not old.equal(new) for old, new in zip(before, trainer.model.parameters(), strict=True))
 
 
 # The lens

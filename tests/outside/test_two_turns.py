@@ -1,7 +1,10 @@
 """The trial of several turns: an environment in a file of its own asks the sampler twice for each completion."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
+import pyarrow.parquet as pq
 import torch
 
 from proximo import toml
@@ -9,7 +12,10 @@ from proximo.environments import Ask, Environment, Question
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import EmbeddedSampler
-from proximo.training.config import RunConfig
+from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
+from proximo.training.rl.progress import Lines
+from proximo.training.rl.run import Run
+from proximo.training.rl.train import train
 from proximo.types import Problem, Request
 from tests.outside.two_turns import TwoTurns
 
@@ -41,6 +47,9 @@ def test_the_second_turn_reads_the_first_and_the_tools_answer():
             assert whole.tokens[:start] == first.tokens + tool
             assert start < len(whole.tokens) == len(whole.logprobs) == len(whole.entropies) <= OPTIONS.max_tokens
             assert whole.logprobs[len(first.tokens) : start] == (0.0,) * len(tool)
+            assert whole.sampled == tuple(
+                place not in range(len(first.tokens), start) for place in range(len(whole.tokens))
+            )
             assert whole.version == 4
             # Every sampled token has the log-prob of the model that has read everything before it.
             rows = torch.tensor([question.request.prompt_tokens + whole.tokens])
@@ -50,3 +59,26 @@ def test_the_second_turn_reads_the_first_and_the_tools_answer():
             sampled = [*range(len(first.tokens)), *range(start, len(whole.tokens))]
             torch.testing.assert_close(own[sampled], torch.tensor(whole.logprobs)[sampled].to(own), atol=1e-4, rtol=0)
     assert len({each.tokens for each in found[0]}) > 1
+
+
+def test_a_run_trains_on_what_was_sampled_in_both_turns(tmp_path: Path):
+    config = RunConfig(
+        sampling=SamplingOptions(max_tokens=9),
+        environment=TwoTurns(),
+        training=TrainingOptions(groups=4, group_size=4, minibatches=2, learning_rate=1e-3, warmup_steps=0),
+        evaluation=EvaluationOptions(problems=4),
+        steps=2,
+    )
+    torch.set_default_dtype(torch.float32)
+    try:
+        train(Run(config, tmp_path, Lines()))
+    finally:
+        torch.set_default_dtype(torch.float64)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "sampler_gap" in row]
+    assert len(steps) == 2
+    # The learner, which reads prompt, both turns and the tool's answer as one text, agrees with what was sampled.
+    assert max(row["sampler_gap"] for row in steps) < 1e-4
+    for row in pq.read_table(tmp_path / "rollouts" / "step-000001.parquet").to_pylist():
+        assert row["sampled"].count(False) == 2
+        assert not any(masked and not sampled for masked, sampled in zip(row["mask"], row["sampled"], strict=True))

@@ -51,4 +51,5 @@ class TwoTurns:
             logprobs=first.logprobs + nothing + second.logprobs,
             entropies=first.entropies + nothing + second.entropies,
             text=first.text + self.note + second.text,
+            sampled=(True,) * len(first.tokens) + (False,) * len(tool) + (True,) * len(second.tokens),
         )

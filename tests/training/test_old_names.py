@@ -11,7 +11,7 @@ import torch
 
 from proximo import toml
 from proximo.algorithms import GRPO
-from proximo.cli.commands.train import _own_evaluation
+from proximo.door.evaluating import own_evaluation
 from proximo.insight.doctor.checkup import check_up
 from proximo.insight.folder import RunFolder
 from proximo.presets import PIPELINE_DEMO
@@ -106,16 +106,16 @@ def test_nothing_of_an_old_config_counts_as_changed():
 def test_an_old_folder_opens_and_is_resumed(tmp_path: Path, capsys):
     torch.set_default_dtype(torch.float32)
     try:
-        train(Run(CONFIG, tmp_path / "whole", Lines()), toml.dumps(CONFIG))
+        train(Run(CONFIG, tmp_path / "whole", Lines()))
         folder = tmp_path / "old"
-        train(Run(replace(CONFIG, steps=1), folder, Lines()), toml.dumps(replace(CONFIG, steps=1)))
+        train(Run(replace(CONFIG, steps=1), folder, Lines()))
         (folder / "config.toml").write_text("# Proximo 0.1.0\n" + as_before(CONFIG))
         (folder / "result.json").unlink()
         run = RunFolder(folder)
         assert run.config == CONFIG
         assert [each.finding for each in check_up(run).standing if each.finding.rule == "damaged-file"] == []
-        assert _own_evaluation(str(folder / "checkpoints" / "step-000001")).problems == 2
-        train(Run(CONFIG, folder, Lines()), toml.dumps(CONFIG))
+        assert own_evaluation(str(folder / "checkpoints" / "step-000001"))[0].problems == 2
+        train(Run(CONFIG, folder, Lines()))
     finally:
         torch.set_default_dtype(torch.float64)
     assert loads_run((folder / "config.toml").read_text()) == CONFIG

@@ -17,11 +17,11 @@ from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction
 from proximo.samplers import Sampler, SamplingOptions
 from proximo.samplers.embedded import local_sampler
 from proximo.tasks import Arithmetic, Countdown, Echo, File, Gym, Sorting, Task
+from proximo.training.clock import Clock
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.records import Collected, DataCursor
 from proximo.training.reward_mix import RewardMix, WeightedRule
 from proximo.training.reward_mixing import Judged, judged
-from proximo.training.rl.clock import Clock
 from proximo.training.rl.collect import Collector
 from proximo.training.rl.evaluate import evaluate
 from proximo.training.rl.grading import graded

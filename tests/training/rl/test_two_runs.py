@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from proximo import toml
 from proximo.algorithms import DAPO, PPO
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.models.torch_globals import OwnDraws, guarded
@@ -89,7 +88,7 @@ def configs(tmp_path_factory) -> tuple[RunConfig, RunConfig]:
 
 def trained(config: RunConfig, folder: Path) -> dict[str, bytes]:
     """What the run wrote, by file."""
-    train(Run(config, folder, Lines()), toml.dumps(config))
+    train(Run(config, folder, Lines()))
     kinds = (
         "metrics.jsonl",
         "ledger.jsonl",
@@ -139,7 +138,7 @@ def test_one_after_the_other(configs, alone, tmp_path):
 def test_made_together_and_trained_one_after_the_other(configs, alone, tmp_path):
     runs = [Run(config, tmp_path / str(number), Lines()) for number, config in enumerate(configs)]
     for run in reversed(runs):
-        train(run, toml.dumps(run.config))
+        train(run)
     found = [(tmp_path / str(number) / "metrics.jsonl").read_bytes() for number in range(2)]
     assert found == [each["metrics.jsonl"] for each in alone]
 
@@ -170,7 +169,7 @@ def test_a_run_does_not_ask_for_the_default_dtype(configs, alone, tmp_path):
     for number, config in enumerate(configs):
         run = Run(config, tmp_path / str(number), Lines())
         torch.set_default_dtype(torch.bfloat16)
-        train(run, toml.dumps(config))
+        train(run)
         torch.set_default_dtype(torch.float32)
         assert (tmp_path / str(number) / "metrics.jsonl").read_bytes() == alone[number]["metrics.jsonl"]
 

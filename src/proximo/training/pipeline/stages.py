@@ -11,6 +11,7 @@ from typing import TypeVar
 from proximo import toml
 from proximo.storage.folders import write_file
 from proximo.storage.lines import Lines, plain
+from proximo.training.clock import Clock
 from proximo.training.config import RunConfig
 from proximo.training.offline.dpo import DpoConfig, dpo
 from proximo.training.offline.fitting import Fitted
@@ -23,7 +24,6 @@ from proximo.training.pipeline.report import report
 from proximo.training.pipeline.result import Curve, Policy, Result
 from proximo.training.pipeline.world import Ranked, write_demonstrations, write_rankings
 from proximo.training.records import Collected, Evaluation
-from proximo.training.rl.clock import Clock
 from proximo.training.rl.result import RunResult
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pyarrow as pa
 import torch
 
+from proximo.training.clock import Clock
 from proximo.training.learner.critic import kl_per_completion
 from proximo.training.learner.guard import Update
 from proximo.training.learner.memory import explaining_memory
 from proximo.training.records import Assembled, Collected, DataCursor
 from proximo.training.reward_mix import has_verdict
 from proximo.training.rl.assemble import assemble, to_batch
-from proximo.training.rl.clock import Clock
 from proximo.training.rl.metrics import kl_metrics, step_metrics
 from proximo.training.rl.run import SAMPLE_LESS, Run
 from proximo.training.runfolder.evidence import skipped_updates
