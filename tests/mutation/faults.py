@@ -414,6 +414,19 @@ FAULTS = (
     ),
     Fault(
         "training/learner/critic.py",
+        "torch.where(batch.sampled, batch.old_logprobs",
+        "torch.where(batch.tokens > 0, batch.old_logprobs",
+        "KL of tokens that were not sampled",
+    ),
+    Fault(
+        "maths/crediting.py",
+        "penalty(batch.sampled_lengths, ",
+        "penalty(batch.lengths, ",
+        "a tool's answer counted by the length penalty",
+    ),
+    Fault("training/rl/assemble.py", "mask=is_sampled,", "mask=where,", "a tool's answer in the loss"),
+    Fault(
+        "training/learner/critic.py",
         "- batch.ref_logprobs, 0.0).sum(dim=1).mean()",
         "- batch.ref_logprobs, 0.0).mean(dim=1).mean()",
         "KL per token for KL per completion",
