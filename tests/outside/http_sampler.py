@@ -43,7 +43,8 @@ class HttpEngine:
     def refresh(self, policy: PreTrainedModel, version: int) -> int:
         if version != self._version:
             weights = {name: weight.detach().cpu().contiguous() for name, weight in policy.named_parameters()}
-            self._post("weights", save(weights)).close()
+            with self._post("weights", save(weights)) as answer:
+                answer.read()  # to its end: the engine has the weights then, and not before
             self._version = version
         return version
 

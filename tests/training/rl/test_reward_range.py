@@ -124,7 +124,7 @@ def test_the_lens_measures_by_the_runs_own_scale(tmp_path, monkeypatch):
 def test_a_scale_that_has_to_be_guessed_is_said_before_the_run():
     unknown = File("sums.jsonl", reward=PythonFunction(FUNCTION))
     (remark,) = RunConfig(algorithm=DAPO, task=unknown).penalty_remarks
-    assert "as if that were -1 and 1" in remark
+    assert "-1 and 1 are assumed" in remark
     assert remark in batch_arithmetic(RunConfig(algorithm=DAPO, task=unknown))
     assert RunConfig(algorithm=GRPO, task=unknown).penalty_remarks == []
     assert RunConfig(algorithm=DAPO).penalty_remarks == []
