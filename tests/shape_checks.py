@@ -1,28 +1,89 @@
 """Shapes in signatures, checked while tests run: `Float[Tensor, "B T"]` must be what was given and what came back.
 
 Only functions and dataclasses that name a shape are checked. jaxtyping's own import hook checks every function of a
-package, which doubled the processor time of the suite; types without shapes are basedpyright's work.
+package, which doubled the processor time of the suite; types without shapes are basedpyright's work. Whether shapes fit
+depends on the shapes alone, so a function that was called with the same ones before is not checked again.
 """
 
 import ast
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
+from typing import Any
+
+import torch
 
 PACKAGE = "proximo"
 SHAPES = {"Bool", "Float", "Int"}
-CHECKS = [
-    ast.parse(text, mode="eval").body
-    for text in ("__import__('jaxtyping').jaxtyped(typechecker=None)", "__import__('beartype').beartype")
-]
-"""Around a function. beartype sees arguments and result once, and names of sizes hold for the call; given its checker,
-jaxtyping would look at the arguments twice."""
-CHECKED = ast.parse("__import__('jaxtyping').jaxtyped(typechecker=__import__('beartype').beartype)", mode="eval").body
+CHECK = ast.parse(f"__import__({__name__!r}, fromlist=['checked']).checked", mode="eval").body
+"""Around a function."""
+CHECK_FIELDS = ast.parse(f"__import__({__name__!r}, fromlist=['checked']).checked_fields", mode="eval").body
 """Around a dataclass."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which looks at its arguments and its result when it is called with new shapes or types."""
+    from beartype import beartype
+    from jaxtyping import jaxtyped
+
+    # beartype sees arguments and result once, and names of sizes hold for the call; given its checker, jaxtyping would
+    # look at the arguments twice.
+    looking, seen = jaxtyped(typechecker=None)(beartype(function)), set()
+
+    @wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        shapes = (*map(_described, arguments), *((name, _described(value)) for name, value in named.items()))
+        if shapes in seen:
+            return function(*arguments, **named)
+        result = looking(*arguments, **named)
+        # Without a tensor among the arguments, what comes back depends on something else.
+        if any(isinstance(each, torch.Tensor) for each in (*arguments, *named.values())):
+            seen.add(shapes)
+        return result
+
+    return call
+
+
+def checked_fields(kind: type) -> type:
+    """The dataclass, whose fields are looked at when it is made of new shapes or types."""
+    from beartype import beartype
+    from jaxtyping import jaxtyped
+
+    plain = kind.__init__
+    kind = jaxtyped(typechecker=beartype)(kind)
+    looking, seen = kind.__init__, set()
+
+    @wraps(plain)
+    def make(self: Any, *arguments: Any, **named: Any) -> None:
+        shapes = (*map(_described, arguments), *((name, _described(value)) for name, value in named.items()))
+        if shapes in seen:
+            plain(self, *arguments, **named)
+            return
+        looking(self, *arguments, **named)
+        seen.add(shapes)
+
+    kind.__init__ = make
+    return kind
+
+
+def _described(value: Any) -> Any:
+    """What a check of it could depend on."""
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.dtype
+    if isinstance(value, tuple | list):
+        return type(value), *map(_described, value[:8]), len(value) if value and _has_tensor(value[0]) else 0
+    if isinstance(value, dict):
+        return dict, *((name, _described(each)) for name, each in value.items())
+    return type(value)
+
+
+def _has_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | tuple | list)
 
 
 def install() -> None:
@@ -62,9 +123,9 @@ def with_checks(source: bytes | str) -> ast.Module:
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, Function) and _signature_has_shape(node):
-            node.decorator_list.extend(CHECKS)  # innermost: a property or a cache is around it
+            node.decorator_list.append(CHECK)  # innermost: a property or a cache is around it
         elif isinstance(node, ast.ClassDef) and _fields_have_shape(node):
-            node.decorator_list.insert(0, CHECKED)  # outermost: it checks the constructor that dataclass makes
+            node.decorator_list.insert(0, CHECK_FIELDS)  # outermost: it checks the constructor that dataclass makes
     return ast.fix_missing_locations(tree)
 
 
