@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["proximo.cli.commands.train", "proximo.cli.commands.pipeline"])
+SERVER.set_forkserver_preload(["proximo.cli.commands.train", "proximo.cli.pipelines"])
 SOON = 300.0
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from proximo.cli.flags import asks_for_help, nearest, refuse
 from proximo.version import __version__
@@ -65,9 +66,22 @@ do. Flags change choices (proximo explain grpo --gate.high 0.28); proximo explai
 
 STAGES = ("sft", "reward-model", "dpo")
 """Commands that train on files."""
-INSIGHT = ("view", "replay", "compare", "doctor", "report")
-"""Commands that read run folders."""
-COMMANDS = ("train", "eval", *STAGES, "pairs", "selfcheck", "chat", *INSIGHT, "bench", "tasks", "explain")
+COMMANDS = (
+    "train",
+    "eval",
+    *STAGES,
+    "pairs",
+    "selfcheck",
+    "chat",
+    "view",
+    "replay",
+    "compare",
+    "doctor",
+    "report",
+    "bench",
+    "tasks",
+    "explain",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -122,54 +136,9 @@ def _answer(arguments: list[str]) -> int:
 
 
 def _run(command: str, arguments: list[str]) -> int:
-    if command == "explain":
-        from proximo.cli.commands import explain as explaining
-
-        return explaining.run(arguments)
-    if command == "selfcheck":
-        from proximo.cli.commands import selfcheck as checking
-
-        return checking.run(arguments)
-    if command == "chat":
-        from proximo.cli.commands import chat as chatting
-
-        return chatting.run(arguments)
-    if command == "bench":
-        from proximo.cli.commands import bench as benching
-
-        return benching.run(arguments)
-    if command == "pairs":
-        from proximo.cli.commands import pairs as pairing
-
-        return pairing.run(arguments)
-    if command in INSIGHT:
-        return _look(command, arguments)
+    """Each command is the function `run` of the file with its name; those that learn from files share one."""
     if command in STAGES:
         from proximo.cli.commands import stages
 
         return stages.run(command, arguments)
-    from proximo.cli.commands import train as running
-
-    return running.run(command, arguments)
-
-
-def _look(command: str, arguments: list[str]) -> int:
-    if command == "view":
-        from proximo.cli.commands import view as viewing
-
-        return viewing.run(arguments)
-    if command == "replay":
-        from proximo.cli.commands import replay as replaying
-
-        return replaying.run(arguments)
-    if command == "compare":
-        from proximo.cli.commands import compare as comparing
-
-        return comparing.run(arguments)
-    if command == "doctor":
-        from proximo.cli.commands import doctor as doctoring
-
-        return doctoring.run(arguments)
-    from proximo.cli.commands import report as reporting
-
-    return reporting.run(arguments)
+    return import_module(f"proximo.cli.commands.{command}").run(arguments)

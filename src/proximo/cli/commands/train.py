@@ -1,4 +1,4 @@
-"""`proximo train`, `eval` and `tasks`."""
+"""`proximo train`: train a model by reinforcement learning, or run the pipeline demo."""
 
 import json
 import sys
@@ -9,18 +9,16 @@ from pathlib import Path
 from transformers.utils.logging import disable_progress_bar
 
 from proximo import explain, toml
-from proximo.cli.commands import pipeline as pipelining
+from proximo.cli import pipelines
 from proximo.cli.configs import base_config, naming_flags, preset
-from proximo.cli.flags import changed, refuse, say, take, take_model, take_switch
+from proximo.cli.flags import changed, refuse, say, take, take_switch
 from proximo.cli.live import LiveView
 from proximo.cli.models import machine_line
 from proximo.cli.run_folders import report_failure, take_allowed, taken
-from proximo.door.evaluating import evaluated, own_evaluation
 from proximo.door.training import trained
 from proximo.insight.doctor.checkup import standing, summary
 from proximo.plain_text import quoted, visible
-from proximo.storage.lines import plain
-from proximo.tasks import Arithmetic, Code, Countdown, Echo, File, Sorting
+from proximo.tasks import Code, File
 from proximo.training.config import RunConfig
 from proximo.training.pipeline import PipelineConfig
 from proximo.training.preflight.estimate import batch_arithmetic, memory
@@ -29,15 +27,6 @@ from proximo.training.rl.progress import Lines, Progress, gain, measure, prompt_
 from proximo.training.rl.result import RunResult
 from proximo.training.runfolder.checkpoints import step_of
 from proximo.training.runfolder.resume import ACCEPT_LOST, Attempt
-
-
-def run(command: str, arguments: list[str]) -> int:
-    disable_progress_bar()  # transformers' own bars would run through ours
-    commands = {"train": run_train, "eval": run_eval, "tasks": run_tasks}
-    return commands[command](arguments)
-
-
-# train
 
 TRAIN_FLAGS = """flags of the command itself:
   --run DIR             run folder; the same command with the same folder resumes the run
@@ -49,12 +38,13 @@ TRAIN_FLAGS = """flags of the command itself:
 """
 
 
-def run_train(arguments: list[str]) -> int:
+def run(arguments: list[str]) -> int:
+    disable_progress_bar()  # transformers' own bars would run through ours
     as_json, dry_run = take_switch(arguments, "--json"), take_switch(arguments, "--dry-run")
     folder = take(arguments, "--run")
     chain = preset(arguments[0]) if arguments else None
     if isinstance(chain, PipelineConfig):
-        return pipelining.run(arguments[0], chain, arguments[1:], folder=folder, as_json=as_json, dry_run=dry_run)
+        return pipelines.run(arguments[0], chain, arguments[1:], folder=folder, as_json=as_json, dry_run=dry_run)
     skip_bad, allowed = take_switch(arguments, "--skip-bad"), take_allowed(arguments)
     accept_lost = take_switch(arguments, ACCEPT_LOST)
     config = changed(
@@ -132,41 +122,3 @@ def _print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
         print(visible(line))
     print(f"\nrun folder  {path}")
     print(f"the model   {outcome.checkpoint}   (try: proximo eval {outcome.checkpoint})")
-
-
-# eval, tasks
-
-
-def run_eval(arguments: list[str]) -> int:
-    as_json = take_switch(arguments, "--json")
-    name = take_model(arguments, "proximo eval")
-    try:
-        own, source = own_evaluation(name)
-    except ValueError as error:
-        refuse(str(error))
-    if source is not None:
-        say(source)
-    config = changed(
-        own, arguments, prog="proximo eval", description="Measure a model's accuracy on held-out problems."
-    )
-    try:
-        result, failures = evaluated(name, config)
-    except ValueError as error:
-        refuse(str(error))
-    for failure in failures:
-        say(f"warning: {failure}")
-    facts = {"model": name, **plain(result.floats())}
-    print(json.dumps(facts) if as_json else f"held-out {measure(result)} {share(result)}")
-    return 0
-
-
-def run_tasks(arguments: list[str]) -> int:
-    if arguments:
-        refuse(f"tasks takes nothing, not {' '.join(arguments)}")
-    for task in (Arithmetic(), Countdown(), Echo(), Sorting()):
-        problem = task.problem(0, "train", 0)
-        print(f"{type(task).__name__:<11} {problem.prompt!r} → {task.reference(problem)!r}")
-    print('Gym         any reasoning-gym task by its name: task.type = "Gym", task.name = "chain_sum"')
-    print('File        JSONL or Parquet with a prompt and an answer column: task.type = "File", task.path = "…"')
-    print('Code        the same with tests, for answers that are programs: task.type = "Code", task.path = "…"')
-    return 0

@@ -1,0 +1,34 @@
+"""`proximo eval`: measure a model's accuracy on held-out problems."""
+
+import json
+
+from transformers.utils.logging import disable_progress_bar
+
+from proximo.cli.flags import changed, refuse, say, take_model, take_switch
+from proximo.door.evaluating import evaluated, own_evaluation
+from proximo.storage.lines import plain
+from proximo.training.rl.progress import measure, share
+
+
+def run(arguments: list[str]) -> int:
+    disable_progress_bar()
+    as_json = take_switch(arguments, "--json")
+    name = take_model(arguments, "proximo eval")
+    try:
+        own, source = own_evaluation(name)
+    except ValueError as error:
+        refuse(str(error))
+    if source is not None:
+        say(source)
+    config = changed(
+        own, arguments, prog="proximo eval", description="Measure a model's accuracy on held-out problems."
+    )
+    try:
+        result, failures = evaluated(name, config)
+    except ValueError as error:
+        refuse(str(error))
+    for failure in failures:
+        say(f"warning: {failure}")
+    facts = {"model": name, **plain(result.floats())}
+    print(json.dumps(facts) if as_json else f"held-out {measure(result)} {share(result)}")
+    return 0
