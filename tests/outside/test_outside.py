@@ -247,7 +247,8 @@ def test_a_row_level_keep_leaves_the_lens_as_it_leaves_training(tmp_path):
 def test_explain_says_what_is_not_given():
     lines = objective(everything())
     assert lines[0].startswith("J(θ) = RootMean (formula not given) [ Wall (formula not given) − 0.5 · KL ]")
-    assert "− (log π − log π_old)²" in lines[0]
+    assert lines[0].endswith("]  − (log π − log π_old)²  − FirstRow (formula not given)")
+    assert "R = outcome + Brevity (formula not given)" in lines
     gates = next(peers for stage, _, peers in stages(everything()) if stage == "gate")
     assert [each.trl for each in gates] == ["not given"]
     assert nearest(everything()).name

@@ -71,9 +71,9 @@ class Formula(Traits):
     """In the letters of this file; of an extra or a shape with the sign that it has in the objective."""
 
 
-def given(piece: object) -> str:
-    """A piece's own formula."""
-    return Formula.read(piece).formula or f"{type(piece).__name__} (formula not given)"
+def given(piece: object, sign: str = "") -> str:
+    """A piece's own formula; else its name, behind the sign that it has in the objective."""
+    return Formula.read(piece).formula or f"{sign}{type(piece).__name__} (formula not given)"
 
 
 def objective(algorithm: Algorithm) -> list[str]:
@@ -215,7 +215,7 @@ def of_shape(shape: Shape) -> str:
             return f"− u · {coefficient:g} · tokens beyond {limit or 'the completion limit'};  {UNIT}"
         case KlReward(coefficient, estimator):
             return f"− {coefficient:g} · ({of_divergence(estimator)}) at every token"
-    return given(shape)
+    return given(shape, "+ ")
 
 
 def of_divergence(divergence: Divergence) -> str:
@@ -283,4 +283,4 @@ def of_extra(extra: Extra) -> str:
             return (
                 f"  − {coefficient:g} · X Σ_i f_i·P_i over X experts, f an expert's share of tokens, P its mean weight"
             )
-    return f"  {given(extra)}"
+    return f"  {given(extra, '− ')}"
