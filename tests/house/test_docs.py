@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 import textwrap
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from tests import ROOT
 from tests.sandbox.captivity import needs_sandbox
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+FILE = re.compile(r"\w+ file=(?P<name>[\w.]+)")
+"""A block that is a file: its name stands behind the language."""
 BLOCK = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -49,8 +52,9 @@ SMALLER = {
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_works_from_top_to_bottom(page: Path, tmp_path, monkeypatch):
-    """Code, commands and data in order and in one folder, as a reader would."""
+    """Code, commands, data and named files in order and in one folder, as a reader would."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as a script's own folder is
     torch.set_default_dtype(torch.float32)  # as a reader has it
     text = page.read_text()
     if "import Job, Limits, Sandbox" in text:
@@ -61,16 +65,21 @@ def test_page_works_from_top_to_bottom(page: Path, tmp_path, monkeypatch):
             match match["info"].strip(), match["body"]:
                 case "python", body:
                     exec(compile(body, place, "exec"), {"__name__": "documentation"})
+                case info, body if named := FILE.fullmatch(info):
+                    Path(named["name"]).write_text(body)
                 case "sh", body:
                     run_commands(body, place)
                 case ("jsonl examples" | "jsonl rankings") as kind, body:
                     check_data(body, read_examples if kind.endswith("examples") else read_rankings, place)
     finally:
         torch.set_default_dtype(torch.float64)
+        for file in tmp_path.glob("*.py"):
+            sys.modules.pop(file.stem, None)
 
 
 def run_commands(body: str, place: str) -> None:
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    body = body.replace("\\\n", " ")
     for line in re.sub(r"--steps \d+", "--steps 1", re.sub(r"step-\d+", "step-000001", body)).splitlines():
         program, *arguments = shlex.split(line, comments=True)
         if program == "make":
@@ -103,3 +112,4 @@ def test_there_is_something_to_test():
     assert len(blocks(r"python")) >= 6
     assert len(blocks(r"python src=.*")) >= 50
     assert len(blocks(r"sh")) >= 2
+    assert len(blocks(FILE.pattern)) >= 9
