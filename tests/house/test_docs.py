@@ -4,6 +4,7 @@ import re
 import shlex
 import sys
 import textwrap
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from proximo.cli import main
 from proximo.data import Mistakes, read_examples, read_rankings
+from proximo.maths.pieces import traits
 from tests import ROOT
 from tests.sandbox.captivity import needs_sandbox
 
@@ -94,6 +96,12 @@ def check_data(body: str, read, place: str) -> None:
     mistakes = Mistakes()
     assert len(read("documented.jsonl", mistakes)) >= body.count("\n"), place
     assert not mistakes, f"{place}: {mistakes}"
+
+
+@pytest.mark.parametrize("kind", traits.Traits.__subclasses__(), ids=lambda kind: kind.__name__)
+def test_the_guide_names_what_a_piece_may_have(kind: type[traits.Traits]):
+    text = (ROOT / "docs/guides/extending.md").read_text()
+    assert [each.name for each in fields(kind) if f"`{each.name}" not in text] == []
 
 
 def test_links_lead_somewhere():
