@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from proximo import toml
 from proximo.models.values import OwnLayers, ValueForm
 from proximo.outside import load_class, place_of
-from proximo.pieces import missing_members, protocols
+from proximo.pieces import foreign_name, missing_members, protocols
 from proximo.rewards import Reward
 from proximo.tasks import TaskOptions
 from proximo.training.config import RunConfig
@@ -126,6 +126,8 @@ def test_an_instance_made_in_python_is_named_by_its_module_or_file(here, monkeyp
 
     try:
         value = Drawing(shapes.Triangle())
+        assert f'"{here / "shapes.py"}:Triangle"' in toml.dumps(value)
+        monkeypatch.setenv("PYTHONPATH", str(here))
         assert '"shapes:Triangle"' in toml.dumps(value)
         assert toml.loads(toml.dumps(value), Drawing) == value
     finally:
@@ -136,7 +138,7 @@ def test_an_instance_made_in_python_is_named_by_its_module_or_file(here, monkeyp
         pass
 
     assert place_of(Inner) is None
-    with pytest.raises(ValueError, match="^one: no other process can find the class Inner: write it at the top level"):
+    with pytest.raises(ValueError, match="^one: no other process can load the class Inner: write it at the top level"):
         toml.dumps(Drawing(Inner()))
 
 
@@ -259,3 +261,25 @@ def test_a_closed_union_stays_closed_and_an_open_one_says_what_it_takes(here):
     assert problem("Sqare") == "give one of Square, or FILE.py:NAME, perhaps Square"
     with pytest.raises(ValueError, match="one is 3: give a table with a type .Square, or FILE.py:NAME."):
         toml.loads("one = 3", Drawing)
+
+
+def test_a_module_next_to_a_script_is_named_by_its_file(tmp_path, monkeypatch):
+    (tmp_path / "next_to_me.py").write_text("class Mine: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from next_to_me import Mine  # pyright: ignore[reportMissingImports]
+
+    assert place_of(Mine) == f"{tmp_path / 'next_to_me.py'}:Mine"
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert place_of(Mine) == "next_to_me:Mine"
+
+
+def test_a_class_of_the_script_that_runs_is_refused(tmp_path, monkeypatch):
+    """Loading it again would run the script again."""
+    file = tmp_path / "script.py"
+    file.write_text("")
+    main = sys.modules["__main__"]
+    made = dataclass(frozen=True)(type("Made", (), {"__module__": "__main__"}))
+    monkeypatch.setattr(main, "__file__", str(file), raising=False)
+    monkeypatch.setattr(main, "Made", made, raising=False)
+    with pytest.raises(ValueError, match="no other process can load the class Made: .* file of its own"):
+        foreign_name(made, Any)

@@ -21,7 +21,7 @@ from proximo.maths.pieces.advantages import (
 from proximo.maths.pieces.corrections import Correction
 from proximo.maths.pieces.credit import Advantage, Gae, ReturnToGo, SignScaled, TokenWhitened
 from proximo.maths.pieces.divergences import KlLoss
-from proximo.maths.pieces.extras import Extra, PositiveNll, ValueLoss, value_loss_of
+from proximo.maths.pieces.extras import Extra, PositiveNll, ValueLoss, unmet_needs, value_loss_of
 from proximo.maths.pieces.gates import (
     CappedScore,
     Clip,
@@ -191,6 +191,7 @@ def _contradictions(algorithm: Algorithm) -> Iterator[str]:
     if anchor.needs_sampler_logprobs and algorithm.correct is not None:
         name = type(algorithm.anchor).__name__
         yield f"correct is {algorithm.correct}, but with anchor {name} the ratio is the correction: use None"
+    yield from unmet_needs(algorithm.extras)
     yield from _about_rewards(algorithm, advantage)
     for pieces in (algorithm.shapes, algorithm.extras):
         kinds = [type(piece).__name__ for piece in pieces]

@@ -8,6 +8,8 @@ the resolved path and the content, so that two files of one name are two modules
 import difflib
 import hashlib
 import importlib
+import os
+import site
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -56,11 +58,21 @@ def place_of(thing: Any) -> str | None:
         return None
     if (place := vars(module).get(_PLACE)) is not None:
         return f"{place}:{name}"
-    root = module.__name__.partition(".")[0]
-    found = PathFinder.find_spec(root)  # not what is loaded already, but what another process would find
-    if root != "__main__" and found is not None and (root != module.__name__ or found.origin == file):
+    if module.__name__ != "__main__" and _is_importable(module.__name__.partition(".")[0], file):
         return f"{module.__name__}:{name}"
     return f"{Path(file).resolve()}:{name}"
+
+
+def _is_importable(root: str, file: str) -> bool:
+    """Whether another process finds a module by its name: one in a package, or a single file where Python always
+    looks. A file that stands next to a script is found by that script alone."""
+    found = PathFinder.find_spec(root)
+    if found is None:
+        return False
+    if found.submodule_search_locations is not None:
+        return True
+    always = [*site.getsitepackages(), site.getusersitepackages(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return found.origin == file and Path(file).resolve().parent in {Path(each).resolve() for each in always if each}
 
 
 def source_files(place: str) -> list[Path]:

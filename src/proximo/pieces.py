@@ -80,9 +80,10 @@ def made(its_class: type, kind: Any, arguments: Mapping[str, Any]) -> Any:
 def foreign_name(its_class: type, kind: Any) -> str:
     """How a class of a user's own is named in a config; ValueError where this field, or a config, cannot hold it."""
     name = outside.place_of(its_class)
-    if name is None:
+    if name is None or its_class.__module__ == "__main__":  # loading a script again would run all of it again
         raise ValueError(
-            f"no other process can find the class {its_class.__name__}: write it at the top level of a file of its own"
+            f"no other process can load the class {its_class.__name__}: write it at the top level of a file of its "
+            "own, and import it from there"
         )
     check_foreign(its_class, kind)
     return name

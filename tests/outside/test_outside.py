@@ -1,8 +1,9 @@
 """Pieces from outside the package do what they say in every stage: loss, rules, collector, learner, lens and words."""
 
 import math
-from dataclasses import replace
-from typing import Any
+import re
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -252,3 +253,77 @@ def test_explain_says_what_is_not_given():
     gates = next(peers for stage, _, peers in stages(everything()) if stage == "gate")
     assert [each.trl for each in gates] == ["not given"]
     assert nearest(everything()).name
+
+
+# Pieces that break their promise are named, and nothing is left out without a word
+
+
+@dataclass(frozen=True)
+class NeedsValues:
+    """An extra whose need nobody meets."""
+
+    needs: ClassVar[tuple[str, ...]] = ("values",)
+
+    def term(self, rows):
+        return torch.ones_like(rows.logprobs)
+
+
+@dataclass(frozen=True)
+class Misspelt(NeedsValues):
+    needs: ClassVar[tuple[str, ...]] = ("entropie",)
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A gate, ratio, weights, keep, extra and advantage that return one number."""
+
+    def __call__(self, *arguments):
+        return torch.tensor(1.0)
+
+    def through(self, log_ratio, advantages):
+        return torch.ones_like(log_ratio)
+
+    def of_rows(self, counts, group):
+        return torch.tensor(1.0)
+
+    def term(self, rows):
+        return 1.0
+
+
+@dataclass(frozen=True)
+class LooksAtEntropy(NeedsValues):
+    """Reads what it has not asked for."""
+
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    def term(self, rows):
+        assert rows.entropy is None
+        return torch.zeros_like(rows.logprobs)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [(NeedsValues(), "NeedsValues has a term and needs values: only ValueLoss"), (Misspelt(), "needs ['entropie']")],
+)
+def test_a_need_that_nobody_meets_is_refused(extra, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        replace(GRPO, extra=extra)
+
+
+@pytest.mark.parametrize("stage", ["ratio", "gate", "weights", "extra", "advantage", "keep"])
+def test_an_answer_of_the_wrong_shape_names_the_piece(stage):
+    algorithm = replace(GRPO, **{stage: Scalar()})
+    trainer = learner(algorithm)
+    groups = [group_of([1.0, 0.0], [2, 3]), group_of([0.0, 1.0], [4, 1])]
+
+    def train() -> None:
+        list(trainer.updates(assemble(groups, [], trainer, 8).batch))
+
+    with pytest.raises(ValueError, match=rf"^{stage} Scalar returned .*: it must return a tensor of shape "):
+        train()
+
+
+def test_entropy_without_a_gradient_is_not_shown():
+    trainer = learner(replace(GRPO, extra=LooksAtEntropy()))
+    groups = [group_of([1.0, 0.0], [2, 3]), group_of([0.0, 1.0], [4, 1])]
+    assert all(update.skipped is None for update in trainer.updates(assemble(groups, [], trainer, 8).batch))

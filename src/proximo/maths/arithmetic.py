@@ -65,6 +65,16 @@ def sampled_mask(mask: Tensor) -> Bool[Tensor, "B T"]:
     return as_bool
 
 
+def answer_of(stage: str, piece: object, answer: object, shape: torch.Size) -> Tensor:
+    """What a piece answered, one number for each place; a smaller tensor would be spread over them without a word."""
+    if not isinstance(answer, Tensor) or answer.shape != shape:
+        given = f"a tensor of shape {tuple(answer.shape)}" if isinstance(answer, Tensor) else f"{answer!r}"
+        raise ValueError(
+            f"{stage} {type(piece).__name__} returned {given}: it must return a tensor of shape {tuple(shape)}"
+        )
+    return answer
+
+
 def check_shape(name: str, tensor: Tensor, shape: torch.Size) -> None:
     if tensor.shape != shape:
         hint = f"; for one number per row pass {name}[:, None].expand_as(mask)" if tensor.shape == shape[:1] else ""

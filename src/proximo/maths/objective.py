@@ -5,12 +5,12 @@ which algorithm it is. The caller's tensors are checked and cleaned first (`rows
 the whole optimizer step are made next (`Plan`), and then every token gets its terms (`token_terms`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from proximo.maths.arithmetic import bounded_exp
+from proximo.maths.arithmetic import answer_of, bounded_exp
 from proximo.maths.pieces.extras import terms_of
 from proximo.maths.pieces.traits import ExtraTraits, GateTraits
 from proximo.maths.plans import Plan, candidates, plan_step
@@ -111,8 +111,10 @@ def token_terms(algorithm: Objective, rows: Rows, plan: Plan) -> Terms:
     """Stages 4 to 11 for every token, weighted by the plan."""
     weights = plan.weights.to(rows.logprobs.dtype)
     token_log_ratio = rows.logprobs - rows.anchor_logprobs
-    log_ratio = algorithm.ratio(token_log_ratio, rows.mask)
+    shape = rows.mask.shape
+    log_ratio = answer_of("ratio", algorithm.ratio, algorithm.ratio(token_log_ratio, rows.mask), shape)
     policy = algorithm.gate(log_ratio, rows.logprobs, rows.advantages, rows.mask)
+    policy = answer_of("gate", algorithm.gate, policy, shape)
 
     chosen = plan.chosen
     if algorithm.select is not None:
@@ -120,11 +122,13 @@ def token_terms(algorithm: Objective, rows: Rows, plan: Plan) -> Terms:
             chosen = algorithm.select.choose(candidates(algorithm, rows), None)
         assert chosen is not None
         policy = algorithm.select.apply(policy, token_log_ratio, chosen)
+        policy = answer_of("select", algorithm.select, policy, shape)
 
     correction = None
     if algorithm.correct is not None:
         assert rows.rollout_logprobs is not None
         correction = algorithm.correct(rows.old_logprobs - rows.rollout_logprobs, rows.mask)
+        correction = answer_of("correct", algorithm.correct, correction, shape)
         policy = policy * correction
 
     kl = torch.zeros_like(policy)
@@ -148,7 +152,10 @@ def _extra_terms(algorithm: Objective, rows: Rows, plan: Plan) -> Float[Tensor, 
     extra_terms = torch.zeros_like(rows.logprobs)
     for extra, own in zip(terms_of(algorithm.extras), plan.extra_weights, strict=True):
         weights = plan.weights if own is None else own
-        extra_terms = extra_terms + extra.term(rows) * weights.to(extra_terms.dtype)
+        # Entropy has a gradient where an extra declares that it needs it, and is not shown to others.
+        shown = rows if "entropy" in ExtraTraits.read(extra).needs else replace(rows, entropy=None)
+        term = answer_of("extra", extra, extra.term(shown), rows.mask.shape)
+        extra_terms = extra_terms + term * weights.to(extra_terms.dtype)
     return extra_terms
 
 

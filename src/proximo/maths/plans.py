@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from proximo.maths.arithmetic import answer_of
 from proximo.maths.pieces.extras import terms_of
 from proximo.maths.pieces.traits import ExtraTraits
 from proximo.maths.records import Candidates, Rows
@@ -64,7 +65,8 @@ def plan_parts(
     counts = torch.cat([rows.mask.sum(dim=1) for rows in parts]).double()
     scored, group = torch.cat([rows.scored for rows in parts]), torch.cat([rows.group for rows in parts])
     weights = torch.zeros_like(counts)
-    weights[scored] = algorithm.weights.of_rows(counts[scored], group[scored])
+    own = algorithm.weights.of_rows(counts[scored], group[scored])
+    weights[scored] = answer_of("weights", algorithm.weights, own, counts[scored].shape)
     chosen: Sequence[Tensor | None] = [None] * len(parts)
     if algorithm.select is not None and algorithm.select.step_wide:
         chosen = _chosen(algorithm, parts, places, generator)

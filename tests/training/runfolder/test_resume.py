@@ -192,6 +192,8 @@ def to_format_1(point: Path, settings: RunConfig) -> None:
     learner, sampler = facts["parts"].pop("learner"), facts["parts"].pop("sampler")
     facts["parts"] |= learner | learner["policy"] | {"snapshot_versions": sampler["versions"]}
     del facts["parts"]["policy"]
+    guard = facts["parts"]["guard"]
+    facts["parts"]["guard"] = {"most_tokens": guard.pop("max_tokens")} | guard
     (state / "run_state.json").unlink()
     names = {
         "value": list(plain(run.learner).value_parameters()),

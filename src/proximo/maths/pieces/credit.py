@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from proximo.maths.arithmetic import sampled
+from proximo.maths.arithmetic import answer_of, sampled
 from proximo.maths.groups import siblings
 from proximo.maths.pieces.advantages import GroupNormalized, SequenceAdvantage
 from proximo.maths.pieces.protocols import AdvantageProtocol
@@ -194,7 +194,7 @@ Advantage = SequenceAdvantage | ReturnToGo | Gae | ProcessNormalized | TokenWhit
 
 def assign(advantage: Advantage, feedback: Feedback) -> Credit:
     """Any piece's answer per token: 0 off the mask, NaN all along an unscored row."""
-    return _per_token(advantage(feedback), feedback)
+    return _per_token(advantage, advantage(feedback), feedback)
 
 
 def assign_parts(advantage: Advantage, parts: Sequence[Feedback]) -> list[Credit]:
@@ -213,7 +213,7 @@ def assign_parts(advantage: Advantage, parts: Sequence[Feedback]) -> list[Credit
             token_rewards=torch.cat([part.step_rewards().sum(dim=1, keepdim=True) for part in parts]),
         )
         answers = _of_rows(advantage, summary).split([len(part.rewards) for part in parts])
-    return [_per_token(answer, part) for answer, part in zip(answers, parts, strict=True)]
+    return [_per_token(advantage, answer, part) for answer, part in zip(answers, parts, strict=True)]
 
 
 def _of_rows(advantage: AdvantageProtocol, feedback: Feedback) -> Float[Tensor, " B"]:
@@ -222,12 +222,14 @@ def _of_rows(advantage: AdvantageProtocol, feedback: Feedback) -> Float[Tensor, 
     if not isinstance(answer, Tensor):
         name = type(advantage).__name__
         raise ValueError(f"advantage {name} answers for single tokens, but per_token is False: set {name}.per_token")
-    return answer
+    return answer_of("advantage", advantage, answer, feedback.rewards.shape)
 
 
-def _per_token(answer: Credit | Tensor, feedback: Feedback) -> Credit:
+def _per_token(advantage: Advantage, answer: Credit | Tensor, feedback: Feedback) -> Credit:
     if isinstance(answer, Tensor):
+        answer = answer_of("advantage", advantage, answer, feedback.rewards.shape)
         answer = Credit(answer.unsqueeze(1).expand(feedback.mask.shape))
+    answer_of("advantage", advantage, answer.advantages, feedback.mask.shape)
     unscored = ~feedback.scored.unsqueeze(1)
     returns = answer.returns
     return Credit(

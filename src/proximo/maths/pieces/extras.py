@@ -4,9 +4,9 @@ Each returns one loss per token, before weights, so that they add up over micro-
 `term` of all but those that need the values of a value model or the logits of routers: these the learner computes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar, cast, get_args
 
 import torch
 from torch import Tensor
@@ -128,6 +128,19 @@ def router_balance_of(extras: Sequence[Extra]) -> RouterBalance | None:
     """The one that reads the routers."""
     found = (extra for extra in extras if "router_logits" in ExtraTraits.read(extra).needs)
     return next((cast(RouterBalance, extra) for extra in found), None)
+
+
+def unmet_needs(extras: Sequence[Extra]) -> Iterator[str]:
+    """Refusals: a need that nothing meets would leave a term out of the loss without a word."""
+    for extra in extras:
+        traits, name = ExtraTraits.read(extra), type(extra).__name__
+        if unknown := set(traits.needs) - set(get_args(Need)):
+            yield f"extra {name} needs {sorted(unknown)}: give some of {', '.join(get_args(Need))}"
+        if traits.of_learner and traits.term is not None:
+            yield (
+                f"extra {name} has a term and needs {' and '.join(traits.needs)}: only ValueLoss and RouterBalance are "
+                "given values and router logits, a term may need entropy or outcome"
+            )
 
 
 def needing(extras: Sequence[Extra], need: Need) -> list[str]:

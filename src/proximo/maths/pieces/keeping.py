@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from proximo.maths.arithmetic import answer_of
 from proximo.maths.groups import siblings
 from proximo.maths.pieces.protocols import KeepProtocol
 from proximo.maths.pieces.traits import KeepTraits
@@ -46,7 +47,8 @@ Keep = KeepAll | KeepMixed | KeepProtocol
 
 def left_out(keep: Keep, outcome: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
     """Scored rows that `keep` rejects. An unscored row is for the graders to answer for, not for `keep`."""
-    return ~keep(outcome, group) & ~torch.isnan(outcome)
+    kept = answer_of("keep", keep, keep(outcome, group), outcome.shape)
+    return ~kept.bool() & ~torch.isnan(outcome)
 
 
 def drops(keep: Keep, outcome: Float[Tensor, " B"]) -> bool:
@@ -56,7 +58,8 @@ def drops(keep: Keep, outcome: Float[Tensor, " B"]) -> bool:
     """
     group = torch.zeros(len(outcome), dtype=torch.long)
     unscored = bool(torch.isnan(outcome).all())
-    return not keep(outcome, group).any() and (KeepTraits.read(keep).refills or not unscored)
+    kept = answer_of("keep", keep, keep(outcome, group), outcome.shape)
+    return not kept.any() and (KeepTraits.read(keep).refills or not unscored)
 
 
 def trained_mask(keep: Keep, mask: Bool[Tensor, "B T"], truncated: Bool[Tensor, " B"]) -> Bool[Tensor, "B T"]:

@@ -155,6 +155,8 @@ Need = Literal["entropy", "outcome", "values", "router_logits"]
 class ExtraTraits(Traits):
     needs: tuple[Need, ...] = ()
     """What must be there beyond log-probs. With values or router logits the learner computes it: see `of_learner`."""
+    term: Callable[[Any], Tensor] | None = None
+    """Its loss of each token, from the rows; None where the learner computes it."""
     row_weights: Callable[[Tensor, Tensor | None, Tensor], Tensor] | None = None
     """What a sampled token of each row counts for, from (counts, outcome, group) of all rows of an optimizer step.
     Default: the algorithm's own weights."""

@@ -36,6 +36,8 @@ def parts_by_name(parts: Mapping[str, Any]) -> dict[str, Any]:
     if "learner" in parts:
         return dict(parts)
     learner = {name: parts[name] for name in LEARNER} | {"policy": {name: parts[name] for name in POLICY}}
+    guard = dict(learner["guard"])
+    learner["guard"] = {"max_tokens": guard.pop("most_tokens", None)} | guard
     return {"learner": learner, "unscored": parts["unscored"], "sampler": {"versions": parts["snapshot_versions"]}}
 
 
