@@ -3,6 +3,7 @@
 import pytest
 
 from tests import ROOT
+from tests.mutation.__main__ import ORDER
 from tests.mutation.faults import FAULTS
 
 SOURCE = ROOT / "src" / "proximo"
@@ -13,3 +14,7 @@ def test_each_fault_has_its_place(fault):
     text = (SOURCE / (fault.file if "/" in fault.file else f"maths/{fault.file}")).read_text()
     assert text.count(fault.right) == 1
     assert fault.wrong != fault.right
+
+
+def test_the_tests_that_are_to_catch_them_are_there():
+    assert [name for name in ORDER if not (ROOT / name).is_file()] == []

@@ -5,6 +5,7 @@ python -m tests.mutation pairwise "own layers"      (some of them)
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -54,31 +55,19 @@ def caught_by(fault: Fault) -> str:
             raise SystemExit(f"{fault.file}: {fault.right!r} occurs {text.count(fault.right)} times, not once")
         target.write_text(text.replace(fault.right, fault.wrong))
         result = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-x",
-                "-q",
-                "--tb=no",
-                "-p",
-                "no:cacheprovider",
-                *(f"tests/{name}" for name in ORDER),
-            ],
+            [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *ORDER],
             cwd=copy,
             env=os.environ | {"PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,
             text=True,
             check=False,
         )
-    failed = [
-        line.split(" - ")[0].split(" ", 1)[1] for line in result.stdout.splitlines() if line.startswith("FAILED ")
-    ]
     if result.returncode == 0:
         return ""
-    return (
-        failed[0].removeprefix("tests/") if failed else f"pytest stopped: {result.stdout[-200:]}{result.stderr[-200:]}"
-    )
+    found = re.search(r"^(?:FAILED|ERROR) tests/(.+?)(?: - |$)", result.stdout, re.MULTILINE)
+    if found is None:  # a run that tested nothing has caught nothing
+        raise SystemExit(f"{fault.what}: pytest stopped: {result.stdout[-500:]}{result.stderr[-500:]}")
+    return found[1]
 
 
 def main(words: list[str]) -> int:
