@@ -111,10 +111,10 @@ def token_terms(algorithm: Objective, rows: Rows, plan: Plan) -> Terms:
     """Stages 4 to 11 for every token, weighted by the plan."""
     weights = plan.weights.to(rows.logprobs.dtype)
     token_log_ratio = rows.logprobs - rows.anchor_logprobs
-    shape = rows.mask.shape
-    log_ratio = answer_of("ratio", algorithm.ratio, algorithm.ratio(token_log_ratio, rows.mask), shape)
+    log_ratio = algorithm.ratio(token_log_ratio, rows.mask)
     policy = algorithm.gate(log_ratio, rows.logprobs, rows.advantages, rows.mask)
-    policy = answer_of("gate", algorithm.gate, policy, shape)
+    shape = answer_of("ratio", algorithm.ratio, log_ratio, rows.mask.shape).shape
+    answer_of("gate", algorithm.gate, policy, shape)
 
     chosen = plan.chosen
     if algorithm.select is not None:
@@ -122,14 +122,14 @@ def token_terms(algorithm: Objective, rows: Rows, plan: Plan) -> Terms:
             chosen = algorithm.select.choose(candidates(algorithm, rows), None)
         assert chosen is not None
         policy = algorithm.select.apply(policy, token_log_ratio, chosen)
-        policy = answer_of("select", algorithm.select, policy, shape)
+        answer_of("select", algorithm.select, policy, shape)
 
     correction = None
     if algorithm.correct is not None:
         assert rows.rollout_logprobs is not None
         correction = algorithm.correct(rows.old_logprobs - rows.rollout_logprobs, rows.mask)
-        correction = answer_of("correct", algorithm.correct, correction, shape)
         policy = policy * correction
+        answer_of("correct", algorithm.correct, correction, shape)
 
     kl = torch.zeros_like(policy)
     if algorithm.kl is not None:
