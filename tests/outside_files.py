@@ -1,5 +1,7 @@
 """Classes outside of the package, as a user would write them: written into files by tests."""
 
+import sys
+
 TASK = '''
 from dataclasses import dataclass
 
@@ -90,3 +92,9 @@ class First:
     def __call__(self, outcome, group):
         return (group < self.groups) & ~torch.isnan(outcome)
 '''
+
+
+def forget_package() -> None:
+    """Remove the modules of a package called `package` that another test has imported from a folder of its own."""
+    for name in [each for each in sys.modules if each.partition(".")[0] == "package"]:
+        del sys.modules[name]

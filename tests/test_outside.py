@@ -18,7 +18,7 @@ from proximo.pieces import foreign_name, missing_members, protocols
 from proximo.rewards import Reward
 from proximo.tasks import TaskOptions
 from proximo.training.config import RunConfig
-from tests.outside_files import REWARD, TASK
+from tests.outside_files import REWARD, TASK, forget_package
 
 
 class Shape(Protocol):
@@ -92,6 +92,7 @@ def test_a_class_of_a_file_is_written_back_as_it_was_named(here, monkeypatch):
     (here / "package").mkdir()
     (here / "package" / "__init__.py").touch()
     (here / "package" / "inner.py").write_text(TRIANGLE.format(fields=""))
+    forget_package()
     monkeypatch.syspath_prepend(here)
     for name in ("shapes.py:Triangle", "./shapes.py:Triangle", f"{here}/shapes.py:Triangle", "package.inner:Triangle"):
         text = f'[one]\ntype = "{name}"\nname = "x"\nheight = 3.0\ncorners = [4]\n'

@@ -10,7 +10,7 @@ from proximo.storage.folders import file_hash
 from proximo.training.config import RunConfig
 from proximo.training.runfolder.config_changes import fingerprints, function_fingerprints
 from proximo.training.runfolder.resume import begin
-from tests.outside_files import REWARD, TASK
+from tests.outside_files import REWARD, TASK, forget_package
 
 TEXT = '[task]\ntype = "mine.py:Parrot"\n[[rewards.rules]]\n[rewards.rules.reward]\ntype = "{}:Short"\n'
 
@@ -22,6 +22,7 @@ def here(tmp_path, monkeypatch) -> Path:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
     (tmp_path / "package" / "short.py").write_text(REWARD)
+    forget_package()
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
