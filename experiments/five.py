@@ -3,7 +3,7 @@
     python -m experiments.five [--run runs/five] [--jobs N] [--seeds 3]
 
 The same as `proximo compare five` with one contender more, without the command line's dependencies. The same command
-goes on with what is there. docs/studies/five.md has the results.
+does the runs that are missing. docs/studies/five.md has the results.
 """
 
 import argparse
@@ -12,25 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from proximo.algorithms import GSPO
-from proximo.insight.compare import (
-    JSON,
-    MARKDOWN,
-    PAGE,
-    Place,
-    at_once,
-    fair_line,
-    gathered,
-    is_finished,
-    make_plan,
-    run_jobs,
-    verdict_lines,
-    write_reports,
-)
-from proximo.machine import machine_for
+from proximo.door.comparing import Lines, checked_plan, compared
+from proximo.door.telling import say
+from proximo.insight.compare import JSON, MARKDOWN, PAGE, fair_line, verdict_lines
 from proximo.maths import Clip
-from proximo.models.shipped import resolve
 from proximo.presets import FIVE
-from proximo.storage.locks import FolderLock
 
 WIDE = "gspo-wide"
 BAND = Clip(0.03, 0.04)
@@ -46,37 +32,14 @@ def main() -> None:
     options = parser.parse_args()
     configs = dict(FIVE.configs)
     configs[WIDE] = replace(configs["gspo"], algorithm=replace(GSPO, gate=BAND))
-    plan, place = make_plan(list(configs.items()), options.seeds, None), Place(options.run)
-    machines = {each.name: machine_for(_parameters(each.config.model)) for each in plan.contenders}
-    most = options.jobs or at_once([each.config for each in plan.contenders], machines.values())
-    lock = FolderLock(options.run)
-    try:
-        place.check(plan)
-        left = [job for job in plan.jobs() if not is_finished(job, place)]
-        command = f"python -m experiments.five --seeds {options.seeds}"
-        machines = place.settle(plan, machines, command.split())
-        failures = run_jobs(
-            left,
-            place,
-            machines,
-            most,
-            started=lambda job: print(f"{job}: started", flush=True),
-            ended=lambda job, failure: print(f"{job}: {failure.message if failure else 'done'}", flush=True),
-        )
-        result = gathered(plan, place, failures, command)
-        write_reports(options.run, result)
-    finally:
-        lock.release(remove_empty=True)
+    plan = checked_plan(list(configs.items()), options.seeds, None)
+    command = f"python -m experiments.five --seeds {options.seeds}"
+    result, failures = compared(plan, options.run, options.jobs, command, Lines(say))
     for name in (JSON, MARKDOWN, PAGE) if options.copy_to else ():
         shutil.copy(options.run / name, options.copy_to)
     print("\n".join([*verdict_lines(result), "", fair_line(result)]))
     if failures:
         raise SystemExit(1)
-
-
-def _parameters(model: str) -> int:
-    """Of the shipped model, by the size of its weights in float32."""
-    return sum(file.stat().st_size for file in Path(resolve(model)).glob("*.safetensors")) // 4
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from proximo import explain
-from proximo.door.folders import PathLike, folder_for
+from proximo.door.folders import PathLike, folder_for, unwritable
 from proximo.door.machines import machine_of
 from proximo.door.rewards import refuse_unbound
 from proximo.door.telling import Say, keep_quiet, say
@@ -80,7 +80,7 @@ def compare(
         [(name, with_values(config)) for name, config in named], usual if seeds is None else seeds, budget
     )
     path = folder_for(run, "compare")
-    result, _ = compared(plan, path, jobs, " ".join(map(shlex.quote, sys.argv)), _Lines(keep_quiet if quiet else say))
+    result, _ = compared(plan, path, jobs, " ".join(map(shlex.quote, sys.argv)), Lines(keep_quiet if quiet else say))
     return result
 
 
@@ -111,7 +111,9 @@ class View(Protocol):
     def waiting(self, jobs: Sequence[Job]) -> None: ...
 
 
-class _Lines:
+class Lines:
+    """A line for each run that starts or ends."""
+
     def __init__(self, say: Say) -> None:
         self._say = say
 
@@ -153,9 +155,7 @@ def compared(
             place.check(plan)
             left = [job for job in plan.jobs() if not is_finished(job, place)]
         except OSError as error:
-            raise ValueError(
-                f"--run {path}: nothing can be written there, {error.strerror}; give another folder"
-            ) from error
+            raise unwritable(path, error) from error
         view.begins(len(left))
         machines = place.settle(plan, machines, shlex.split(command))
         failures = run_jobs(left, place, machines, most, started=view.started, ended=view.ended, waiting=view.waiting)

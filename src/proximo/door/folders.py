@@ -26,6 +26,10 @@ def refuse_used(path: Path) -> None:
         raise ValueError(f"run is {str(path)!r}, which is not empty, and resume is False: choose another folder")
 
 
+def unwritable(path: Path, error: OSError) -> ValueError:
+    return ValueError(f"--run {path}: nothing can be written there, {error.strerror}; give another folder")
+
+
 @contextmanager
 def taken(
     path: Path,
@@ -43,9 +47,7 @@ def taken(
                 begin(path, config_toml, points=points, allowed=allowed, algorithm=algorithm, accept_lost=accept_lost)
             )
         except OSError as error:
-            raise ValueError(
-                f"--run {path}: nothing can be written there, {error.strerror}; give another folder"
-            ) from error
+            raise unwritable(path, error) from error
         yield attempt
 
 
