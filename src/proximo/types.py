@@ -54,7 +54,8 @@ class Completion:
     tokens: tuple[int, ...]
     """Token ids; an end-of-sequence token that was sampled is the last of them."""
     logprobs: tuple[float, ...]
-    """Log-prob of each token under the distribution it was drawn from; ignored, and best 0, where not sampled."""
+    """Log-prob of each token under the distribution it was drawn from; ignored, and best 0, where not sampled. Empty:
+    no policy sampled it, such as a reference answer."""
     text: str
     """Decoded as it reads behind its prompt, without special tokens."""
     finish: Literal["stop", "length"]
@@ -73,11 +74,13 @@ class Completion:
     trained on. Empty: it sampled all of them."""
 
     def __post_init__(self) -> None:
-        if self.sampled and len(self.sampled) != len(self.tokens):
-            raise ValueError(
-                f"completion.sampled has {len(self.sampled)} entries for {len(self.tokens)} tokens: give one for each "
-                "token, or none where all were sampled"
-            )
+        for name in ("logprobs", "entropies", "sampled", "routes"):
+            values = getattr(self, name)
+            if values is not None and len(values) not in (0, len(self.tokens)):
+                raise ValueError(
+                    f"completion.{name} has {len(values)} entries for {len(self.tokens)} tokens: give one for each "
+                    "token, or none at all"
+                )
 
     @property
     def num_sampled(self) -> int:

@@ -1,7 +1,8 @@
 """Environments: what is asked of the sampler, and that training and evaluation both go through them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from proximo.training.config import EvaluationOptions, TrainingOptions
 from proximo.training.records import DataCursor
 from proximo.training.rl.collect import Collector
 from proximo.training.rl.evaluate import evaluate
-from proximo.types import Problem, Request
+from proximo.types import Completion, Problem, Request
 
 TOKENIZER = tiny_tokenizer()
 OPTIONS = SamplingOptions(max_tokens=6)
@@ -77,3 +78,94 @@ def test_training_and_evaluation_go_through_the_environment(sampler):
     _, answered = evaluate(task, sampler, TOKENIZER, OPTIONS, options, seed=0, environment=Marking(), version=4)
     assert [each.completion.text.split(":")[0] for each in answered] == [each.problem.id for each in answered]
     assert {each.completion.version for each in answered} == {4}
+
+
+# What breaks its promise is refused by name, where it enters the loop
+
+
+def first(siblings: tuple[Completion, ...], **changes: Any) -> tuple[Completion, ...]:
+    return replace(siblings[0], **changes), *siblings[1:]
+
+
+def with_tool(siblings: tuple[Completion, ...], token: int) -> tuple[Completion, ...]:
+    """The first completion with a tool's token in front, cut to its old length."""
+    old = siblings[0]
+    tokens, logprobs = (token, *old.tokens)[: len(old.tokens)], (0.0, *old.logprobs)[: len(old.tokens)]
+    sampled = (False, *[True] * len(old.tokens))[: len(old.tokens)]
+    return first(siblings, tokens=tokens, logprobs=logprobs, entropies=(), sampled=sampled)
+
+
+BROKEN: dict[str, tuple[Callable[[list], object], str]] = {
+    "no stream": (lambda found: None, "None: it must return an iterator"),
+    "no entry": (lambda found: [each for _, each in found], r"\(Completion\(.*: each entry must be"),
+    "no tuple": (lambda found: [(0, None)], r"\(0, None\): each entry must be \(number of the prompt, its completions"),
+    "text": (lambda found: [(0, ["a", "b"])], "'a': it must return objects of proximo.types.Completion"),
+    "lost": (lambda found: found[:1], "no completions of prompt 1: it must answer all 2 prompts"),
+    "unknown": (lambda found: [(7, found[0][1])], "prompt 7: it must return each number from 0 to 1 once"),
+    "twice": (lambda found: [*found, found[0]], "prompt 0: it must return each number from 0 to 1 once"),
+    "few": (lambda found: [(0, found[0][1][:1])], "1 completions of prompt 0: num_samples is 2"),
+    "long": (
+        lambda found: [(0, first(found[0][1], tokens=(7,) * 9, logprobs=(0.0,) * 9, entropies=()))],
+        "a completion of prompt 0 of 9 tokens: max_tokens is 6, and tokens that were not sampled count",
+    ),
+    "no log-probs": (
+        lambda found: [(0, first(found[0][1], logprobs=()))],
+        r"a completion of prompt 0 of \d tokens without log-probs: give one for each token, 0 where it was not sampled",
+    ),
+    "version": (
+        lambda found: [(0, first(found[0][1], version=2))],
+        "a completion of prompt 0 of version 2: completions must carry .* which is 5",
+    ),
+    "token": (
+        lambda found: [(0, with_tool(found[0][1], 10_000))],
+        "a completion of prompt 0 with token ids from 10000 to 10000 that were not sampled: the tokenizer has 0 to ",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Breaking:
+    """An environment, and a sampler, that returns something else than it should."""
+
+    case: str
+    sampler: EmbeddedSampler | None = None
+    repeats = True
+
+    def refresh(self, policy: object, version: int) -> int:
+        return version
+
+    def play(self, questions: Sequence[Question], ask: Ask) -> Any:
+        return BROKEN[self.case][0](list(SingleTurn().play(questions, ask)))
+
+    def stream(self, requests: Sequence[Request], options: SamplingOptions, **draws: int) -> Any:
+        assert self.sampler is not None
+        return BROKEN[self.case][0](list(self.sampler.stream(requests, options, **draws)))
+
+
+def breaking(sampler: Any, environment: Environment) -> Collector:
+    task, training = Arithmetic(held_out=5), TrainingOptions(groups=2, group_size=2, minibatches=1)
+    return Collector(task, sampler, TOKENIZER, OPTIONS, training, GRPO.keep, seed=0, environment=environment)
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_an_environment_that_breaks_its_promise_is_named(sampler, case):
+    with pytest.raises(ValueError, match=f"^environment Breaking returned {BROKEN[case][1]}") as refusal:
+        breaking(sampler, Breaking(case)).collect(DataCursor(), step=0, version=5)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_sampler_that_breaks_its_promise_is_named(sampler, case):
+    with pytest.raises(ValueError, match=f"^sampler Breaking returned {BROKEN[case][1]}"):
+        breaking(Breaking(case, sampler), SingleTurn()).collect(DataCursor(), step=0, version=5)
+
+
+def test_evaluation_checks_what_an_environment_returns(sampler):
+    options = EvaluationOptions(problems=2)
+    with pytest.raises(ValueError, match="environment Breaking returned no completions of prompt 1"):
+        evaluate(Arithmetic(held_out=5), sampler, TOKENIZER, OPTIONS, options, seed=0, environment=Breaking("lost"))
+
+
+def test_a_sampler_that_returns_no_version_is_named(sampler):
+    with pytest.raises(ValueError, match=r"sampler EmbeddedSampler.refresh returned None: it must return the policy's"):
+        breaking(sampler, SingleTurn()).collect(DataCursor(), step=0, version=None)  # pyright: ignore[reportArgumentType]

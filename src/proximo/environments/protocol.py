@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from transformers import PreTrainedTokenizerBase
 
+from proximo.environments.checking import Promise
 from proximo.samplers import Sampler, SamplingOptions, Stream
 from proximo.types import Problem, Request
 
@@ -33,12 +34,24 @@ class Ask:
     seed: int
     step: int
     version: int
+    """The version of the policy, as the sampler's `refresh` returned it; completions carry it."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.version, int):
+            name = type(self.sampler).__name__
+            raise ValueError(f"sampler {name}.refresh returned {self.version!r}: it must return the policy's version")
 
     def __call__(self, requests: Sequence[Request], options: SamplingOptions | None = None) -> Stream:
         """The number of each request and its completions, as they end. `options` are those of the run, unless others
         are given, such as fewer tokens for a later turn."""
         chosen = self.options if options is None else options
-        return self.sampler.stream(requests, chosen, seed=self.seed, step=self.step, version=self.version)
+        stream = self.sampler.stream(requests, chosen, seed=self.seed, step=self.step, version=self.version)
+        return self.checked(f"sampler {type(self.sampler).__name__}", requests, stream, chosen)
+
+    def checked(self, source: str, requests: Sequence[Request], stream: Stream, options: SamplingOptions) -> Stream:
+        """The same stream; ValueError names the source where it is not what was asked for."""
+        promise = Promise(source, requests, options.max_tokens, self.version, len(self.tokenizer))
+        return promise.check(stream)
 
 
 @runtime_checkable
@@ -57,3 +70,10 @@ class Environment(Protocol):
         every token, 0 where it was not sampled, and it is no longer than `ask.options.max_tokens`.
         """
         ...
+
+
+def play(environment: Environment, questions: Sequence[Question], ask: Ask) -> Stream:
+    """What the environment returns, checked before anything is graded or trained on."""
+    requests = [question.request for question in questions]
+    source = f"environment {type(environment).__name__}"
+    return ask.checked(source, requests, environment.play(questions, ask), ask.options)

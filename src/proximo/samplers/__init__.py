@@ -17,6 +17,7 @@ __all__ = [
     "Snapshot",
     "Stream",
     "WeightHistory",
+    "build_samplers",
     "gathered",
 ]
 
@@ -137,6 +138,16 @@ class RunSamplers:
     history: WeightHistory | None = None
     """Older weights of `training` that checkpoints hold; None where the policy's weights are enough."""
 
+    def __post_init__(self) -> None:
+        sampler, history = ("repeats", "refresh", "stream"), () if self.history is None else ("kept", "load")
+        for field, members in {"training": sampler, "evaluation": sampler, "history": history}.items():
+            part = getattr(self, field)
+            if missing := [member for member in members if not hasattr(part, member)]:
+                raise ValueError(
+                    f"RunSamplers.{field} is of {type(part).__name__}, which has no {' and no '.join(missing)}: it "
+                    f"must have {', '.join(members)}"
+                )
+
 
 @runtime_checkable
 class SamplerFactory(Protocol):
@@ -154,6 +165,23 @@ class SamplerFactory(Protocol):
         completions to train on carry the experts that each token went to; raise ValueError where that is not possible.
         """
         ...
+
+
+def build_samplers(
+    factory: SamplerFactory,
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    slots: int,
+    record_routes: bool,
+) -> RunSamplers:
+    """The samplers that a run's `sampler` builds; ValueError where it builds something else."""
+    made = factory.build(policy, tokenizer, slots=slots, record_routes=record_routes)
+    if not isinstance(made, RunSamplers):
+        raise ValueError(
+            f"sampler {type(factory).__name__}.build returned {made!r}: it must return a proximo.samplers.RunSamplers"
+        )
+    return made
 
 
 def gathered(stream: Iterable[tuple[int, tuple[Completion, ...]]], count: int) -> list[tuple[Completion, ...]]:

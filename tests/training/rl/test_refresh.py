@@ -94,3 +94,35 @@ def test_a_sampler_with_weights_of_its_own_stays_the_policy(tmp_path: Path, floa
     _, deaf_gaps, deaf_answers = after_two_steps(replace(CONFIG, sampler=OwnWeights(deaf=True)), tmp_path / "deaf")
     assert deaf_gaps[1] > 1e-2 > deaf_gaps[0]
     assert deaf_answers != exact_answers
+
+
+# A factory that breaks its promise is named before the first step
+
+
+@dataclass(frozen=True)
+class BuildsNothing:
+    copies: ClassVar[int] = 0
+
+    def build(self, *policy: object, **slots: object) -> RunSamplers:
+        return None  # pyright: ignore[reportReturnType]
+
+
+class Half:
+    """A sampler that has one of its three members."""
+
+    repeats = True
+
+
+@dataclass(frozen=True)
+class BuildsHalf(BuildsNothing):
+    def build(self, *policy: object, **slots: object) -> RunSamplers:
+        return RunSamplers(Half(), Half())  # pyright: ignore[reportArgumentType]
+
+
+def test_a_factory_that_builds_no_samplers_is_named(tmp_path: Path, float32):
+    with pytest.raises(ValueError, match=r"^sampler BuildsNothing.build returned None: it must return .*RunSamplers$"):
+        Run(replace(CONFIG, sampler=BuildsNothing()), tmp_path, Lines())
+    with pytest.raises(
+        ValueError, match=r"^RunSamplers.training is of Half, which has no refresh and no stream: it mu"
+    ):
+        Run(replace(CONFIG, sampler=BuildsHalf()), tmp_path, Lines())

@@ -96,9 +96,14 @@ def test_tensors_say_what_was_sampled_whatever_stands_elsewhere():
     assert not batch.rollout_entropy.isnan().any()
 
 
-def test_a_wrong_number_of_flags_is_refused():
-    with pytest.raises(ValueError, match=r"completion.sampled has 1 entries for 2 tokens: give one for each"):
-        Completion((1, 2), (0.0, 0.0), "", "stop", sampled=(True,))
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("sampled", (True,)), ("logprobs", (0.0,)), ("entropies", (0.5,)), ("routes", torch.zeros(1, 2, 2))],
+)
+def test_a_wrong_number_of_entries_is_refused(name, value):
+    given = {"logprobs": (0.0, 0.0), name: value}
+    with pytest.raises(ValueError, match=rf"completion.{name} has 1 entries for 2 tokens: give one for each"):
+        Completion((1, 2), text="", finish="stop", **given)
 
 
 @pytest.mark.parametrize("name", FIVE)

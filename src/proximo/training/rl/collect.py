@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from proximo.environments import Ask, Environment, Question, SingleTurn
+from proximo.environments import Ask, Environment, Question, SingleTurn, play
 from proximo.maths.pieces.keeping import Keep, drops
 from proximo.maths.pieces.traits import KeepTraits
 from proximo.models import prompt_tokens
@@ -101,7 +101,7 @@ class Collector:
         # A prompt that is sampled again in a later round of the same step must not draw the same numbers.
         seed = self.seed + 1_000_003 * round_number
         ask = Ask(self.sampler, self.tokenizer, self.sampling, seed=seed, step=step, version=version)
-        found = graded(self.task, [problem for _, problem in drawn], self.environment.play(questions, ask))
+        found = graded(self.task, [problem for _, problem in drawn], play(self.environment, questions, ask))
         groups = [
             Group(problem, tokens, rollouts, ordinal=index)
             for (index, problem), tokens, rollouts in zip(drawn, prompts, found.rollouts, strict=True)

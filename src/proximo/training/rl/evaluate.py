@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
-from proximo.environments import Ask, Environment, Question, SingleTurn
+from proximo.environments import Ask, Environment, Question, SingleTurn, play
 from proximo.maths.intervals import half_width
 from proximo.models import prompt_tokens
 from proximo.samplers import Sampler, SamplingOptions
@@ -97,7 +97,7 @@ def _answers(
         )
         for index, problem in enumerate(problems)
     ]
-    return graded(task, problems, environment.play(questions, ask)).rollouts
+    return graded(task, problems, play(environment, questions, ask)).rollouts
 
 
 def known_mean(values: Iterable[float]) -> float:

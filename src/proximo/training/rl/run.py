@@ -15,6 +15,7 @@ from proximo.models.shipped import resolve
 from proximo.models.tokens.spelling import Spelling
 from proximo.models.values import OwnModel, ValueForm, load_value_model, value_model
 from proximo.rewards.grading import Grading
+from proximo.samplers import build_samplers
 from proximo.tasks import Task
 from proximo.training.config import RunConfig
 from proximo.training.learner.learner import Learner
@@ -61,8 +62,8 @@ class Run:
             allow_compiling(each, config.compile)
         rows = config.training.groups * config.training.group_size
         slots = min(rows, MAX_SLOTS)
-        self.samplers = config.sampler.build(
-            self.model, self.tokenizer, slots=slots, record_routes=config.routing_replay == "sampler"
+        self.samplers = build_samplers(
+            config.sampler, self.model, self.tokenizer, slots=slots, record_routes=config.routing_replay == "sampler"
         )
         self.learner = Learner(
             PlainPolicy(self.model),

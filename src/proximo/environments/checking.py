@@ -1,0 +1,82 @@
+"""Checks what samplers and environments return, where it enters the loop."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any, NoReturn
+
+from proximo.samplers import Stream
+from proximo.types import Completion, Request
+
+SHOWN = 100
+"""Most characters of a returned object in an error."""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a sampler or an environment must return."""
+
+    source: str
+    """Which one, by its class, for errors."""
+    requests: Sequence[Request]
+    """The prompts and the number of completions of each."""
+    max_tokens: int
+    """Length limit of a completion; tokens that were not sampled count."""
+    version: int
+    """Version of the policy, which every completion carries."""
+    vocabulary: int
+    """Number of token ids of the tokenizer."""
+
+    def check(self, stream: Stream) -> Stream:
+        """The same stream; ValueError at the first entry that breaks the promise."""
+        missing = set(range(len(self.requests)))
+        if not isinstance(stream, Iterable):
+            self._refuse(_shown(stream), "it must return an iterator of (number of the prompt, its completions)")
+        for entry in stream:
+            if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], tuple | list)):
+                self._refuse(_shown(entry), "each entry must be (number of the prompt, its completions)")
+            number, completions = entry
+            if number not in missing:
+                self._refuse(f"prompt {number}", f"it must return each number from 0 to {len(self.requests) - 1} once")
+            missing.remove(number)
+            if len(completions) != (wanted := self.requests[number].num_samples):
+                self._refuse(f"{len(completions)} completions of prompt {number}", f"num_samples is {wanted}")
+            for completion in completions:
+                self._check(completion, f"of prompt {number}")
+            yield number, tuple(completions)
+        if missing:
+            self._refuse(f"no completions of prompt {min(missing)}", f"it must answer all {len(self.requests)} prompts")
+
+    def _check(self, completion: Any, prompt: str) -> None:
+        if not isinstance(completion, Completion):
+            self._refuse(_shown(completion), "it must return objects of proximo.types.Completion")
+        count = len(completion.tokens)
+        if count > self.max_tokens:
+            self._refuse(
+                f"a completion {prompt} of {count} tokens",
+                f"max_tokens is {self.max_tokens}, and tokens that were not sampled count",
+            )
+        if len(completion.logprobs) != count:  # a completion without any is one that no policy sampled
+            self._refuse(
+                f"a completion {prompt} of {count} tokens without log-probs",
+                "give one for each token, 0 where it was not sampled",
+            )
+        if completion.version != self.version:
+            self._refuse(
+                f"a completion {prompt} of version {completion.version}",
+                f"completions must carry the version that the sampler was asked for, which is {self.version}",
+            )
+        written = list(compress(completion.tokens, (not each for each in completion.sampled)))
+        if any(not 0 <= token < self.vocabulary for token in written):
+            self._refuse(
+                f"a completion {prompt} with token ids from {min(written)} to {max(written)} that were not sampled",
+                f"the tokenizer has 0 to {self.vocabulary - 1}",
+            )
+
+    def _refuse(self, returned: str, promised: str) -> NoReturn:
+        raise ValueError(f"{self.source} returned {returned}: {promised}")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"
