@@ -48,6 +48,7 @@ from proximo.maths.pieces.ratios import (
 from proximo.maths.pieces.selection import ClipCovariance, KlCovariance, Selection
 from proximo.maths.pieces.shaping import KlReward, Shape, SoftOverlong, kl_reward_of, penalties_of
 from proximo.maths.pieces.traits import (
+    TRAITS,
     AdvantageTraits,
     AnchorTraits,
     DivergenceTraits,
@@ -95,6 +96,9 @@ class Algorithm:
     """11. Terms beside the policy's own. A tuple adds several."""
 
     def __post_init__(self) -> None:
+        for stage, traits in TRAITS.items():
+            for piece in _several(getattr(self, stage)):
+                traits.read(piece)  # refuses a member of the wrong type before anything is computed with it
         # A distance that counts for nothing is none: no piece of it is computed and no reference kept.
         if self.kl is not None and self.kl.coefficient == 0:
             object.__setattr__(self, "kl", None)

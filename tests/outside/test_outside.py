@@ -10,14 +10,17 @@ import torch
 
 import proximo
 from proximo import maths
-from proximo.algorithms import DAPO, GRPO, GSPO, Algorithm, UnusualChoice
+from proximo.algorithms import DAPO, GRPO, GSPO, SAPO, Algorithm, UnusualChoice
 from proximo.explain import nearest, objective, stages
 from proximo.insight.lens.lens import TokenState, look, policy_loss
 from proximo.insight.lens.words import why
 from proximo.maths import KeepAll, KlLoss, LossInputs, plan_step, rows_of
+from proximo.training.config import RunConfig
 from proximo.training.learner.rounding import gate_width
+from proximo.training.preflight.preflight import preflight
 from proximo.training.records import DataCursor
 from proximo.training.rl.assemble import assemble
+from proximo.training.rl.metrics import kl_metrics
 from tests.fixture import ADVANTAGES, GROUP, LOG_RATIO, MASK, OLD, REF, ROLLOUT, assert_close, matrix, run
 from tests.outside import pieces
 from tests.steps import config, fixture_step, rows_seen
@@ -303,14 +306,17 @@ class LooksAtEntropy(NeedsValues):
 
 @pytest.mark.parametrize(
     ("extra", "message"),
-    [(NeedsValues(), "NeedsValues has a term and needs values: only ValueLoss"), (Misspelt(), "needs ['entropie']")],
+    [
+        (NeedsValues(), "NeedsValues has a term and needs values: only ValueLoss"),
+        (Misspelt(), "Misspelt.needs is ('entropie',), but a piece's needs must be a tuple of 'entropy' or 'outcome'"),
+    ],
 )
 def test_a_need_that_nobody_meets_is_refused(extra, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         replace(GRPO, extra=extra)
 
 
-@pytest.mark.parametrize("stage", ["ratio", "gate", "weights", "extra", "advantage", "keep"])
+@pytest.mark.parametrize("stage", ["ratio", "gate", "weights", "extra", "advantage", "keep", "shape"])
 def test_an_answer_of_the_wrong_shape_names_the_piece(stage):
     algorithm = replace(GRPO, **{stage: Scalar()})
     trainer = learner(algorithm)
@@ -327,3 +333,86 @@ def test_entropy_without_a_gradient_is_not_shown():
     trainer = learner(replace(GRPO, extra=LooksAtEntropy()))
     groups = [group_of([1.0, 0.0], [2, 3]), group_of([0.0, 1.0], [4, 1])]
     assert all(update.skipped is None for update in trainer.updates(assemble(groups, [], trainer, 8).batch))
+
+
+@dataclass(frozen=True)
+class TokenReward:
+    """A reward of single tokens that has no coefficient, and one of whole rows that says it is one."""
+
+    of_rows: bool
+    per_token: ClassVar[bool] = True
+
+    def __call__(self, old_logprobs, ref_logprobs, mask):
+        reward = (ref_logprobs - old_logprobs) * mask
+        return reward.sum(dim=1) if self.of_rows else reward
+
+
+def test_a_reward_of_single_tokens_from_outside_needs_no_controller():
+    groups = [group_of([1.0, 0.0], [2, 3]), group_of([0.0, 1.0], [4, 1])]
+    with pytest.raises(ValueError, match=r"^shape TokenReward returned a tensor of shape \(4,\): .* shape \(4, 4\)$"):
+        assemble(groups, [], learner(replace(PLAIN, shape=TokenReward(of_rows=True))), 8)
+    trainer = learner(replace(PLAIN, shape=TokenReward(of_rows=False)))
+    assemble(groups, [], trainer, 8)
+    trainer.adapt_kl(1.0, 4)
+    assert kl_metrics(1.0, trainer.kl_reward) == {"reference_kl": 1.0}
+    trainer.load(trainer.state())
+
+
+# A member that Proximo reads, of another type: the piece means something else by the name
+
+
+def member(name: str, value: Any, of: type = pieces.Wall) -> Any:
+    return dataclass(frozen=True)(type("Mine", (of,), {name: value}))()
+
+
+@pytest.mark.parametrize(
+    ("stage", "piece", "message"),
+    [
+        ("gate", member("band", "wide"), "Mine.band is 'wide', but a piece's band must be (a number, a number): give"),
+        ("gate", member("band", (1.0,)), "Mine.band is (1.0,), but a piece's band must be (a number, a number)"),
+        ("gate", member("width", True), "Mine.width is True, but a piece's width must be a number"),
+        ("gate", member("statistics", 3), "Mine.statistics is 3, but a piece's statistics must be a function or None"),
+        (
+            "gate",
+            member("fades", lambda self: False),
+            "Mine.fades is a method, but a piece's fades must be True or Fal",
+        ),
+        (
+            "keep",
+            member("refills", 1, pieces.KeepRight),
+            "Mine.refills is 1, but a piece's refills must be True or Fal",
+        ),
+        (
+            "correct",
+            member("reads", "row", pieces.Rejecting),
+            "Mine.reads is 'row', but a piece's reads must be 'token'",
+        ),
+        ("select", member("needs_entropy", "no", pieces.NoFirst), "Mine.needs_entropy is 'no', but"),
+        ("weights", member("with_limit", 5, pieces.RootMean), "Mine.with_limit is 5, but"),
+        ("shape", member("is_off", "x", pieces.Brevity), "Mine.is_off is 'x', but"),
+    ],
+)
+def test_a_member_of_another_type_is_refused_by_name(stage, piece, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        replace(PLAIN, **{stage: piece})
+
+
+@pytest.mark.parametrize("name", ["reward", "ratio", "tokens", "blocked_positive", "rewards/format", "loss"])
+def test_statistics_may_not_take_the_name_of_a_metric(name):
+    def statistics(self, log_ratio, advantages, mask):
+        return {"mine": log_ratio, name: log_ratio}
+
+    run_config = RunConfig(algorithm=replace(PLAIN, gate=member("statistics", statistics)))
+    with pytest.raises(ValueError, match=f"^gate Mine.statistics names '{name}', which every run logs itself"):
+        preflight(run_config)
+
+
+@pytest.mark.parametrize("gate", [GRPO.gate, SAPO.gate, member("statistics", lambda self, ratio, *rest: {"m": ratio})])
+def test_statistics_of_their_own_name_are_logged(gate):
+    preflight(RunConfig(algorithm=replace(PLAIN, gate=gate)))
+
+
+def test_a_statistic_of_the_wrong_shape_is_refused():
+    gate = member("statistics", lambda self, ratio, *rest: {"m": ratio.sum()})
+    with pytest.raises(ValueError, match=r"^gate Mine returned a tensor of shape \(\)"):
+        run(replace(PLAIN, gate=gate))

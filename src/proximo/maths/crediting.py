@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from proximo.maths.arithmetic import at_least_float32, check_shape, sampled_mask
+from proximo.maths.arithmetic import answer_of, at_least_float32, check_shape, sampled_mask
 from proximo.maths.pieces.credit import Advantage, ReturnToGo, assign
 from proximo.maths.pieces.keeping import Keep, left_out
 from proximo.maths.pieces.protocols import ShapeProtocol
@@ -26,7 +26,8 @@ def shaped_rewards(
     """Stage 1: the graders' rewards plus the length penalties."""
     rewards = batch.rewards
     for penalty in penalties:
-        rewards = rewards + penalty(batch.sampled_lengths, completion_limit, penalty_unit).to(rewards.dtype)
+        answer = penalty(batch.sampled_lengths, completion_limit, penalty_unit)
+        rewards = rewards + answer_of("shape", penalty, answer, rewards.shape).to(rewards.dtype)
     return rewards
 
 
@@ -39,7 +40,8 @@ def feedback_in(batch: Batch, kl_reward: KlReward | None) -> Feedback:
     """What stage 3 reads of a batch whose rewards are shaped; token rewards only where a reference is known."""
     token_rewards = None
     if kl_reward is not None and batch.ref_logprobs is not None:
-        token_rewards = kl_reward(batch.old_logprobs, batch.ref_logprobs, batch.mask)
+        answer = kl_reward(batch.old_logprobs, batch.ref_logprobs, batch.mask)
+        token_rewards = answer_of("shape", kl_reward, answer, batch.mask.shape)
     return feedback_of(batch.rewards, batch.group, batch.mask, batch.values, token_rewards)
 
 

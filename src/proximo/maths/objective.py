@@ -183,7 +183,8 @@ def _stats(algorithm: Objective, rows: Rows, terms: Terms) -> Stats:
     }
     peaks = {"ratio_max": ratio, "log_ratio_max": terms.log_ratio.abs()}
     if gate.statistics is not None:
-        seen |= gate.statistics(terms.log_ratio, rows.advantages, mask)
+        own = gate.statistics(terms.log_ratio, rows.advantages, mask)
+        seen |= {name: answer_of("gate", algorithm.gate, value, mask.shape) for name, value in own.items()}
     if rows.entropy is not None:
         seen["entropy"] = rows.entropy
     if rows.ref_logprobs is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -168,14 +168,14 @@ class SamplerFactory(Protocol):
 
 
 def build_samplers(
-    factory: SamplerFactory,
+    factory: Any,
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     *,
     slots: int,
     record_routes: bool,
 ) -> RunSamplers:
-    """The samplers that a run's `sampler` builds; ValueError where it builds something else."""
+    """The samplers that a run's `sampler`, a `SamplerFactory`, builds; ValueError where it builds something else."""
     made = factory.build(policy, tokenizer, slots=slots, record_routes=record_routes)
     if not isinstance(made, RunSamplers):
         raise ValueError(

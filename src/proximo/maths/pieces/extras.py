@@ -6,7 +6,7 @@ Each returns one loss per token, before weights, so that they add up over micro-
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast, get_args
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -134,8 +134,6 @@ def unmet_needs(extras: Sequence[Extra]) -> Iterator[str]:
     """Refusals: a need that nothing meets would leave a term out of the loss without a word."""
     for extra in extras:
         traits, name = ExtraTraits.read(extra), type(extra).__name__
-        if unknown := set(traits.needs) - set(get_args(Need)):
-            yield f"extra {name} needs {sorted(unknown)}: give some of {', '.join(get_args(Need))}"
         if traits.of_learner and traits.term is not None:
             yield (
                 f"extra {name} has a term and needs {' and '.join(traits.needs)}: only ValueLoss and RouterBalance are "

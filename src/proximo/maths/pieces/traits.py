@@ -6,7 +6,8 @@ like, and in no other way, so that a piece writes only what differs from the def
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self
+from types import NoneType, UnionType
+from typing import Any, Literal, Self, get_args, get_origin
 
 from torch import Tensor
 
@@ -17,8 +18,49 @@ from proximo.maths.records import Credit, Feedback
 class Traits:
     @classmethod
     def read(cls, piece: object) -> Self:
-        """The members that the piece has, and defaults for the others."""
-        return cls(**{each.name: getattr(piece, each.name) for each in fields(cls) if hasattr(piece, each.name)})
+        """The members that the piece has, and defaults for the others. ValueError where a member is of another type:
+        the piece then means something else by that name."""
+        found = {}
+        for each in fields(cls):
+            if not hasattr(piece, each.name):
+                continue
+            value = found[each.name] = getattr(piece, each.name)
+            if not _fits(value, each.type):
+                shown = "a method" if callable(value) else repr(value)
+                raise ValueError(
+                    f"{type(piece).__name__}.{each.name} is {shown}, but a piece's {each.name} must be "
+                    f"{_in_words(each.type)}: give that, or rename the member"
+                )
+        return cls(**found)
+
+
+def _fits(value: object, kind: Any) -> bool:
+    """Whether a value is of the type that a field of `Traits` is declared with."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return any(_fits(value, part) for part in parts)
+    if origin is Literal:
+        return value in parts
+    if origin is Callable:
+        return callable(value)
+    if origin is tuple:
+        wanted = parts[:1] * len(value) if isinstance(value, tuple) and parts[-1] is ... else parts
+        return isinstance(value, tuple) and len(value) == len(wanted) and all(map(_fits, value, wanted))
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return kind is Any or isinstance(value, kind)
+
+
+def _in_words(kind: Any) -> str:
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return " or ".join(map(_in_words, parts))
+    if origin is Literal:
+        return " or ".join(map(repr, parts))
+    if origin is tuple:
+        return f"a tuple of {_in_words(parts[0])}" if parts[-1] is ... else f"({', '.join(map(_in_words, parts))})"
+    plain = {bool: "True or False", float: "a number", NoneType: "None"}
+    return "a function" if origin is Callable else plain[kind]
 
 
 def _nothing(_: Any) -> Iterable[str]:
@@ -41,6 +83,10 @@ class ShapeTraits(Traits):
     """Whether it rewards single tokens by their distance to the reference, as `KlReward` does, and is called so."""
     is_off: bool = False
     """Whether it adds nothing and may be left out."""
+    coefficient: float | None = None
+    """Factor of a reward of single tokens, for the metrics; a field, where `controller` changes it."""
+    controller: Callable[[float, float, int], float] | None = None
+    """The next step's coefficient from (coefficient, KL per completion, completions), as `AdaptiveKl` has it."""
 
 
 @dataclass(frozen=True)
@@ -165,3 +211,18 @@ class ExtraTraits(Traits):
     def of_learner(self) -> bool:
         """Whether its term is computed where the models are, as `ValueLoss` and `RouterBalance` have it."""
         return "values" in self.needs or "router_logits" in self.needs
+
+
+TRAITS: Mapping[str, type[Traits]] = {
+    "shape": ShapeTraits,
+    "keep": KeepTraits,
+    "advantage": AdvantageTraits,
+    "anchor": AnchorTraits,
+    "ratio": RatioTraits,
+    "gate": GateTraits,
+    "select": SelectionTraits,
+    "correct": CorrectionTraits,
+    "weights": WeightsTraits,
+    "extra": ExtraTraits,
+}
+"""What a piece of each stage may say of itself; the estimator of `kl` has `DivergenceTraits`."""

@@ -12,7 +12,7 @@ from proximo.algorithms import Algorithm
 from proximo.maths.arithmetic import sampled
 from proximo.maths.mismatch import MismatchStats, mismatch
 from proximo.maths.pieces.extras import needing
-from proximo.maths.pieces.traits import AnchorTraits
+from proximo.maths.pieces.traits import AnchorTraits, ShapeTraits
 from proximo.models.compiling import checkpoint_layers
 from proximo.models.values import HeadOnOwnModel, ValueModel
 from proximo.tensor_types import Bool, Float, Int
@@ -155,8 +155,9 @@ class Learner:
 
     def adapt_kl(self, kl: float, completions: int) -> None:
         """After a step: its KL from the reference, in nats per completion, moves the coefficient where asked for."""
-        if self.kl_reward is not None and self.kl_reward.controller is not None and math.isfinite(kl):
-            coefficient = self.kl_reward.controller(self.kl_reward.coefficient, kl, completions)
+        shape = ShapeTraits.read(self.kl_reward)
+        if self.kl_reward is not None and shape.controller and shape.coefficient is not None and math.isfinite(kl):
+            coefficient = shape.controller(shape.coefficient, kl, completions)
             self.kl_reward = replace(self.kl_reward, coefficient=coefficient)
 
     def start_step(self, sampled_version: int | None = None) -> None:
@@ -253,7 +254,7 @@ class Learner:
             "policy": self.policy.state(),
             "sampled_version": self.sampled_version,
             "trusts_sampler": self.trusts_sampler,
-            "kl_coefficient": self.kl_reward and self.kl_reward.coefficient,
+            "kl_coefficient": ShapeTraits.read(self.kl_reward).coefficient,
             "token_budget": self.passes.token_budget,
             "is_planned": self.passes.is_planned,
             "checkpointed": is_checkpointed(self.model),
@@ -265,8 +266,9 @@ class Learner:
         """Bring back what `state` gave, but for the policy, which loads its own."""
         values = state.values
         self.sampled_version, self.trusts_sampler = values["sampled_version"], values["trusts_sampler"]
-        if self.kl_reward is not None and values["kl_coefficient"] is not None:
-            self.kl_reward = replace(self.kl_reward, coefficient=values["kl_coefficient"])
+        coefficient = values["kl_coefficient"]
+        if self.kl_reward is not None and coefficient not in (None, ShapeTraits.read(self.kl_reward).coefficient):
+            self.kl_reward = replace(self.kl_reward, coefficient=coefficient)
         self.guard.load(values["guard"])
         self.shuffle.set_state(state.tensors["shuffle"])
         if self.options.token_budget is None:

@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
+from proximo.algorithms import Algorithm
+from proximo.maths.pieces.traits import GateTraits
 from proximo.models import load_tokenizer, pick_device
 from proximo.models.inspecting import inspect
 from proximo.models.loading import has_score, read_config, skeleton
@@ -16,6 +19,7 @@ from proximo.training.learner.experts import balance_for, check_replay
 from proximo.training.preflight.calibration import calibrate
 from proximo.training.preflight.prompts import check_prompts
 from proximo.training.reward_mixing import judged
+from proximo.training.runfolder.metric_docs import is_taken
 
 SHOWN = 20
 """Skipped rows that a dry run lists."""
@@ -36,6 +40,7 @@ class Preflight:
 def preflight(config: RunConfig) -> Preflight:
     """Refuse a config whose device, data or models cannot be used; no weights are read."""
     device = pick_device(config.device)
+    _check_statistics(config.algorithm)
     config.task.problem(0, "train", config.seed)
     if config.task.size("held_out") == 0:
         raise ValueError(
@@ -63,6 +68,16 @@ def _counted(left_out: list[str]) -> list[str]:
         return []
     more = [f"and {len(left_out) - SHOWN} more"] if len(left_out) > SHOWN else []
     return [f"bad rows left out: {len(left_out)}", *left_out[:SHOWN], *more]
+
+
+def _check_statistics(algorithm: Algorithm) -> None:
+    """Refuse a gate that logs under a name of the run's own; its names are found by asking it about one token."""
+    statistics, one = GateTraits.read(algorithm.gate).statistics, torch.zeros(1, 1)
+    names = [] if statistics is None else statistics(one, one, torch.ones(1, 1, dtype=torch.bool))
+    for name in names:
+        if is_taken(name):
+            gate = type(algorithm.gate).__name__
+            raise ValueError(f"gate {gate}.statistics names {name!r}, which every run logs itself: use another name")
 
 
 def _check_models(config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -11,28 +11,15 @@ from torch import Tensor
 
 from proximo.maths.mismatch import MismatchStats, effective_share
 from proximo.maths.pieces.shaping import KlReward
+from proximo.maths.pieces.traits import ShapeTraits
 from proximo.training.learner.critic import value_metrics
 from proximo.training.learner.experts import routing_metrics
 from proximo.training.learner.guard import Update
 from proximo.training.records import Assembled, Collected
 from proximo.training.rl.evaluate import known_mean
+from proximo.training.runfolder.metric_docs import RENAMED
 from proximo.types import Batch, Completion, Group, Rollout, Stats
 
-RENAMED = {
-    "entropy": "update_entropy",
-    "ref_kl": "kl",
-    "blocked_positive": "clip_high",
-    "blocked_negative": "clip_low",
-    "unscored": None,
-    "rows": None,
-    "tokens": None,
-    "ratio_squared": None,
-    "routing_positions": None,
-    "routing_equal": None,
-    "routing_changed": None,
-    "correction_squared": None,
-}
-"""Statistics of the loss that go by another name in the metrics, or are counted elsewhere."""
 PER_UPDATE = ("value_clip",)
 """Statistics that are shares of one update, as losses are."""
 
@@ -75,7 +62,8 @@ def mismatch_metrics(gap: MismatchStats | None) -> dict[str, float]:
 
 def kl_metrics(kl: float, reward: KlReward | None) -> dict[str, float]:
     """How far the policy that sampled is from the reference, and what that costs in the reward."""
-    return {"reference_kl": kl} | ({} if reward is None else {"kl_coefficient": reward.coefficient})
+    coefficient = ShapeTraits.read(reward).coefficient
+    return {"reference_kl": kl} | ({} if coefficient is None else {"kl_coefficient": coefficient})
 
 
 def advantage_metrics(batch: Batch) -> dict[str, float]:

@@ -125,6 +125,24 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
 }
 """By section."""
 
+RENAMED: Mapping[str, str | None] = {
+    "entropy": "update_entropy",
+    "ref_kl": "kl",
+    "blocked_positive": "clip_high",
+    "blocked_negative": "clip_low",
+    "unscored": None,
+    "rows": None,
+    "tokens": None,
+    "ratio_squared": None,
+    "routing_positions": None,
+    "routing_equal": None,
+    "routing_changed": None,
+    "correction_squared": None,
+}
+"""Statistics of the loss that go by another name in the metrics, or are counted elsewhere."""
+OF_GATES = frozenset({"sapo_gap"})
+"""Metrics that are a gate's own statistics."""
+
 _FLAT = {name: words for section in MEANINGS.values() for name, words in section.items()}
 
 
@@ -135,3 +153,8 @@ def meaning(name: str) -> str | None:
     """
     head, slash, _ = name.rpartition("/")
     return _FLAT.get(name) or _FLAT.get(f"{head}{slash}…")
+
+
+def is_taken(name: str) -> bool:
+    """Whether a run computes a number of this name itself, so that no piece may log another under it."""
+    return name in RENAMED or (meaning(name) is not None and name not in OF_GATES)
