@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,51 @@ def test_calibration_accepts_functions_for_different_tasks(path: str):
     assert calibrate(nobody, seed=0) == ["calibration: every reward function returned None for the first 8 problems"]
     with pytest.raises(GraderFailed, match="no text could be scored, of 3 problems"):
         calibrate(File(path, reward=PythonFunction(broken), held_out=0.0), seed=0)
+
+
+# Rewards of a user's own class
+
+
+@dataclass(frozen=True)
+class Fragile:
+    """A reward that does something else than it should with some completions."""
+
+    needs_answer = False
+
+    def __call__(self, problems, completions):
+        if len(completions) > 1 and any(each.text == "few" for each in completions):
+            return [1.0]
+        odd = {"text": "1", "huge": 1e9, "unscored": math.nan, "pass": None}
+        return [odd[each.text] if each.text in odd else 1 / len(each.text) for each in completions]
+
+    def reference(self, problem):
+        return None
+
+
+@pytest.mark.parametrize("as_rule", [True, False])
+def test_a_reward_class_that_raises_leaves_its_completions_unscored(path: str, grading, as_rule: bool):
+    mix = RewardMix(task=0.0, rules=(WeightedRule(Fragile()),)) if as_rule else RewardMix()
+    task = judged(File(path, reward=None if as_rule else Fragile()), mix, tiny_tokenizer())
+    grades = task.grade([SUM] * 3, [said("four"), said(""), said("unscored")])
+    assert grades[0].reward == 0.25
+    assert [math.isnan(grade.reward) for grade in grades[1:]] == [True, True]
+    [failures] = grading.failures.take()
+    assert str(failures).startswith(
+        "Fragile: 1 completion unscored (ZeroDivisionError): ZeroDivisionError: division by zero (test_function_reward"
+    )
+    grades = task.grade([SUM] * 3, [said("text"), said("huge"), said("pass")])
+    assert all(math.isnan(grade.reward) for grade in grades)
+    assert [each.kind for each in grading.failures.take()] == ["not a number", "too large"]
+    assert [grade.reward for grade in task.grade([SUM] * 2, [said("few"), said("f")])] == [1 / 3, 1.0]
+    [failures] = grading.failures.take()
+    assert (failures.kind, failures.unscored) == ("junk", 0)
+
+
+def test_a_reward_that_cannot_be_loaded_still_ends_the_run(path: str, grading):
+    missing = PythonFunction("no/such/file.py:f")
+    task = judged(File(path), RewardMix(rules=(WeightedRule(missing),)), tiny_tokenizer())
+    with pytest.raises(GraderFailed, match="reward.path is 'no/such/file.py:f'"):
+        task.grade([SUM], [said("2")])
 
 
 # Functions

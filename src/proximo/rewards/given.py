@@ -8,7 +8,7 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
-from proximo.rewards.failures import Failure, plain
+from proximo.rewards.failures import Failure, GraderFailed, plain
 from proximo.rewards.function import check_range, columns_of
 from proximo.rewards.scoring import called, groups
 from proximo.rewards.worker import Junk, accepted, described, listed, to_number
@@ -64,7 +64,7 @@ class GivenFunction:
 
     def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float | None]:
         if self.function is None:
-            raise ValueError(
+            raise GraderFailed(
                 f"the reward function {self.name!r} was given in Python, and no file holds it: give it again, "
                 f"proximo.train(config, run, rewards=[{self.name}])"
             )

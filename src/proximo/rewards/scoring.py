@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Protocol
 
-from proximo.rewards.failures import Failure, plain
+from proximo.rewards.failures import Failure, GraderFailed, plain
 from proximo.rewards.grading import grading, note_failure
 from proximo.rewards.processes import Job
-from proximo.rewards.workers import Columns, Found
+from proximo.rewards.protocol import Grader
+from proximo.rewards.worker import Junk, described, listed, to_number
+from proximo.rewards.workers import Columns, Found, checked
 from proximo.types import Completion, Problem
 
 MAX_DEATHS = 4
@@ -22,6 +24,33 @@ class Caller(Protocol):
     def call(self, columns: Columns, constants: Mapping[str, Any]) -> list[Found] | Failure:
         """A score or a failure for each completion, or one failure of the whole call."""
         ...
+
+
+def scores_of(reward: Grader, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float | None]:
+    """The scores that a reward gives. Completions for which it raises are unscored, and the run's `Grading` counts them
+    under the name of its class; a `GraderFailed` is raised."""
+    columns = {"problems": problems, "completions": completions}
+    return called(_Rewarding(reward), completions, columns, grader=type(reward).__name__)
+
+
+@dataclass(frozen=True)
+class _Rewarding:
+    """Calls a reward."""
+
+    reward: Grader
+
+    def call(self, columns: Columns, constants: Mapping[str, Any]) -> list[Found] | Failure:
+        problems, completions = columns["problems"], columns["completions"]
+        try:
+            scores = listed(self.reward(problems, completions), len(completions))
+        except GraderFailed:
+            raise
+        except Junk as error:
+            return Failure("junk", plain(str(error)))
+        except Exception as error:
+            return Failure(type(error).__name__, plain(described(error)))
+        # NaN is a reward's own word for unscored, and it has counted why itself.
+        return [math.nan if score != score else checked(score) for score in map(to_number, scores)]
 
 
 def score(

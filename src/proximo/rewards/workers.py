@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from proximo.rewards.failures import Failure, plain
+from proximo.rewards.failures import Failure, GraderFailed, plain
 from proximo.rewards.processes import Job, NotLoaded, Process
 
 LARGEST = 1e6
@@ -85,7 +85,7 @@ class Worker:
             except NotLoaded as error:
                 if self._was_loaded:
                     return Failure("start", f"its process could not be started again: {error}", fatal=True)
-                raise ValueError(f"reward.path is {self.job.path!r}: {error}") from None
+                raise GraderFailed(f"reward.path is {self.job.path!r}: {error}") from None
             self._was_loaded, self._calls, self._first_memory = True, 0, 0
         return self._process
 
@@ -114,7 +114,7 @@ def _encoded(arguments: Mapping[str, Any]) -> str:
     try:
         return json.dumps(arguments, default=str)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"a column of the data cannot be given to a reward function: {error}") from error
+        raise GraderFailed(f"a column of the data cannot be given to a reward function: {error}") from error
 
 
 def _read(answer: Mapping[str, Any], count: int) -> list[Found] | Failure:

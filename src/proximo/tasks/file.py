@@ -11,6 +11,7 @@ from proximo.data import Row, stable_hash
 from proximo.data.rows import check_share
 from proximo.data.splits import prompt_key
 from proximo.rewards import ExactMatch, Reward
+from proximo.rewards.scoring import scores_of
 from proximo.tasks.protocol import RewardRange, Split, reward_range
 from proximo.tasks.reading import FileProblems, row_prompt
 from proximo.types import Completion, Grade, Problem
@@ -50,7 +51,7 @@ class File:
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
         if self.reward is None:
             return [Grade(math.nan)] * len(completions)
-        scores = self.reward(problems, completions)
+        scores = scores_of(self.reward, problems, completions)
         return [Grade(math.nan, applies=False) if score is None else Grade(score) for score in scores]
 
     @property

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jinja2 import TemplateError
@@ -17,6 +18,7 @@ from proximo.models.shipped import resolve
 from proximo.models.tokens.tokenizing import special_prefix
 from proximo.rewards.failures import Failure, plain
 from proximo.rewards.grading import note_failure
+from proximo.rewards.scoring import scores_of
 from proximo.tasks import RewardRange, Split, Task, reward_range
 from proximo.training.offline.encoding import EncodedRows, completion_tokens
 from proximo.training.reward_mix import RewardMix, RewardModel, has_verdict
@@ -49,7 +51,7 @@ def judged(
     scorers: list[tuple[float, Scorer]] = [
         (model.weight, judge) for model, judge in zip(mix.models, judges, strict=True)
     ]
-    scorers += [(rule.weight, rule.reward) for rule in mix.rules]
+    scorers += [(rule.weight, partial(scores_of, rule.reward)) for rule in mix.rules]
     while_sampling = not mix.models and task.while_sampling
     return Judged(task, mix.task, dict(zip(mix.names, scorers, strict=True)), while_sampling)
 

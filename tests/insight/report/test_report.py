@@ -23,7 +23,7 @@ from proximo.cli import main
 from proximo.insight.folder import RunFolder
 from proximo.insight.report import gather, render, summary
 from proximo.insight.report.head import duration
-from proximo.insight.report.problems import extremes
+from proximo.insight.report.problems import extremes, held_out_pairs
 from proximo.insight.report.settings import again, files, size
 from proximo.insight.report.summary import sign_test
 from proximo.maths import Clip, SoftGate
@@ -266,6 +266,13 @@ def test_a_completion_is_as_long_as_it_was_whatever_takes_part_in_the_loss(run):
     wanted = {f"row {row}, {step.state[row]}": length for row, length in enumerate(step.batch.lengths.tolist())}
     for _, said in (*best, *worst):
         assert said.tokens == wanted[said.note] > 0
+
+
+def test_held_out_answers_are_as_long_as_what_was_sampled():
+    answer = {"problem": "p", "text": "x", "outcome": 1.0, "tokens": [5, 6, 7]}
+    for sampled, length in [({}, 3), ({"sampled": []}, 3), ({"sampled": [True, False, True]}, 2)]:
+        [pair] = held_out_pairs({"examples": [[answer | sampled, answer]]}, None)
+        assert (pair.before.tokens, pair.after.tokens) == (length, 3)
 
 
 # Verdicts

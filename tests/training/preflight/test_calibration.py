@@ -2,20 +2,24 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from proximo.models import tiny_tokenizer
 from proximo.rewards import ExactMatch, FormatReward, GraderFailed, MathVerify, PythonFunction, Reward
 from proximo.rewards.failures import Failure, Tally
 from proximo.tasks import Arithmetic, Countdown, Echo, File, Gym, Sorting, Split, Task
 from proximo.training.preflight.calibration import SAMPLE, calibrate
-from proximo.training.reward_mix import RewardMix
+from proximo.training.reward_mix import RewardMix, WeightedRule
+from proximo.training.reward_mixing import judged
 from proximo.training.rl.unscored import STEPS, UnscoredWatch
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 from tests import ROOT
+from tests.rewards.task_rewards import broken
 
 HOSTILE = ROOT / "tests/rewards/hostile_rewards.py"
 
@@ -65,7 +69,11 @@ def test_a_grader_that_works_has_no_remarks_and_is_asked_little():
     ("score", "why"),
     [
         (lambda answer, text: 0.0, "gives less than 1 to the task's own answers, 8 of 8: sum-0: '11' scores 0; sum-1"),
-        (lambda answer, text: math.nan, "gives less than 1 to the task's own answers, 8 of 8: sum-0: '11' scores nan"),
+        (lambda answer, text: math.nan, "gives no score to the task's own answers, 8 of 8: sum-0: '11' is unscored; s"),
+        (
+            lambda answer, text: math.nan if answer < 60 else 0.0,
+            "gives no score or less than 1 to the task's own answers, 8 of 8: sum-0: '11' is unscored; sum-1",
+        ),
         (lambda answer, text: 1.0, "gives as much to another problem's answer, 8 of 8: sum-0: '22' scores 1"),
         (lambda answer, text: float(text in ("", str(answer))), "gives as much to an empty text, 8 of 8"),
         (lambda answer, text: float(answer < 60 or text == str(answer)), "another problem's answer, 5 of 8"),
@@ -141,6 +149,19 @@ def test_a_function_that_breaks_is_refused_with_its_own_words(tmp_path: Path):
     with pytest.raises(GraderFailed, match="no text could be scored, of 2 problems") as error:
         calibrate(task, 0)
     assert "hostile_rewards.py:returns_none: 6 completions unscored (junk): it returned NoneType" in str(error.value)
+
+
+def test_a_rule_that_breaks_does_not_call_right_answers_wrong():
+    """The task's verdict is 1, and the reward has none."""
+    mix = RewardMix(rules=(WeightedRule(PythonFunction(broken)),))
+    with pytest.raises(GraderFailed) as error:
+        calibrate(judged(Arithmetic(), mix, tiny_tokenizer()), 0)
+    said, told = str(error.value).splitlines()
+    assert re.search(
+        r"the grader gives no score to the task's own answers, 8 of 8: arithmetic-\S+: '\d+' is unscor", said
+    )
+    assert "scores 1" not in said
+    assert "broken: 8 completions unscored (RuntimeError)" in told
 
 
 # On the way

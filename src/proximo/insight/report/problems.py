@@ -21,6 +21,7 @@ class Said:
     outcome: float
     reward: float
     tokens: int
+    """Number of sampled tokens."""
     truncated: bool
     parts: Mapping[str, float]
     note: str = ""
@@ -80,15 +81,21 @@ def _asked(facts: Mapping[str, Any], known: Mapping[str, Problem]) -> Asked:
 
 
 def _said(facts: Mapping[str, Any]) -> Said:
-    parts, outcome, tokens = facts.get("parts"), facts.get("outcome"), facts.get("tokens")
+    parts, outcome = facts.get("parts"), facts.get("outcome")
     return Said(
         text=str(facts["text"]),
         outcome=real(outcome),
         reward=math.nan,
-        tokens=len(tokens) if isinstance(tokens, list) else 0,
+        tokens=_num_sampled(facts.get("tokens"), facts.get("sampled")),
         truncated=facts.get("finish") == "length",
         parts=_numbers(parts) if isinstance(parts, dict) else {},
     )
+
+
+def _num_sampled(tokens: Any, sampled: Any) -> int:
+    """The length of a completion; a file without `sampled`, or with an empty one, says that all were."""
+    counted = [each for each in sampled if each is True] if isinstance(sampled, list) and sampled else tokens
+    return len(counted) if isinstance(counted, list) else 0
 
 
 def extremes(step: Step, count: int) -> tuple[list[tuple[Asked, Said]], list[tuple[Asked, Said]]]:

@@ -42,7 +42,8 @@ class Probe:
         return math.isnan(self.grade.verdict)
 
     def __str__(self) -> str:
-        return f"{self.problem.id}: {short(self.text)} scores {self.grade.outcome:g}"
+        scores = "is unscored" if self.is_unscored else f"scores {self.grade.outcome:g}"
+        return f"{self.problem.id}: {short(self.text)} {scores}"
 
 
 def calibrate(task: Task, seed: int) -> list[str]:
@@ -63,7 +64,8 @@ def _calibrated(task: Task, seed: int) -> list[str]:
         return [*_out_of_range(declared, [], probes), *_told()]
     references = probed(task, asked)
     failed = [probe for probe in references if not probe.is_right or probe.is_unscored]
-    remarks = _weighed("gives less than 1 to the task's own answers", failed, references)
+    faults = dict.fromkeys("no score" if probe.is_unscored else "less than 1" for probe in failed)
+    remarks = _weighed(f"gives {' or '.join(faults)} to the task's own answers", failed, references)
     right = [probe for probe in references if probe not in failed]
     wrong_probes: list[Probe] = []
     for what, wrong in {
