@@ -416,3 +416,48 @@ def test_a_statistic_of_the_wrong_shape_is_refused():
     gate = member("statistics", lambda self, ratio, *rest: {"m": ratio.sum()})
     with pytest.raises(ValueError, match=r"^gate Mine returned a tensor of shape \(\)"):
         run(replace(PLAIN, gate=gate))
+
+
+# Numbers that are not finite
+
+
+@dataclass(frozen=True)
+class Dividing:
+    """A gate, ratio and extra that is not finite: in what it returns, in its gradient, or in its statistics."""
+
+    how: str = "value"
+
+    def __call__(self, log_ratio, *rest):
+        spoilt = {"value": log_ratio / 0.0, "gradient": (log_ratio * 0.0).sqrt() + log_ratio}
+        return spoilt.get(self.how, log_ratio)
+
+    def through(self, log_ratio, advantages):
+        return torch.full_like(log_ratio, math.nan if self.how == "through" else 1.0)
+
+    def statistics(self, log_ratio, advantages, mask):
+        return {"mine": torch.full_like(log_ratio, math.inf if self.how == "statistics" else 1.0)}
+
+    def term(self, rows):
+        return self(rows.logprobs)
+
+
+@pytest.mark.parametrize(
+    ("stage", "how", "message"),
+    [
+        ("gate", "value", "gate Dividing returned a number that is not finite"),
+        ("gate", "gradient", "gate Dividing has a gradient that is not finite"),
+        ("gate", "through", "gate.through of Dividing returned a number that is not finite"),
+        ("gate", "statistics", "gate.statistics of Dividing returned a number that is not finite"),
+        ("ratio", "value", "ratio Dividing returned a number that is not finite"),
+        ("extra", "value", "extra Dividing returned a number that is not finite"),
+        ("extra", "gradient", "extra Dividing has a gradient that is not finite"),
+    ],
+)
+def test_a_piece_that_is_not_finite_is_named(stage, how, message):
+    trainer = learner(replace(PLAIN, **{stage: Dividing(how)}), max_skipped=1)
+    groups = [group_of([1.0, 0.0], [2, 3]), group_of([0.0, 1.0], [4, 1])]
+    update = trainer.update(assemble(groups, [], trainer, 8).batch, fresh=False)
+    assert update.skipped is not None
+    assert update.skipped.reason.endswith(f"; {message}, and the policy's log-probs are finite")
+    with pytest.raises(ValueError, match=rf"Correct the piece: {message}$"):
+        trainer.guard.check()

@@ -5,6 +5,7 @@ which algorithm it is. The caller's tensors are checked and cleaned first (`rows
 the whole optimizer step are made next (`Plan`), and then every token gets its terms (`token_terms`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +19,9 @@ from proximo.maths.records import LossInputs, Rows
 from proximo.maths.rows import Objective, rows_of
 from proximo.tensor_types import Bool, Float
 from proximo.types import Stats
+
+Check = Callable[[str, object, Tensor, torch.Size], Tensor]
+"""Called with a stage, its piece, what that returned and the shape it must have; returns it, or raises."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +111,14 @@ def _plan_from_weights(algorithm: Objective, weights: Float[Tensor, "B T"], rows
     return Plan(torch.where(rows.mask, weights, torch.zeros_like(weights)), extra_weights=own)
 
 
-def token_terms(algorithm: Objective, rows: Rows, plan: Plan) -> Terms:
-    """Stages 4 to 11 for every token, weighted by the plan."""
+def token_terms(algorithm: Objective, rows: Rows, plan: Plan, check: Check = answer_of) -> Terms:
+    """Stages 4 to 11 for every token, weighted by the plan. `check` is given what each piece returned."""
     weights = plan.weights.to(rows.logprobs.dtype)
     token_log_ratio = rows.logprobs - rows.anchor_logprobs
     log_ratio = algorithm.ratio(token_log_ratio, rows.mask)
     policy = algorithm.gate(log_ratio, rows.logprobs, rows.advantages, rows.mask)
-    shape = answer_of("ratio", algorithm.ratio, log_ratio, rows.mask.shape).shape
-    answer_of("gate", algorithm.gate, policy, shape)
+    shape = check("ratio", algorithm.ratio, log_ratio, rows.mask.shape).shape
+    check("gate", algorithm.gate, policy, shape)
 
     chosen = plan.chosen
     if algorithm.select is not None:
@@ -122,24 +126,25 @@ def token_terms(algorithm: Objective, rows: Rows, plan: Plan) -> Terms:
             chosen = algorithm.select.choose(candidates(algorithm, rows), None)
         assert chosen is not None
         policy = algorithm.select.apply(policy, token_log_ratio, chosen)
-        answer_of("select", algorithm.select, policy, shape)
+        check("select", algorithm.select, policy, shape)
 
     correction = None
     if algorithm.correct is not None:
         assert rows.rollout_logprobs is not None
         correction = algorithm.correct(rows.old_logprobs - rows.rollout_logprobs, rows.mask)
         policy = policy * correction
-        answer_of("correct", algorithm.correct, correction, shape)
+        check("correct", algorithm.correct, correction, shape)
 
     kl = torch.zeros_like(policy)
     if algorithm.kl is not None:
         assert rows.ref_logprobs is not None
         kl = algorithm.kl(rows.logprobs, rows.ref_logprobs, token_log_ratio) * weights
+        check("kl", algorithm.kl.estimator, kl, shape)
 
     return Terms(
         policy=policy * weights,
         kl=kl,
-        extra=_extra_terms(algorithm, rows, plan),
+        extra=_extra_terms(algorithm, rows, plan, check),
         token_log_ratio=token_log_ratio,
         log_ratio=log_ratio,
         chosen=chosen,
@@ -147,14 +152,14 @@ def token_terms(algorithm: Objective, rows: Rows, plan: Plan) -> Terms:
     )
 
 
-def _extra_terms(algorithm: Objective, rows: Rows, plan: Plan) -> Float[Tensor, "B T"]:
+def _extra_terms(algorithm: Objective, rows: Rows, plan: Plan, check: Check) -> Float[Tensor, "B T"]:
     """Stage 11; what needs a value model or routers is the learner's to add."""
     extra_terms = torch.zeros_like(rows.logprobs)
     for extra, own in zip(terms_of(algorithm.extras), plan.extra_weights, strict=True):
         weights = plan.weights if own is None else own
         # Entropy has a gradient where an extra declares that it needs it, and is not shown to others.
         shown = rows if "entropy" in ExtraTraits.read(extra).needs else replace(rows, entropy=None)
-        term = answer_of("extra", extra, extra.term(shown), rows.mask.shape)
+        term = check("extra", extra, extra.term(shown), rows.mask.shape)
         extra_terms = extra_terms + term * weights.to(extra_terms.dtype)
     return extra_terms
 

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from proximo.algorithms import Algorithm
+from proximo.maths.blaming import piece_at_fault
 from proximo.maths.objective import loss_of
 from proximo.maths.pieces.traits import SelectionTraits
 from proximo.maths.pieces.weights import TokenMean
@@ -18,7 +20,7 @@ from proximo.models import Scores
 from proximo.tensor_types import Float, Int
 from proximo.training.learner.critic import Critic
 from proximo.training.learner.experts import Balance, agreement_stats
-from proximo.training.learner.guard import GradientPass
+from proximo.training.learner.guard import GradientPass, Parts
 from proximo.training.learner.passes import OldScores, Passes
 from proximo.training.learner.policy import Policy
 from proximo.types import Batch, Stats, to_device
@@ -68,7 +70,20 @@ class Gradients:
             agreements.append(scores.agreement)
             first_logprobs.append((index, scores.logprobs.detach()))
             entropies.append((index, scores.entropy.detach()))
-        return GradientPass(stats, first_logprobs, entropies, agreements, before)
+        at_fault = partial(self._piece_at_fault, batch, plan, first_logprobs, entropies, old_logprobs)
+        return GradientPass(stats, first_logprobs, entropies, agreements, before, at_fault)
+
+    def _piece_at_fault(
+        self, batch: Batch, plan: Plan, logprobs: Parts, entropies: Parts, old_logprobs: OldLogprobs
+    ) -> str | None:
+        """What is wrong with which piece, found by computing the policy's terms again; None where none is at fault."""
+        for (index, now), (_, entropy) in zip(logprobs, entropies, strict=True):
+            rows, now = batch.rows(index), now.cpu()
+            old = old_logprobs(rows, now)
+            inputs = LossInputs.of(rows, logprobs=now, old_logprobs=old, entropy=entropy.cpu())
+            if (found := piece_at_fault(self._algorithm, inputs, plan.rows(index))) is not None:
+                return found
+        return None
 
     def of_values(self, passes: Passes, batch: Batch) -> GradientPass:
         """Of the value model's loss alone."""

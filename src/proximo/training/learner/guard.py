@@ -93,6 +93,8 @@ class GradientPass:
     agreements: Sequence[Any] = ()
     before: OldScores | None = None
     """Of all rows, dead ones too, where the update first asked for them without a gradient, to choose among tokens."""
+    piece_at_fault: Callable[[], str | None] = lambda: None
+    """Says which piece returned a number that is not finite, if one did; asked where the log-probs are finite."""
 
 
 def _of_all(parts: Parts, batch: Batch, before: Tensor | None) -> Float[Tensor, "M T"]:
@@ -118,6 +120,8 @@ class UpdateGuard:
         self.max_tokens: int | None = None
         """In one pass, whatever is planned: more did not fit into memory."""
         self._notices: list[Notice] = []
+        self._piece: str | None = None
+        """What is wrong with which piece, if that is why the last skipped update was skipped."""
 
     # One update
 
@@ -185,7 +189,11 @@ class UpdateGuard:
             at_fault = torch.zeros(len(batch), dtype=torch.bool)
             for index, logprobs in found.parts:
                 at_fault[index] = (~logprobs.isfinite().cpu() & batch.mask[index]).any(dim=1)
-            return self._skip(f"not finite: {', '.join(where[:4])}", at_fault, names)
+            reason = f"not finite: {', '.join(where[:4])}"
+            piece = None if at_fault.any() else found.piece_at_fault()
+            if piece is not None:
+                reason += f"; {piece}, and the policy's log-probs are finite"
+            return self._skip(reason, at_fault, names, piece)
         if (skipped := self._spiked(batch, norms)) is not None:
             return skipped
         self.in_a_row = 0
@@ -215,8 +223,10 @@ class UpdateGuard:
         window = self._windows.get(group, ())
         return norm / statistics.median(window) if len(window) >= LEAST else 0.0
 
-    def _skip(self, reason: str, at_fault: Tensor, parameters: tuple[str, ...] = ()) -> Skipped:
-        self.in_a_row += 1
+    def _skip(
+        self, reason: str, at_fault: Tensor, parameters: tuple[str, ...] = (), piece: str | None = None
+    ) -> Skipped:
+        self.in_a_row, self._piece = self.in_a_row + 1, piece
         rows = at_fault if at_fault.any() else torch.ones_like(at_fault)
         return Skipped(reason, rows.nonzero().squeeze(1), parameters)
 
@@ -250,10 +260,14 @@ class UpdateGuard:
         """To be called when a step has been written down: too many skipped updates in a row end the run."""
         most = self._options.max_skipped
         if self.in_a_row >= most:
+            remedy = (
+                "Lower training.learning_rate, look at the rewards for huge values, or go back to an earlier checkpoint"
+            )
+            if self._piece is not None:
+                remedy = f"Correct the piece: {self._piece}"
             raise ValueError(
                 f"{self.in_a_row} updates in a row were skipped (training.max_skipped is {most}): "
-                "their rows are in the run's folder under evidence. Lower training.learning_rate, look at the rewards "
-                "for huge values, or go back to an earlier checkpoint"
+                f"their rows are in the run's folder under evidence. {remedy}"
             )
 
     def state(self) -> dict[str, Any]:
