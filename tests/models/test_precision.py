@@ -26,7 +26,6 @@ from proximo.models.packing.attention import body
 from proximo.models.packing.packed import Bucket
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead
 from proximo.samplers import SamplingOptions
-from proximo.samplers.embedded import local_sampler
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
 from proximo.training.learner.rounding import BFLOAT16, FLOAT32, bounds_of
@@ -161,7 +160,7 @@ def test_a_sound_setup_passes_in_half_precision_and_is_left_as_it_was(algorithm)
     model = with_precision(tiny_model(**SMALL), torch.bfloat16)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     config = replace(CONFIG, algorithm=algorithm, dtype="bfloat16")
-    checks = list(selfcheck(config, model, TOKENIZER, local_sampler(model, TOKENIZER)))
+    checks = list(selfcheck(config, model, TOKENIZER))
     assert [check.name for check in checks if not check.ok] == []
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
     # Nobody listens any more: a gradient stays where torch puts it.

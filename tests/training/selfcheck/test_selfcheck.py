@@ -5,16 +5,17 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from proximo.algorithms import CLIP_COV, GRPO, GSPO, PPO, SAPO
+from proximo.environments import Ask, Question
 from proximo.models import PaddedFallback, tiny_model, tiny_tokenizer
 from proximo.models.packing.packed import Bucket, PackedReader
-from proximo.samplers import Sampler, SamplingOptions
+from proximo.samplers import RunSamplers, Sampler, SamplingOptions, Stream
 from proximo.samplers.embedded import EmbeddedSampler, local_sampler
 from proximo.tasks import Arithmetic, Echo, File, Split
 from proximo.training.config import RunConfig, TrainingOptions
@@ -69,7 +70,7 @@ def random_groups(model) -> list[Group]:
 @pytest.mark.parametrize("algorithm", [GRPO, PPO, GSPO, SAPO, CLIP_COV])
 def test_a_sound_setup_passes_and_the_model_is_left_as_it_was(model, algorithm):
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    checks = list(selfcheck(replace(CONFIG, algorithm=algorithm), model, TOKENIZER, local_sampler(model, TOKENIZER)))
+    checks = list(selfcheck(replace(CONFIG, algorithm=algorithm), model, TOKENIZER))
     assert faults(checks) == []
     assert len(checks) == 14
     assert all(check.value is not None for check in checks)
@@ -82,7 +83,7 @@ def test_a_model_that_is_never_packed_skips_that_check():
     model = GPT2LMHeadModel._from_config(config, dtype=torch.float32).eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PaddedFallback)
-        checks = list(selfcheck(CONFIG, model, TOKENIZER, local_sampler(model, TOKENIZER)))
+        checks = list(selfcheck(CONFIG, model, TOKENIZER))
     assert faults(checks) == []
     assert [check.name for check in checks if check.value is None] == [
         "packed = padded, log-probs",
@@ -128,19 +129,58 @@ class OffBy:
             )
 
 
+@dataclass(frozen=True)
+class Off:
+    """The sampler of a run, from outside; `differs` where that is intended."""
+
+    amount: float
+    differs: bool = False
+    copies: ClassVar[int] = 0
+
+    def build(self, policy, tokenizer, *, slots: int, record_routes: bool) -> RunSamplers:
+        sampler = OffBy(local_sampler(policy, tokenizer, slots=slots), self.amount)
+        return RunSamplers(sampler, sampler, differs=self.differs)
+
+
 def test_a_sampler_that_disagrees_with_the_learner_is_found(model):
-    sampler = OffBy(local_sampler(model, TOKENIZER), 1e-3)
-    assert faults(selfcheck(CONFIG, model, TOKENIZER, sampler)) == [
-        "sampler = learner, largest gap",
-        "sampler = learner, mean gap",
-    ]
+    gaps = ["sampler = learner, largest gap", "sampler = learner, mean gap"]
+    assert faults(selfcheck(replace(CONFIG, sampler=Off(1e-3)), model, TOKENIZER)) == gaps
+    # One that is meant to differ is shown and not failed.
+    checks = list(selfcheck(replace(CONFIG, sampler=Off(1e-3, differs=True)), model, TOKENIZER))
+    assert ([check.name for check in checks if check.warns], faults(checks)) == (gaps, [])
+
+
+@dataclass(frozen=True)
+class Noted:
+    """An environment that puts a tool's token in front of what is sampled, with or without saying that it did."""
+
+    says_so: bool
+
+    def play(self, questions: Sequence[Question], ask: Ask) -> Stream:
+        tool = tuple(TOKENIZER.encode("7", add_special_tokens=False))
+        longer = [replace(each.request, prompt_tokens=(*each.request.prompt_tokens, *tool)) for each in questions]
+        for number, siblings in ask(longer, replace(ask.options, max_tokens=ask.options.max_tokens - len(tool))):
+            yield number, tuple(self._noted(each, tool) for each in siblings)
+
+    def _noted(self, said: Completion, tool: tuple[int, ...]) -> Completion:
+        nothing, tokens = (0.0,) * len(tool), (*tool, *said.tokens)
+        flags = (not self.says_so,) * len(tool) + (True,) * len(said.tokens)
+        logprobs, entropies = nothing + said.logprobs, nothing + said.entropies
+        return replace(said, tokens=tokens, logprobs=logprobs, entropies=entropies, sampled=flags)
+
+
+def test_it_samples_through_the_runs_environment(model):
+    assert faults(selfcheck(replace(CONFIG, environment=Noted(says_so=True)), model, TOKENIZER)) == []
+    # A tool's token that passes for a sampled one has not the log-prob that it claims.
+    found = faults(selfcheck(replace(CONFIG, environment=Noted(says_so=False)), model, TOKENIZER))
+    assert "sampler = learner, mean gap" in found
 
 
 def test_what_a_clip_of_ppos_bears_is_too_much_for_gspos(model):
-    sampler = OffBy(local_sampler(model, TOKENIZER), 6e-5)
-    assert faults(selfcheck(CONFIG, model, TOKENIZER, sampler)) == []
-    config = replace(CONFIG, algorithm=GSPO)  # a tenth of 3e-4
-    assert faults(selfcheck(config, model, TOKENIZER, sampler)) == ["sampler = learner, log-ratio"]
+    config = replace(CONFIG, sampler=Off(6e-5))
+    assert faults(selfcheck(config, model, TOKENIZER)) == []
+    config = replace(config, algorithm=GSPO)  # a tenth of 3e-4
+    assert faults(selfcheck(config, model, TOKENIZER)) == ["sampler = learner, log-ratio"]
 
 
 # Gradients
@@ -215,10 +255,10 @@ def test_nothing_is_sampled_from_prompts_without_tokens(tmp_path, model):
     bare = tiny_tokenizer()
     bare.chat_template = None
     config = replace(CONFIG, task=File(str(tmp_path / "talk.jsonl")))
-    checks = list(selfcheck(config, model, bare, local_sampler(model, bare)))
+    checks = list(selfcheck(config, model, bare))
     assert faults(checks) == ["prompts without tokens"]
     assert len(checks) == 3
-    assert faults(selfcheck(config, model, TOKENIZER, local_sampler(model, TOKENIZER))) == []
+    assert faults(selfcheck(config, model, TOKENIZER)) == []
 
 
 def test_prompts_that_the_tokenizer_or_the_template_loses_are_found():
@@ -259,6 +299,20 @@ def test_completions_that_end_wrongly_are_found():
     assert completions_end([said((7, 8))], ends, replace(sampling, stop=(".",))).ok
 
 
+def test_a_turn_may_end_before_a_token_that_was_not_sampled():
+    ends, sampling = frozenset({1}), SamplingOptions(max_tokens=6)
+
+    def turns(*tokens: int, finish: Literal["stop", "length"] = "stop") -> Group:
+        completion = Completion(tokens, (-1.0,) * len(tokens), "", finish, sampled=tuple(each != 5 for each in tokens))
+        return Group(Problem("p", "p", None), (5,), (Rollout(completion, Grade(0.0)),))
+
+    right = [turns(7, 1, 5, 8, 1), turns(7, 1, 5), turns(7, 5, 8, finish="length")]
+    assert completions_end(right, ends, sampling).value == 0
+    assert completions_end([turns(1, 7, 5, 8), turns(7, 5, 1, finish="length")], ends, sampling).value == 2
+    assert mask_counts_tokens(right, to_batch(right)).ok
+    assert mask_counts_tokens(right, replace(to_batch(right), mask=to_batch(right).tokens != 0)).value == 3
+
+
 def test_a_mask_guessed_from_the_padding_token_is_found():
     groups = [said((7, 8, 1)), said((7, 1))]
     batch = to_batch(groups)
@@ -266,7 +320,7 @@ def test_a_mask_guessed_from_the_padding_token_is_found():
     guessed = replace(batch, mask=(batch.tokens != 0) & (batch.tokens != 1))
     check = mask_counts_tokens(groups, guessed)
     assert check.value == 2.0
-    assert check.detail == "5 tokens of 2 completions, 3 in the mask"
+    assert check.detail == "5 sampled tokens of 2 completions, 3 in the mask"
     shifted = replace(batch, mask=torch.tensor([[True, True, True], [False, True, True]]))  # right count, wrong place
     assert mask_counts_tokens(groups, shifted).value == 1.0
 
@@ -304,7 +358,7 @@ def test_a_grader_that_rejects_the_reference_is_found():
     for outcome in (0.0, 0.99, math.nan):
         check = references_are_right(Graded(outcome=outcome), 0)
         assert (check.value, check.ok) == (32.0, False)
-    assert f"scores {math.nan}" in check.detail
+    assert "'abc' is unscored" in check.detail
     assert references_are_right(Graded(echo=Echo(held_out=5)), 0).value == 5
 
 

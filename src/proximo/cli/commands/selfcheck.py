@@ -15,7 +15,6 @@ from proximo.cli.flags import changed, refuse, say, take_switch
 from proximo.cli.models import open_model
 from proximo.plain_text import visible
 from proximo.rewards.grading import grading
-from proximo.samplers.embedded import local_sampler
 from proximo.storage.lines import plain
 from proximo.training.config import RunConfig
 from proximo.training.selfcheck.checks import Check
@@ -57,7 +56,7 @@ def _checks(config: RunConfig) -> list[Check]:
         model, tokenizer = open_model(config.model, config.device, config.dtype)
         try:
             with grading():  # all checks use the same reward workers
-                return list(selfcheck(config, model, tokenizer, local_sampler(model, tokenizer)))
+                return list(selfcheck(config, model, tokenizer))
         except ValueError as error:
             refuse(str(error))
 

@@ -155,21 +155,32 @@ def completions_end(groups: Sequence[Group], ends: frozenset[int], sampling: Sam
 
 
 def _ends_rightly(completion: Completion, ends: frozenset[int], sampling: SamplingOptions) -> bool:
-    if not completion.tokens or ends.intersection(completion.tokens[:-1]):
+    """An end token also ends a turn: then a token follows that was not sampled."""
+    tokens, sampled = completion.tokens, sampled_flags(completion)
+    inner = (token for token, *both in zip(tokens, sampled, sampled[1:], strict=False) if all(both))
+    if not tokens or ends.intersection(inner):
         return False
-    ended = completion.tokens[-1] in ends
+    if not all(sampled):  # an environment may end it after any turn
+        return completion.finish == "stop" or tokens[-1] not in ends
+    ended = tokens[-1] in ends
     if completion.finish == "length":
-        return not ended and len(completion.tokens) == sampling.max_tokens
+        return not ended and len(tokens) == sampling.max_tokens
     return ended or bool(sampling.stop)
 
 
 def mask_counts_tokens(groups: Sequence[Group], batch: Batch) -> Check:
     """The mask is True on exactly the sampled tokens, including the end token."""
-    lengths = [len(completion.tokens) for completion in completions_of(groups)]
-    expected = torch.arange(batch.mask.shape[1]) < torch.tensor(lengths).unsqueeze(1)
+    flags = [sampled_flags(completion) for completion in completions_of(groups)]
+    width, count = batch.mask.shape[1], sum(map(sum, flags))
+    expected = torch.tensor([[*row, *[False] * (width - len(row))] for row in flags])
     wrong = (batch.mask != expected).any(dim=1)
-    detail = f"{sum(lengths)} tokens of {len(lengths)} completions, {int(batch.mask.sum())} in the mask"
+    detail = f"{count} sampled tokens of {len(flags)} completions, {int(batch.mask.sum())} in the mask"
     return Check("rows with a wrong mask", float(wrong.sum()), 0.0, detail)
+
+
+def sampled_flags(completion: Completion) -> tuple[bool, ...]:
+    """Whether each token was sampled."""
+    return completion.sampled or (True,) * len(completion.tokens)
 
 
 def completions_of(groups: Sequence[Group]) -> list[Completion]:

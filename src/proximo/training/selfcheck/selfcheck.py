@@ -15,7 +15,7 @@ from proximo.maths.pieces.keeping import KeepAll
 from proximo.models import score_rows, supports_packing
 from proximo.models.compiling import allow_compiling
 from proximo.models.values import OwnModel, value_model
-from proximo.samplers import Sampler, SamplingOptions
+from proximo.samplers import Sampler, SamplingOptions, build_samplers
 from proximo.samplers.partial import end_tokens
 from proximo.tasks import Task
 from proximo.training.config import RunConfig
@@ -47,10 +47,8 @@ GROUPS, SIBLINGS, TOKENS = 4, 4, 64
 """Maximum sample sizes: enough for every code path, small enough for a laptop."""
 
 
-def selfcheck(
-    config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sampler: Sampler
-) -> Iterator[Check]:
-    """Run every check, the cheap ones first; the model is not changed."""
+def selfcheck(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Iterator[Check]:
+    """Run every check, the cheap ones first, with the run's own sampler and environment; the model is not changed."""
     allow_compiling(model, config.compile)
     # Rewards and value models are those of the run, so that what it would refuse is refused here.
     task = judged(config.task, config.rewards, tokenizer, config.dtype, compiled=config.compile)
@@ -66,11 +64,16 @@ def selfcheck(
     yield end_of_sequence(model, tokenizer)
 
     sampling = replace(config.sampling, max_tokens=min(config.sampling.max_tokens, TOKENS))
-    groups = sampled_groups(config, task, sampling, tokenizer, sampler)
+    samplers = build_samplers(
+        config.sampler, model, tokenizer, slots=GROUPS * SIBLINGS, record_routes=config.routing_replay == "sampler"
+    )
+    version = samplers.training.refresh(model, 0)
+    groups = sampled_groups(config, task, sampling, tokenizer, samplers.training, version)
     batch = to_batch(groups)
     yield completions_end(groups, end_tokens(model, tokenizer), sampling)
     yield mask_counts_tokens(groups, batch)
-    yield from sampler_is_learner(model, batch, config.algorithm, sampling.temperature)
+    for check in sampler_is_learner(model, batch, config.algorithm, sampling.temperature):
+        yield replace(check, only_warns=samplers.differs)
 
     made_up = made_up_groups(model, groups, sampling, config.seed)
     yield from packed_is_padded(model, to_batch(made_up), sampling.temperature)
@@ -145,12 +148,20 @@ def relative_difference(first: Sequence[Tensor], second: Sequence[Tensor]) -> fl
 
 
 def sampled_groups(
-    config: RunConfig, task: Task, sampling: SamplingOptions, tokenizer: PreTrainedTokenizerBase, sampler: Sampler
+    config: RunConfig,
+    task: Task,
+    sampling: SamplingOptions,
+    tokenizer: PreTrainedTokenizerBase,
+    sampler: Sampler,
+    version: int = 0,
 ) -> tuple[Group, ...]:
+    """A few groups of the run; `version` is what the sampler's `refresh` returned."""
     siblings = min(config.training.group_size, SIBLINGS)
     training = replace(config.training, groups=GROUPS, group_size=siblings, minibatches=1)
-    collector = Collector(task, sampler, tokenizer, sampling, training, KeepAll(), config.seed)
-    return collector.collect(DataCursor(), step=0, version=0).groups
+    collector = Collector(
+        task, sampler, tokenizer, sampling, training, KeepAll(), config.seed, environment=config.environment
+    )
+    return collector.collect(DataCursor(), step=0, version=version).groups
 
 
 def made_up_groups(
