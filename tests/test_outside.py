@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from proximo import toml
 from proximo.models.values import OwnLayers, ValueForm
-from proximo.outside import load_class, place_of
+from proximo.outside import counted_from, load_class, named_file, place_of
 from proximo.pieces import foreign_name, missing_members, protocols
 from proximo.rewards import Reward
 from proximo.tasks import TaskOptions
@@ -188,6 +188,74 @@ def test_a_changed_file_is_another_class_at_once(here):
     after: Any = load_class("shapes.py:Triangle")
     assert after is not before
     assert after.sides == 5
+
+
+# Where a path counts from
+
+
+def test_a_path_counts_from_the_toml_file_that_names_it(here, monkeypatch):
+    (here / "configs").mkdir()
+    (here / "configs" / "shapes.py").write_text(TRIANGLE.format(fields="").replace("sides = 3", "sides = 5"))
+    (here / "configs" / "drawing.toml").write_text('[one]\ntype = "shapes.py:Triangle"\nname = "see/a.py:b"\n')
+    value = toml.load("configs/drawing.toml", Drawing)
+    assert value.one.sides == 5
+    assert 'type = "configs/shapes.py:Triangle"' in toml.dumps(value)
+    assert 'name = "configs/see/a.py:b"' in toml.dumps(value)  # whatever names code, such as PythonFunction.path
+    assert toml.loads(toml.dumps(value), Drawing) == value
+    monkeypatch.chdir(here / "configs")
+    assert 'type = "shapes.py:Triangle"' in toml.dumps(toml.load("drawing.toml", Drawing))
+    monkeypatch.chdir(here)
+    (here / "configs" / "run.json").touch()  # a run's own record, whose paths are those of its command
+    assert toml.load("configs/drawing.toml", Drawing).one.sides == 3
+    with pytest.raises(
+        ValueError, match="none.py cannot be read, .*; a path counts from the current folder, in a TOML"
+    ):
+        load_class("none.py:Triangle")
+
+
+def test_a_tilde_is_the_home_folder(here, monkeypatch):
+    monkeypatch.setenv("HOME", str(here))
+    monkeypatch.chdir("/")
+    assert place_of(load_class("~/shapes.py:Triangle")) == "~/shapes.py:Triangle"
+    assert named_file("~/shapes.py:Triangle") == here / "shapes.py"
+    assert counted_from("configs", "~/shapes.py:Triangle") == "~/shapes.py:Triangle"
+
+
+# What a file may import
+
+
+def test_a_file_imports_what_is_next_to_it(here):
+    """At once and later, modules and packages, which import each other; two folders may use one name."""
+    for name, sides in (("a", 6), ("b", 7)):
+        (here / name / "parts").mkdir(parents=True)
+        (here / name / "helpers.py").write_text(f"import more\nSIDES = more.ONE + {sides}\n")
+        (here / name / "more.py").write_text("ONE = 1\n")
+        (here / name / "parts" / "__init__.py").write_text("from .inner import DEPTH\n")
+        (here / name / "parts" / "inner.py").write_text("import more\nDEPTH = more.ONE\n")
+        (here / name / "json.py").write_text("raise AssertionError('in the place of the standard library')\n")
+        source = "import json\nimport parts.inner\nfrom helpers import SIDES\nfrom parts import inner\n"
+        source += TRIANGLE.format(fields="").replace("sides = 3", "sides = SIDES")
+        source += "    def late(self):\n        import more\n        return more.ONE + parts.inner.DEPTH\n"
+        (here / name / "shapes.py").write_text(source)
+    path, names = list(sys.path), {each for each in sys.modules if "proximo_" not in each}
+    found: list[Any] = [load_class(f"{name}/shapes.py:Triangle") for name in "ab"]
+    assert [each.sides for each in found] == [7, 8]
+    assert found[0]().late() == 2
+    assert sys.path == path
+    assert {each for each in sys.modules if "proximo_" not in each} == names
+    assert not list(here.rglob("__pycache__"))
+
+
+def test_what_python_finds_there_itself_is_one_module(here, monkeypatch):
+    monkeypatch.syspath_prepend(here)
+    (here / "kinds_of_mine.py").write_text("class Kind: pass\n")
+    (here / "uses.py").write_text("from kinds_of_mine import Kind\nfrom proximo.types import Problem\n")
+    from kinds_of_mine import Kind  # pyright: ignore[reportMissingImports]
+
+    assert load_class("uses.py:Kind") is Kind
+    from proximo.types import Problem
+
+    assert load_class("uses.py:Problem") is Problem
 
 
 # Refusals, each in one line

@@ -1,8 +1,9 @@
 """Classes from a user's own files, named "path/to/file.py:Name" or "package.module:Name".
 
-A path counts from the current folder, as in `PythonFunction.path`. A file is read once: what is checked is what is
-executed, and no cached bytecode is read or written. Its module has a private name made of the path as it is written,
-the resolved path and the content, so that two files of one name are two modules, and the same file is loaded once.
+A path counts from the current folder, or from the TOML file's folder where one names it (`counted_from`); `~` is the
+home folder. A file is read once: what is checked is what is executed, and no cached bytecode is read or written. Its
+module has a private name made of the path as it is written, the resolved path and the content, so that two files of one
+name are two modules, and the same file is loaded once. It may import the modules next to it (siblings.py).
 """
 
 import difflib
@@ -17,6 +18,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from threading import RLock
 from typing import Any, NoReturn
+
+from proximo.siblings import builtins_for
 
 FORM = "FILE.py:NAME"
 """What a field with an open union takes besides the names of our own classes, for help and errors."""
@@ -33,6 +36,21 @@ that."""
 def is_outside(name: object) -> bool:
     """Whether a `type` names a class outside of the package."""
     return isinstance(name, str) and ":" in name
+
+
+def counted_from(folder: str, name: str) -> str:
+    """A name whose path counts from a folder, as one whose path counts from the current folder. What is no relative
+    FILE.py:NAME stays as it is.
+
+    Example: counted_from("configs", "mine.py:Gate") == "configs/mine.py:Gate"
+    """
+    place, _, attribute = name.rpartition(":")
+    is_relative = place.endswith(".py") and attribute.isidentifier() and not os.path.isabs(os.path.expanduser(place))
+    return (
+        f"{os.path.normpath(os.path.join(folder, place))}:{attribute}"
+        if folder not in ("", ".") and is_relative
+        else name
+    )
 
 
 def load_class(name: str, check: Check | None = None) -> type:
@@ -79,7 +97,8 @@ def source_files(place: str) -> list[Path]:
     """The files that loading a file or module would execute, the named one last; none where it cannot be found.
     Nothing is imported: that would execute the packages around a module."""
     if place.endswith(".py"):
-        return [Path(place)] if Path(place).is_file() else []
+        path = Path(os.path.expanduser(place))
+        return [path] if os.path.isfile(path) else []
     found, folders, origin = [], None, None
     parts = place.split(".")
     for number in range(len(parts)):
@@ -111,13 +130,14 @@ def _is_of(value: type, module: types.ModuleType) -> bool:
 
 
 def _file_module(place: str, check: Check | None) -> types.ModuleType:
-    path = Path(place).absolute()
+    path = Path(os.path.expanduser(place)).absolute()
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES)
     except OSError as error:
         raise ValueError(
-            f"{place} cannot be read, {error.strerror}; a path counts from the current folder, or is absolute"
+            f"{place} cannot be read, {error.strerror}; a path counts from the current folder, in a TOML file from the "
+            "folder of that file"
         ) from None
     if check is not None:
         check([path], content)
@@ -125,7 +145,7 @@ def _file_module(place: str, check: Check | None) -> types.ModuleType:
     name = f"proximo_outside_{key[:24]}"
     if name not in sys.modules:
         module = types.ModuleType(name)
-        vars(module).update({"__file__": str(path), _PLACE: place})
+        vars(module).update({"__file__": str(path), _PLACE: place, "__builtins__": builtins_for(path.parent)})
         sys.modules[name] = module  # a dataclass looks its own module up while it is made
         try:
             exec(compile(content, str(path), "exec"), vars(module))

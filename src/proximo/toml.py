@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from proximo.outside import is_outside, load_class
+from proximo.outside import counted_from, is_outside, load_class
 from proximo.pieces import (
     choices,
     classes,
@@ -30,7 +30,7 @@ from proximo.pieces import (
     protocols,
     union_members,
 )
-from proximo.toml_lines import inline, join, line_numbers, shortened, table_lines
+from proximo.toml_lines import inline, join, line_numbers, nested_beyond, shortened, table_lines
 
 T = TypeVar("T")
 
@@ -39,6 +39,8 @@ _BROKEN: Any = object()
 
 MAX_BYTES = 1_000_000
 """Bytes of a config; a real one has a few thousand."""
+RUN_RECORD = "run.json"
+"""The file next to a config.toml that makes it the record of a run."""
 DEEPEST = 32
 """Tables within tables of a config; a real one has half a dozen."""
 
@@ -68,7 +70,11 @@ Load = Callable[[str], type]
 
 
 def load(path: str, kind: type[T], load: Load = load_class, renew: Renew | None = None) -> T:
-    """The dataclass `kind` from a file; a ConfigError names the file and says what to do."""
+    """The dataclass `kind` from a file; a ConfigError names the file and says what to do.
+
+    A path in "file.py:Name" counts from the folder of this file, except in a run's own config.toml, whose paths count
+    from where the run was started, like those of its command.
+    """
     if not Path(path).is_file():
         raise ConfigError([f"{path}: there is no such file{', but a folder' * Path(path).is_dir()}"])
     with Path(path).open("rb") as file:
@@ -76,7 +82,10 @@ def load(path: str, kind: type[T], load: Load = load_class, renew: Renew | None 
     if len(data) > MAX_BYTES:
         raise ConfigError([f"{path}: more than {MAX_BYTES} bytes, which is no config; give a .toml file of settings"])
     try:
-        return loads(data.decode("utf-8-sig"), kind, path, finite=True, load=load, renew=renew)
+        text = data.decode("utf-8-sig")
+        folder = Path(path).parent
+        start = "" if (folder / RUN_RECORD).is_file() else str(folder)
+        return loads(text, kind, path, finite=True, load=load, renew=renew, folder=start)
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise ConfigError([f"{path}:{line}: not UTF-8, {error.reason}; save the file as UTF-8"]) from None
@@ -90,33 +99,22 @@ def loads(
     finite: bool = False,
     load: Load = load_class,
     renew: Renew | None = None,
+    folder: str = "",
 ) -> T:
     """The dataclass `kind` from TOML; `source` names the text in a ConfigError. `finite`: whether to refuse inf and
-    NaN."""
+    NaN. `folder`: what paths in "file.py:Name" count from; empty: the current folder."""
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError([f"{source}: this is not TOML: {error}"]) from None
-    if _nested_beyond(data, DEEPEST):
+    if nested_beyond(data, DEEPEST):
         raise ConfigError([f"{source}: its tables are nested too deeply for any config"])
-    reader = _Reader(line_numbers(text), finite, load)
+    reader = _Reader(line_numbers(text), finite, load, folder)
     value = reader.table(data if renew is None else renew(data), kind, "")
     if reader.problems:
         found = sorted(reader.problems, key=lambda problem: problem[0])
         raise ConfigError([f"{source}:{line}: {what}" if line else f"{source}: {what}" for line, what in found])
     return value
-
-
-def _nested_beyond(data: Any, depth: int) -> bool:
-    """Counted, because how deep a recursion may go is another number in every version of Python."""
-    level = [data]
-    for _ in range(depth):
-        level = [each for value in level for each in _inside(value)]
-    return bool(level)
-
-
-def _inside(value: Any) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
 
 
 def _container(kind: Any, *origins: type) -> Any | None:
@@ -213,6 +211,7 @@ class _Reader:
     lines: Mapping[str, int]
     finite: bool
     load: Callable[[str], type]
+    folder: str
     problems: list[tuple[int, str]] = dataclasses.field(default_factory=list)
 
     def refuse(self, path: str, what: str) -> Any:
@@ -242,7 +241,7 @@ class _Reader:
             return self.refuse(path, f"{path} is {shortened(data)}: give {_words(kind)}")
         if self.finite and isinstance(scalar, float) and not math.isfinite(scalar):
             return self.refuse(path, f"{path} is {scalar}: give a finite number")
-        return scalar
+        return counted_from(self.folder, scalar) if isinstance(scalar, str) else scalar
 
     def table(self, data: dict[str, Any], field_kind: Any, path: str) -> Any:
         """An instance of one of the field's classes; `type` says which where there is a choice."""
@@ -268,7 +267,7 @@ class _Reader:
             return ours[name]
         if isinstance(name, str) and is_outside(name) and protocols(field_kind):
             try:
-                return foreign_class(name, field_kind, self.load)
+                return foreign_class(counted_from(self.folder, name), field_kind, self.load)
             except ValueError as error:
                 return self.refuse(here, f"{here} is {shortened(name)}: {error}")
         said = "is missing" if name is None else f"is {shortened(name)}"

@@ -36,6 +36,18 @@ def _names(dotted: str) -> list[str]:
     return [name.strip("\"'") for name in re.findall(_KEY, dotted)]
 
 
+def nested_beyond(data: Any, depth: int) -> bool:
+    """Whether tables lie deeper than this. Counted, because Python's own limit differs between versions."""
+    level = [data]
+    for _ in range(depth):
+        level = [each for value in level for each in _inside(value)]
+    return bool(level)
+
+
+def _inside(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+
+
 def join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 

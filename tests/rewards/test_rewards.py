@@ -180,6 +180,13 @@ def test_a_function_of_a_module():
     assert PythonFunction("tests.rewards.hostile_rewards:drops")([asked("a")], [said("x")]) == [1.0]
 
 
+def test_a_file_may_be_below_the_home_folder_and_import_what_is_next_to_it(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "next_to_it.py").write_text("SCORE = 3.0")
+    (tmp_path / "mine.py").write_text("import next_to_it\ndef f(**_): return [next_to_it.SCORE]")
+    assert PythonFunction("~/mine.py:f")([asked("a")], [said("x")]) == [3.0]
+
+
 def test_a_path_that_leads_nowhere_is_the_users_error(tmp_path: Path):
     with pytest.raises(ValueError, match="give package.module:function or file.py:function"):
         PythonFunction("json")

@@ -32,7 +32,7 @@ Train language models by reinforcement learning, and see what each update did.
                        check in about a minute that model, task and algorithm work together
   proximo chat MODEL [--chat] [--temperature X] [--max-tokens N]
                        generate a completion for each line of the terminal or of a pipe
-  proximo view [RUN | DIR] [--port N] [--no-browser]
+  proximo view [RUN | DIR] [--port N] [--no-browser] [--load-code]
                        open a local web page of one or more runs: curves, and every token of every rollout
   proximo replay RUN --step N [--as NAME ...] [--model DIR] [--out TOKENS.parquet]
                        show what other algorithms would have done with a stored step, token by token
@@ -40,7 +40,7 @@ Train language models by reinforcement learning, and see what each update did.
                        train algorithms or configs with several seeds and an equal budget; report what is noise
   proximo doctor [RUN]
                        diagnose a run and say what to do first; without RUN, check this installation
-  proximo report RUN [--out FILE.html]
+  proximo report RUN [--out FILE.html] [--load-code]
                        write one self-contained HTML page: curves, completions, findings, how to repeat the run
   proximo bench TABLE [--only ROW ...] [--steps N] [--peers SETTING ... | none] [--ablate] [--field VALUE ...]
                        measure rollout, train, step, memory or growth, next to TRL and the machine's limits

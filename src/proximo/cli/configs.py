@@ -81,7 +81,7 @@ def algorithm_file(name: str) -> Algorithm:
     """The algorithm of a run's config, or one that is a file of its own; ValueError says what is wrong with it."""
     path = Path(name)
     # A run folder may come from anyone: it decides itself which classes are loaded.
-    load = RunFolder(path.parent).load_class if (path.parent / "run.json").is_file() else load_class
+    load = RunFolder(path.parent, load_code=True).load_class if (path.parent / "run.json").is_file() else load_class
     try:
         is_run = path.is_file() and "algorithm" in tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError:

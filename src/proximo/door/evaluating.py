@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from proximo import toml
 from proximo.algorithms import UnusualChoice
 from proximo.door.folders import PathLike
 from proximo.door.machines import as_found, open_model
@@ -19,13 +20,16 @@ from proximo.rewards.grading import grading
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
 from proximo.tasks import Arithmetic, TaskOptions
-from proximo.training.config import EvaluationOptions
-from proximo.training.old_names import load_run
+from proximo.training.config import EvaluationOptions, RunConfig
+from proximo.training.old_names import renewed
 from proximo.training.preflight.prompts import check_prompts
 from proximo.training.records import Evaluation
 from proximo.training.reward_mix import RewardMix
 from proximo.training.reward_mixing import judged
 from proximo.training.rl import evaluate as evaluation
+
+NEEDED = ("task", "rewards", "sampling", "evaluation", "device", "dtype", "environment", "seed")
+"""Fields of a run's config that say how it is evaluated."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +136,8 @@ def own_evaluation(name: str) -> tuple[EvalConfig, str | None]:
         return EvalConfig(), None  # another stage's run, which has no task
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnusualChoice)  # said when the run began
-        # A folder may come from anyone: of the classes it names, only those that a run folder may load.
-        config = load_run(str(file), lambda name: RunFolder(run).load_class(name))
+        # A folder may come from anyone: only classes that an evaluation needs are loaded, where the folder allows it.
+        config = toml.load(str(file), RunConfig, lambda name: RunFolder(run, load_code=True).load_class(name), _needed)
     line = f"settings from {file}: {type(config.task).__name__}, {config.sampling.max_tokens} tokens at most"
     own = EvalConfig(
         task=config.task,
@@ -147,3 +151,7 @@ def own_evaluation(name: str) -> tuple[EvalConfig, str | None]:
         seed=config.seed,
     )
     return own, line
+
+
+def _needed(tables: dict[str, Any]) -> dict[str, Any]:
+    return {name: table for name, table in renewed(tables).items() if name in NEEDED}

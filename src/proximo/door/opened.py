@@ -20,6 +20,7 @@ from proximo.insight.folder import RunFolder, State
 from proximo.insight.lens.replay import Comparison, compared, own_name
 from proximo.insight.reading import is_number
 from proximo.insight.report.facts import STAGES
+from proximo.tasks import Arithmetic
 from proximo.training.config import RunConfig
 from proximo.training.offline.dpo import DpoConfig
 from proximo.training.offline.fitting import Fitted
@@ -35,7 +36,8 @@ def open_run(path: PathLike) -> "OpenedRun":
     """Look at a run: its config, metrics, rollouts, findings and charts. Running, killed and finished runs alike.
 
     `path` is the run folder. Nothing is written to it, and what is asked for is read anew each time, so a run that
-    goes on can be watched. ValueError where the folder holds no run.
+    goes on can be watched. No code is executed, except by `config`, `algorithm` and `lens`, which load classes of your
+    own that the config names. ValueError where the folder holds no run.
 
     Example:
         run = proximo.open_run("runs/mine")
@@ -64,15 +66,14 @@ class OpenedRun:
 
     @cached_property
     def config(self) -> RunConfig | SftConfig | RewardModelConfig | DpoConfig:
-        """What the run was started with: `proximo.train(run.config, run.path)` resumes it."""
-        for kind, _ in STAGES:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UnusualChoice)
-                try:
-                    return toml.loads(self._folder.config_text, kind, load=self._folder.load_class)
-                except ValueError:  # another kind's
-                    continue
-        return self._folder.config
+        """What the run was started with: `proximo.train(run.config, run.path)` resumes it. Classes of your own that it
+        names are loaded, if their files are outside run folders and unchanged since the run."""
+        return _config(RunFolder(self.path, load_code=True))
+
+    @property
+    def config_text(self) -> str:
+        """config.toml as it is; nothing is loaded."""
+        return self._folder.config_text
 
     @property
     def algorithm(self) -> Algorithm | None:
@@ -115,13 +116,18 @@ class OpenedRun:
 
     @property
     def result(self) -> RunResult | Fitted | None:
-        """What `proximo.train` or the stage returned; None where the run is not finished."""
-        found, config = self._folder.result, self.config
+        """What `proximo.train` or the stage returned; None where the run is not finished. Without the run's task, where
+        that is a class of your own or its data are gone, there are no examples in it."""
+        found = self._folder.result
         if found is None:
             return None
-        if isinstance(config, RunConfig):
+        if "examples" not in found:
+            return Fitted.from_dict(found, self.path)
+        try:
+            config = self._folder.config
             return RunResult.from_dict(found, self.path, config.task, config.seed)
-        return Fitted.from_dict(found, self.path)
+        except (ValueError, OSError):
+            return RunResult.from_dict(found | {"examples": []}, self.path, Arithmetic(), 0)
 
     def findings(self) -> list[Finding]:
         """What is wrong with the run now, worst first, each with its remedy; what `proximo doctor` says. Reads all
@@ -151,7 +157,7 @@ class OpenedRun:
 
         Example: own, sapo = run.lens(12, "sapo"); sapo.cosine
         """
-        config = self._folder.config
+        config = RunFolder(self.path, load_code=True).config
         named: dict[str, Algorithm] = {own_name(config): config.algorithm}
         for each in algorithms:
             card = explain.card(each) if isinstance(each, str) else None
@@ -166,9 +172,24 @@ class OpenedRun:
         return compared(self._folder.step(step), config, named)
 
     def __repr__(self) -> str:
-        kind = "a stage" if self.algorithm is None else explain.named(self.algorithm)
+        try:
+            config = _config(self._folder)
+            kind = explain.named(config.algorithm) if isinstance(config, RunConfig) else "a stage"
+        except (ValueError, OSError):
+            kind = "; ".join(f"type = {name}, not loaded" for name in self._folder.unavailable) or "config not readable"
         done = self._folder.rows(METRICS)
         return f"<run {self.path}: {kind}, {self.state}, {done[-1]['step'] if done else 0} steps>"
+
+
+def _config(folder: RunFolder) -> RunConfig | SftConfig | RewardModelConfig | DpoConfig:
+    for kind, _ in STAGES:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UnusualChoice)
+            try:
+                return toml.loads(folder.config_text, kind, load=folder.load_class)
+            except ValueError:  # another kind's
+                continue
+    return folder.config
 
 
 def _number(value: object) -> float | None:

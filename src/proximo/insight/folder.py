@@ -28,6 +28,12 @@ State = Literal["running", "finished", "stopped"]
 DEPTH = 4
 """Depth of the search for runs below a folder; those of a comparison are in a subfolder."""
 
+NOT_LOADED = (
+    "not loaded, because a run may come from anyone and its config names this code; if you trust it, give --load-code "
+    "to `proximo view` or `proximo report`"
+)
+"""Why a class is not loaded without `load_code`."""
+
 MAX_BYTES, MAX_ROWS = 256 << 20, 1_000_000
 """Maximum bytes of a file that is read at once; the metrics of a hundred thousand steps are smaller."""
 
@@ -35,11 +41,14 @@ MAX_BYTES, MAX_ROWS = 256 << 20, 1_000_000
 class RunFolder:
     """The contents of a run folder, read-only.
 
+    `load_code` says whether classes of a user's own that the config names may be loaded, which executes their files.
+
     Example: RunFolder(Path("runs/a")).curve("outcome")[-1]
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, load_code: bool = False) -> None:
         self.path, self.name = path, path.resolve().name
+        self.load_code = load_code
         self.unavailable: dict[str, str] = {}
         """Classes that the config names and that were not loaded when it was read, with the reason."""
         if not (path / "run.json").is_file():
@@ -58,10 +67,13 @@ class RunFolder:
             return loads_run(text, str(path), self.load_class)
 
     def load_class(self, name: str) -> type:
-        """A user's class that the config names. A run folder may come from anyone, so nothing in it is executed: the
-        class's file must be outside run folders and unchanged since the run. ValueError says why it is not loaded."""
+        """A user's class that the config names. A run folder may come from anyone, so reading it executes nothing, and
+        with `load_code` only files outside run folders that are unchanged since the run. ValueError says why a class is
+        not loaded."""
         self.unavailable.pop(name, None)
         try:
+            if not self.load_code:
+                raise ValueError(NOT_LOADED)
             return load_class(name, self._check_code)
         except ValueError as error:
             self.unavailable[name] = str(error)
@@ -71,10 +83,10 @@ class RunFolder:
         for file in files:
             for place in (Path(os.path.abspath(file)), file.resolve()):
                 if any((folder / "run.json").exists() for folder in place.parents):
-                    raise ValueError("it is not loaded, because it lies in a run folder, whose code is never executed")
+                    raise ValueError("not loaded, because it lies in a run folder, whose code is never executed")
         recorded = self.record.get("fingerprints")
         if hashlib.sha256(content).hexdigest() not in (recorded.values() if isinstance(recorded, dict) else ()):
-            raise ValueError("it is not loaded, because it has changed since the run: put the file back as it was")
+            raise ValueError("not loaded, because it has changed since the run: put the file back as it was")
 
     @cached_property
     def config_text(self) -> str:
@@ -167,12 +179,12 @@ def _cached_step(path: Path, number: int, changed: int, size: int) -> Step:
     return read_step(path, number)
 
 
-def find_runs(root: Path) -> list[RunFolder]:
+def find_runs(root: Path, *, load_code: bool = False) -> list[RunFolder]:
     """The folder itself if it is a run folder, or the runs below it, newest first."""
     if (root / "run.json").is_file():
-        return [RunFolder(root)]
+        return [RunFolder(root, load_code=load_code)]
     found = sorted(_below(root, DEPTH), key=lambda path: (path / "run.json").stat().st_mtime, reverse=True)
-    return [RunFolder(path) for path in found]
+    return [RunFolder(path, load_code=load_code) for path in found]
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:

@@ -85,7 +85,7 @@ class Process:
         place, _, name = job.path.rpartition(":")
         message = {
             "path": [entry or os.getcwd() for entry in sys.path],
-            "place": str(Path(place).absolute()) if place.endswith(".py") else place,
+            "place": str(Path(place).expanduser().absolute()) if place.endswith(".py") else place,
             "name": name,
             "memory": job.memory_mb * 2**20,
         }

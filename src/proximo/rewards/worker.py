@@ -153,6 +153,7 @@ def serve(requests: int, answers: int) -> None:
 def load(place: str, name: str) -> object:
     """What a module or a file calls so; None where it calls nothing so."""
     if place.endswith(".py"):
+        sys.path.insert(0, str(Path(place).parent))  # as with `python file.py`: it may import what is next to it
         spec = importlib.util.spec_from_file_location(f"reward_{Path(place).stem}", place)
         assert spec is not None
         assert spec.loader is not None

@@ -46,6 +46,21 @@ def test_files_and_modules_are_fingerprinted_by_field(here):
     assert fingerprints(toml.dumps(RunConfig())).keys() == {"model"}
 
 
+def test_code_is_known_by_its_form_in_any_field(here, monkeypatch):
+    """A piece of one's own has fields of any name."""
+    (here / "words.txt").write_text("not code")
+    monkeypatch.setenv("HOME", str(here))
+    lines = ['judge = "mine.py:score"', 'script = "mine.py"', 'tools = ["package.short:Short", "~/mine.py:f", "x"]']
+    lines += ['words = "words.txt"', 'gone = "gone.py:f"', f'long = "{"a" * 5000}.py"', 'url = "http://host:port"']
+    mine = file_hash(here / "mine.py")
+    assert fingerprints("[task]\n" + "\n".join(lines)) == {
+        "task.judge": mine,
+        "task.script": mine,
+        "task.tools[0]": file_hash(here / "package" / "short.py"),
+        "task.tools[1]": mine,
+    }
+
+
 def test_a_changed_file_is_named_and_refused_unless_it_is_allowed(here):
     text, folder = toml.dumps(toml.loads(TEXT.format("package.short"), RunConfig)), here / "run"
     started(text, folder)

@@ -26,7 +26,8 @@ from proximo.storage.folders import whole_file
 USAGE = """usage: proximo replay RUN --step N [--as NAME ...] [--pass N] [--model DIR] [--out TOKENS.parquet] [--json]
 
 Recompute a stored step under the run's own algorithm and under others: policy loss, clipped and gated tokens, tokens
-that flip, where the gradient lies, and cosines between the gradients with respect to the log-probs.
+that flip, where the gradient lies, and cosines between the gradients with respect to the log-probs. Classes of your
+own that the run's config names are loaded, if their files are outside run folders and unchanged since the run.
 
 --as NAME      algorithm to replay the step under: its name in `proximo explain --all`, or a .toml file with a run's
                config or an algorithm. May be repeated. Default: ppo, grpo, dapo, gspo and sapo.
@@ -72,7 +73,7 @@ def _asked(arguments: list[str]) -> Replayed:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         what = "no run" if not arguments else " ".join(arguments)
         refuse(f"proximo replay takes one run's folder, not {what}: proximo replay RUN --step N [--as NAME ...]")
-    run = RunFolder(Path(arguments[0]))
+    run = RunFolder(Path(arguments[0]), load_code=True)
     if wanted is None:
         steps = run.steps()
         there = f"there are {steps[0]} to {steps[-1]}" if steps else "no rollouts are there yet"

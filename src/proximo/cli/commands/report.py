@@ -7,12 +7,14 @@ from proximo.cli.flags import refuse, take, take_switch
 from proximo.insight.folder import RunFolder
 from proximo.insight.report import summary, write_report
 
-USAGE = """usage: proximo report RUN [--out FILE.html] [--json]
+USAGE = """usage: proximo report RUN [--out FILE.html] [--load-code] [--json]
 
 Write one self-contained HTML page about a run of train, sft, reward-model or dpo: finished, ended early or still
 running. The page goes to RUN/report.html, or to FILE.html, and its path is printed.
 
 --out FILE.html  where to write the page
+--load-code      load the classes of your own that the run's config names, which executes their files; without it
+                 such a config is shown as text
 --json           print the run's results as JSON instead of the path
 """
 
@@ -22,11 +24,13 @@ def run(arguments: list[str]) -> int:
         print(USAGE, end="")
         return 0
     as_json, out = take_switch(arguments, "--json"), take(arguments, "--out")
+    load_code = take_switch(arguments, "--load-code")
     if len(arguments) != 1 or arguments[0].startswith("-"):
         given = f", not {' '.join(arguments)}" if arguments else ""
-        refuse(f"report takes the folder of one run{given}: proximo report RUN [--out FILE.html]")
+        refuse(f"report takes the folder of one run{given}: proximo report RUN [--out FILE.html] [--load-code]")
     try:
-        path, facts = write_report(RunFolder(Path(arguments[0])), None if out is None else Path(out))
+        run = RunFolder(Path(arguments[0]), load_code=load_code)
+        path, facts = write_report(run, None if out is None else Path(out))
     except (OSError, ValueError) as error:
         refuse(str(error))
     print(json.dumps({**summary(facts), "report": str(path)}) if as_json else path)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from proximo.cli.flags import refuse, take, take_switch
 
-USAGE = """usage: proximo view [RUN | DIR] [--port N] [--no-browser]
+USAGE = """usage: proximo view [RUN | DIR] [--port N] [--no-browser] [--load-code]
 
 Serve a local web page about one run folder, or about all runs below a folder (default: ./runs). It shows curves of
 several runs in one chart, findings, settings and every token of every rollout, and follows runs in progress.
@@ -18,6 +18,8 @@ The page is served on 127.0.0.1 only, and only to those who have the printed add
 
 --port N      port to use (default: any free port)
 --no-browser  do not open a browser
+--load-code   load the classes of your own that the runs' configs name, which executes their files; without it such a
+              config is shown as text, and its rollouts are not replayed token by token
 """
 
 
@@ -27,6 +29,7 @@ def run(arguments: list[str]) -> int:
         print(USAGE, end="")
         return 0
     port, quiet = _port(take(arguments, "--port")), take_switch(arguments, "--no-browser")
+    load_code = take_switch(arguments, "--load-code")
     root = _root(arguments)
     try:
         import torch
@@ -50,7 +53,7 @@ def run(arguments: list[str]) -> int:
     os.nice(10)  # training on this machine has priority
     torch.set_num_threads(1)  # more threads are no faster here, and slow a concurrent run down
     try:
-        server(root, token=token, port=port).run(sockets=[socket_])
+        server(root, token=token, port=port, load_code=load_code).run(sockets=[socket_])
     except KeyboardInterrupt:  # the normal way to stop it
         print(file=sys.stderr)
     return 0
@@ -66,7 +69,7 @@ def _port(given: str | None) -> int:
 
 def _root(arguments: list[str]) -> Path:
     if unknown := [each for each in arguments if each.startswith("-")]:
-        refuse(f"proximo view takes no {unknown[0]}: proximo view [RUN | DIR] [--port N] [--no-browser]")
+        refuse(f"proximo view takes no {unknown[0]}: proximo view [RUN | DIR] [--port N] [--no-browser] [--load-code]")
     if len(arguments) > 1:
         refuse(f"proximo view takes one folder, not {len(arguments)}: give the one that they are in")
     root = Path(arguments[0] if arguments else "runs")

@@ -17,7 +17,7 @@ from proximo.plain_text import MAX_SHOWN, visible
 from proximo.redacting import masked
 from proximo.sandbox.kernel import die_with_parent
 from proximo.training.config import RunConfig
-from proximo.training.old_names import load_run
+from proximo.training.old_names import loads_run
 from proximo.training.rl.progress import Lines
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     disable_progress_bar()
     sys.argv = ["proximo", "train", path, "--seed", seed, "--run", folder]  # the command that the run's record shows
     try:
-        config = replace(load_run(path), seed=int(seed))
+        config = replace(loads_run(Path(path).read_text(encoding="utf-8"), path), seed=int(seed))
         train_one(config, Path(folder), Machine(int(threads), bool(int(onednn))))
     except (OSError, ValueError) as error:
         print(f"error: {visible(masked(str(error)), MAX_SHOWN)}", file=sys.stderr, flush=True)

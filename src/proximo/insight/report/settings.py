@@ -25,8 +25,8 @@ def configuration(facts: Facts) -> str:
     content += [f'<p class="warn">Unusual: {text(each)}</p>\n' for each in facts.unusual]
     content += [_choices(facts.config)] if facts.config is not None else []
     content += [
-        f'<p class="warn">Not available here: {text(visible(name, 200))}: {text(visible(why, 500))}. The settings are '
-        "shown as text.</p>\n"
+        f'<p class="warn">type = {text(visible(name, 200))}, {text(visible(why, 500))}. The settings are shown as '
+        "text.</p>\n"
         for name, why in facts.unavailable.items()
     ]
     if facts.run.config_text:

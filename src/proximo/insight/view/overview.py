@@ -35,8 +35,8 @@ MAX_RUNS, MAX_TEXT = 1000, 200_000
 class Runs:
     """The runs below a folder, searched again on request, but not too often."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, *, load_code: bool = False) -> None:
+        self.root, self._load_code = root, load_code
         self._found: dict[str, RunFolder] = {}
         self._again = 0.0
         self._summaries: dict[str, tuple[object, dict[str, Any]]] = {}
@@ -46,7 +46,8 @@ class Runs:
         start = time.monotonic()
         if start >= self._again:
             try:
-                self._found = {self._name(run): run for run in find_runs(self.root)[:MAX_RUNS]}
+                runs = find_runs(self.root, load_code=self._load_code)[:MAX_RUNS]
+                self._found = {self._name(run): run for run in runs}
             except (OSError, ValueError):  # a run was removed meanwhile
                 return self._found
             end = time.monotonic()
@@ -167,11 +168,11 @@ def about(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
 
 def algorithm(run: RunFolder) -> dict[str, Any]:
     """The nearest named algorithm and the differences. No name if it is not a reinforcement-learning run, or if a class
-    that it names is not available: `why` says so."""
+    that it names is not loaded: `why` says so."""
     try:
         own = run.config.algorithm
     except (ValueError, OSError):
-        why = "; ".join(f"{name} is not available: {reason}" for name, reason in run.unavailable.items())
+        why = "; ".join(f"type = {name}, {reason}" for name, reason in run.unavailable.items())
         return {"name": None, "changes": [], "stages": [], "soft": False, "why": _text_of(why)}
     card = nearest(own)
     return {

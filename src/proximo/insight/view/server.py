@@ -44,9 +44,10 @@ HANDLERS: dict[str, Handler] = {
 """Handlers of requests about one run."""
 
 
-def application(root: Path, *, token: str, port: int) -> ASGIApp:
-    """The application that serves 127.0.0.1 at this port."""
-    runs, files = Runs(root), page_files()
+def application(root: Path, *, token: str, port: int, load_code: bool = False) -> ASGIApp:
+    """The application that serves 127.0.0.1 at this port. `load_code`: whether classes of a user's own that configs
+    name are loaded."""
+    runs, files = Runs(root, load_code=load_code), page_files()
 
     def listed(request: Request) -> Response:
         return _answered(lambda: _json(runs.listed()))
@@ -89,10 +90,12 @@ def bind(port: int) -> socket.socket:
     return made
 
 
-def server(root: Path, *, token: str, port: int, header_seconds: float = HEADER_SECONDS) -> uvicorn.Server:
+def server(
+    root: Path, *, token: str, port: int, load_code: bool = False, header_seconds: float = HEADER_SECONDS
+) -> uvicorn.Server:
     """The server; `run(sockets=[...])` serves until interrupted. Proxy headers are ignored."""
     config = uvicorn.Config(
-        application(root, token=token, port=port),
+        application(root, token=token, port=port, load_code=load_code),
         log_level="critical",
         access_log=False,
         lifespan="off",

@@ -17,11 +17,9 @@ FREE_NAMES = ("save_every",)
 ADDED = {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_epsilon": 1e-8}
 """Fields that became options later, and what they were before: a config that lacks one had this value."""
 NAMES_FILES = ("model", "path", "held_out", "reference", "reference_logprobs")
-"""Fields whose value may be a file or a model's folder."""
+"""Fields whose value may be a data file or a model's folder. Code is known by its form, in any field."""
 NAMES_FUNCTIONS = ("path",)
-"""Fields whose value may be a function, file.py:function or package.module:function."""
-NAMES_CLASS = "type"
-"""The field that names a class: one of ours, or a user's own, file.py:Class or package.module:Class."""
+"""Fields whose value may be a reward function, file.py:function or package.module:function, which may be corrected."""
 MISSING = object()
 
 
@@ -38,13 +36,13 @@ def differences(old_toml: str, new_toml: str) -> dict[str, str]:
 
 
 def fingerprints(config_toml: str) -> dict[str, str]:
-    """SHA-256 of the files that a config names, by field: data, models, and the files in which a user's own classes are
-    written (not what those import). A model that is not in a folder has none."""
+    """SHA-256 of the files that a config names, by field: data, models, and code (not what that imports), which is any
+    value like file.py:Name, package.module:Name or file.py. A model that is not in a folder has none."""
     found = {}
-    for field, value in flat(tomllib.loads(config_toml)):
-        if field.rpartition(".")[2] == NAMES_CLASS and (file := named_file(value)) is not None:
+    for field, value in _texts(config_toml):
+        if not _is_function(field, value) and (file := _code_file(value)) is not None:
             found[field] = file_hash(file)
-        if isinstance(value, str) and field.rpartition(".")[2] in NAMES_FILES:
+        elif field.rpartition(".")[2] in NAMES_FILES:
             path = Path(value) if Path(value).is_file() else Path(resolve(value))
             if path.is_file():
                 found[field] = file_hash(path)
@@ -56,10 +54,25 @@ def fingerprints(config_toml: str) -> dict[str, str]:
 def function_fingerprints(config_toml: str) -> dict[str, str]:
     """SHA-256 of the files in which a config's functions are written, by field; not of what those import."""
     found = {}
-    for field, value in flat(tomllib.loads(config_toml)):
-        if field.rpartition(".")[2] in NAMES_FUNCTIONS and (file := named_file(value)) is not None:
+    for field, value in _texts(config_toml):
+        if _is_function(field, value) and (file := named_file(value)) is not None:
             found[field] = file_hash(file)
     return found
+
+
+def _texts(config_toml: str) -> Iterator[tuple[str, str]]:
+    """All strings by their fields."""
+    for field, value in flat(tomllib.loads(config_toml)):
+        items = {f"{field}[{i}]": item for i, item in enumerate(value)} if isinstance(value, list) else {field: value}
+        yield from ((name, item) for name, item in items.items() if isinstance(item, str))
+
+
+def _is_function(field: str, value: str) -> bool:
+    return field.rpartition(".")[2] in NAMES_FUNCTIONS and ":" in value
+
+
+def _code_file(value: str) -> Path | None:
+    return named_file(f"{value}:whole") if value.endswith(".py") else named_file(value)
 
 
 def folder_hash(folder: Path) -> str:
@@ -72,14 +85,16 @@ def folder_hash(folder: Path) -> str:
 
 
 def changed_files(old: Mapping[str, str], new: Mapping[str, str], config_toml: str) -> dict[str, str]:
-    """Fields whose files have other contents, or are gone; of a class the file is named."""
-    named = dict(flat(tomllib.loads(config_toml)))
+    """Fields whose files have other contents, or are gone; of code the file is named."""
+    named = dict(_texts(config_toml))
     found = {}
     for field in [field for field in old if old[field] != new.get(field)]:
         if field not in new:
             found[field] = "its files are gone"
-        elif field.rpartition(".")[2] == NAMES_CLASS:
-            found[field] = f"({str(named.get(field)).rpartition(':')[0]}) has changed since the run began"
+        elif _code_file(value := named.get(field, "")) is not None:
+            found[field] = (
+                f"({value if value.endswith('.py') else value.rpartition(':')[0]}) has changed since the run began"
+            )
         else:
             found[field] = "its files were others when the run began"
     return found
