@@ -104,3 +104,31 @@ def test_an_unusual_choice_of_a_file_is_one_plain_line(tmp_path, capsys):
 def test_what_later_flags_mend_is_not_remarked_on(capsys):
     given(GRPO, "--ratio.type", "SequenceRatio", "--gate.low", "3e-4", "--gate.high", "4e-4")
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (
+            "--algorithm.gate SoftGate",
+            "--algorithm.gate alone takes no value: --algorithm.gate.type SoftGate chooses a piece and "
+            "--algorithm.gate.low, --algorithm.gate.high, --algorithm.gate.dual set its fields",
+        ),
+        ("--evaluation=3", "--evaluation alone takes no value: --evaluation.problems, --evaluation.every, "),
+        ("--steps 0", "steps is 0: give at least 1"),
+        ("--steps x", "--steps: 'x' is no whole number"),
+        ("--training.learning-rate big", "--training.learning-rate: 'big' is no number"),
+        ("--sampling.temperature -1", "sampling: temperature is -1.0: give 0 (greedy) or a positive number"),
+        ("--algorithm.gate.high -1", "gate.low 0.2, gate.high -1.0: widths of the clip are not negative"),
+        ("--stpes 3", "--stpes: there is no such flag, the nearest is '--steps'; test --help lists all"),
+        ("more", "more: test takes no such argument; test --help lists what it takes"),
+        ("--algorithm.gate.high", "Missing value for argument '--algorithm.gate.high'"),
+    ],
+)
+def test_what_is_wrong_with_a_flag_is_one_line(flags: str, line: str, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        changed(RunConfig(), flags.split(), prog="test", description="")
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert said.startswith(f"error: {line}")
+    assert said.count("\n") == 1

@@ -1,6 +1,6 @@
 """Open unions for tyro, which knows none: a protocol in a field's type is replaced by the classes it holds now."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass, replace
 from functools import reduce
 from operator import or_
@@ -11,8 +11,9 @@ from tyro.constructors import ConstructorRegistry, StructConstructorSpec, Struct
 from proximo.pieces import protocols, union_members
 
 
-def closed_unions() -> ConstructorRegistry:
-    """A rule for `tyro.cli`: each dataclass as tyro sees it, its fields' unions closed."""
+def closed_unions(raised: list[ValueError]) -> ConstructorRegistry:
+    """A rule for `tyro.cli`: each dataclass as tyro sees it, its fields' unions closed. What a class refuses is added
+    to `raised`, because tyro shows it in words of its own."""
     registry, is_asking = ConstructorRegistry(), False
 
     @registry.struct_rule
@@ -28,9 +29,20 @@ def closed_unions() -> ConstructorRegistry:
         if not isinstance(spec, StructConstructorSpec):
             return None
         fields = (replace(field, type=_closed(field.type, field.default)) for field in spec.fields)
-        return replace(spec, fields=tuple(fields))
+        return replace(spec, fields=tuple(fields), instantiate=_noting(spec.instantiate, raised))
 
     return registry
+
+
+def _noting(make: Callable[..., Any], raised: list[ValueError]) -> Callable[..., Any]:
+    def noted(*values: Any, **fields: Any) -> Any:
+        try:
+            return make(*values, **fields)
+        except ValueError as error:
+            raised.append(error)
+            raise
+
+    return noted
 
 
 def _closed(kind: Any, held: object) -> Any:

@@ -1,4 +1,4 @@
-"""Values changed by flags, and refusals. With closed_unions.py the only place that knows tyro."""
+"""Values changed by flags, and refusals."""
 
 import difflib
 import sys
@@ -9,6 +9,7 @@ from dataclasses import MISSING, is_dataclass, replace
 from types import NoneType
 from typing import Any, NoReturn, TypeVar, get_origin
 
+from proximo.cli.parsing import parsed
 from proximo.door.refusing import refuse_values
 from proximo.door.telling import say
 from proximo.outside import FORM, is_outside
@@ -25,26 +26,15 @@ def changed(default: Value, flags: Sequence[str], *, prog: str, description: str
     where a field may be empty; `--extra.add EntropyBonus` adds one to what is there; `--gate.type my_file.py:MyGate`
     takes a class of the user's own where the field's union is open. `help_more` ends the help.
     """
-    # Imported late, because they take seconds, and a list of commands or a refusal needs neither.
-    import tyro
-
+    # Imported late, because it takes seconds, and a list of commands or a refusal does not need it.
     from proximo.algorithms import UnusualChoice
-    from proximo.cli.closed_unions import closed_unions
 
     flags = list(flags)
     default = with_pieces(default, flags)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UnusualChoice)
         try:
-            value = tyro.cli(
-                type(default),
-                default=default,
-                args=flags,
-                prog=prog,
-                description=description,
-                config=(tyro.conf.AvoidSubcommands,),
-                registry=closed_unions(),
-            )
+            value = parsed(default, flags, prog, description)
         except ValueError as error:
             refuse(str(error))
         except SystemExit as stopped:

@@ -1,0 +1,94 @@
+"""Flags read by tyro, and what is wrong with them in one line. With closed_unions.py the only place that knows tyro."""
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr
+from dataclasses import is_dataclass
+from typing import TypeVar
+
+from proximo.pieces import given_fields, is_choice
+
+Value = TypeVar("Value")
+
+NUMBERS = (
+    (re.compile(r"invalid literal for int\(\) with base 10: (.*)"), r"\1 is no whole number"),
+    (re.compile(r"could not convert string to float: (.*)"), r"\1 is no number"),
+)
+"""What Python says of text that is no number, and what a person is told."""
+
+
+def parsed(default: Value, flags: Sequence[str], prog: str, description: str) -> Value:
+    """The value with the fields changed that the flags name; ValueError says in one line what is wrong. Help is printed
+    and ends in SystemExit(0)."""
+    # Imported late, because it takes a second, and a list of commands or a refusal does not need it.
+    import tyro
+
+    from proximo.cli.closed_unions import closed_unions
+
+    raised: list[ValueError] = []
+    shown = io.StringIO()
+    try:
+        with redirect_stderr(shown):
+            value, unknown = tyro.cli(
+                type(default),
+                default=default,
+                args=list(flags),
+                prog=prog,
+                description=description,
+                config=(tyro.conf.AvoidSubcommands,),
+                registry=closed_unions(raised),
+                return_unknown_args=True,
+            )
+    except SystemExit as stopped:
+        if stopped.code == 0:
+            raise
+        raise ValueError(_line(shown.getvalue(), type(default).__name__, raised)) from None
+    if unknown:
+        raise ValueError(_unknown(default, unknown[0], unknown[1:2], prog))
+    return value
+
+
+def _line(box: str, whole: str, raised: Sequence[ValueError]) -> str:
+    """What tyro draws as a box, in a line; of an error of ours its own words, after the table that it is about."""
+    # A title, a rule, what is wrong, and perhaps another rule and more; a title within a frame is its own rule.
+    rows = [row.strip("│ ") for row in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
+    rules = [number for number, row in enumerate(rows) if "───" in row or re.fullmatch("-{3,}", row)]
+    start, end = (*rules, len(rows), len(rows))[:2] if rules else (-1, len(rows))
+    said = " ".join(rows[start + 1 : end])
+    found = re.match(r"Error parsing (\S+): (.*)", said)
+    if found is None:
+        return said
+    where, why = found[1], str(raised[-1]) if raised else found[2]
+    for pattern, words in NUMBERS:
+        why = pattern.sub(words, why)
+    is_told = where == whole or why.startswith(f"{where.rpartition('.')[2]}.")
+    return why if is_told else f"{where}: {why}"
+
+
+def _unknown(default: object, flag: str, following: Sequence[str], prog: str) -> str:
+    """A flag that names a whole table needs a `.type` or a field; another one is misspelt."""
+    from proximo.cli.flags import nearest
+
+    if not flag.startswith("-"):
+        return f"{flag}: {prog} takes no such argument; {prog} --help lists what it takes"
+    name = flag.partition("=")[0].replace("_", "-")
+    known = dict(_flags(default, "--"))
+    if name in known:
+        fields, has_types = known[name]
+        given = flag.partition("=")[2] or next(iter(following), "NAME")
+        remedy = f"{name}.type {given if not given.startswith('-') else 'NAME'} chooses a piece" if has_types else ""
+        others = f"{', '.join(fields)} set its fields" if fields else ""
+        return f"{name} alone takes no value: {' and '.join(filter(None, (remedy, others)))}"
+    return f"{name}: there is no such flag{nearest(name, list(known))}; {prog} --help lists all"
+
+
+def _flags(value: object, path: str) -> Iterator[tuple[str, tuple[list[str], bool]]]:
+    """All flags of a value: with the flags of its fields, where it is a table, and whether it has a choice of types."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return
+    for field, kind in given_fields(type(value)):
+        here, held = f"{path}{field.name.replace('_', '-')}", vars(value)[field.name]
+        inner = dict(_flags(held, f"{here}."))
+        yield here, ([each for each in inner if each.count(".") == here.count(".") + 1], is_choice(kind))
+        yield from inner.items()
