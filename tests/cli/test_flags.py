@@ -8,7 +8,7 @@ from proximo import toml
 from proximo.algorithms import DAPO, GRPO, KL_COV, PPO, VAPO, Algorithm
 from proximo.cli import main
 from proximo.cli.configs import base_config
-from proximo.cli.flags import changed
+from proximo.cli.flags import as_flags, changed
 from proximo.maths import EntropyBonus, KlReward, SoftOverlong, TokenTruncated, ValueLoss
 from proximo.training.config import RunConfig, ValueOptions
 
@@ -132,3 +132,11 @@ def test_what_is_wrong_with_a_flag_is_one_line(flags: str, line: str, capsys):
     assert stopped.value.code == 2
     assert said.startswith(f"error: {line}")
     assert said.count("\n") == 1
+
+
+def test_messages_name_options_as_python_does_and_commands_show_flags():
+    said = "`run=runs/a` holds another: `allow_change=['training.groups']` or `accept_lost_rows=True`, `task.type=File`"
+    assert as_flags(said) == (
+        "--run runs/a holds another: --allow-change training.groups or --accept-lost-rows, --task.type File"
+    )
+    assert as_flags("see `proximo doctor`; a = `b`") == "see `proximo doctor`; a = `b`"

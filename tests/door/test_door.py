@@ -8,11 +8,15 @@ import re
 import subprocess
 import sys
 from contextlib import redirect_stdout
+from typing import Any
 
 import pytest
 
 import proximo
+from proximo.door.rewards import with_rewards
+from proximo.rewards import ExactMatch
 from tests import ROOT
+from tests.door.settings import small
 
 FUNCTIONS = ("train", "sft", "dpo", "reward_model", "compare", "evaluate", "open_run")
 NOTEBOOK = ROOT / "docs" / "notebooks" / "first_run.ipynb"
@@ -78,3 +82,41 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
     for number, cell in enumerate(cells):
         assert cell["outputs"] == [], "outputs are stripped"
         exec(compile("".join(cell["source"]), f"{NOTEBOOK.name}, cell {number + 1}", "exec"), space)
+
+
+def length(prompts, completions, **columns):
+    return [float(len(each)) for each in completions]
+
+
+DOOR: Any = proximo
+"""Called with what its types do not allow."""
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "line"),
+    [
+        (lambda: DOOR.train({"steps": 3}), TypeError, "config is {'steps': 3}: give a RunConfig, such as"),
+        (
+            lambda: proximo.sft([{"prompt": "a"}]),
+            TypeError,
+            "data is .*: give a .jsonl or .parquet file, or a SftConfig",
+        ),
+        (lambda: DOOR.dpo(None), TypeError, "data is None: give a .jsonl or .parquet file, or a DpoConfig"),
+        (lambda: DOOR.evaluate(None), TypeError, "model is None: give a folder, a run's folder or a hub id"),
+        (lambda: DOOR.evaluate("m", "arithmetics"), ValueError, "task is 'arithmetics': give one of arithmetic, "),
+        (lambda: DOOR.evaluate("m", "file"), ValueError, "task is 'file': give one of arithmetic, countdown"),
+        (lambda: DOOR.evaluate("m", 3), TypeError, r"task is 3: give a task, such as proximo.Arithmetic\(\)"),
+        (lambda: DOOR.compare("five"), TypeError, "configs is 'five': give a dict of RunConfigs by name, or a list"),
+        (lambda: DOOR.compare(["grpo"]), TypeError, "configs: one is 'grpo': give a RunConfig, such as"),
+        (lambda: DOOR.train(small(), rewards="length"), TypeError, "rewards is 'length': give a function f"),
+    ],
+)
+def test_wrong_input_is_one_line_with_the_remedy(call, error, line):
+    with pytest.raises(error, match=line) as refused:
+        call()
+    assert "\n" not in str(refused.value)
+
+
+def test_one_reward_function_needs_no_list():
+    assert with_rewards(small(), length) == with_rewards(small(), [length])
+    assert with_rewards(small(), ExactMatch()) == with_rewards(small(), [ExactMatch()])

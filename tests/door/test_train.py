@@ -13,6 +13,7 @@ from transformers.utils import logging
 import proximo
 from proximo import toml
 from proximo.cli import main
+from proximo.cli.flags import as_flags
 from proximo.training.rl import run as run_module
 from tests.door.settings import small
 
@@ -110,7 +111,9 @@ def test_a_folder_with_another_run_is_refused_as_the_command_line_refuses_it(who
     file.write_text(toml.dumps(other))
     with pytest.raises(SystemExit):
         main(["train", str(file), "--run", str(whole)])
-    assert capsys.readouterr().err.strip() == f"error: {error.value}"
+    assert "--" not in str(error.value)
+    assert "(`allow_change=['seed']`)" in str(error.value)
+    assert capsys.readouterr().err.strip() == f"error: {as_flags(str(error.value))}"
 
 
 def test_a_folder_that_is_not_empty_is_refused_where_nothing_is_resumed(whole: Path):

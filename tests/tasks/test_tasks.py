@@ -429,7 +429,7 @@ def test_bad_rows_are_reported_all_at_once(tmp_path: Path):
         json.dumps({"prompt": "1+1=", "answer": None}),
     ]
     path.write_text("\n".join([good, "", *bad]) + "\n")
-    with pytest.raises(ValueError, match="with bad rows .train --skip-bad or --task.skip-bad leaves them") as caught:
+    with pytest.raises(ValueError, match="with bad rows .`task.skip_bad=True` leaves them") as caught:
         File(str(path)).size("train")
     assert [line.removeprefix(f"{path}:")[:60] for line in str(caught.value).splitlines()[1:]] == [
         "3: not JSON, Expecting property name enclosed in double quot",

@@ -53,7 +53,7 @@ Every command has --help; proximo --version prints the version.
 --json (train, eval, selfcheck, sft, reward-model, dpo) prints the result as JSON on stdout, progress on stderr.
 --dry-run (train) checks and prints the resolved run without starting it.
 Repeating a command with the same --run resumes a run that ended early. On resume, --allow-change FIELD permits a
-changed field, and --accept-lost-rows continues although metrics.jsonl or ledger.jsonl has lost rows.
+changed field, and --accept-lost-rows (also of compare) continues although metrics.jsonl or ledger.jsonl has lost rows.
 """
 
 EXPLAIN_USAGE = """usage: proximo explain NAME [--stage.field VALUE ...] [--stage.type PIECE ...]

@@ -1,6 +1,7 @@
 """Values changed by flags, and refusals."""
 
 import difflib
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -10,8 +11,8 @@ from types import NoneType
 from typing import Any, NoReturn, TypeVar, get_origin
 
 from proximo.cli.parsing import parsed
+from proximo.door import telling
 from proximo.door.refusing import refuse_values
-from proximo.door.telling import say
 from proximo.outside import FORM, is_outside
 from proximo.pieces import choices, classes, foreign_class, given_fields, made, protocols, union_members
 from proximo.plain_text import visible
@@ -230,6 +231,24 @@ def take_model(arguments: list[str], command: str) -> str:
 def nearest(name: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(name.lower(), names, n=1)
     return f", the nearest is {close[0]!r}" if close else ""
+
+
+def as_flags(message: str) -> str:
+    """A message with its options as flags. Messages name an option as Python does, in backticks.
+
+    Example: as_flags("give `tokens=N` or `allow_change=['steps']`") == "give --tokens N or --allow-change steps"
+    """
+
+    def flag(found: re.Match[str]) -> str:
+        name, value = found[1].replace("_", "-"), found[2].strip("[]'")
+        return f"--{name}" if value == "True" else f"--{name} {value}"
+
+    return re.sub(r"`([a-z][a-z0-9_.]*)=([^`]*)`", flag, message)
+
+
+def say(message: str) -> None:
+    """A line for a person, on stderr, with options as flags."""
+    telling.say(as_flags(message))
 
 
 def refuse(message: str) -> NoReturn:

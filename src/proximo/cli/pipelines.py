@@ -5,8 +5,8 @@ from datetime import datetime
 from pathlib import Path
 
 from proximo import toml
-from proximo.cli.flags import changed, refuse, say
-from proximo.cli.run_folders import report_failure, taken
+from proximo.cli.flags import changed, refuse, say, take_switch
+from proximo.cli.run_folders import ACCEPT_LOST, report_failure, taken
 from proximo.door.folders import suit_attempt
 from proximo.models import pick_device
 from proximo.training.pipeline import PipelineConfig, pipeline
@@ -16,10 +16,11 @@ def run(
     name: str, default: PipelineConfig, arguments: list[str], *, folder: str | None, as_json: bool, dry_run: bool
 ) -> int:
     """Exit status: 0 done, 1 failed during training, 2 refused before training."""
+    accept_lost = take_switch(arguments, ACCEPT_LOST)
     config = changed(
         _from_file(arguments, default),
         arguments,
-        prog=f"proximo train {name} [pipeline.toml] [--run DIR] [--json] [--dry-run]",
+        prog=f"proximo train {name} [pipeline.toml] [--run DIR] [--accept-lost-rows] [--json] [--dry-run]",
         description="Fine-tune, train a reward model, then train on it, on a task whose true reward is known.",
     )
     if dry_run:
@@ -40,7 +41,7 @@ def run(
         else:
             suit_attempt(attempt, config.sft_config(path).model, config.device, say)
             try:
-                pipeline(config, path, say, attempt)
+                pipeline(config, path, say, attempt, accept_lost=accept_lost)
             except (OSError, ValueError) as error:
                 report_failure(attempt, error)
                 return 1

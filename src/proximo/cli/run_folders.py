@@ -4,12 +4,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from proximo.cli.flags import refuse, take
+from proximo.cli.flags import refuse, say, take
 from proximo.door import folders
-from proximo.door.telling import say
 from proximo.training.runfolder.checkpoints import CHECKPOINTS
 from proximo.training.runfolder.resume import Attempt
 from proximo.training.runfolder.signals import Stopped
+
+ACCEPT_LOST = "--accept-lost-rows"
+"""The flag that resumes a run whose log has lost rows."""
 
 
 def take_allowed(arguments: list[str]) -> list[str]:

@@ -10,9 +10,10 @@ from typing import Protocol
 from proximo import explain
 from proximo.door.folders import PathLike, folder_for, unwritable
 from proximo.door.machines import machine_of
+from proximo.door.refusing import refuse_kind
 from proximo.door.rewards import refuse_unbound
 from proximo.door.telling import Say, keep_quiet, say
-from proximo.door.training import with_values
+from proximo.door.training import CONFIG, with_values
 from proximo.insight.compare import (
     Budget,
     ComparisonPlan,
@@ -45,6 +46,7 @@ def compare(
     updates: int | None = None,
     run: PathLike | None = None,
     jobs: int | None = None,
+    accept_lost_rows: bool = False,
     quiet: bool = False,
 ) -> Result:
     """Train each config with each seed on one task and an equal budget; what `proximo compare` does.
@@ -59,6 +61,7 @@ def compare(
     updates  each run makes so many optimizer updates; without either, the budget that the configs share
     run      the folder; None: runs/compare-DATE
     jobs     runs at a time (as many as the cores allow)
+    accept_lost_rows   resume runs although their metrics.jsonl or ledger.jsonl has lost rows
     quiet    no lines of progress on stderr
 
     Example:
@@ -80,13 +83,17 @@ def compare(
         [(name, with_values(config)) for name, config in named], usual if seeds is None else seeds, budget
     )
     path = folder_for(run, "compare")
-    result, _ = compared(plan, path, jobs, " ".join(map(shlex.quote, sys.argv)), Lines(keep_quiet if quiet else say))
+    command, view = " ".join(map(shlex.quote, sys.argv)), Lines(keep_quiet if quiet else say)
+    result, _ = compared(plan, path, jobs, command, view, accept_lost=accept_lost_rows)
     return result
 
 
 def _named(configs: Mapping[str, RunConfig] | Sequence[RunConfig] | Comparison) -> list[tuple[str, RunConfig]]:
     if isinstance(configs, Comparison):
         return list(configs.configs.items())
+    refuse_kind("configs", configs, (Mapping, list, tuple), "a dict of RunConfigs by name, or a list of them")
+    for config in configs.values() if isinstance(configs, Mapping) else configs:
+        refuse_kind("configs: one", config, RunConfig, CONFIG)
     if isinstance(configs, Mapping):
         return list(configs.items())
     return [(explain.nearest(config.algorithm).name, config) for config in configs]
@@ -142,7 +149,7 @@ def default_jobs(plan: ComparisonPlan, machines: Mapping[str, Machine]) -> int:
 
 
 def compared(
-    plan: ComparisonPlan, path: Path, jobs: int | None, command: str, view: View
+    plan: ComparisonPlan, path: Path, jobs: int | None, command: str, view: View, *, accept_lost: bool = False
 ) -> tuple[Result, list[Failure]]:
     """Do what is left of a comparison and write its reports; ValueError where the folder cannot be taken for it."""
     machines = machines_for(plan)
@@ -153,12 +160,21 @@ def compared(
             lock = FolderLock(path)
             until.callback(lambda: lock.release(remove_empty=not existed))
             place.check(plan)
-            left = [job for job in plan.jobs() if not is_finished(job, place)]
+            left = [job for job in plan.jobs() if not is_finished(job, place, accept_lost)]
         except OSError as error:
             raise unwritable(path, error) from error
         view.begins(len(left))
         machines = place.settle(plan, machines, shlex.split(command))
-        failures = run_jobs(left, place, machines, most, started=view.started, ended=view.ended, waiting=view.waiting)
+        failures = run_jobs(
+            left,
+            place,
+            machines,
+            most,
+            started=view.started,
+            ended=view.ended,
+            waiting=view.waiting,
+            accept_lost=accept_lost,
+        )
         result = gathered(plan, place, failures, command)
         write_reports(path, result)
     return result, failures

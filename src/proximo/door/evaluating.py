@@ -2,7 +2,7 @@
 
 import tomllib
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +10,18 @@ from proximo import toml
 from proximo.algorithms import UnusualChoice
 from proximo.door.folders import PathLike
 from proximo.door.machines import as_found, open_model
+from proximo.door.refusing import refuse_kind
 from proximo.door.rewards import Rewards, with_rewards
 from proximo.door.telling import keep_quiet, say
 from proximo.environments import EnvironmentOptions, SingleTurn
 from proximo.insight.folder import RunFolder
 from proximo.models import Precision, load_tokenizer
 from proximo.models.shipped import resolve
+from proximo.pieces import classes, missing_members
 from proximo.rewards.grading import grading
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
-from proximo.tasks import Arithmetic, TaskOptions
+from proximo.tasks import Arithmetic, Task, TaskOptions
 from proximo.training.config import EvaluationOptions, RunConfig
 from proximo.training.old_names import renewed
 from proximo.training.preflight.prompts import check_prompts
@@ -55,7 +57,7 @@ class EvalConfig:
 
 def evaluate(
     model: PathLike,
-    task: TaskOptions | None = None,
+    task: TaskOptions | str | None = None,
     *,
     problems: int | None = None,
     samples: int | None = None,
@@ -71,7 +73,7 @@ def evaluate(
     What is not given is as the run evaluated itself, where `model` is a run's folder or one of its checkpoints, and
     else the default of `proximo eval --help`.
 
-    task      whose held-out problems are asked
+    task      whose held-out problems are asked; or the name of one that needs no options, such as "arithmetic"
     problems  how many of them, each once
     samples   completions per problem, for mean@k and pass@k; 0: greedy accuracy alone
     sampling  temperature and lengths, a SamplingOptions
@@ -83,10 +85,11 @@ def evaluate(
         found = proximo.evaluate("runs/mine", problems=200)
         print(f"{found.accuracy:.1%} ({found.low:.1%} to {found.high:.1%})")
     """
+    refuse_kind("model", model, (str, Path), "a folder, a run's folder or a hub id")
     tell = keep_quiet if quiet else say
     config, source = own_evaluation(str(model))
     given: dict[str, Any] = {
-        "task": task,
+        "task": None if task is None else _task(task),
         "problems": problems,
         "samples": samples,
         "sampling": sampling,
@@ -102,6 +105,24 @@ def evaluate(
     for failure in failures:
         tell(f"warning: {failure}")
     return found
+
+
+def _task(given: TaskOptions | str) -> TaskOptions:
+    """A task as it is, or by its name."""
+    wanted = f"a task, such as proximo.{Arithmetic.__name__}()"
+    if not isinstance(given, str):
+        if not is_dataclass(given) or missing_members(type(given), Task):
+            raise TypeError(f"task is {given!r}: give {wanted}")
+        return given
+    known = {kind.__name__.lower(): kind for kind in classes(TaskOptions)}
+    named = {
+        name: kind
+        for name, kind in known.items()
+        if not any(field.default is MISSING and field.default_factory is MISSING for field in fields(kind))
+    }
+    if given.lower() in named:
+        return named[given.lower()]()
+    raise ValueError(f"task is {given!r}: give one of {', '.join(named)}, or {wanted}")
 
 
 def evaluated(name: str, config: EvalConfig) -> tuple[Evaluation, list[str]]:

@@ -27,7 +27,7 @@ def refuse_used(path: Path) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> ValueError:
-    return ValueError(f"--run {path}: nothing can be written there, {error.strerror}; give another folder")
+    return ValueError(f"`run={path}`: nothing can be written there, {error.strerror}; give another folder")
 
 
 @contextmanager

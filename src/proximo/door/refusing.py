@@ -14,6 +14,13 @@ def refuse_values(config: object) -> None:
         raise ValueError("\n".join(complaints))
 
 
+def refuse_kind(name: str, value: object, kinds: type | tuple[type, ...], wanted: str) -> None:
+    """Raise TypeError for an argument of another kind, in one line that says what to give."""
+    if not isinstance(value, kinds):
+        shown = repr(value)
+        raise TypeError(f"{name} is {shown if len(shown) <= 60 else f'a {type(value).__name__}'}: give {wanted}")
+
+
 def _complaints(value: object, path: str) -> Iterator[str]:
     """What no field may hold, whatever its own rules: a number that is none, a secret that would be written down."""
     if is_dataclass(value) and not isinstance(value, type):

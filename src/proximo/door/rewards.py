@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+from proximo.door.refusing import refuse_kind
 from proximo.rewards import GivenFunction, Grader, PythonFunction, Reward
 from proximo.rewards.given import Function
 from proximo.tasks import File, TaskOptions
@@ -11,8 +12,8 @@ from proximo.training.reward_mix import RewardMix, WeightedRule
 
 Rewarding = Function | Reward
 """A function as TRL calls it, or a reward of ours, such as ExactMatch()."""
-Rewards = Sequence[Rewarding | tuple[Rewarding, float]]
-"""Each alone, or with its weight."""
+Rewards = Rewarding | Sequence[Rewarding | tuple[Rewarding, float]]
+"""One, or several, each alone or with its weight."""
 
 
 class Rewarded(Protocol):
@@ -52,6 +53,9 @@ def with_rewards(config: Config, rewards: Rewards | None) -> Config:
     """
     if rewards is None:
         return config
+    if callable(rewards) or isinstance(rewards, Grader):
+        rewards = [rewards]
+    refuse_kind("rewards", rewards, (list, tuple), "a function f(prompts, completions, **columns), or a list of them")
     if not rewards:
         raise ValueError("rewards is empty: give at least one function, or leave it out")
     rules = tuple(_rule(each) for each in rewards)

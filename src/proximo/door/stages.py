@@ -9,7 +9,7 @@ from proximo import toml
 from proximo.data import DataFile
 from proximo.door.folders import PathLike, attempted, folder_for, suit_attempt
 from proximo.door.machines import as_found
-from proximo.door.refusing import refuse_values
+from proximo.door.refusing import refuse_kind, refuse_values
 from proximo.door.telling import Say, keep_quiet, say
 from proximo.training.offline import dpo as dpo_stage
 from proximo.training.offline import reward_model as reward_model_stage
@@ -97,6 +97,7 @@ def reward_model(
 
 def _config(data: Config | PathLike, default: Config, model: str | None) -> Config:
     """A config as it is; a file takes the place of the default's data."""
+    refuse_kind("data", data, (str, Path, type(default)), f"a .jsonl or .parquet file, or a {type(default).__name__}")
     if not isinstance(data, str | Path):
         if model is not None:
             raise ValueError(f"model is {model!r}, and a whole config is given, which has its own: set config.model")

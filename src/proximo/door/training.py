@@ -7,7 +7,7 @@ from proximo import explain, toml
 from proximo.door.folders import PathLike, attempted, folder_for, suit_attempt
 from proximo.door.machines import as_found
 from proximo.door.progress import OnStep, Silent, Watched
-from proximo.door.refusing import refuse_values
+from proximo.door.refusing import refuse_kind, refuse_values
 from proximo.door.rewards import Rewards, with_rewards
 from proximo.door.telling import Say, keep_quiet, say
 from proximo.models import load_tokenizer
@@ -21,6 +21,9 @@ from proximo.training.rl.result import RunResult
 from proximo.training.rl.run import Run
 from proximo.training.runfolder.checkpoints import step_of
 from proximo.training.runfolder.resume import Attempt
+
+CONFIG = "a RunConfig, such as replace(proximo.presets.ARITHMETIC, steps=20)"
+"""What a config may be, for errors."""
 
 
 def train(
@@ -60,6 +63,7 @@ def train(
         result = proximo.train(config, run="runs/mine")
         print(result.before.accuracy, result.after.accuracy, result.checkpoint)
     """
+    refuse_kind("config", config, RunConfig, CONFIG)
     config = with_rewards(with_values(config), rewards)
     refuse_values(config)
     tell = keep_quiet if quiet else say
@@ -111,8 +115,7 @@ def _has_steps_left(config: RunConfig, attempt: Attempt) -> bool:
 def _kept(config: RunConfig, attempt: Attempt, say: Say) -> RunResult:
     assert attempt.result is not None
     field = "steps" if config.max_generated_tokens is None else "max_generated_tokens"
-    flag = f"--{field.replace('_', '-')} N --allow-change {field}"
-    say(f"{attempt.folder}: this run is finished; more steps: {flag}")
+    say(f"{attempt.folder}: this run is finished; more steps: `{field}=N` `allow_change=['{field}']`")
     path = resolve(config.model)
     check_prompts(config, path, load_tokenizer(path))  # what was left out of the data is left out again
     return RunResult.from_dict(attempt.result, attempt.folder, config.task, config.seed)

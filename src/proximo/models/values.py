@@ -213,7 +213,7 @@ def _copied_from(policy: PreTrainedModel, layers: int) -> nn.ModuleList:
         kind = type(policy).__name__
         raise ValueError(
             f"value.form is OwnLayers, but {kind} is outside the packed path: use TrunkHead or OwnModel "
-            "(--value.form.type TrunkHead)"
+            "(`value.form.type=TrunkHead`)"
         )
     trunk = body(policy).get_submodule("layers")
     assert isinstance(trunk, nn.ModuleList)

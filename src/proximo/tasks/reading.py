@@ -50,9 +50,7 @@ class FileProblems:
 
     def _refuse(self, mistakes: Mistakes) -> None:
         if not self._skip_bad:
-            mistakes.refuse(
-                f"task.path is {self._path!r}, with bad rows (train --skip-bad or --task.skip-bad leaves them out):"
-            )
+            mistakes.refuse(f"task.path is {self._path!r}, with bad rows (`task.skip_bad=True` leaves them out):")
 
     def _refuse_empty(self) -> None:
         train, kept = (len(self._splits[split]) for split in ("train", "held_out"))

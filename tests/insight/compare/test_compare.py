@@ -109,7 +109,7 @@ def test_a_run_ends_with_the_step_that_reaches_its_tokens(policy, tmp_path):
     # One token more, and there is a third step: that of the run which had it from the start.
     raised = replace(limited, max_generated_tokens=after[1] + 1)
     with pytest.raises(
-        ValueError, match=r"max_generated_tokens was \d+, now \d+  \(--allow-change max_generated_tokens\)"
+        ValueError, match=r"max_generated_tokens was \d+, now \d+  \(`allow_change=\['max_generated_tokens'\]`\)"
     ):
         train_one(raised, tmp_path / "limited", MACHINE)
     resume(raised, tmp_path / "limited")
@@ -168,7 +168,7 @@ def test_budgets_become_steps():
     plan = make_plan(configs, 2, Budget("tokens", 150))
     assert [(each.config.steps, each.config.max_generated_tokens) for each in plan.contenders] == [(10, 150)] * 2
     # None is given: 40 steps of two updates are not 40 of four, so there is none; the tokens of both are one.
-    with pytest.raises(ValueError, match="no budget in common: give one, --tokens N or --updates N"):
+    with pytest.raises(ValueError, match="no budget in common: give one, `tokens=N` or `updates=N`"):
         make_plan(configs, 2)
     assert (
         make_plan([(name, replace(config, max_generated_tokens=99)) for name, config in configs], 2).budget.amount == 99
@@ -267,7 +267,7 @@ def test_bad_input_is_one_line_and_nothing_is_started(arguments, message, tmp_pa
 
 def test_evaluations_of_different_size_are_refused():
     other = replace(SMALL, evaluation=EvaluationOptions(problems=6))
-    with pytest.raises(ValueError, match="evaluation.problems is 12 for a, 6 for b: give --evaluation.problems"):
+    with pytest.raises(ValueError, match="evaluation.problems is 12 for a, 6 for b: give all the same"):
         make_plan([("a", SMALL), ("b", other)], 1)
 
 

@@ -171,7 +171,7 @@ def test_a_file_is_split_and_encoded(tmp_path: Path):
 def test_bad_rows_are_refused_together_or_left_out(tmp_path: Path):
     bad = [{"prompt": "9" * 60, "completion": "1"}, {"prompt": "a", "completion": ""}]
     path = written(tmp_path / "x.jsonl", [*SUMS, *bad])
-    with pytest.raises(ValueError, match="with bad rows .--skip-bad leaves them out.:") as caught:
+    with pytest.raises(ValueError, match="with bad rows .`data.skip_bad=True` leaves them out.:") as caught:
         prepare(DataFile(path, max_tokens=50), read_examples, TINY)
     assert [line[:30] for line in str(caught.value).removeprefix("data").replace(f"{path}:", "").splitlines()[1:]] == [
         "41: the prompt alone has 60 to",

@@ -71,9 +71,9 @@ def test_a_changed_file_is_named_and_refused_unless_it_is_allowed(here):
     with pytest.raises(ValueError, match="holds a run with another config") as refused, begin(folder, text):
         pass
     assert str(refused.value).splitlines()[1:] == [
-        "  task.type (mine.py) has changed since the run began  (--allow-change task.type)",
+        "  task.type (mine.py) has changed since the run began  (`allow_change=['task.type']`)",
         "  rewards.rules[0].reward.type (package.short) has changed since the run began  "
-        "(--allow-change rewards.rules[0].reward.type)",
+        "(`allow_change=['rewards.rules[0].reward.type']`)",
     ]
     with begin(folder, text, allowed=["task", "rewards"]) as attempt:
         attempt.start()

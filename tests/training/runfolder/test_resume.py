@@ -375,7 +375,7 @@ def test_lost_rows_are_no_reason_to_train_again_unasked(how, name, golden, tmp_p
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     message = (
         rf"{name} has {len(left)} bytes and had \d+ when step-000004 was saved.*Put the whole file back, or resume "
-        "without those rows, with proximo train or a stage: --accept-lost-rows$"
+        "without those rows: `accept_lost_rows=True`$"
     )
     with pytest.raises(ValueError, match=message), begin(folder, toml.dumps(config())):
         pass
@@ -529,7 +529,7 @@ def test_other_files_under_the_same_name_are_refused(tmp_path):
     settings = config(model=str(tmp_path / "model"), steps=1)
     trained(settings, tmp_path / "run")
     shutil.copy(tmp_path / "other" / "model.safetensors", tmp_path / "model" / "model.safetensors")
-    with pytest.raises(ValueError, match="model its files were others when the run began  .--allow-change model"):
+    with pytest.raises(ValueError, match="model its files were others when the run began  .`allow_change=..model..`"):
         trained(settings, tmp_path / "run")
     shutil.rmtree(tmp_path / "model")
     with pytest.raises(ValueError, match="model its files are gone"), begin(tmp_path / "run", toml.dumps(settings)):
@@ -848,7 +848,7 @@ def test_an_exit_is_no_failure_by_its_number(tmp_path):
 def test_whoever_is_stopped_is_told_from_where_it_goes_on(golden, tmp_path):
     folder = left_after(3, golden("grpo"), tmp_path / "run")
     with begin(folder, toml.dumps(config())) as attempt:
-        assert attempt.way_on == f"the same command with --run {folder} goes on after step 3"
+        assert attempt.way_on == f"the same again with `run={folder}` goes on after step 3"
     shutil.rmtree(folder / CHECKPOINTS)
     with begin(folder, toml.dumps(config())) as attempt:
         assert attempt.way_on.endswith(" goes on from its beginning")

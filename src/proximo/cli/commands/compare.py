@@ -15,6 +15,7 @@ from rich.text import Text
 from proximo import explain
 from proximo.cli.configs import named_algorithm, preset_or_file, with_named, with_values
 from proximo.cli.flags import changed, refuse, say, take, take_switch
+from proximo.cli.run_folders import ACCEPT_LOST
 from proximo.door.comparing import SEEDS, checked_plan, compared, default_jobs, machines_for
 from proximo.insight.compare import (
     JSON,
@@ -51,6 +52,8 @@ more than noise. All runs of a seed get the same prompts and random numbers, so 
   --updates N    budget: N optimizer updates per run; without either, the budget that the configs share
   --run DIR      folder for runs and reports (default: runs/compare-DATE); the same command resumes it
   --jobs N       runs in parallel (default: as many as the cores allow)
+  --accept-lost-rows
+                 resume runs although their metrics.jsonl or ledger.jsonl has lost rows
   --dry-run      print what would be run without starting it
   --json         print compare.json on stdout
   --field VALUE  any field of `proximo train` except --steps and --max-generated-tokens, for all runs
@@ -67,13 +70,14 @@ def run(arguments: list[str]) -> int:
     as_json, dry_run = take_switch(arguments, "--json"), take_switch(arguments, "--dry-run")
     command = shlex.join(["proximo", "compare", *without_secrets(arguments)])
     folder, jobs = take(arguments, "--run"), _whole(arguments, "--jobs")
+    accept_lost = take_switch(arguments, ACCEPT_LOST)
     plan = _plan(arguments)
     if dry_run:
         _print_plan(plan, jobs or default_jobs(plan, machines_for(plan)))
         return 0
     path = Path(folder) if folder else Path("runs") / f"compare-{datetime.now():%Y%m%d-%H%M%S}"
     command += "" if folder else f" --run {shlex.quote(str(path))}"
-    result, failures = _train(plan, path, jobs, command)
+    result, failures = _train(plan, path, jobs, command, accept_lost)
     _print_result(path, result, as_json)
     return 1 if failures else 0
 
@@ -167,10 +171,12 @@ def _print_plan(plan: ComparisonPlan, most: int) -> None:
 # Running
 
 
-def _train(plan: ComparisonPlan, path: Path, jobs: int | None, command: str) -> tuple[Result, list[Failure]]:
+def _train(
+    plan: ComparisonPlan, path: Path, jobs: int | None, command: str, accept_lost: bool
+) -> tuple[Result, list[Failure]]:
     view = _View(Place(path))
     try:
-        return compared(plan, path, jobs, command, view)
+        return compared(plan, path, jobs, command, view, accept_lost=accept_lost)
     except ValueError as error:
         refuse(str(error))
     except (Stopped, KeyboardInterrupt):

@@ -11,7 +11,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from proximo import toml
 from proximo.cli.flags import changed, refuse, say, take, take_switch
-from proximo.cli.run_folders import report_failure, take_allowed, taken
+from proximo.cli.run_folders import ACCEPT_LOST, report_failure, take_allowed, taken
 from proximo.data import DataFile
 from proximo.door.folders import suit_attempt
 from proximo.training.offline.dpo import DpoConfig, dpo
@@ -19,7 +19,7 @@ from proximo.training.offline.fitting import Fitted
 from proximo.training.offline.reward_model import RewardModelConfig, train_reward_model
 from proximo.training.offline.sft import SftConfig, sft
 from proximo.training.offline.snapshots import POINTS
-from proximo.training.runfolder.resume import ACCEPT_LOST, Attempt
+from proximo.training.runfolder.resume import Attempt
 
 Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
 

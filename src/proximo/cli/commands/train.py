@@ -14,7 +14,7 @@ from proximo.cli.configs import base_config, naming_flags, preset
 from proximo.cli.flags import changed, refuse, say, take, take_switch
 from proximo.cli.live import LiveView
 from proximo.cli.models import machine_line
-from proximo.cli.run_folders import report_failure, take_allowed, taken
+from proximo.cli.run_folders import ACCEPT_LOST, report_failure, take_allowed, taken
 from proximo.door.training import trained
 from proximo.insight.doctor.checkup import standing, summary
 from proximo.plain_text import quoted, visible
@@ -26,7 +26,7 @@ from proximo.training.preflight.preflight import rehearse
 from proximo.training.rl.progress import Lines, Progress, gain, measure, prompt_text, share
 from proximo.training.rl.result import RunResult
 from proximo.training.runfolder.checkpoints import step_of
-from proximo.training.runfolder.resume import ACCEPT_LOST, Attempt
+from proximo.training.runfolder.resume import Attempt
 
 TRAIN_FLAGS = """flags of the command itself:
   --run DIR             run folder; the same command with the same folder resumes the run

@@ -43,12 +43,12 @@ class Place:
         known = self._known()
         if known is None:
             if self.folder.exists() and any(path.name != LOCK for path in self.folder.iterdir()):
-                raise ValueError(f"--run {self.folder} holds something else than a comparison: choose another name")
+                raise ValueError(f"`run={self.folder}` holds something else than a comparison: choose another name")
             return
         wrong = self._differences(plan, known)
         if wrong:
             raise ValueError(
-                f"--run {self.folder} holds another comparison: {'; '.join(wrong)}. Give its own command, or choose "
+                f"`run={self.folder}` holds another comparison: {'; '.join(wrong)}. Give its own command, or choose "
                 "another name"
             )
 
@@ -87,7 +87,7 @@ class Place:
         except (OSError, ValueError, KeyError, TypeError):
             pass
         raise ValueError(
-            f"--run {self.folder}: its {PLAN} is damaged or of another version; choose another name or remove it"
+            f"`run={self.folder}`: its {PLAN} is damaged or of another version; choose another name or remove it"
         )
 
     def _differences(self, plan: ComparisonPlan, known: Mapping[str, Any]) -> list[str]:

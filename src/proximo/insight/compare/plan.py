@@ -73,7 +73,7 @@ def make_plan(configs: Sequence[tuple[str, RunConfig]], seeds: int, budget: Budg
     if len(configs) < 2:
         raise ValueError("a comparison needs two at least: give more algorithms or configs")
     if seeds < 1:
-        raise ValueError(f"--seeds {seeds}: give at least 1")
+        raise ValueError(f"`seeds={seeds}`: give at least 1")
     names = _unique([name for name, _ in configs])
     _refuse_different(list(zip(names, (config for _, config in configs), strict=True)))
     budget = budget or _shared_budget([config for _, config in configs])
@@ -104,15 +104,12 @@ def _refuse_different(configs: Sequence[tuple[str, RunConfig]]) -> None:
     for name, config in configs[1:]:
         if config.task != one.task:
             raise ValueError(
-                f"task is {one.task} for {first} and {config.task} for {name}: compare on one task, "
-                "given by --task.FIELD for all or by one config"
+                f"task is {one.task} for {first} and {config.task} for {name}: compare on one task, the same for all"
             )
         for field in ("problems", "samples"):
             ours, theirs = getattr(one.evaluation, field), getattr(config.evaluation, field)
             if ours != theirs:
-                raise ValueError(
-                    f"evaluation.{field} is {ours} for {first}, {theirs} for {name}: give --evaluation.{field} for all"
-                )
+                raise ValueError(f"evaluation.{field} is {ours} for {first}, {theirs} for {name}: give all the same")
 
 
 def _shared_budget(configs: Sequence[RunConfig]) -> Budget:
@@ -123,7 +120,7 @@ def _shared_budget(configs: Sequence[RunConfig]) -> Budget:
             return Budget("tokens", amount)
         case (None,), (amount,):
             return Budget("updates", amount)
-    raise ValueError("the configs have no budget in common: give one, --tokens N or --updates N")
+    raise ValueError("the configs have no budget in common: give one, `tokens=N` or `updates=N`")
 
 
 def _within(name: str, config: RunConfig, budget: Budget) -> RunConfig:
@@ -134,13 +131,13 @@ def _within(name: str, config: RunConfig, budget: Budget) -> RunConfig:
         steps, rest = divmod(budget.amount, training.updates)
         if rest or not steps:
             raise ValueError(
-                f"--updates {budget.amount}: {name} makes {training.updates} updates a step, so give a multiple of that"
+                f"`updates={budget.amount}`: {name} makes {training.updates} updates a step, so give a multiple of that"
             )
         fewest, limits = steps, {"steps": steps, "max_generated_tokens": None}
     else:
         if budget.amount < completions:
             raise ValueError(
-                f"--tokens {budget.amount}: one step of {name} samples {completions} completions of a token at least: "
+                f"`tokens={budget.amount}`: one step of {name} samples {completions} completions of a token at least: "
                 "give more"
             )
         # A completion has at least one token, and a step uses this many completions, with dropped and carried ones.

@@ -13,12 +13,13 @@ from proximo.insight.report.facts import gather
 from proximo.training.runfolder.resume import begin
 
 
-def is_finished(job: Job, place: Place) -> bool:
-    """Whether a run is finished; ValueError if its folder holds another run or is in use."""
+def is_finished(job: Job, place: Place, accept_lost: bool = False) -> bool:
+    """Whether a run is finished; ValueError if its folder holds another run, is in use, or its log has lost rows and
+    that is not accepted."""
     folder = place.run(job)
     if not folder.exists():
         return False
-    with begin(folder, toml.dumps(job.config)) as attempt:
+    with begin(folder, toml.dumps(job.config), accept_lost=accept_lost) as attempt:
         return attempt.result is not None
 
 

@@ -1,7 +1,7 @@
 """One run of a comparison in a separate process: like `proximo train CONFIG --seed N --run DIR`, with the machine
 settings that all runs of the comparison share, so that equal runs give equal bits.
 
-python -m proximo.insight.compare.worker CONFIG SEED DIR THREADS ONEDNN PARENT
+python -m proximo.insight.compare.worker CONFIG SEED DIR THREADS ONEDNN ACCEPT_LOST PARENT
 """
 
 import os
@@ -25,7 +25,7 @@ from proximo.training.runfolder.resume import begin
 
 
 def main(arguments: list[str]) -> int:
-    path, seed, folder, threads, onednn, parent = arguments
+    path, seed, folder, threads, onednn, accept_lost, parent = arguments
     die_with_parent()
     if os.getppid() != int(parent):  # the parent has already died
         return 1
@@ -33,17 +33,17 @@ def main(arguments: list[str]) -> int:
     sys.argv = ["proximo", "train", path, "--seed", seed, "--run", folder]  # the command that the run's record shows
     try:
         config = replace(loads_run(Path(path).read_text(encoding="utf-8"), path), seed=int(seed))
-        train_one(config, Path(folder), Machine(int(threads), bool(int(onednn))))
+        train_one(config, Path(folder), Machine(int(threads), bool(int(onednn))), bool(int(accept_lost)))
     except (OSError, ValueError) as error:
         print(f"error: {visible(masked(str(error)), MAX_SHOWN)}", file=sys.stderr, flush=True)
         return 1
     return 0
 
 
-def train_one(config: RunConfig, folder: Path, machine: Machine) -> None:
+def train_one(config: RunConfig, folder: Path, machine: Machine, accept_lost: bool = False) -> None:
     """Start or resume the run; a finished one is left as it is."""
     text = toml.dumps(config)
-    with begin(folder, text, algorithm=explain.named(config.algorithm)) as attempt:
+    with begin(folder, text, algorithm=explain.named(config.algorithm), accept_lost=accept_lost) as attempt:
         if attempt.result is None:
             (attempt.machine or machine).apply()
             if attempt.other_code is not None:

@@ -47,10 +47,11 @@ def run_jobs(
     started: Callable[[Job], None],
     ended: Callable[[Job, Failure | None], None],
     waiting: Callable[[Sequence[Job]], None] = lambda _: None,
+    accept_lost: bool = False,
 ) -> list[Failure]:
     """Run all jobs to the end. On a stop signal, raises Stopped after every process has saved its run and ended.
 
-    `waiting` is called regularly with the running jobs.
+    `waiting` is called regularly with the running jobs. `accept_lost`: resume although a log has lost rows.
     """
     left, running, failures = deque(jobs), dict[Job, subprocess.Popen[bytes]](), list[Failure]()
     with Stop() as stop:
@@ -59,7 +60,7 @@ def run_jobs(
                 stop.check()
                 while left and len(running) < most:
                     job = left.popleft()
-                    running[job] = _start(job, place, machines[job.contender])
+                    running[job] = _start(job, place, machines[job.contender], accept_lost)
                     started(job)
                 for job in [job for job, process in running.items() if process.poll() is not None]:
                     failure = _failure(job, running.pop(job).returncode, place.log(job))
@@ -73,7 +74,7 @@ def run_jobs(
     return failures
 
 
-def _start(job: Job, place: Place, machine: Machine) -> subprocess.Popen[bytes]:
+def _start(job: Job, place: Place, machine: Machine, accept_lost: bool) -> subprocess.Popen[bytes]:
     """Start a job in a separate session: Ctrl-C goes to the comparison, which passes it on once."""
     arguments = [
         place.config(job.contender),
@@ -81,6 +82,7 @@ def _start(job: Job, place: Place, machine: Machine) -> subprocess.Popen[bytes]:
         place.run(job),
         machine.threads,
         int(machine.onednn),
+        int(accept_lost),
         os.getpid(),
     ]
     with place.log(job).open("ab") as log:

@@ -21,7 +21,7 @@ from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, saved, st
 from proximo.training.runfolder.ledger import LEDGER
 from proximo.training.runfolder.log import EVENTS, METRICS, TIMINGS
 from proximo.training.runfolder.record import FORMAT
-from proximo.training.runfolder.resume import ACCEPT_LOST, RESULT, lost_rows
+from proximo.training.runfolder.resume import RESULT, lost_rows
 from proximo.training.runfolder.state import read_origin
 
 Stamp = tuple[int, int]
@@ -112,7 +112,9 @@ def _lost_rows(run: RunFolder) -> Iterator[Finding]:
             if _complaints(point, inside) or not _is_of(point, inside, run.record.get("identity")):
                 continue
             for message in _shorter(run.path, stamps, point, inside):
-                yield _damaged_file(message, f"put the whole file back, or resume without those rows: {ACCEPT_LOST}")
+                yield _damaged_file(
+                    message, "put the whole file back, or resume without those rows: --accept-lost-rows"
+                )
             break
 
 

@@ -76,7 +76,7 @@ def parameter_gradients(
     # As much of those rows as a division into passes looks at.
     passed = replace(step.batch, lengths=step.batch.lengths[index], group=step.batch.group[index])
     parameters = [each for each in model.parameters() if each.requires_grad]
-    with explaining_memory(f"{len(views)} gradients of the whole model are held at once; give fewer --as"):
+    with explaining_memory(f"{len(views)} gradients of the whole model are held at once; give fewer algorithms"):
         totals = [[torch.zeros_like(each, dtype=torch.float32) for each in parameters] for _ in views]
         passes = Passes(config.sampling.temperature, config.training.token_budget or CPU_TOKENS)
         logprobs = torch.zeros_like(step.batch.old_logprobs)

@@ -65,7 +65,7 @@ def prepare(data: DataFile, read: Reader[Item], tokenizer: PreTrainedTokenizerBa
     items, kept = read_splits(read, data.path, data.held_out, mistakes)
     train, held_out = (encode(tokenizer, part, data.max_tokens, mistakes) for part in (items, kept))
     if not data.skip_bad:
-        mistakes.refuse(f"data.path is {data.path!r}, with bad rows (--skip-bad leaves them out):")
+        mistakes.refuse(f"data.path is {data.path!r}, with bad rows (`data.skip_bad=True` leaves them out):")
     refuse_empty(len(train), len(held_out), data.path, data.held_out, remedy="a larger share, a file, or 0 for none")
     return Prepared(train, held_out, mistakes)
 

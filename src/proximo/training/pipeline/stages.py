@@ -36,40 +36,44 @@ SAID_EVERY = 10
 """Reinforcement-learning steps between progress lines."""
 
 
-def pipeline(config: PipelineConfig, folder: Path, say: Say, attempt: Attempt | None = None) -> Result:
+def pipeline(
+    config: PipelineConfig, folder: Path, say: Say, attempt: Attempt | None = None, *, accept_lost: bool = False
+) -> Result:
     """Run demonstrations, fine-tuning, rankings, reward model, then PPO, GRPO and DPO, and measure all of them.
 
-    A stage that an earlier attempt has finished is not trained again.
+    A stage that an earlier attempt has finished is not trained again. `accept_lost`: resume although a stage's log has
+    lost rows.
     """
     with ExitStack() as until:
         attempt = attempt or until.enter_context(begin(folder, toml.dumps(config), points=None, allowed=None))
         attempt.start()
-        result = _chain(config, folder, say)
+        result = _chain(config, folder, say, accept_lost)
         write_file(folder / "results.json", (json.dumps(plain(asdict(result)), indent=2) + "\n").encode())
         write_file(folder / "report.md", report(result).encode())
         attempt.finish({"stages": config.stages})
         return result
 
 
-def _chain(config: PipelineConfig, folder: Path, say: Say) -> Result:
+def _chain(config: PipelineConfig, folder: Path, say: Say, accept_lost: bool) -> Result:
     done = _Done(folder, say)
     with done.phase("demonstrations"):
         write_demonstrations(config, folder)
     with done.phase(SFT):
-        _fitted(sft, config.sft_config(folder), folder / SFT, _prefixed(SFT, say))
+        _fitted(sft, config.sft_config(folder), folder / SFT, _prefixed(SFT, say), accept_lost)
     with done.phase("rankings"):
         ranked = done.ranked if (folder / RANKINGS).exists() else None
         done.ranked = ranked = ranked or write_rankings(config, folder)
         say(f"rankings: {ranked.rankings}, {ranked.agreement:.0%} of their pairs as the true reward has them")
     with done.phase(REWARD_MODEL):
         judged = config.reward_model_config(folder)
-        judge = _fitted(train_reward_model, judged, folder / REWARD_MODEL, _prefixed(REWARD_MODEL, say))
+        stage_says = _prefixed(REWARD_MODEL, say)
+        judge = _fitted(train_reward_model, judged, folder / REWARD_MODEL, stage_says, accept_lost)
     tokens, curves = {SFT: 0, DPO: 0}, {}
     for name, run in config.runs(folder).items():
         with done.phase(name):
-            tokens[name], curves[name] = _reinforce(run, folder / name, _prefixed(name, say))
+            tokens[name], curves[name] = _reinforce(run, folder / name, _prefixed(name, say), accept_lost)
     with done.phase(DPO):
-        _fitted(dpo, config.dpo_config(folder), folder / DPO, _prefixed(DPO, say))
+        _fitted(dpo, config.dpo_config(folder), folder / DPO, _prefixed(DPO, say), accept_lost)
     with done.phase("measuring"):
         measure = Measuring(config, folder)
         measured = {name: measure(name) for name in (SFT, *curves, DPO)}
@@ -106,14 +110,16 @@ class _Done(Clock):
         write_file(self.file, (json.dumps(known) + "\n").encode())
 
 
-def _fitted(stage: Callable[[Config, Path, Say, Attempt], Fitted], config: Config, folder: Path, say: Say) -> Fitted:
-    with begin(folder, toml.dumps(config), points=POINTS, allowed=None) as attempt:
+def _fitted(
+    stage: Callable[[Config, Path, Say, Attempt], Fitted], config: Config, folder: Path, say: Say, accept_lost: bool
+) -> Fitted:
+    with begin(folder, toml.dumps(config), points=POINTS, allowed=None, accept_lost=accept_lost) as attempt:
         return stage(config, folder, say, attempt)
 
 
-def _reinforce(config: RunConfig, folder: Path, say: Say) -> tuple[int, Curve]:
+def _reinforce(config: RunConfig, folder: Path, say: Say, accept_lost: bool) -> tuple[int, Curve]:
     """Train; returns the number of generated tokens and the curves of both rewards."""
-    with begin(folder, toml.dumps(config), allowed=None) as attempt:
+    with begin(folder, toml.dumps(config), allowed=None, accept_lost=accept_lost) as attempt:
         if attempt.result is None:
             outcome = train(Run(config, folder, _Steps(say)), attempt)
         else:

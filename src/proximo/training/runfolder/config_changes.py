@@ -107,19 +107,19 @@ def refuse_changes(folder: Path, found: Mapping[str, str], allowed: Sequence[str
         if found:
             lines = [f"  {field} {what}" for field, what in found.items()]
             raise ValueError(
-                f"--run {folder} holds a run with another config. Give its own, or choose another name:\n"
+                f"`run={folder}` holds a run with another config. Give its own, or choose another name:\n"
                 + "\n".join(lines)
             )
         return
     fields = {field for field, _ in flat(tomllib.loads(known))} | found.keys()
     for name in allowed:
         if not any(_covers([name], field) for field in fields):
-            raise ValueError(f"--allow-change {name}: the config has no such field")
+            raise ValueError(f"`allow_change={[name]}`: the config has no such field")
     refused = {field: what for field, what in found.items() if not _covers(allowed, field)}
     if refused:
-        lines = [f"  {field} {what}  (--allow-change {field})" for field, what in refused.items()]
+        lines = [f"  {field} {what}  (`allow_change={[field]}`)" for field, what in refused.items()]
         raise ValueError(
-            f"--run {folder} holds a run with another config. Give its own, choose another name, or allow each "
+            f"`run={folder}` holds a run with another config. Give its own, choose another name, or allow each "
             "change:\n" + "\n".join(lines)
         )
 

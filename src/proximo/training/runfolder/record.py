@@ -34,7 +34,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     except (KeyError, TypeError, ValueError):
         pass
     raise ValueError(
-        f"--run {folder}: there is a run in this folder already, which cannot be gone on with (its run.json or "
+        f"`run={folder}`: there is a run in this folder already, which cannot be gone on with (its run.json or "
         "config.toml is missing, damaged or of an earlier version); choose another name or remove it"
     )
 
@@ -43,7 +43,7 @@ def refuse_format(folder: Path, record: Mapping[str, Any]) -> None:
     """Raise ValueError for a folder of another format."""
     if (found := record.get("format", 1)) != FORMAT:
         raise ValueError(
-            f"--run {folder}: the run in this folder has the format {found}, with other step numbers; this version "
+            f"`run={folder}`: the run in this folder has the format {found}, with other step numbers; this version "
             f"reads {FORMAT}: choose another name, remove it, or resume it with the version that wrote it"
         )
 

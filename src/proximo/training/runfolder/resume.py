@@ -34,8 +34,6 @@ from proximo.version import __version__
 
 RESULT = "result.json"
 WITHOUT_NUMBERS = (LOCK, "config.toml", "run.json", EVENTS)
-ACCEPT_LOST = "--accept-lost-rows"
-"""The flag with which a run is resumed whose log has lost rows."""
 
 
 class Attempt:
@@ -94,7 +92,7 @@ class Attempt:
     def way_on(self) -> str:
         """What a person is told when it ends early: from where the same command will go on, as the disk has it."""
         newest = None if self._points is None else next(iter(saved(self._points)), None)
-        return f"the same command with --run {self.folder} goes on {self._where(newest)}"
+        return f"the same again with `run={self.folder}` goes on {self._where(newest)}"
 
     def _where(self, resume_from: Path | None) -> str:
         if self._points is None:
@@ -208,8 +206,8 @@ class Attempt:
         self.lost = [f"{self.folder}/{each}" for each in lost_rows(self.folder, self.resume_from)]
         if self.lost and not self._accept_lost:
             raise ValueError(
-                f"{'; '.join(self.lost)}. Put the whole file back, or resume without those rows, with proximo train "
-                f"or a stage: {ACCEPT_LOST}"
+                f"{'; '.join(self.lost)}. Put the whole file back, or resume without those rows: "
+                "`accept_lost_rows=True`"
             )
 
     def _complaint(self, resume_from: Path) -> str | None:

@@ -1,0 +1,48 @@
+"""A run of a comparison or a pipeline whose log has lost rows is resumed where that is accepted, and only there."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import proximo
+from proximo.door.training import with_values
+from proximo.insight.compare.runs import is_finished
+from proximo.insight.compare.worker import train_one
+from proximo.machine import Machine
+from proximo.training.pipeline import stages
+from tests.door.settings import small
+
+
+@pytest.fixture(scope="module")
+def config() -> proximo.RunConfig:
+    return with_values(replace(small(steps=2), checkpoints=proximo.CheckpointOptions(every=1)))
+
+
+@pytest.fixture
+def folder(config, tmp_path: Path) -> Path:
+    """Of a run that was not finished, and has lost its metrics."""
+    proximo.train(config, tmp_path / "run", quiet=True)
+    (tmp_path / "run" / "result.json").unlink()
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    return tmp_path / "run"
+
+
+def test_a_comparison_takes_a_run_with_lost_rows_where_told_to(config, folder: Path):
+    job: Any = SimpleNamespace(config=config)
+    place: Any = SimpleNamespace(run=lambda job: folder)
+    with pytest.raises(ValueError, match="`accept_lost_rows=True`"):
+        is_finished(job, place)
+    assert not is_finished(job, place, accept_lost=True)
+    with pytest.raises(ValueError, match="`accept_lost_rows=True`"):
+        train_one(config, folder, Machine.current())
+    train_one(config, folder, Machine.current(), accept_lost=True)
+    assert (folder / "result.json").is_file()
+
+
+def test_a_pipeline_takes_a_stage_with_lost_rows_where_told_to(config, folder: Path):
+    with pytest.raises(ValueError, match="`accept_lost_rows=True`"):
+        stages._reinforce(config, folder, lambda line: None, accept_lost=False)
+    assert stages._reinforce(config, folder, lambda line: None, accept_lost=True)[0] > 0
