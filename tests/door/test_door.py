@@ -97,7 +97,7 @@ DOOR: Any = proximo
     [
         (lambda: DOOR.train({"steps": 3}), TypeError, "config is {'steps': 3}: give a RunConfig, such as"),
         (
-            lambda: proximo.sft([{"prompt": "a"}]),
+            lambda: DOOR.sft([{"prompt": "a"}]),
             TypeError,
             "data is .*: give a .jsonl or .parquet file, or a SftConfig",
         ),

@@ -716,7 +716,7 @@ def waiting_job(place: Place, *names: str) -> list[Job]:
 def script(monkeypatch, code: str) -> None:
     """In the place of a run: the code, with the job's name as its argument."""
 
-    def start(job: Job, place: Place, machine: Machine) -> subprocess.Popen:
+    def start(job: Job, place: Place, machine: Machine, accept_lost: bool) -> subprocess.Popen:
         with place.log(job).open("ab") as log:
             command = [sys.executable, "-S", "-c", code, job.contender, str(place.folder)]
             return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
