@@ -114,17 +114,17 @@ ONE_AND_PARTS = {"reward_spread": 0.0, "reward_p10": 0.4, "reward_p90": 0.7}
 WEAK = {"baseline_error__value": 0.25, "baseline_error__group": 0.2}
 
 SOLVED_LATER = {name: from_step(6, 0.7, 0.2) for name in ("dead_groups", "dead_solved", "dead_rows")}
-SAID_OF_VALUES = "squared error is 0.25, that of the mean of a completion's siblings 0.2"
+OF_VALUES = "squared error of the value model is 0.25, that of the group mean 0.2"
 
 CASES = [
     # rule, the run that shows it, at which step, what is said; what is else in a run near it
-    ("no-reward", NOTHING, 9, "that of all 2560 is 0", {"outcome": from_step(9, 1 / 256, 0.0)}),
+    ("no-reward", NOTHING, 9, "the outcome of all 2560 is 0", {"outcome": from_step(9, 1 / 256, 0.0)}),
     ("no-reward", NOTHING | {"outcome": -1.0}, 9, "2560 is -1", {"solved_by_any": from_step(9, 0.03, 0.0)}),
     ("no-reward", NOTHING, 9, "above 0", {"reward_spread": 0.2}),
     ("no-reward", ONE_SIBLING, 9, "above 0", {"reward": lambda step: 0.01 * step}),
     ("no-reward", ONE_SIBLING, 9, "above 0", {"reward_p90": 0.1}),
     ("no-reward", NOTHING, 9, "above 0", {"outcome": from_step(5, 0.0, -4.0)}),  # a distance that is gone
-    ("dead-groups", STUCK, 9, "60% of what was sampled taught nothing", {"dead_solved": 0.25}),
+    ("dead-groups", STUCK, 9, "60% of the samples taught nothing", {"dead_solved": 0.25}),
     ("dead-groups", STUCK | {"dead_rows": 0.0, "wasted_tokens": 0.7}, 9, "another 10%", {"wasted_tokens": 0.0}),
     (
         "dead-groups",
@@ -133,18 +133,24 @@ CASES = [
         "(no outcome reaches 1 in 100% of the groups)",
         {"dead_rows": 0},
     ),
-    ("dead-groups", SCORES | {"dead_groups": 1.0, "dead_rows": 1.0}, 9, "having equal rewards", {"dead_rows": 0.4}),
-    ("too-easy", STUCK | {"dead_solved": 0.7}, 9, "70% of what was sampled in the first 10 steps", SOLVED_LATER),
+    (
+        "dead-groups",
+        SCORES | {"dead_groups": 1.0, "dead_rows": 1.0},
+        9,
+        "within a group were equal",
+        {"dead_rows": 0.4},
+    ),
+    ("too-easy", STUCK | {"dead_solved": 0.7}, 9, "70% of the samples of the first 10 steps", SOLVED_LATER),
     ("unscored", {"unscored": 13}, 2, "39 of the 768 completions", {"unscored": 12}),
-    ("duplicates", REPEATED, 9, "97% of the pairs of siblings", {"solved_by_all": 0.85}),
+    ("duplicates", REPEATED, 9, "97% of the pairs of completions", {"solved_by_all": 0.85}),
     ("duplicates", REPEATED, 9, "the 25% of the groups", {"duplicates_unsolved": 0.88}),
-    ("duplicates", SCORES | {"duplicates": 0.97}, 9, "say the same to the token", {"duplicates": 0.88}),
+    ("duplicates", SCORES | {"duplicates": 0.97}, 9, "in a group are identical", {"duplicates": 0.88}),
     ("entropy-collapse", COLLAPSED, 25, "0.4 nats a token in the first 10 steps and is 0.1", {"solved_by_any": 0.95}),
-    ("entropy-collapse", COLLAPSED, 25, "only 85% of the prompts are solved", LEARNING),
+    ("entropy-collapse", COLLAPSED, 25, "only 85% of the prompts have a right one", LEARNING),
     ("entropy-collapse", COLLAPSED | {"outcome": 0.0}, 25, "", {"reward": lambda step: 0.01 * step}),
     ("entropy-collapse", COLLAPSED, 25, "", {"entropy": from_step(20, 0.13, 0.4)}),
     ("entropy-collapse", COLLAPSED | {"solved_by_any": None}, 25, "while rewards do not rise", {"solved_by_any": 0.9}),
-    ("sudden-collapse", SUDDEN, 2, "entropy was 0.4 nats a token at first and is 0.018", {"solved_by_any": 0.95}),
+    ("sudden-collapse", SUDDEN, 2, "entropy was 0.4 nats a token at step 1 and is 0.018", {"solved_by_any": 0.95}),
     ("sudden-collapse", SUDDEN, 2, "the outcome went from 0.5 to 0", {"entropy": from_step(1, 0.03, 0.4)}),
     ("sudden-collapse", SUDDEN, 2, "", {"outcome": from_step(1, 0.6, 0.5)}),
     ("entropy-rise", RISING, 25, "0.4 nats a token in the first 10 steps and is 1.2", {"entropy": wobbling(0.8, 0.3)}),
@@ -158,10 +164,10 @@ CASES = [
     ("sampler-gap", BEHIND, 9, "0.0012 nats a token", {"correction": 1.0}),
     ("sampler-gap", BEHIND, 9, "", {"mismatch_kl": 8e-4}),
     ("sampler-gap", BEHIND, 9, "uncorrected", {"mismatch_kl": lambda step: 0.1 * (step % 4 == 0)}),
-    ("sampler-gap", BEHIND | {"correction": 1.0, "mismatch_ess": 0.4}, 9, "corrected; 40%", {"mismatch_ess": 0.6}),
+    ("sampler-gap", BEHIND | {"correction": 1.0, "mismatch_ess": 0.4}, 9, "sample size is 40%", {"mismatch_ess": 0.6}),
     ("clip-saturation", SATURATED, 19, "60% of the gradient (50% of the tokens clipped above, 10% below)", LEARNING),
     ("clip-saturation", SATURATED, 19, "outcomes do not rise", {"gate": 0.6}),
-    ("weak-value-model", WEAK, 39, SAID_OF_VALUES, {"baseline_error__value": from_step(20, 0.225, 0.9)}),
+    ("weak-value-model", WEAK, 39, OF_VALUES, {"baseline_error__value": from_step(20, 0.225, 0.9)}),
     ("one-reward-part", PARTS, 23, "format made 100%", LEARNING),
     ("one-reward-part", PARTS | STYLE, 23, "format made 93%", {"rewards__style": lambda step: 0.002 * step}),
     ("one-reward-part", PARTS | {"solved_by_all": 0.85}, 23, "outcome went from 0.5", {"solved_by_all": 0.92}),
@@ -194,7 +200,7 @@ def test_held_out_that_stays_where_training_rises():
     [found] = findings(rows)
     assert (found.rule, found.step, found.show) == ("held-out-flat", 59, "best")
     assert "from step 0 to 60 training outcomes went 0.345 → 0.845, held-out outcomes 0.300 → 0.310" in found.message
-    assert "known to ±0.03" in found.message
+    assert "accurate to ±0.03" in found.message
     assert told(0.3, 0.34) == []  # that is more than chance
     assert told(0.98, 0.98) == []  # there is no room above
     assert told(0.3, 0.31, problems=20) == []  # 20 problems could have hidden it
@@ -534,7 +540,7 @@ def uninterrupted(settings, tmp_path_factory) -> tuple[Path, list[dict[str, Any]
 def test_a_run_says_what_it_finds(uninterrupted):
     _, [event], told = uninterrupted
     assert (event["step"], event["rule"], event["severity"], event["show"]) == (3, "no-reward", "failing", "worst")
-    assert event["message"] == "no completion of 3 steps has an outcome above 0: that of all 12 is 0"
+    assert event["message"] == "over 3 steps no completion has an outcome above 0: the outcome of all 12 is 0"
     assert "selfcheck" in event["remedy"]
     [(step, said)] = told.warnings
     assert step == 3

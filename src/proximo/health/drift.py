@@ -20,17 +20,17 @@ class EntropyCollapse:
     severity: ClassVar[Severity] = "failing"
     reads: ClassVar[str] = "entropy"
     show: ClassVar[str] = "duplicates"
-    why: ClassVar[str] = "a policy that is sure of wrong answers says nothing new, and so never finds better ones"
+    why: ClassVar[str] = "a policy that is certain of wrong answers stops exploring and never finds better ones"
     remedy: ClassVar[str] = (
         "go back to a checkpoint from before, with a lower training.learning_rate or a wider algorithm.gate.high "
-        "(clip-higher, as DAPO has it)"
+        "(clip-higher, as in DAPO)"
     )
 
     @property
     def when(self) -> str:
         return (
-            f"over {self.window} steps entropy is below {self.least:g} of what it was in the first {EARLY}, fewer than "
-            f"{self.solved:.0%} of the prompts are solved by any sibling, and outcomes no longer rise"
+            f"over {self.window} steps entropy is below {self.least:g} times its value in the first {EARLY}, fewer "
+            f"than {self.solved:.0%} of the prompts have a right completion, and outcomes no longer rise"
         )
 
     def evidence(self, history: History) -> str | None:
@@ -38,7 +38,7 @@ class EntropyCollapse:
         solved = history.typical("solved_by_any", self.window)
         if not now < self.least * first or solved >= self.solved or history.is_learning():
             return None
-        prompts = "rewards do not rise" if math.isnan(solved) else f"only {solved:.0%} of the prompts are solved by any"
+        prompts = "rewards do not rise" if math.isnan(solved) else f"only {solved:.0%} of the prompts have a right one"
         return (
             f"entropy was {first:.3g} nats a token in the first {EARLY} steps and is {now:.3g} over {self.window}, "
             f"while {prompts}"
@@ -56,14 +56,14 @@ class SuddenCollapse:
     severity: ClassVar[Severity] = "failing"
     reads: ClassVar[str] = "entropy"
     show: ClassVar[str] = "duplicates"
-    why: ClassVar[str] = "an update that was far too large left a policy that always says the same"
+    why: ClassVar[str] = "an update was far too large, and the policy now always gives the same answer"
     remedy: ClassVar[str] = "start again with a training.learning_rate that is ten times lower"
 
     @property
     def when(self) -> str:
         return (
-            f"over {self.window} steps entropy is below {self.least:g} of what it was at first, fewer than "
-            f"{self.solved:.0%} of the prompts are solved by any sibling, and outcomes are no better than at first"
+            f"over {self.window} steps entropy is below {self.least:g} times its value at step 1, fewer than "
+            f"{self.solved:.0%} of the prompts have a right completion, and outcomes are no better than at step 1"
         )
 
     def evidence(self, history: History) -> str | None:
@@ -74,7 +74,7 @@ class SuddenCollapse:
         if history.typical("solved_by_any", self.window) >= self.solved or not max(outcome, default=math.nan) <= before:
             return None
         return (
-            f"entropy was {first:.3g} nats a token at first and is {entropy[-1]:.3g}, while the outcome went from "
+            f"entropy was {first:.3g} nats a token at step 1 and is {entropy[-1]:.3g}, while the outcome went from "
             f"{before:.3g} to {outcome[-1]:.3g}"
         )
 
@@ -90,13 +90,13 @@ class EntropyRise:
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "entropy"
     show: ClassVar[str] = "worst"
-    why: ClassVar[str] = "a policy that becomes ever less sure of what it says drifts towards noise"
+    why: ClassVar[str] = "a policy that becomes less and less certain drifts towards noise"
     remedy: ClassVar[str] = "a lower training.learning_rate or entropy bonus, or a KL to the reference (algorithm.kl)"
 
     @property
     def when(self) -> str:
         return (
-            f"over {self.window} steps entropy is more than {self.times:g} times what it was in the first {EARLY} and "
+            f"over {self.window} steps entropy is more than {self.times:g} times its value in the first {EARLY} and "
             f"{self.least:g} nats above it, and outcomes no longer rise"
         )
 
@@ -119,7 +119,9 @@ class LengthExplosion:
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "length"
     show: ClassVar[str] = "longest"
-    why: ClassVar[str] = "completions grow until they are cut: something rewards length, or nothing rewards an end"
+    why: ClassVar[str] = (
+        "completions grow until they are cut off: the reward favours length, or does not reward stopping"
+    )
     remedy: ClassVar[str] = "a penalty on overlong completions: --algorithm.shape.type SoftOverlong"
 
     @property
@@ -150,7 +152,7 @@ class Truncation:
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "truncated"
     show: ClassVar[str] = "truncated"
-    why: ClassVar[str] = "a completion that was cut is graded for an answer it could not give"
+    why: ClassVar[str] = "a completion that is cut off is graded without its answer"
     remedy: ClassVar[str] = (
         "raise sampling.max_tokens; or take cut completions out of the loss: algorithm.keep.truncated = false"
     )
@@ -178,7 +180,7 @@ class KlRunaway:
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "kl_per_token"
     show: ClassVar[str] = "kl"
-    why: ClassVar[str] = "so far from the reference a policy has usually left what made it a language model"
+    why: ClassVar[str] = "at this distance from the reference a policy has usually lost much of what the model could do"
     remedy: ClassVar[str] = (
         "a larger KL coefficient (algorithm.kl.coefficient, for PPO algorithm.shape.coefficient), or a lower "
         "training.learning_rate"

@@ -20,14 +20,14 @@ class OnePart:
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "reward"
     show: ClassVar[str] = "best"
-    why: ClassVar[str] = "a part that is easier to raise than the rest is raised instead of it"
+    why: ClassVar[str] = "the policy learns the part that is easiest to raise instead of the task"
     remedy: ClassVar[str] = "read the completions with the highest rewards, then lower that part's weight or cap it"
 
     @property
     def when(self) -> str:
         return (
-            f"from the first {EARLY} steps to the last {self.window} one of several parts made more than "
-            f"{self.share:.0%} of the reward's gain, which is more than {self.size:g} of the siblings' spread, and "
+            f"from the first {EARLY} steps to the last {self.window} a single part of the reward made more than "
+            f"{self.share:.0%} of its gain, which is more than {self.size:g} of the reward's spread within groups, and "
             "outcomes did not rise"
         )
 
@@ -68,7 +68,7 @@ class HeldOutFlat:
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = HELD_OUT
     show: ClassVar[str] = "best"
-    why: ClassVar[str] = "what rises in training alone is learned by heart, or is a reward that is gamed"
+    why: ClassVar[str] = "a gain in training only is memorized, or the reward is being gamed"
     remedy: ClassVar[str] = (
         "read the completions with the highest rewards: where they are right, train on more problems; where they are "
         "not, correct the grader"
@@ -77,9 +77,9 @@ class HeldOutFlat:
     @property
     def when(self) -> str:
         return (
-            "since the first evaluation that was as good to within chance (1/√problems), "
-            f"{self.apart} steps ago or more, outcomes in training rose by more than {self.least:g} and three times "
-            f"that chance, or rewards by more than the siblings' spread, and by {self.errors:g} standard errors"
+            "since the first evaluation that was as good as the last, up to chance (1/√problems), and was "
+            f"{self.apart} or more steps ago, outcomes in training rose by more than {self.least:g} and three times "
+            f"that chance, or rewards by more than their spread within groups, and by {self.errors:g} standard errors"
         )
 
     def evidence(self, history: History) -> str | None:
@@ -90,10 +90,10 @@ class HeldOutFlat:
         if now.outcome >= 1 - chance:
             return None
         then = next(each for each in history.evaluations if now.outcome - each.outcome <= chance)
-        said = self._rose(history, then, chance) if now.after - then.after >= self.apart else None
-        return said and (
-            f"from step {then.after} to {now.after} {said}, held-out outcomes {then.outcome:.3f} → {now.outcome:.3f} "
-            f"({now.problems:.0f} problems: known to ±{chance:.2f})"
+        rise = self._rose(history, then, chance) if now.after - then.after >= self.apart else None
+        return rise and (
+            f"from step {then.after} to {now.after} {rise}, held-out outcomes {then.outcome:.3f} → {now.outcome:.3f} "
+            f"({now.problems:.0f} problems: accurate to ±{chance:.2f})"
         )
 
     def _rose(self, history: History, then: Evaluated, chance: float) -> str | None:

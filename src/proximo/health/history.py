@@ -147,7 +147,7 @@ def mean(values: Iterable[float]) -> float:
 
 
 def are_equal(values: Sequence[float]) -> bool:
-    """Whether all values are equal up to rounding; False for no values."""
+    """Whether all values are equal up to rounding; True for no values."""
     return not values or max(values) - min(values) <= 1e-9 * max(map(abs, values))
 
 

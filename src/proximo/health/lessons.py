@@ -20,30 +20,32 @@ class DeadGroups:
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "idle_stuck"
     show: ClassVar[str] = "dead"
-    why: ClassVar[str] = "siblings with equal rewards cancel: nothing is learned from them, and they were paid for"
+    why: ClassVar[str] = (
+        "completions of a group with equal rewards have no advantage: they cost sampling and teach nothing"
+    )
     remedy: ClassVar[str] = (
-        "easier problems or a larger training.group_size, so that some sibling is right; KeepMixed (--algorithm dapo) "
-        "draws other prompts in their place"
+        "easier problems or a larger training.group_size, so that some completion is right; KeepMixed (--algorithm "
+        "dapo) draws other prompts in their place"
     )
 
     @property
     def when(self) -> str:
         return (
-            f"over {self.window} steps more than {self.most:.0%} of what was sampled gave no gradient, groups that are "
-            "solved by all siblings not counted"
+            f"over {self.window} steps more than {self.most:.0%} of the samples gave no gradient, not counting groups "
+            "that are all right"
         )
 
     def evidence(self, history: History) -> str | None:
         stuck = history.typical(self.reads, self.window)
         if not stuck > self.most or NoReward(self.window).evidence(history) is not None:
             return None
-        said = f"over {self.window} steps {stuck:.0%} of what was sampled taught nothing, siblings having equal rewards"
+        text = f"over {self.window} steps {stuck:.0%} of the samples taught nothing: rewards within a group were equal"
         unsolved = 1 - history.typical("solved_by_any", self.window)
         if math.isnan(unsolved):
-            return said
+            return text
         right = history.typical("idle_solved", self.window)
         return (
-            f"{said} (no outcome reaches 1 in {unsolved:.0%} of the groups); another {right:.0%} was in groups that "
+            f"{text} (no outcome reaches 1 in {unsolved:.0%} of the groups); another {right:.0%} were in groups that "
             "are all right"
         )
 
@@ -58,14 +60,14 @@ class TooEasy:
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "idle_solved"
     show: ClassVar[str] = "dead"
-    why: ClassVar[str] = "what the model could do before it was trained teaches it nothing"
+    why: ClassVar[str] = "the model learns nothing from problems that it could solve before training"
     remedy: ClassVar[str] = "harder problems, or leave out those that the model solves already"
 
     @property
     def when(self) -> str:
         return (
-            f"over the first {self.window} steps, and still, more than {self.most:.0%} of what was sampled was in "
-            "groups that all siblings solve"
+            f"in the first {self.window} steps and in the last {self.window}, more than {self.most:.0%} of the samples "
+            "were in groups that are all right"
         )
 
     def evidence(self, history: History) -> str | None:
@@ -73,8 +75,8 @@ class TooEasy:
         if not min(first, now) > self.most:
             return None
         return (
-            f"{first:.0%} of what was sampled in the first {self.window} steps was in groups that are all right, "
-            f"and still {now:.0%}: the model could do this before"
+            f"{first:.0%} of the samples of the first {self.window} steps were in groups that are all right, "
+            f"and {now:.0%} of the last {self.window}: the model could solve these before training"
         )
 
 
@@ -85,17 +87,17 @@ class NoReward:
     severity: ClassVar[Severity] = "failing"
     reads: ClassVar[str] = "outcome"
     show: ClassVar[str] = "worst"
-    why: ClassVar[str] = "the grader fails everything, or the task is out of reach: there is nothing to strengthen"
+    why: ClassVar[str] = "the grader rejects everything, or the task is too hard: there is no reward to learn from"
     remedy: ClassVar[str] = (
-        "read what was said beside what was wanted; then correct the grader or the prompt (`proximo selfcheck` grades "
-        "the task's own answers), or begin with easier problems"
+        "compare completions with the expected answers; then correct the grader or the prompt (`proximo selfcheck` "
+        "grades the task's own answers), or start with easier problems"
     )
 
     @property
     def when(self) -> str:
         return (
-            f"no completion of {self.window} steps has an outcome above 0, nor another reward than the others, and "
-            "outcomes have not risen to where they are"
+            f"over {self.window} steps no completion has an outcome above 0, all have the same reward, and "
+            "outcomes have not risen since the first steps"
         )
 
     def evidence(self, history: History) -> str | None:
@@ -114,7 +116,10 @@ class NoReward:
             return None
         asked = sum(history.last("completions", self.window))
         all_of_them = f"all {asked:.0f}" if asked else "all"
-        return f"no completion of {self.window} steps has an outcome above 0: that of {all_of_them} is {outcomes[-1]:g}"
+        return (
+            f"over {self.window} steps no completion has an outcome above 0: the outcome of {all_of_them} is "
+            f"{outcomes[-1]:g}"
+        )
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,9 @@ class Unscored:
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "unscored_share"
     show: ClassVar[str] = "unscored"
-    why: ClassVar[str] = "what could not be graded trains nothing; which completions these are is rarely chance"
+    why: ClassVar[str] = (
+        "ungraded completions are not trained on, and they are rarely a random sample: the rest is biased"
+    )
     remedy: ClassVar[str] = "correct the grader: the `unscored` events quote what went wrong"
 
     @property
@@ -150,14 +157,15 @@ class Duplicates:
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "repeated"
     show: ClassVar[str] = "duplicates"
-    why: ClassVar[str] = "siblings that all say the same wrong thing explore nothing: one of them would do"
-    remedy: ClassVar[str] = "raise sampling.temperature, or go back to a checkpoint from before they became the same"
+    why: ClassVar[str] = "identical wrong completions explore nothing: one of them would be enough"
+    remedy: ClassVar[str] = "raise sampling.temperature, or go back to a checkpoint from before they became identical"
 
     @property
     def when(self) -> str:
         return (
-            f"over {self.window} steps more than {self.most:.0%} of the pairs of siblings are the same to the token, "
-            f"in groups that are not solved by all, where these are more than {self.least_unsolved:.0%} of all groups"
+            f"over {self.window} steps more than {self.most:.0%} of the pairs of completions in a group are identical, "
+            f"counting only groups that are not all right, if these are more than {self.least_unsolved:.0%} of all "
+            "groups"
         )
 
     def evidence(self, history: History) -> str | None:
@@ -165,5 +173,5 @@ class Duplicates:
         unsolved = 1 - history.typical("solved_by_all", self.window)
         if not same > self.most or unsolved <= self.least_unsolved:
             return None
-        where = "" if math.isnan(unsolved) else f", in the {unsolved:.0%} of the groups that are not solved by all"
-        return f"over {self.window} steps {same:.0%} of the pairs of siblings say the same to the token{where}"
+        where = "" if math.isnan(unsolved) else f", in the {unsolved:.0%} of the groups that are not all right"
+        return f"over {self.window} steps {same:.0%} of the pairs of completions in a group are identical{where}"

@@ -18,16 +18,16 @@ class SamplerGap:
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "mismatch_kl"
     show: ClassVar[str] = "gap"
-    why: ClassVar[str] = "completions come from another policy than the one that is updated: the gradient is biased"
+    why: ClassVar[str] = "completions come from a different policy than the one being updated: the gradient is biased"
     remedy: ClassVar[str] = (
-        "sample with newer weights and in the learner's precision; else --algorithm.correct.type TokenTruncated"
+        "sample with newer weights and in the learner's precision; otherwise --algorithm.correct.type TokenTruncated"
     )
 
     @property
     def when(self) -> str:
         return (
-            f"over {self.window} steps the sampler is more than {self.most:g} nats a token from the learner without a "
-            f"correction, or with one less than {self.least_effective:.0%} of the tokens stay in effect"
+            f"over {self.window} steps the sampler is more than {self.most:g} nats a token from the learner and there "
+            f"is no correction, or the effective sample size is below {self.least_effective:.0%} of the tokens"
         )
 
     def evidence(self, history: History) -> str | None:
@@ -37,7 +37,8 @@ class SamplerGap:
             return None
         return (
             f"before any update the sampler is {kl:.2g} nats a token from the learner over {self.window} "
-            f"steps, {'' if is_corrected else 'un'}corrected; {effective:.0%} of the tokens would stay in effect"
+            f"steps, {'' if is_corrected else 'un'}corrected; the effective sample size is {effective:.0%} of the "
+            "tokens"
         )
 
 
@@ -52,7 +53,7 @@ class ClipSaturation:
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "blocked_share"
     show: ClassVar[str] = "clipped"
-    why: ClassVar[str] = "later updates of a step find the policy moved so far that their gradient is thrown away"
+    why: ClassVar[str] = "the step's first updates move the policy so far that the gradient of later ones is discarded"
     remedy: ClassVar[str] = (
         "a lower training.learning_rate, or fewer training.minibatches and training.epochs; then a wider algorithm.gate"
     )
@@ -60,7 +61,7 @@ class ClipSaturation:
     @property
     def when(self) -> str:
         return (
-            f"over {self.window} steps the gate stops more than {self.most:.0%} of the gradient, clipped or gated, and "
+            f"over {self.window} steps the clip or soft gate stops more than {self.most:.0%} of the gradient, and "
             "outcomes no longer rise"
         )
 
@@ -85,7 +86,7 @@ class HugeUpdate:
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "old_kl"
     show: ClassVar[str] = "clipped"
-    why: ClassVar[str] = "one step moved the policy out of sight of the one that sampled: its later updates are noise"
+    why: ClassVar[str] = "one step moved the policy so far from the one that sampled that its later updates are noise"
     remedy: ClassVar[str] = "a training.learning_rate that is ten times lower, or a longer warm-up"
 
     @property
@@ -107,7 +108,7 @@ class WeakValueModel:
     severity: ClassVar[Severity] = "warning"
     reads: ClassVar[str] = "baseline_error/value"
     show: ClassVar[str] = "worst"
-    why: ClassVar[str] = "a baseline that is worse than the siblings' mean makes advantages noisier than GRPO's"
+    why: ClassVar[str] = "a baseline worse than the group mean makes advantages noisier than GRPO's"
     remedy: ClassVar[str] = (
         "a higher value.learning_rate, some value.pretrain_steps or a larger value.form; or a group advantage (GRPO), "
         "which needs no value model"
@@ -116,8 +117,8 @@ class WeakValueModel:
     @property
     def when(self) -> str:
         return (
-            f"over {self.window} steps, the first {self.window} left out, the values' squared error is more than "
-            f"{self.times:g} times that of the siblings' mean"
+            f"over {self.window} steps, not counting the first {self.window}, the squared error of the values is more "
+            f"than {self.times:g} times that of the group mean"
         )
 
     def evidence(self, history: History) -> str | None:
@@ -125,6 +126,6 @@ class WeakValueModel:
         if history.seen[self.reads] < 2 * self.window or not value > self.times * group:  # a near tie does not count
             return None
         return (
-            f"over {self.window} steps the value model's squared error is {value:.3g}, that of the mean of a "
-            f"completion's siblings {group:.3g}: the group would be the better baseline"
+            f"over {self.window} steps the squared error of the value model is {value:.3g}, that of the group mean "
+            f"{group:.3g}: the group mean would be the better baseline"
         )
