@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, gone, or somebody else's: passed over, or refused."""
+"""Checkpoints that are damaged, missing, or of another run: skipped, or refused."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def _control(place: Place, found: Findings) -> None:
     used = attempts[-1]["from"]
     assert ended.code == 0, ended.said
     assert used == f"step-{LAST - 1:06d}", used
-    found.controls.append("an undamaged checkpoint is gone on from, and each damage is seen by its hash")
+    found.controls.append("an undamaged checkpoint is resumed from, and each damage is seen by its hash")
 
 
 def _passed_over(place: Place, name: str, damaged: str) -> str | None:
@@ -210,10 +210,10 @@ REFUSALS: dict[str, tuple[Callable[[Place], Ended], str, int]] = {
     "another model by name": (_changed("model", "--model", "smollm2-135m"), "model", 2),
     "rows of the ledger lost": (_edited("shortledger", _short_ledger), "--accept-lost-rows", 2),
     "a run in use": (_locked, "is in use by process", 2),
-    "no run.json": (_edited("norun", lambda folder: (folder / "run.json").unlink()), "cannot be gone on with", 2),
+    "no run.json": (_edited("norun", lambda folder: (folder / "run.json").unlink()), "it cannot be resumed", 2),
     "a broken run.json": (
         _edited("badrun", lambda folder: (folder / "run.json").write_text("{")),
-        "cannot be gone on with",
+        "it cannot be resumed",
         2,
     ),
     "a broken config.toml": (
@@ -251,16 +251,16 @@ def _other_files(folder: Path, found: Findings) -> None:
     text = rows.read_text()
     more = text + json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n"
     changes = {
-        "a row more in the data": (lambda: rows.write_text(more), "task.path its files were others"),
+        "a row more in the data": (lambda: rows.write_text(more), "task.path its files have changed"),
         "rows in another order": (
             lambda: rows.write_text("".join(text.splitlines(keepends=True)[::-1])),
-            "task.path its files were others",
+            "task.path its files have changed",
         ),
         "other weights": (
             lambda: (rows.write_text(text), shutil.copy(folder / "another" / "model.safetensors", model)),
-            "model its files were others",
+            "model its files have changed",
         ),
-        "a model that is gone": (lambda: shutil.rmtree(model), "model its files are gone"),
+        "a model that is gone": (lambda: shutil.rmtree(model), "model its files are missing"),
     }
     for name, (change, said) in changes.items():
         found.attempt(f"refused: {name}", name, "S", other(change, said))

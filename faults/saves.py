@@ -152,7 +152,7 @@ def _no_room(place: Place, found: Findings) -> None:
 
     def for_ever() -> str | None:
         child = _limited(place, "full", 200_000)
-        return _stopped(child.wait(), "make room") or _resumed(place, "full")
+        return _stopped(child.wait(), "free disk space") or _resumed(place, "full")
 
     def for_a_while(name: str, size: int) -> str | None:
         child = _limited(place, name, size)
@@ -209,13 +209,13 @@ def _small_disk(place: Place, found: Findings) -> None:
 
         def full(name: str = name, size: int = size, in_the_way: int = in_the_way) -> str | None:
             ended = Child(small_disk(place, name, size, in_the_way), place.folder / f"{name}.txt").wait()
-            return _stopped(_mounted(ended), "make room")
+            return _stopped(_mounted(ended), "free disk space")
 
         found.attempt("a file system that is full", name, "S", full)
 
     def made_room() -> str | None:
         ended = _mounted(Child(small_disk(place, "room", 5 * one, 3 * one), place.folder / "room.txt").wait())
-        if "make room" not in ended.said:
+        if "free disk space" not in ended.said:
             raise NotRun(f"there was room: {ended.said[-300:]}")
         wrong = f"exit {ended.code}: {ended.said[-300:]}" if ended.code else place.difference("room-left")
         return ended.complaint or wrong
@@ -239,7 +239,7 @@ def _read_only(place: Place, found: Findings) -> None:
 
     def on_the_way() -> str | None:
         ended = Child(read_only(place, "closing", at_step=1), place.folder / "closing.txt").wait()
-        return _stopped(_mounted(ended), "make room or the folder writable") or _resumed(place, "closing")
+        return _stopped(_mounted(ended), "free disk space or make the folder writable") or _resumed(place, "closing")
 
     found.attempt("a read-only folder", "from the start", "S", from_the_start)
     found.attempt("a read-only folder", "after step 1", "S", on_the_way)

@@ -52,7 +52,7 @@ def _wrong(place: Place, name: str, ended: Ended, codes: tuple[int, ...]) -> str
         return ended.complaint or f"exit {ended.code}, not {codes}: {ended.said[-300:]}"
     again = place.finish(name)
     if again.complaint or again.code:
-        return again.complaint or f"going on ended with {again.code}: {again.said[-300:]}"
+        return again.complaint or f"resuming ended with {again.code}: {again.said[-300:]}"
     faults = ledger_faults(place.folder / name)[1]
     return place.difference(name) or (faults[0] if faults else None)
 

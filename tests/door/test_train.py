@@ -65,7 +65,7 @@ def test_a_run_that_failed_resumes_to_the_same_bytes(whole: Path, tmp_path: Path
     with pytest.raises(RuntimeError, match="disk is full") as error:
         proximo.train(config, folder, on_step=fail, quiet=True)
     assert f"what was written so far is in {folder}" in error.value.__notes__[0]
-    assert "goes on after step 1" in error.value.__notes__[0]
+    assert "resumes after step 1" in error.value.__notes__[0]
     assert proximo.open_run(folder).state == "stopped"
     proximo.train(config, folder, quiet=True)
     assert metrics(folder) == metrics(whole)

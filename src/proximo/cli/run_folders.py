@@ -1,4 +1,4 @@
-"""What every command that writes a run folder shares: the same command again goes on."""
+"""What every command that writes a run folder shares: running the same command again resumes."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -42,7 +42,7 @@ def taken(
         try:
             yield attempt
         except Stopped:
-            say(f"stopped; {attempt.way_on}")
+            say(f"stopped; {attempt.resume_hint}")
             raise
 
 
@@ -51,4 +51,4 @@ def report_failure(attempt: Attempt, error: Exception) -> None:
     if isinstance(error, ValueError) and not attempt.started:
         refuse(str(error))
     attempt.end(f"failed: {error}")
-    say(f"error: {error}\nwhat was written so far is in {attempt.folder}; {attempt.way_on}")
+    say(f"error: {error}\nwhat was written so far is in {attempt.folder}; {attempt.resume_hint}")

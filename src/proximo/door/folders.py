@@ -71,11 +71,11 @@ def attempted(
                 yield attempt
             except Exception as error:
                 if attempt.started:
-                    error.add_note(f"what was written so far is in {path}; {attempt.way_on}")
+                    error.add_note(f"what was written so far is in {path}; {attempt.resume_hint}")
                 raise
     except Stopped as stopped:
         if stopped.signal == signal.SIGINT:
-            raise KeyboardInterrupt(f"stopped and saved; the same call goes on with {path}") from stopped
+            raise KeyboardInterrupt(f"stopped and saved; the same call resumes {path}") from stopped
         raise
 
 
@@ -87,6 +87,6 @@ def suit_attempt(attempt: Attempt, model: str | None, device: str, say: Say) -> 
     attempt.machine.apply()
     say(attempt.remark or "")
     for message in attempt.damaged:
-        say(f"warning: {message}; passed over")
+        say(f"warning: {message}; skipped")
     for message in (*([attempt.other_code] if attempt.other_code else []), *attempt.lost, *attempt.corrected):
         say(f"warning: {message}")

@@ -93,9 +93,9 @@ WRONG = [
     ([(0, "trained"), (0, "carried", 1)], None, "draw 0 ended more than once: trained, carried"),
     ([(0, "carried"), (0, "carried", 1)], None, "draw 0 ended more than once: carried, carried"),
     ([(0, "carried"), (0, "trained", 1), (0, "filtered", 1)], None, "draw 0 ended more than once"),
-    ([(0, "eaten")], None, "draw 0 has states that there are not: eaten"),
-    ([(0, "carried", 2), (0, "trained", 1)], None, "draw 0 went back in time"),
-    ([(0, "carried", 0, 0, "a"), (0, "trained", 1, 0, "b")], None, "draw 0 changed its problem"),
+    ([(0, "eaten")], None, "draw 0 has unknown states: eaten"),
+    ([(0, "carried", 2), (0, "trained", 1)], None, "draw 0 has decreasing steps"),
+    ([(0, "carried", 0, 0, "a"), (0, "trained", 1, 0, "b")], None, "draw 0 has more than one problem"),
     (
         [(0, "trained", 0, 0, "a"), (1, "trained", 0, 1, "b"), (2, "trained", 0, 2, "a")],
         None,

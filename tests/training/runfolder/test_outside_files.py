@@ -82,7 +82,7 @@ def test_a_changed_file_is_named_and_refused_unless_it_is_allowed(here):
     with begin(folder, text):  # what was allowed is the run's own from now on
         pass
     (here / "mine.py").unlink()
-    with pytest.raises(ValueError, match="task.type its files are gone"), begin(folder, text):
+    with pytest.raises(ValueError, match="task.type its files are missing"), begin(folder, text):
         pass
 
 

@@ -334,7 +334,7 @@ def test_a_checkpoint_of_another_run_is_passed_over(golden, tmp_path):
     trained(config(), folder)
     assert_same(numbers(folder), numbers(golden("grpo")))
     [message] = [row["message"] for row in Lines(folder / "events.jsonl") if row["kind"] == "damaged_checkpoint"]
-    assert "step-000003 cannot be gone on from: it belongs to another run" in message
+    assert "step-000003 cannot be resumed from: it belongs to another run" in message
 
 
 @pytest.mark.parametrize("damage", ["gone", "config = [", "run.json", "fingerprints", "functions", "machine"])
@@ -347,7 +347,7 @@ def test_a_run_without_its_papers_is_refused(damage, golden, tmp_path, capsys):
         (folder / "run.json").write_text(json.dumps(record | {damage: []}))
     else:
         (folder / (damage if damage.endswith(".json") else "config.toml")).write_text("config = [")
-    with pytest.raises(ValueError, match="cannot be gone on with .its run.json or config.toml is missing, damaged"):
+    with pytest.raises(ValueError, match="it cannot be resumed .its run.json or config.toml is missing, damaged"):
         trained(config(), folder)
 
 
@@ -374,7 +374,7 @@ def test_lost_rows_are_no_reason_to_train_again_unasked(how, name, golden, tmp_p
     left = (folder / name).read_bytes() if (folder / name).exists() else b""
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     message = (
-        rf"{name} has {len(left)} bytes and had \d+ when step-000004 was saved.*Put the whole file back, or resume "
+        rf"{name} has {len(left)} bytes and had \d+ when step-000004 was saved.*Restore the complete file, or resume "
         "without those rows: `accept_lost_rows=True`$"
     )
     with pytest.raises(ValueError, match=message), begin(folder, toml.dumps(config())):
@@ -529,10 +529,10 @@ def test_other_files_under_the_same_name_are_refused(tmp_path):
     settings = config(model=str(tmp_path / "model"), steps=1)
     trained(settings, tmp_path / "run")
     shutil.copy(tmp_path / "other" / "model.safetensors", tmp_path / "model" / "model.safetensors")
-    with pytest.raises(ValueError, match="model its files were others when the run began  .`allow_change=..model..`"):
+    with pytest.raises(ValueError, match="model its files have changed since the run began  .`allow_change=..model..`"):
         trained(settings, tmp_path / "run")
     shutil.rmtree(tmp_path / "model")
-    with pytest.raises(ValueError, match="model its files are gone"), begin(tmp_path / "run", toml.dumps(settings)):
+    with pytest.raises(ValueError, match="model its files are missing"), begin(tmp_path / "run", toml.dumps(settings)):
         pass
 
 
@@ -566,7 +566,7 @@ def test_a_folder_that_is_refused_is_not_left_behind(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "metrics.jsonl").write_text("{}\n")
-    with pytest.raises(ValueError, match="there is a run in this folder already, which cannot be gone on with"):
+    with pytest.raises(ValueError, match="there is a run in this folder already, and it cannot be resumed"):
         trained(config(), tmp_path / "old")
 
 
@@ -765,7 +765,7 @@ def test_a_function_that_was_corrected_is_noted(tmp_path, monkeypatch):
     for again in (False, True):
         with begin(folder, text) as attempt:  # not refused: who runs it was told to correct it
             assert [message.partition(":")[0] for message in attempt.corrected] == (
-                [] if again else ["rules[1].path is another function than before"]
+                [] if again else ["rules[1].path is a different function than before"]
             )
             attempt.start()
     assert [row["kind"] for row in Lines(folder / "events.jsonl")] == ["resumed", "changed", "resumed"]
@@ -848,12 +848,12 @@ def test_an_exit_is_no_failure_by_its_number(tmp_path):
 def test_whoever_is_stopped_is_told_from_where_it_goes_on(golden, tmp_path):
     folder = left_after(3, golden("grpo"), tmp_path / "run")
     with begin(folder, toml.dumps(config())) as attempt:
-        assert attempt.way_on == f"the same again with `run={folder}` goes on after step 3"
+        assert attempt.resume_hint == f"the same again with `run={folder}` resumes after step 3"
     shutil.rmtree(folder / CHECKPOINTS)
     with begin(folder, toml.dumps(config())) as attempt:
-        assert attempt.way_on.endswith(" goes on from its beginning")
+        assert attempt.resume_hint.endswith(" resumes from the beginning")
     with begin(tmp_path / "chain", "", points=None) as attempt:
-        assert attempt.way_on.endswith(" goes on with the first stage that is not finished")
+        assert attempt.resume_hint.endswith(" resumes with the first unfinished stage")
     said = []
 
     def full() -> None:
@@ -938,7 +938,7 @@ def test_a_save_that_fails_is_tried_again_and_changes_nothing(golden, tmp_path, 
     assert "No space left on device" in progress.warnings[0]
     failures[:] = [1, 2, 3]
     monkeypatch.setattr(os, "rename", rename)
-    with pytest.raises(OSError, match=f"{MAX_FAILURES} saves in a row have failed: make room"):
+    with pytest.raises(OSError, match=f"{MAX_FAILURES} saves in a row have failed: free disk space"):
         trained(config(), tmp_path / "fuller")
     assert json.loads((tmp_path / "fuller" / "run.json").read_text())["attempts"][0]["ended"].startswith("failed: ")
 

@@ -341,7 +341,7 @@ def test_a_real_process_ends_with_the_signals_code_and_no_traceback(asked, times
         process.kill()
     assert found == code
     assert "Traceback" not in said + rest
-    assert f"--run {tmp_path / 'run'} goes on" in rest or times == 2
+    assert f"--run {tmp_path / 'run'} resumes" in rest or times == 2
     points = [path.name for path in (tmp_path / "run").glob("checkpoints/step-*") if path.name[5:].isdigit()]
     assert len(points) == 1 or times == 2
     for point in points:

@@ -1,7 +1,7 @@
-"""Checkpoints: a Hugging Face folder each, with the run's state beside the weights; complete, or not there.
+"""Checkpoints: each is a Hugging Face folder that also holds the run's state. It is written completely or not at all.
 
 In `state/`: run_state.json and random.safetensors (see state.py), optimizer.safetensors (moments and float32 masters),
-value.safetensors (the value model's own parameters), reference.safetensors (only where it was reset) and
+value.safetensors (the value model's own parameters), reference.safetensors (only if it was reset) and
 sampler.safetensors (older weights of a sampler that lags).
 """
 
@@ -20,7 +20,7 @@ from proximo.training.runfolder.state import (
 CHECKPOINTS = "checkpoints"
 STATE = "state"
 MAX_FAILURES = 3
-"""Saves in a row that may fail."""
+"""Number of failed saves in a row after which the run stops."""
 
 
 def place(folder: Path, step: int) -> Path:
@@ -28,8 +28,8 @@ def place(folder: Path, step: int) -> Path:
 
 
 def saved(folder: Path, most: int | None = None) -> list[Path]:
-    """Everything that has a checkpoint's name, the newest first, by step, not by time; none of a later step than
-    `most`."""
+    """All folders named like a checkpoint, highest step first; those of later steps than `most` are left out."""
+
     found = [path for path in folder.iterdir() if re.fullmatch(r"step-\d+", path.name)] if folder.is_dir() else []
     return sorted((path for path in found if most is None or step_of(path) <= most), key=lambda path: -step_of(path))
 
@@ -41,23 +41,23 @@ def step_of(path: Path) -> int:
 def newest_valid(
     folder: Path, complaint: Callable[[Path], str | None] = lambda _: None
 ) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is whole, and what is wrong with newer ones; `complaint` may find something, too."""
+    """The newest intact checkpoint, and what is wrong with newer ones; `complaint` is an additional check."""
     passed_over = []
     for path in saved(folder):
         if wrong := complaints(path):
             more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
             passed_over.append(f"{path} is damaged ({'; '.join(wrong[:3])}{more})")
         elif (found := complaint(path)) is not None:
-            passed_over.append(f"{path} cannot be gone on from: {found}")
+            passed_over.append(f"{path} cannot be resumed from: {found}")
         else:
             return path, passed_over
     return None, passed_over
 
 
-def pass_over(folder: Path, point: Path | None) -> None:
-    """Checkpoints after the one that is gone on from are none any more: nobody is to take one for the newest."""
+def set_aside_newer(folder: Path, resume_from: Path | None) -> None:
+    """Set aside checkpoints newer than the one we resume from."""
     for path in saved(folder):
-        if point is None or step_of(path) > step_of(point):
+        if resume_from is None or step_of(path) > step_of(resume_from):
             set_aside(path)
 
 
@@ -68,8 +68,8 @@ def save(
     tokenizer: PreTrainedTokenizerBase,
     write_state: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Into the run's `checkpoints/step-N`, with the model that `save_model` writes; raises OSError, and leaves all as
-    it was, where that cannot be."""
+    """Write the run's `checkpoints/step-N`, with the model that `save_model` writes. If that fails, raises OSError and
+    changes nothing."""
     target = place(folder / CHECKPOINTS, step)
     write_checkpoint(target, save_model, tokenizer, write_state)
     return target
@@ -93,32 +93,32 @@ def write_checkpoint(
 
 
 def retain(folder: Path, options: CheckpointOptions, step: int, best: int | None) -> None:
-    """Remove all but the newest ones up to this step and the best."""
+    """Remove old checkpoints: the newest `keep` up to this step stay, and the best one if `keep_best`."""
     for path in saved(folder / CHECKPOINTS, step)[options.keep :]:
         if not (options.keep_best and step_of(path) == best):
             remove_folder(path)
 
 
 class Saver:
-    """Saves that may fail: a full disk is no reason to stop, until it has been full for long."""
+    """Saves checkpoints and tolerates failures such as a full disk, up to MAX_FAILURES in a row."""
 
     def __init__(self, log: Callable[[int, str, str], None], say: Callable[[int, str], None]) -> None:
         """`log` takes the step, the kind and the message of an event."""
         self._log, self._say, self._failures = log, say, 0
 
     def save(self, step: int, write: Callable[[], None], *, last: bool = False, again: bool = True) -> bool:
-        """Whether it worked; raises OSError where the last save of a run fails, or too many in a row have. `again`:
-        whether there will be another."""
+        """Whether it worked. Raises OSError if the last save of a run fails, or too many in a row did. `again`:
+        whether there will be another save."""
         try:
             write()
         except OSError as error:
             self._failures += 1
-            message = f"no checkpoint after step {step}: {error}; older ones are as they were"
+            message = f"no checkpoint after step {step}: {error}; older ones are unchanged"
             self._log(step, "save_failed", message)
             if last or (again and self._failures >= MAX_FAILURES):
                 raise OSError(
-                    f"{message}. {self._failures} saves in a row have failed: make room or the folder writable, then "
-                    "give the same command again"
+                    f"{message}. {self._failures} saves in a row have failed: free disk space or make the folder "
+                    "writable, then run the same command again"
                 ) from error
             self._say(step, f"{message}{'; trying again at the next one' if again else ''}")
             return False

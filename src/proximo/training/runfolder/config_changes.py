@@ -1,4 +1,4 @@
-"""Whether a run that is gone on with is still the same run: its config field by field, and the files it names."""
+"""Whether a resumed run is still the same run: compares its config field by field, and the files it names."""
 
 import hashlib
 import tomllib
@@ -13,9 +13,9 @@ from proximo.training.old_names import completed
 
 FREE = ("checkpoints",)
 FREE_NAMES = ("save_every",)
-"""Tables, and fields of any table, that may change at any time: when a run is saved changes no number."""
+"""Tables, and fields of any table, that may change at any time: when a run is saved does not affect its numbers."""
 ADDED = {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_epsilon": 1e-8}
-"""Fields that became options later, and what they were before: a config that lacks one had this value."""
+"""Fields that became options later, with the value that a config without them had."""
 NAMES_FILES = ("model", "path", "held_out", "reference", "reference_logprobs")
 """Fields whose value may be a data file or a model's folder. Code is known by its form, in any field."""
 NAMES_FUNCTIONS = ("path",)
@@ -24,14 +24,14 @@ MISSING = object()
 
 
 def differences(old_toml: str, new_toml: str) -> dict[str, str]:
-    """Fields that are not the same and may not change just so, with what they were and are."""
+    """Fields that differ and may not change without permission, with the old and the new value."""
     old, new = dict(flat(completed(old_toml))), dict(flat(tomllib.loads(new_toml)))
     found = {}
     for field in sorted(old.keys() | new.keys()):
         before = old.get(field, ADDED.get(field.rpartition(".")[2], MISSING))
         after = new.get(field, MISSING)
         if (before != after or type(before) is not type(after)) and not _is_free(field):
-            found[field] = f"was {_said(before)}, now {_said(after)}"
+            found[field] = f"was {_shown(before)}, now {_shown(after)}"
     return found
 
 
@@ -52,7 +52,7 @@ def fingerprints(config_toml: str) -> dict[str, str]:
 
 
 def function_fingerprints(config_toml: str) -> dict[str, str]:
-    """SHA-256 of the files in which a config's functions are written, by field; not of what those import."""
+    """SHA-256 of the files that define a config's functions, by field; not of what those import."""
     found = {}
     for field, value in _texts(config_toml):
         if _is_function(field, value) and (file := named_file(value)) is not None:
@@ -76,7 +76,8 @@ def _code_file(value: str) -> Path | None:
 
 
 def folder_hash(folder: Path) -> str:
-    """Of all files in it, not of those in folders below: a checkpoint's state is no part of its model."""
+    """SHA-256 of the files directly in a folder; subfolders do not count, since a checkpoint's state is not its
+    model."""
     digest = hashlib.sha256()
     for file in sorted(folder.iterdir()):
         if file.is_file() and file.name != MANIFEST:
@@ -85,29 +86,29 @@ def folder_hash(folder: Path) -> str:
 
 
 def changed_files(old: Mapping[str, str], new: Mapping[str, str], config_toml: str) -> dict[str, str]:
-    """Fields whose files have other contents, or are gone; of code the file is named."""
+    """Fields whose files have changed or are missing; for code, the file is named."""
     named = dict(_texts(config_toml))
     found = {}
     for field in [field for field in old if old[field] != new.get(field)]:
         if field not in new:
-            found[field] = "its files are gone"
+            found[field] = "its files are missing"
         elif _code_file(value := named.get(field, "")) is not None:
             found[field] = (
                 f"({value if value.endswith('.py') else value.rpartition(':')[0]}) has changed since the run began"
             )
         else:
-            found[field] = "its files were others when the run began"
+            found[field] = "its files have changed since the run began"
     return found
 
 
 def refuse_changes(folder: Path, found: Mapping[str, str], allowed: Sequence[str] | None, known: str) -> None:
-    """Raise ValueError for differences that are not allowed; `known` is a config that knows all fields. `allowed` is
-    None where a person has no way to allow any."""
+    """Raise ValueError for differences that are not allowed. `known` is a config with all fields. `allowed` is None if
+    the command has no flag to allow changes."""
     if allowed is None:
         if found:
             lines = [f"  {field} {what}" for field, what in found.items()]
             raise ValueError(
-                f"`run={folder}` holds a run with another config. Give its own, or choose another name:\n"
+                f"`run={folder}` holds a run with another config. Use its config, or choose another name:\n"
                 + "\n".join(lines)
             )
         return
@@ -119,24 +120,24 @@ def refuse_changes(folder: Path, found: Mapping[str, str], allowed: Sequence[str
     if refused:
         lines = [f"  {field} {what}  (`allow_change={[field]}`)" for field, what in refused.items()]
         raise ValueError(
-            f"`run={folder}` holds a run with another config. Give its own, choose another name, or allow each "
+            f"`run={folder}` holds a run with another config. Use its config, choose another name, or allow each "
             "change:\n" + "\n".join(lines)
         )
 
 
 def refuse_other(folder: Path, taken_for: str, config_toml: str) -> None:
-    """Raise ValueError where a folder was taken for another config than that of the run to be trained in it."""
+    """Raise ValueError if a folder was opened for a different config than that of the run to be trained in it."""
     ours, theirs = (dict(flat(tomllib.loads(each))) for each in (taken_for, config_toml))
     others = [field for field in sorted(ours.keys() | theirs.keys()) if ours.get(field) != theirs.get(field)]
     if others:
         raise ValueError(
-            f"{folder} was taken for a run with another {', '.join(others[:4])}: take it with the config of the run "
-            "that is trained"
+            f"{folder} was opened for a run with another {', '.join(others[:4])}: open it with the config of the "
+            "run to be trained"
         )
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """All fields by their dotted names; items of an array by their numbers."""
+    """All fields with their dotted names; items of an array are numbered."""
     match value:
         case dict():
             for key, item in value.items():
@@ -153,9 +154,9 @@ def _is_free(field: str) -> bool:
 
 
 def _covers(names: Sequence[str], field: str) -> bool:
-    """Whether one of the names is this field, or a table around it."""
+    """Whether one of the names is this field or a table that contains it."""
     return any(field == name or field.startswith((f"{name}.", f"{name}[")) for name in names)
 
 
-def _said(value: object) -> str:
+def _shown(value: object) -> str:
     return "not given" if value is MISSING else repr(value)

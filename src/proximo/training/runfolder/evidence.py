@@ -1,4 +1,4 @@
-"""What is kept of an update that was not applied: the rows at fault, to be looked at, and a line that says so."""
+"""Evidence of a skipped update: a file with the rows that caused it, and a notice."""
 
 import json
 import math
@@ -16,12 +16,12 @@ COLUMNS = ("sampled", "mask", "advantages", "old_logprobs", "rollout_logprobs", 
 
 
 def skipped_updates(folder: Path, step: int, batch: Batch, updates: Sequence[Update]) -> list[Notice]:
-    """A file under `evidence` for each update of the step that was skipped, and what to say of it."""
+    """Write a file under `evidence` for each skipped update of the step; returns a notice for each."""
     return [
         Notice(
             "skipped_update",
-            f"update {number} was skipped, weights and optimizer are untouched: {update.skipped.reason}; its rows are "
-            f"in {write_evidence(folder, step, number, batch, update)}. If it goes on, lower training.learning_rate "
+            f"update {number} was skipped, weights and optimizer are unchanged: {update.skipped.reason}; its rows are "
+            f"in {write_evidence(folder, step, number, batch, update)}. If this repeats, lower training.learning_rate "
             "and look at those rows' rewards",
         )
         for number, update in enumerate(updates)
@@ -30,7 +30,7 @@ def skipped_updates(folder: Path, step: int, batch: Batch, updates: Sequence[Upd
 
 
 def write_evidence(folder: Path, step: int, number: int, batch: Batch, update: Update) -> str:
-    """Where it is, from the run's folder. What is not finite is a word in it, since JSON has no such numbers."""
+    """Write the file; returns its path in the run folder. Numbers that are not finite are strings, as JSON has none."""
     skipped = update.skipped
     assert skipped is not None
     rows = [_row(batch, int(update.rows[row]), update.logprobs[row]) for row in skipped.rows.tolist()]
@@ -48,8 +48,8 @@ def write_evidence(folder: Path, step: int, number: int, batch: Batch, update: U
     try:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_file(folder / name, (json.dumps(found, indent=1, allow_nan=False) + "\n").encode())
-    except OSError as error:  # a full disk is no reason to stop
-        return f"no file, since it could not be written ({error})"
+    except OSError as error:  # a full disk should not stop training
+        return f"no file: it could not be written ({error})"
     return name
 
 
@@ -60,13 +60,13 @@ def _row(batch: Batch, row: int, logprobs: Tensor) -> dict[str, object]:
         return [_plain(value) for value in tensor[:length].tolist()]
 
     known = {name: tensor for name in COLUMNS if (tensor := getattr(batch, name)) is not None}
-    told: dict[str, object] = {"problem": batch.groups[group].problem.id} if batch.groups else {}
+    known_texts: dict[str, object] = {"problem": batch.groups[group].problem.id} if batch.groups else {}
     if batch.groups and batch.sibling is not None:
-        told["text"] = batch.groups[group].rollouts[int(batch.sibling[row])].completion.text
+        known_texts["text"] = batch.groups[group].rollouts[int(batch.sibling[row])].completion.text
     return {
         "row": row,
         "group": group,
-        **told,
+        **known_texts,
         "outcome": _plain(float(batch.outcome[row])),
         "reward": _plain(float(batch.rewards[row])),
         "prompt_tokens": list(batch.prompts[group]),

@@ -1,7 +1,7 @@
-"""What became of each prompt that was drawn: none is skipped, none is trained twice, whatever happens to the run.
+"""The ledger: what happened to each prompt that was drawn. It proves that none is skipped or trained twice.
 
-Draws are counted by ordinals from 0 on. An ordinal has one row when it is carried over to a later step, and one row
-when it is done with, in one of the final states; nothing else is in the ledger.
+Draws are numbered by ordinals from 0. An ordinal has one row if it is carried over to a later step, and one row
+when it reaches a final state; nothing else is in the ledger.
 """
 
 import math
@@ -19,17 +19,17 @@ from proximo.types import Group
 LEDGER = "ledger.jsonl"
 State = Literal["trained", "filtered", "unscored", "abandoned", "carried"]
 FINAL: tuple[State, ...] = ("trained", "filtered", "unscored", "abandoned")
-"""Trained; dropped by the algorithm's `keep`; of no use because no grader could judge it; part of updates that were
-all skipped."""
+"""Final states: trained; dropped by the algorithm's `keep`; not graded because every grader failed; only in updates
+that were skipped."""
 
 
 @dataclass(frozen=True)
 class Entry:
     ordinal: int
     problem: str
-    """Its id."""
+    """Id of the problem."""
     epoch: int
-    """Which pass over the task's problems; 0 where those are endless."""
+    """Index of the pass over the task's problems; 0 if the task is endless."""
     step: int
     state: State
 
@@ -45,11 +45,11 @@ def entries(
     updates: Sequence[Update],
     size: int | None,
 ) -> list[Entry]:
-    """What a step did with the groups it drew, and with those that were carried over to it."""
+    """The entries of one step: for the groups that it drew, and those that were carried over to it."""
     found: dict[int, tuple[Group, State]] = {}
     for group in collected.dropped:
         found[_ordinal(group)] = group, "unscored" if _is_unscored(group) else "filtered"
-    # After those that were dropped: the same prompt may have been sampled again and kept.
+    # After the dropped groups, since the same prompt may have been sampled again and kept.
     present, learned = _learned(assembled, updates)
     for number, group in enumerate(collected.groups):
         state: State = "trained" if number in learned else "abandoned" if number in present else "unscored"
@@ -65,7 +65,7 @@ def entries(
 
 
 def _learned(assembled: Assembled | None, updates: Sequence[Update]) -> tuple[set[int], set[int]]:
-    """The numbers of groups with rows to train on, and of those whose rows were in an update that was applied."""
+    """Indices of the groups with rows to train on, and of those with rows in an applied update."""
     if assembled is None:
         return set(), set()
     group = assembled.batch.group
@@ -87,18 +87,18 @@ def _ordinal(group: Group) -> int:
 
 @dataclass(frozen=True)
 class Proof:
-    """What a ledger says, and what is wrong with it."""
+    """Result of checking a ledger."""
 
     drawn: int
-    """Ordinals 0 to this, without it."""
+    """Number of draws: the ordinals are 0 to `drawn` − 1."""
     states: Mapping[str, int]
-    """How many ordinals stand in each; `carried`: sampled, for a step that has not come."""
+    """Number of ordinals in each state; `carried`: sampled for a step that has not run yet."""
     wrong: tuple[str, ...]
-    """Nothing, where each ordinal is there and ended once."""
+    """Errors found; empty if every ordinal is there and ended once."""
 
 
 def check_ledger(folder: Path, drawn: int | None = None) -> Proof:
-    """Whether each of the run's draws was made once and ended once; `drawn`: how many there must be, where known.
+    """Check that each draw of a run was made once and ended once; `drawn`: the expected number of draws, if known.
 
     Example: assert not check_ledger(Path("runs/a")).wrong
     """
@@ -116,22 +116,22 @@ def check_ledger(folder: Path, drawn: int | None = None) -> Proof:
 
 
 def _problems(ordinal: int, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Carried over at most once, then done with at most once, and always the same problem."""
+    """Errors of one ordinal: it may be carried over once and end once, always with the same problem."""
     states = [row["state"] for row in rows]
     wrong = []
     if len(states) > 2 or (len(states) == 2 and (states[0] != "carried" or states[1] not in FINAL)):
         wrong.append(f"draw {ordinal} ended more than once: {', '.join(states)}")
     if unknown := sorted(set(states) - {*FINAL, "carried"}):
-        wrong.append(f"draw {ordinal} has states that there are not: {', '.join(unknown)}")
+        wrong.append(f"draw {ordinal} has unknown states: {', '.join(unknown)}")
     if len({(row["problem"], row["epoch"]) for row in rows}) > 1:
-        wrong.append(f"draw {ordinal} changed its problem")
+        wrong.append(f"draw {ordinal} has more than one problem")
     if [row["step"] for row in rows] != sorted(row["step"] for row in rows):
-        wrong.append(f"draw {ordinal} went back in time")
+        wrong.append(f"draw {ordinal} has decreasing steps")
     return wrong
 
 
 def _uneven_epochs(rows: Mapping[int, Sequence[dict[str, Any]]]) -> list[str]:
-    """Every epoch but the last has the same draws in number and in problems."""
+    """Errors of epochs: all but the last must have the same problems, each equally often."""
     problems: dict[int, Counter[str]] = {}
     for states in rows.values():
         problems.setdefault(states[0]["epoch"], Counter())[states[0]["problem"]] += 1
@@ -139,5 +139,5 @@ def _uneven_epochs(rows: Mapping[int, Sequence[dict[str, Any]]]) -> list[str]:
     if any(each != whole[0] for each in whole[1:]):
         return ["the epochs have different problems"]
     if whole and problems[max(problems)] - whole[0]:
-        return ["the last epoch has problems that the others have not, or has some twice"]
+        return ["the last epoch has problems that the others lack, or has some twice"]
     return []

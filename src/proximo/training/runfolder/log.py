@@ -1,7 +1,7 @@
-"""What a run leaves behind: open formats in one folder, which everything else reads.
+"""Writes the files of a run folder, in open formats that everything else reads.
 
-Metrics and ledger hold no times, so that two runs of the same seed are the same bytes; a row of theirs that cannot be
-written is kept and tried again. What else cannot be written is said once, and training goes on without it.
+Metrics and ledger contain no times, so two runs with the same seed write the same bytes. Rows of these two that cannot
+be written are kept and tried again; for other files one warning is printed and training continues.
 """
 
 import json
@@ -28,32 +28,32 @@ from proximo.version import __version__, source_fingerprint
 Row = Mapping[str, object]
 METRICS, EVENTS, TIMINGS, ROLLOUTS = "metrics.jsonl", "events.jsonl", "timings.jsonl", "rollouts"
 EVIDENCE = "evidence"
-"""Of updates that were skipped; see evidence.py."""
+"""Folder with evidence of skipped updates; see evidence.py."""
 
 
 class RunLog:
-    """Writes a run folder. Each row is there as soon as it is written.
+    """Writes a run folder, row by row and without buffering.
 
-    A `step` is how many steps are done: 0 before the first, 1 in all that is written of the first one and after it.
+    A `step` is the number of steps done: 0 before the first, 1 in everything written during and after the first.
     """
 
     def __init__(self, folder: Path, attempt: int = 1, identity: str = "") -> None:
-        """`identity` is the same for all attempts at a run, and for no other run."""
+        """`identity` identifies the run; all its attempts have the same."""
         self.folder, self.attempt, self.identity = folder, attempt, identity
         self._waiting: list[tuple[str, list[Row]]] = []
         """Rows of metrics and ledger that could not be written yet."""
         self._unsynced: list[Path] = []
-        """Rollouts since the last time that everything had to be on the disk."""
+        """Rollout files that have not been synced to disk yet."""
         self._failure: str | None = None
-        """What could not be written, until an event can say so."""
-        self._said = False
+        """Error message that has not been written to the events yet."""
+        self._has_warned = False
         self._step = 0
-        """The last one heard of."""
+        """Step of the last metrics row."""
 
     def start(self, config_toml: str, record: Mapping[str, object] | None = None) -> None:
-        """`record` is what run.json is to say; None: the facts about this process.
+        """`record` is the content of run.json; None: the facts about this process.
 
-        A run begins to exist with its run.json. Later a change must not become the run's before it is on record.
+        A folder is a run once it has a run.json, so that is written last; a changed config is recorded there first.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         record, config = facts() if record is None else record, self.folder / "config.toml"
@@ -76,23 +76,23 @@ class RunLog:
             self._keep(LEDGER, [row.to_dict() for row in rows])
 
     def timings(self, step: int, seconds: Mapping[str, float]) -> None:
-        with self._going_on():
+        with self._tolerating_failures():
             self._append(TIMINGS, {"step": step, **seconds})
 
     def event(self, step: int, kind: str, message: str, **more: str) -> None:
-        """`more` is what a finding has beside its message: rule, severity, remedy and show."""
+        """`more` has the other fields of a finding: rule, severity, remedy and show."""
         row = {"step": step, "attempt": self.attempt, "kind": kind, "message": masked(message), **more}
-        with self._going_on():
+        with self._tolerating_failures():
             self._tell_failure()
             self._append(EVENTS, row)
 
     def settle(self) -> dict[str, int]:
-        """Have all rows of metrics and ledger on the disk, or raise OSError; how many bytes they then are.
+        """Sync all rows of metrics and ledger to disk, or raise OSError; returns the sizes of the two files in bytes.
 
-        Rollouts too: those since are written again by whoever goes on from here, so that no step has to wait for them.
+        Rollouts are synced here too, not in each step: those after a checkpoint are written again after a resume.
         """
         self._write_waiting()
-        with self._going_on():
+        with self._tolerating_failures():
             self._tell_failure()
             while self._unsynced:
                 sync(self._unsynced.pop())
@@ -105,13 +105,13 @@ class RunLog:
         return {file.path.name: file.size for file in files}
 
     def rewind(self, sizes: Mapping[str, int], step: int) -> None:
-        """Forget what was written after metrics and ledger had these sizes, and rollouts and evidence of later steps
-        than this."""
+        """Cut metrics and ledger back to these sizes, and delete rollouts and evidence of later steps than
+        this."""
         for name in (METRICS, LEDGER):
             rows, size = Lines(self.folder / name), sizes.get(name, 0)
             if rows.size >= size:
                 rows.cut(size)
-            else:  # rows are lost, which was accepted: what is left up to this step stays
+            else:  # rows are lost, and the user accepted that: keep the rows up to this step
                 rows.keep(lambda row: isinstance(row.get("step"), int) and row["step"] <= step)
         for name in (EVENTS, TIMINGS):
             Lines(self.folder / name).repair()
@@ -121,16 +121,16 @@ class RunLog:
                 file.unlink()
 
     def sizes(self) -> dict[str, int]:
-        """Of metrics and ledger, with the rows that still wait."""
+        """Sizes of metrics and ledger in bytes, including rows that wait to be written."""
         waiting: dict[str, int] = {METRICS: 0, LEDGER: 0}
         for name, rows in self._waiting:
             waiting[name] += sum(len(to_line(row)) for row in rows)
         return {name: Lines(self.folder / name).size + more for name, more in waiting.items()}
 
     def rollouts(self, step: int, table: pa.Table) -> None:
-        """Of `rollout_table`."""
+        """Write a step's `rollout_table`."""
         path = self.folder / ROLLOUTS / f"step-{step:06d}.parquet"
-        with self._going_on():
+        with self._tolerating_failures():
             path.parent.mkdir(exist_ok=True)
             with whole_file(path) as partial:
                 write_rollouts(table, partial)
@@ -140,9 +140,9 @@ class RunLog:
         Lines(self.folder / name).append(*({key: plain(value) for key, value in row.items()} for row in rows))
 
     def _keep(self, name: str, rows: Sequence[Row]) -> None:
-        """Rows that must not be lost, behind those that wait."""
+        """Write rows that must not be lost, after those that already wait."""
         self._waiting.append((name, [{key: plain(value) for key, value in row.items()} for row in rows]))
-        with self._going_on():
+        with self._tolerating_failures():
             self._write_waiting()
 
     def _write_waiting(self) -> None:
@@ -158,21 +158,21 @@ class RunLog:
             self._failure = None
 
     @contextmanager
-    def _going_on(self) -> Iterator[None]:
-        """A log that cannot be written is no reason to stop: it is said, once here and in the events when
-        they can be written again."""
+    def _tolerating_failures(self) -> Iterator[None]:
+        """Continue if the log cannot be written: warn once on the console, and in the events as soon as
+        they can be written."""
         try:
             yield
         except OSError as error:
             self._failure = f"{error}; rows of metrics and ledger are kept and tried again, others are lost"
-            if not self._said:
-                with suppress(OSError):  # nor can that be told
+            if not self._has_warned:
+                with suppress(OSError):  # stderr may be closed
                     print(f"warning: the run's log cannot be written: {self._failure}", file=sys.stderr, flush=True)
-            self._said = True
+            self._has_warned = True
 
 
 def facts() -> dict[str, object]:
-    """What this process computes with."""
+    """Versions, machine and command line of this process, for run.json."""
     return {
         "argv": without_secrets(sys.argv),
         "version": __version__,
@@ -189,6 +189,6 @@ def facts() -> dict[str, object]:
 def _commit() -> str | None:
     try:
         result = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=5)
-    except (OSError, subprocess.TimeoutExpired):  # no git on this machine: the run does not need it
+    except (OSError, subprocess.TimeoutExpired):  # no git on this machine, which a run does not need
         return None
     return result.stdout.strip() or None

@@ -1,4 +1,4 @@
-"""What run.json says about earlier attempts at a run, and whether they can be gone on with."""
+"""run.json: what it says about earlier attempts at a run, and whether the run can be resumed."""
 
 import json
 import tomllib
@@ -11,15 +11,15 @@ from proximo.training.runfolder.log import METRICS
 from proximo.version import __version__, source_fingerprint
 
 FORMAT = 2
-"""Of run folders, in run.json. 1, which run.json did not name, counted steps from 0 and evaluations from −1."""
+"""Format of run folders. Format 1, which run.json did not record, counted steps from 0 and evaluations from −1."""
 COMPARED = ("python", "torch", "transformers", "processor")
-"""Facts about a process that decide over the last bits of its numbers."""
+"""Facts about a process that may change the last digits of its numbers."""
 CODE = ("version", "source")
-"""Which Proximo it is."""
+"""Facts that identify Proximo's code."""
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """The run.json of a run that can be gone on with; None where there is no run."""
+    """The run.json of a run that can be resumed; None if the folder has no run."""
     try:
         record = json.loads((folder / "run.json").read_text())
         tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
@@ -34,13 +34,13 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     except (KeyError, TypeError, ValueError):
         pass
     raise ValueError(
-        f"`run={folder}`: there is a run in this folder already, which cannot be gone on with (its run.json or "
-        "config.toml is missing, damaged or of an earlier version); choose another name or remove it"
+        f"`run={folder}`: there is a run in this folder already, and it cannot be resumed (its run.json or "
+        "config.toml is missing, damaged or from an earlier version); choose another name or remove it"
     )
 
 
 def refuse_format(folder: Path, record: Mapping[str, Any]) -> None:
-    """Raise ValueError for a folder of another format."""
+    """Raise ValueError if the folder has a different format."""
     if (found := record.get("format", 1)) != FORMAT:
         raise ValueError(
             f"`run={folder}`: the run in this folder has the format {found}, with other step numbers; this version "
@@ -49,7 +49,7 @@ def refuse_format(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def other_code(attempts: Sequence[Mapping[str, Any]]) -> str | None:
-    """What to say where the last attempt ran with other code of Proximo's."""
+    """Message if the last attempt ran with different code of Proximo; otherwise None."""
     before = attempts[-1] if attempts else {}
     now = source_fingerprint()
     if not before or before.get("source") == now:

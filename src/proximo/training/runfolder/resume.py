@@ -1,7 +1,7 @@
-"""Starting a run, and going on with it: the same command does both.
+"""Starting and resuming a run: the same command does both.
 
-A run's folder belongs to one process at a time. What was written in it decides how things go on: from the newest
-checkpoint that is whole, from nothing where there is none, or not at all where the run is finished.
+A run folder belongs to one process at a time. Its files decide what happens: the run resumes from the newest intact
+checkpoint, starts from the beginning if there is none, or does nothing if it is finished.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from proximo.storage.folders import tidy, write_file
 from proximo.storage.lines import Lines
 from proximo.storage.locks import NAME as LOCK
 from proximo.storage.locks import FolderLock
-from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, newest_valid, pass_over, saved, step_of
+from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, newest_valid, saved, set_aside_newer, step_of
 from proximo.training.runfolder.config_changes import (
     changed_files,
     differences,
@@ -37,7 +37,7 @@ WITHOUT_NUMBERS = (LOCK, "config.toml", "run.json", EVENTS)
 
 
 class Attempt:
-    """One process's work on a run; made by `begin`. Nothing is written before `start`."""
+    """One process's work on a run; created by `begin`. Nothing is written before `start`."""
 
     def __init__(
         self,
@@ -50,21 +50,21 @@ class Attempt:
     ) -> None:
         self._algorithm, self._accept_lost = algorithm, accept_lost
         self.lost: list[str] = []
-        """Rows that the checkpoint knows of and the log has no more, where that is accepted."""
+        """Messages about rows that the log has lost since the checkpoint, if that is accepted."""
         self.other_code: str | None = None
-        """That Proximo's own code has changed since the last attempt."""
+        """Message if Proximo's own code has changed since the last attempt."""
         self.folder, self._config_toml, self._points = folder, config_toml, points
         self._record = read_record(folder)
         self._fingerprints, self._functions = fingerprints(config_toml), function_fingerprints(config_toml)
         self._changes: dict[str, str] = {}
         self.corrected: list[str] = []
-        """Functions that are others now, which is allowed: a grader that fails is to be corrected."""
+        """Messages about changed reward functions. That is allowed, so that a failing grader can be corrected."""
         self.resume_from: Path | None = None
-        """The checkpoint to go on from."""
+        """Checkpoint to resume from; None: from the beginning."""
         self.damaged: list[str] = []
-        """What is wrong with newer ones."""
+        """Messages about newer checkpoints that cannot be used."""
         self.result: dict[str, Any] | None = None
-        """Of a run that is finished."""
+        """Result of a finished run."""
         if self._record is not None:
             self._look(allowed)
         self.number = 1 if self._record is None else len(self._record["attempts"]) + 1
@@ -73,39 +73,39 @@ class Attempt:
 
     @property
     def machine(self) -> Machine | None:
-        """What the run computes with, chosen when it began; another choice would give other bits."""
+        """Threads and libraries chosen when the run began; others would change the last digits of its numbers."""
         return None if self._record is None else Machine.from_dict(self._record["machine"])
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was computed yet: such a run may still become another."""
+        """Whether nothing was computed yet; the config of such a run may still change."""
         return all(path.name in WITHOUT_NUMBERS or not path.stat().st_size for path in self.folder.iterdir())
 
     @property
     def remark(self) -> str | None:
-        """What a person is told before it begins; None of a new run."""
+        """Message printed before a resumed run starts; None for a new run."""
         if self._record is None:
             return None
-        return f"{self.folder}: going on {self._where(self.resume_from)} (attempt {self.number})"
+        return f"{self.folder}: resuming {self._where(self.resume_from)} (attempt {self.number})"
 
     @property
-    def way_on(self) -> str:
-        """What a person is told when it ends early: from where the same command will go on, as the disk has it."""
+    def resume_hint(self) -> str:
+        """Message printed when a run ends early: how to resume it, and from which step, according to the disk."""
         newest = None if self._points is None else next(iter(saved(self._points)), None)
-        return f"the same again with `run={self.folder}` goes on {self._where(newest)}"
+        return f"the same again with `run={self.folder}` resumes {self._where(newest)}"
 
     def _where(self, resume_from: Path | None) -> str:
         if self._points is None:
-            return "with the first stage that is not finished"
-        return "from its beginning" if resume_from is None else f"after step {step_of(resume_from)}"
+            return "with the first unfinished stage"
+        return "from the beginning" if resume_from is None else f"after step {step_of(resume_from)}"
 
     def refuse_other_config(self, config_toml: str) -> None:
-        """Raise ValueError where what is about to run is not what the folder will say."""
+        """Raise ValueError if this config, of the run about to start, is not the one that the folder will record."""
         refuse_other(self.folder, self._config_toml, config_toml)
 
     def start(self) -> RunLog:
-        """Write down that it begins; the log is to be rewound to where the run goes on from, which has been found to
-        be possible."""
+        """Record that the attempt starts; returns the log, which the caller rewinds to the checkpoint that the run
+        resumes from."""
         self.folder.mkdir(parents=True, exist_ok=True)
         tidy(self.folder)
         now = facts()
@@ -134,10 +134,10 @@ class Attempt:
         self.started = True
         if self._points is not None:
             tidy(self._points)
-            pass_over(self._points, self.resume_from)
+            set_aside_newer(self._points, self.resume_from)
         step = 0 if self.resume_from is None else step_of(self.resume_from)
         for message in self.damaged:
-            self.log.event(step, "damaged_checkpoint", f"{message}; passed over")
+            self.log.event(step, "damaged_checkpoint", f"{message}; skipped")
         if self.number > 1:
             self.log.event(step, "resumed", self.remark or "")
         for field, what in self._changes.items():
@@ -153,24 +153,24 @@ class Attempt:
         return self.log
 
     def _headed(self) -> str:
-        """The config, below a comment that says what wrote it."""
+        """The config with a comment on top that names the version that wrote it."""
         named = "" if self._algorithm is None else f", algorithm: {self._algorithm}"
         return f"# Proximo {__version__}{named}\n{self._config_toml}"
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Write down what the run has to say; from now on it is finished."""
+        """Write result.json; from now on the run is finished."""
         write_file(self.folder / RESULT, (json.dumps(result) + "\n").encode())
         self.end("finished")
 
     def end(self, how: str) -> None:
-        """For run.json; a disk that is full by now is not worth another error."""
+        """Record in run.json how the attempt ended; an error in writing it is ignored."""
         if self.started and self._record is not None:
             self._record["attempts"][-1].setdefault("ended", how)
             with suppress(OSError):
                 self.log.record(self._record)
 
     def _look(self, allowed: Sequence[str] | None) -> None:
-        """At what earlier attempts have left."""
+        """Read what earlier attempts left in the folder, and refuse what does not fit."""
         assert self._record is not None
         refuse_format(self.folder, self._record)
         before = (self.folder / "config.toml").read_text(encoding="utf-8")
@@ -181,8 +181,7 @@ class Attempt:
             refuse_changes(self.folder, self._changes, allowed, self._config_toml)
         others = changed_files(self._record.get("functions", {}), self._functions, self._config_toml)
         self.corrected = [
-            f"{field} is another function than before: what it scores from now on cannot be compared with what it has "
-            "scored"
+            f"{field} is a different function than before: scores from now on cannot be compared with earlier ones"
             for field in others
             if field not in self._changes
         ]
@@ -194,28 +193,28 @@ class Attempt:
             self.result = self._finished()
 
     def _identity(self) -> str:
-        """By what the run began with, so that the same run has the same anywhere."""
+        """Hash of what the run began with, so that the same run has the same identity on every machine."""
         if self._record is not None:
             return self._record["identity"]
         return hashlib.sha256(json.dumps([self._config_toml, self._fingerprints]).encode()).hexdigest()
 
     def _look_for_lost_rows(self) -> None:
-        """A log that is shorter than when the checkpoint was saved has lost rows: nothing is trained again unasked."""
+        """Refuse to resume if the log is shorter than when the checkpoint was saved, unless that was accepted."""
         if self.resume_from is None:
             return
         self.lost = [f"{self.folder}/{each}" for each in lost_rows(self.folder, self.resume_from)]
         if self.lost and not self._accept_lost:
             raise ValueError(
-                f"{'; '.join(self.lost)}. Put the whole file back, or resume without those rows: "
+                f"{'; '.join(self.lost)}. Restore the complete file, or resume without those rows: "
                 "`accept_lost_rows=True`"
             )
 
     def _complaint(self, resume_from: Path) -> str | None:
-        """Of a checkpoint that is not this run's."""
+        """Why a checkpoint is not one of this run; None if it is."""
         try:
             run, _ = read_origin(resume_from / STATE)
         except (OSError, ValueError, KeyError):
-            return "it holds no state to go on from"
+            return "it has no state to resume from"
         return "it belongs to another run" if run != self._identity() else None
 
     def _finished(self) -> dict[str, Any] | None:
@@ -228,7 +227,7 @@ class Attempt:
             return None
         if self._points == self.folder / CHECKPOINTS:
             last, damaged = self.resume_from, self.damaged
-        else:  # those of a stage hold no state
+        else:  # a stage's checkpoints have no state
             last, damaged = newest_valid(self.folder / CHECKPOINTS)
         whole = "checkpoint" not in result or (last is not None and last.name == result["checkpoint"] and not damaged)
         return result if whole else None
@@ -244,11 +243,11 @@ def begin(
     algorithm: str | None = None,
     accept_lost: bool = False,
 ) -> Iterator[Attempt]:
-    """Take a run's folder; ValueError where somebody else has it, or it holds another run than this config's.
+    """Open and lock a run folder; ValueError if another process uses it, or it holds a run with a different config.
 
-    `points` is the folder in it with what it goes on from; a chain of runs, which have their own, has none. `allowed`
-    are the fields that may be others than they were, None where nobody could allow any. `algorithm` is its name, for
-    run.json. `accept_lost`: whether to resume where rows of the log are lost.
+    `points` is the subfolder with the resume points; a chain of runs has none, since each of its runs has its own.
+    `allowed` are the fields that may have changed; None if the command has no flag for that. `algorithm` is its name,
+    for run.json. `accept_lost`: whether to resume although rows of the log are lost.
 
     Example: with begin(Path("runs/a"), toml.dumps(config)) as attempt: ...
     """
@@ -268,7 +267,7 @@ def begin(
 
 
 def lost_rows(folder: Path, resume_from: Path) -> list[str]:
-    """Of each file of the log that is shorter than when a checkpoint was saved, what to say."""
+    """Messages about files of the log that are shorter than when a checkpoint was saved."""
     _, sizes = read_origin(resume_from / STATE)
     return [
         f"{name} has {found} bytes and had {size} when {resume_from.name} was saved: rows are lost"

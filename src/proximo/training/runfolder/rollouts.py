@@ -1,8 +1,8 @@
-"""Everything that was sampled for a step, as one table: enough to look at each token and to replay the step under any
+"""Everything that was sampled for a step, as one table: enough to inspect each token and to replay the step under any
 algorithm.
 
-A row is a completion. Lists of numbers are aligned with its tokens; what changes from one pass over the data to the
-next is a list of such lists. Rows that did not train are there too, and say so.
+A row is a completion. Lists of numbers are aligned with its tokens; values that change between passes over the data
+are a list of such lists. Rows that did not train are included; their `state` says so.
 """
 
 import json
@@ -24,11 +24,11 @@ from proximo.training.learner.guard import Update
 from proximo.types import Batch, Message, Problem
 
 FORMAT = 3
-"""Of the table; a reader tells by it what it can expect. From 3 on the file is sealed."""
+"""Format of the table. From 3 on the file has a checksum."""
 FACTS = b"proximo"
-"""Where the table's metadata say what concerns no single row."""
+"""Key in the table's metadata with facts that concern the whole step."""
 MAX_ANSWER = 4000
-"""Characters of what a problem wants; some are whole files."""
+"""Maximum characters of a stored expected answer; some are whole files."""
 
 
 def rollout_table(
@@ -40,8 +40,8 @@ def rollout_table(
     updates: Sequence[Update] = (),
     value_only: bool = False,
 ) -> pa.Table:
-    """Of all rows of a step. `trained` are those that the updates' own rows count among; groups from `kept_groups` on
-    were dropped; `value_only`: the updates were the value model's alone."""
+    """The table of all rows of a step. `trained` are the rows that updates index into; groups from `kept_groups` on
+    were dropped; `value_only`: the updates trained only the value model."""
     assert batch.sibling is not None, "an assembled batch knows its groups"
     groups = [batch.groups[number] for number in batch.group.tolist()]
     rollouts = [group.rollouts[number] for group, number in zip(groups, batch.sibling.tolist(), strict=True)]
@@ -84,13 +84,13 @@ def rollout_table(
 
 
 def write_rollouts(table: pa.Table, path: Path) -> None:
-    """With a checksum that readers compare."""
+    """Write the table, with a checksum that readers verify."""
     pq.write_table(table, path)
     seal(path)
 
 
 class Ragged:
-    """Rows of tensors cut to their lengths, without a Python number for each entry."""
+    """Converts padded tensors to Arrow lists cut to each row's length, without a Python object per entry."""
 
     def __init__(self, lengths: Int[Tensor, " B"]) -> None:
         self._lengths = lengths
@@ -99,7 +99,7 @@ class Ragged:
         return None if tensor is None else self._cut(tensor, self._lengths)
 
     def nested(self, tensor: Float[Tensor, "B E T"], counts: Sequence[int]) -> pa.Array:
-        """The first so many of a row's E lists."""
+        """The first `counts[row]` of each row's E lists."""
         has = torch.arange(tensor.shape[1]) < torch.tensor(counts).unsqueeze(1)
         inner = self._cut(tensor[has], self._lengths.unsqueeze(1).expand(-1, tensor.shape[1])[has])
         return pa.ListArray.from_arrays(_offsets(torch.tensor(counts)), inner)
@@ -116,7 +116,7 @@ def _offsets(counts: Int[Tensor, " R"]) -> pa.Array:
 def _passes(
     batch: Batch, trained: Int[Tensor, " M"], updates: Sequence[Update]
 ) -> tuple[list[list[int]], Float[Tensor, "B E T"], Float[Tensor, "B E T"]]:
-    """For each row the updates it was in, one for each pass over the data, and what the policy thought before them."""
+    """For each row: the updates it was in, one per pass over the data, and log-probs and entropy before each."""
     numbers: list[list[int]] = [[] for _ in range(len(batch))]
     for number, update in enumerate(updates):
         for row in trained[update.rows].tolist():
@@ -172,7 +172,7 @@ def _messages(prompt: str | Sequence[Message]) -> str | None:
 
 
 def _prompts(batch: Batch, spelling: Spelling) -> list[str]:
-    """A text as it was given; a conversation as the chat template renders it."""
+    """Each row's prompt: a text as given, a conversation as rendered by the chat template."""
     given = [group.problem.prompt for group in batch.groups]
     texts = [
         prompt if isinstance(prompt, str) else "".join(spelling(group.prompt_tokens))
@@ -182,7 +182,7 @@ def _prompts(batch: Batch, spelling: Spelling) -> list[str]:
 
 
 def _answer(problem: Problem) -> str | None:
-    """What it wants, as text; None where a grader needs nothing."""
+    """The expected answer as text; None if the grader needs none."""
     answer = problem.answer
     if answer is None:
         return None

@@ -1,7 +1,7 @@
-"""SIGTERM, SIGINT and SIGHUP: a run ends where nothing is lost.
+"""SIGTERM, SIGINT and SIGHUP: stop a run at a point where nothing is lost.
 
-A step is worth keeping from its first update on: what comes before can be done again and is abandoned at once, what
-comes after is finished. Either way the caller saves what stands at the last boundary between two steps.
+Before a step's first update, work can be repeated and is abandoned at once; from the first update on, the step is
+finished. Either way the caller saves the state at the last boundary between two steps.
 """
 
 import os
@@ -13,11 +13,11 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The last comes when a terminal is closed."""
+"""Signals that stop a run; SIGHUP is sent when a terminal is closed."""
 
 
 class Stopped(SystemExit):
-    """Asked to stop by a signal; 130, 143 or 129 to who started the program, as shells have it."""
+    """Asked to stop by a signal; the exit status is 130, 143 or 129, as shells expect."""
 
     def __init__(self, asked: signal.Signals) -> None:
         super().__init__(128 + asked)
@@ -25,7 +25,7 @@ class Stopped(SystemExit):
 
 
 class Stop:
-    """Listens to signals, inside `with`; on the main thread alone, for Python gives them to no other: a run in another
+    """Handles signals inside `with`, on the main thread only, since Python delivers them to no other: a run in another
     thread is not stopped by signals.
 
     A second SIGINT ends everything at once, as KeyboardInterrupt.
@@ -41,15 +41,15 @@ class Stop:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        """The first that came."""
+        """First signal received."""
         self._before: dict[signal.Signals, Any] = {}
         self._depth = 0
-        """Of regions that may be abandoned."""
+        """Nesting depth of regions that may be abandoned."""
 
     def __enter__(self) -> "Stop":
         if threading.current_thread() is threading.main_thread():
             for each in SIGNALS:
-                # Ignored: started in the background by a shell, whose Ctrl-C is not meant for it. None: not Python's.
+                # Ignored: a shell started it in the background, so Ctrl-C is not meant for it. None: not set by Python.
                 if signal.getsignal(each) not in (signal.SIG_IGN, None):
                     self._before[each] = signal.signal(each, self._asked)
         return self
@@ -60,20 +60,20 @@ class Stop:
         self._before.clear()
 
     def check(self) -> None:
-        """Leave here, if that was asked for."""
+        """Raise Stopped if a signal has arrived."""
         if self.signal is not None:
             raise Stopped(self.signal)
 
     @contextmanager
     def anywhere(self) -> Iterator[None]:
-        """What is done inside may be left at any moment, as by Ctrl-C: it is to change nothing that is saved."""
+        """A region that a signal may interrupt at any moment; it must not change anything that is saved."""
         self._depth += 1
         try:
             self.check()
             yield
         finally:
             self._depth -= 1
-        self.check()  # one that came where Python drops what a handler raises, such as a finalizer
+        self.check()  # a signal during a finalizer, where Python drops exceptions from handlers
 
     def _asked(self, number: int, _: FrameType | None) -> None:
         again, asked = self.signal is not None, signal.Signals(number)
@@ -83,7 +83,7 @@ class Stop:
             return
         self.signal = asked
         what = "stopping" if self._depth else "stopping after this step"
-        # Not print: the signal may have come in the middle of one.
+        # Not print: the signal may have interrupted one.
         with suppress(OSError):
             os.write(2, f"{asked.name}: {what}, Ctrl-C again to stop at once\n".encode())
         if self._depth:

@@ -1,6 +1,6 @@
-"""Where a run stands between two steps, in a form that files hold: numbers and texts as JSON, tensors as safetensors.
+"""The state of a run between two steps, and how it is stored: numbers and texts as JSON, tensors as safetensors.
 
-JSON is Python's, which has NaN. Problems are not stored: they are asked for again, and must have the ids they had.
+The JSON is Python's, which has NaN. Problems are not stored: the task gives them again, and their ids are compared.
 """
 
 import json
@@ -26,7 +26,7 @@ RUN_STATE, OLD_RUN_STATE = "run_state.json", "standing.json"
 
 @dataclass(frozen=True)
 class Best:
-    """The checkpoint that did best on held-out problems."""
+    """The checkpoint with the best result on held-out problems."""
 
     step: int
     outcome: float
@@ -34,32 +34,32 @@ class Best:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run between two steps: everything but weights and moments."""
+    """State of a run between two steps: everything except weights and optimizer moments."""
 
     step: int
-    """How many are done, which is also the index of the next, counted from 0."""
+    """Number of steps done, which is also the index of the next step."""
     before: Evaluation
-    """Before training."""
+    """Evaluation before training."""
     answers: Sequence[Answered]
-    """What was said in it."""
+    """Answers in that evaluation."""
     cursor: DataCursor = field(default_factory=DataCursor)
     generated: int = 0
-    """Tokens sampled to train on."""
+    """Number of tokens sampled for training."""
     evaluated: bool = True
-    """Whether the evaluation that may be due after the last step has been made."""
+    """Whether the evaluation after the last step, if one was due, is done."""
     best: Best | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of metrics and ledger."""
+    """Sizes of metrics and ledger in bytes."""
     parts: Mapping[str, Any] = field(default_factory=dict)
-    """What the parts of a run say of themselves, by name; plain values."""
+    """State of the run's parts, by name, as plain values."""
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    """States of random numbers."""
+    """States of random number generators."""
     snapshots: Sequence[Snapshot] = ()
-    """Older weights that a sampler that lags will use; references, and read back on their own."""
+    """Older weights for a sampler that lags; references, saved in a separate file."""
     seconds: float = 0.0
-    """Spent so far; the only thing here that is not the same in every run."""
+    """Time spent so far; the only field that differs between runs with the same seed."""
     run: str = ""
-    """Which run this is of."""
+    """Identity of the run."""
 
 
 # Files
@@ -67,7 +67,7 @@ class RunState:
 
 @contextmanager
 def naming_io(path: Path) -> Iterator[None]:
-    """OSError for what libraries in Rust, which have names of their own for a full disk, say of the system's errors."""
+    """Turn system errors of Rust libraries, which raise their own types, into OSError."""
     try:
         yield
     except Exception as error:
@@ -124,19 +124,19 @@ def read_run_state(folder: Path, task: Task, seed: int) -> RunState:
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """A checkpoint's plain values, from the file's old name where an earlier version wrote it."""
+    """A checkpoint's plain values; also reads the file name that earlier versions used."""
     file = folder / RUN_STATE
     return json.loads((file if file.exists() else folder / OLD_RUN_STATE).read_text())
 
 
 def read_origin(folder: Path) -> tuple[str, dict[str, int]]:
-    """Which run a checkpoint's state is of, and the sizes of metrics and ledger that it knows."""
+    """Identity of the run that a checkpoint belongs to, and the recorded sizes of metrics and ledger."""
     facts = read_facts(folder)
     return facts["run"], facts["sizes"]
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Nothing where there are none. Copies: parameters may lie side by side in one memory, which a file has not."""
+    """Write tensors, if there are any. They are copied, since safetensors refuses tensors that share memory."""
     if tensors:
         save_file({name: each.detach().to("cpu", copy=True).contiguous() for name, each in tensors.items()}, path)
 
@@ -158,15 +158,15 @@ class _Asked:
         if problem.id != known:
             raise ValueError(
                 f"the task's problem {index} ({split}) was {known!r} when the run was saved and is {problem.id!r} now: "
-                "its data has changed; put the old data back, or begin a new run"
+                "its data has changed; restore the old data, or start a new run"
             )
         return problem
 
 
 def _rollout(completion: Completion, grade: Grade) -> dict[str, Any]:
-    said = asdict(replace(completion, routes=None, prompt_routes=None))
-    del said["routes"], said["prompt_routes"]
-    return said | {"outcome": grade.outcome, "parts": dict(grade.parts)}
+    facts = asdict(replace(completion, routes=None, prompt_routes=None))
+    del facts["routes"], facts["prompt_routes"]
+    return facts | {"outcome": grade.outcome, "parts": dict(grade.parts)}
 
 
 def _read_rollout(facts: Mapping[str, Any], **routes: Tensor | None) -> Rollout:
@@ -184,7 +184,7 @@ def _read_rollout(facts: Mapping[str, Any], **routes: Tensor | None) -> Rollout:
 
 
 def read_answers(facts: Sequence[Mapping[str, Any]], task: Task, seed: int) -> list[Answered]:
-    """What `plain_answer` made of an evaluation's answers."""
+    """An evaluation's answers from the plain values of `plain_answer`."""
     return [_read_answer(index, each, _Asked(task, seed)) for index, each in enumerate(facts)]
 
 
