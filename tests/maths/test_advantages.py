@@ -166,5 +166,5 @@ def test_bad_settings_say_field_value_and_remedy():
         GroupNormalized(ddof=2)
     with pytest.raises(ValueError, match=r"advantage.epsilon is -1"):
         BatchScaled(epsilon=-1.0)
-    with pytest.raises(ValueError, match=r"rewards has shape \(4, 1\), the mask asks for \(4,\)"):
+    with pytest.raises(ValueError, match=r"rewards has shape \(4, 1\), the mask requires \(4,\)"):
         proximo.advantages(GRPO, rewards=REWARDS.unsqueeze(1), group=torch.zeros(4, dtype=torch.long), mask=MASK)

@@ -300,7 +300,7 @@ def test_the_entropy_bonus_reaches_the_entropys_own_gradient():
             {"advantages": ADVANTAGES[:, 0]},
             r"advantages has shape \(4,\).*advantages\[:, None\].expand_as\(mask\)",
         ),
-        (DAPO, {"group": GROUP[:2]}, r"group has shape \(2,\), the mask asks for \(4,\)"),
+        (DAPO, {"group": GROUP[:2]}, r"group has shape \(2,\), the mask requires \(4,\)"),
         (DAPO, {"old_logprobs": OLD[:, :2]}, r"old_logprobs has shape \(4, 2\)"),
         (DAPO, {"outcome": GROUP[:2].double()}, r"outcome has shape \(2,\)"),
         (DAPO, {"mask": MASK * 0.5}, "mask .* holds values other than 0 and 1"),

@@ -242,7 +242,7 @@ def test_a_row_level_keep_leaves_the_lens_as_it_leaves_training(tmp_path):
     algorithm = replace(DAPO, keep=pieces.KeepRight(), shape=None)
     seen = rows_seen(fixture_step(tmp_path), algorithm, config(algorithm))
     assert seen.takes_part.any(dim=1).tolist() == [True, False, False, True]
-    assert seen.notes == ("2 completions leave the update and its denominator",)
+    assert seen.notes == ("2 completions are left out of the update and its denominator",)
 
 
 # In words

@@ -1,6 +1,6 @@
-"""The mathematics: tensors in, tensors out. It knows of no model, no text and no file.
+"""The mathematics: functions of tensors, independent of models, text and files.
 
-Every piece is a frozen value that is also a function, and all of them can be had from here:
+Every piece is a frozen dataclass that can be called. All are exported here:
 `from proximo.maths import Clip, TokenMean`.
 """
 

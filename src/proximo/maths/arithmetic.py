@@ -1,6 +1,6 @@
-"""Sums and exponentials that know about the mask.
+"""Masked sums, bounded exponentials and checks.
 
-Anything may stand at a token the policy did not sample (padding, -inf, NaN), so values pass
+Tokens that the policy did not sample may hold anything (padding, -inf, NaN), so values pass
 through `sampled` before any arithmetic: a masked NaN must not reach the loss or its gradient.
 """
 
@@ -16,7 +16,7 @@ MAX_LOG = 80.0
 
 
 def count_of(share: float, total: int) -> int:
-    """A share of a count: the nearest whole number, of a half the smaller. 0.29 of 100 is 29, 0.2 of 8 is 2.
+    """A share of a count, rounded to the nearest whole number, halves down. 0.29 of 100 is 29, 0.2 of 8 is 2.
 
     The product is rounded first: 0.29 * 100 is 28.999999999999996.
     """
@@ -34,7 +34,7 @@ def bounded_exp(exponent: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
 
 
 def sampled(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """The values at sampled tokens, exactly 0 elsewhere whatever stood there."""
+    """The values at sampled tokens, exactly 0 elsewhere."""
     return torch.where(mask, values, torch.zeros_like(values))
 
 
@@ -44,17 +44,17 @@ def row_sum(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Te
 
 
 def row_mean(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B 1"]:
-    """Mean over the sampled tokens of each row; 0 for a row without any."""
+    """Mean over the sampled tokens of each row; 0 for a row without sampled tokens."""
     return row_sum(values, mask) / mask.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """bf16 and fp16 are storage formats here; differences of log-probs need float32 at least."""
+    """Values in at least float32, which differences of log-probs need; bf16 and fp16 are converted."""
     return values if values.dtype == torch.float64 else values.float()
 
 
 def sampled_mask(mask: Tensor) -> Bool[Tensor, "B T"]:
-    """The mask as booleans; 0 and 1 are understood, anything between is refused."""
+    """The mask as booleans; numbers other than 0 and 1 are refused."""
     if mask.ndim != 2:
         raise ValueError(f"mask has shape {tuple(mask.shape)}: it must be [rows, positions]")
     if mask.dtype == torch.bool:
@@ -66,7 +66,7 @@ def sampled_mask(mask: Tensor) -> Bool[Tensor, "B T"]:
 
 
 def answer_of(stage: str, piece: object, answer: object, shape: torch.Size) -> Tensor:
-    """What a piece answered, one number for each place; a smaller tensor would be spread over them without a word."""
+    """A piece's result, checked to have the right shape: a smaller tensor would be broadcast silently."""
     if not isinstance(answer, Tensor) or answer.shape != shape:
         given = f"a tensor of shape {tuple(answer.shape)}" if isinstance(answer, Tensor) else f"{answer!r}"
         raise ValueError(
@@ -78,4 +78,4 @@ def answer_of(stage: str, piece: object, answer: object, shape: torch.Size) -> T
 def check_shape(name: str, tensor: Tensor, shape: torch.Size) -> None:
     if tensor.shape != shape:
         hint = f"; for one number per row pass {name}[:, None].expand_as(mask)" if tensor.shape == shape[:1] else ""
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, the mask asks for {tuple(shape)}{hint}")
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, the mask requires {tuple(shape)}{hint}")

@@ -1,6 +1,6 @@
-"""Stages 1 to 3, in one place for the loop and the lens: outcomes are shaped, rows kept, advantages assigned.
+"""Stages 1 to 3, shared by training and the lens: shape rewards, keep rows, assign advantages.
 
-Advantages are of the whole rollout batch, dropped groups included; only then do rows leave.
+Advantages are computed over the whole rollout batch, dropped groups included; rows are removed afterwards.
 """
 
 from collections.abc import Sequence
@@ -32,12 +32,12 @@ def shaped_rewards(
 
 
 def trained_rows(keep: Keep, batch: Batch) -> Bool[Tensor, " B"]:
-    """Stage 2: the scored rows, without those that `keep` leaves out. It looks at outcomes, before any shaping."""
+    """Stage 2: the scored rows without those that `keep` rejects, by their outcomes before any shaping."""
     return ~torch.isnan(batch.rewards) & ~left_out(keep, batch.outcome, batch.group)
 
 
 def feedback_in(batch: Batch, kl_reward: KlReward | None) -> Feedback:
-    """What stage 3 reads of a batch whose rewards are shaped; token rewards only where a reference is known."""
+    """Stage 3's input from a batch with shaped rewards; token rewards only if there are reference log-probs."""
     token_rewards = None
     if kl_reward is not None and batch.ref_logprobs is not None:
         answer = kl_reward(batch.old_logprobs, batch.ref_logprobs, batch.mask)
@@ -47,7 +47,7 @@ def feedback_in(batch: Batch, kl_reward: KlReward | None) -> Feedback:
 
 @torch.no_grad()
 def returns_to_go(advantage: Advantage, feedback: Feedback) -> Tensor:
-    """What each token really went on to earn, under the advantage's own discount: the truth about a value model."""
+    """The actual return from each token on, with the advantage's discount: what a value model should predict."""
     discount = AdvantageTraits.read(advantage).discount
     return assign(ReturnToGo(discount), feedback).advantages
 

@@ -1,7 +1,7 @@
-"""Statistics of the siblings in a group, handed back to each row.
+"""Statistics of each row's group.
 
 Rows of a group need not be neighbours, and group labels may be any integers. A row whose reward is
-NaN is unscored: it takes no part in any statistic here.
+NaN is unscored and left out of all statistics.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from proximo.tensor_types import Bool, Float, Int
 
 @dataclass(frozen=True)
 class Siblings:
-    """What the scored rows of each row's group have in common; every field is aligned with rows."""
+    """Statistics over the scored rows of each row's group; every field is aligned with rows."""
 
     count: Float[Tensor, " B"]
     mean: Float[Tensor, " B"]
@@ -23,7 +23,8 @@ class Siblings:
     square_sum: Float[Tensor, " B"]
     """Sum of the squared deviations in the group."""
     unanimous: Bool[Tensor, " B"]
-    """All scored values equal, tested by max == min: a standard deviation of 1e-17 is not 0."""
+    """Whether all scored values are equal, tested by max == min, since rounding may leave a standard deviation of
+    1e-17."""
 
 
 def group_index(group: Int[Tensor, " B"]) -> tuple[Int[Tensor, " B"], int]:

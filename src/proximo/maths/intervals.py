@@ -1,4 +1,4 @@
-"""Student's t: the interval of a mean that is honest for few values."""
+"""Student's t: confidence intervals of a mean, valid for few values."""
 
 import math
 import statistics
@@ -8,13 +8,13 @@ T95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
-"""The 97.5 % quantile for 1 to 30 degrees of freedom."""
+"""97.5 % quantiles for 1 to 30 degrees of freedom."""
 _Z = 1.959964
-"""The same for infinitely many."""
+"""97.5 % quantile for infinitely many degrees of freedom."""
 
 
 def t95(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t; beyond the table by its series in 1 / freedom, right to 4 digits."""
+    """The 97.5 % quantile of Student's t; beyond the table by a series in 1 / freedom, accurate to 4 digits."""
     if freedom <= len(T95):
         return T95[freedom - 1]
     first, second = (_Z**3 + _Z) / 4, (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96
@@ -23,7 +23,7 @@ def t95(freedom: int) -> float:
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Half of the 95 % interval of a mean; NaN where there are fewer than two values, from which nothing is known."""
+    """Half the width of the 95 % interval of a mean; NaN for fewer than two values."""
     if len(values) < 2:
         return math.nan
     return t95(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))

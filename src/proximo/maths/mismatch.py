@@ -1,7 +1,7 @@
-"""How far the sampler is from the learner, in numbers: the same whether or not stage 8 repairs it.
+"""Measures of the mismatch between sampler and learner, independent of any correction in stage 8.
 
-The tokens were drawn from the sampler μ; the learner gives them π_old. Everything here is a function of
-log w = log π_old − log μ at the sampled tokens, and of nothing that a correction would do to it.
+Tokens were drawn from the sampler μ; π_old is the learner's policy. Everything here is a function of
+log w = log π_old − log μ at the sampled tokens.
 """
 
 from dataclasses import dataclass
@@ -15,26 +15,27 @@ from proximo.tensor_types import Bool, Float
 
 @dataclass(frozen=True)
 class MismatchStats:
-    """Over the sampled tokens of some completions; all of it is at rest (0, or 1 for a ratio) where μ is π_old."""
+    """Statistics over the sampled tokens; if μ equals π_old, all are 0, and ratios and `ess` are 1."""
 
     gap: float
     """Mean |log w|."""
     kl: float
     """KL(μ‖π_old) per token, estimated by w − 1 − log w (k3): never negative, little noise."""
     kl_k1: float
-    """The same, estimated by −log w (k1): noisy, and below 0 by chance. Far from `kl`: w has rare, large values."""
+    """The same, estimated by −log w (k1): noisy, and may be negative. If it is far from `kl`, w has rare, large
+    values."""
     ratio_mean: float
-    """Mean w: 1 in expectation, for any μ that can say all that π_old can."""
+    """Mean w: 1 in expectation if μ gives every token that π_old can sample a positive probability."""
     ratio_max: float
     ess: float
-    """(Σw)² / (N·Σw²): the share of the tokens that reweighting by w would leave in effect."""
+    """(Σw)² / (N·Σw²): effective sample size under weights w, as a share of the tokens."""
     sequence_spread: float
-    """Standard deviation of log Π_t w_t over the completions: what a weight of whole completions has to span."""
+    """Standard deviation of log Π_t w_t over completions: the spread of a sequence-level weight."""
 
 
 @torch.no_grad()
 def mismatch(log_weight: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> MismatchStats | None:
-    """None where nothing was sampled."""
+    """Mismatch statistics; None if nothing was sampled."""
     if not mask.any():
         return None
     tokens = log_weight[mask].double()
@@ -52,5 +53,5 @@ def mismatch(log_weight: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Mis
 
 
 def effective_share(mean: float, mean_square: float) -> float:
-    """Effective sample size over sample size, of weights with these moments; 0 where every weight is 0."""
+    """Effective sample size over sample size for weights with these moments; 0 if all weights are 0."""
     return mean**2 / mean_square if mean_square else 0.0

@@ -1,6 +1,6 @@
-"""The loss of an algorithm: stages 4 to 11 in their fixed order, from tensors to one number.
+"""The loss of an algorithm: stages 4 to 11 in fixed order, from tensors to one number.
 
-This is where the order is written down, once. An algorithm supplies the pieces; nothing here asks
+Only this file defines the order. An algorithm supplies the pieces; nothing here asks
 which algorithm it is. The caller's tensors are checked and cleaned first (`rows_of`), choices over
 the whole optimizer step are made next (`Plan`), and then every token gets its terms (`token_terms`).
 """
@@ -26,16 +26,18 @@ Check = Callable[[str, object, Tensor, torch.Size], Tensor]
 
 @dataclass(frozen=True)
 class Terms:
-    """Every token's part of the loss, each already weighted; `total` sums to the loss."""
+    """Each token's terms of the loss, already weighted; the sum of `total` is the loss."""
 
     policy: Float[Tensor, "B T"]
     kl: Float[Tensor, "B T"]
     extra: Float[Tensor, "B T"]
     token_log_ratio: Float[Tensor, "B T"]
     log_ratio: Float[Tensor, "B T"]
-    """After stage 5: what the gate saw."""
-    chosen: Bool[Tensor, "B T"] | None
+    """Log-ratio after stage 5, as the gate gets it."""
+    selected: Bool[Tensor, "B T"] | None
+    """Tokens that `select` acts on; None without a `select`."""
     correction: Float[Tensor, "B T"] | None
+    """Factor for the sampler's mismatch; None without a `correct`."""
 
     @property
     def total(self) -> Float[Tensor, "B T"]:
@@ -57,12 +59,12 @@ def policy_loss(
     outcome: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Stats]:
-    """The loss of `algorithm` on these rows, to be minimised, and what it saw.
+    """The loss of `algorithm` on these rows, to be minimised, and its statistics.
 
     Tensors are [B, T], aligned with tokens; `group` and `outcome` are [B]. `mask` is True on the tokens
-    the policy sampled and nothing off it is read. A row whose advantages are NaN is unscored and takes no
-    part at all. `weights` None computes them from this call's rows; for micro-batches pass the step's own
-    slice, a tensor or a `Plan` (an algorithm that ranks tokens across the step needs the latter, from
+    that the policy sampled; nothing else is read. A row whose advantages are NaN is unscored and is
+    left out. `weights` None computes them from this call's rows; for micro-batches pass the slice of the
+    step's weights, a tensor or a `Plan` (an algorithm that ranks tokens across the step needs the latter, from
     `plan_step`).
     """
     inputs = LossInputs(
@@ -85,7 +87,7 @@ def loss_of(
     weights: Tensor | Plan | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Stats]:
-    """`policy_loss` of tensors that are together already."""
+    """`policy_loss` of tensors in one record."""
     rows = rows_of(algorithm, inputs)
     if isinstance(weights, Tensor):
         plan = _plan_from_weights(algorithm, weights, rows)
@@ -120,12 +122,12 @@ def token_terms(algorithm: Objective, rows: Rows, plan: Plan, check: Check = ans
     shape = check("ratio", algorithm.ratio, log_ratio, rows.mask.shape).shape
     check("gate", algorithm.gate, policy, shape)
 
-    chosen = plan.chosen
+    selected = plan.selected
     if algorithm.select is not None:
         if not algorithm.select.step_wide:
-            chosen = algorithm.select.choose(candidates(algorithm, rows), None)
-        assert chosen is not None
-        policy = algorithm.select.apply(policy, token_log_ratio, chosen)
+            selected = algorithm.select.choose(candidates(algorithm, rows), None)
+        assert selected is not None
+        policy = algorithm.select.apply(policy, token_log_ratio, selected)
         check("select", algorithm.select, policy, shape)
 
     correction = None
@@ -147,17 +149,17 @@ def token_terms(algorithm: Objective, rows: Rows, plan: Plan, check: Check = ans
         extra=_extra_terms(algorithm, rows, plan, check),
         token_log_ratio=token_log_ratio,
         log_ratio=log_ratio,
-        chosen=chosen,
+        selected=selected,
         correction=correction,
     )
 
 
 def _extra_terms(algorithm: Objective, rows: Rows, plan: Plan, check: Check) -> Float[Tensor, "B T"]:
-    """Stage 11; what needs a value model or routers is the learner's to add."""
+    """Stage 11; the learner adds terms that need a value model or routers."""
     extra_terms = torch.zeros_like(rows.logprobs)
     for extra, own in zip(terms_of(algorithm.extras), plan.extra_weights, strict=True):
         weights = plan.weights if own is None else own
-        # Entropy has a gradient where an extra declares that it needs it, and is not shown to others.
+        # Entropy has a gradient if an extra declares that it needs it; other extras do not get it.
         shown = rows if "entropy" in ExtraTraits.read(extra).needs else replace(rows, entropy=None)
         term = check("extra", extra, extra.term(shown), rows.mask.shape)
         extra_terms = extra_terms + term * weights.to(extra_terms.dtype)
@@ -195,8 +197,8 @@ def _stats(algorithm: Objective, rows: Rows, terms: Terms) -> Stats:
     if rows.ref_logprobs is not None:
         gap = rows.ref_logprobs - rows.logprobs
         seen["ref_kl"] = bounded_exp(gap) - gap - 1
-    if terms.chosen is not None:
-        seen["selected"] = terms.chosen
+    if terms.selected is not None:
+        seen["selected"] = terms.selected
     if terms.correction is not None:
         seen["correction"] = terms.correction
         seen["correction_squared"] = terms.correction.double().square()

@@ -1,6 +1,6 @@
 """Objectives on ranked pairs: preference optimisation and reward models.
 
-Each returns one loss per pair; the caller weights and adds them, as everywhere.
+Each returns one loss per pair; the caller weights and adds them.
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,14 @@ from proximo.types import to_device
 
 @dataclass(frozen=True)
 class Dpo:
-    """−log σ(beta · margin), margin = how much more the policy moved towards chosen than towards rejected."""
+    """−log σ(beta · margin), margin = how much more the policy moved towards the chosen completion than towards the
+    rejected one."""
 
     beta: float = 0.1
     label_smoothing: float = 0.0
-    """The share of pairs believed to be ranked the wrong way round."""
+    """Assumed share of pairs that are ranked the wrong way round."""
     averages: ClassVar[bool] = False
-    """Whether a completion's log-prob is a mean over its tokens, not a sum."""
+    """Whether a completion's log-prob is a mean over its tokens instead of a sum."""
 
     def __post_init__(self) -> None:
         if self.beta <= 0:
@@ -39,10 +40,10 @@ class Dpo:
 
 @dataclass(frozen=True)
 class Ipo:
-    """(margin − 1/(2·beta))²: a target for the margin instead of a race to infinity.
+    """(margin − 1/(2·beta))²: a finite target for the margin.
 
-    Takes log π − log π_ref of each completion: averaged over its tokens in the form its authors
-    confirmed, summed in others. The caller chooses by what it passes.
+    Takes log π − log π_ref of each completion: averaged over its tokens in the form that the authors
+    confirmed, summed in other implementations.
     """
 
     beta: float = 0.1
@@ -61,7 +62,7 @@ class BradleyTerry:
     """−log σ(chosen − rejected − margin) + centring · (chosen + rejected)²."""
 
     centring: float = 0.0
-    """Holds scores near 0, where only differences matter otherwise. 0.01 is usual."""
+    """Strength of the term that keeps scores near 0; without it only differences matter. 0.01 is usual."""
 
     def __post_init__(self) -> None:
         if self.centring < 0:
@@ -79,19 +80,19 @@ class BradleyTerry:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Two rows of the same group each, and what they count for."""
+    """Pairs of rows of the same group, with weights."""
 
     chosen: Int[Tensor, " N"]
     rejected: Int[Tensor, " N"]
     weights: Float[Tensor, " N"]
-    """Add up to 1 in each group: a prompt counts once, however many completions it ranks."""
+    """Weights that add up to 1 in each group, so that a prompt counts once however many completions it has."""
 
     def to(self, device: torch.device) -> "Pairs":
         return Pairs(*(to_device(part, device) for part in (self.chosen, self.rejected, self.weights)))
 
 
 def ranked_pairs(group: Int[Tensor, " B"]) -> Pairs:
-    """All pairs of rankings; the rows of a group stand best first, not necessarily side by side."""
+    """All pairs of each group. Rows of a group must be in order, best first, but need not be adjacent."""
     chosen, rejected = (group[:, None] == group).triu(diagonal=1).nonzero(as_tuple=True)
     index, num_groups = group_index(group)
     found = torch.bincount(index[chosen], minlength=num_groups)
@@ -99,14 +100,14 @@ def ranked_pairs(group: Int[Tensor, " B"]) -> Pairs:
 
 
 def pair_accuracy(gap: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """1 where the chosen row scores higher, 0 where it scores lower; equal scores are a coin toss."""
+    """1 where the chosen row scores higher, 0 where it scores lower, ½ for equal scores."""
     return (gap > 0).to(gap.dtype) + (gap == 0).to(gap.dtype) / 2
 
 
 def calibration_error(gap: Float[Tensor, " N"], weights: Float[Tensor, " N"], bins: int = 10) -> Float[Tensor, ""]:
-    """How far confidence is from accuracy: the mean of their distance over equal bins of confidence.
+    """Expected calibration error: the mean distance between confidence and accuracy over equal bins of confidence.
 
-    A gap is chosen − rejected. Confidence is σ(|gap|), what the model believes of the row that it prefers itself,
+    A gap is chosen − rejected. Confidence is σ(|gap|), the model's probability for the row that it prefers,
     so the bins divide ½ to 1.
     """
     confidence = gap.abs().sigmoid()

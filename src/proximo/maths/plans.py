@@ -1,6 +1,6 @@
-"""What is decided once over all rows of an optimizer step, before its micro-batches: weights and choices.
+"""Weights and token selections, computed once over all rows of an optimizer step, before its micro-batches.
 
-Rows may come in parts of different widths, so that nothing has to be padded to the longest: the lens reads steps so.
+Rows may come in parts of different widths, so that not everything is padded to the longest; the lens uses this.
 """
 
 from collections.abc import Sequence
@@ -20,32 +20,32 @@ from proximo.types import to_device
 
 @dataclass(frozen=True)
 class Plan:
-    """What is decided once over all rows of an optimizer step, so that micro-batches add up exactly."""
+    """Weights and selections over all rows of an optimizer step, so that micro-batches add up exactly."""
 
     weights: Float[Tensor, "B T"]
-    chosen: Bool[Tensor, "B T"] | None = None
-    """The tokens that a step-wide `select` acts on."""
+    selected: Bool[Tensor, "B T"] | None = None
+    """Tokens that a step-wide `select` acts on."""
     extra_weights: tuple[Float[Tensor, "B T"] | None, ...] = ()
-    """Of each extra term its own weights, in their order; None: it takes `weights`."""
+    """Weights of each extra term, in order; None: it uses `weights`."""
 
     def rows(self, index: Int[Tensor, " M"] | slice) -> "Plan":
         """The slice that belongs to some rows of the step."""
         return Plan(
             weights=self.weights[index],
-            chosen=None if self.chosen is None else self.chosen[index],
+            selected=None if self.selected is None else self.selected[index],
             extra_weights=tuple(None if each is None else each[index] for each in self.extra_weights),
         )
 
     def to(self, device: torch.device) -> "Plan":
         return Plan(
             weights=to_device(self.weights, device),
-            chosen=None if self.chosen is None else to_device(self.chosen, device),
+            selected=None if self.selected is None else to_device(self.selected, device),
             extra_weights=tuple(None if each is None else to_device(each, device) for each in self.extra_weights),
         )
 
 
 def plan_step(algorithm: Objective, rows: Rows, generator: torch.Generator | None = None) -> Plan:
-    """Weights and choices over all rows of an optimizer step, before its micro-batches."""
+    """Weights and selections over all rows of an optimizer step, before its micro-batches."""
     places = torch.arange(rows.mask.numel(), device=rows.mask.device).view_as(rows.mask)
     return plan_parts(algorithm, [rows], [places], generator)[0]
 
@@ -59,17 +59,17 @@ def plan_parts(
 ) -> list[Plan]:
     """The plan of each part of a step, as `plan_step` makes it of all rows at once.
 
-    `places`, aligned with each part's tokens, number the step's tokens in their order, so that a random choice falls
-    on the same tokens.
+    `places`, aligned with each part's tokens, number the step's tokens in order, so that a random selection takes
+    the same tokens.
     """
     counts = torch.cat([rows.mask.sum(dim=1) for rows in parts]).double()
     scored, group = torch.cat([rows.scored for rows in parts]), torch.cat([rows.group for rows in parts])
     weights = torch.zeros_like(counts)
     own = algorithm.weights.of_rows(counts[scored], group[scored])
     weights[scored] = answer_of("weights", algorithm.weights, own, counts[scored].shape)
-    chosen: Sequence[Tensor | None] = [None] * len(parts)
+    selected: Sequence[Tensor | None] = [None] * len(parts)
     if algorithm.select is not None and algorithm.select.step_wide:
-        chosen = _chosen(algorithm, parts, places, generator)
+        selected = _selected(algorithm, parts, places, generator)
     known = [rows.outcome for rows in parts if rows.outcome is not None]
     outcome = torch.cat(known) if known else None
     extra_weights: list[Sequence[Tensor | None]] = []
@@ -78,14 +78,14 @@ def plan_parts(
         extra_weights.append([None] * len(parts) if own is None else _at_tokens(own(counts, outcome, group), parts))
     spread = _at_tokens(weights, parts)
     return [
-        Plan(spread[number], chosen[number], tuple(each[number] for each in extra_weights))
+        Plan(spread[number], selected[number], tuple(each[number] for each in extra_weights))
         for number in range(len(parts))
     ]
 
 
 @torch.no_grad()
 def candidates(algorithm: Objective, rows: Rows) -> Candidates:
-    """What stage 7 may look at in these rows."""
+    """What stage 7 may read from these rows."""
     log_ratio = algorithm.ratio(rows.logprobs - rows.anchor_logprobs, rows.mask)
     sampler = rows.anchor_logprobs if rows.rollout_logprobs is None else rows.rollout_logprobs
     return Candidates(
@@ -103,13 +103,13 @@ def _at_tokens(of_rows: Float[Tensor, " B"], parts: Sequence[Rows]) -> list[Tens
     return [rows.mask.double() * piece.unsqueeze(1) for rows, piece in zip(parts, pieces, strict=True)]
 
 
-def _chosen(
+def _selected(
     algorithm: Objective,
     parts: Sequence[Rows],
     places: Sequence[Tensor],
     generator: torch.Generator | None,
 ) -> list[Tensor]:
-    """A choice among all sampled tokens, in their order, as one row."""
+    """The selection among all sampled tokens of the step, in order, as one row."""
     assert algorithm.select is not None
     found = [candidates(algorithm, rows) for rows in parts]
     order = torch.cat([place[rows.mask] for place, rows in zip(places, parts, strict=True)]).argsort()

@@ -1,4 +1,4 @@
-"""The records that flow between the stages: what a caller passes, and what a piece gets to see."""
+"""Records passed between the stages: the caller's tensors, and what pieces get."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +13,10 @@ from proximo.types import Batch
 
 @dataclass(frozen=True)
 class Feedback:
-    """What came back for a batch of rollouts: everything an advantage may be made of."""
+    """Rewards and values of a batch of rollouts: everything that an advantage may use."""
 
     rewards: Float[Tensor, " B"]
-    """After shaping. NaN: the grader failed; never to be read as 0."""
+    """Rewards after shaping. NaN: the grader failed, which is not reward 0."""
     group: Int[Tensor, " B"]
     mask: Bool[Tensor, "B T"]
     values: Float[Tensor, "B T"] | None = None
@@ -35,13 +35,13 @@ class Feedback:
         return sampled(self.token_rewards.nan_to_num(nan=0.0), self.mask)
 
     def totals(self) -> Float[Tensor, " B"]:
-        """What a row earned in all, outcome and tokens together."""
+        """Total reward of each row: outcome plus token rewards."""
         return self.rewards + self.step_rewards().sum(dim=1)
 
 
 @dataclass(frozen=True)
 class Credit:
-    """One advantage per token, and what a value model should have predicted where there is one."""
+    """Advantage of each token, and the value model's targets if there is one."""
 
     advantages: Float[Tensor, "B T"]
     returns: Float[Tensor, "B T"] | None = None
@@ -49,11 +49,11 @@ class Credit:
 
 @dataclass(frozen=True)
 class Candidates:
-    """What a choice of tokens may depend on. No gradient flows through any of it."""
+    """What a selection of tokens may depend on; none of it has a gradient."""
 
     logprobs: Float[Tensor, "B T"]
     rollout_logprobs: Float[Tensor, "B T"]
-    """The sampler's own where it gave them, else the anchor's."""
+    """The sampler's log-probs if known, otherwise the anchor's."""
     advantages: Float[Tensor, "B T"]
     through: Float[Tensor, "B T"]
     entropy: Float[Tensor, "B T"] | None
@@ -62,7 +62,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class LossInputs:
-    """The tensors of one call of the loss, as the caller has them: [B, T] unless stated otherwise."""
+    """The caller's tensors for one call of the loss: [B, T] unless stated otherwise."""
 
     logprobs: Tensor
     old_logprobs: Tensor
@@ -78,17 +78,17 @@ class LossInputs:
 
     @classmethod
     def of(cls, batch: Batch, **tensors: Any) -> "LossInputs":
-        """A batch's own tensors, and in their place or beside them the given ones."""
+        """The tensors of a batch, with the given ones added or replaced."""
         names = ("old_logprobs", "advantages", "mask", "group", "ref_logprobs", "rollout_logprobs", "outcome")
         return cls(**({name: getattr(batch, name) for name in names} | tensors))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one call: float32 at least, constants detached, exactly 0 off the mask."""
+    """Checked tensors of one call: at least float32, constants detached, exactly 0 outside the mask."""
 
     logprobs: Float[Tensor, "B T"]
-    """The only tensor here with a gradient, apart from `entropy`."""
+    """Log-probs of the current policy; only these and `entropy` have a gradient."""
     anchor_logprobs: Float[Tensor, "B T"]
     old_logprobs: Float[Tensor, "B T"]
     rollout_logprobs: Float[Tensor, "B T"] | None

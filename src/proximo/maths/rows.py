@@ -1,4 +1,4 @@
-"""The door of the loss: an algorithm's pieces, and the caller's tensors checked and cleaned."""
+"""Input of the loss: the pieces it reads, and the caller's tensors, checked and cleaned."""
 
 from typing import Protocol, runtime_checkable
 
@@ -42,7 +42,7 @@ PER_ROW = ("group", "outcome")
 
 
 def rows_of(algorithm: Objective, inputs: LossInputs) -> Rows:
-    """Check what a caller passed against what the algorithm needs, and clean it."""
+    """Check the caller's tensors against what the algorithm needs, and clean them."""
     _check_needs(algorithm, inputs)
     mask = sampled_mask(inputs.mask)
     for name, tensor in vars(inputs).items():

@@ -1,6 +1,6 @@
-"""How good a value model is, held against what completions really went on to earn.
+"""How good a value model is, compared with the returns that completions really earned.
 
-Returns are rewards to go, not a value model's own targets: those contain its estimates, and flatter it.
+Returns are rewards to go, not the value model's targets, which contain its own estimates and flatter it.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from proximo.tensor_types import Bool, Float, Int
 def explained_variance(
     values: Float[Tensor, "B T"], returns: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, ""]:
-    """1 − Var(return − value)/Var(return) over sampled tokens: 1 knows all, 0 no more than a constant does."""
+    """1 − Var(return − value)/Var(return) over sampled tokens: 1 is perfect, 0 no better than a constant."""
     known, earned = values[mask].double(), returns[mask].double()
     spread = earned.var(correction=0)
     unexplained = (earned - known).var(correction=0)
@@ -25,7 +25,7 @@ def explained_variance(
 def error_by_position(
     values: Float[Tensor, "B T"], returns: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], parts: int = 4
 ) -> Float[Tensor, " K"]:
-    """Root mean squared error in each equal part of a completion, first to last; NaN where a part has no token."""
+    """Root mean squared error in each equal part of a completion, first to last; NaN if a part has no token."""
     place = (mask.cumsum(dim=1) - 1).clamp(min=0)
     part = (place * parts // mask.sum(dim=1, keepdim=True).clamp(min=1))[mask]
     squares = (values - returns)[mask].double().square()
@@ -36,18 +36,19 @@ def error_by_position(
 
 @dataclass(frozen=True)
 class Baselines:
-    """Mean squared distances to the returns, over the sampled tokens of rows that have a sibling."""
+    """Mean squared errors against the returns, over the sampled tokens of rows that have a sibling."""
 
     value: Float[Tensor, ""]
-    """Of the value model's estimate at each token."""
+    """Error of the value model's estimate at each token."""
     group: Float[Tensor, ""]
-    """Of the mean of the siblings' returns, without the row's own: what GRPO and RLOO subtract, unbiased."""
+    """Error of the mean return of the siblings without the row itself: the baseline of RLOO, and of GRPO made
+    unbiased."""
 
 
 def compare_baselines(
     values: Float[Tensor, "B T"], returns: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], group: Int[Tensor, " B"]
 ) -> Baselines:
-    """What a value model is worth beside the baseline that needs none, on the same rollouts; NaN without siblings."""
+    """Compares the value model with the group baseline on the same rollouts; NaN without siblings."""
     first = mask & (mask.cumsum(dim=1) == 1)
     totals = torch.where(first, returns.double(), 0.0).sum(dim=1)
     totals = totals.masked_fill(~mask.any(dim=1), torch.nan)  # a row without a token has no return to compare

@@ -71,13 +71,13 @@ def lose_checkpoint(run: Path) -> None:
     (run / "checkpoints" / "step-000002").rename(run.parent / "elsewhere")
 
 
-CHANGED = "the rollouts of 1 step cannot be read: step 0, its bytes are not those that were written"
+CHANGED = "the rollouts of 1 step cannot be read: step 0, its bytes differ from what was written"
 DAMAGES = {
     "a checkpoint's weights": (
         spoil("checkpoints/step-000002/model.safetensors", 3),
-        "checkpoints/step-000002 is not as it was written (model.safetensors: other bytes than were written)",
+        "checkpoints/step-000002 differs from what was written (model.safetensors: other bytes than were written)",
     ),
-    "no checkpoint": (lose_checkpoint, "checkpoints/step-000002, which the run ended with, is not there"),
+    "no checkpoint": (lose_checkpoint, "checkpoints/step-000002, the run's last checkpoint, is missing"),
     "a row of metrics": (
         append("metrics.jsonl", b"not json\n"),
         "1 of the 2 rows of metrics.jsonl cannot be read",

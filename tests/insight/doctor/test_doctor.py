@@ -161,8 +161,11 @@ def test_a_damaged_checkpoint_is_named_with_the_one_to_use(tmp_path, capsys):
     assert doctor(str(run)) == 3
     out = capsys.readouterr().out
     assert "warning  damaged-checkpoint\n" in out
-    assert "checkpoints/step-000002 is not as it was written (model.safetensors: other bytes than were written)" in out
-    assert "use checkpoints/step-000001, the newest that is whole" in out
+    assert (
+        "checkpoints/step-000002 differs from what was written (model.safetensors: other bytes than were written)"
+        in out
+    )
+    assert "use checkpoints/step-000001, the newest intact one" in out
     (run / "checkpoints" / "step-000001" / "manifest.json").unlink()
     assert doctor(str(run)) == 4
 
@@ -176,9 +179,9 @@ def test_files_that_are_not_whole(tmp_path):
         file.write('not json\n{"step": 31, "outc')  # the last is just being written
     (run / "checkpoints" / "step-000002").rename(tmp_path / "elsewhere")
     assert [spell.finding.message for spell in check_up(RunFolder(run)).standing] == [
-        "checkpoints/step-000002, which the run ended with, is not there",
+        "checkpoints/step-000002, the run's last checkpoint, is missing",
         "1 of the 33 rows of metrics.jsonl cannot be read",
-        "the rollouts of 2 steps cannot be read: step 3, its bytes are not those that were written",
+        "the rollouts of 2 steps cannot be read: step 3, its bytes differ from what was written",
     ]
 
 
@@ -317,13 +320,13 @@ def test_what_is_missing_or_out_of_range(measured, tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     assert doctor() == 3
     lines = capsys.readouterr().out.splitlines()
-    assert 'problem  torch: 9.0, wanted is <2.14,>=2.10: pip install "torch<2.14,>=2.10"' in lines
+    assert 'problem  torch: 9.0, required is <2.14,>=2.10: pip install "torch<2.14,>=2.10"' in lines
     assert 'problem  pyarrow: not installed: pip install "pyarrow"' in lines
     assert (
         "absent   extra gym: reasoning-gym is not installed; for tasks of reasoning-gym: "
         'pip install "proximo[gym]"' in lines
     )
-    assert 'absent   extra view: starlette 0.1, wanted is >=1.0.1: pip install "proximo[view]"' in lines
+    assert 'absent   extra view: starlette 0.1, required is >=1.0.1: pip install "proximo[view]"' in lines
     assert any(line.startswith("problem  disk: ") for line in lines)
 
 

@@ -133,7 +133,7 @@ def test_a_soft_gate_that_is_nearly_shut_is_no_clip(tmp_path):
     assert not seen.through[MASK].any()
     assert set(seen.state[MASK].tolist()) == {SOFT}
     assert sentence(fixture_step(tmp_path, far), SAPO, 0, 0) == (
-        "A > 0 and ratio 148.4132: the gate lets 0.0% of the gradient through at temperature 1"
+        "A > 0 and ratio 148.4132: the gate passes 0.0% of the gradient at temperature 1"
     )
 
 
@@ -170,7 +170,7 @@ def sentence(step: Step, algorithm: Algorithm, row: int, token: int, own: Algori
     return why(step, look(step, algorithm, config(own or algorithm)), row, token)
 
 
-WHOLE = "the gradient passes whole, and"
+WHOLE = "the full gradient passes, and"
 DUAL = replace(GRPO, gate=Clip(0.2, 0.2, dual=3.0))
 SENTENCES = [
     # algorithm, row, token, state, words
@@ -188,18 +188,18 @@ SENTENCES = [
         GSPO, 1, 0, LOW,
         "A < 0 and the completion's ratio 0.9512 (this token's own 1.284) < 0.9997, the gate's lower edge: no gradient",
     ),
-    (SAPO, 0, 0, SOFT, "A > 0 and ratio 1.3499: the gate lets 97.0% of the gradient through at temperature 1"),
-    (SAPO, 1, 1, SOFT, "A < 0 and ratio 0.7047: the gate lets 97.6% of the gradient through at temperature 1.05"),
+    (SAPO, 0, 0, SOFT, "A > 0 and ratio 1.3499: the gate passes 97.0% of the gradient at temperature 1"),
+    (SAPO, 1, 1, SOFT, "A < 0 and ratio 0.7047: the gate passes 97.6% of the gradient at temperature 1.05"),
     (SAPO, 0, 1, OPEN, f"ratio 0.9048 is near 1: {WHOLE} raises this token's probability"),
     (
         replace(DAPO, gate=CappedScore(high=1.0)), 2, 2, SOFT,
-        "A < 0 and ratio 3.6693: the gate lets 54.5% of the gradient through",
+        "A < 0 and ratio 3.6693: the gate passes 54.5% of the gradient",
     ),
     (RLOO, 0, 0, OPEN, f"ratio 1, and nothing is clipped: {WHOLE} raises this token's probability"),
     # The highest of (A − mean)·(log π − mean): −0.866 · (−1.55 + 0.803) = 0.647
     (
         KL_COV, 1, 1, TokenState.HELD,
-        "advantage and log-prob vary together here more than at nearly all tokens: it is held near the old policy",
+        "its covariance of advantage and log-prob is among the highest: it is held near the old policy",
     ),
     # mean(log μ − log π) = ((0 − 0.25) + (0.8 + 0.35)) / 2 = 0.45
     (
@@ -258,7 +258,8 @@ def test_a_dead_group_leaves_the_denominator_of_an_algorithm_that_would_drop_it(
     assert_close(own.weights, matrix([[1 / 8, 1 / 8, 0], [1 / 4, 0, 0], [1 / 12] * 3, [1 / 8, 1 / 8, 0]]))
     assert_close(other.weights, matrix([[1 / 3, 1 / 3, 0], [1 / 3, 0, 0], [0] * 3, [0] * 3]))
     assert_close(other.gradient, matrix([[-1 / 6, -1 / 6, 0], [1 / 6, 0, 0], [0] * 3, [0] * 3]))
-    dead = "its advantage is 0, since all siblings earned the same: no gradient, but it counts in the denominator"
+    since = "since all completions of its group have the same reward"
+    dead = f"its advantage is 0, {since}: no gradient, but it counts in the denominator"
     assert TokenState(int(own.state[2, 1])) == TokenState.DEAD
     assert sentence(step, GRPO, 2, 1) == dead
     assert TokenState(int(other.state[2, 1])) == TokenState.IDLE
@@ -266,7 +267,9 @@ def test_a_dead_group_leaves_the_denominator_of_an_algorithm_that_would_drop_it(
         "all outcomes of its group are the same: this algorithm leaves it out, and out of the denominator"
     )
     assert own.notes == ("no reference was stored: its KL in the loss is left out",)
-    assert other.notes == ("2 completions of groups with equal outcomes leave the update and its denominator",)
+    assert other.notes == (
+        "2 completions of groups with equal outcomes are left out of the update and its denominator",
+    )
 
 
 def test_a_completion_that_earned_its_groups_mean_is_dead_for_another_reason(tmp_path):
@@ -281,7 +284,7 @@ def test_truncated_completions_leave_the_loss_where_keep_says_so(tmp_path):
     seen = rows_seen(step, strict, config(GRPO))
     assert seen.state[1].tolist() == [OUTSIDE] * 3
     assert sentence(step, strict, 1, 0, GRPO) == (
-        "its completion was cut at the limit, and this algorithm leaves such completions out of the loss"
+        "its completion was cut off at the limit, and this algorithm leaves such completions out of the loss"
     )
     # It keeps its place among the four completions.
     assert_close(seen.weights[0], [1 / 8, 1 / 8, 0.0])
@@ -314,7 +317,7 @@ def test_a_step_of_the_value_model_alone_has_no_policy_loss(tmp_path):
     assert step.is_value_only
     assert seen.losses == {}
     assert set(seen.state[MASK].tolist()) == {TokenState.IDLE}
-    assert sentence(step, PPO, 0, 0) == "this step trained the value model alone"
+    assert sentence(step, PPO, 0, 0) == "this step trained only the value model"
     assert policy_loss(step, PPO, config(PPO)) is None
 
 
@@ -370,7 +373,7 @@ def test_an_update_that_was_skipped_is_not_in_the_steps_loss(tmp_path):
     assert policy_loss(step, DAPO, config(DAPO)) == seen.losses[0]
     # What was not run stands where the old policy was, and that is said.
     assert_close(seen.ratio[2:], torch.ones(2, 4))
-    assert seen.notes == ("2 completions were not run in this update: their ratios are taken to be 1",)
+    assert seen.notes == ("2 completions were not run in this update: their ratios are assumed to be 1",)
 
 
 def test_clip_covariance_draws_as_the_update_did(tmp_path):
@@ -427,7 +430,7 @@ def test_with_values_they_are_computed_anew(tmp_path):
     # One-step errors: the next value minus this one, and the reward minus the last.
     expected = [[-0.25, 0.5, -0.25, 0.5], [0.0, -0.5, 0, 0], [0.1, 0.1, -0.3, 0], [0.1, 0, 0, 0]]
     assert_close(found, matrix(expected))
-    assert notes == ["the advantages are computed anew by Gae from what was stored"]
+    assert notes == ["the advantages are computed again by Gae from the stored data"]
     assert_close(rows_seen(step, PLAIN_GAE, config(GRPO)).advantages, matrix(expected))
 
 
@@ -436,7 +439,7 @@ def test_returns_are_computed_anew_with_the_kl_in_the_reward(tmp_path):
     # old − ref is −(0.1, −0.2, 0, 0.3): each token pays half of what is still to come, and the last earns the outcome.
     assert_close(found[0], [1 + 0.1, 1 + 0.05, 1 + 0.15, 1 + 0.15])
     assert_close(found[3], [1 + 0.025, 0, 0, 0])
-    assert notes == ["the advantages are computed anew by ReturnToGo from what was stored"]
+    assert notes == ["the advantages are computed again by ReturnToGo from the stored data"]
 
 
 def test_without_a_reference_that_kl_is_left_out_and_said(tmp_path):
@@ -449,7 +452,7 @@ def test_a_run_that_compared_no_siblings_has_them_compared_anew(tmp_path):
     step = fixture_step(tmp_path, values=VALUES, advantages=VALUES)
     found, notes = rows_under(step, GRPO, config(PPO))
     assert_close(found, torch.where(MASK, ADVANTAGES, 0.0), 1e-5)  # an epsilon of 1e-6 in the denominator
-    assert notes == ["the advantages are computed anew by GroupNormalized from what was stored"]
+    assert notes == ["the advantages are computed again by GroupNormalized from the stored data"]
 
 
 def test_two_value_models_differ_in_what_they_make_of_the_same_values(tmp_path):
@@ -459,7 +462,7 @@ def test_two_value_models_differ_in_what_they_make_of_the_same_values(tmp_path):
     assert torch.equal(own, torch.where(MASK, VALUES, 0.0))
     assert notes == []
     assert not torch.allclose(own, other)
-    assert more == ["the advantages are computed anew by TokenWhitened from what was stored"]
+    assert more == ["the advantages are computed again by TokenWhitened from the stored data"]
 
 
 def test_a_length_penalty_that_the_run_did_not_have_is_said(tmp_path):
@@ -514,7 +517,7 @@ def test_advantages_computed_anew_are_over_all_rows_whatever_their_lengths(piece
     own = replace(PPO, shape=KlReward(0.5), advantage=Gae(decay=0.5))
     algorithm = replace(own, advantage=piece, extra=ValueLoss() if AdvantageTraits.read(piece).needs_values else None)
     found, notes = rows_under(step, algorithm, config(own))
-    assert notes == [f"the advantages are computed anew by {type(piece).__name__} from what was stored"]
+    assert notes == [f"the advantages are computed again by {type(piece).__name__} from the stored data"]
     token_rewards = torch.where(mask, -0.5 * (old - ref), 0.0)
     more = {"rewards": rewards, "group": group, "mask": mask, "values": values, "token_rewards": token_rewards}
     expected, _ = proximo.advantages(algorithm, **more)

@@ -142,7 +142,7 @@ def test_a_value_models_run_is_looked_at_through_siblings_and_the_other_way_roun
     run = other(runs, "value")
     views = {view.name: view for view in compared(run.step(2), run.config, chosen(run.config, FIVE))}
     assert views["ppo"].is_own
-    anew = "the advantages are computed anew by GroupNormalized from what was stored"
+    anew = "the advantages are computed again by GroupNormalized from the stored data"
     assert anew in views["grpo"].seen.notes
     assert len(views["grpo"].seen.advantages[run.step(2).layout.of(0)].unique()) == 1  # one for all its tokens
     group = runs("grpo", GRPO)
@@ -158,7 +158,7 @@ def test_dead_rows_were_not_run_and_are_said_where_another_would_learn_from_them
     not_run = ~step.layout.any(~step.current[0].isnan())
     assert not_run.any()
     views = {view.name: view for view in compared(step, run.config, chosen(run.config, ["reinforce-pp"]))}
-    assert f"{int(not_run.sum())} completions were not run in this update: their ratios are taken to be 1" in (
+    assert f"{int(not_run.sum())} completions were not run in this update: their ratios are assumed to be 1" in (
         views["reinforce-pp"].seen.notes
     )
     assert views["gspo"].seen.notes == ()
@@ -270,17 +270,17 @@ def test_what_was_skipped_is_in_no_number(tmp_path):
     assert all(math.isfinite(view.cosine) and math.isfinite(view.norm) for view in views.values())
     assert views["grpo"].policy_loss == views["grpo"].seen.losses[0]
     assert remarks(step) == [
-        "update 1 was skipped (advantages are not finite): its completions are in none of these numbers"
+        "update 1 was skipped (advantages are not finite): its completions are left out of these numbers"
     ]
 
 
 def test_steps_without_a_policy_update_give_no_numbers_and_say_so(tmp_path):
     empty = stored(tmp_path, fixture_batch(), [], trained=[], kept_groups=0)
-    assert remarks(empty) == ["the step made no update: all that was sampled was dropped or unscored"]
+    assert remarks(empty) == ["the step made no update: all completions were dropped or unscored"]
     blank = torch.full_like(OLD, math.nan)
     batch = fixture_batch(values=OLD, returns=OLD)
     alone = stored(tmp_path, batch, [update(range(4), blank)], value_only=True)
-    assert remarks(alone) == ["the step trained the value model alone: there is no policy loss in it"]
+    assert remarks(alone) == ["the step trained only the value model: it has no policy loss"]
     for step, own in ((empty, DAPO), (alone, PPO)):
         for view in views_of(step, own, *FIVE).values():
             known = view.to_dict()
@@ -458,7 +458,7 @@ def test_with_a_model_the_command_says_which(kept, capsys):
 def test_steps_without_anything_to_replay_are_answered(runs, capsys):
     run = other(runs, "value")
     assert main(["replay", str(run.path), "--step", "1"]) == 0
-    assert "the step trained the value model alone" in capsys.readouterr().out
+    assert "the step trained only the value model" in capsys.readouterr().out
     assert main(["replay", str(run.path), "--step", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["algorithms"][0]["policy_loss"] is None
 

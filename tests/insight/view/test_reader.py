@@ -175,7 +175,7 @@ def test_why_in_words_under_the_lens_and_under_the_run_s_own(known):
     assert "no gradient" in own["words"]
     other = reader.why(known, {"step": "0", "row": "0", "token": "0", "as": "gspo"})
     assert other["own"] == own["words"]
-    assert "passes whole" in other["words"]
+    assert "full gradient passes" in other["words"]
 
 
 def test_fates_of_groups_are_named(mixed):

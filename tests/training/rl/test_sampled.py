@@ -209,7 +209,7 @@ def test_the_lens_sees_the_same_loss_and_leaves_the_other_tokens_outside(tmp_pat
     assert torch.equal(seen.state != TokenState.OUTSIDE, flat)
     assert float(seen.weights.sum()) == pytest.approx(1.0)
     assert not seen.gradient[~flat].any()
-    assert why(step, seen, 0, 2) == "the policy did not sample it: it is read, and not trained on"
+    assert why(step, seen, 0, 2) == "the policy did not sample it: it is input only, and not trained on"
 
 
 def test_advantages_computed_anew_are_of_sampled_tokens_alone(tmp_path):

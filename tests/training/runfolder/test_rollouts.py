@@ -207,15 +207,15 @@ SPOILED = [
     ({"facts": {"format": FORMAT}}, "it is damaged, 'updates' is missing"),
     ({"facts": {"format": FORMAT, "updates": [{}]}}, "it is damaged, 'version' is missing"),
     ({"facts": {"format": FORMAT, "updates": 3}}, "it is damaged, or something else than a run's rollouts"),
-    ({"facts": {"format": FORMAT, "updates": []}}, "it is damaged: a row is of an update that is not there"),
+    ({"facts": {"format": FORMAT, "updates": []}}, "it is damaged: a row belongs to an update that is missing"),
     ({"change": without("pieces")}, "it is damaged, 'pieces' is missing"),
     ({"change": without("current_logprobs")}, "it is damaged, 'current_logprobs' is missing"),
     (
         {"change": with_column("tokens", pa.array([1, 2, 3, 4]))},
         "it is damaged, or something else than a run's rollouts",
     ),
-    ({"change": with_column("group", pa.array([0, 0, 2**40, 0]))}, "it is damaged: groups are not counted from 0"),
-    ({"change": with_column("group", pa.array([0, 0, -1, 0]))}, "it is damaged: groups are not counted from 0"),
+    ({"change": with_column("group", pa.array([0, 0, 2**40, 0]))}, "it is damaged: groups are not numbered from 0"),
+    ({"change": with_column("group", pa.array([0, 0, -1, 0]))}, "it is damaged: groups are not numbered from 0"),
     (
         {"change": with_column("old_logprobs", pa.array([[0.0], [0.0], [0.0], [0.0]]))},
         "it is damaged: a column is not aligned with the tokens",

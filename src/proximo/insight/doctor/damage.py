@@ -1,6 +1,6 @@
 """Damage to the files of a run folder, as findings like those of the rules over metrics.
 
-Unchanged files are not read again, so that the page may ask often.
+Results are cached until a file changes, so that the page may call this often.
 """
 
 import tomllib
@@ -62,27 +62,29 @@ def _checkpoints(run: RunFolder) -> Iterator[Finding]:
             rule="damaged-checkpoint",
             severity="warning" if whole else "failing",
             step=step_of(path),
-            message=f"{CHECKPOINTS}/{path.name} is not as it was written ({wrong[0]}{more})",
-            remedy=f"use {CHECKPOINTS}/{whole.name}, the newest that is whole"
+            message=f"{CHECKPOINTS}/{path.name} differs from what was written ({wrong[0]}{more})",
+            remedy=f"use {CHECKPOINTS}/{whole.name}, the newest intact one"
             if whole
-            else "train again: none is whole",
+            else "train again: no checkpoint is intact",
             show="",
         )
     last = (run.result or {}).get("checkpoint")
     if isinstance(last, str) and last not in {path.name for path in found}:
-        remedy = "put it back, or give the command of the run again, which makes it anew"
-        message = f"{CHECKPOINTS}/{last}, which the run ended with, is not there"
+        remedy = "restore it, or run the run's command again, which writes it again"
+        message = f"{CHECKPOINTS}/{last}, the run's last checkpoint, is missing"
         yield Finding("missing-checkpoint", "warning", 0, message, remedy, "")
 
 
 def _settings(run: RunFolder) -> Iterator[Finding]:
     for name in ("run.json", RESULT):
         if (run.path / name).exists() and run.decoded(name) is None:
-            yield _damaged_file(f"{name} cannot be read", "what is made of it lacks what it said")
+            yield _damaged_file(
+                f"{name} cannot be read", "restore it; until then its contents are missing from all reports"
+            )
     try:
         tomllib.loads(run.config_text)
     except (ValueError, RecursionError):
-        yield _damaged_file("config.toml cannot be read", "put back the settings that the run was started with")
+        yield _damaged_file("config.toml cannot be read", "restore the settings that the run was started with")
 
 
 def _rows(run: RunFolder) -> Iterator[Finding]:
@@ -96,11 +98,11 @@ def _rows(run: RunFolder) -> Iterator[Finding]:
             continue
         except OSError as error:
             why = error.strerror or "it is not a file"
-            yield _damaged_file(f"{name} cannot be read: {why}", "put back the file that the run wrote")
+            yield _damaged_file(f"{name} cannot be read: {why}", "restore the file that the run wrote")
             continue
         if lost:
             message = f"{lost} of the {lines} rows of {name} cannot be read"
-            yield _damaged_file(message, "what is made of them lacks those rows")
+            yield _damaged_file(message, "restore the file; until then those rows are missing from all reports")
 
 
 def _lost_rows(run: RunFolder) -> Iterator[Finding]:
@@ -113,18 +115,18 @@ def _lost_rows(run: RunFolder) -> Iterator[Finding]:
                 continue
             for message in _shorter(run.path, stamps, point, inside):
                 yield _damaged_file(
-                    message, "put the whole file back, or resume without those rows: --accept-lost-rows"
+                    message, "restore the complete file, or resume without those rows: --accept-lost-rows"
                 )
             break
 
 
 def _rollouts(run: RunFolder) -> Iterator[Finding]:
     files = {number: run.step_file(number) for number in run.steps()}
-    wrong = {number: said for number, path in files.items() if (said := _complaint(path, _stamp(path))) is not None}
+    wrong = {number: error for number, path in files.items() if (error := _complaint(path, _stamp(path))) is not None}
     if wrong:
-        first, said = next(iter(wrong.items()))
-        message = f"the rollouts of {len(wrong)} step{'s' * (len(wrong) > 1)} cannot be read: step {first}, {said}"
-        yield _damaged_file(message, "put them back, or remove them: training does not need them", first)
+        first, error = next(iter(wrong.items()))
+        message = f"the rollouts of {len(wrong)} step{'s' * (len(wrong) > 1)} cannot be read: step {first}, {error}"
+        yield _damaged_file(message, "restore them, or remove them: training does not need them", first)
 
 
 def _ending(run: RunFolder) -> Iterator[Finding]:
@@ -133,7 +135,7 @@ def _ending(run: RunFolder) -> Iterator[Finding]:
     last = attempts[-1] if isinstance(attempts, list) and attempts else None
     how = last.get("ended") if isinstance(last, dict) else None
     if run.state == "stopped" and isinstance(how, str) and how.startswith("failed"):
-        remedy = "put right what it names, then give the same command again"
+        remedy = "fix the cause, then run the same command again"
         step = max(run.steps(), default=0)
         yield Finding("failed", "failing", step, f"the run ended early: {how.removeprefix('failed: ')}", remedy, "")
 
@@ -159,10 +161,10 @@ def _lost(path: Path, stamp: Stamp, is_ordered: bool) -> tuple[int, int]:
 
 @lru_cache(maxsize=1024)
 def _is_of(point: Path, inside: tuple[tuple[str, Stamp], ...], identity: object) -> bool:
-    """Whether a checkpoint holds the state of this very run; a resume skips any other."""
+    """Whether a checkpoint has the state of this run; a resume skips any other."""
     try:
         return read_origin(point / STATE)[0] == identity
-    except (OSError, ValueError, KeyError):  # the final checkpoint of sft, reward-model or dpo holds none
+    except (OSError, ValueError, KeyError):  # the final checkpoint of sft, reward-model or dpo has none
         return False
 
 

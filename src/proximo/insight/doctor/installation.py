@@ -94,7 +94,7 @@ def _held(name: str, found: str, wanted: str, remedy: str) -> Part:
     """Compare a version with its range."""
     if is_within(found, wanted):
         return Part(name, "ok", f"{found} ({wanted})" if wanted else found)
-    return Part(name, "problem", f"{found}, wanted is {wanted}: {remedy}")
+    return Part(name, "problem", f"{found}, required is {wanted}: {remedy}")
 
 
 def _extra(extra: Extra, ranges: dict[str, str]) -> Part:
@@ -106,7 +106,7 @@ def _extra(extra: Extra, ranges: dict[str, str]) -> Part:
         except PackageNotFoundError:
             return Part(name, "absent", f"{package} is not installed; for {extra.what}: {extra.install}")
         if not is_within(found, ranges.get(package, "")):
-            return Part(name, "absent", f"{package} {found}, wanted is {ranges[package]}: {extra.install}")
+            return Part(name, "absent", f"{package} {found}, required is {ranges[package]}: {extra.install}")
         known.append(f"{package} {found}")
     return Part(name, "ok", f"{', '.join(known)}: {extra.what}")
 
@@ -158,7 +158,7 @@ def _threads(chosen: machine.Machine) -> str:
 
 def _accelerator() -> Part:
     if not torch.cuda.is_available():
-        built = "this torch is built for CPUs alone" if torch.version.cuda is None else "torch sees none"
+        built = "this torch is built for CPUs only" if torch.version.cuda is None else "torch finds none"
         return Part("GPU", "absent", f"none, {built}: runs use the CPU")
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     memory = _gigabytes(torch.cuda.get_device_properties(0).total_memory)
@@ -174,7 +174,7 @@ def _sandbox() -> Part:
         return Part("sandbox", "absent", f"{_one_line(error)} Code tasks are refused")
     sandbox.close()
     without = f", without {', '.join(sandbox.missing)}" if sandbox.missing else ""
-    return Part("sandbox", "ok", f"programs of models can be run{without}")
+    return Part("sandbox", "ok", f"programs written by models can be run{without}")
 
 
 def _disk(folder: Path) -> Iterator[Part]:

@@ -1,1 +1,1 @@
-"""A stored step as any algorithm sees it, token by token."""
+"""A stored step under any algorithm, token by token."""

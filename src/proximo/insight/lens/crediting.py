@@ -1,4 +1,4 @@
-"""Which advantages another algorithm sees in a stored step: the run's, or its own where they can be computed."""
+"""The advantages of a stored step under another algorithm: the run's, or newly computed ones if possible."""
 
 from dataclasses import replace
 
@@ -15,10 +15,11 @@ from proximo.training.config import RunConfig
 
 
 def advantages_under(step: Step, algorithm: Algorithm, config: RunConfig) -> tuple[Float[Tensor, " N"], list[str]]:
-    """The stored ones where both compare siblings, whatever their normalisation: what differs is then the update alone.
+    """The stored advantages if both algorithms compare siblings, whatever their normalisation, so that only the update
+    differs.
 
-    Advantages of single tokens are computed anew, a value model's only where values were stored; and so are those
-    between siblings, where the run compared none. Rewards stay as the run shaped them.
+    Advantages per token are computed again, those of a value model only if values were stored; so are those
+    between siblings, if the run did not compare siblings. Rewards stay as the run shaped them.
     """
     own, other = (AdvantageTraits.read(each.advantage) for each in (config.algorithm, algorithm))
     batch, notes, limit, unit = step.batch, list[str](), config.sampling.max_tokens, config.penalty_unit
@@ -34,13 +35,13 @@ def advantages_under(step: Step, algorithm: Algorithm, config: RunConfig) -> tup
     if algorithm.kl_reward is not None and batch.ref_logprobs is None:
         notes.append("no reference was stored: its KL in the reward is left out")
     kind = type(algorithm.advantage).__name__
-    notes.append(f"the advantages are computed anew by {kind} from what was stored")
+    notes.append(f"the advantages are computed again by {kind} from the stored data")
     return _anew(step, algorithm), notes
 
 
 @torch.no_grad()
 def _anew(step: Step, algorithm: Algorithm) -> Float[Tensor, " N"]:
-    """An algorithm's own advantages, of all rows."""
+    """An algorithm's own advantages for all rows."""
     parts = step.layout.parts(torch.arange(len(step.batch)))
     grids = [step.layout.grid(index) for index in parts]
     batch = replace(step.batch, routes=None)

@@ -1,7 +1,7 @@
-"""What the algorithms' gradients are once they have gone through a model: with respect to its parameters.
+"""The algorithms' gradients with respect to a model's parameters.
 
-The gradient of a loss with respect to a log-prob is a number that is known from the step. Held constant and sent back
-through the model that said the tokens, in the same passes as training's, it gives the gradient of the parameters.
+The gradient of a loss with respect to each log-prob is known from the step. Backpropagated through the model that
+sampled the tokens, in the same passes as in training, it gives the gradient of the parameters.
 """
 
 import math
@@ -26,21 +26,22 @@ from proximo.training.learner.passes import Passes
 from proximo.types import Batch, to_device
 
 LOOKED_AT = 64
-"""Completions whose spelling is compared: another tokenizer differs at once."""
+"""Number of completions whose tokens are compared; another tokenizer differs at once."""
 SAME = 1e-3
-"""A mean distance of log-probs below which a model is the policy that a step began with; half precision has more."""
+"""Mean distance of log-probs below which a model counts as the policy that the step began with; it is larger in half
+precision."""
 
 
 @dataclass(frozen=True)
 class ParameterGradients:
-    """Of several algorithms' policy losses, over all updates of a pass, at one and the same model."""
+    """Gradients of several algorithms' policy losses, over all updates of a pass, for the same model."""
 
     norms: Mapping[str, float]
     cosines: Mapping[str, Mapping[str, float]]
     gap: float
     """Mean |Δ log-prob| between the model and what the step stored, over the tokens of the pass."""
     first_gap: float
-    """The same over the step's first update alone, which saw the policy that the step began with."""
+    """The same over the step's first update only, which used the policy that the step began with."""
 
     @property
     def is_policy(self) -> bool:
@@ -48,16 +49,16 @@ class ParameterGradients:
         return self.first_gap < SAME
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """As JSON values."""
         return plain(asdict(self)) | {"is_policy": self.is_policy}
 
 
 def check_tokens(step: Step, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a model that reads other tokens than the run's."""
+    """Raise ValueError if the model's tokenizer differs from the run's."""
     spelling, rows = Spelling(tokenizer), min(len(step.batch), LOOKED_AT)
     for row, pieces in zip(range(rows), step.pieces, strict=False):
-        said = step.batch.tokens[step.layout.of(row)].tolist()
-        spelled = spelling(said) if max(said, default=0) < len(tokenizer) else []
+        tokens = step.batch.tokens[step.layout.of(row)].tolist()
+        spelled = spelling(tokens) if max(tokens, default=0) < len(tokenizer) else []
         if spelled != list(pieces):
             own = next((pair for pair in zip(spelled, pieces, strict=False) if pair[0] != pair[1]), None)
             how = "lacks some of the step's tokens" if own is None else f"spells {quoted(own[1])} as {quoted(own[0])}"
@@ -67,13 +68,13 @@ def check_tokens(step: Step, tokenizer: PreTrainedTokenizerBase) -> None:
 def parameter_gradients(
     model: PreTrainedModel, step: Step, config: RunConfig, views: Sequence[Comparison], *, number: int = -1
 ) -> ParameterGradients:
-    """Each algorithm's gradient at this model. ValueError where they do not fit into memory.
+    """Each algorithm's gradient for this model. ValueError if they do not fit into memory.
 
     Example: parameter_gradients(model, step, run.config, compared(step, run.config, {"gspo": GSPO}))
     """
     moved = torch.stack([step.layout.any(view.seen.gradient != 0) & view.rows for view in views]).any(dim=0)
     index = moved.nonzero().squeeze(1)
-    # As much of those rows as a division into passes looks at.
+    # The fields of those rows that the division into passes reads.
     passed = replace(step.batch, lengths=step.batch.lengths[index], group=step.batch.group[index])
     parameters = [each for each in model.parameters() if each.requires_grad]
     with explaining_memory(f"{len(views)} gradients of the whole model are held at once; give fewer algorithms"):
@@ -88,7 +89,7 @@ def parameter_gradients(
                     pull = step.layout.padded(view.seen.gradient, index[part])
                     logprobs[places[real]] = _add(total, pull, model, parameters, passes, rows)[real]
         products = _products(totals)
-    first = moved & (step.updates[0] == 0) if len(index) else moved  # later updates saw a policy that had moved
+    first = moved & (step.updates[0] == 0) if len(index) else moved  # later updates used a policy that had moved
     names, cosines = [view.name for view in views], cosines_of(products).tolist()
     return ParameterGradients(
         norms=dict(zip(names, products.diagonal().sqrt().tolist(), strict=True)),
@@ -106,11 +107,12 @@ def _add(
     passes: Passes,
     rows: Batch,
 ) -> Float[Tensor, "M T"]:
-    """Onto an algorithm's gradient, by a pass of its own: compiled layers go back once only. The model's log-probs."""
+    """Add to an algorithm's gradient, in a separate pass, since compiled layers allow one backward; returns
+    log-probs."""
     with ExitStack() as until:
         logprobs = passes.scores(model, rows, until=until).logprobs
         pull = to_device(pull, logprobs.device).to(logprobs.dtype)
-        # An expert that no token went to is not used.
+        # An expert that no token was routed to is unused.
         found = torch.autograd.grad(logprobs, parameters, pull, allow_unused=True)
     for part, gradient in zip(total, found, strict=True):
         if gradient is not None:
@@ -119,7 +121,7 @@ def _add(
 
 
 def _products(totals: Sequence[Sequence[Tensor]]) -> Float[Tensor, "A A"]:
-    """Of each gradient with each, parameter by parameter, so that no gradient is ever copied whole."""
+    """Dot products of all pairs of gradients, parameter by parameter, so that no gradient is copied as a whole."""
     products = torch.zeros(len(totals), len(totals), dtype=torch.float64)
     for same in zip(*totals, strict=True):
         flat = torch.stack([each.flatten() for each in same]).double()
@@ -128,6 +130,6 @@ def _products(totals: Sequence[Sequence[Tensor]]) -> Float[Tensor, "A A"]:
 
 
 def _distance(ours: Float[Tensor, " N"], theirs: Float[Tensor, " N"], where: Bool[Tensor, " N"]) -> float:
-    """Where both are known; NaN where nothing is."""
+    """Mean distance where both are known; NaN if nowhere."""
     known = where & ~theirs.isnan()
     return float((ours - theirs)[known].abs().mean()) if known.any() else math.nan

@@ -1,7 +1,7 @@
-"""Where the tokens of a step's completions lie: one completion behind the other, without padding.
+"""Layout of a step's tokens: completions are concatenated, without padding.
 
-Memory then follows the number of tokens. Padded to the longest, one long completion would make room for as many
-tokens in each of the others. What needs rows of equal width gets them a few rows at a time, see `parts`.
+Memory is then proportional to the number of tokens; with padding, one long completion would multiply it. Code that
+needs rows of equal width gets a few rows at a time, see `parts`.
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from proximo.models.packing.packed import similar
 from proximo.tensor_types import Bool, Int
 
 PLACES = 1 << 20
-"""Rows times width of what is padded at once; a longer completion stands alone."""
+"""Maximum of rows times width that is padded at once; a longer completion is padded alone."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """N tokens of B rows, a row behind the other."""
+    """N tokens of B rows, concatenated."""
 
     lengths: Int[Tensor, " B"]
 
@@ -29,11 +29,11 @@ class Layout:
 
     @cached_property
     def row(self) -> Int[Tensor, " N"]:
-        """Which row each token is of."""
+        """Row of each token."""
         return torch.repeat_interleave(torch.arange(len(self.lengths)), self.lengths)
 
     def of(self, row: int) -> slice:
-        """The places of a row's tokens."""
+        """Positions of a row's tokens."""
         start = int(self.starts[row])
         return slice(start, start + int(self.lengths[row]))
 
@@ -42,22 +42,22 @@ class Layout:
         return int(self.starts[row]) + token
 
     def token(self, place: int) -> tuple[int, int]:
-        """The row and the token of it that lie at a place."""
+        """Row, and token within the row, at a position."""
         row = int(self.row[place])
         return row, place - int(self.starts[row])
 
     def any(self, tokens: Bool[Tensor, " N"]) -> Bool[Tensor, " B"]:
-        """Rows with such a token."""
+        """Rows with at least one of these tokens."""
         found = torch.zeros(len(self.lengths), dtype=torch.bool)
         found[self.row[tokens]] = True
         return found
 
     def count(self, tokens: Bool[Tensor, " N"]) -> Int[Tensor, " B"]:
-        """How many such tokens each row has."""
+        """Number of these tokens in each row."""
         return torch.zeros_like(self.lengths).index_add(0, self.row, tokens.to(self.lengths.dtype))
 
     def parts(self, index: Int[Tensor, " M"]) -> list[Int[Tensor, " K"]]:
-        """These rows in parts of similar length: padded to its longest, no part is more than twice its tokens."""
+        """These rows in parts of similar length, so that padding at most doubles the number of tokens."""
         found = []
         for part in similar(self.lengths[index].clamp(min=1), short=0):
             rows = index[part]
@@ -65,14 +65,14 @@ class Layout:
         return found
 
     def grid(self, index: Int[Tensor, " M"]) -> tuple[Int[Tensor, "M T"], Bool[Tensor, "M T"]]:
-        """The places of these rows' tokens, padded to the longest of them, and which of them are real."""
+        """Positions of these rows' tokens, padded to the longest row, and which of them are real."""
         lengths = self.lengths[index].unsqueeze(1)
         steps = torch.arange(max(int(lengths.max()) if len(index) else 0, 1))
         real = steps < lengths
         return torch.where(real, self.starts[index].unsqueeze(1) + steps, 0), real
 
     def padded(self, tokens: Tensor, index: Int[Tensor, " M"], filler: int = 0) -> Tensor:
-        """What is known of these rows' tokens, [M, T] with the filler beyond each row's length."""
+        """Values of these rows' tokens, [M, T], with the filler beyond each row's length."""
         places, real = self.grid(index)
         found = tokens.new_full((*places.shape, *tokens.shape[1:]), filler)
         found[real] = tokens[places[real]]

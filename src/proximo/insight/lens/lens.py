@@ -1,9 +1,9 @@
-"""A stored step as an algorithm sees it, its own or another: the same code as training's, token by token.
+"""A stored step under an algorithm, the run's own or another, token by token, computed by the code of training.
 
-Completions go through it in parts of similar length, so that memory follows the number of tokens; what training
-decides over all completions of an update is decided over all of them here, too.
+Completions are processed in parts of similar length, so that memory is proportional to the number of tokens;
+quantities that training computes over all completions of an update are computed over all of them here, too.
 
-What the policy and the graders said is taken as it is stored, and so are advantages where `advantages_under` says so.
+Log-probs and grades are used as stored, and so are advantages in the cases that `advantages_under` describes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,69 +29,69 @@ from proximo.tensor_types import Bool, Float, Int
 from proximo.training.config import RunConfig
 
 SOFT = 0.005
-"""A gate that lets all but this through is called open."""
+"""A gate that stops less than this share counts as open."""
 
 
 class TokenState(IntEnum):
-    """What becomes of a token's gradient. In order: a later one is said rather than an earlier one."""
+    """What happens to a token's gradient. If several states apply, the last one is shown."""
 
     OUTSIDE = 0
-    """Nothing was sampled here, or the loss leaves it out."""
+    """Not sampled, or left out of the loss."""
     IDLE = 1
-    """Its completion takes no part: dropped, unscored, or in no update."""
+    """Its completion is not trained on: dropped, unscored, or in no update."""
     OPEN = 2
     SOFT = 3
-    """The gate lets a part of it through, or more than all."""
+    """The gate passes a part of the gradient, or amplifies it."""
     HIGH = 4
-    """Clipped: the ratio is above the band and the advantage pushes it further."""
+    """Clipped: the ratio is above the clip range and the advantage pushes it further up."""
     LOW = 5
-    """Clipped: below the band, and pushed further down."""
+    """Clipped: the ratio is below the clip range and the advantage pushes it further down."""
     DUAL = 6
-    """Clipped: its ratio exploded, and the dual clip bounds what it can do."""
+    """Clipped: the ratio is very large, and the dual clip bounds the loss."""
     DEAD = 7
     """Its advantage is 0."""
     HELD = 8
-    """Left in, and held near the old policy by `select`."""
+    """Held near the old policy by `select`."""
     DROPPED = 9
     """Left out by `select`."""
     REJECTED = 10
-    """Left out by `correct`: sampler and learner disagree too much."""
+    """Left out by `correct`: sampler and learner differ too much."""
 
 
 BLOCKED = (TokenState.HIGH, TokenState.LOW, TokenState.DUAL, TokenState.DROPPED, TokenState.REJECTED)
-"""States of a token that would push, and may not."""
+"""States in which a gradient is blocked completely."""
 
 
 @dataclass(frozen=True)
 class StepView:
-    """One pass over a step's data under an algorithm, of all N tokens. Where a token takes no part, ratios and shares
-    are 1, the rest 0; advantages are there as they are."""
+    """One pass over a step's data under an algorithm, for all N tokens. For tokens that are not trained on, ratios and
+    shares are 1 and the rest 0, except advantages."""
 
     algorithm: Algorithm
-    """As it was used, without what nothing stored could answer."""
+    """The algorithm, without terms whose inputs were not stored."""
     notes: tuple[str, ...]
-    """What was assumed, or left out."""
+    """Assumptions and omissions, in words."""
     layout: Layout
-    """Where each row's tokens are."""
+    """Positions of each row's tokens."""
     state: Int[Tensor, " N"]
-    """Of TokenState."""
+    """TokenState of each token."""
     advantages: Float[Tensor, " N"]
     weights: Float[Tensor, " N"]
-    """What a token counts for in its update's loss."""
+    """Weight of the token in its update's loss."""
     token_ratio: Float[Tensor, " N"]
     ratio: Float[Tensor, " N"]
-    """As the gate sees it: over a whole completion, where the algorithm says so."""
+    """Ratio as the gate gets it: of the whole completion for sequence-level algorithms."""
     through: Float[Tensor, " N"]
-    """The share of r·A that the gate lets pass."""
+    """Share of r·A that passes the gate."""
     gradient: Float[Tensor, " N"]
-    """Of the update's policy loss with respect to the token's log-prob: minus it is where the token is pushed."""
+    """Gradient of the update's policy loss with respect to the token's log-prob; negative values raise the token."""
     kl_gradient: Float[Tensor, " N"]
     extra_gradient: Float[Tensor, " N"]
-    """The same of the terms beside the policy's own, as far as they act on the token's log-prob."""
+    """Gradient of the other terms of the loss with respect to the token's log-prob."""
     correction: Float[Tensor, " N"]
-    """The factor for the sampler's mismatch; 1 without one."""
+    """Correction factor for the sampler's mismatch; 1 without one."""
     losses: dict[int, float]
-    """The policy loss of each update of the pass."""
+    """Policy loss of each update of the pass."""
 
     @property
     def takes_part(self) -> Bool[Tensor, " N"]:
@@ -103,7 +103,7 @@ class StepView:
 
 
 def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -1) -> StepView:
-    """A step of the run of this config under an algorithm. `number`: which pass over the data, the last unless given.
+    """A step of this config's run under an algorithm. `number` is the pass over the data, by default the last.
 
     Example: look(run.step(40), GSPO, run.config).blocked.sum()
     """
@@ -138,14 +138,14 @@ def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -
 
 
 def policy_loss(step: Step, algorithm: Algorithm, config: RunConfig) -> float | None:
-    """The step's policy loss under an algorithm, as the metrics have it."""
+    """The step's policy loss under an algorithm, as in the metrics."""
     return step_loss(step, [look(step, algorithm, config, number=number) for number in range(step.passes)])
 
 
 def step_loss(step: Step, passes: Iterable[StepView]) -> float | None:
-    """From all passes of a step: the mean over the updates that were applied.
+    """The mean policy loss over the applied updates of all passes of a step.
 
-    None where none was, or where the value model alone was trained.
+    None if none was applied, or only the value model was trained.
     """
     applied = [update["skipped"] is None and not update["value_only"] for update in step.facts["updates"]]
     found = [loss for seen in passes for update, loss in seen.losses.items() if applied[update]]
@@ -153,14 +153,14 @@ def step_loss(step: Step, passes: Iterable[StepView]) -> float | None:
 
 
 def usable(algorithm: Algorithm, step: Step) -> tuple[Algorithm, list[str]]:
-    """Without the terms that nothing stored can answer, and a note of each."""
+    """The algorithm without terms whose inputs were not stored, with a note on each."""
     if algorithm.kl is None or step.batch.ref_logprobs is not None:
         return algorithm, []
     return replace(algorithm, kl=None), ["no reference was stored: its KL in the loss is left out"]
 
 
 def _assumed(step: Step, algorithm: Algorithm, credit: Float[Tensor, " N"], number: int) -> list[str]:
-    """What the other algorithm would have done otherwise, or could not have known."""
+    """Notes on what the algorithm would have done differently, or what is assumed for it."""
     if not step.passes or step.is_value_only:
         return []
     used, kept = step.updates[number] >= 0, algorithm.keep(step.batch.outcome, step.batch.group)
@@ -170,14 +170,14 @@ def _assumed(step: Step, algorithm: Algorithm, credit: Float[Tensor, " N"], numb
     if left := int((used & ~kept).sum()):
         unanimous = siblings(step.batch.outcome, step.batch.group).unanimous[used & ~kept]
         which = " of groups with equal outcomes" if unanimous.all() else ""
-        notes.append(f"{left} completions{which} leave the update and its denominator")
+        notes.append(f"{left} completions{which} are left out of the update and its denominator")
     if count := int(not_run.sum()):
-        notes.append(f"{count} completions were not run in this update: their ratios are taken to be 1")
+        notes.append(f"{count} completions were not run in this update: their ratios are assumed to be 1")
     return notes
 
 
 def _updates(step: Step, algorithm: Algorithm, number: int) -> Iterator[tuple[int, Int[Tensor, " M"]]]:
-    """Each update of a pass and the rows in it; groups that the algorithm would not keep leave it."""
+    """Each update of a pass and its rows, without groups that the algorithm would not keep."""
     if not step.passes:
         return
     kept = algorithm.keep(step.batch.outcome, step.batch.group)
@@ -190,7 +190,7 @@ def _updates(step: Step, algorithm: Algorithm, number: int) -> Iterator[tuple[in
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows of an update that are padded to one width."""
+    """Rows of an update, padded to one width."""
 
     rows: Rows
     places: Int[Tensor, "M T"]
@@ -200,8 +200,8 @@ class _Part:
 def _part(
     step: Step, algorithm: Algorithm, credit: Float[Tensor, " N"], index: Int[Tensor, " M"], number: int
 ) -> _Part:
-    """What an update reads of some of its rows. A row that was not run, since it was dead, stands where the old policy
-    was."""
+    """The loss inputs of some rows of an update. A row that was not run, because it was dead, gets the old policy's
+    log-probs."""
     batch, entropy = replace(step.batch, routes=None).rows(index), step.entropy_in(number)
     assert entropy is not None, "a pass has one"
     places, real = step.layout.grid(index)
@@ -217,7 +217,7 @@ def _part(
 
 
 def _numbers(algorithm: Algorithm, rows: Rows, plan: Plan) -> tuple[dict[str, Tensor], float]:
-    """What is to be seen of each token, and these rows' part of the policy loss."""
+    """The numbers shown for each token, and these rows' part of the policy loss."""
     terms = token_terms(algorithm, rows, plan)
     gradients = [_gradient(term, rows.logprobs) for term in (terms.policy, terms.kl, terms.extra)]
     through = algorithm.gate.through(terms.log_ratio, rows.advantages).detach()
@@ -243,14 +243,14 @@ def _gradient(term: Float[Tensor, "M T"], logprobs: Float[Tensor, "M T"]) -> Flo
 
 
 def _states(algorithm: Algorithm, rows: Rows, terms: Terms, through: Float[Tensor, "M T"]) -> Int[Tensor, "M T"]:
-    """The last that applies is said."""
+    """State of each token; if several apply, the last."""
     gate = GateTraits.read(algorithm.gate)
     _, highest = gate.band
     blocked = (through == 0) & (not gate.fades)
     above = bounded_exp(terms.log_ratio.detach()) > highest
     state = torch.full_like(rows.mask, TokenState.OPEN, dtype=torch.long)
     nothing = torch.zeros_like(rows.mask)
-    chosen = nothing if terms.chosen is None else terms.chosen
+    selected = nothing if terms.selected is None else terms.selected
     rejected = nothing if terms.correction is None else terms.correction == 0
     is_held = SelectionTraits.read(algorithm.select).teaches_alone
     for where, what in (
@@ -259,7 +259,7 @@ def _states(algorithm: Algorithm, rows: Rows, terms: Terms, through: Float[Tenso
         (blocked & (rows.advantages < 0), TokenState.LOW),
         (blocked & (rows.advantages < 0) & above, TokenState.DUAL),
         (rows.advantages == 0, TokenState.DEAD),
-        (chosen, TokenState.HELD if is_held else TokenState.DROPPED),
+        (selected, TokenState.HELD if is_held else TokenState.DROPPED),
         (rejected, TokenState.REJECTED),
         (~rows.scored.unsqueeze(1).expand_as(rows.mask), TokenState.IDLE),
     ):

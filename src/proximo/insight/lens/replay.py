@@ -1,4 +1,4 @@
-"""A stored step under several algorithms beside one another, in a few numbers each."""
+"""Comparison of several algorithms on one stored step, in a few numbers each."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,56 +21,56 @@ from proximo.tensor_types import Bool, Float
 from proximo.training.config import RunConfig
 
 OWN = "own"
-"""The name of a run's own algorithm where no paper has it."""
+"""Name of a run's own algorithm if it is not a known one."""
 FIVE = ("ppo", "grpo", "dapo", "gspo", "sapo")
 PUSHING = (TokenState.OPEN, TokenState.SOFT, TokenState.HELD)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One algorithm's view of a step beside the run's own; NaN: a share of nothing."""
+    """One algorithm on a step, compared with the run's own; NaN: undefined, such as a share of 0 tokens."""
 
     name: str
     is_own: bool
     seen: StepView
     rows: Bool[Tensor, " B"]
-    """Those of updates that were applied: all numbers are of them."""
+    """Rows of applied updates; all numbers are over these."""
     policy_loss: float | None
-    """Of the step, as its metrics have it: the mean over all updates of all passes."""
+    """Policy loss of the step, as in the metrics: the mean over all updates of all passes."""
     tokens: int
-    """That take part."""
+    """Number of tokens that are trained on."""
     pushing: int
-    """Of those, with an advantage that is not 0: they would push."""
+    """Number of these with a nonzero advantage."""
     blocked: float
-    """Share of those that would push and may not."""
+    """Share of the tokens with a nonzero advantage whose gradient is blocked."""
     held_back: float
-    """What the gate takes away, on one axis for clips and soft gates: 1 − the mean share that passes, over the tokens
-    that would push. Below 0 where a gate adds."""
+    """Share of the gradient that the gate stops, for clips and soft gates alike: 1 − the mean share that passes, over
+    tokens with a nonzero advantage. Negative if a gate amplifies."""
     closed: int
-    """Tokens that push under the run's own algorithm and are blocked under this one."""
+    """Number of tokens with a gradient under the run's own algorithm that are blocked under this one."""
     opened: int
-    """And the other way round."""
+    """Number of tokens blocked under the run's own algorithm that have a gradient under this one."""
     flips: float
-    """Both, as a share of the tokens that take part in the run's own update."""
+    """Both, as a share of the tokens that the run's own update trains on."""
     positive: float
     """Share of the gradient, Σ|dL/dlogprob|, on tokens with A > 0."""
     negative: float
     thirds: tuple[float, float, float]
-    """The same on the shortest, the middle and the longest third of the completions."""
+    """Share of the gradient on the shortest, middle and longest third of the completions."""
     norm: float
-    """Of the policy loss's gradient with respect to the log-probs, over all tokens."""
+    """Norm of the policy loss's gradient with respect to the log-probs of all tokens."""
     kl: float
-    """What the KL in the loss pulls beside it: Σ|dKL/dlogprob| over Σ|dL/dlogprob| + Σ|dKL/dlogprob|."""
+    """The KL term's share of the gradient: Σ|dKL/dlogprob| over Σ|dL/dlogprob| + Σ|dKL/dlogprob|."""
     cosines: Mapping[str, float]
-    """Between this gradient and each algorithm's, by name; the run's own first."""
+    """Cosines between this gradient and each algorithm's, by name; the run's own first."""
 
     @property
     def cosine(self) -> float:
-        """To the run's own."""
+        """Cosine to the gradient of the run's own algorithm."""
         return next(iter(self.cosines.values()))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it: None for what is no number; without the tokens."""
+        """As JSON values, with None for NaN, and without the tokens."""
         known = {each.name: getattr(self, each.name) for each in fields(self)}
         del known["seen"], known["rows"]
         return {name: plain(value) for name, value in known.items()} | {
@@ -85,7 +85,7 @@ def own_name(config: RunConfig) -> str:
 
 
 def chosen(config: RunConfig, names: Sequence[str]) -> dict[str, Algorithm]:
-    """The run's own algorithm first, then those of the names. ValueError where a name is none."""
+    """The run's own algorithm first, then those with these names. ValueError if a name is unknown."""
     own = own_name(config)
     found = {own: config.algorithm}
     for name in names:
@@ -101,7 +101,7 @@ def chosen(config: RunConfig, names: Sequence[str]) -> dict[str, Algorithm]:
 def compared(
     step: Step, config: RunConfig, algorithms: Mapping[str, Algorithm], *, number: int = -1
 ) -> list[Comparison]:
-    """The run's own algorithm first, then the others, in one pass over the step's data: the last unless given.
+    """The run's own algorithm first, then the others, on one pass over the step's data, by default the last.
 
     Example: compared(run.step(40), run.config, chosen(run.config, FIVE))
     """
@@ -129,20 +129,20 @@ def compared(
 
 
 def remarks(step: Step) -> list[str]:
-    """Why there is nothing to compare in a step, or less than one would think."""
+    """Remarks on why a step has nothing to compare, or less than expected."""
     updates = step.facts["updates"]
     if not updates:
-        return ["the step made no update: all that was sampled was dropped or unscored"]
+        return ["the step made no update: all completions were dropped or unscored"]
     if step.is_value_only:
-        return ["the step trained the value model alone: there is no policy loss in it"]
+        return ["the step trained only the value model: it has no policy loss"]
     skipped = [
         f"update {number} was skipped ({each['skipped']})" for number, each in enumerate(updates) if each["skipped"]
     ]
-    return [f"{line}: its completions are in none of these numbers" for line in skipped]
+    return [f"{line}: its completions are left out of these numbers" for line in skipped]
 
 
 def token_table(step: Step, views: Sequence[Comparison]) -> pa.Table:
-    """One row for each token and algorithm."""
+    """A table with one row per token and algorithm."""
     row = step.layout.row
     place = torch.arange(len(row)) - step.layout.starts[row]
     pieces = pa.array([piece for each in step.pieces for piece in each], pa.string())
@@ -172,7 +172,7 @@ def token_table(step: Step, views: Sequence[Comparison]) -> pa.Table:
 
 
 def max_flipped(view: Comparison, own: Comparison, count: int) -> list[tuple[int, int]]:
-    """The tokens (row, token) that flip against the run's own algorithm, those that one of both moves most first."""
+    """Tokens (row, token) that flip against the run's own algorithm, sorted by the size of their gradients."""
     closed, opened = _flipped(view.seen, own.seen)
     places = ((closed | opened) & view.rows[view.seen.layout.row]).nonzero().squeeze(1)
     size = own.seen.gradient[places].abs() + view.seen.gradient[places].abs()
@@ -181,20 +181,20 @@ def max_flipped(view: Comparison, own: Comparison, count: int) -> list[tuple[int
 
 
 def _flipped(seen: StepView, own: StepView) -> tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]:
-    """Tokens that push under the run's own and are blocked under this one, and the other way round."""
+    """Tokens with a gradient under the run's own algorithm that are blocked under this one, and the reverse."""
     pushing = torch.tensor(PUSHING, dtype=seen.state.dtype)
     return torch.isin(own.state, pushing) & seen.blocked, own.blocked & torch.isin(seen.state, pushing)
 
 
 def _step_loss(step: Step, config: RunConfig, algorithm: Algorithm, seen: StepView, number: int) -> float | None:
-    """Of all passes, of which one has been looked at."""
+    """Loss over all passes, one of which has already been computed."""
     known = number % step.passes if step.passes else 0
     passes = range(step.passes)
     return step_loss(step, [seen if each == known else look(step, algorithm, config, number=each) for each in passes])
 
 
 def _applied(step: Step, number: int) -> Bool[Tensor, " B"]:
-    """Rows of the pass's updates, without those that were skipped: a number that is not finite would drown all."""
+    """Rows of the pass's applied updates; a skipped one may have numbers that are not finite."""
     used = torch.zeros(len(step.batch), dtype=torch.bool)
     if step.passes:
         for update, facts in enumerate(step.facts["updates"]):
@@ -222,7 +222,7 @@ def _flips(seen: StepView, own: StepView, rows: Bool[Tensor, " B"]) -> dict[str,
 
 
 def _shares(seen: StepView, rows: Bool[Tensor, " B"], thirds: Float[Tensor, "B 3"]) -> dict[str, Any]:
-    """Where the gradient lies."""
+    """How the gradient is distributed."""
     counted = rows[seen.layout.row]
     size = torch.where(counted, seen.gradient, 0.0).double().abs()
     total = float(size.sum())
@@ -239,9 +239,9 @@ def _shares(seen: StepView, rows: Bool[Tensor, " B"], thirds: Float[Tensor, "B 3
 
 
 def _thirds(lengths: Tensor, rows: Bool[Tensor, " B"]) -> Float[Tensor, "B 3"]:
-    """How much of each row belongs to the shortest, middle and longest third of the rows that count.
+    """Share of each row that belongs to the shortest, middle and longest third of the counted rows.
 
-    Rows of one length are alike: where a third ends among them, each is shared between both.
+    Rows of equal length are treated equally: if a third ends among them, each is split between both thirds.
     """
     shares = torch.zeros(len(lengths), 3, dtype=torch.float64)
     count = int(rows.sum())
@@ -257,7 +257,7 @@ def _thirds(lengths: Tensor, rows: Bool[Tensor, " B"]) -> Float[Tensor, "B 3"]:
 
 
 def _products(gradients: Sequence[Float[Tensor, " N"]]) -> Float[Tensor, "A A"]:
-    """Of each gradient with each, in float64, a stretch of tokens at a time."""
+    """Dot products of all pairs of gradients, in float64, in chunks of tokens."""
     products = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
     for stretch in zip(*(each.split(PLACES) for each in gradients), strict=True):
         part = torch.stack(stretch).double()
@@ -266,7 +266,7 @@ def _products(gradients: Sequence[Float[Tensor, " N"]]) -> Float[Tensor, "A A"]:
 
 
 def cosines_of(products: Float[Tensor, "A A"]) -> Float[Tensor, "A A"]:
-    """From the products of each gradient with each; NaN where one of them is 0."""
+    """Cosines from the dot products of all pairs; NaN if one of the gradients is 0."""
     norms = products.diagonal().sqrt()
     cosines = (products / norms.outer(norms)).clamp(-1.0, 1.0)  # 0 / 0 is NaN, as it should be
     return cosines.where(~torch.eye(len(norms), dtype=torch.bool) | norms.eq(0), 1.0)

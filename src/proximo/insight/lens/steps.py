@@ -1,4 +1,4 @@
-"""One step's rollouts, read back into tensors: the tokens of all completions one behind the other, without padding."""
+"""One step's rollouts, read back into tensors: the tokens of all completions are concatenated, without padding."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,11 @@ from proximo.training.runfolder.rollouts import FACTS, FORMAT
 from proximo.types import Batch
 
 MAX_BYTES = 4 << 30
-"""Of a file of rollouts."""
+"""Maximum size of a rollout file."""
 MAX_TOKENS = 1 << 26
-"""Of a step, all completions together: some hundred bytes each are held while it is looked at."""
+"""Maximum tokens of a step; each takes some hundred bytes of memory."""
 MAX_PASSED = 1 << 28
-"""Tokens times passes over them: eight bytes each."""
+"""Maximum of tokens times passes; each takes eight bytes."""
 PER_TOKEN = {
     "tokens": 0,
     "sampled": 0,
@@ -40,14 +40,14 @@ PER_TOKEN = {
     "returns": 0,
     "routes": UNKNOWN,
 }
-"""Fields of a batch with one entry for each token, and what stands beyond a row's length where rows are padded."""
+"""Fields of a batch with one entry per token, and their padding value."""
 MISALIGNED = "it is damaged: a column is not aligned with the tokens"
-CHANGED = "its bytes are not those that were written"
+CHANGED = "its bytes differ from what was written"
 
 
 @dataclass(frozen=True)
 class FlatBatch(Batch):
-    """A batch that is not padded: what a batch has as [B, T] is [N] here, see `Layout`."""
+    """A batch without padding: tensors that are [B, T] in a batch are [N] here, see `Layout`."""
 
     @cached_property
     def layout(self) -> Layout:
@@ -58,7 +58,7 @@ class FlatBatch(Batch):
         return self.layout.count(self.sampled)
 
     def rows(self, index: Int[Tensor, " M"]) -> Batch:
-        """Some of the rows, padded to the longest of them."""
+        """Some of the rows, padded to the longest."""
         known = {each.name: getattr(self, each.name) for each in fields(Batch)}
         for name, value in known.items():
             if isinstance(value, Tensor) and name in PER_TOKEN:
@@ -70,34 +70,34 @@ class FlatBatch(Batch):
 
 @dataclass(frozen=True)
 class Step:
-    """Everything that was sampled for a step, a row to a completion."""
+    """Everything that was sampled for a step; a row is a completion."""
 
     number: int
     facts: Mapping[str, Any]
-    """What concerns no single row: `updates`, one entry for each."""
+    """Facts about the whole step: `updates` has one entry per update."""
     batch: FlatBatch
     state: Sequence[str]
-    """Of each row: trained, unscored or dropped."""
+    """State of each row: trained, unscored or dropped."""
     sibling: Sequence[int]
     problem: Sequence[str]
-    """Ids."""
+    """Ids of the problems."""
     prompt: Sequence[str]
     text: Sequence[str]
     answer: Sequence[str]
-    """What the problem wanted; empty where a grader needs nothing."""
+    """Expected answers; empty if the grader needs none."""
     parts: Sequence[Mapping[str, float]]
     pieces: Sequence[Sequence[str]]
-    """The text of each token."""
+    """Text of each token."""
     updates: Int[Tensor, "E B"]
-    """The update that each row was in, in each pass over the data; -1: in none."""
+    """Update of each row in each pass over the data; -1: in none."""
     current: Float[Tensor, "E N"]
-    """Log-probs just before that update; NaN where the row was not run."""
+    """Log-probs before that update; NaN if the row was not run."""
     entropy: Float[Tensor, "E N"]
-    """Just before that update; NaN where the row was not run."""
+    """Entropies before that update; NaN if the row was not run."""
 
     @property
     def layout(self) -> Layout:
-        """Where each row's tokens are among the N of all rows; `batch.sampled` tells which were sampled."""
+        """Positions of each row's tokens among all N; `batch.sampled` says which were sampled."""
         return self.batch.layout
 
     @property
@@ -105,7 +105,7 @@ class Step:
         return len(self.updates)
 
     def entropy_in(self, number: int, part: slice = slice(None)) -> Float[Tensor, " N"] | None:
-        """Of the policy before the update of a pass; of the policy that sampled, in rows that were not run in it."""
+        """Entropy of the policy before the update of a pass; that of the sampling policy in rows that were not run."""
         sampled = None if self.batch.rollout_entropy is None else self.batch.rollout_entropy[part]
         if not self.passes:
             return sampled
@@ -114,12 +114,12 @@ class Step:
 
     @property
     def is_value_only(self) -> bool:
-        """Whether the value model alone was trained."""
+        """Whether only the value model was trained."""
         return bool(self.facts["updates"]) and all(update["value_only"] for update in self.facts["updates"])
 
 
 def read_step(path: Path, number: int) -> Step:
-    """ValueError, in one line, where a file is damaged or was written by another version."""
+    """Read a step's file; ValueError, in one line, if it is damaged or was written by another version."""
     try:
         data = _bytes(path)
         facts = _facts(data)
@@ -137,7 +137,7 @@ def read_step(path: Path, number: int) -> Step:
 
 
 def complaint(path: Path) -> str | None:
-    """What is wrong with a file of rollouts, without reading it into tensors; None: nothing, or another version wrote
+    """What is wrong with a rollout file, without reading it into tensors; None: nothing, or another version wrote
     it."""
     try:
         data = _bytes(path)
@@ -160,7 +160,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _facts(data: bytes) -> dict[str, Any]:
-    """What the footer says; nothing where that is not ours."""
+    """Facts in the file's footer; empty if Proximo did not write it."""
     facts = json.loads((pq.read_schema(pa.BufferReader(data)).metadata or {}).get(FACTS, b"{}"))
     return facts if isinstance(facts, dict) else {}
 
@@ -179,7 +179,7 @@ def _step(table: pa.Table, number: int, facts: Mapping[str, Any]) -> Step:
     updates = torch.full((len(lengths), most), -1)
     updates[has] = torch.from_numpy(column["updates"].flatten().to_numpy().astype(np.int64))
     if most and int(updates.max()) >= len(facts["updates"]):
-        raise ValueError("it is damaged: a row is of an update that is not there")
+        raise ValueError("it is damaged: a row belongs to an update that is missing")
     return Step(
         number=number,
         facts=facts,
@@ -199,9 +199,9 @@ def _step(table: pa.Table, number: int, facts: Mapping[str, Any]) -> Step:
 
 
 def _check_size(lengths: Int[Tensor, " B"], passes: int) -> None:
-    """A small file may hold a great many numbers that are alike."""
+    """Refuse steps that are too large for memory: a small compressed file may hold very many equal numbers."""
     tokens = int(lengths.sum())
-    # A completion without tokens takes room, too.
+    # A completion without tokens takes memory, too.
     size, sizes = max(tokens, len(lengths)), f"it has {len(lengths):,} completions of {tokens:,} tokens"
     if size > MAX_TOKENS:
         raise ValueError(f"{sizes}, more than the {MAX_TOKENS:,} that are held at once")
@@ -212,7 +212,7 @@ def _check_size(lengths: Int[Tensor, " B"], passes: int) -> None:
 def _batch(column: Mapping[str, pa.Array], rows: "_Rows", lengths: Int[Tensor, " B"]) -> FlatBatch:
     group = torch.from_numpy(column["group"].to_numpy().astype(np.int64))
     if len(group) and not 0 <= int(group.min()) <= int(group.max()) < len(group):
-        raise ValueError("it is damaged: groups are not counted from 0")
+        raise ValueError("it is damaged: groups are not numbered from 0")
     prompts: dict[int, tuple[int, ...]] = {}
     for place, number in enumerate(group.tolist()):
         if number not in prompts:
@@ -245,7 +245,7 @@ def _batch(column: Mapping[str, pa.Array], rows: "_Rows", lengths: Int[Tensor, "
 
 
 def _routes(column: Mapping[str, pa.Array], rows: "_Rows", group: Int[Tensor, " B"], prompts: int) -> dict[str, Any]:
-    """The experts that were replayed, where any were."""
+    """The replayed experts, if there are any."""
     if "routes" not in column or not len(group):
         return {}
     shape = (-1, column["route_layers"][0].as_py(), column["route_experts"][0].as_py())
@@ -256,21 +256,21 @@ def _routes(column: Mapping[str, pa.Array], rows: "_Rows", group: Int[Tensor, " 
 
 
 class _Rows:
-    """Columns of lists as tensors, one list behind the other."""
+    """Converts columns of lists to tensors, concatenated."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
     def __call__(self, lists: pa.Array, entries: int = 1) -> Tensor:
-        """With so many entries for each token."""
+        """The tensor of a column with `entries` entries per token."""
         _check_lengths(lists, self._layout.lengths * entries)
         flat = _flat(lists)
-        if len(flat) != len(self._layout.row) * entries:  # a list that is null has offsets all the same
+        if len(flat) != len(self._layout.row) * entries:  # a null list has offsets, too
             raise ValueError(MISALIGNED)
         return flat
 
     def nested(self, lists: pa.Array, has: Bool[Tensor, "B E"]) -> Float[Tensor, "E N"]:
-        """NaN wherever there is nothing."""
+        """The tensor of a column of lists of lists; NaN where there is no value."""
         lengths = torch.where(has, self._layout.lengths.unsqueeze(1), 0)
         _check_lengths(lists, has.sum(dim=1))
         _check_lengths(lists.flatten(), lengths[has])

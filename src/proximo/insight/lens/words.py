@@ -23,13 +23,13 @@ def why(step: Step, seen: StepView, row: int, token: int) -> str:
 
 def _outside(step: Step, seen: StepView, row: int, token: int) -> str:
     if not step.batch.sampled[step.layout.place(row, token)]:
-        return "the policy did not sample it: it is read, and not trained on"
-    return "its completion was cut at the limit, and this algorithm leaves such completions out of the loss"
+        return "the policy did not sample it: it is input only, and not trained on"
+    return "its completion was cut off at the limit, and this algorithm leaves such completions out of the loss"
 
 
 def _idle(step: Step, seen: StepView, row: int, token: int) -> str:
     if step.is_value_only:
-        return "this step trained the value model alone"
+        return "this step trained only the value model"
     if step.state[row] == "unscored":
         return UNSCORED
     outcomes = step.batch.outcome[step.batch.group == step.batch.group[row]]
@@ -50,7 +50,7 @@ def _dead(step: Step, seen: StepView, row: int, token: int) -> str:
     group = step.batch.group == step.batch.group[row]
     rewards = step.batch.rewards[group & ~step.batch.rewards.isnan()]
     alike = not AdvantageTraits.read(seen.algorithm.advantage).per_token and len(rewards.unique()) == 1
-    since = ", since all siblings earned the same" if alike else ""
+    since = ", since all completions of its group have the same reward" if alike else ""
     return f"its advantage is 0{since}: no gradient, but it counts in the denominator"
 
 
@@ -69,7 +69,7 @@ def _blocked(step: Step, seen: StepView, row: int, token: int) -> str:
 
 
 def _edge(gate: GateTraits, ratio: float, advantage: float) -> tuple[float, str] | None:
-    """The edge that a blocked token has crossed, and its name; None where the gate has none there."""
+    """The edge that a blocked token has crossed, and its name; None if the gate has none there."""
     if gate.lens_edge is not None:
         return gate.lens_edge(ratio, advantage)
     lowest, highest = gate.band
@@ -85,8 +85,8 @@ def _soft(step: Step, seen: StepView, row: int, token: int) -> str:
     advantage, through = float(seen.advantages[place]), float(seen.through[place])
     side, manner = ">" if advantage > 0 else "<", GateTraits.read(seen.algorithm.gate).lens_manner
     how = "" if manner is None else f" {manner(advantage)}"
-    said = f"A {side} 0 and {_ratio(seen, row, token)}: the gate lets {through:.1%} of the gradient through{how}"
-    return said + _corrected(seen, row, token)
+    text = f"A {side} 0 and {_ratio(seen, row, token)}: the gate passes {through:.1%} of the gradient{how}"
+    return text + _corrected(seen, row, token)
 
 
 def _open(step: Step, seen: StepView, row: int, token: int) -> str:
@@ -97,19 +97,19 @@ def _open(step: Step, seen: StepView, row: int, token: int) -> str:
     verb = "raises" if advantage > 0 else "lowers"
     pulled_back = ratio < lowest if advantage > 0 else ratio > highest
     if gate.ignores_ratio or not gate.clips:
-        said = f"{_ratio(seen, row, token)}, and nothing is clipped: the gradient passes whole"
+        text = f"{_ratio(seen, row, token)}, and nothing is clipped: the full gradient passes"
     elif lowest < highest and pulled_back:
         edge = highest if ratio > highest else lowest
         side, back = (">", "A < 0 pulls it back") if ratio > highest else ("<", "A > 0 pulls it back")
-        said = f"{_ratio(seen, row, token, edge)} {side} {_number(edge)}, but {back}: the gradient passes whole"
+        text = f"{_ratio(seen, row, token, edge)} {side} {_number(edge)}, but {back}: the full gradient passes"
     else:
         place = "within bounds" if lowest < highest else "near 1"
-        said = f"{_ratio(seen, row, token)} is {place}: the gradient passes whole"
-    return f"{said}, and {verb} this token's probability{_corrected(seen, row, token)}"
+        text = f"{_ratio(seen, row, token)} is {place}: the full gradient passes"
+    return f"{text}, and {verb} this token's probability{_corrected(seen, row, token)}"
 
 
 def _held(step: Step, seen: StepView, row: int, token: int) -> str:
-    return "advantage and log-prob vary together here more than at nearly all tokens: it is held near the old policy"
+    return "its covariance of advantage and log-prob is among the highest: it is held near the old policy"
 
 
 def _dropped(step: Step, seen: StepView, row: int, token: int) -> str:
@@ -147,11 +147,11 @@ _SENTENCES: dict[TokenState, Callable[[Step, StepView, int, int], str]] = {
 
 
 def _ratio(seen: StepView, row: int, token: int, edge: float | None = None) -> str:
-    """With as many digits as tell it from the edge."""
+    """The ratio, with enough digits to tell it from the edge."""
     place = seen.layout.place(row, token)
     ratio, own = float(seen.ratio[place]), float(seen.token_ratio[place])
-    said = f"ratio {_number(ratio, edge)}"
-    return said if ratio == own else f"the completion's {said} (this token's own {_number(own)})"
+    text = f"ratio {_number(ratio, edge)}"
+    return text if ratio == own else f"the completion's {text} (this token's own {_number(own)})"
 
 
 def _corrected(seen: StepView, row: int, token: int) -> str:
@@ -160,6 +160,6 @@ def _corrected(seen: StepView, row: int, token: int) -> str:
 
 
 def _number(value: float, edge: float | None = None) -> str:
-    """Around 1 by its distance from 1, so that GSPO's edges can be read."""
+    """A number with enough digits to tell it from the edge, also for GSPO's narrow clip range."""
     digits = 4 if edge is None or value == edge else 1 - math.floor(math.log10(max(abs(value - edge), 1e-12)))
     return f"{value:.{min(max(digits, 4), 9)}f}".rstrip("0").rstrip(".") if abs(value) < 1e4 else f"{value:.3g}"

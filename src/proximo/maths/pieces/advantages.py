@@ -1,7 +1,7 @@
-"""Stage 3, for completions judged as a whole: one advantage per row.
+"""Stage 3, for completions graded as a whole: one advantage per row.
 
-Each piece turns `Feedback` into a number per row, relative to its siblings. What it does at the edges
-is the same everywhere: an unscored row (NaN reward) takes no part and stays NaN, and a group whose
+Each piece turns `Feedback` into a number per row, relative to its siblings. Edge cases are the same
+for all: an unscored row (NaN reward) is left out and stays NaN, and a group whose
 scored rewards are all equal gets exactly 0, which covers a group of one.
 """
 
@@ -78,7 +78,7 @@ class BatchScaled:
 class LiveScaled:
     """(R − mean of the group) · scored rows / rows in groups whose rewards differ. GPG's α.
 
-    Makes up for the groups that teach nothing; over the rollout batch, before any are filtered out.
+    Compensates for groups without gradient; computed over the rollout batch, before any are filtered out.
     """
 
     def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
@@ -93,7 +93,7 @@ class BetaNormalized:
     """(R − p) / f(p; α, β): p the group's success rate, f a Beta density fitted to the batch's rates. BNPO.
 
     α = (1+a)/3 and β = (1+b)/3, with (a, b) the Beta law of the batch's p by moments. Where the rates
-    of the batch are all the same there is no law to fit, and α = β = 1 leaves R − p as it is.
+    of the batch are all equal there is nothing to fit, and α = β = 1 leaves R − p unchanged.
     """
 
     def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:

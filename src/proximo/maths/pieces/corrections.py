@@ -1,8 +1,8 @@
-"""Stage 8: the sampler is not quite the trainer.
+"""Stage 8: corrections for a sampler whose probabilities differ from the learner's.
 
-w = π_old/μ compares the trainer's old policy with the sampler's own distribution. Each piece turns
-log w into a constant factor per token for the policy term, and for nothing else. Factor 0 rejects a
-token; it keeps its place in the denominator.
+w = π_old/μ compares the learner's old policy with the sampler's own distribution. Each piece turns
+log w into a constant factor per token for the policy term only. Factor 0 rejects a token, which
+still counts in the denominator.
 """
 
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class SequenceTruncated:
 
 @dataclass(frozen=True)
 class SequenceMasked:
-    """Π_t w_t where it lies in [low, high], else 0: masked importance sampling (MIS)."""
+    """Π_t w_t if it lies in [low, high], otherwise 0: masked importance sampling (MIS)."""
 
     low: float = 0.5
     high: float = 2.0
@@ -70,7 +70,7 @@ class SequenceMasked:
 
 @dataclass(frozen=True)
 class IcePop:
-    """w_t where it lies in [low, high], else 0: the token that disagrees too much is left out."""
+    """w_t if it lies in [low, high], otherwise 0: tokens with too large a mismatch are left out."""
 
     low: float = 0.5
     high: float = 5.0
@@ -84,7 +84,7 @@ class IcePop:
 
 @dataclass(frozen=True)
 class GeometricRejection:
-    """1 where the geometric mean of the row's w_t lies in [low, high], else 0: a completion is kept or rejected."""
+    """1 if the geometric mean of the row's w_t lies in [low, high], otherwise 0: completions are kept or rejected."""
 
     low: float = 0.999
     high: float = 1.001

@@ -1,7 +1,7 @@
-"""Stage 3, for single tokens: returns, GAE, process rewards, and what may be done to any advantage.
+"""Stage 3, for single tokens: returns, GAE, process rewards, and transformations of any advantage.
 
-Time runs over sampled tokens only. Prompt, tool and environment tokens are stepped over: they earn
-nothing, their value is not read, and no discount passes while they do.
+Only sampled tokens count as time steps. Prompt, tool and environment tokens are skipped: they earn
+nothing, their value is not read, and they are not discounted.
 """
 
 from collections.abc import Sequence
@@ -47,9 +47,9 @@ class Gae:
     discount: float = 1.0
     decay: float = 0.95
     length_adaptive: float | None = None
-    """VAPO's α: λ = 1 − 1/(α·length) for each completion, 0 for the short ones, in place of `decay`."""
+    """VAPO's α: λ = 1 − 1/(α·length) for each completion, 0 for short ones, instead of `decay`."""
     critic_decay: float | None = None
-    """λ of the returns the value model learns from, where it differs from the policy's. VAPO: 1."""
+    """λ of the value model's targets, if different from the policy's. VAPO: 1."""
     per_token: ClassVar[bool] = True
     needs_values: ClassVar[bool] = True
 
@@ -86,10 +86,10 @@ class Gae:
 
 @dataclass(frozen=True)
 class ProcessNormalized:
-    """Step rewards normalised over all steps of the group; a token gets the sum of the steps still to end.
+    """Step rewards normalised over all steps of the group; a token gets the sum over the steps that end at or after it.
 
     Steps are the tokens where `token_rewards` is a number: give NaN elsewhere, since a step may earn 0.
-    DeepSeekMath, section 4.1.3. Where all steps of a group earn the same, everything is 0.
+    DeepSeekMath, section 4.1.3. If all steps of a group earn the same, advantages are 0.
     """
 
     ddof: int = 1
@@ -101,7 +101,7 @@ class ProcessNormalized:
         return self.over([feedback])[0]
 
     def over(self, parts: Sequence[Feedback]) -> list[Credit]:
-        """Of a batch that comes in parts: a group is normalised over all of them."""
+        """Credit of a batch in parts; groups are normalised over all parts."""
         where = [self._steps(part) for part in parts]
         rewards = torch.cat([part.step_rewards()[steps] for part, steps in zip(parts, where, strict=True)])
         groups = [part.group[steps.nonzero()[:, 0]] for part, steps in zip(parts, where, strict=True)]
@@ -122,7 +122,7 @@ class ProcessNormalized:
 
 
 class _OfAnother:
-    """What an advantage that is made from another one has from that."""
+    """Traits that an advantage made from another one takes from it."""
 
     of: "SequenceAdvantage | ReturnToGo | Gae"
 
@@ -150,7 +150,7 @@ class TokenWhitened(_OfAnother):
         return self.over([feedback])[0]
 
     def over(self, parts: Sequence[Feedback]) -> list[Credit]:
-        """Of a batch that comes in parts: mean and variance are over all of them."""
+        """Credit of a batch in parts; mean and variance are over all parts."""
         credits = assign_parts(self.of, parts)
         counted = [part.mask & part.scored.unsqueeze(1) for part in parts]
         known = torch.cat([credit.advantages[where] for credit, where in zip(credits, counted, strict=True)])
@@ -172,7 +172,7 @@ class SequenceWhitened:
 
 @dataclass(frozen=True)
 class SignScaled(_OfAnother):
-    """A · positive where A > 0, A · negative where A < 0. A retelling of SAPO divides advantages so."""
+    """A · positive where A > 0, A · negative where A < 0. Some implementations of SAPO scale advantages this way."""
 
     of: "SequenceAdvantage | ReturnToGo | Gae" = field(default_factory=GroupNormalized)
     positive: float = 1.0
@@ -182,7 +182,7 @@ class SignScaled(_OfAnother):
         return self.over([feedback])[0]
 
     def over(self, parts: Sequence[Feedback]) -> list[Credit]:
-        """Of a batch that comes in parts."""
+        """Credit of a batch in parts."""
         return [
             Credit(torch.where(each.advantages > 0, self.positive, self.negative) * each.advantages, each.returns)
             for each in assign_parts(self.of, parts)

@@ -83,7 +83,7 @@ class KlLoss:
     """coefficient · divergence added to each token's loss: weighted like it, but never corrected for mismatch."""
 
     coefficient: float = 0.04
-    """0 leaves it out: no reference is kept."""
+    """Strength of the term. 0: no term, and no reference model is kept."""
     estimator: Divergence = field(default_factory=K3)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Stage 11, and supervised learning: terms beside the policy's own.
+"""Stage 11: terms of the loss in addition to the policy's, and the supervised loss.
 
 Each returns one loss per token, before weights, so that they add up over micro-batches too. The objective calls
 `term` of all but those that need the values of a value model or the logits of routers: these the learner computes.
@@ -24,7 +24,7 @@ class ValueLoss:
 
     coefficient: float = 0.1
     clip: float | None = 0.2
-    """None: plain ½(V − R)²."""
+    """Largest change of the value that counts. None: plain ½(V − R)²."""
     needs: ClassVar[tuple[Need, ...]] = ("values",)
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class ValueLoss:
         old_values: Float[Tensor, "B T"],
         returns: Float[Tensor, "B T"],
     ) -> Float[Tensor, "B T"]:
-        """Before the coefficient."""
+        """The value loss of each token, before the coefficient."""
         error = (values - returns).square()
         if self.clip is not None:
             near = old_values + (values - old_values).clamp(-self.clip, self.clip)
@@ -68,7 +68,7 @@ class PositiveNll:
 
     coefficient: float = 0.1
     above: float = 0.0
-    """An outcome above this is correct: fits outcomes of 0 and 1, and of −1 and 1."""
+    """Outcomes above this count as correct; 0 fits outcomes of 0 and 1, and of −1 and 1."""
     needs: ClassVar[tuple[Need, ...]] = ("outcome",)
 
     def row_weights(
@@ -88,7 +88,7 @@ class PositiveNll:
 
 @dataclass(frozen=True)
 class RouterBalance:
-    """coefficient · X · Σ_i f_i·P_i over X experts: those that are used most become less likely. Switch Transformer.
+    """coefficient · X · Σ_i f_i·P_i over X experts: makes the most used experts less likely. Switch Transformer.
 
     f is each expert's share of assignments, P its mean probability, both over all layers and the tokens that train,
     read where a token is predicted. f is counted once over the whole update and carries no gradient.
@@ -99,7 +99,7 @@ class RouterBalance:
 
     def __post_init__(self) -> None:
         if self.coefficient <= 0:
-            raise ValueError(f"extra.coefficient is {self.coefficient}: a balance must count for something")
+            raise ValueError(f"extra.coefficient is {self.coefficient}: it must be positive, say 0.001")
 
     def assignments(self, logits: Float[Tensor, "M L X"], chosen: int) -> Int[Tensor, " X"]:
         """How often each expert is among the `chosen` of a token and layer."""
@@ -115,23 +115,23 @@ Extra = ValueLoss | EntropyBonus | PositiveNll | RouterBalance | ExtraProtocol
 
 
 def terms_of(extras: Sequence[Extra]) -> tuple[ExtraProtocol, ...]:
-    """Those whose term the objective computes, in their order."""
+    """The extras whose term the objective computes, in order."""
     return tuple(cast(ExtraProtocol, extra) for extra in extras if not ExtraTraits.read(extra).of_learner)
 
 
 def value_loss_of(extras: Sequence[Extra]) -> ValueLoss | None:
-    """The one that trains a value model."""
+    """The extra that trains a value model, if there is one."""
     return next((cast(ValueLoss, extra) for extra in extras if "values" in ExtraTraits.read(extra).needs), None)
 
 
 def router_balance_of(extras: Sequence[Extra]) -> RouterBalance | None:
-    """The one that reads the routers."""
+    """The extra that reads the routers, if there is one."""
     found = (extra for extra in extras if "router_logits" in ExtraTraits.read(extra).needs)
     return next((cast(RouterBalance, extra) for extra in found), None)
 
 
 def unmet_needs(extras: Sequence[Extra]) -> Iterator[str]:
-    """Refusals: a need that nothing meets would leave a term out of the loss without a word."""
+    """Messages about needs that nothing meets, which would silently leave a term out of the loss."""
     for extra in extras:
         traits, name = ExtraTraits.read(extra), type(extra).__name__
         if traits.of_learner and traits.term is not None:
@@ -142,7 +142,7 @@ def unmet_needs(extras: Sequence[Extra]) -> Iterator[str]:
 
 
 def needing(extras: Sequence[Extra], need: Need) -> list[str]:
-    """The names of those that need something."""
+    """Names of the extras that need this input."""
     return [type(extra).__name__ for extra in extras if need in ExtraTraits.read(extra).needs]
 
 

@@ -1,11 +1,11 @@
-"""Stage 6: how far one token may push the policy.
+"""Stage 6: the gate bounds how far one token may push the policy.
 
 Every gate takes the same four tensors and returns the loss of each token, minimised. A gate in ratio
-form differentiates through the ratio; one in score form holds the ratio constant and lets log π
-carry the gradient. On-policy they all have the same gradient; their values differ.
+form differentiates through the ratio; one in score form holds the ratio constant and differentiates
+log π. On-policy all have the same gradient; their values differ.
 
-`through` is the share of the importance-weighted gradient r·A that the gate lets pass: 1 untouched,
-0 blocked. What else a gate may say is in `GateTraits`.
+`through` is the share of the importance-weighted gradient r·A that passes the gate: 1 unchanged,
+0 blocked. Optional members of a gate are in `GateTraits`.
 """
 
 import math
@@ -32,11 +32,11 @@ class Clip:
     low: float = 0.2
     high: float = 0.2
     dual: float | None = None
-    """Bounds the loss of a token with A < 0 whose ratio exploded (dual clip). None: unbounded, as in the papers."""
+    """Dual clip: bounds the loss of tokens with A < 0 and a very large ratio. None: unbounded, as in the papers."""
 
     def __post_init__(self) -> None:
         if self.low < 0 or self.high < 0:
-            raise ValueError(f"gate.low {self.low}, gate.high {self.high}: widths of the clip are not negative")
+            raise ValueError(f"gate.low {self.low}, gate.high {self.high}: widths of the clip cannot be negative")
         if self.dual is not None and self.dual <= 1 + self.high:
             raise ValueError(f"gate.dual is {self.dual}: the dual clip must lie above 1 + high = {1 + self.high}")
 
@@ -73,19 +73,19 @@ class Clip:
 class SoftGate:
     """(4/τ)·σ(τ(r−1))·A with τ = tau_pos for A > 0, else tau_neg. SAPO.
 
-    The gradient is A·r·sech²(τ(r−1)/2): whole at r = 1, fading on both sides. The 4/τ makes it so;
+    The gradient is A·r·sech²(τ(r−1)/2): full at r = 1, fading on both sides. The factor 4/τ ensures that;
     without it (normalised False) the on-policy gradient is τ/4 of the usual one.
     """
 
     tau_pos: float = 1.0
     tau_neg: float = 1.05
-    """Larger than tau_pos in the paper: tokens with A ≤ 0 fade faster."""
+    """Temperature for A ≤ 0. Larger than tau_pos in the paper, so that these tokens fade faster."""
     normalised: bool = True
     fades: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.tau_pos <= 0 or self.tau_neg <= 0:
-            raise ValueError(f"gate.tau_pos {self.tau_pos}, gate.tau_neg {self.tau_neg}: temperatures are positive")
+            raise ValueError(f"gate.tau_pos {self.tau_pos}, gate.tau_neg {self.tau_neg}: temperatures must be positive")
 
     def remarks(self, algorithm: Any) -> Iterator[str]:
         if self.tau_neg < self.tau_pos:
@@ -133,7 +133,7 @@ def sech_squared(values: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
 
 @dataclass(frozen=True)
 class Unclipped:
-    """r·A and nothing else: the plain importance-sampled objective, whose gate is always open. KL-Cov."""
+    """r·A: the plain importance-sampled objective without any clipping. KL-Cov."""
 
     def __call__(self, log_ratio: Tokens, logprobs: Tokens, advantages: Tokens, mask: Mask) -> Tokens:
         return -bounded_exp(log_ratio) * advantages
@@ -144,9 +144,9 @@ class Unclipped:
 
 @dataclass(frozen=True)
 class GeometricClip:
-    """Clip each token's log-ratio on the side its advantage pushes to, then take the geometric mean. GMPO.
+    """Clips each token's log-ratio on the side that its advantage pushes to, then takes the geometric mean. GMPO.
 
-    Not a clipped sequence ratio: there the mean comes first. Widths are in log space, e^-low to e^high.
+    Not a clipped sequence ratio, where the mean comes first. Widths are in log space: e^-low to e^high.
     """
 
     low: float = 0.4
@@ -155,7 +155,7 @@ class GeometricClip:
 
     def __post_init__(self) -> None:
         if self.low < 0 or self.high < 0:
-            raise ValueError(f"gate.low {self.low}, gate.high {self.high}: widths of the clip are not negative")
+            raise ValueError(f"gate.low {self.low}, gate.high {self.high}: widths of the clip cannot be negative")
 
     @property
     def band(self) -> tuple[float, float]:
@@ -172,7 +172,7 @@ class GeometricClip:
 
 @dataclass(frozen=True)
 class Reinforce:
-    """A·log π: the score function, with no ratio at all. REINFORCE, RLOO, GPG."""
+    """A·log π: the score function, without a ratio. REINFORCE, RLOO, GPG."""
 
     score_form: ClassVar[bool] = True
     ignores_ratio: ClassVar[bool] = True
@@ -186,17 +186,17 @@ class Reinforce:
 
 @dataclass(frozen=True)
 class CappedScore:
-    """sg[clip(r, 1−low, 1+high)]·A·log π: the weight is capped, the gradient of no token is lost. CISPO."""
+    """sg[clip(r, 1−low, 1+high)]·A·log π: the weight is capped, and every token keeps a gradient. CISPO."""
 
     high: float = 4.0
-    """Measured from 1, as in the paper: the cap on the ratio is 1 + high."""
+    """Upper width: the ratio is capped at 1 + high, as in the paper."""
     low: float | None = None
-    """None: no lower bound, as in the paper."""
+    """Lower width: the ratio is at least 1 − low. None: no lower bound, as in the paper."""
     score_form: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.high < 0 or (self.low is not None and self.low < 0):
-            raise ValueError(f"gate.low {self.low}, gate.high {self.high}: widths of the cap are not negative")
+            raise ValueError(f"gate.low {self.low}, gate.high {self.high}: widths of the cap cannot be negative")
 
     @property
     def band(self) -> tuple[float, float]:

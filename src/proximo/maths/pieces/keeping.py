@@ -1,6 +1,6 @@
 """Stage 2: which rows train.
 
-Decided on the raw outcome, before any shaping: a length penalty must not make a group of eight
+Decided by the raw outcome, before any shaping: a length penalty must not make a group of eight
 correct answers look mixed. Unscored rows (NaN) never train.
 """
 
@@ -22,7 +22,7 @@ class KeepAll:
     """Every scored row trains."""
 
     truncated: bool = True
-    """False masks completions cut at the limit: they stay in their group's statistics, out of the loss."""
+    """Whether completions cut at the limit are in the loss; they count in their group's statistics either way."""
     reads_outcome: ClassVar[bool] = False
 
     def __call__(self, outcome: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
@@ -34,7 +34,7 @@ class KeepMixed:
     """Only groups whose outcomes differ train; DAPO's dynamic sampling draws other prompts for the rest."""
 
     truncated: bool = True
-    """False masks completions cut at the limit: they stay in their group's statistics, out of the loss."""
+    """Whether completions cut at the limit are in the loss; they count in their group's statistics either way."""
     refills: ClassVar[bool] = True
     compares: ClassVar[bool] = True
 
@@ -46,15 +46,15 @@ Keep = KeepAll | KeepMixed | KeepProtocol
 
 
 def left_out(keep: Keep, outcome: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
-    """Scored rows that `keep` rejects. An unscored row is for the graders to answer for, not for `keep`."""
+    """Scored rows that `keep` rejects; unscored rows are the graders' failure and do not count here."""
     kept = answer_of("keep", keep, keep(outcome, group), outcome.shape)
     return ~kept.bool() & ~torch.isnan(outcome)
 
 
 def drops(keep: Keep, outcome: Float[Tensor, " B"]) -> bool:
-    """Whether one group with these outcomes leaves the step.
+    """Whether a group with these outcomes is dropped from the step.
 
-    A group without any score is dropped only where another one is sampled in its place.
+    A group without any score is dropped only if another one is sampled in its place.
     """
     group = torch.zeros(len(outcome), dtype=torch.long)
     unscored = bool(torch.isnan(outcome).all())
@@ -63,5 +63,5 @@ def drops(keep: Keep, outcome: Float[Tensor, " B"]) -> bool:
 
 
 def trained_mask(keep: Keep, mask: Bool[Tensor, "B T"], truncated: Bool[Tensor, " B"]) -> Bool[Tensor, "B T"]:
-    """The mask of the loss: truncated completions leave it when `keep` says so."""
+    """The mask of the loss, without truncated completions if `keep` excludes them."""
     return mask if KeepTraits.read(keep).truncated else mask & ~truncated.unsqueeze(1)

@@ -1,9 +1,9 @@
-"""What each stage asks of its piece: one protocol for each kind.
+"""The interface of each stage's pieces: one protocol per stage.
 
-A stage asks the piece, never its class, so a frozen dataclass from anywhere will do. What a piece may say beyond this,
-and what is assumed where it does not, is in `traits`.
+Stages call these methods and never check a piece's class, so any frozen dataclass will do. Optional members, and their
+defaults, are in `traits`.
 
-Example, a gate in a file of its own:
+Example, a gate in a separate file:
 
     @dataclass(frozen=True)
     class Ceiling:
@@ -27,7 +27,7 @@ from proximo.tensor_types import Bool, Float, Int
 
 @runtime_checkable
 class Piece(Protocol):
-    """A dataclass, so that it can be written down and changed by `replace`; frozen, so that it stays what it is."""
+    """A frozen dataclass, so that it can be written to TOML and changed by `replace`."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -38,7 +38,7 @@ class Piece(Protocol):
 @runtime_checkable
 class ShapeProtocol(Piece, Protocol):
     def __call__(self, lengths: Int[Tensor, " B"], completion_limit: int, unit: float) -> Float[Tensor, " B"]:
-        """Added to each row's reward. `unit`: half the distance between what a right and a wrong answer earn."""
+        """Added to each row's reward. `unit`: half the difference between the rewards of a right and a wrong answer."""
         ...
 
 
@@ -48,7 +48,7 @@ class ShapeProtocol(Piece, Protocol):
 @runtime_checkable
 class KeepProtocol(Piece, Protocol):
     def __call__(self, outcome: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
-        """The rows that train; a group without any leaves the step. NaN: unscored, which never trains."""
+        """The rows that train; a group without any is dropped. An outcome of NaN is unscored and never trains."""
         ...
 
 
@@ -58,7 +58,7 @@ class KeepProtocol(Piece, Protocol):
 @runtime_checkable
 class AdvantageProtocol(Piece, Protocol):
     def __call__(self, feedback: Feedback) -> Tensor | Credit:
-        """One advantage for each row, [B], or a `Credit` of single tokens."""
+        """One advantage per row, [B], or a `Credit` with one per token."""
         ...
 
 
@@ -80,7 +80,7 @@ class AnchorProtocol(Piece, Protocol):
 @runtime_checkable
 class RatioProtocol(Piece, Protocol):
     def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-        """What the gate sees, as a logarithm, from each token's own log-ratio."""
+        """The log-ratio for the gate, from each token's own log-ratio."""
         ...
 
 
@@ -110,8 +110,8 @@ class GateProtocol(Piece, Protocol):
 @runtime_checkable
 class SelectionProtocol(Piece, Protocol):
     step_wide: ClassVar[bool]
-    """Whether it ranks tokens of different rows. It then chooses once for an update, among all its tokens as one row;
-    otherwise it chooses in each micro-batch, whose rows it sees."""
+    """Whether it ranks tokens of different rows. If so, it is called once per update with all tokens as one row;
+    otherwise once per micro-batch, with its rows."""
 
     def choose(self, candidates: Candidates, generator: torch.Generator | None) -> Bool[Tensor, "B T"]:
         """The tokens to act on."""
@@ -120,7 +120,7 @@ class SelectionProtocol(Piece, Protocol):
     def apply(
         self, losses: Float[Tensor, "B T"], log_ratio: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"]
     ) -> Float[Tensor, "B T"]:
-        """The losses after acting on the chosen tokens."""
+        """The losses after acting on the selected tokens."""
         ...
 
 
@@ -152,7 +152,7 @@ class DivergenceProtocol(Piece, Protocol):
 @runtime_checkable
 class WeightsProtocol(Piece, Protocol):
     def of_rows(self, counts: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """The weight of each sampled token of a row, from how many the rows of an optimizer step have."""
+        """Weight of each sampled token of a row, from the rows' counts of sampled tokens in an optimizer step."""
         ...
 
 
@@ -162,5 +162,5 @@ class WeightsProtocol(Piece, Protocol):
 @runtime_checkable
 class ExtraProtocol(Piece, Protocol):
     def term(self, rows: Rows) -> Float[Tensor, "B T"]:
-        """The loss that each token adds, coefficient included, before weights."""
+        """Each token's additional loss, coefficient included, before weights."""
         ...

@@ -1,8 +1,8 @@
-"""Stages 4 and 5: against which policy a token is measured, and over which stretch of text.
+"""Stages 4 and 5: which policy a ratio is measured against, and whether it is per token or per sequence.
 
-All ratios travel as logarithms, aligned with tokens. A sequence-level ratio stands, repeated, at
-every token of its row; the weights of stage 10 then decide what it counts for. An anchor picks one of the
-three policies that a token's log-prob is known under.
+All ratios are logarithms, aligned with tokens. A sequence-level ratio is repeated at every token of
+its row; the weights of stage 10 decide how much it counts. An anchor picks one of the three policies
+for which a token's log-prob is known.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from proximo.tensor_types import Bool, Float
 
 @dataclass(frozen=True)
 class OldPolicy:
-    """The trainer's policy at the weights that sampled, recomputed by the trainer."""
+    """The learner's policy with the weights that sampled, recomputed by the learner."""
 
     def __call__(
         self, current: Float[Tensor, "B T"], old: Float[Tensor, "B T"], sampler: Float[Tensor, "B T"] | None
@@ -28,7 +28,7 @@ class OldPolicy:
 
 @dataclass(frozen=True)
 class SamplerPolicy:
-    """The sampler's own log-probs: the ratio itself then repairs the sampler's mismatch."""
+    """The sampler's own log-probs: the ratio then also corrects the sampler's mismatch."""
 
     needs_sampler_logprobs: ClassVar[bool] = True
 
@@ -41,7 +41,7 @@ class SamplerPolicy:
 
 @dataclass(frozen=True)
 class CurrentPolicy:
-    """The policy itself, held constant: every ratio is 1. Right for a single update per batch."""
+    """The current policy, held constant: every ratio is 1. Correct for a single update per batch."""
 
     on_policy: ClassVar[bool] = True
 
@@ -86,25 +86,25 @@ class SequenceRatio:
 
 @dataclass(frozen=True)
 class SequenceTokenRatio:
-    """The sequence ratio's value with each token's own gradient: sg[s] · π_t / sg[π_t]. GSPO-token.
+    """The value of the sequence ratio with each token's own gradient: sg[s] · π_t / sg[π_t]. GSPO-token.
 
-    Equal to SequenceRatio in value and gradient while all tokens of a row share one advantage.
+    Equal to SequenceRatio in value and gradient if all tokens of a row have the same advantage.
     """
 
     spans_row: ClassVar[bool] = True
     length_normalised: ClassVar[bool] = True
 
     def __call__(self, log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-        # Own minus detached first: it is exactly 0, so a bf16 mean would not lose its digits to it.
+        # Own minus detached first: the difference is exactly 0, so that the mean loses no digits.
         return (log_ratio - log_ratio.detach()) + row_mean(log_ratio, mask).detach()
 
 
 @dataclass(frozen=True)
 class SequenceProductRatio:
-    """Π_t r_t, not normalised by length: the exact ratio of two completions, and very wide."""
+    """Π_t r_t, not normalised by length: the exact ratio of two completions, with a very large variance."""
 
     max_log: float = 20.0
-    """The summed log-ratio is clamped to ± this: beyond e^20 the number says nothing but "far away"."""
+    """Bound on the absolute value of the summed log-ratio; larger values carry no information."""
     spans_row: ClassVar[bool] = True
     pools: ClassVar[bool] = True
 

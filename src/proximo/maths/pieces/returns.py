@@ -1,4 +1,4 @@
-"""Sums and neighbours along the sampled tokens of a row: what returns, GAE and whitening are made of."""
+"""Sums and next values along the sampled tokens of a row, for returns, GAE and whitening."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ def earned(feedback: Feedback) -> Float[Tensor, "B T"]:
 def backward_sums(
     values: Float[Tensor, "B T"], factor: Float[Tensor, " B"], mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, "B T"]:
-    """x_t + factor · (the sum at the next sampled token); 0 off the mask."""
+    """x_t + factor · (the sum at the next sampled token); 0 outside the mask."""
     total = torch.zeros_like(factor)
     sums = torch.zeros_like(values)
     for t in reversed(range(values.shape[1])):
@@ -40,13 +40,13 @@ def next_sampled(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Flo
 
 
 def whiten(values: Float[Tensor, " N"], epsilon: float) -> Float[Tensor, " N"]:
-    """Mean 0 and unbiased variance 1; exactly 0 where there is no variance to speak of."""
+    """Mean 0 and unbiased variance 1; exactly 0 if all values are equal."""
     if len(values) < 2 or values.max() == values.min():
         return torch.zeros_like(values)
     return (values - values.mean()) * torch.rsqrt(values.var(correction=1) + epsilon)
 
 
 def scattered(values: Sequence[Tensor], where: Sequence[Tensor], found: Float[Tensor, " N"]) -> list[Tensor]:
-    """Parts of a batch, [B, T] each, with what was found over all of them at its places."""
+    """Parts of a batch, [B, T] each, with the values `found` over all parts written to the positions `where`."""
     pieces = found.split([int(each.sum()) for each in where])
     return [each.masked_scatter(*into) for each, *into in zip(values, where, pieces, strict=True)]

@@ -1,4 +1,4 @@
-"""Stage 7: single tokens or completions that the update leaves out or holds back.
+"""Stage 7: tokens or completions that the update leaves out or holds near the old policy.
 
 `choose` names the tokens to act on, `apply` acts on their losses. The covariance and entropy pieces
 rank a token among all tokens of the optimizer step (`step_wide`), so they choose once for the step,
@@ -25,7 +25,7 @@ class ClipCovariance:
     """Drops a few random tokens whose covariance of advantage and log-prob lies in (low, high). Clip-Cov."""
 
     share: float = 2e-4
-    """Of all sampled tokens of the step, rounded down as by its authors; at least one token."""
+    """Share of the step's sampled tokens, rounded down as in the authors' code; at least one token."""
     low: float = 1.0
     high: float = 5.0
     step_wide: ClassVar[bool] = True
@@ -54,7 +54,7 @@ class KlCovariance:
     """Adds coefficient · |log r| to the tokens of highest covariance, holding them near the old policy. KL-Cov."""
 
     share: float = 2e-3
-    """Of all sampled tokens of the step, rounded down as by its authors; at least one token."""
+    """Share of the step's sampled tokens, rounded down as in the authors' code; at least one token."""
     coefficient: float = 1.0
     step_wide: ClassVar[bool] = True
     teaches_alone: ClassVar[bool] = True
@@ -78,7 +78,7 @@ class KlCovariance:
 
 @dataclass(frozen=True)
 class TopEntropy:
-    """Drops all but the given share of tokens, those of highest entropy."""
+    """Keeps only the given share of tokens, those with the highest entropy."""
 
     share: float = 0.2
     step_wide: ClassVar[bool] = True
@@ -132,12 +132,12 @@ def token_covariance(candidates: Candidates) -> Float[Tensor, " N"]:
 
 
 def _highest(values: Float[Tensor, " N"], count: int, mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
-    """True at the sampled tokens of the highest values."""
+    """True at the sampled tokens with the highest values."""
     return _at(values.topk(min(count, len(values))).indices, mask)
 
 
 def _at(positions: Int[Tensor, " K"], mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
-    """True at these of the sampled tokens. Choices are made among them alone, so padding cannot matter."""
+    """True at these positions among the sampled tokens; padding is not counted."""
     is_chosen = torch.zeros_like(mask[mask])
     is_chosen[positions] = True
     return torch.zeros_like(mask).masked_scatter(mask, is_chosen)

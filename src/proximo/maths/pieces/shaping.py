@@ -21,18 +21,18 @@ from proximo.tensor_types import Bool, Float, Int
 
 @dataclass(frozen=True)
 class SoftOverlong:
-    """0 up to limit − cache tokens, then down a line to −1 unit at the limit, and never below −cap. DAPO, equation 13.
+    """0 up to limit − cache tokens, then linear down to −1 unit at the limit, and never below −cap. DAPO, equation 13.
 
     A unit is half the distance between the rewards of a right and a wrong answer, (1 − (−1))/2 in the paper. So a
     right answer at the limit stays half the distance above a wrong short one, whatever numbers the task gives.
     """
 
     limit: int | None = None
-    """L_max in tokens. None takes the run's completion limit."""
+    """L_max in tokens. None: the run's completion limit."""
     cache: int | None = None
-    """L_cache in tokens, over which the penalty grows. None takes 20 % of the limit."""
+    """L_cache in tokens, over which the penalty grows. None: 20 % of the limit."""
     cap: float | None = 1.0
-    """The largest penalty, in units. None lets the line run on beyond the limit."""
+    """Largest penalty, in units. None: the penalty keeps growing beyond the limit."""
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
@@ -43,7 +43,7 @@ class SoftOverlong:
             raise ValueError(f"shape.cap is {self.cap}: give the largest penalty, say 1, or None")
 
     def __call__(self, lengths: Int[Tensor, " B"], completion_limit: int, unit: float = 1.0) -> Float[Tensor, " B"]:
-        """`unit`: half the distance between what a right and a wrong answer earn."""
+        """`unit` is half the difference between the rewards of a right and a wrong answer."""
         limit = completion_limit if self.limit is None else self.limit
         cache = max(1, count_of(0.2, limit)) if self.cache is None else self.cache
         penalty = (lengths.double() - (limit - cache)).clamp(min=0) / cache
@@ -52,12 +52,13 @@ class SoftOverlong:
 
 @dataclass(frozen=True)
 class LinearOverlong:
-    """−coefficient for every token beyond the limit, without end. A retelling of DAPO's; kept for comparison."""
+    """−coefficient for every token beyond the limit, without a bound. A variant of DAPO's penalty in other
+    implementations; kept for comparison."""
 
     coefficient: float = 1e-4
     """Penalty of a token, in the units of `SoftOverlong`: half the distance between right and wrong."""
     limit: int | None = None
-    """In tokens. None takes the run's completion limit, where the penalty is 0 for every completion."""
+    """Limit in tokens. None: the run's completion limit, so that the penalty is always 0."""
 
     def __post_init__(self) -> None:
         if self.coefficient <= 0:
@@ -73,9 +74,10 @@ class AdaptiveKl:
     """β ← β·(1 + clip(KL/target − 1, ±0.2)·completions/horizon) after each step. Ziegler et al., 1909.08593."""
 
     target: float = 6.0
-    """KL from the reference that a completion should have, in nats over all its tokens."""
+    """Target KL of a completion from the reference, in nats over all its tokens."""
     horizon: int = 10_000
-    """Completions over which the coefficient may change by a fifth; a step with more counts as so many."""
+    """Number of completions over which the coefficient may change by a fifth; also the most that one step counts
+    for."""
 
     def __post_init__(self) -> None:
         if self.target <= 0 or self.horizon < 1:
@@ -94,10 +96,10 @@ class KlReward:
     """−coefficient · divergence from the reference at every sampled token, as part of the reward. RLHF's PPO."""
 
     coefficient: float = 0.05
-    """0 leaves it out: no reference is kept."""
+    """Strength of the term. 0: no term, and no reference model is kept."""
     estimator: Divergence = field(default_factory=K1)
     controller: AdaptiveKl | None = None
-    """Moves the coefficient from step to step towards a target. None: it stays."""
+    """Controller that moves the coefficient towards a target KL after each step. None: it is fixed."""
     per_token: ClassVar[bool] = True
 
     @property
@@ -123,11 +125,11 @@ Shape = SoftOverlong | LinearOverlong | KlReward | ShapeProtocol
 
 
 def kl_reward_of(shapes: Sequence[Shape]) -> KlReward | None:
-    """The one that rewards single tokens."""
+    """The shape that rewards single tokens, if there is one."""
     found = [shape for shape in shapes if ShapeTraits.read(shape).per_token]
     return cast(KlReward, found[0]) if found else None
 
 
 def penalties_of(shapes: Sequence[Shape]) -> tuple[ShapeProtocol, ...]:
-    """Those that add to the reward of a whole completion."""
+    """The shapes that add to the reward of a whole completion."""
     return tuple(cast(ShapeProtocol, shape) for shape in shapes if not ShapeTraits.read(shape).per_token)

@@ -1,7 +1,7 @@
-"""What a piece may say of itself beyond its protocol, and what is assumed of a piece that does not.
+"""Optional members of pieces beyond their protocol, and their defaults.
 
-Every field here is an optional member of a piece, by the same name. They are read by `GateTraits.read(gate)` and its
-like, and in no other way, so that a piece writes only what differs from the default.
+Every field here is an optional member of a piece, with the same name. They are read only by `GateTraits.read(gate)` and
+the like, so that a piece defines only what differs from the default.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,8 +18,8 @@ from proximo.maths.records import Credit, Feedback
 class Traits:
     @classmethod
     def read(cls, piece: object) -> Self:
-        """The members that the piece has, and defaults for the others. ValueError where a member is of another type:
-        the piece then means something else by that name."""
+        """The piece's members, with defaults for those that it lacks. ValueError if a member has another type: the piece
+        then means something else by that name."""
         found = {}
         for each in fields(cls):
             if not hasattr(piece, each.name):
@@ -69,18 +69,18 @@ def _nothing(_: Any) -> Iterable[str]:
 
 @dataclass(frozen=True)
 class Rules(Traits):
-    """What a piece has to say about the algorithm that it is put into; each takes the `Algorithm`."""
+    """Checks of the algorithm that a piece is used in; each takes the `Algorithm`."""
 
     contradictions: Callable[[Any], Iterable[str]] = _nothing
-    """Why the algorithm cannot mean anything with this piece: the first is raised as a ValueError."""
+    """Reasons why the algorithm is invalid with this piece; the first is raised as a ValueError."""
     remarks: Callable[[Any], Iterable[str]] = _nothing
-    """Why the algorithm is unusual with this piece: each is an `UnusualChoice` warning."""
+    """Reasons why the algorithm is unusual with this piece; each is an `UnusualChoice` warning."""
 
 
 @dataclass(frozen=True)
 class ShapeTraits(Traits):
     per_token: bool = False
-    """Whether it rewards single tokens by their distance to the reference, as `KlReward` does, and is called so."""
+    """Whether it rewards single tokens by their distance to the reference, with the call signature of `KlReward`."""
     is_off: bool = False
     """Whether it adds nothing and may be left out."""
     coefficient: float | None = None
@@ -98,31 +98,31 @@ class KeepTraits(Traits):
     compares: bool = False
     """Whether it compares siblings, so that a group needs two at least."""
     reads_outcome: bool = True
-    """Whether it drops rows by the task's verdict."""
+    """Whether it drops rows by their outcome."""
 
 
 @dataclass(frozen=True)
 class AdvantageTraits(Traits):
     per_token: bool = False
-    """Whether the tokens of a row differ. Where not, `rewards`, `group` and `totals()` are all it may read."""
+    """Whether tokens of a row differ. If not, it may read only `rewards`, `group` and `totals()`."""
     needs_values: bool = False
     """Whether a value model must be trained."""
     needs_step_rewards: bool = False
-    """Whether it needs a reward for each reasoning step, which no run's task gives."""
+    """Whether it needs a reward for each reasoning step, which no task of a run provides."""
     by_group_std: bool = False
     """Whether it divides by the standard deviation of the group."""
     discount: float = 1.0
-    """What a reward loses with each token that it is away."""
+    """Discount factor per token."""
     of: Any = None
-    """The advantage that it is made from."""
+    """Advantage that this one transforms."""
     over: Callable[[Sequence[Feedback]], list[Credit]] | None = None
-    """The same of a batch that comes in parts. Needed where it differs by token and compares rows."""
+    """The same for a batch in parts. Required if it differs by token and compares rows."""
 
 
 @dataclass(frozen=True)
 class AnchorTraits(Traits):
     needs_sampler_logprobs: bool = False
-    """Whether it reads `sampler`; the ratio then repairs the sampler's mismatch itself."""
+    """Whether it reads `sampler`; the ratio then corrects the sampler's mismatch."""
     on_policy: bool = False
     """Whether it is the current policy, so that every ratio is 1."""
 
@@ -130,9 +130,9 @@ class AnchorTraits(Traits):
 @dataclass(frozen=True)
 class RatioTraits(Traits):
     spans_row: bool = False
-    """Whether its value is of the whole completion, repeated at every token."""
+    """Whether its value is one for the whole completion, repeated at every token."""
     pools: bool = False
-    """Whether its gradient is of the whole completion, too."""
+    """Whether its gradient, too, is that of the whole completion."""
     length_normalised: bool = False
     """Whether its log is a mean over the completion's tokens, so that its spread shrinks with length."""
     is_constant: bool = False
@@ -142,25 +142,25 @@ class RatioTraits(Traits):
 @dataclass(frozen=True)
 class GateTraits(Traits):
     score_form: bool = False
-    """Whether log π carries the gradient and the ratio is held constant."""
+    """Whether it differentiates log π and holds the ratio constant."""
     band: tuple[float, float] = (1.0, 1.0)
-    """The pair of ratios outside which it acts; (1, 1): it has no edge."""
+    """Clip range: the two ratios outside which it acts; (1, 1): none."""
     width: float = 0.2
-    """The smallest log-ratio that matters to it; PPO's clip where it has no edge."""
+    """Smallest log-ratio that matters to it; PPO's clip width if it has no clip range."""
     fades: bool = False
-    """Whether its share fades smoothly: one too small for a number has crossed no edge, and is not blocked."""
+    """Whether its share fades smoothly: a share that underflows to 0 then does not count as blocked."""
     ignores_ratio: bool = False
-    """Whether it reads no ratio at all, and goes with a ratio that is constant."""
+    """Whether it reads no ratio, and so may be used with a constant one."""
     weighs_rows: bool = False
-    """Whether, in score form, it takes a ratio of the whole completion."""
+    """Whether it is in score form and takes a ratio of the whole completion."""
     pools: bool = False
-    """Whether it takes the mean over a row itself, and so needs token ratios and one advantage per row."""
+    """Whether it averages over a row itself, and so needs token ratios and one advantage per row."""
     lens_edge: Callable[[float, float], tuple[float, str] | None] | None = None
-    """The edge, and its name, that blocks a token of this ratio and advantage. Default: from `band`."""
+    """The edge, and its name, that blocks a token with this ratio and advantage. Default: from `band`."""
     lens_manner: Callable[[float], str] | None = None
-    """A few words on how a token of this advantage is held back."""
+    """A few words on how a token with this advantage is held back."""
     statistics: Callable[[Tensor, Tensor, Tensor], Mapping[str, Tensor]] | None = None
-    """Further numbers of each token from (log_ratio, advantages, mask), logged as means by their names."""
+    """Additional statistics per token from (log_ratio, advantages, mask), logged as means under their names."""
 
     @property
     def clips(self) -> bool:
@@ -170,20 +170,20 @@ class GateTraits(Traits):
 @dataclass(frozen=True)
 class SelectionTraits(Traits):
     teaches_alone: bool = False
-    """Whether chosen tokens stay in and get a gradient of their own, also where their advantage is 0."""
+    """Whether selected tokens stay in the loss and get an additional gradient, even if their advantage is 0."""
     needs_entropy: bool = False
 
 
 @dataclass(frozen=True)
 class CorrectionTraits(Traits):
     reads: Literal["token", "product", "mean"] = "token"
-    """For the lens: what it decides by, a token's own weight or the completion's product or geometric mean."""
+    """For the lens: whether it decides by a token's own weight, or by the completion's product or geometric mean."""
 
 
 @dataclass(frozen=True)
 class DivergenceTraits(Traits):
     pulls: bool = True
-    """Whether its expected gradient is not 0, so that it can be a loss."""
+    """Whether its expected gradient is not 0, so that it can be used as a loss."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class WeightsTraits(Traits):
     by_token: bool = False
     """Whether every token of the step counts the same, so that a long completion counts for more."""
     with_limit: Callable[[int], Any] | None = None
-    """The same weights with a length that was left to the run filled in."""
+    """The same weights with the run's completion limit filled in."""
 
 
 Need = Literal["entropy", "outcome", "values", "router_logits"]
@@ -200,16 +200,17 @@ Need = Literal["entropy", "outcome", "values", "router_logits"]
 @dataclass(frozen=True)
 class ExtraTraits(Traits):
     needs: tuple[Need, ...] = ()
-    """What must be there beyond log-probs. With values or router logits the learner computes it: see `of_learner`."""
+    """Inputs needed in addition to log-probs. With values or router logits the learner computes it: see
+    `of_learner`."""
     term: Callable[[Any], Tensor] | None = None
-    """Its loss of each token, from the rows; None where the learner computes it."""
+    """Its loss of each token, from the rows; None if the learner computes it."""
     row_weights: Callable[[Tensor, Tensor | None, Tensor], Tensor] | None = None
-    """What a sampled token of each row counts for, from (counts, outcome, group) of all rows of an optimizer step.
+    """Weight of a sampled token of each row, from (counts, outcome, group) of all rows of an optimizer step.
     Default: the algorithm's own weights."""
 
     @property
     def of_learner(self) -> bool:
-        """Whether its term is computed where the models are, as `ValueLoss` and `RouterBalance` have it."""
+        """Whether the learner computes its term, as for `ValueLoss` and `RouterBalance`."""
         return "values" in self.needs or "router_logits" in self.needs
 
 

@@ -1,13 +1,13 @@
-"""Stage 10: what one token counts for.
+"""Stage 10: the weight of each token in the loss.
 
 A weight per token, not a reduction: computed once over all rows of an optimizer step, so that
 `loss = (token_loss * weights).sum()` adds up exactly over micro-batches, packing and devices. All sampled
-tokens of a row weigh the same: `of_rows` says how much, from the rows' counts of sampled tokens alone.
+tokens of a row have the same weight, which `of_rows` computes from the rows' counts of sampled tokens.
 
-Two rules hold for every piece here. A row whose tokens are all masked trained on nothing but keeps
-its place in the denominator, and so does a token that `select` or `correct` rejects: weights see
-the mask only. Weights are float64, so that a float64 loss is exact; the objective casts them down.
-What left the batch (dropped groups, unscored rows) is not passed in at all.
+Two rules hold for every piece here. A row whose tokens are all masked still counts in the
+denominator, and so does a token that `select` or `correct` rejects: weights depend only on the
+mask. Weights are float64, so that a float64 loss is exact; the objective casts them down.
+Dropped groups and unscored rows are not passed in at all.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from proximo.tensor_types import Bool, Float, Int
 @dataclass(frozen=True)
 class _OneForARow:
     def of_rows(self, counts: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """The weight of each sampled token of a row."""
+        """Weight of each sampled token of a row."""
         raise NotImplementedError
 
     def __call__(self, mask: Bool[Tensor, "B T"], group: Int[Tensor, " B"]) -> Float[Tensor, "B T"]:
@@ -53,9 +53,9 @@ class SequenceMean(_OneForARow):
 
 @dataclass(frozen=True)
 class PromptMean(_OneForARow):
-    """Every prompt counts the same, each token of its group alike: 1 / (P · tokens of the group).
+    """Every prompt counts the same, and so does every token of its group: 1 / (P · tokens of the group).
 
-    The literal reading of DAPO's objective, whose denominator stands inside the expectation over prompts.
+    The literal reading of DAPO's objective, whose denominator is inside the expectation over prompts.
     """
 
     def of_rows(self, counts: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
@@ -66,7 +66,7 @@ class PromptMean(_OneForARow):
 
 @dataclass(frozen=True)
 class SequenceSum(_OneForARow):
-    """The tokens of a completion add up: 1 / B. A long completion counts for more. RLOO, LUSPO."""
+    """The tokens of a completion are summed: 1 / B. A long completion counts more. RLOO, LUSPO."""
 
     def of_rows(self, counts: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
         return torch.ones_like(counts) / max(len(counts), 1)
@@ -74,10 +74,10 @@ class SequenceSum(_OneForARow):
 
 @dataclass(frozen=True)
 class ConstantLength(_OneForARow):
-    """As SequenceSum, divided by a length that no completion can influence: 1 / (B · length). Dr. GRPO."""
+    """Like SequenceSum, divided by a constant length: 1 / (B · length). Dr. GRPO."""
 
     length: int | None = None
-    """The generation budget in tokens. None takes the run's completion limit."""
+    """Generation budget in tokens. None: the run's completion limit."""
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
