@@ -126,7 +126,7 @@ def test_a_sampler_that_does_not_repeat_is_named_at_the_start_and_on_resume(engi
     after = trained(config, tmp_path)
     told = [row for row in _events(tmp_path) if row["kind"] == "not_repeatable"]
     assert [(row["attempt"], row["step"]) for row in told] == [(1, 0), (2, 1)]
-    assert all("sampler HttpSampler does not repeat its draws" in row["message"] for row in told)
+    assert all("sampler HttpSampler is not reproducible" in row["message"] for row in told)
     # The lost step is done again, with other tokens from the weights of the checkpoint, and nothing is damaged by it.
     assert engine.asked[0] == "weights"
     kept = [row for row in before if row["step"] <= 1]

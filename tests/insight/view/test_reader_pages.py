@@ -166,7 +166,7 @@ def test_pointing_at_a_token_says_its_numbers_and_why(window, page, root):
     numbers = dict(window.page.evaluate(script))
     assert numbers["old policy"] == "−0.7"
     assert numbers["before the update"] == "−1.1"
-    assert numbers["ratio the gate saw"] == "0.6703"
+    assert numbers["ratio at the gate"] == "0.6703"
     assert numbers["weight"] == "0.0625"
     window.page.mouse.move(5, 5)
     window.until("() => !document.querySelector('.card')")
@@ -224,7 +224,7 @@ def test_the_table_over_algorithms_leads_to_each(window, page):
     cosine = float(window.page.get_attribute("tr[data-as=gspo] [data-name=cosine]", "data-value"))
     gradients = [gradient_of(each).flatten() for each in (GRPO, GSPO)]
     assert cosine == pytest.approx(float(torch.nn.functional.cosine_similarity(*gradients, dim=0)), abs=1e-6)
-    window.page.click("text=and 17 neighbours")
+    window.page.click("text=show 17 more algorithms")
     window.page.wait_for_selector("tr[data-as=gspo-product]")
     window.page.click("tr[data-as=cispo] .into")
     window.until("() => document.querySelector('.lens select').dataset.lens === 'cispo'")

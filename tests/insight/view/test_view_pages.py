@@ -287,7 +287,7 @@ def test_a_run_that_was_opened_early_gets_its_links(window, runs, tmp_path):
     live = write_run(tmp_path / "live", state="running")
     window.page.clock.install()
     window.page.goto(window.serve(tmp_path).address(tab="events"))
-    window.until("() => document.querySelector('.findings')?.innerText.includes('Nothing to look at yet')")
+    window.until("() => document.querySelector('.findings')?.innerText.includes('No steps yet')")
     shutil.copytree(runs / "grpo" / "rollouts", live / "rollouts")
     finding = {"step": 1, "kind": "finding", "rule": "a-rule", "severity": "failing", "message": "m", "show": "dead"}
     append(live, "events", finding)

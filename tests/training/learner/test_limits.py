@@ -649,5 +649,5 @@ def test_dynamic_sampling_that_never_fills_ends_each_step_with_a_diagnosis(tmp_p
     assert [(row["rounds"], row["updates"], row["dead_groups"]) for row in steps] == [(3, 0, 1.0)] * 2
     events = rows_of_file(tmp_path / "run" / "events.jsonl")
     assert [row["kind"] for row in events] == ["empty_step"] * 2
-    assert "groups of 3 rounds were dropped by algorithm.keep" in events[0]["message"]
+    assert "groups of 3 rounds, as KeepMixed does" in events[0]["message"]
     assert "too hard or too easy" in events[0]["message"]

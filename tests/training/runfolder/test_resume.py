@@ -695,7 +695,7 @@ def test_a_change_that_cannot_be_made_leaves_the_run_as_it_was(golden, tmp_path)
     settings = config(model=other_model(tmp_path / "model"))
     with pytest.raises(ValueError, match="the model has .* tensors in the checkpoint and .* in this run"):
         changed(settings, folder, "model")
-    with pytest.raises(ValueError, match="steps is 2, but 4 are done: give as many at least"):
+    with pytest.raises(ValueError, match="steps is 2, but 4 are done: give at least as many"):
         changed(config(steps=2), folder, "steps")
     assert (papers(folder), (folder / "result.json").read_bytes()) == before
     assert len(saved(folder / CHECKPOINTS)) == 4

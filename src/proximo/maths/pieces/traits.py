@@ -18,8 +18,8 @@ from proximo.maths.records import Credit, Feedback
 class Traits:
     @classmethod
     def read(cls, piece: object) -> Self:
-        """The piece's members, with defaults for those that it lacks. ValueError if a member has another type: the piece
-        then means something else by that name."""
+        """The piece's members, with defaults for those that it lacks. ValueError if a member has another type: the
+        piece then means something else by that name."""
         found = {}
         for each in fields(cls):
             if not hasattr(piece, each.name):

@@ -1,4 +1,4 @@
-"""From groups to a batch of tensors: rewards shaped, advantages assigned, rows that do not train left out.
+"""From groups to a batch of tensors: shape rewards, assign advantages, leave out rows that do not train.
 
 Advantages are computed over the whole rollout batch, dropped groups included; only then do rows leave.
 Log-probs that the algorithm does not need are not computed.
@@ -31,7 +31,7 @@ def assemble(
     *,
     penalty_unit: float = 1.0,
 ) -> Assembled:
-    """Everything the updates of one step read. `penalty_unit`: see `RunConfig.penalty_unit`."""
+    """Everything that the updates of one step read. `penalty_unit`: see `RunConfig.penalty_unit`."""
     algorithm, kl_reward = learner.algorithm, learner.kl_reward
     everyone = to_batch([*groups, *dropped])
     is_kept = everyone.group < len(groups)
@@ -66,28 +66,28 @@ def assemble(
 
 
 def is_dead(batch: Batch) -> Bool[Tensor, " B"]:
-    """Rows whose advantages are all 0: nothing to learn from but a KL or an extra term."""
+    """Rows whose advantages are all 0: only a KL or an extra term can have a gradient."""
     return (batch.advantages == 0).all(dim=1)
 
 
 def _entropies(completion: Completion) -> Iterable[float]:
-    """Aligned with its tokens; NaN where its sampler does not say."""
+    """Entropies aligned with the completion's tokens; NaN if its sampler does not record them."""
     return completion.entropies or repeat(math.nan, len(completion.tokens))
 
 
 def _sampled(completion: Completion) -> Iterable[bool]:
-    """Aligned with its tokens."""
+    """Log-probs aligned with the completion's tokens."""
     return completion.sampled or repeat(True, len(completion.tokens))
 
 
 def to_batch(groups: Sequence[Group]) -> Batch:
-    """Tensors of the groups' completions, before anything is computed from them."""
+    """The tensors of the groups' completions, before rewards and advantages are computed."""
     rollouts = [(number, rollout) for number, group in enumerate(groups) for rollout in group.rollouts]
     completions = [rollout.completion for _, rollout in rollouts]
     lengths = torch.tensor([len(completion.tokens) for completion in completions])
     shape = (len(rollouts), max(1, int(lengths.max())))
     where = torch.arange(shape[1]) < lengths.unsqueeze(1)
-    # All rows at once, by way of an array: a GPU waits while this is laid out.
+    # All rows at once through an array, since a GPU is idle meanwhile.
     flags = np.fromiter(chain.from_iterable(map(_sampled, completions)), np.bool_)
     is_sampled = torch.zeros(shape, dtype=torch.bool).masked_scatter(where, torch.from_numpy(flags))
     tokens = np.fromiter(chain.from_iterable(completion.tokens for completion in completions), np.int64)

@@ -1,4 +1,4 @@
-"""Whether a clip's band fits the lengths of a run, where the ratio is a mean over a completion's tokens."""
+"""Checks whether the clip range fits a run's lengths, for ratios that are means over a completion's tokens."""
 
 import math
 import statistics
@@ -8,17 +8,17 @@ from proximo.algorithms import Algorithm
 from proximo.maths.pieces.traits import GateTraits, RatioTraits
 
 STEPS = 5
-"""Steps with updates that are looked at: a run's first."""
+"""Number of a run's first steps with updates that are measured."""
 MAX_BLOCKED = 0.3
-"""Share of the tokens that a band which fits does not block."""
+"""Share of blocked tokens above which the clip range counts as too narrow."""
 WIDER = 4
-"""Standard deviations of the measured ratio that the proposed band spans to either side: a policy that the band no
-longer holds back moves further than the one that was measured."""
+"""Width of the proposed clip range on either side, in standard deviations of the measured ratio. It has a margin, since
+a policy that is clipped less moves further."""
 
 
 class BandWatch:
-    """Told of every step's metrics; speaks once, after the first steps, or never. No finding: the run may learn well,
-    only later than it would with a band that fits its lengths."""
+    """Watches every step's metrics and gives at most one remark, after the first steps. It is not a finding: the run
+    may learn well, only more slowly than with a clip range that fits its lengths."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         low, high = GateTraits.read(algorithm.gate).band
@@ -27,7 +27,7 @@ class BandWatch:
         self._left, self._rows = STEPS if applies else 0, list[tuple[float, float, float]]()
 
     def look(self, metrics: Mapping[str, object]) -> str | None:
-        """A line for a person, where there is something to say."""
+        """The remark, if there is one."""
         values = [metrics.get(name) for name in ("blocked", "length", "ratio_spread")]
         numbers = [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
         if not self._left or len(numbers) < len(values):
@@ -41,8 +41,8 @@ class BandWatch:
             return None
         low, high = (float(f"{edge * WIDER * spread / statistics.mean(self._edges):.1g}") for edge in self._edges)
         return (
-            f"the clip's band −{self._edges[0]:.2g} / +{self._edges[1]:.2g} blocked {blocked:.0%} of the tokens in the "
-            f"first {STEPS} steps: the ratio is a mean over a completion's tokens, and with {length:.3g} of them it "
-            f"spreads by {spread:.2g}. Learning is slower for it; --algorithm.gate.low {low:g} --algorithm.gate.high "
-            f"{high:g}, about {WIDER} times that spread, would fit these lengths"
+            f"the clip range −{self._edges[0]:.2g} / +{self._edges[1]:.2g} blocked {blocked:.0%} of the tokens in the "
+            f"first {STEPS} steps: the ratio is a mean over a completion's tokens, and with {length:.3g} tokens its "
+            f"standard deviation is {spread:.2g}. This slows learning; --algorithm.gate.low {low:g} "
+            f"--algorithm.gate.high {high:g}, about {WIDER} times that, would fit these lengths"
         )

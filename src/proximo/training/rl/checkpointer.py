@@ -33,22 +33,22 @@ class Checkpointer:
         log: RunLog,
         warned: Callable[[int, str], None],
     ) -> None:
-        """`warned` tells a person about a step."""
+        """`warned` shows the user a warning about a step."""
         self._config, self._parts, self._tokenizer, self._log = config, parts, tokenizer, log
         self._warned, self._saver = warned, Saver(log.event, warned)
         self._saved: int | None = None
-        """The step of the newest checkpoint."""
+        """Step of the newest checkpoint."""
         self._former_best: Best | None = None
-        """Before the last evaluation."""
+        """Best checkpoint before the last evaluation."""
         self._began, self._spent = time.perf_counter(), 0.0
 
     @property
     def seconds(self) -> float:
-        """Spent on the run, earlier attempts included up to where they were gone on from."""
+        """Seconds spent on the run, including earlier attempts up to the checkpoint that was resumed."""
         return self._spent + time.perf_counter() - self._began
 
     def restore(self, point: Path, task: Task) -> RunState:
-        """Where a checkpoint stands, with all parts of the run brought there; nothing is written."""
+        """Load a checkpoint into all parts of the run and return its state; nothing is written."""
         refuse_fewer_steps(self._config, point)
         state = read_run_state(point / STATE, task, self._config.seed)
         self._parts.restore(point, state)
@@ -56,21 +56,21 @@ class Checkpointer:
         return state
 
     def snapshot(self, state: RunState) -> RunState:
-        """As everything is now."""
+        """Take a snapshot of the current state."""
         return self._parts.snapshot(
             replace(state, sizes=self._log.sizes(), seconds=self.seconds, run=self._log.identity)
         )
 
     def after_step(self, state: RunState, collected: Collected) -> RunState:
-        """After a step."""
+        """Snapshot after a step."""
         generated = state.generated + collected.sampled_tokens
         step = state.step + 1
         return self.snapshot(replace(state, step=step, cursor=collected.cursor, generated=generated, evaluated=False))
 
     def after_evaluation(self, state: RunState, found: Evaluation) -> RunState:
-        """After an evaluation between two steps."""
+        """Snapshot after an evaluation between two steps."""
         best = self._former_best = state.best
-        if best is None or found.outcome > best.outcome:  # one that is not a number is no better than any
+        if best is None or found.outcome > best.outcome:  # NaN is not better than anything
             best = Best(state.step, found.outcome) if found.outcome == found.outcome else best
         return self.snapshot(replace(state, evaluated=True, best=best))
 
@@ -80,7 +80,7 @@ class Checkpointer:
         return state.step >= self._config.steps or (most is not None and state.generated >= most)
 
     def save_if_due(self, state: RunState) -> RunState:
-        """Save, where that is due. One that could not be saved is not the best: the one before it stays."""
+        """Save if that is due. If saving fails, the best checkpoint stays the one before."""
         options, step = self._config.checkpoints, state.step
         is_best = options.keep_best and state.best is not None and state.best.step == step
         if step and (step % options.every == 0 or self.is_last(state) or is_best):
@@ -88,8 +88,9 @@ class Checkpointer:
         return replace(state, best=self._former_best) if is_best and self._saved != step else state
 
     def save(self, state: RunState, *, again: bool = True, last: bool = False) -> None:
-        """Unless that has been done already. A failure is reported; the last checkpoint of a run must not fail.
-        `again`: whether there will be another. `last`: whether the run ends here, before its last step too."""
+        """Save, unless this step is saved already. A failure is reported; the last checkpoint of a run must not fail.
+        `again`: whether there will be another save. `last`: whether the run ends here, possibly before its last
+        step."""
         step, last = state.step, last or self.is_last(state)
         if self._saved != step and self._saver.save(step, lambda: self._write(state), last=last, again=again):
             self._saved = step
@@ -100,7 +101,7 @@ class Checkpointer:
 
     def _write(self, state: RunState) -> None:
         found = self._log.settle()
-        assert found == state.sizes, f"rows were written behind the state's back: {found}, {state.sizes}"
+        assert found == state.sizes, f"rows were written that the state does not know: {found}, {state.sizes}"
 
         def write(folder: Path) -> None:
             write_run_state(folder, state)
@@ -119,12 +120,12 @@ class Checkpointer:
 
 
 def refuse_fewer_steps(config: RunConfig, point: Path | None) -> None:
-    """Raise ValueError for a run that is to end before where it stands."""
+    """Raise ValueError if the run should end before the checkpoint that it resumes from."""
     if point is None:
         return
     if step_of(point) > config.steps:
         raise ValueError(
-            f"steps is {config.steps}, but {step_of(point)} are done: give as many at least, or use the checkpoint "
+            f"steps is {config.steps}, but {step_of(point)} are done: give at least as many, or use the checkpoint "
             f"{point} as it is"
         )
     if config.max_generated_tokens is not None and (before := _generated_before(point)) >= config.max_generated_tokens:
@@ -135,8 +136,8 @@ def refuse_fewer_steps(config: RunConfig, point: Path | None) -> None:
 
 
 def _generated_before(point: Path) -> int:
-    """Tokens sampled in all steps of a checkpoint but its last: a run that was to stop there would not have made it.
-    A damaged row counts for nothing: the checkpoint has what going on needs."""
+    """Tokens sampled before a checkpoint's last step: with a limit below that, the step would not have been made.
+    Damaged rows are ignored, since resuming does not need them."""
     metrics, total = point.parents[1] / METRICS, 0
     for line in metrics.read_bytes().splitlines() if metrics.exists() else ():
         with suppress(ValueError, KeyError, TypeError):

@@ -23,7 +23,7 @@ from proximo.types import Group, Problem, Request
 
 
 def is_dropped(keep: Keep, group: Group) -> bool:
-    """Whether a group leaves the step, by the outcomes of its completions."""
+    """Whether a group is dropped, by the outcomes of its completions."""
     return drops(keep, torch.tensor([rollout.grade.verdict for rollout in group.rollouts], dtype=torch.float64))
 
 
@@ -73,13 +73,14 @@ class Collector:
         )
 
     def _may_sample(self, rounds: int, tokens: int) -> bool:
-        """The first round always; then, where dropped groups are replaced, until rounds or tokens are spent."""
+        """Whether to sample another round: the first always, then to replace dropped groups until a limit is
+        reached."""
         most = self.training.refill_tokens
         is_left = rounds < self.training.refill_rounds and (most is None or tokens < most)
         return rounds == 0 or (KeepTraits.read(self.keep).refills and is_left)
 
     def _draws(self, num_kept: int, num_dropped: int) -> int:
-        """How many prompts to sample now: the missing ones over the share that was kept so far."""
+        """Number of prompts to sample now: the missing groups divided by the share kept so far."""
         missing = self.training.groups - num_kept
         if not num_dropped:
             return missing
@@ -92,13 +93,13 @@ class Collector:
     def _sample(
         self, drawn: Sequence[tuple[int, Problem]], *, step: int, version: int, round_number: int
     ) -> tuple[list[Group], float]:
-        """A group for each problem, and the seconds spent waiting for its grades."""
+        """One group per problem, and the seconds spent waiting for grades."""
         prompts = [prompt_tokens(self.tokenizer, problem.prompt) for _, problem in drawn]
         questions = [
             Question(problem, Request(key=index, prompt_tokens=tokens, num_samples=self.training.group_size))
             for (index, problem), tokens in zip(drawn, prompts, strict=True)
         ]
-        # A prompt that is sampled again in a later round of the same step must not draw the same numbers.
+        # A prompt that is sampled again in a later round of the same step must not use the same random numbers.
         seed = self.seed + 1_000_003 * round_number
         ask = Ask(self.sampler, self.tokenizer, self.sampling, seed=seed, step=step, version=version)
         found = graded(self.task, [problem for _, problem in drawn], play(self.environment, questions, ask))

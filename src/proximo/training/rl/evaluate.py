@@ -1,4 +1,4 @@
-"""Held-out accuracy, with an honest interval."""
+"""Held-out accuracy, with a confidence interval."""
 
 import math
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ def evaluate(
     environment: Environment = SINGLE_TURN,
     version: int = 0,
 ) -> tuple[Evaluation, list[Answered]]:
-    """Greedy accuracy and reward on the first held-out problems, and mean@k and pass@k where asked for.
+    """Greedy accuracy and reward on the first held-out problems, and mean@k and pass@k if requested.
 
     `version` is the number of updates that the sampled weights have seen.
     """
@@ -39,7 +39,7 @@ def evaluate(
     size = task.size("held_out")
     if size == 0:
         raise ValueError("task.held_out leaves no problem to evaluate on: keep some")
-    # Asked for more than there are, each counts once: a repeated problem is no new evidence.
+    # Each problem counts once, even if more are requested than there are.
     number = options.problems if size is None else min(options.problems, size)
     problems = [task.problem(index, "held_out", seed) for index in range(number)]
     greedy = _answers(task, environment, replace(ask, options=replace(sampling, temperature=0.0)), problems, 1)
@@ -68,7 +68,7 @@ def evaluate(
 
 
 def _with_samples(result: Evaluation, drawn: list[tuple[Rollout, ...]], samples: int) -> Evaluation:
-    """With mean@k and pass@k of completions drawn at the sampling temperature."""
+    """Add mean@k and pass@k of completions sampled at the sampling temperature."""
     outcomes = [[rollout.grade.outcome for rollout in siblings] for siblings in drawn]
     known = [[outcome >= 1 for outcome in siblings if not math.isnan(outcome)] for siblings in outcomes]
     shares = [share for share in known if share]
@@ -89,7 +89,7 @@ def _with_samples(result: Evaluation, drawn: list[tuple[Rollout, ...]], samples:
 def _answers(
     task: Task, environment: Environment, ask: Ask, problems: list[Problem], num_samples: int
 ) -> list[tuple[Rollout, ...]]:
-    """The completions of each problem, graded."""
+    """Sample and grade the completions of each problem."""
     questions = [
         Question(
             problem,
@@ -101,13 +101,13 @@ def _answers(
 
 
 def known_mean(values: Iterable[float]) -> float:
-    """Without what is unscored; NaN where nothing is left."""
+    """Mean of the known values, without NaN; NaN if there are none."""
     known = [value for value in values if not math.isnan(value)]
     return math.fsum(known) / len(known) if known else math.nan
 
 
 def wilson(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
-    """Interval of a share: stays within 0 and 1, and honest for few problems."""
+    """Wilson's interval of a share: stays within 0 and 1, and is valid for few problems."""
     if total == 0:
         return 0.0, 1.0
     share = right / total

@@ -1,4 +1,4 @@
-"""Grading while sampling goes on: groups are judged one by one, as they come out of the sampler."""
+"""Grading during sampling: groups are graded one by one, as the sampler finishes them."""
 
 import sys
 import time
@@ -18,22 +18,22 @@ from proximo.tasks import Task
 from proximo.types import Completion, Grade, Problem, Rollout
 
 SAID_EVERY = 60.0
-"""Seconds of waiting for grades after which it is said what for."""
+"""Seconds of waiting for grades after which a message says for which problem."""
 LONGEST = 3600.0
-"""Seconds that one group may be graded for, when everything else has been done. Who grades has limits of their own; a
-group that is not done by then never will be."""
+"""Seconds that grading one group may take when everything else is done. Graders have shorter limits, so that a group
+that takes longer will never finish."""
 
 
 @dataclass(frozen=True)
 class Graded:
     rollouts: list[tuple[Rollout, ...]]
-    """The siblings of each problem, in order."""
+    """Completions and grades of each problem, in order."""
     seconds: float
-    """That grading took once everything had been sampled."""
+    """Seconds that grading took after everything was sampled."""
 
 
 def graded(task: Task, problems: Sequence[Problem], stream: Stream) -> Graded:
-    """The completions of each problem as a stream gives them, and the task's verdicts on them."""
+    """The completions of each problem from a stream, and the task's grades."""
     judge = _graded_along if task.while_sampling else _graded_after
     with grading():  # so that all groups use the same workers
         return judge(task, problems, stream)
@@ -68,7 +68,7 @@ def _judged(task: Task, problems: Sequence[Problem], completions: Sequence[Compl
 
 
 class Grader:
-    """Judges groups on a thread of its own, one at a time and in the order they are given.
+    """Grades groups on a separate thread, one at a time and in the order given.
 
     So no verdict depends on how fast anything is, a task need not be ready for several threads, and one that draws
     random numbers draws them in the same order in every run.
@@ -81,9 +81,9 @@ class Grader:
         self._failure: BaseException | None = None
         self._left = False
         self._current: tuple[str, float] | None = None
-        """The problem that is being graded, and since when."""
+        """Problem that is being graded, and its start time."""
         # A daemon: a grader that never returns must not keep an interrupted program alive. It has the caller's
-        # context (the run's `Grading`, decimal's precision); torch's modes begin anew on every thread.
+        # context (the run's `Grading`, decimal's precision); torch's modes are reset on every thread.
         self._thread = Thread(target=copy_context().run, args=(self._work,), name="grader", daemon=True)
 
     def __enter__(self) -> "Grader":
@@ -91,18 +91,18 @@ class Grader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Not a wait: after an error what has not been graded is forgotten, and the thread ends with its group."""
+        """Does not wait: after an error the remaining groups are dropped, and the thread ends after the current one."""
         self._left = True
         self._groups.put(None)
 
     def give(self, number: int, problem: Problem, completions: tuple[Completion, ...]) -> None:
-        """To be graded; returns at once. What the task has raised by now is raised here."""
+        """Queue a group for grading; returns at once. Raises what the task has raised so far."""
         if self._failure is not None:
             raise self._failure
         self._groups.put((number, problem, completions))
 
     def finish(self) -> dict[int, tuple[Rollout, ...]]:
-        """Wait for all that was given. What the task raised is raised here; nothing after it was graded."""
+        """Wait for all queued groups. Raises what the task raised; later groups are not graded."""
         self._groups.put(None)
         while self._thread.is_alive():
             self._thread.join(SAID_EVERY)
@@ -112,7 +112,7 @@ class Grader:
         return self._rollouts
 
     def _look(self) -> None:
-        """Say what is waited for; a group that takes for ever ends the run."""
+        """Report a slow group; one that never finishes ends the run."""
         current = self._current
         if current is None or not self._thread.is_alive():
             return
@@ -120,10 +120,10 @@ class Grader:
         seconds = monotonic() - since
         if seconds > LONGEST:
             raise ValueError(
-                f"problem {problem!r} has been graded for {seconds:.0f} s and no verdict has come: give the task's "
-                "grade a limit of its own, after which a completion is unscored"
+                f"grading problem {problem!r} has taken {seconds:.0f} s without a result: give the task's "
+                "grade a time limit, after which a completion is unscored"
             )
-        with suppress(OSError):  # nobody reads it any more
+        with suppress(OSError):  # stderr may be closed
             print(f"waiting for the grades of problem {problem!r} ({seconds:.0f} s)", file=sys.stderr)
 
     def _work(self) -> None:
@@ -132,5 +132,5 @@ class Grader:
                 number, problem, completions = group
                 self._current = problem.id, monotonic()
                 self._rollouts[number] = _judged(self._task, [problem] * len(completions), completions)
-        except BaseException as failure:  # whatever it is, it is the caller's to see
+        except BaseException as failure:  # raised again in the caller's thread
             self._failure = failure

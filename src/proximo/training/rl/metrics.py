@@ -1,4 +1,4 @@
-"""One row of numbers for a step, under names that users know. Times are not among them."""
+"""The metrics of a step, under their public names, without times."""
 
 import math
 from collections import Counter
@@ -21,7 +21,7 @@ from proximo.training.runfolder.metric_docs import RENAMED
 from proximo.types import Batch, Completion, Group, Rollout, Stats
 
 PER_UPDATE = ("value_clip",)
-"""Statistics that are shares of one update, as losses are."""
+"""Statistics that are per update, like losses."""
 
 
 def step_metrics(
@@ -32,7 +32,7 @@ def step_metrics(
     *,
     has_verdict: bool = True,
 ) -> dict[str, float]:
-    """Rollouts first, then what the updates saw."""
+    """All metrics of a step: of the rollouts first, then of the updates."""
     metrics = rollout_metrics(collected, has_verdict=has_verdict)
     metrics |= {"learning_rate": learning_rate, "updates": len(updates)}
     applied = [update for update in updates if update.skipped is None]
@@ -45,7 +45,7 @@ def step_metrics(
     if updates:
         assert assembled is not None
         metrics |= update_metrics(applied)
-        # Dead rows that were skipped are in no statistic of the updates: the share of tokens those speak for.
+        # The share of tokens that the updates' statistics cover: skipped dead rows are in none of them.
         seen = sum(float(update.stats.totals.get("tokens", 0)) for update in applied)
         tokens = assembled.batch.mask.sum(dim=1)
         metrics["measured"] = seen / max(sum(int(tokens[update.rows].sum()) for update in applied), 1)
@@ -55,19 +55,20 @@ def step_metrics(
 
 
 def mismatch_metrics(gap: MismatchStats | None) -> dict[str, float]:
-    """Sampler against learner before the step's first update, whether or not a correction is on; NaN: not known."""
+    """Mismatch between sampler and learner before the step's first update, with or without a correction; NaN:
+    unknown."""
     values = dict.fromkeys((each.name for each in fields(MismatchStats)), math.nan) if gap is None else asdict(gap)
     return {"sampler_gap": values.pop("gap")} | {f"mismatch_{name}": value for name, value in values.items()}
 
 
 def kl_metrics(kl: float, reward: KlReward | None) -> dict[str, float]:
-    """How far the policy that sampled is from the reference, and what that costs in the reward."""
+    """KL of the sampling policy from the reference, and the coefficient of a KL in the reward."""
     coefficient = ShapeTraits.read(reward).coefficient
     return {"reference_kl": kl} | ({} if coefficient is None else {"kl_coefficient": coefficient})
 
 
 def advantage_metrics(batch: Batch) -> dict[str, float]:
-    """Over the sampled tokens that train."""
+    """Statistics of the advantages over the trained tokens."""
     advantages = batch.advantages[batch.mask]
     if not len(advantages):
         return {}
@@ -80,7 +81,7 @@ def advantage_metrics(batch: Batch) -> dict[str, float]:
 
 
 def rollout_metrics(collected: Collected, *, has_verdict: bool = True) -> dict[str, float]:
-    """Over everything that was sampled for this step, dropped groups included."""
+    """Metrics over everything sampled for this step, dropped groups included."""
     groups = [*collected.groups, *collected.dropped]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     outcome = torch.tensor([rollout.grade.verdict for rollout in rollouts], dtype=torch.float64)
@@ -108,8 +109,8 @@ def rollout_metrics(collected: Collected, *, has_verdict: bool = True) -> dict[s
 
 
 def group_metrics(groups: Sequence[Group], *, has_verdict: bool = True) -> dict[str, float]:
-    """What siblings have in common. A group of which nothing is scored is dead and neither solved nor unsolved; where
-    the task has no verdict, and outcomes are scores on any scale, none is either."""
+    """Metrics of groups. A group without scores is dead, and neither solved nor unsolved; if the task gives no verdict,
+    so that outcomes are scores on any scale, no group is solved or unsolved."""
     seen = [_Siblings.of(group.rollouts) for group in groups]
     judged = [each for each in seen if has_verdict and each.solved is not None]
     dead_solved = sum(each.is_dead and each.solved == 1 for each in judged) / len(seen)
@@ -126,17 +127,17 @@ def group_metrics(groups: Sequence[Group], *, has_verdict: bool = True) -> dict[
 
 @dataclass(frozen=True)
 class _Siblings:
-    """One group, in numbers."""
+    """Statistics of one group."""
 
     is_dead: bool
-    """Whether all known rewards are equal: nothing to tell its completions apart by."""
+    """Whether all known rewards are equal, or none is known."""
     solved: float | None
-    """Share of the scored ones whose outcome is at least 1; None where none is scored."""
+    """Share of the scored completions with an outcome of at least 1; None if none is scored."""
     spread: float
-    """Standard deviation of the known rewards; NaN where there are none."""
+    """Standard deviation of the known rewards; NaN if there are none."""
     duplicates: float
-    """Share of its pairs that say the same to the token: that of k equally likely answers is 1/k on average, however
-    many siblings there are. NaN of one alone."""
+    """Share of pairs of completions that are identical token by token: 1/k on average for k equally likely answers,
+    whatever the size of the group. NaN for a single completion."""
 
     @classmethod
     def of(cls, rollouts: Sequence[Rollout]) -> "_Siblings":
@@ -153,7 +154,7 @@ class _Siblings:
 
 
 def entropy_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Of the policy that sampled, mean over all sampled tokens; nothing where a sampler does not record it."""
+    """Mean entropy of the sampling policy over all sampled tokens; empty if a sampler does not record it."""
     known = [value for rollout in rollouts for value in _sampled_entropies(rollout.completion)]
     tokens = sum(rollout.completion.num_sampled for rollout in rollouts)
     return {"entropy": math.fsum(known) / tokens} if tokens and len(known) == tokens else {}
@@ -165,7 +166,7 @@ def _sampled_entropies(completion: Completion) -> Iterable[float]:
 
 
 def _tails(name: str, values: Tensor) -> dict[str, float]:
-    """A tenth of the values is below the first, a tenth above the second."""
+    """10th and 90th percentile."""
     if not len(values):
         return {f"{name}_p10": math.nan, f"{name}_p90": math.nan}
     low, high = torch.quantile(values, torch.tensor([0.1, 0.9], dtype=values.dtype)).tolist()
@@ -183,7 +184,7 @@ def part_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
-    """Over all updates of the step that were applied: token means, losses per update, the largest of the largest."""
+    """Metrics over all applied updates of the step: token means, losses per update, maxima."""
     if not updates:
         return {}
     stats = Stats()
@@ -195,13 +196,13 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
     if value_norms:
         gradients["value_gradient_norm"] = sum(value_norms) / len(value_norms)
     floats = stats.floats()
-    if "ratio" not in floats:  # every row was dead, or the value model trained alone
+    if "ratio" not in floats:  # every row was dead, or only the value model trained
         return gradients | {name: value / len(updates) for name, value in floats.items()}
     shares = {"ess": effective_share(floats["ratio"], floats["ratio_squared"])}
     if "correction" in floats:
         shares["correction_ess"] = effective_share(floats["correction"], floats["correction_squared"])
     spread = math.sqrt(max(floats["ratio_squared"] - floats["ratio"] ** 2, 0.0))
-    # In order: the names of a set come in another one in every process.
+    # A list, since the order of a set differs between processes.
     per_update = [name for name in floats if name.endswith("loss") or name in PER_UPDATE]
     losses = {name: floats[name] / len(updates) for name in per_update}
     rest = {name: value for name, value in floats.items() if name not in per_update}

@@ -1,4 +1,4 @@
-"""The parts of a run that have a state: what a checkpoint holds of each, and how it is brought back."""
+"""The parts of a run that have a state: what a checkpoint stores of each, and how it is loaded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,10 +28,10 @@ class Parts:
     learner: Learner
     unscored: UnscoredWatch
     history: WeightHistory | None
-    """Older weights that the sampler needs; None where it needs none."""
+    """Older weights for a sampler that lags; None if it needs none."""
 
     def snapshot(self, state: RunState) -> RunState:
-        """With all that is small, as it is now; weights are left where they are."""
+        """Add the current state of all parts to a run state, without weights."""
         own = self.learner.state()
         kept = [] if self.history is None else self.history.kept()
         parts = {
@@ -42,7 +42,7 @@ class Parts:
         return replace(state, parts=parts, tensors=own.tensors, snapshots=tuple(kept))
 
     def write(self, folder: Path, state: RunState) -> None:
-        """Write everything that is large, a file for each group of tensors."""
+        """Write weights and optimizer state, one file per group of tensors."""
         for name, tensors in self.learner.policy.tensors().items():
             write_tensors(folder / f"{name}.safetensors", tensors)
         weights = {
@@ -53,7 +53,7 @@ class Parts:
         write_tensors(folder / "sampler.safetensors", weights)
 
     def restore(self, checkpoint: Path, state: RunState) -> None:
-        """Bring all parts, as they were made from the config, to where a checkpoint stands."""
+        """Load a checkpoint into parts that were newly created from the config."""
         parts, folder = parts_by_name(state.parts), checkpoint / STATE
         large = {name: read_tensors(folder / f"{name}.safetensors") for name in ("optimizer", "value", "reference")}
         self.learner.policy.load(checkpoint, parts["learner"]["policy"], large)
@@ -71,5 +71,5 @@ class Parts:
         return Snapshot(version, list(weights.values()))
 
     def _weights(self) -> dict[str, Tensor]:
-        """The policy's parameters by name; weights that are tied are there once."""
+        """The policy's parameters by name; tied weights appear once."""
         return {name: each.detach() for name, each in self.learner.model.named_parameters()}

@@ -1,4 +1,4 @@
-"""What a person is told while a run goes on."""
+"""Progress output of a run."""
 
 import math
 import sys
@@ -25,7 +25,7 @@ class Progress(Protocol):
 
 
 class Lines:
-    """One line a step, for logs and pipes."""
+    """One line per step, for logs and pipes."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -46,15 +46,15 @@ class Lines:
         self._say(f"warning at step {step}: {message}")
 
     def stop(self) -> None:
-        """Nothing to tidy up."""
+        """Nothing to clean up."""
 
     def _say(self, line: str) -> None:
-        with suppress(OSError):  # nobody reads it any more: no reason to stop training
+        with suppress(OSError):  # a closed pipe should not stop training
             print(visible(line, MAX_SHOWN), file=sys.stderr, flush=True)
 
 
 def summary(metrics: Mapping[str, float]) -> str:
-    """The few numbers that matter at a glance."""
+    """The most important metrics of a step in one line."""
     parts = [f"outcome {metrics['outcome']:.3f}", f"length {metrics['length']:.1f}"]
     if "entropy" in metrics:
         parts.append(f"entropy {metrics['entropy']:.3f}")
@@ -70,17 +70,17 @@ def summary(metrics: Mapping[str, float]) -> str:
 
 
 def prompt_text(problem: Problem) -> str:
-    """What was asked, or the last turn of the conversation."""
+    """The prompt, or the last turn of a conversation."""
     return problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"]
 
 
 def measure(evaluation: Evaluation) -> str:
-    """What `share` begins with; outcomes that are not right or wrong have a mean and no accuracy."""
+    """Name of the number that `share` begins with: outcomes that are not right or wrong have a mean and no accuracy."""
     return "accuracy" if evaluation.is_share else "outcome"
 
 
 def share(evaluation: Evaluation) -> str:
-    """The result in one line; what no answer could be scored for is unknown, and has no interval."""
+    """An evaluation in one line; "unknown" if no answer could be scored."""
     unscored = f", {evaluation.unscored} unscored" if evaluation.unscored else ""
     problems = f"{evaluation.problems} problems{unscored}"
     if math.isnan(evaluation.outcome):
@@ -98,7 +98,7 @@ def share(evaluation: Evaluation) -> str:
 
 
 def gain(before: Evaluation, after: Evaluation) -> str:
-    """What stands behind the later result; empty where one of the two is unknown."""
+    """The change between two evaluations, as text; empty if one of them is unknown."""
     if before.is_share and after.is_share:
         return f"   {100 * (after.accuracy - before.accuracy):+.1f} points"
     more = after.outcome - before.outcome
@@ -122,7 +122,7 @@ def _number(value: float) -> str:
 
 
 def sparkline(values: list[float], width: int = 60) -> str:
-    """The last values, one character each: from 0 to 1, or from the least to the most where they go beyond."""
+    """The last values, one character each, on a scale from 0 to 1, or from minimum to maximum if they exceed it."""
     known = [value for value in values[-width:] if value == value]
     low, high = min([0.0, *known]), max([1.0, *known])
     known = [(value - low) / (high - low) for value in known]

@@ -1,4 +1,4 @@
-"""What a finished run has to say, and how it is kept to be said again."""
+"""The result of a finished run, and how it is stored."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,12 +13,12 @@ from proximo.training.runfolder.state import plain_answer, read_answers
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a finished run has to say."""
+    """Result of a finished run."""
 
     before: Evaluation
     after: Evaluation
     examples: list[tuple[Answered, Answered]] = field(repr=False)
-    """The same held-out problems before and after."""
+    """Answers to the same held-out problems before and after training."""
     checkpoint: Path
     generated_tokens: int
     seconds: float
@@ -35,7 +35,7 @@ class RunResult:
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any], folder: Path, task: Task, seed: int) -> "RunResult":
-        """Of a run in this folder; its problems are asked for again."""
+        """Read the result of the run in this folder; the task gives its problems again."""
         before, after = (read_answers([pair[side] for pair in facts["examples"]], task, seed) for side in (0, 1))
         return cls(
             before=Evaluation(**facts["before"]),
@@ -48,6 +48,6 @@ class RunResult:
 
 
 def paired(before: Sequence[Answered], after: Sequence[Answered]) -> list[tuple[Answered, Answered]]:
-    """By problem; those asked once only, since evaluation.problems was changed on the way, are left out."""
+    """Pairs of answers by problem; problems with only one, because evaluation.problems was changed, are left out."""
     said = {answer.problem.id: answer for answer in after}
     return [(answer, said[answer.problem.id]) for answer in before if answer.problem.id in said]

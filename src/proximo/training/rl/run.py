@@ -35,9 +35,9 @@ from proximo.training.runfolder.log import METRICS, RunLog
 from proximo.training.runfolder.signals import Stop
 
 MAX_SLOTS = 512
-"""Rows decoded at a time; a step with more refills slots as rows end."""
+"""Number of slots for decoding; a step with more rows refills slots as rows end."""
 SAMPLE_LESS = "use a smaller sampling.max_tokens, or training.groups and training.group_size: so many rows are decoded"
-"""What helps where sampling runs out of memory."""
+"""Advice if sampling runs out of memory."""
 
 
 class Run:
@@ -51,7 +51,7 @@ class Run:
         self.left_out = checked.left_out
         self.task: Task = judged(config.task, config.rewards, self.tokenizer, config.dtype, compiled=config.compile)
         self.grading = Grading()
-        """The failures and the processes of this run's graders."""
+        """Failures and worker processes of this run's graders."""
         with self.grading.active():
             self.remarks = [*calibrate(self.task, config.seed), *config.penalty_remarks]
         value = config.value_options
@@ -91,7 +91,7 @@ class Run:
         self.log, self.stop = RunLog(folder), Stop()
 
     def refresh_sampler(self) -> int:
-        """Hand the policy's weights to the sampler of the rollouts; the version that it samples with."""
+        """Give the policy's weights to the sampler; returns the version that it samples with."""
         return self.samplers.training.refresh(self.model, self.learner.version)
 
     def evaluate(self) -> tuple[Evaluation, list[Answered]]:
@@ -109,18 +109,18 @@ class Run:
             )
 
     def tell_if_not_repeatable(self, step: int) -> None:
-        """Say, at the start and on every resume, that this run's sampler need not give the same tokens again."""
+        """Warn, at the start and on every resume, if this run's sampler is not reproducible."""
         if not (self.samplers.training.repeats and self.samplers.evaluation.repeats):
             name = type(self.config.sampler).__name__
             message = (
-                f"sampler {name} does not repeat its draws: the same config and seed may give other numbers, and steps "
-                "that a resume does again may differ from those that were lost"
+                f"sampler {name} is not reproducible: the same config and seed may give other numbers, and steps "
+                "that repeat after a resume may differ from those that were lost"
             )
             self.log.event(step, "not_repeatable", message)
             self.progress.warned(step, message)
 
     def note(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A row of metrics is written, and what is new to the watch is said."""
+        """Write a row of metrics, and report new findings."""
         self.log.metrics(step, metrics)
         for found in self.watch.look({"step": step, **metrics}):
             more = {"rule": found.rule, "severity": found.severity, "remedy": found.remedy, "show": found.show}
@@ -131,17 +131,17 @@ class Run:
             self.progress.warned(step, remark)
 
     def remember(self) -> None:
-        """After a restart: the watch sees the rows that the run has kept, and says nothing twice."""
+        """After a resume: feed the run's earlier rows to the watch, without reporting findings again."""
         path = self.folder / METRICS
         for line in path.read_bytes().splitlines() if path.exists() else ():
-            with suppress(ValueError):  # one damaged row is no reason not to see the others
+            with suppress(ValueError):  # a damaged row is skipped
                 if isinstance(row := json.loads(line), dict):
                     self.watch.look(row)
                     self.band.look(row)
 
 
 def _value_backbone(form: ValueForm, device: str, dtype: torch.dtype) -> PreTrainedModel | None:
-    """The value model's own weights, where it has a folder of its own."""
+    """The value model's own weights, if it has a separate folder."""
     if not isinstance(form, OwnModel) or form.path is None:
         return None
     return load_value_model(resolve(form.path), device=device, dtype=dtype)

@@ -1,4 +1,4 @@
-"""One step of the loop: rollouts, the updates they allow, and what is said and written of both."""
+"""One training step: rollouts, updates, and what is logged."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from proximo.training.runfolder.rollouts import rollout_table
 
 
 def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
-    """One step: rollouts, then the updates they allow.
+    """One step: rollouts, then updates.
 
     `index` counts steps from 0, for random numbers and schedules; everything that is shown or stored has the number of
     steps done after it, `index + 1`.
@@ -30,7 +30,7 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
     config, learner, clock, step = run.config, run.learner, Clock(), index + 1
     sampled_version = run.refresh_sampler()
     learner.start_step(sampled_version)
-    with run.stop.anywhere():  # until the first update nothing has changed
+    with run.stop.anywhere():  # nothing has changed before the first update
         with clock.phase("rollout"), explaining_memory(SAMPLE_LESS):
             collected = run.collector.collect(cursor, step=index, version=sampled_version)
         clock.split("rollout", "grade", collected.grading_seconds)
@@ -51,7 +51,7 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
     kl = None if assembled is None else kl_per_completion(assembled.batch)
     if assembled is not None and kl is not None:
         metrics |= kl_metrics(kl, learner.kl_reward)
-        if index >= config.pretrain_steps:  # the coefficient follows the policy, once that moves
+        if index >= config.pretrain_steps:  # the coefficient is adapted once the policy is trained
             learner.adapt_kl(kl, len(assembled.batch))
     run.note(step, metrics)
     run.log.ledger(entries(step, cursor, collected, assembled, updates, run.task.size("train")))
@@ -65,7 +65,7 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
 
 
 def _tell(run: Run, step: int, collected: Collected, assembled: Assembled | None, updates: Sequence[Update]) -> None:
-    """What went wrong in a step, if anything did: to who watches, and to who reads the run later."""
+    """Report problems of a step on the console and in the events."""
     if not updates:
         run.log.event(step, "empty_step", _why_empty(collected, assembled))
     notices = run.learner.guard.take_notices()
@@ -78,7 +78,7 @@ def _tell(run: Run, step: int, collected: Collected, assembled: Assembled | None
 
 
 def _updates(run: Run, assembled: Assembled, index: int) -> Iterator[Update]:
-    """The step's updates: of the value model alone while it is pre-trained, then of everything."""
+    """The step's updates: only of the value model while it is pre-trained, then of everything."""
     if index >= run.config.pretrain_steps:
         return run.learner.updates(assembled.batch)
     assert assembled.earned is not None
@@ -88,7 +88,7 @@ def _updates(run: Run, assembled: Assembled, index: int) -> Iterator[Update]:
 def _table(
     run: Run, index: int, collected: Collected, assembled: Assembled | None, updates: Sequence[Update]
 ) -> pa.Table:
-    """Of everything that was sampled for the step, with the ratios' old log-probs as the updates had them."""
+    """Table of everything sampled for the step, with the old log-probs that the updates used."""
     if assembled is None:
         nothing = torch.empty(0, dtype=torch.long)
         return rollout_table(to_batch(collected.dropped), run.spelling, trained=nothing, kept_groups=0)
@@ -111,8 +111,8 @@ def _why_empty(collected: Collected, assembled: Assembled | None) -> str:
         return "no completion could be scored: look at the grader"
     if assembled is None:
         return (
-            f"all {len(collected.dropped)} groups of {collected.rounds} rounds were dropped by algorithm.keep, as "
-            "KeepMixed does with equal outcomes; nothing was updated: the task is too hard or too easy for this model, "
+            f"algorithm.keep dropped all {len(collected.dropped)} groups of {collected.rounds} rounds, as "
+            "KeepMixed does with equal outcomes; there was no update: the task is too hard or too easy for this model, "
             "or raise training.refill_rounds"
         )
-    return f"{assembled.unscored} completions could not be scored and none is left: look at the grader"
+    return f"{assembled.unscored} completions could not be scored and none is left: check the grader"

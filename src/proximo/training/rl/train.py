@@ -16,7 +16,7 @@ from proximo.training.runfolder.state import RunState
 
 
 def train(run: Run, attempt: Attempt | None = None, *, ends: Callable[[], bool] = lambda: False) -> RunResult:
-    """Sample, grade, learn, repeat; resumes where the run's folder holds a checkpoint.
+    """Train a run; resumes if the run folder has a checkpoint.
 
     `attempt`: the folder, where it has been taken already; its config must be the run's. `ends` is asked after each
     step whether the run ends there: it is saved and evaluated as after its last step.
@@ -33,7 +33,7 @@ def train(run: Run, attempt: Attempt | None = None, *, ends: Callable[[], bool] 
         until.enter_context(run.stop)
         parts = Parts(run.learner, run.unscored, run.samplers.history)
         checkpointer = Checkpointer(run.config, parts, run.tokenizer, run.log, run.progress.warned)
-        # A run that cannot be gone on with, since too much was changed, stays as it is: nothing is written before.
+        # Nothing is written before this: a run that cannot be resumed, because too much was changed, stays as it is.
         state = None if attempt.resume_from is None else checkpointer.restore(attempt.resume_from, run.task)
         attempt.start()
         outcome = _train(run, checkpointer, state, ends)
@@ -43,7 +43,7 @@ def train(run: Run, attempt: Attempt | None = None, *, ends: Callable[[], bool] 
 
 
 def _train(run: Run, checkpointer: Checkpointer, state: RunState | None, ends: Callable[[], bool]) -> RunResult:
-    """The loop. Between two steps everything that the next one depends on is noted; now and then it is saved."""
+    """The training loop. The state is snapshotted between steps, and saved every few steps."""
     config = run.config
     if state is None:
         state = checkpointer.snapshot(_begun(run))
@@ -77,7 +77,7 @@ def _train(run: Run, checkpointer: Checkpointer, state: RunState | None, ends: C
 
 
 def _begun(run: Run) -> RunState:
-    """Before the first step: the held-out problems, and what was left out of the data."""
+    """Before the first step: evaluate on held-out problems, and report what was left out of the data."""
     run.log.rewind({}, 0)
     for mistake in run.left_out:
         run.log.event(0, "skipped_row", mistake)
@@ -90,7 +90,7 @@ def _begun(run: Run) -> RunState:
 
 
 def _evaluated(run: Run, step: int) -> tuple[Evaluation, list[Answered]]:
-    """After so many steps, with what went wrong in graders."""
+    """Evaluate after this many steps, and report failures of graders."""
     found = run.evaluate()
     for line in run.unscored.lines():
         run.log.event(step, "unscored", line)
@@ -99,7 +99,7 @@ def _evaluated(run: Run, step: int) -> tuple[Evaluation, list[Answered]]:
 
 
 def _between(run: Run, checkpointer: Checkpointer, state: RunState) -> RunState:
-    """What may be due between two steps: an evaluation, a checkpoint."""
+    """Evaluate and save a checkpoint between two steps, if due."""
     every, step = run.config.evaluation.every, state.step
     if every and step and step % every == 0 and not state.evaluated:
         midway, _ = _evaluated(run, step)

@@ -7,14 +7,14 @@ from proximo.rewards.failures import Failures, Tally
 from proximo.types import Group
 
 STEPS = 3
-"""So many steps in a row with too many unscored completions stop the run."""
+"""Number of steps in a row with too many unscored completions that stops the run."""
 
 
 class UnscoredWatch:
-    """Told of every step; says what is new, once a kind and again when it has become ten times as much."""
+    """Watches every step and reports failures of graders: each kind once, and again at ten times the count."""
 
     def __init__(self, most: float, failures: Tally) -> None:
-        """`most` is the share of a step's completions that may be unscored; graders count `failures`."""
+        """`most` is the largest allowed share of unscored completions in a step; graders count `failures`."""
         self.most, self._failures = most, failures
         self._bad_steps = self._unscored = self._completions = 0
         self._total: dict[tuple[str, str], int] = {}
@@ -22,7 +22,7 @@ class UnscoredWatch:
         self._examples: dict[tuple[str, str], str] = {}
 
     def look(self, groups: Sequence[Group]) -> list[str]:
-        """Count a step's completions; lines for a person."""
+        """Count a step's completions; returns messages for the user."""
         rewards = [rollout.grade.verdict for group in groups for rollout in group.rollouts]
         self._unscored, self._completions = sum(reward != reward for reward in rewards), len(rewards)
         is_bad = self._unscored > self.most * self._completions
@@ -32,18 +32,18 @@ class UnscoredWatch:
         return self.lines()
 
     def check(self) -> None:
-        """Raises GraderFailed where the run should not go on."""
+        """Raise GraderFailed if the run should stop."""
         if self._bad_steps < STEPS:
             return
         failures = "".join(f"\n  {example}" for example in self._examples.values())
         raise GraderFailed(
             f"{self._unscored} of {self._completions} completions could not be scored, and in each of the last "
-            f"{STEPS} steps more than rewards.max_unscored = {self.most:g} of them: correct the grader, then give the "
+            f"{STEPS} steps more than rewards.max_unscored = {self.most:g} of them: correct the grader, then run the "
             f"same command again{failures}"
         )
 
     def lines(self) -> list[str]:
-        """What went wrong inside graders since the last look, as far as it is news."""
+        """New failures of graders since the last call."""
         lines = []
         for failures in self._failures.take():
             key = failures.grader, failures.kind
@@ -55,7 +55,7 @@ class UnscoredWatch:
         return lines
 
     def state(self) -> dict[str, int]:
-        """What a resumed run needs to stop where this one would."""
+        """State for a resume, so that a resumed run stops at the same point."""
         return {"bad_steps": self._bad_steps}
 
     def load(self, state: Mapping[str, int]) -> None:

@@ -1,4 +1,4 @@
-// The page: what its address asks for is what it shows. Everything that can be chosen stands behind the #.
+// The page: it shows what its address names. The whole selection is in the part after the #.
 
 import { Refused, api, takeToken } from "./asking.js";
 import { AXES } from "./charts.js";
@@ -18,19 +18,19 @@ const list = new RunList(document.getElementById("runs"), go);
 const followed = new Map();
 let listed = { root: "", runs: [] };
 let page = null; // the charts that are on the screen
-let drawn = ""; // what of the address they were drawn for
+let drawn = ""; // the part of the address that they were drawn for
 
 window.proximo = { charts: {} };
 
-/** What the address says: names and values, and all runs of it; the newest is read where it names none. */
+/** The address as names and values, with all its runs; the newest run if it names none. */
 function stateNow() {
   const hash = new URLSearchParams(location.hash.slice(1));
   const runs = [...new Set(hash.getAll("run"))];
   return { ...Object.fromEntries(hash), run: runs[0] ?? listed.runs[0]?.name, runs };
 }
 
-/** Change the address; null takes a value out of it, a list is said several times. What is small, such as the token
- * that is read, takes the place of the last address: going back then leads to the last page. */
+/** Change the address; null removes a value, a list adds it several times. Small changes, such as the selected token,
+ * replace the last history entry, so that going back leads to the last page. */
 function go(changes, isSmall = false) {
   const hash = new URLSearchParams(location.hash.slice(1));
   for (const [name, value] of Object.entries(changes)) {
@@ -43,7 +43,7 @@ function go(changes, isSmall = false) {
   else location.hash = address;
 }
 
-/** The runs of the address that exist; where it names none, the newest. */
+/** The runs of the address that exist; the newest if it names none. */
 function chosen(state) {
   const there = new Set(listed.runs.map((run) => run.name));
   const named = state.runs.filter((name) => there.has(name));
@@ -91,7 +91,7 @@ function showPage(tab, state, runs, axis) {
   else (page ??= new ChartPage(main, openStep)).show(tab, runs, axis);
 }
 
-/** Only what has changed is written again: somebody may be reading it, or have marked a line. */
+/** Replace only what has changed, so that a selection in the text stays. */
 function showOnce(show, runs) {
   const key = JSON.stringify([show.name, runs.map(([run, shade]) => [run.name, shade, run.state, run.events.length, run.findings, run.isDiagnosed, run.about?.rollouts])]);
   if (main.dataset.shown !== key || !main.childElementCount) show(main, runs);
@@ -104,7 +104,7 @@ function message(error) {
   return element("p", { class: "empty faint" }, "…");
 }
 
-/** Of the steps that trained, the nearest: evaluations stand before the first and after the last. */
+/** The nearest training step; evaluations may be before the first and after the last. */
 function openStep(name, step) {
   const steps = followed.get(name)?.trained ?? [];
   const others = chosen(stateNow()).filter((each) => each !== name);
@@ -121,7 +121,7 @@ function showTabs(current, state, runs) {
   refill(tabs, [...Object.entries(TABS).map(button), ...(current === "reader" ? [reader] : [])]);
 }
 
-/** To a page of whole runs: what the reader had in the address goes. */
+/** Go to a page of whole runs, without the reader's part of the address. */
 function leave(tab) {
   const names = [...new URLSearchParams(location.hash.slice(1)).keys()].filter((name) => name !== "run" && name !== "x");
   go({ ...Object.fromEntries(names.map((name) => [name, null])), tab: tab === "overview" ? null : tab });
@@ -133,7 +133,7 @@ function showAxes(current, runs) {
     element("button", { type: "button", "data-axis": name, "aria-pressed": String(name === current), disabled: !isThere[name] && name !== current, title, onclick: () => go({ x: name === "step" ? null : name }) }, label)));
 }
 
-/** A run that is looked at is read from its beginning, once. */
+/** Read a shown run from its beginning, once. */
 function follow(name) {
   if (!followed.has(name)) {
     const run = new Followed(name, listed.runs.find((each) => each.name === name)?.state);
@@ -151,7 +151,7 @@ function soon() {
   waiting ??= requestAnimationFrame(() => ((waiting = null), render()));
 }
 
-/** Rows of runs that go on, and of those that have just ended. */
+/** Fetch new rows of unfinished runs, and of those that have just ended. */
 async function followOn() {
   const names = chosen(stateNow());
   const states = new Map(listed.runs.map((run) => [run.name, run.state]));
@@ -180,7 +180,7 @@ async function relist() {
 
 let wake = () => {};
 
-/** Nothing is asked for while nobody looks. What goes wrong is said, and tried again. */
+/** Poll the server while the page is visible. Errors are shown, and the request is tried again. */
 async function keepUp() {
   for (let asked = -Infinity; ; ) {
     if (!document.hidden) {

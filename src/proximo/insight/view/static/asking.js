@@ -1,5 +1,5 @@
-// Asking the server. The secret stands behind the # of the printed address, which no request carries; it is kept for
-// this address alone and sent as a header.
+// Requests to the server. The secret is after the # of the printed address, which no request contains; it is kept for
+// this address only and sent as a header.
 
 const KEY = "proximo-token";
 let token = null;
@@ -8,7 +8,7 @@ let token = null;
 export function takeToken() {
   const hash = new URLSearchParams(location.hash.slice(1));
   const all = hash.getAll("token");
-  const isPlace = (value) => /^\d{1,9}$/.test(value); // the reader's: which token of a completion
+  const isPlace = (value) => /^\d{1,9}$/.test(value); // the reader's: index of a token
   const given = all.find((value) => !isPlace(value));
   if (given === undefined) {
     token ??= stored(() => localStorage.getItem(KEY));
@@ -21,7 +21,7 @@ export function takeToken() {
   history.replaceState(null, "", `#${hash}`);
 }
 
-/** A browser may refuse to keep anything. */
+/** The browser may refuse to store anything. */
 function stored(action) {
   try {
     return action();
@@ -51,18 +51,18 @@ async function ask(path, params) {
   throw new Refused(response.status, reason.error ?? `the server answered ${response.status}`);
 }
 
-/** What an address of /api says. */
+/** The response of an address of /api. */
 export async function api(path, params) {
   return (await ask(path, params)).json();
 }
 
-/** New rows of a run's file: where they begin and end, how long the file is, and the rows when they are asked for. */
+/** New rows of a run's file: where they begin and end, the size of the file, and the rows, parsed on demand. */
 export async function rowsFrom(run, file, from) {
   const [head, ...lines] = (await (await ask("rows", { run, file, from })).text()).split("\n");
   return { ...JSON.parse(head), rows: () => lines.map(row).filter((each) => each !== null) };
 }
 
-/** Null for what is no row, as a disk error leaves it, or what nobody could have counted to. */
+/** Null for a damaged row, or one with an impossible step. */
 function row(line) {
   try {
     const made = line ? JSON.parse(line) : null;

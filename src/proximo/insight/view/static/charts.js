@@ -16,8 +16,8 @@ export const dash = (number) => DASHES[number % DASHES.length];
 /** The page's colours as they are now, light or dark. */
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
-/** A value with its unit, as people read it. */
-export function said(value, unit) {
+/** A value formatted with its unit. */
+export function withUnit(value, unit) {
   if (!known(value)) return "–";
   if (unit === "share") return value > 0.99 && value < 1 ? `${short(100 * value, 4)} %` : share(value);
   if (unit === "s") return `${short(value, 2)} s`;
@@ -26,7 +26,7 @@ export function said(value, unit) {
 
 const pair = (large, small, letters) => `${large}${letters[0]}${small ? ` ${small}${letters[1]}` : ""}`;
 
-/** Seconds as a clock would say them. */
+/** A duration in seconds, formatted with hours, minutes and seconds. */
 export function duration(value) {
   const whole = Math.round(value);
   if (value < 10) return `${short(value, 2)} s`;
@@ -36,12 +36,12 @@ export function duration(value) {
 }
 
 export const AXES = {
-  step: { label: "step", title: "one update after another", say: (value) => `step ${Math.round(value).toLocaleString("en")}` },
-  tokens: { label: "tokens", title: "generated so far: what was paid for", say: (value) => `${Math.round(value).toLocaleString("en")} tokens` },
-  time: { label: "time", title: "spent in steps so far; evaluations and breaks are not in it", say: duration },
+  step: { label: "step", title: "steps done", say: (value) => `step ${Math.round(value).toLocaleString("en")}` },
+  tokens: { label: "tokens", title: "tokens generated so far", say: (value) => `${Math.round(value).toLocaleString("en")} tokens` },
+  time: { label: "time", title: "time spent in steps so far, without evaluations and interruptions", say: duration },
 };
 
-/** All charts of a page. The button `whole` goes back from a stretch; `onOpen(run, step)` is what a click asks for. */
+/** All charts of a page. The button `whole` resets the zoom; a click calls `onOpen(run, step)`. */
 export class Charts {
   constructor(grid, whole, onOpen) {
     Object.assign(this, { grid, whole, onOpen, charts: new Map(), axis: "step", range: [0, 1], zoom: null });
@@ -50,7 +50,7 @@ export class Charts {
     this.sizes.observe(grid);
   }
 
-  /** Draw these, in this order; a chart that is there already only gets its new values. */
+  /** Draw these charts in this order; an existing chart only gets its new values. */
   show(specs, axis, range) {
     if (axis !== this.axis) (this.zoom = null), (this.whole.hidden = true);
     Object.assign(this, { axis, range });
@@ -90,7 +90,7 @@ class Chart {
     this.title = element("h3");
     this.legend = element("div", { class: "legend" });
     this.canvas = element("div", { class: "canvas" });
-    this.card = element("figure", { class: "plot", tabindex: "0", "data-chart": id, onkeydown: (event) => this.heard(event) }, element("figcaption", {}, this.title, this.legend), this.canvas);
+    this.card = element("figure", { class: "plot", tabindex: "0", "data-chart": id, onkeydown: (event) => this.onKey(event) }, element("figcaption", {}, this.title, this.legend), this.canvas);
   }
 
   show(spec) {
@@ -186,7 +186,7 @@ class Chart {
       const values = this.plot.data[column];
       const index = isAt ? idxs?.[column] : last(values);
       const below = this.spec.stacked && place > 0 && known(index) ? this.plot.data[this.columns.of[place - 1]][index] : 0;
-      this.values[place].textContent = said(known(index) && known(values[index]) ? values[index] - below : null, this.spec.unit);
+      this.values[place].textContent = withUnit(known(index) && known(values[index]) ? values[index] - below : null, this.spec.unit);
     });
     this.legend.classList.toggle("now", isAt);
     this.card.setAttribute("aria-label", `${oneLine(this.spec.title)}: ${this.values.map((value) => value.textContent).join(", ")}`);
@@ -194,7 +194,7 @@ class Chart {
     this.at.hidden = !isAt;
   }
 
-  /** Where the cursor is, in words. */
+  /** Label of the cursor's position. */
   tag(x, left) {
     const { step } = this.stepAt(x);
     const place = AXES[this.page.axis].say(x);
@@ -202,7 +202,7 @@ class Chart {
     this.at.style.left = `${Math.min(Math.max(left, 34), Math.max(this.plot.over.clientWidth - 34, 34))}px`;
   }
 
-  /** The run and step of the line that is pointed at: of the one in focus, or of the first. */
+  /** Run and step under the cursor: of the line in focus, or of the first. */
   stepAt(x) {
     const place = Math.max(this.columns.of.indexOf(this.focused), 0);
     const line = this.spec.lines[place];
@@ -219,7 +219,7 @@ class Chart {
   }
 
   /** Arrows move the cursor of all charts, Enter opens the step. */
-  heard(event) {
+  onKey(event) {
     const [xs, { idx }] = [this.plot.data[0], this.plot.cursor];
     const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (move) {
@@ -249,7 +249,7 @@ function pointed(plot, number, series) {
   return made;
 }
 
-/** The last known value at an index or before it; the first one where there is none. */
+/** The last known value at or before an index; the first one if there is none. */
 function latest(values, index) {
   for (let at = index; at >= 0; at--) if (known(values[at])) return at;
   return Math.max(values.findIndex(known), 0);

@@ -1,11 +1,11 @@
-// Pieces of a page and of its words. Text is only ever set as text: what a model wrote cannot become markup.
+// Helpers for elements and texts. Text is only ever set as text, so that what a model wrote cannot become markup.
 
 /** An element with attributes, listeners (`onclick` and the like) and children; a string becomes text. */
 export function element(tag, attributes = {}, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }
 
-/** The same for drawings. */
+/** The same for SVG. */
 export function drawn(tag, attributes = {}, ...children) {
   return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
@@ -20,15 +20,15 @@ function filled(made, attributes, children) {
   return made;
 }
 
-/** Text of a model or a file: it cannot turn the direction of what stands around it. */
+/** Text of a model or a file, isolated so that it cannot change the writing direction of the text around it. */
 export function quoted(text, attributes = {}) {
   return element("bdi", attributes, visible(text));
 }
 
 const STEERING = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
-const HARMLESS = new Set(["\n", "\t", "\u200c", "\u200d"]); // the joiners: many scripts are not readable without them
+const HARMLESS = new Set(["\n", "\t", "\u200c", "\u200d"]); // joiners, which many scripts need
 
-/** What cannot be seen or would turn the writing round, as a symbol. */
+/** Invisible characters, and those that change the writing direction, as symbols. */
 export function visible(text) {
   return String(text).replace(STEERING, (character) => (HARMLESS.has(character) ? character : symbol(character)));
 }
@@ -37,20 +37,20 @@ const CONTROLS = (
   "NUL SOH STX ETX EOT ENQ ACK BEL BS TAB LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US"
 ).split(" ");
 
-/** By name: not every font has pictures of these. */
+/** A control character by its name, since not every font has symbols for them. */
 function symbol(character) {
   const code = character.codePointAt(0);
   return `⟨${CONTROLS[code] ?? `U+${code.toString(16).toUpperCase().padStart(4, "0")}`}⟩`;
 }
 
-/** In one line, for places that have no more. */
+/** The text in one line. */
 export function oneLine(text) {
   return visible(String(text).replace(/\s*\n\s*/g, " ↵ ").replace(/\t/g, " "));
 }
 
 export const known = (value) => value !== null && value !== undefined && !Number.isNaN(value);
 
-/** Three digits that count; "–" where there is no number. */
+/** A number with three significant digits; "–" if there is none. */
 export function short(value, digits = 3) {
   if (!known(value)) return "–";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
@@ -60,12 +60,12 @@ export function short(value, digits = 3) {
   return text.replaceAll("-", "−");
 }
 
-/** With its sign. */
+/** A number with its sign. */
 export function signed(value, digits = 3) {
   return known(value) && value > 0 ? `+${short(value, digits)}` : short(value, digits);
 }
 
-/** A ratio near 1 by its distance from 1, which is what a gate looks at. */
+/** A ratio near 1 as its distance from 1, which is what a gate bounds. */
 export function ratio(value) {
   if (!known(value)) return "–";
   const distance = value - 1;
@@ -81,10 +81,10 @@ export function share(value) {
   return `${text.replace("-", "−")} %`;
 }
 
-/** Whether somebody types or chooses there. */
+/** Whether the element is an input field. */
 export const isField = (place) => Boolean(place?.closest?.("input, select, textarea"));
 
-/** Other children, with the focus where it was. */
+/** Replace children and keep the focus. */
 export function refill(parent, children) {
   const controls = () => [...parent.querySelectorAll("button, input, select")];
   const place = controls().indexOf(document.activeElement);
@@ -92,7 +92,7 @@ export function refill(parent, children) {
   controls()[place]?.focus();
 }
 
-/** Calls once, a while after the last wish. */
+/** Debounce: call once, some time after the last request. */
 export function calm(milliseconds, action) {
   let waiting;
   return (...values) => {

@@ -1,4 +1,4 @@
-// What the rules found and what happened: findings first, each with its first remedy and a way to the rollouts.
+// Findings and events: findings first, each with its remedy and a link to the rollouts.
 
 import { element, known, oneLine, quoted, visible } from "./elements.js";
 import { dot } from "./overview.js";
@@ -6,7 +6,7 @@ import { dot } from "./overview.js";
 const ORDER = ["failing", "warning"];
 const KINDS = { resumed: "restart", skipped_update: "skip", empty_step: "skip", damaged_checkpoint: "fault", log_failed: "fault", remove_failed: "fault", unscored: "fault", changed: "restart", other_software: "restart" };
 
-/** The step's rollouts, as a link that can be opened anywhere. */
+/** Link to a step's rollouts. */
 function stepLink(run, step, show, text) {
   const hash = new URLSearchParams({ run, step: String(step), ...(show ? { show } : {}) });
   return element("a", { href: `#${hash}` }, text);
@@ -19,13 +19,13 @@ export function showEvents(main, runs) {
   const isMany = runs.length > 1;
   main.replaceChildren(
     element("section", { class: "findings" }, element("h2", {}, "Findings"), ...(found.length ? found.map((each) => finding(each, isMany)) : [element("p", { class: "faint" }, calm(runs))])),
-    element("section", { class: "events" }, element("h2", {}, "What happened"), events.length ? eventTable(events, isMany) : element("p", { class: "faint" }, "No restarts, no skipped updates, no faults.")),
+    element("section", { class: "events" }, element("h2", {}, "Events"), events.length ? eventTable(events, isMany) : element("p", { class: "faint" }, "No resumes, skipped updates or errors.")),
   );
 }
 
 function calm(runs) {
   if (!runs.every(([run]) => run.isDiagnosed)) return "…";
-  return runs.some(([run]) => run.trained.length) ? "The rules find nothing wrong." : "Nothing to look at yet.";
+  return runs.some(([run]) => run.trained.length) ? "The rules find nothing wrong." : "No steps yet.";
 }
 
 function finding({ run, shade, rule, severity, step, message, remedy, show, over }, isMany) {

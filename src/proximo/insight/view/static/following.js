@@ -1,4 +1,4 @@
-// Runs as they grow. Every row is fetched once: each file is read on from where the last answer ended.
+// Runs that are followed. Every row is fetched once: each file is read from where the last response ended.
 
 import { api, rowsFrom } from "./asking.js";
 
@@ -12,7 +12,7 @@ export const isNumber = (value) => Number.isFinite(value) && Math.abs(value) < 1
 export const phases = (row) => Object.entries(row).filter(([key, value]) => !NO_PHASE.has(key) && isNumber(value));
 export const seconds = (row) => phases(row).reduce((sum, [, value]) => sum + value, 0);
 
-/** One run: its rows in order, and where a step lies on another axis. */
+/** One run: its rows in order, and the position of a step on each axis. */
 export class Followed {
   constructor(name, state) {
     Object.assign(this, { name, state, about: null, diagnosed: [], isDiagnosed: false, error: null, reading: null });
@@ -28,7 +28,7 @@ export class Followed {
     if (file === "events") this.events = [];
   }
 
-  /** Fetch what is new; true where something was. One reading at a time. */
+  /** Fetch new rows; true if there were any. One request at a time. */
   read() {
     this.reading ??= Promise.all(Object.keys(this.next).map((file) => this.readFile(file)))
       .then((changed) => ((this.error = null), changed.some(Boolean)))
@@ -43,8 +43,8 @@ export class Followed {
     for (;;) {
       const page = await asked;
       const isEnd = page.next === page.from || page.next >= page.size;
-      if (!isEnd) asked = rowsFrom(this.name, file, page.next); // on its way while these rows are read
-      if (page.from < this.next[file]) this.forget(file), (changed = true); // shorter: the run went on from an earlier step
+      if (!isEnd) asked = rowsFrom(this.name, file, page.next); // requested while these rows are parsed
+      if (page.from < this.next[file]) this.forget(file), (changed = true); // shorter: the run was resumed from an earlier step
       this.next[file] = page.next;
       const rows = page.rows();
       rows.forEach((row) => this.add(file, row));
@@ -59,7 +59,7 @@ export class Followed {
     else put(isEvaluation(row) ? this.evaluated : this.trained, row), (this.tokens = null);
   }
 
-  /** What the run was started with; while that cannot be had, what it was before. */
+  /** The run's settings; the last known ones if they cannot be fetched. */
   async learn() {
     try {
       this.about = await api("run", { run: this.name });
@@ -73,7 +73,7 @@ export class Followed {
     this.isDiagnosed = true;
   }
 
-  /** What the rules found when they were asked, and what the run itself has said since. */
+  /** The findings of the last check-up, and those that the run has reported since. */
   get findings() {
     const rules = new Set(this.diagnosed.map((each) => each.rule));
     return [...this.diagnosed, ...this.events.filter((event) => event.kind === "finding" && !rules.has(event.rule))];
@@ -87,7 +87,7 @@ export class Followed {
     return this.timed.length > 0;
   }
 
-  /** Where a step lies on an axis: its number, the tokens generated or the seconds spent up to its end. */
+  /** Position of a step on an axis: its number, or the tokens generated or seconds spent up to its end. */
   place(step, axis) {
     if (axis === "step") return step;
     if (axis === "tokens") this.tokens ??= summed(this.trained, (row) => (isNumber(row.sampled_tokens) ? row.sampled_tokens : 0));
@@ -96,7 +96,7 @@ export class Followed {
   }
 }
 
-/** At the end, in the place of what an earlier attempt wrote about this step and later ones. */
+/** Append a row and remove what an earlier attempt wrote about this step and later ones. */
 function put(rows, row) {
   while (rows.length && rows[rows.length - 1].step >= row.step) rows.pop();
   rows.push(row);
@@ -107,7 +107,7 @@ function summed(rows, value) {
   return rows.map((row) => [row.step, (sum += value(row))]);
 }
 
-/** The sum after the last step that is not later. */
+/** The sum up to the last step that is not later. */
 function until(sums, step) {
   let [low, high] = [0, sums.length];
   while (low < high) {

@@ -1,6 +1,6 @@
-// The charts of the chosen runs: each panel's lines with their values, colours and places on the axis.
+// The charts of the selected runs: each panel's lines with their values, colours and positions on the axis.
 
-import { AXES, Charts, colour, dash, duration, said } from "./charts.js";
+import { AXES, Charts, colour, dash, duration, withUnit } from "./charts.js";
 import { element, known, oneLine, quoted, short } from "./elements.js";
 import { isNumber, phases, seconds } from "./following.js";
 import { PANELS, everyPanel, isRun } from "./panels.js";
@@ -8,14 +8,14 @@ import { PANELS, everyPanel, isRun } from "./panels.js";
 const MOST = 2000; // points of a line
 const COLOURS = 6;
 
-/** A page of charts; `show` is called again whenever a run has grown or something else was chosen. */
+/** A page of charts; `show` is called again whenever a run has new rows or the selection changes. */
 export class ChartPage {
   constructor(main, onOpen) {
     this.figures = element("div", { class: "figures scroll" });
     this.grid = element("div", { class: "plots" });
     this.empty = element("p", { class: "faint" });
-    const hint = "Click: the rollouts of a step. Drag: a stretch, closer; Esc: the whole. Keys: 1 to 6, x, ← → and Enter on a chart.";
-    const whole = element("button", { type: "button", class: "whole", hidden: true }, "the whole run again");
+    const hint = "Click: open a step's rollouts. Drag: zoom in; Esc: zoom out. Keys: 1 to 6, x, ← → and Enter on a chart.";
+    const whole = element("button", { type: "button", class: "whole", hidden: true }, "show the whole run");
     main.replaceChildren(this.figures, whole, this.grid, this.empty, element("p", { class: "faint hint" }, hint));
     this.charts = new Charts(this.grid, whole, onOpen);
   }
@@ -32,8 +32,8 @@ export class ChartPage {
 
   reason(runs, placed, axis) {
     if (runs.some(([run]) => run.reading)) return "";
-    if (!placed.length && runs.length) return `No run here knows its ${AXES[axis].label}: choose another axis.`;
-    return runs.length ? "Nothing to draw here yet." : "Choose a run on the left.";
+    if (!placed.length && runs.length) return `No run here has recorded ${AXES[axis].label}: choose another axis.`;
+    return runs.length ? "Nothing to show yet." : "Select a run on the left.";
   }
 
   clear() {
@@ -42,7 +42,7 @@ export class ChartPage {
   }
 }
 
-/** What is on the screen, for tests and for whoever looks with the browser's console. */
+/** What is on the screen, for tests and the browser's console. */
 function shownBy({ spec, plot, columns }, axis) {
   const column = (place) => plot.data[place];
   const lines = spec.lines.map(({ run, label, colour: shown, low }, place) => {
@@ -64,7 +64,7 @@ function rangeOf(specs) {
   return isNumber(low) && high > low ? [low, high] : isNumber(low) ? [low - 1, high + 1] : [0, 1];
 }
 
-/** A panel as one chart, or as one for each run where values are stacked. */
+/** A panel as one chart, or as one per run if values are stacked. */
 function specsOf(panel, runs, axis) {
   if (panel.stacked) return runs.flatMap(([run]) => stackOf(panel, run, axis, runs.length > 1));
   const found = runs.flatMap(([run, shade]) => linesOf(panel, run, runs.length > 1).map((line) => ({ run, shade, ...line, ...valuesOf(panel, line, run, axis) }))).filter(({ x }) => x.length);
@@ -98,7 +98,7 @@ function valuesOf(panel, line, run, axis) {
   return hasBand ? { ...places, low: column((row) => row[line.low]), high: column((row) => row[line.high]) } : { ...places, low: null };
 }
 
-/** Of many rows the lowest and the highest of each stretch: no spike is lost. */
+/** For many rows, the lowest and highest of each interval, so that no spike is lost. */
 export function thinned(rows, value) {
   if (rows.length <= MOST) return rows;
   const kept = [];
@@ -139,17 +139,17 @@ function stackOf(panel, run, axis, isNamed) {
 
 const lastOf = (rows, key) => rows.findLast((row) => isNumber(row[key]))?.[key];
 
-/** The chosen runs in a line each. */
+/** A table with one line per selected run. */
 function figureTable(runs) {
   const shown = runs.filter(([run]) => run.trained.length || run.evaluated.length);
   if (!shown.length) return [];
   const columns = [
-    ["step", (run) => steps(run)], ["outcome", (run) => said(lastOf(run.trained, "outcome"), "share")], ["held-out", heldOut],
+    ["step", (run) => steps(run)], ["outcome", (run) => withUnit(lastOf(run.trained, "outcome"), "share")], ["held-out", heldOut],
     ["length", (run) => short(lastOf(run.trained, "length"))], ["entropy", (run) => short(lastOf(run.trained, "entropy"))],
-    ["tokens", (run) => (run.hasTokens ? said(run.place(Infinity, "tokens")) : "–")], ["time in steps", (run) => (run.hasTime ? duration(run.place(Infinity, "time")) : "–")],
+    ["tokens", (run) => (run.hasTokens ? withUnit(run.place(Infinity, "tokens")) : "–")], ["time in steps", (run) => (run.hasTime ? duration(run.place(Infinity, "time")) : "–")],
   ];
-  const cells = columns.map(([name, say]) => [name, shown.map(([run]) => say(run))]).filter(([, said]) => said.some((text) => text !== "–"));
-  const rows = shown.map(([run, shade], place) => element("tr", {}, element("th", { scope: "row" }, dot(shade), quoted(oneLine(run.name))), ...cells.map(([, said]) => element("td", { class: "number" }, said[place]))));
+  const cells = columns.map(([name, say]) => [name, shown.map(([run]) => say(run))]).filter(([, texts]) => texts.some((text) => text !== "–"));
+  const rows = shown.map(([run, shade], place) => element("tr", {}, element("th", { scope: "row" }, dot(shade), quoted(oneLine(run.name))), ...cells.map(([, texts]) => element("td", { class: "number" }, texts[place]))));
   return [table(["run", ...cells.map(([name]) => name)], rows)];
 }
 
@@ -158,7 +158,7 @@ const steps = (run) => [run.trained.at(-1)?.step || 0, run.about?.settings.steps
 function heldOut(run) {
   const [first, last] = [run.evaluated[0], run.evaluated.at(-1)].map((row) => row?.["held_out/accuracy"]);
   if (!known(last)) return "–";
-  return run.evaluated.length > 1 && known(first) ? `${said(first, "share")} → ${said(last, "share")}` : said(last, "share");
+  return run.evaluated.length > 1 && known(first) ? `${withUnit(first, "share")} → ${withUnit(last, "share")}` : withUnit(last, "share");
 }
 
 /** Where the time went, over the whole run. */
@@ -174,7 +174,7 @@ function phaseTable(runs) {
   const rows = shown.map(([run, shade], place) => {
     const total = run.place(Infinity, "time");
     return element("tr", {}, element("th", { scope: "row" }, dot(shade), quoted(oneLine(run.name))), element("td", { class: "number" }, duration(total)),
-      ...names.map((name) => element("td", { class: "number" }, known(sums[place][name]) ? `${duration(sums[place][name])} · ${said(sums[place][name] / total, "share")}` : "–")));
+      ...names.map((name) => element("td", { class: "number" }, known(sums[place][name]) ? `${duration(sums[place][name])} · ${withUnit(sums[place][name] / total, "share")}` : "–")));
   });
   return [table(["run", "time in steps", ...names], rows)];
 }

@@ -1,5 +1,5 @@
-// Which charts there are, and what each draws: data, in the order of the page. A chart that a run has no values for is
-// not drawn. The loss is not among them: in reinforcement learning it says nothing about progress.
+// Definitions of the charts, in the order of the page. A chart that a run has no values for is
+// not drawn. The loss is left out: in reinforcement learning it says nothing about progress.
 
 import { isNumber, seconds } from "./following.js";
 
@@ -14,75 +14,75 @@ const line = (label, of, more = {}) => ({ label, of, ...more });
 
 export const PANELS = {
   overview: [
-    { id: "outcome", title: "Outcome", unit: "share", note: "share of what was sampled that is right", lines: [line("outcome", "outcome")] },
+    { id: "outcome", title: "Outcome", unit: "share", note: "mean outcome of the sampled completions; 1 is correct", lines: [line("outcome", "outcome")] },
     {
       id: "held_out", title: "Held-out accuracy", unit: "share", note: "with its 95 % interval", from: "evaluated",
       lines: [line("accuracy", "held_out/accuracy", { low: "held_out/low", high: "held_out/high" })],
     },
     {
-      id: "pass", title: "Held-out pass@k", unit: "share", note: "any of k samples is right", from: "evaluated",
+      id: "pass", title: "Held-out pass@k", unit: "share", note: "share of problems with a correct answer among k samples", from: "evaluated",
       lines: [line("pass@k", "held_out/pass_at_k", { low: "held_out/pass_low", high: "held_out/pass_high" }), line("mean@k", "held_out/mean_at_k")],
     },
     {
-      id: "reward", title: "Reward", note: "mean, and between which values eight of ten lie", when: (run) => differ(run.trained, "reward", "outcome"),
+      id: "reward", title: "Reward", note: "mean, and the range from the 10th to the 90th percentile", when: (run) => differ(run.trained, "reward", "outcome"),
       lines: [line("reward", "reward", { low: "reward_p10", high: "reward_p90" })], each: { prefix: "rewards/", when: (run) => some(run.trained, (row) => Object.keys(row).filter((key) => key.startsWith("rewards/")).length > 1) },
     },
     {
-      id: "length", title: "Length", unit: "tokens", note: "of completions: mean, and between which values eight of ten lie",
+      id: "length", title: "Length", unit: "tokens", note: "of completions: mean, and the range from the 10th to the 90th percentile",
       lines: [line("length", "length", { low: "length_p10", high: "length_p90" })], cap: (run) => run.about?.cap,
     },
-    { id: "entropy", title: "Entropy", unit: "nats", note: "of the policy, over all tokens that were sampled", lines: [line("entropy", "entropy")] },
-    { id: "truncated", title: "Truncated", unit: "share", note: "cut at the limit of tokens", lines: [line("truncated", "truncated")] },
-    { id: "unscored", title: "Unscored", note: "completions that no grader could judge", lines: [line("unscored", "unscored", { when: isAbove("unscored") })] },
+    { id: "entropy", title: "Entropy", unit: "nats", note: "of the policy, mean over all sampled tokens", lines: [line("entropy", "entropy")] },
+    { id: "truncated", title: "Truncated", unit: "share", note: "share of completions cut off at the token limit", lines: [line("truncated", "truncated")] },
+    { id: "unscored", title: "Unscored", note: "completions without a reward because a grader failed", lines: [line("unscored", "unscored", { when: isAbove("unscored") })] },
   ],
   stability: [
     {
-      id: "held_back", title: "Held back by the gate", unit: "share", note: "of tokens: clipped below, clipped above; for a soft gate 1 − its mean",
+      id: "held_back", title: "Held back by the gate", unit: "share", note: "share of tokens clipped below and above; for a soft gate, 1 − its mean",
       lines: [
         line("clip low", "clip_low", { when: (run) => !isSoft(run) }), line("clip high", "clip_high", { when: (run) => !isSoft(run) }),
         line("soft gate", (row) => (isNumber(row.gate) ? 1 - row.gate : null), { when: isSoft }),
       ],
     },
-    { id: "kl", title: "KL to the reference", unit: "nats", note: "a mean over tokens", lines: [line("KL", "kl")] },
+    { id: "kl", title: "KL to the reference", unit: "nats", note: "mean over tokens", lines: [line("KL", "kl")] },
     {
       id: "kl_whole", title: "KL of whole completions", unit: "nats", note: "to the reference, before the step's updates",
       when: (run) => !some(run.trained, (row) => isNumber(row.kl)), lines: [line("KL", "reference_kl")],
     },
-    { id: "ratio_spread", title: "Spread of the ratio", note: "standard deviation; 0 where the policy is the sampled one", lines: [line("spread", "ratio_spread")] },
+    { id: "ratio_spread", title: "Spread of the ratio", note: "standard deviation; 0 if the policy is the one that sampled", lines: [line("spread", "ratio_spread")] },
     { id: "ratio_max", title: "Largest ratio", floor: 1, note: "of the step's updates", lines: [line("largest", "ratio_max")] },
     {
-      id: "dead", title: "Dead groups", unit: "share", note: "all siblings earned the same: nothing to learn from",
+      id: "dead", title: "Dead groups", unit: "share", note: "groups whose completions all have the same reward: nothing to learn",
       lines: [
         line("dead", "dead_groups"), line("all solved", "dead_solved", { inner: true }),
         line("not solved", (row) => (isNumber(row.dead_solved) ? row.dead_groups - row.dead_solved : null), { inner: true }),
       ],
     },
-    { id: "ess", title: "Effective samples", unit: "share", note: "what the ratios leave of the tokens' weight", lines: [line("ESS", "ess"), line("of the correction", "correction_ess")] },
+    { id: "ess", title: "Effective samples", unit: "share", note: "effective sample size as a share of the tokens, weighted by their ratios", lines: [line("ESS", "ess"), line("of the correction", "correction_ess")] },
     {
       id: "gradient_norm", title: "Gradient norm", note: "before clipping: mean and largest of a step; ▲ an update was skipped",
       lines: [line("mean", "gradient_norm"), line("largest", "gradient_norm_max", { inner: true })], marks: (row) => row.skipped_updates > 0,
     },
-    { id: "sampler_gap", title: "Sampler gap", unit: "nats", note: "|Δ log p| between sampler and learner, a mean over tokens", lines: [line("gap", "sampler_gap")] },
-    { id: "explained", title: "Value model", note: "explained variance of the returns; 1 is all of it, below 0 worse than none", lines: [line("explained variance", "explained_variance")] },
+    { id: "sampler_gap", title: "Sampler gap", unit: "nats", note: "|Δ log p| between sampler and learner, mean over tokens", lines: [line("gap", "sampler_gap")] },
+    { id: "explained", title: "Value model", note: "explained variance of the returns; 1 is perfect, below 0 is worse than a constant", lines: [line("explained variance", "explained_variance")] },
     {
-      id: "baseline", title: "Error as a baseline", note: "squared: the value model's, and that of the siblings' mean",
-      lines: [line("value model", "baseline_error/value"), line("siblings", "baseline_error/group")],
+      id: "baseline", title: "Error as a baseline", note: "squared error of the value model, and of the group mean",
+      lines: [line("value model", "baseline_error/value"), line("group mean", "baseline_error/group")],
     },
-    { id: "routing", title: "Experts agreed on", unit: "share", note: "by sampler and learner", lines: [line("overlap", "routing_overlap")] },
+    { id: "routing", title: "Expert overlap", unit: "share", note: "share of experts that sampler and learner both choose", lines: [line("overlap", "routing_overlap")] },
   ],
   performance: [
     { id: "phases", title: "Seconds by phase", unit: "s", from: "timed", stacked: true, lines: [] },
     {
-      id: "speed", title: "Tokens per second", note: "generated tokens over the whole step, and over its sampling alone", from: "timed",
+      id: "speed", title: "Tokens per second", note: "generated tokens per second of the whole step, and of its sampling", from: "timed",
       lines: [line("step", (row) => row.tokens / seconds(row)), line("sampling", (row) => row.tokens / row.rollout)],
     },
-    { id: "wasted", title: "Wasted tokens", unit: "share", note: "sampled, and left out of training with their groups", lines: [line("wasted", "wasted_tokens")] },
-    { id: "rounds", title: "Rounds of sampling", note: "until enough groups could be kept", lines: [line("rounds", "rounds", { when: (run) => some(run.trained, (row) => row.rounds > 1) })] },
-    { id: "sampled", title: "Tokens of a step", unit: "tokens", lines: [line("sampled", "sampled_tokens")] },
+    { id: "wasted", title: "Wasted tokens", unit: "share", note: "share of sampled tokens in dropped groups", lines: [line("wasted", "wasted_tokens")] },
+    { id: "rounds", title: "Sampling rounds", note: "until there were enough groups to train on", lines: [line("rounds", "rounds", { when: (run) => some(run.trained, (row) => row.rounds > 1) })] },
+    { id: "sampled", title: "Tokens per step", unit: "tokens", lines: [line("sampled", "sampled_tokens")] },
   ],
 };
 
-/** A chart for every number there is, training beside held-out: for stages, and for whoever looks for one more. */
+/** A chart for every metric, with training and held-out values together: for stages, and for metrics without a panel. */
 export function everyPanel(runs) {
   const names = new Set();
   const keys = (rows) => rows.slice(-50).concat(rows.slice(0, 5)).forEach((row) => Object.keys(row).forEach((key) => isNumber(row[key]) && names.add(key)));
@@ -96,5 +96,5 @@ export function everyPanel(runs) {
   }));
 }
 
-/** Whether this is a run of reinforcement learning; stages write other numbers. */
+/** Whether this is a reinforcement-learning run; stages write other metrics. */
 export const isRun = (run) => some(run.trained.slice(0, 5), (row) => "outcome" in row || "reward" in row) || !run.trained.length;

@@ -1,9 +1,9 @@
-// From values to what is drawn: columns and their looks, heights, ticks, and marks beside the lines.
+// From values to the plot: columns and their styles, ranges, ticks, and marks.
 
 import { known } from "./elements.js";
 import uPlot from "./vendor/uplot.js";
 
-/** What uPlot is given: aligned columns, their looks, and which of them is which line. */
+/** The input of uPlot: aligned columns, their styles, and which column belongs to which line. */
 export function columnsOf({ lines, stacked }) {
   const tables = lines.map((line) => [line.x, line.y, ...(line.low ? [line.low, line.high] : [])]);
   const data = tables.length === 1 || stacked ? [lines[0].x, ...tables.flatMap(([, ...rest]) => rest)] : uPlot.join(tables);
@@ -18,12 +18,12 @@ export function columnsOf({ lines, stacked }) {
     series.push(edge, edge);
     shows.push(false, false);
   }
-  // The topmost of a stack is drawn first, so that those below it stand before it.
+  // The top of a stack is drawn first, so that those below it are drawn over it.
   if (stacked) return { data: [data[0], ...data.slice(1).reverse()], series: [series[0], ...series.slice(1).reverse()], bands, of: of.map((place) => lines.length + 1 - place), shows };
   return { data, series, bands, of, shows };
 }
 
-/** From zero where the values are not far from it; shares to one where they come near. Never without height. */
+/** The vertical range: from 0 if the values are near it; to 1 for shares that come near it; never empty. */
 export function heights(min, max, { unit, caps, stacked, floor }) {
   if (!known(min)) return [0, 1];
   const near = (caps ?? []).map((cap) => cap.y).filter((y) => y <= 3 * max);
@@ -39,7 +39,7 @@ export function heights(min, max, { unit, caps, stacked, floor }) {
   return [stacked || (low >= 0 && low <= 0.6 * high) ? 0 : low - room, high + room];
 }
 
-/** A number on an axis, with as many digits as its neighbours need to differ. */
+/** A tick label, with enough digits to differ from its neighbours. */
 export function tick(value, step) {
   if (value === 0) return "0";
   const size = Math.abs(value);
@@ -54,7 +54,7 @@ export function tick(value, step) {
   return value.toFixed(Math.min(digits, 10)).replace("-", "−");
 }
 
-/** Limits as dashed lines, and steps that something happened at as marks on the axis. */
+/** Limits as dashed lines, and marked steps as marks on the axis. */
 export function drawMarks(plot, { caps = [], marks = [] }) {
   const { ctx, bbox } = plot;
   const ratio = devicePixelRatio;

@@ -1,12 +1,12 @@
-// The list of runs: which there are, how far they are, and which are drawn on one another.
+// The list of runs, with their progress and which are shown together.
 
-import { said } from "./charts.js";
+import { withUnit } from "./charts.js";
 import { element, known, oneLine, quoted } from "./elements.js";
 
 const COLOURS = 6;
 const MANY = 12;
 
-/** A colour for each run that is chosen, by its age, so that it stays when others come; two that are shown differ. */
+/** A colour for each selected run, by age, so that it stays when runs are added; runs shown together differ. */
 export function coloursOf(listed, chosen) {
   const taken = new Set();
   return chosen.map((name) => {
@@ -18,10 +18,10 @@ export function coloursOf(listed, chosen) {
   });
 }
 
-/** `go` changes the address; the runs in it are those that are shown. */
+/** `go` changes the address, which names the runs that are shown. */
 export class RunList {
   constructor(aside, go) {
-    Object.assign(this, { go, said: null });
+    Object.assign(this, { go, shown: null });
     this.filter = element("input", { type: "search", placeholder: "filter", "aria-label": "filter runs", oninput: () => this.sift() });
     this.root = element("p", { class: "faint root" });
     this.list = element("ul");
@@ -30,8 +30,8 @@ export class RunList {
 
   show({ root, runs }, chosen, colours) {
     const told = JSON.stringify([root, runs, chosen, colours]);
-    if (told === this.said) return;
-    this.said = told;
+    if (told === this.shown) return;
+    this.shown = told;
     this.root.replaceChildren(quoted(oneLine(root)), ` · ${runs.length} run${runs.length === 1 ? "" : "s"}`);
     this.filter.hidden = runs.length <= MANY;
     const focused = this.list.contains(document.activeElement) ? document.activeElement.dataset.key : null;
@@ -45,16 +45,16 @@ export class RunList {
     const others = chosen.filter((name) => name !== run.name);
     const label = oneLine(run.name);
     const box = element("input", {
-      type: "checkbox", title: "draw it on the others", "aria-label": `show ${label}`, "data-key": `box ${run.name}`,
+      type: "checkbox", title: "show together with the others", "aria-label": `show ${label}`, "data-key": `box ${run.name}`,
       onchange: () => this.go({ run: place < 0 ? [...others, run.name] : others, step: null }),
     });
     box.checked = place >= 0;
     if (place >= 0) box.style.accentColor = `var(--${colours[place]})`;
-    const only = element("button", { type: "button", class: "name", title: `show ${label} alone`, "data-key": `only ${run.name}`, onclick: () => this.go({ run: [run.name], step: null }) }, quoted(label));
+    const only = element("button", { type: "button", class: "name", title: `show only ${label}`, "data-key": `only ${run.name}`, onclick: () => this.go({ run: [run.name], step: null }) }, quoted(label));
     const far = [run.algorithm, known(run.steps) ? `${run.step ?? 0} of ${run.steps}` : known(run.step) ? `${run.step} steps` : null, run.error && oneLine(run.error)];
     return element(
       "li", { class: `run ${run.state}${place < 0 ? "" : " chosen"}`, "data-run": run.name },
-      box, only, element("span", { class: "last", title: "outcome of the last step" }, known(run.outcome) ? said(run.outcome, "share") : ""),
+      box, only, element("span", { class: "last", title: "outcome of the last step" }, known(run.outcome) ? withUnit(run.outcome, "share") : ""),
       element("span", { class: "about" }, element("i", { class: `state ${run.state}`, title: run.state }), [run.state, ...far].filter(Boolean).join(" · ")), bar(run),
     );
   }
@@ -65,7 +65,7 @@ export class RunList {
   }
 }
 
-/** How far a run is that is going on. */
+/** Progress bar of an unfinished run. */
 function bar(run) {
   if (run.state !== "running" || !(run.steps > 0)) return null;
   const done = element("i");

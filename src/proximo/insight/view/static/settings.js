@@ -1,5 +1,5 @@
-// What runs were started with: what differs between them, how each differs from the algorithm it is named after, and by
-// what it was made.
+// The settings of runs: what differs between them, how each differs from the algorithm it is named after, and the
+// versions that it was made with.
 
 import { element, oneLine, quoted, visible } from "./elements.js";
 import { dot } from "./overview.js";
@@ -9,7 +9,7 @@ export function showSettings(main, runs) {
   main.replaceChildren(...(known.length > 1 ? [differences(known)] : []), ...known.map(settings));
 }
 
-/** Fields that are not the same everywhere. */
+/** Fields that differ between runs. */
 function differences(runs) {
   const fields = [...new Set(runs.flatMap(([run]) => Object.keys(run.about.settings)))];
   const differing = fields.filter((field) => new Set(runs.map(([run]) => run.about.settings[field])).size > 1);
@@ -34,15 +34,15 @@ function settings([run, shade]) {
 
 function algorithm({ name, changes, stages, why }) {
   if (!name) return why ? element("p", { class: "algorithm" }, quoted(oneLine(why))) : null;
-  const said = changes.length ? [element("strong", {}, name.toUpperCase()), ", but:"] : ["Exactly ", element("strong", {}, name.toUpperCase()), "."];
+  const text = changes.length ? [element("strong", {}, name.toUpperCase()), ", but:"] : ["Exactly ", element("strong", {}, name.toUpperCase()), "."];
   return element(
     "div", { class: "algorithm" },
-    element("p", {}, ...said), changes.length ? element("ul", {}, ...changes.map((each) => element("li", {}, quoted(oneLine(each))))) : null,
+    element("p", {}, ...text), changes.length ? element("ul", {}, ...changes.map((each) => element("li", {}, quoted(oneLine(each))))) : null,
     element("details", {}, element("summary", {}, "its eleven choices"), element("table", {}, ...stages.map(([stage, choice]) => element("tr", {}, element("th", { scope: "row" }, stage), element("td", { class: "mono" }, quoted(oneLine(choice))))))),
   );
 }
 
-/** As it would be typed. */
+/** The command line as it would be typed. */
 function command(words) {
   const list = Array.isArray(words) ? words.map(String) : [];
   const shown = list.map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`));

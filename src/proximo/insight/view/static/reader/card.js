@@ -1,10 +1,10 @@
-// One token: why it moves the policy or does not, in words, in numbers, and as a point on its gate's curve.
+// The card of a token: why its gradient passes or not, in words, in numbers, and as a point on the gate's curve.
 
 import { STATES } from "./channels.js";
 import { drawn, element, known, oneLine, quoted, ratio, share, short, signed } from "../elements.js";
 import { flip } from "./tokens.js";
 
-/** `own` is what the run's own algorithm is called; `words` may come later, they are asked of the server. */
+/** `own` is the name of the run's own algorithm; `words` are requested from the server and may come later. */
 export function tokenCard(row, token, algorithm, own, words) {
   const at = (name) => row[name]?.[token];
   const state = at("state");
@@ -27,11 +27,11 @@ export function tokenCard(row, token, algorithm, own, words) {
 }
 
 function ownWords(words, own, turn) {
-  const who = element("strong", {}, `${turn ? "It flips. " : ""}${own}, the run's own: `);
-  return element("p", { class: `own ${turn}` }, who, oneLine(words));
+  const label = element("strong", {}, `${turn ? "It flips. " : ""}${own}, the run's own: `);
+  return element("p", { class: `own ${turn}` }, label, oneLine(words));
 }
 
-/** Those that are there; of a token that takes no part none that an update would give it. */
+/** The known numbers; for a token that is not trained on, none that an update would give it. */
 function numbers(at, takesPart) {
   const lines = [
     ["log-prob, sampler", "sampler", short],
@@ -39,13 +39,13 @@ function numbers(at, takesPart) {
     ["before the update", "current", short],
     ["reference", "reference", short],
     ["ratio of the token", "token_ratio", ratio, takesPart],
-    ["ratio the gate saw", "ratio", ratio, takesPart],
+    ["ratio at the gate", "ratio", ratio, takesPart],
     ["advantage", "advantage", signed],
     ["weight", "weight", short, takesPart],
-    ["the gate lets through", "through", share, takesPart],
+    ["share passing the gate", "through", share, takesPart],
     ["mismatch correction", "correction", short, takesPart],
     ["gradient on the log-prob", "gradient", signed, takesPart],
-    ["and from KL", "kl_gradient", signed, takesPart],
+    ["gradient from the KL", "kl_gradient", signed, takesPart],
     ["sampler gap", "gap", signed],
     ["entropy", "entropy", short],
     ["KL to the reference", "kl", short],
@@ -60,7 +60,7 @@ function numbers(at, takesPart) {
 
 const [WIDE, HIGH, FOOT] = [260, 84, 18];
 
-/** Share of the gradient that the gate lets through, over the ratio; the point is this token. */
+/** Share of the gradient that passes the gate, over the ratio; the point is this token. */
 function curve({ log_ratio: places, positive, negative }, advantage, place, through) {
   if (!advantage || !Number.isFinite(place)) return null;
   const [first, last] = [places[0], places[places.length - 1]];
@@ -74,7 +74,7 @@ function curve({ log_ratio: places, positive, negative }, advantage, place, thro
   const label = (value, anchor) =>
     drawn("text", { x: x(value), y: HIGH - 4, "text-anchor": anchor }, ratio(Math.exp(value)));
   const isUp = advantage > 0;
-  const words = "what the gate lets through, over the ratio";
+  const words = "share of the gradient that passes the gate, over the ratio";
   const picture = drawn(
     "svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, class: "curve", role: "img", "aria-label": words },
     drawn("line", { class: "axis", x1: 4, x2: WIDE - 4, y1: y(0), y2: y(0) }),

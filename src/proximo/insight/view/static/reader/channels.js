@@ -1,19 +1,19 @@
-// What a token can be coloured by: the value, its scale, and how both are said.
+// The channels that tokens can be coloured by: the value, its scale, and its format.
 
 import { element, known, ratio, share, short, signed } from "../elements.js";
 
-/** A state of the lens, in words. Tokens push, or would and are blocked, or there is nothing to push. */
+/** The states of the lens, in words. A token's gradient passes, is blocked, or is 0. */
 export const STATES = {
-  open: { label: "open", title: "the gradient passes whole", pushes: true },
-  soft: { label: "soft", title: "a soft gate or a cap lets a part of the gradient through", pushes: true },
-  high: { label: "clipped high", title: "A > 0 and the ratio above the gate's band: no gradient", blocked: true },
-  low: { label: "clipped low", title: "A < 0 and the ratio below the gate's band: no gradient", blocked: true },
-  dual: { label: "dual", title: "A < 0 and the ratio above the dual clip: no gradient", blocked: true },
+  open: { label: "open", title: "the full gradient passes", pushes: true },
+  soft: { label: "soft", title: "a soft gate or a cap passes a part of the gradient", pushes: true },
+  high: { label: "clipped high", title: "A > 0 and the ratio is above the clip range: no gradient", blocked: true },
+  low: { label: "clipped low", title: "A < 0 and the ratio is below the clip range: no gradient", blocked: true },
+  dual: { label: "dual", title: "A < 0 and the ratio is above the dual clip: no gradient", blocked: true },
   dropped: { label: "dropped", title: "left out of the update by the algorithm's select", blocked: true },
   rejected: { label: "rejected", title: "left out by the correction of the sampler's mismatch", blocked: true },
-  held: { label: "held", title: "left in, and held near the old policy by the algorithm's select", pushes: true },
-  dead: { label: "dead", title: "the advantage is exactly 0: nothing to learn here" },
-  idle: { label: "idle", title: "the completion takes no part: unscored, dropped or not run" },
+  held: { label: "held", title: "held near the old policy by the algorithm's select", pushes: true },
+  dead: { label: "dead", title: "the advantage is exactly 0: no gradient" },
+  idle: { label: "idle", title: "the completion is not trained on: unscored, dropped or not run" },
   outside: { label: "outside", title: "not sampled by the policy, or left out of the loss" },
 };
 
@@ -29,45 +29,45 @@ export const CHANNELS = [
     of: (row) => row.advantage, say: signed, shade: diverging, ends: ["worse than expected", "better than expected"],
   },
   {
-    name: "ratio", label: "ratio", title: "how much likelier than when it was sampled, as the gate sees it",
+    name: "ratio", label: "ratio", title: "probability now over probability when sampled, as the gate gets it",
     of: (row) => row.ratio, say: ratio, ends: ["less likely now", "likelier now"],
     shade: (value, [, high]) => diverging(Math.log(value), [0, Math.log(high)]),
   },
   {
-    name: "gate", label: "gate", title: "what becomes of the gradient",
+    name: "gate", label: "gate", title: "what happens to the gradient",
     of: (row) => row.state, say: (value) => STATES[value]?.label ?? "–",
   },
   {
-    name: "gradient", label: "gradient", title: "of the policy loss on the log-prob: where the token is pushed",
+    name: "gradient", label: "gradient", title: "gradient of the policy loss on the log-prob: which way the token is pushed",
     of: (row) => row.gradient, say: signed, ends: ["made less likely", "made likelier"],
     shade: (value, range) => diverging(-value, range), isBackwards: true,
   },
   {
-    name: "entropy", label: "entropy", title: "how unsure the policy was just before the update; when it sampled, where no update ran the row",
-    of: (row) => row.entropy, say: short, shade: sequential, ends: ["sure", "unsure"],
+    name: "entropy", label: "entropy", title: "entropy of the policy before the update; when it sampled, if no update ran the row",
+    of: (row) => row.entropy, say: short, shade: sequential, ends: ["certain", "uncertain"],
   },
   {
-    name: "logprob", label: "log-prob", title: "of the token, just before the update",
+    name: "logprob", label: "log-prob", title: "log-prob of the token before the update",
     of: (row) => row.current, say: short, ends: ["expected", "surprising"], isBackwards: true,
     shade: (value, [low, high]) => ({ side: "more", amount: part(high - value, high - low) }),
   },
   {
     name: "gap", label: "sampler gap", title: "log-prob of the learner minus that of the sampler",
-    of: (row) => row.gap, say: signed, shade: diverging, ends: ["sampler surer", "learner surer"],
+    of: (row) => row.gap, say: signed, shade: diverging, ends: ["higher in the sampler", "higher in the learner"],
   },
   {
     name: "kl", label: "KL", title: "distance to the reference (k3)",
-    of: (row) => row.kl, say: short, shade: sequential, ends: ["as the reference", "far from it"],
+    of: (row) => row.kl, say: short, shade: sequential, ends: ["equal to the reference", "far from it"],
   },
 ];
 
 export const channelNamed = (name) =>
   CHANNELS.find((each) => each.name === name) ?? CHANNELS.find((each) => each.name === "gradient");
 
-/** Whether the step has values for a channel at all. */
+/** Whether the step has values for a channel. */
 export const hasChannel = (channel, ranges) => channel.name === "gate" || known(ranges?.[channel.name]?.[1]);
 
-/** What a token looks like: classes, and the strength of its colour from 0 to 1. */
+/** The style of a token: classes, and the strength of its colour from 0 to 1. */
 export function look(channel, value, state, range, through) {
   if (channel.name === "gate") return { classes: `gate ${state}`, amount: Math.min(Math.abs(1 - (through ?? 0)), 1) };
   if (!known(value) || !known(range?.[1]) || state === "outside") return { classes: "", amount: 0 };
@@ -75,11 +75,11 @@ export function look(channel, value, state, range, through) {
   return { classes: amount > 0 ? side : "", amount };
 }
 
-/** The scale with its numbers, for the gate every state with how often it occurs; and what the lines mean. */
+/** The scale with its numbers, for the gate all states with their counts; and the meaning of the marks. */
 export function legend(channel, { ranges, algorithm }, counts) {
   const made = channel.name === "gate" ? states(counts) : scale(channel, ranges[channel.name], algorithm.band);
   const marks = [["blocked", "no gradient"]];
-  if (!algorithm.own) marks.push(["closes", "stopped here alone"], ["opens", "moves here alone"]);
+  if (!algorithm.own) marks.push(["closes", "blocked only here"], ["opens", "passes only here"]);
   const shown = marks.map(([kind, words]) => element("span", { class: `token ${kind}` }, words));
   made.append(element("span", { class: "marks faint" }, ...shown));
   return made;
@@ -98,11 +98,11 @@ function scale(channel, range, band) {
   );
 }
 
-/** Where the gate's band ends, if that is on the scale. */
+/** An edge of the clip range, if it is on the scale. */
 function tick(edge, [low, high]) {
   const place = Math.log(edge / low) / Math.log(high / low);
   if (!(place >= 0 && place <= 1)) return [];
-  const made = element("span", { class: "tick", title: `the gate's band ends at ${ratio(edge)}` });
+  const made = element("span", { class: "tick", title: `the clip range ends at ${ratio(edge)}` });
   made.style.left = `${100 * place}%`;
   return [made];
 }

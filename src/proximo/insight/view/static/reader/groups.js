@@ -1,28 +1,28 @@
-// A step's groups as rows, their rollouts as cells coloured by reward; filters, orders and what a search found.
+// A step's groups as rows, with their rollouts as cells coloured by reward; filters, orders and search results.
 
 import { element, known, oneLine, quoted, ratio, share, short, signed } from "../elements.js";
 
 const MOST = 300; // groups in the table at first
 
-/** Filters `keep` rollouts. Orders put the group with the largest first, `by` a number that each cell then `say`s. */
+/** Filters `keep` rollouts. Orders sort groups `by` a number, largest first, which each cell then shows (`say`). */
 export const SHOWS = [
-  { name: "truncated", label: "truncated", title: "cut at the limit of tokens", keep: (row) => row.truncated },
-  { name: "unscored", label: "unscored", title: "no grader could judge them", keep: (row) => row.reward === null },
+  { name: "truncated", label: "truncated", title: "cut off at the token limit", keep: (row) => row.truncated },
+  { name: "unscored", label: "unscored", title: "without a reward because a grader failed", keep: (row) => row.reward === null },
   {
     name: "dead", label: "dead", title: "all advantages of the group are 0",
     keep: (row, group) => group.fate === "dead",
   },
-  { name: "duplicates", label: "duplicates", title: "a sibling said the same", keep: (row) => row.duplicate !== null },
+  { name: "duplicates", label: "duplicates", title: "identical to another completion of the group", keep: (row) => row.duplicate !== null },
   {
-    name: "clipped", label: "most clipped", title: "of the tokens that would push, the share that a rule stops",
+    name: "clipped", label: "most clipped", title: "share of the tokens with a nonzero advantage whose gradient is blocked",
     by: (row) => row.blocked_share, say: (row) => share(row.blocked_share),
   },
   {
-    name: "ratio", label: "highest ratio", title: "farthest from 1, either way",
+    name: "ratio", label: "highest ratio", title: "farthest from 1, above or below",
     by: (row) => row.ratio_most && Math.abs(Math.log(row.ratio_most)), say: (row) => ratio(row.ratio_most),
   },
   {
-    name: "longest", label: "longest", title: "by tokens",
+    name: "longest", label: "longest", title: "by number of tokens",
     by: (row) => row.length, say: (row) => row.length.toLocaleString("en"),
   },
   { name: "best", label: "best", title: "by reward", by: (row) => row.reward, say: (row) => short(row.reward) },
@@ -40,7 +40,7 @@ export const SHOWS = [
   },
 ];
 
-/** Groups with the rows that `show` and a search ask for (`hits`), in their order. */
+/** Groups with the rows that match `show` and a search (`hits`), in order. */
 export function shown(step, name, matches) {
   const show = SHOWS.find((each) => each.name === name);
   const isAsked = (row, group) => (show?.keep?.(row, group) ?? true) && (matches?.has(row.row) ?? true);
@@ -55,9 +55,9 @@ export function shown(step, name, matches) {
   return { show, groups: show?.by ? groups.sort((one, other) => other.most - one.most) : groups };
 }
 
-/** The table of groups, or, beside an open group, its narrow form. */
+/** The table of groups, in a narrow form next to an open group. */
 export function groupTable(step, { show, groups }, { narrow, open, go }) {
-  if (!groups.length) return element("p", { class: "faint" }, "No rollout of this step is like that.");
+  if (!groups.length) return element("p", { class: "faint" }, "No rollout of this step matches.");
   const scale = rewardScale(step.rows);
   const line = (each) => (narrow ? narrowLine : wideLine)(each, { show, scale, open, go });
   const body = element("tbody", {}, ...groups.slice(0, MOST).map(line));
@@ -117,7 +117,7 @@ function cell(row, { side, amount }, isHit, show, go) {
   return made;
 }
 
-/** From the step's lowest reward to its highest; without a spread there is nothing to tell apart. */
+/** Colour scale from the step's lowest reward to its highest. */
 function rewardScale(rows) {
   const rewards = rows.map((row) => row.reward).filter(known);
   const low = rewards.reduce((least, each) => Math.min(least, each), Infinity);

@@ -1,4 +1,4 @@
-// What stands above: the step's bar, an open group's head, and the choice of the channel.
+// The top of the reader: the step's bar, an open group's header, and the channel selection.
 
 import { CHANNELS, hasChannel, legend } from "./channels.js";
 import { calm, element, oneLine, quoted, refill, short } from "../elements.js";
@@ -6,20 +6,20 @@ import { lensChoice } from "./lens.js";
 
 const HELP = [
   ["1 … 8", "colour by advantage, ratio, gate, gradient, entropy, log-prob, sampler gap, KL"],
-  ["n  p", "next and previous token whose gradient is stopped; if none is, the one that stands out most"],
-  ["← →", "token by token"],
-  ["↑ ↓", "sibling by sibling"],
-  ["[  ]", "group by group"],
-  ["<  >", "step by step"],
-  ["a", "through the run's own algorithm and the five"],
-  ["w", "spaces and special tokens"],
+  ["n  p", "next and previous token whose gradient is blocked; if there is none, the one that stands out most"],
+  ["← →", "previous and next token"],
+  ["↑ ↓", "previous and next completion"],
+  ["[  ]", "previous and next group"],
+  ["<  >", "previous and next step"],
+  ["a", "next algorithm: the run's own and the five"],
+  ["w", "show spaces and special tokens"],
   ["/", "search"],
   ["Esc", "back to the step"],
 ];
 const NOWHERE = { group: null, row: null, token: null };
 export const ELSEWHERE = { ...NOWHERE, pass: null }; // another step may have fewer
 
-/** The steps there are before and after one, which need not be there itself. */
+/** The existing steps before and after one, which itself need not exist. */
 export function besides(steps, step) {
   const number = Number(step);
   return [steps.findLast((each) => each < number), steps.find((each) => each > number)];
@@ -29,7 +29,7 @@ export function button(text, { onclick, ...attributes }) {
   return element("button", { type: "button", class: "chip", ...attributes, onclick }, ...[text].flat());
 }
 
-/** Steps, lens, pass, search and help. Its fields stay, so that typing is not disturbed when the page changes. */
+/** Steps, lens, pass, search and help. Its fields are kept, so that typing is not disturbed when the page changes. */
 export class Bar {
   constructor(go) {
     this.go = go;
@@ -45,7 +45,7 @@ export class Bar {
     this.root = element("div", { class: "bar" }, this.steps, this.rest, this.find, help);
   }
 
-  /** `step` is null where it cannot be read: then there is a way to the others. */
+  /** `step` is null if it cannot be read; the links to other steps are still shown. */
   draw(about, step, state) {
     const [before, after] = besides(about.steps, state.step);
     const arrow = (text, title, number) =>
@@ -75,11 +75,11 @@ function updates(step) {
     (update.skipped ? `, skipped: ${update.skipped}` : "");
   const skipped = step.updates.filter((update) => update.skipped).length;
   const many = step.updates.length === 1 ? "1 update" : `${step.updates.length} updates`;
-  const words = step.value_only ? `${many} of the value model alone` : many + (skipped ? `, ${skipped} skipped` : "");
+  const words = step.value_only ? `${many} of the value model only` : many + (skipped ? `, ${skipped} skipped` : "");
   return element("span", { class: skipped ? "warn" : "faint", title: step.updates.map(line).join("\n") }, words);
 }
 
-/** An open group: which one, what was asked, and room for the same problem at other steps. */
+/** The header of an open group: its name, its prompt, and links to the same problem at other steps. */
 export function groupHead(group, summary, [before, after], go) {
   const to = (other) => go({ group: other.group.group, row: null, token: null });
   const arrow = (text, title, other) => button(text, { title, disabled: !other, onclick: () => to(other) });
@@ -97,7 +97,7 @@ export function groupHead(group, summary, [before, after], go) {
   );
 }
 
-/** The same problem at other steps: when, and what its siblings got. */
+/** The same problem at other steps, with the rewards of its completions. */
 export function times(found, group, go) {
   const chip = (each) =>
     button(`step ${each.step} · ${short(each.reward, 2)}`, {
@@ -105,10 +105,10 @@ export function times(found, group, go) {
       title: `${each.rows} completions, mean reward ${short(each.reward)}`,
       onclick: () => go({ step: each.step, ...ELSEWHERE, group: each.group }),
     });
-  return [element("span", { class: "faint" }, "this problem through time"), ...found.map(chip)];
+  return [element("span", { class: "faint" }, "this problem at other steps"), ...found.map(chip)];
 }
 
-/** The channels with their keys, and the legend of the chosen one. */
+/** The channels with their keys, and the legend of the selected one. */
 export function channelBar(channel, step, counts, isSpaced, { go, toggleSpaces }) {
   const one = (each, place) => {
     const isThere = hasChannel(each, step.ranges);
@@ -119,7 +119,7 @@ export function channelBar(channel, step, counts, isSpaced, { go, toggleSpaces }
     });
   };
   const spaces = button([element("kbd", {}, "w"), "spaces"], {
-    "aria-pressed": String(isSpaced), title: "spaces and special tokens", onclick: toggleSpaces,
+    "aria-pressed": String(isSpaced), title: "show spaces and special tokens", onclick: toggleSpaces,
   });
   return [
     element("div", { class: "channels", role: "group", "aria-label": "colour by" }, ...CHANNELS.map(one), spaces),

@@ -6,7 +6,7 @@ import { ELSEWHERE, besides } from "./heads.js";
 import { nextLens } from "./lens.js";
 import { stops } from "./tokens.js";
 
-/** Does what a key asks for; false where it means nothing here. */
+/** Handles a key; false if it has no meaning here. */
 export function pressed(reader, event) {
   if (event.ctrlKey || event.metaKey || event.altKey || !reader.root.isConnected || !reader.about) return false;
   if (isField(event.target)) {
@@ -62,7 +62,7 @@ function toGroup(reader, by) {
   if (next) reader.go({ group: next.group.group, row: null, token: null });
 }
 
-/** Along the tokens of all siblings. */
+/** Move along the tokens of all completions. */
 function toToken(reader, by) {
   const rows = reader.siblings.map(({ row }) => row);
   if (!reader.picked) return reader.go({ row: rows[0].row, token: 0 });
@@ -89,7 +89,7 @@ function toStop(reader, by) {
   reader.go({ row: next.row, token: next.token });
 }
 
-/** The first stop after, or before, a token that is none itself; stops by value begin with the largest. */
+/** The first stop after, or before, a token that is not a stop; stops by value begin with the largest. */
 function from(all, siblings, picked, by) {
   if (!picked || !all[0].isBlocked) return all[by > 0 ? 0 : all.length - 1];
   const order = new Map(siblings.map(({ row }, place) => [row.row, place]));

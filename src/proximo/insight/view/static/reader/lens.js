@@ -1,8 +1,8 @@
-// The algorithm lens: the same stored step as other algorithms see it, and all of them beside each other.
+// The algorithm lens: the same stored step under other algorithms, and a table that compares them.
 
 import { element, known, oneLine, share, signed } from "../elements.js";
 
-/** Which algorithm to look through; the run's own first and marked. */
+/** Selection of the algorithm; the run's own comes first and is marked. */
 export function lensChoice({ own, five, algorithms }, current, go) {
   const option = ({ name, label, title }) =>
     element("option", { value: name, selected: name === current, title }, label + (name === own ? " · this run" : ""));
@@ -17,14 +17,14 @@ export function lensChoice({ own, five, algorithms }, current, go) {
   );
 }
 
-/** The next of the own algorithm and the five, for the key that goes through them. */
+/** The next of the run's own algorithm and the five, for the key that cycles through them. */
 export function nextLens({ own, five }, current) {
   const round = [...new Set([own, ...five])];
   const next = round[(round.indexOf(current) + 1) % round.length];
   return next === own ? null : next;
 }
 
-/** What the algorithm is, where its view had to assume something, and by which formula it sees. */
+/** The algorithm's title and idea, the assumptions made, and its formula. */
 export function lensWords(algorithm) {
   const notes = algorithm.notes.map((note) => element("li", {}, oneLine(note)));
   const many = notes.length === 1 ? "1 assumption" : `${notes.length} assumptions`;
@@ -40,16 +40,16 @@ export function lensWords(algorithm) {
 
 const HEADS = [
   ["algorithm", "", ""],
-  ["policy loss", "number", "of the step, as its metrics would have it"],
-  ["no gradient", "number", "of the tokens that would push, the share that a clip or another rule stops"],
-  ["held back", "number", "what the gate takes away on average, clips and soft gates on one axis"],
-  ["flips", "number", "share of tokens that are stopped here and not under the run's own algorithm, or the other way"],
-  ["A > 0 / A < 0", "", "where the gradient lies, in percent: on tokens with positive and with negative advantage"],
-  ["by length", "", "where the gradient lies, in percent: on the shortest, middle and longest third of completions"],
+  ["policy loss", "number", "policy loss of the step under this algorithm"],
+  ["no gradient", "number", "share of the tokens with a nonzero advantage whose gradient is blocked"],
+  ["held back", "number", "mean share of the gradient that the gate stops, for clips and soft gates alike"],
+  ["flips", "number", "share of tokens that are blocked here but not under the run's own algorithm, or the reverse"],
+  ["A > 0 / A < 0", "", "shares of the gradient, in percent: on tokens with positive and with negative advantage"],
+  ["by length", "", "shares of the gradient, in percent: on the shortest, middle and longest third of completions"],
   ["cosine", "number", "between this gradient with respect to log-probs and the run's own"],
 ];
 
-/** One row to an algorithm; a click looks through it. */
+/** One row per algorithm; a click selects it. */
 export function lensTable({ table }, { own, algorithms }, current, go) {
   const heads = HEADS.map(([name, kind, title]) => element("th", { class: kind, title }, name));
   const rest = algorithms.length - table.length;
@@ -58,7 +58,7 @@ export function lensTable({ table }, { own, algorithms }, current, go) {
     "div", { class: "scroll" },
     element("table", {}, element("thead", {}, element("tr", {}, ...heads)),
       element("tbody", {}, ...table.map((row) => line(row, own, current, go)))),
-    rest > 0 ? element("button", { type: "button", class: "chip", onclick: more }, `and ${rest} neighbours`) : null,
+    rest > 0 ? element("button", { type: "button", class: "chip", onclick: more }, `show ${rest} more algorithms`) : null,
   );
 }
 
@@ -69,7 +69,7 @@ function line(row, own, current, go) {
   const head = element("th", { scope: "row" }, name, isOwn ? element("span", { class: "badge" }, "this run") : null);
   const number = (name, say, title) =>
     element("td", { class: "number", title, "data-name": name, "data-value": row[name] }, say(row[name]));
-  const turned = `${row.closed} are stopped here alone, ${row.opened} under the run's own alone`;
+  const turned = `${row.closed} are blocked only here, ${row.opened} only under the run's own`;
   return element(
     "tr", { class: row.name === current ? "opened" : "", "data-as": row.name, title: row.notes.join("; ") }, head,
     number("policy_loss", signed), number("blocked", share), number("held_back", share),

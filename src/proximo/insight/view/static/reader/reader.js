@@ -1,6 +1,6 @@
-// The reader: a step's groups, a group's siblings token by token, and the algorithm lens over both.
+// The reader: a step's groups, a group's completions token by token, and the algorithm lens for both.
 //
-// Everything that is shown follows from the address: a change of it asks the server for what is missing, and draws.
+// Everything shown follows from the address: when it changes, missing data is requested from the server and drawn.
 
 import { tokenCard } from "./card.js";
 import { channelNamed } from "./channels.js";
@@ -11,11 +11,11 @@ import { pressed } from "./keys.js";
 import { lensTable, lensWords } from "./lens.js";
 import { Sibling, unpackedRow } from "./tokens.js";
 
-const KEPT = { "/api/group": 4, "/api/why": 100 }; // answers; of other kinds
+const KEPT = { "/api/group": 4, "/api/why": 100 }; // cached responses; of other kinds
 const FEW = 16;
 const OLD = 2000; // milliseconds
-const SMALL = ["row", "token", "channel"]; // changes that are no page of their own
-const [TINY, LONG] = [16, 160]; // tokens of the longest sibling: how wide a text is laid out
+const SMALL = ["row", "token", "channel"]; // changes without an entry in the history
+const [TINY, LONG] = [16, 160]; // tokens of the longest completion, which decide how wide texts are laid out
 
 let reader = null;
 
@@ -50,7 +50,7 @@ class Reader {
     document.addEventListener("keydown", (event) => pressed(this, event) && event.preventDefault());
   }
 
-  /** An answer of the server's; the last ones of each kind are kept. */
+  /** A response of the server; the last ones of each kind are cached. */
   async ask(path, params) {
     const kept = (this.kept[path] ??= new Map());
     const key = JSON.stringify(params);
@@ -64,13 +64,13 @@ class Reader {
     });
   }
 
-  /** What every question about the step says. */
+  /** The parameters of every request about the step. */
   get asked() {
     const { run, step, as, pass } = this.state;
     return { run, step, as, pass };
   }
 
-  /** What goes wrong is one line of the page; `after` it, what it concerns is taken away. */
+  /** Show an error in one line; `after` it, the content that it concerns is removed. */
   async guarded(action, after) {
     const turn = this.turn;
     try {
@@ -106,10 +106,10 @@ class Reader {
     });
     if (turn !== this.turn) return;
     this.root.removeAttribute("aria-busy");
-    this.root.dataset.shown = address; // for who waits for it
+    this.root.dataset.shown = address; // for tests that wait for it
   }
 
-  /** Steps and algorithms of the run; asked anew at its last step, where a live run may have gone on. */
+  /** Steps and algorithms of the run; requested again at its last step, since a live run may have new ones. */
   async steps() {
     const { run, step } = this.state;
     const isLast = this.about?.steps.at(-1) <= Number(step) && performance.now() - this.about.when > OLD;
@@ -132,14 +132,14 @@ class Reader {
     this.places.words.replaceChildren(lensWords(step.algorithm));
     refill(this.places.shows, [showButtons(step, state.show, this.go)]);
     this.root.classList.toggle("open", isOpen);
-    const found = `${matches?.size} of ${step.rows.length} completions have it`;
+    const found = `${matches?.size} of ${step.rows.length} completions match`;
     const many = matches && element("p", { class: "faint" }, found);
     const table = groupTable(step, this.list, { narrow: isOpen, open: state.group, go: this.go });
     this.places.groups.replaceChildren(...[many, table].filter(Boolean));
     this.guarded(() => this.drawLenses());
   }
 
-  /** The table over algorithms: asked for when it is opened. */
+  /** The table of algorithms, requested when it is opened. */
   async drawLenses() {
     const { step, drawn } = this;
     const { run, lens, pass } = this.state;
@@ -152,7 +152,7 @@ class Reader {
     this.lenses.lastChild.replaceChildren(lensTable(answer, this.about, step.algorithm.name, this.go));
   }
 
-  /** Nothing of another step stands under this one's address; only the way on is left, where the run is known. */
+  /** Remove the content of another step; only the links to other steps are left, if the run is known. */
   closeStep(about) {
     Object.assign(this, { about, step: null, drawn: null });
     const { words, shows, groups } = this.places;
@@ -214,7 +214,7 @@ class Reader {
     refill(this.scale, channelBar(this.channel, step, counts, Boolean(this.spaces), { go, toggleSpaces }));
   }
 
-  /** The token that the address names. */
+  /** The token named in the address. */
   pick() {
     const [row, token] = ["row", "token"].map((name) => (this.state[name] ? Number(this.state[name]) : null));
     for (const sibling of this.siblings) sibling.pick(sibling.row.row === row ? (token ?? 0) : null);
@@ -222,7 +222,7 @@ class Reader {
     this.tell(row, token);
   }
 
-  /** The card of a token, or of the picked one where the pointer has left. */
+  /** The card of a token; of the selected one if the pointer is over none. */
   tell(row, token) {
     if (token === null && this.picked) ({ row, token } = this.picked);
     const found = this.siblings.find((sibling) => sibling.row.row === row)?.row;
@@ -253,7 +253,7 @@ class Reader {
     const params = { ...this.asked, group: row.group, row: row.row, from: row.pieces.length };
     const sibling = this.siblings.find((each) => each.row === row);
     const more = await this.api("/api/group", params);
-    if (sibling?.row === row) sibling.extend(unpackedRow(more.rows[0], this.about.states)); // once, if asked for twice
+    if (sibling?.row === row) sibling.extend(unpackedRow(more.rows[0], this.about.states)); // once, even if requested twice
   }
 
   toggleSpaces() {

@@ -1,13 +1,13 @@
-// The siblings of a group, token by token. Spans are made as they come into sight: a group may hold 100,000 tokens.
+// The completions of a group, token by token. Spans are created as they become visible: a group may have 100,000 tokens.
 
 import { STATES, channelNamed, look } from "./channels.js";
 import { drawn, element, isField, known, oneLine, quoted, short, signed, visible } from "../elements.js";
 
-const FIRST = 320; // spans of a sibling that are there at once
-const MORE = 1024; // and that are added when its end is in sight
+const FIRST = 320; // spans of a completion that are created at once
+const MORE = 1024; // and that are added when its end becomes visible
 const BINS = 240;
 
-/** Numbers as they were packed: 32-bit floats in base 64. */
+/** Unpack numbers: 32-bit floats in base 64. */
 export function unpacked(text) {
   const bytes = atob(text);
   const numbers = new Uint8Array(bytes.length);
@@ -15,7 +15,7 @@ export function unpacked(text) {
   return new Float32Array(numbers.buffer);
 }
 
-/** A sibling's arrays by name, and its states as words. */
+/** A completion's arrays by name, and its states as words. */
 export function unpackedRow(row, states) {
   const arrays = Object.fromEntries(Object.entries(row.arrays).map(([name, text]) => [name, unpacked(text)]));
   arrays.state = Array.from(arrays.state, (code) => states[code]);
@@ -23,7 +23,7 @@ export function unpackedRow(row, states) {
   return { ...row, ...arrays, specials: new Set(row.specials) };
 }
 
-/** Puts a further stretch behind what a row has. */
+/** Append more tokens to a row. */
 export function extended(row, more) {
   const joined = { ...row, pieces: row.pieces.concat(more.pieces) };
   for (const name of Object.keys(more)) {
@@ -39,9 +39,9 @@ export function extended(row, more) {
   return joined;
 }
 
-/** One sibling: what it said and got, its tokens, and the channel drawn over their positions. */
+/** One completion: its answer and reward, its tokens, and the channel drawn over their positions. */
 export class Sibling {
-  /** `answers` has onPick(row, token), onHover(row, token or null) and onMore(row), which loads what is missing. */
+  /** `answers` has onPick(row, token), onHover(row, token or null) and onMore(row), which loads missing tokens. */
   constructor(row, target, spaces, answers) {
     Object.assign(this, { row, answers, spaces, spans: [] });
     this.text = element("div", { class: "text", tabindex: "-1" });
@@ -51,8 +51,8 @@ export class Sibling {
       "article", { class: `sibling ${row.fate}`, "data-row": row.row, "aria-label": `sibling ${row.sibling}` },
       heading(row, target), this.text, this.end, this.spark,
     );
-    this.text.addEventListener("click", (event) => this.heard(event, answers.onPick));
-    this.text.addEventListener("mouseover", (event) => this.heard(event, answers.onHover));
+    this.text.addEventListener("click", (event) => this.onToken(event, answers.onPick));
+    this.text.addEventListener("mouseover", (event) => this.onToken(event, answers.onHover));
     this.text.addEventListener("mouseleave", () => answers.onHover(row.row, null));
     this.spark.addEventListener("click", (event) => answers.onPick(row.row, this.tokenUnder(event)));
     const onScroll = () => this.nearEnd() && this.grow(this.spans.length + MORE);
@@ -63,7 +63,7 @@ export class Sibling {
     return this.text.scrollTop + this.text.clientHeight * 2 > this.text.scrollHeight;
   }
 
-  heard(event, answer) {
+  onToken(event, answer) {
     const token = event.target.dataset?.token;
     if (token !== undefined) answer(this.row.row, Number(token));
   }
@@ -74,7 +74,7 @@ export class Sibling {
     return Math.max(0, Math.min(place, this.row.pieces.length - 1));
   }
 
-  /** Have spans for so many tokens. */
+  /** Create spans up to this number of tokens. */
   grow(count) {
     const { row } = this;
     const until = Math.min(count, row.pieces.length);
@@ -93,7 +93,7 @@ export class Sibling {
     this.end.textContent = `${left.toLocaleString("en")} more tokens`;
   }
 
-  /** What is loaded first, then what is not. */
+  /** Show loaded tokens first, then load more. */
   readOn() {
     if (this.spans.length < this.row.pieces.length) this.grow(this.spans.length + MORE);
     else this.answers.onMore(this.row);
@@ -145,7 +145,7 @@ export class Sibling {
     span.dataset.value = value;
   }
 
-  /** Mark a token and bring it into sight, unless it was there already; null marks none. */
+  /** Select a token and scroll to it if needed; null selects none. */
   pick(token) {
     const before = this.picked;
     this.picked = token;
@@ -166,7 +166,7 @@ export class Sibling {
     this.drawSpark();
   }
 
-  /** The largest value of each stretch of the text, and a line where the reader is. */
+  /** The largest value of each interval of the text, and a line at the selected token. */
   drawSpark() {
     const { row, channel, range, values } = this;
     this.spark.replaceChildren();
@@ -203,21 +203,21 @@ export class Sibling {
   }
 }
 
-/** Whether a token is stopped under this algorithm alone, or under the run's own alone. */
+/** Whether a token is blocked only under this algorithm, or only under the run's own. */
 export function flip(own, state) {
   const [was, is] = [STATES[own], STATES[state]];
   if (was?.pushes && is?.blocked) return "closes";
   return was?.blocked && is?.pushes ? "opens" : "";
 }
 
-/** How much a token stands out in a channel. */
+/** How far a token stands out in a channel. */
 function weight(channel, row, token, range) {
   const state = row.state[token];
   if (channel.name === "gate" && !STATES[state]?.blocked && !STATES[state]?.pushes) return 0;
   return look(channel, channel.of(row)?.[token], state, range, row.through[token]).amount;
 }
 
-/** The tokens that n and p go through: blocked ones in reading order, else those that stand out, most first. */
+/** The tokens that the keys n and p visit: blocked ones in reading order, otherwise those that stand out most. */
 export function stops(rows, channel, ranges) {
   const range = ranges[channel.name];
   const places = [];
@@ -246,12 +246,12 @@ function heading(row, target) {
     row.duplicate === null ? null : fact("same as", `#${row.duplicate}`),
   ];
   const notes = [row.fate === "trained" ? null : row.fate, row.truncated ? "truncated" : null].filter(Boolean);
-  const said = quoted(oneLine(row.tail) || "nothing", { class: "mono" });
-  const wanted = [element("span", { class: "faint" }, " wanted "), quoted(oneLine(target), { class: "mono" })];
+  const answer = quoted(oneLine(row.tail) || "empty", { class: "mono" });
+  const wanted = [element("span", { class: "faint" }, " expected "), quoted(oneLine(target), { class: "mono" })];
   return element(
     "header", {},
-    element("span", { class: "who" }, `#${row.sibling}`),
-    element("span", { class: "answer", title: "the end of what it said" }, said, ...(target ? wanted : [])),
+    element("span", { class: "number-in-group" }, `#${row.sibling}`),
+    element("span", { class: "answer", title: "end of the completion" }, answer, ...(target ? wanted : [])),
     ...notes.map((note) => element("span", { class: "badge warn" }, note)),
     element("span", { class: "facts" }, ...facts),
   );
