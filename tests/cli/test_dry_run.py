@@ -113,7 +113,7 @@ def test_a_dry_run_says_which_rows_it_leaves_out_and_what_is_odd_about_the_grade
     ]
     assert printed[at + 21] == "# and 2 more"
     assert printed[at + 22].startswith("# calibration: ")
-    assert "the grader wants the whole solution text" in printed[at + 22]
+    assert "the grader requires the whole solution text" in printed[at + 22]
     assert main(["train", *flags, "--json"]) == 0
     notes = json.loads(capsys.readouterr().out)["notes"]
     assert [f"# {note}" for note in notes[-23:]] == printed[at : at + 23]

@@ -124,7 +124,7 @@ def test_rows_of_a_file_are_refused_before_training(model, tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"prompt": "9" * 20, "completion": "12345"}) + "\n")
     prepared = prepare(DataFile(str(path), held_out=0.0), read_examples, TOKENIZER)
-    with pytest.raises(ValueError, match=f"lets 26 tokens through, but .*: set it to {ORIGINAL}"):
+    with pytest.raises(ValueError, match=f"allows 26 tokens, but .*: set it to {ORIGINAL}"):
         prepared.check_room(model)
 
 

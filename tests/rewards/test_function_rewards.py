@@ -173,6 +173,6 @@ def test_whole_solutions_as_answers_are_remarked(tmp_path: Path):
     rows = [{"prompt": f"q{n}", "answer": f"{n} and 1 make {n + 1}.\n#### {n + 1}"} for n in range(12)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     [remark] = calibrate(File(str(file), held_out=0.0), seed=0)
-    assert "wants the whole solution text" in remark
+    assert "requires the whole solution text" in remark
     assert "--task.reward.last-number or --task.reward.type MathVerify" in remark
     assert calibrate(File(str(file), reward=ExactMatch(last_number=True), held_out=0.0), seed=0) == []

@@ -139,7 +139,9 @@ class RunFolder:
                     if (row := to_row(line)) is not None:
                         rows.append(row)
                     if len(rows) > MAX_ROWS:
-                        raise ValueError(f"{self.path / name} has more than {MAX_ROWS:,} rows: no run writes so many")
+                        raise ValueError(
+                            f"{self.path / name} has more than {MAX_ROWS:,} rows, more than any run writes"
+                        )
         except LinkedFile:
             raise
         except OSError:

@@ -1,4 +1,4 @@
-"""How long the phases of something take."""
+"""Measures the durations of phases."""
 
 import time
 from collections.abc import Iterator
@@ -19,6 +19,6 @@ class Clock:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def split(self, name: str, part: str, seconds: float) -> None:
-        """Count so many seconds of a phase as one of their own."""
+        """Count some seconds of a phase as a separate phase."""
         self.seconds[name] -= seconds
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds

@@ -1,4 +1,4 @@
-"""The records that flow through a run: where the data stands, a step's rollouts, its batch, an evaluation."""
+"""Records passed through a run: data cursor, a step's rollouts, its batch, an evaluation."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -13,7 +13,7 @@ from proximo.types import Batch, Completion, Grade, Group, Problem
 
 @dataclass(frozen=True)
 class DataCursor:
-    """Where the data stands: the next unused problem, and groups already sampled for the next step."""
+    """Position in the data: the next unused problem, and groups already sampled for the next step."""
 
     next_problem: int = 0
     carried: tuple[Group, ...] = ()
@@ -21,30 +21,30 @@ class DataCursor:
 
 @dataclass(frozen=True)
 class PartState:
-    """What a part of a run must have back to resume."""
+    """State of a part of a run, for a resume."""
 
     values: Mapping[str, Any]
-    """Plain values, for JSON."""
+    """Plain values for JSON."""
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Collected:
-    """A step's worth of rollouts."""
+    """The rollouts of a step."""
 
     groups: tuple[Group, ...]
-    """To be trained on."""
+    """Groups to train on."""
     dropped: tuple[Group, ...]
-    """Sampled, but nothing to learn from: they count in statistics over the rollout batch."""
+    """Groups that were sampled but dropped; they count in statistics over the rollout batch."""
     cursor: DataCursor
     rounds: int
     sampled_tokens: int
-    """In this step, dropped and carried groups included."""
+    """Tokens sampled in this step, dropped and carried groups included."""
     grading_seconds: float = field(default=0.0, compare=False)
-    """Waited for grades when a round had been sampled; a grader that keeps up with the sampler takes none."""
+    """Seconds waited for grades after sampling; 0 if the grader keeps up with the sampler."""
 
     def outcomes(self) -> list[float]:
-        """Of everything that was sampled, dropped groups included; NaN where a grader failed."""
+        """Outcomes of everything sampled, dropped groups included; NaN if a grader failed."""
         groups = [*self.groups, *self.dropped]
         return [rollout.grade.outcome for group in groups for rollout in group.rollouts]
 
@@ -54,58 +54,58 @@ class Collected:
 
 
 def num_tokens(group: Group) -> int:
-    """Sampled tokens of all its completions."""
+    """Number of sampled tokens of all completions of a group."""
     return sum(rollout.completion.num_sampled for rollout in group.rollouts)
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """A batch ready for updates, and what became known on the way."""
+    """A batch ready for updates, with what was measured while assembling it."""
 
     batch: Batch
-    """The rows that train."""
+    """Rows that train."""
     everyone: Batch
     """All rows of the step, those of dropped groups last."""
     index: Int[Tensor, " M"]
-    """Which of all rows train."""
+    """Indices among all rows of those that train."""
     unscored: int
     dead_rows: int
     """Rows that train with an advantage of exactly 0."""
     sampler_gap: MismatchStats | None
-    """Between the learner's log-probs and the sampler's; None where no pass was needed."""
+    """Mismatch between the learner's and the sampler's log-probs; None if no pass was needed."""
     earned: Float[Tensor, "B T"] | None
-    """What each token of the batch really went on to earn; None without a value model."""
+    """Actual return from each token on; None without a value model."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracies from 0 to 1: an outcome counts as right when it is at least 1."""
+    """Result of an evaluation. Accuracies are from 0 to 1; an outcome of at least 1 counts as correct."""
 
     accuracy: float
-    """Greedy."""
+    """Accuracy of the greedy answers."""
     low: float
     high: float
-    """Wilson's 95 % interval around it."""
+    """Wilson's 95 % interval of the accuracy."""
     problems: int
     unscored: int
     outcome: float
-    """Mean over the greedy answers that are scored, like reward and parts."""
+    """Mean outcome of the scored greedy answers; reward and parts are means over the same."""
     reward: float
     parts: Mapping[str, float] = field(default_factory=dict)
-    """What the reward was made of, where it was more than the outcome."""
+    """Means of the reward's parts, if it is more than the outcome."""
     k: int = 0
-    """Completions sampled per problem for what follows."""
+    """Completions sampled per problem for the fields below."""
     mean_at_k: float | None = None
-    """NaN where no completion could be scored, like pass@k."""
+    """Share of sampled completions that are correct; NaN, like pass@k, if none could be scored."""
     mean_half_width: float | None = None
-    """Half of the 95 % interval around mean@k, Student's t over problems; NaN from fewer than two."""
+    """Half the width of mean@k's 95 % interval, Student's t over problems; NaN for fewer than two."""
     pass_at_k: float | None = None
     pass_low: float | None = None
     pass_high: float | None = None
 
     @property
     def is_share(self) -> bool:
-        """Whether accuracy says it all, because each outcome is right or wrong, 1 or 0."""
+        """Whether accuracy is enough, because each outcome is 1 or 0."""
         return self.outcome == self.accuracy
 
     def floats(self) -> dict[str, float]:
@@ -115,7 +115,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Answered:
-    """A held-out problem and what the policy said."""
+    """A held-out problem and the policy's graded answer."""
 
     problem: Problem
     completion: Completion

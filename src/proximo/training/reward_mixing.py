@@ -1,4 +1,4 @@
-"""The task of a run whose reward is more than the task's own verdict, and the reward models behind it."""
+"""A task with a reward mix: the task's outcome, reward models and rules."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ from proximo.training.reward_mix import RewardMix, RewardModel, has_verdict
 from proximo.types import Completion, Grade, Problem
 
 Scorer = Callable[[Sequence[Problem], Sequence[Completion]], Sequence[float | None]]
-"""A rule or a reward model: one number for each completion, NaN where it is unscored, None where it is not its task."""
+"""A rule or a reward model: one number per completion; NaN: unscored; None: does not apply to it."""
 
 
 def judged(
@@ -36,7 +36,7 @@ def judged(
     *,
     compiled: bool = True,
 ) -> Task:
-    """The task with the mix as its reward: itself, where its verdict is all; else reward models are loaded now.
+    """The task with the mix as its reward; the task itself if the mix is only its outcome. Loads the reward models.
     `compiled` is whether these may be compiled on a GPU."""
     if mix.is_verdict:
         return task
@@ -58,15 +58,16 @@ def judged(
 
 @dataclass(frozen=True)
 class Judged:
-    """A task whose completions are rewarded for more than, or for other things than, its own verdict."""
+    """A task whose reward is a mix."""
 
     task: Task
     weight: float
-    """Of the task's own reward."""
+    """Weight of the task's own outcome."""
     scorers: Mapping[str, tuple[float, Scorer]]
-    """By the name of the part, with its weight."""
+    """Rules and reward models by name, with their weights."""
     while_sampling: bool = False
-    """Not with reward models: they would share the device with the sampler, and read many rows at once best."""
+    """Whether to grade during sampling. Not with reward models: they share the device with the sampler, and are fastest
+    on many rows at once."""
 
     def size(self, split: Split) -> int | None:
         return self.task.size(split)
@@ -79,7 +80,7 @@ class Judged:
 
     @property
     def reward_range(self) -> RewardRange | None:
-        """Of the task's own verdict, which stays the outcome."""
+        """The range of the task's outcome, which the mix does not change."""
         return reward_range(self.task)
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
@@ -100,17 +101,18 @@ class Judged:
 
 
 def finite(score: float) -> float:
-    """Anything else is unscored."""
+    """A valid score; anything else is NaN: unscored."""
     return score if math.isfinite(score) else math.nan
 
 
 class Judge:
-    """A reward model that reads the policy's completions: as tokens where both have the same, else as text."""
+    """A reward model that scores the policy's completions: from tokens if both share a vocabulary, otherwise from
+    text."""
 
     def __init__(
         self, options: RewardModel, policy: PreTrainedTokenizerBase, problem: Problem, dtype: Precision = "auto"
     ) -> None:
-        """`policy` is the policy's tokenizer; a prompt that cannot be read is found with the first problem."""
+        """`policy` is the policy's tokenizer; a prompt that cannot be read is detected with the first problem."""
         path = resolve(options.path)
         own = load_tokenizer(path)
         self.name, self.token_budget = options.path, options.token_budget
@@ -136,7 +138,7 @@ class Judge:
         return [finite(score) for score in scores.tolist()]
 
     def _rows(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> tuple[list[int], EncodedRows]:
-        """The completions that can be read, by number, in groups that share a prompt."""
+        """The readable completions by index, in groups that share a prompt."""
         prompts: dict[int, tuple[int, ...]] = {}
         readable, said = [], []
         for row, (problem, completion) in enumerate(zip(problems, completions, strict=True)):
@@ -174,7 +176,7 @@ class Judge:
 
 
 def same_tokens(judge: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase) -> bool:
-    """Whether a judge can read a policy's tokens as they are: one vocabulary, one beginning and end, one chat."""
+    """Whether a reward model can read a policy's tokens directly: same vocabulary, BOS, EOS and chat template."""
     return (
         judge.get_vocab() == policy.get_vocab()
         and special_prefix(judge) == special_prefix(policy)

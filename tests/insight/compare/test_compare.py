@@ -145,7 +145,7 @@ def test_the_command_line_knows_the_budget(policy, tmp_path, capsys):
     assert main(["train", *flags, "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert "max_generated_tokens = 100" in printed
-    assert "# no step begins once 100 tokens are sampled, which may be sooner" in printed
+    assert "# training stops once 100 tokens are sampled, which may be sooner" in printed
     assert main(["train", *flags, "--run", str(tmp_path / "run"), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["steps"] == len(tokens_after(tmp_path / "run")) < 150

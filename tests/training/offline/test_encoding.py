@@ -42,7 +42,7 @@ def test_a_completion_of_a_text_ends_once():
     assert spelled("19") == (6, 14)
     assert completion_tokens(TINY, "12+7=", "19") == (6, 14, EOS)
     assert completion_tokens(TINY, "12+7=", "19<eos>") == (6, 14, EOS)
-    with pytest.raises(ValueError, match="says '<eos>' before its end"):
+    with pytest.raises(ValueError, match="contains '<eos>' before its end"):
         completion_tokens(TINY, "12+7=", "1<eos>9")
 
 
@@ -197,5 +197,5 @@ def test_a_row_must_fit_into_the_model(tmp_path: Path):
     model = tiny_model(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=16)
     prepared.check_room(model)
     model.config.max_position_embeddings = 31
-    with pytest.raises(ValueError, match="lets 32 tokens through, but the model has 31 positions: set it to 31"):
+    with pytest.raises(ValueError, match="allows 32 tokens, but the model has 31 positions: set it to 31"):
         prepared.check_room(model)

@@ -297,7 +297,9 @@ def test_sentences_say_where_learned_and_true_reward_part_ways():
     assert sentence(RESULT, by_chance) == "ppo: learned +1.50, true -0.005, 2.0 nats from sft."
     hacked = sentence(RESULT, HACKED)
     assert "**Reward hacking**: the learned reward rose while the true one fell." in hacked
-    assert "gives 'aac' after 'sort:bca=' 3.00, the right 'abc' 2.50; truly they are worth 0.00 and 1." in hacked
+    assert (
+        "gives 'aac' after 'sort:bca=' 3.00, the right answer 'abc' 2.50; their true rewards are 0.00 and 1." in hacked
+    )
 
 
 def test_the_report_holds_every_policy_and_both_curves():
@@ -306,7 +308,7 @@ def test_the_report_holds_every_policy_and_both_curves():
         "| sft             | 0.00 ± 0.10    | 0.600 ± 0.010 | 30.0%  | 5.0%        | 0.00     | 0      | 60      |"
         in text
     )
-    assert "87.0% of their pairs as the true reward has them" in text
+    assert "87.0% of their pairs in the order of the true reward" in text
     assert "orders 76.0% of held-out pairs" in text
     assert "90 s in all" in text
     assert "ppo              learned ▁▂▃▅▆▇█  0.00 → 6.00\n" in text

@@ -91,7 +91,7 @@ def test_a_few_wrong_answers_of_the_data_are_told_and_not_refused():
     remarks = calibrate(Sums(lambda answer, text: float(text == str(answer) and answer % 2 == 1)), 0)
     assert remarks == [
         "calibration: the grader gives less than 1 to the task's own answers, 4 of 8: sum-1: '22' scores 0; "
-        "sum-3: '44' scores 0; sum-5: '66' scores 0; look at these problems"
+        "sum-3: '44' scores 0; sum-5: '66' scores 0; check these problems"
     ]
 
 
@@ -102,7 +102,7 @@ def test_one_that_rounds_is_no_mistake():
 def test_wrong_texts_that_are_never_scored_are_told():
     remarks = calibrate(Sums(lambda answer, text: 1.0 if text == str(answer) else math.nan), 0)
     assert len(remarks) == 3
-    assert "8 of 8 texts are unscored: it does not call them wrong" in remarks[0]
+    assert "8 of 8 are unscored: the grader does not call them wrong" in remarks[0]
 
 
 def test_without_references_one_score_is_enough():

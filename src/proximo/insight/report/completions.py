@@ -80,7 +80,7 @@ def _rollouts(facts: Facts) -> str:
             continue
         remark = f"in training, the {'first' if step == steps[0] else 'last'} step with rollouts"
         for title, rows in (("best", best), ("worst", worst)):
-            problems = [(asked, [("said", said)]) for asked, said in rows]
+            problems = [(asked, [("completion", said)]) for asked, said in rows]
             blocks.append(Block(f"Step {step}, the {title}", remark, problems))
     return _blocks(blocks) + complaints
 
@@ -133,5 +133,5 @@ def _verdict(said: Said) -> str:
 
 def _box(tag: str, said: str, most: int = MAX_TEXT) -> str:
     """Text isolated so that right-to-left writing stays inside."""
-    shown = text(visible(said, most)) if said else '<i class="faint">nothing</i>'
+    shown = text(visible(said, most)) if said else '<i class="faint">empty</i>'
     return f'<{tag} class="box"><bdi>{shown}</bdi></{tag}>'

@@ -45,10 +45,10 @@ def _standing(facts: Facts) -> str:
     of = "" if facts.config is None else f" of {facts.config.steps}"
     done = f"{facts.steps_done}{of} steps are done" if facts.steps_done else "no step is finished yet"
     if facts.state == "running":
-        said = f"Still running on {facts.moment:%Y-%m-%d %H:%M:%S}: {done}. Make this page again for what comes after."
+        said = f"Still running on {facts.moment:%Y-%m-%d %H:%M:%S}: {done}. Create this page again for later steps."
     else:
         how = f" ({visible(facts.ended, 2 * MAX_TEXT)})" if facts.ended else ""
-        said = f"It ended early{how}: {done}. The command that began it goes on with it."
+        said = f"It ended early{how}: {done}. The command that started it resumes it."
     return f'<p class="warn">{text(said)}</p>\n'
 
 

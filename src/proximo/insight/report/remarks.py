@@ -51,4 +51,4 @@ def events(facts: Facts) -> str:
         [visible(kind, 60), counts[kind], event.get("step"), visible(str(event.get("message", "")), MAX_EVENTS)]
         for kind, event in list(last.items())[:MAX_EVENTS]
     ]
-    return table(["kind", "times", "last at step", "which said"], rows) if rows else ""
+    return table(["kind", "times", "last at step", "last message"], rows) if rows else ""

@@ -83,7 +83,7 @@ def _dpo(config: DpoConfig, attempt: Attempt, say: Callable[[str], None]) -> dic
     if stored is not None and stored.weights != weights_fingerprint(model):
         raise ValueError(
             f"reference_logprobs is {config.reference_logprobs!r}: it was computed by another model than "
-            f"{reference_path!r}; leave it out to compute it anew"
+            f"{reference_path!r}; leave it out to compute it again"
         )
     known = stored or compute_reference(model, data, config.fit.batch, config.fit.token_budget)
 

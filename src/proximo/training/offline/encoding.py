@@ -44,9 +44,7 @@ class Prepared:
         items = [*self.train, *self.held_out]
         longest = max(len(item.prompt) + len(text) for item in items for text in item.completions)
         if (reach := reach_of(model.config)) is not None and longest > reach.tokens:
-            raise ValueError(
-                f"data.max_tokens lets {longest} tokens through, but {reach.why}: set it to {reach.tokens}"
-            )
+            raise ValueError(f"data.max_tokens allows {longest} tokens, but {reach.why}: set it to {reach.tokens}")
 
     def report(self, log: RunLog, say: Callable[[str], None]) -> None:
         """Report how much data there is, and which rows were skipped."""
@@ -111,7 +109,7 @@ def completion_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, text: 
     """
     end, word = _end(tokenizer)
     if word in text.removesuffix(word):
-        raise ValueError(f"a completion says {word!r} before its end: a sampler would have stopped there")
+        raise ValueError(f"a completion contains {word!r} before its end: a sampler would have stopped there")
     asked = asked_text(tokenizer, prompt)
     if not isinstance(prompt, str):
         reply = _rendered_reply(tokenizer, prompt, asked, text)

@@ -258,7 +258,7 @@ class _Fitting:
         if self.skipped >= MAX_SKIPPED:
             raise ValueError(
                 f"{self.skipped} updates in a row were skipped, since loss or gradient is not finite: lower "
-                "fit.learning_rate, and look at the data for what no model could say"
+                "fit.learning_rate, and check the data for completions that no model could generate"
             )
 
     def _evaluate(self, step: int) -> dict[str, float]:

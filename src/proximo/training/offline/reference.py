@@ -85,7 +85,7 @@ def read_reference(path: str, prepared: Prepared) -> Reference:
     if data != data_fingerprint(prepared):
         raise ValueError(
             f"reference_logprobs is {path!r}: it was computed for other data, or with another tokenizer, "
-            "data.max_tokens or data.held_out; leave it out to compute it anew"
+            "data.max_tokens or data.held_out; leave it out to compute it again"
         )
     flat = iter(logprobs)
     train, held_out = (

@@ -13,7 +13,7 @@ WIDTH = 40
 def report(result: Result) -> str:
     """A table of all policies, a sentence on where learned and true reward diverge, and the curves."""
     parts = ["# Learned and true reward", _table(result), _data(result)]
-    parts += ["## Where they part ways", "\n".join(f"- {sentence(result, policy)}" for policy in result.trained)]
+    parts += ["## Where they diverge", "\n".join(f"- {sentence(result, policy)}" for policy in result.trained)]
     curves = [(policy.name, policy.curve) for policy in result.policies if policy.curve is not None]
     parts += [
         "## By step",
@@ -54,8 +54,8 @@ def _data(result: Result) -> str:
     )
     return (
         f"{ranked.rankings} rankings of {ranked.generated_tokens:,} sampled tokens, {ranked.agreement:.1%} of their "
-        f"pairs as the true reward has them.{held_out} KL is from sft, per completion. A completion fools the judge "
-        f"where the reward model prefers it to the right answer. {sum(result.seconds.values()):.0f} s in all."
+        f"pairs in the order of the true reward.{held_out} KL is from sft, per completion. A completion fools the "
+        f"judge if the reward model prefers it to the right answer. {sum(result.seconds.values()):.0f} s in all."
     )
 
 
@@ -70,8 +70,8 @@ def sentence(result: Result, policy: Policy) -> str:
     example = policy.measured.example
     if example is not None:
         text += (
-            f" The judge gives {example.said!r} after {example.prompt!r} {example.learned:.2f}, the right "
-            f"{example.answer!r} {example.answer_learned:.2f}; truly they are worth {example.true:.2f} and 1."
+            f" The judge gives {example.said!r} after {example.prompt!r} {example.learned:.2f}, the right answer "
+            f"{example.answer!r} {example.answer_learned:.2f}; their true rewards are {example.true:.2f} and 1."
         )
     return text
 

@@ -63,7 +63,7 @@ def _chain(config: PipelineConfig, folder: Path, say: Say, accept_lost: bool) ->
     with done.phase("rankings"):
         ranked = done.ranked if (folder / RANKINGS).exists() else None
         done.ranked = ranked = ranked or write_rankings(config, folder)
-        say(f"rankings: {ranked.rankings}, {ranked.agreement:.0%} of their pairs as the true reward has them")
+        say(f"rankings: {ranked.rankings}, {ranked.agreement:.0%} of their pairs in the order of the true reward")
     with done.phase(REWARD_MODEL):
         judged = config.reward_model_config(folder)
         stage_says = _prefixed(REWARD_MODEL, say)
@@ -100,7 +100,7 @@ class _Done(Clock):
             self.ranked = None if known["ranked"] is None else Ranked(**known["ranked"])
             self.seconds.update(seconds)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            say(f"warning: {self.file} cannot be read ({error}): how long finished stages took is not known any more")
+            say(f"warning: {self.file} cannot be read ({error}): the durations of finished stages are lost")
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

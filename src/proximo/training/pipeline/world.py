@@ -67,7 +67,7 @@ def write_rankings(config: PipelineConfig, folder: Path) -> Ranked:
     ranked = list(rankings(problems, answers, config))
     if not ranked:
         raise ValueError(
-            "rankings: after no prompt do two completions end and differ; raise rankings.samples or sft.epochs"
+            "rankings: no prompt has two different completions that end; raise rankings.samples or sft.epochs"
         )
     _write(
         folder / RANKINGS,

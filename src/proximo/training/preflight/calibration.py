@@ -86,8 +86,8 @@ def _whole_solutions(task: Task, right: Sequence[Probe]) -> list[str]:
     if not wrong:
         return []
     return [
-        f"calibration: {wrong[0].problem.id}: the grader wants the whole solution text, and {short(wrong[0].text)} "
-        "behind its '####' alone is wrong; for the final answer set "
+        f"calibration: {wrong[0].problem.id}: the grader requires the whole solution text, and {short(wrong[0].text)} "
+        "after its '####' alone is wrong; to grade the final answer set "
         "--task.reward.last-number or --task.reward.type MathVerify"
     ]
 
@@ -124,7 +124,7 @@ def _compared(
     remarks = _weighed(what, failed, tried)
     if silent:
         remarks.append(
-            f"calibration: where the grader should say less ({what}), {silent} of {len(tried)} texts are unscored: it "
+            f"calibration: of texts that should score less ({what}), {silent} of {len(tried)} are unscored: the grader "
             "does not call them wrong"
         )
     return remarks, everything
@@ -153,7 +153,7 @@ def _weighed(what: str, failed: Sequence[Probe], tried: Sequence[Probe]) -> list
     examples = "; ".join(plain(str(probe), 200) for probe in failed[:3])
     message = f"calibration: the grader {what}, {len(failed)} of {len(tried)}: {examples}"
     if 2 * len(failed) <= len(tried):
-        return [f"{message}; look at these problems"]
+        return [f"{message}; check these problems"]
     raise GraderFailed("\n".join([f"{message}; nothing was trained: correct the reward or the answers", *_told()]))
 
 

@@ -25,7 +25,7 @@ def batch_arithmetic(config: RunConfig) -> list[str]:
     completions = training.groups * training.group_size
     tokens = completions * config.sampling.max_tokens
     most = config.max_generated_tokens
-    budget = [] if most is None else [f"no step begins once {most} tokens are sampled, which may be sooner"]
+    budget = [] if most is None else [f"training stops once {most} tokens are sampled, which may be sooner"]
     return [
         f"a step: {training.groups} prompts × {training.group_size} completions = {completions} completions, "
         f"at most {tokens} tokens sampled",
@@ -40,7 +40,7 @@ def batch_arithmetic(config: RunConfig) -> list[str]:
 def _penalty(config: RunConfig) -> list[str]:
     if not config.algorithm.length_penalties:
         return []
-    unit = f"{config.penalty_unit:g}, half of what a right answer earns more than a wrong one"
+    unit = f"{config.penalty_unit:g}, half the difference between the rewards of a right and a wrong answer"
     return config.penalty_remarks or [f"length penalty: in units of {unit}"]
 
 
@@ -103,7 +103,7 @@ def memory(config: RunConfig) -> MemoryEstimate:
     masters = ", float32 masters" if dtype in HALVES else ""
     lines = [
         f"models in memory: {len(held)}: {', '.join(parts)}",
-        f"memory: {bytes_held / 1e9:.2f} GB in {str(dtype).removeprefix('torch.')} (weights; where trained also "
+        f"memory: {bytes_held / 1e9:.2f} GB in {str(dtype).removeprefix('torch.')} (weights; if trained also "
         f"gradients, two moments{masters}), {activations}",
     ]
     found = MemoryEstimate(held, bytes_held, there, lines)

@@ -82,7 +82,7 @@ def _check_statistics(algorithm: Algorithm) -> None:
 
 def _check_models(config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBase) -> None:
     if has_score(read_config(path)):
-        raise ValueError(f"path {path!r} holds a reward model, which scores and cannot speak: give a causal model")
+        raise ValueError(f"path {path!r} is a reward model, which cannot generate text: give a causal language model")
     _check_weights(path)
     form = config.value_options and config.value_options.form
     if config.routing_replay is not None or form is not None or config.algorithm.extras:

@@ -36,7 +36,7 @@ def check_prompts(config: Asks, path: str, tokenizer: PreTrainedTokenizerBase) -
     if reach is not None and most >= reach.tokens:
         raise ValueError(
             f"sampling.max_tokens is {most}, which leaves no room for a prompt: {reach.why}; give less than "
-            f"{reach.tokens}, or use a model that reaches further"
+            f"{reach.tokens}, or use a model with a longer context"
         )
 
     def complaint(problem: Problem) -> str | None:

@@ -91,12 +91,12 @@ def _odd(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
     """What looks wrong with a prompt's special tokens; empty if nothing does."""
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     if tokens[-1] == end != tokens[0]:
-        return f"it ends with the end-of-sequence token {tokenizer.eos_token!r}, before anything is said"
+        return f"it ends with the end-of-sequence token {tokenizer.eos_token!r}, before the completion begins"
     # A tokenizer with one token for both, like GPT-2's, uses it only between documents.
     if not isinstance(begin, int) or begin == end:
         return ""
     if tokens[0] != begin:
-        return f"it does not begin with the tokenizer's BOS {tokenizer.bos_token!r}: was the model trained so?"
+        return f"it does not begin with the tokenizer's BOS {tokenizer.bos_token!r}: was the model trained without it?"
     if tokens[1:2] == (begin,):
         return f"it begins with two BOS {tokenizer.bos_token!r}: write none into the text or the chat template"
     return ""

@@ -107,7 +107,7 @@ def _ratio_check(ratios: Tensor, width: float, bounds: Bounds) -> Check:
         return Check("sampler = learner, log-ratio", value, trusted, detail)
     detail = (
         f"of {len(ratios)} completions: above a tenth of the gate's width {width:g}, so a run with several updates a "
-        "step takes the old log-probs from a pass of its own, not from the sampler"
+        "step computes the old log-probs in a separate pass instead of using the sampler's"
     )
     return Check("sampler = learner, log-ratio", value, bounds.mean, detail)
 

@@ -61,7 +61,7 @@ def way(result: Result) -> list[Block]:
         label = measure.label
         for found in (each for each in result.differences if each.measure == measure.key):
             interval = " to ".join(signed(end, ".3g") for end in found.interval or ()) or "–"
-            said = "no difference at all" if found.verdict == "the same" else found.verdict or "not known from one seed"
+            said = "no difference at all" if found.verdict == "the same" else found.verdict or "unknown with one seed"
             means = [f"{found.mean:.3g}", f"{found.mean - found.difference:.3g}"]
             rows.append([label, found.contender, *means, signed(found.difference, ".3g"), interval, said])
             label = ""
@@ -117,9 +117,9 @@ def cost(result: Result) -> list[Block]:
         for place, model in enumerate(each.models)
     ]
     words = (
-        "Milliseconds of a step by phase, on this machine with other runs beside it. What a reference or a value model "
-        "takes is part of assemble, and a value model's training of update. Memory is that of weights, with gradients "
-        "and two moments where they are trained; activations come on top."
+        "Milliseconds of a step by phase, on this machine with other runs in parallel. What a reference or a value "
+        "model takes is part of assemble, and a value model's training of update. Memory is that of weights, with "
+        "gradients and two moments where they are trained; activations come on top."
     )
     times = ReportTable(["", "seconds a run", *phases], rows)
     return [words, times, ReportTable(["", "model", "parameters", "trained", "memory"], models)] if rows else []
@@ -144,7 +144,7 @@ def _setting(value: Any) -> str:
 
 
 def repeat(result: Result) -> list[Block]:
-    words = "The same command goes on with what is not finished; in another folder it gives the same numbers again."
+    words = "The same command resumes unfinished runs; in another folder it gives the same numbers again."
     return [Code(result.command), words]
 
 
