@@ -7,36 +7,37 @@ from faults.cases import ENDINGS, totals
 
 TITLES = {
     "resume": "SIGKILL at random moments, resumed",
-    "stages": "SIGKILL while learning from files, resumed",
-    "saves": "saves: killed, no room, read-only, errors of the disk",
+    "stages": "SIGKILL during fine-tuning, reward models and DPO, resumed",
+    "saves": "saves: killed, disk full, read-only, disk errors",
     "damage": "damaged and foreign checkpoints",
     "signals": "SIGTERM and SIGINT",
     "numbers": "numbers that are not finite, spikes, memory, degenerate batches",
     "rewards": "reward functions",
     "sandbox": "hostile programs and exploits of the grader",
     "inputs": "malformed and malicious inputs",
-    "text": "hostile text, secrets, odd surroundings",
+    "text": "hostile text, secrets, unusual environments",
     "fields": "config fields that nothing reads",
-    "cost": "what safety costs",
+    "cost": "cost of safety",
 }
 """Families in the order of the report."""
 
 HEAD = """# Reliability
 
-Faults that were injected for real into small runs on a CPU, and what became of them. This page is written by
-`make faults` from what it saw and nothing else; `faults/results.json` holds the same in full.
+Real faults, injected into small runs on a CPU, and what happened. `make faults` writes this page from its own
+results; `faults/results.json` has all details.
 
-Each case ends in one of: **R** resumed, with the same bytes in metrics, ledger, rollouts, weights and optimizer as a
-run that nobody disturbed; **C** continued, with the fault counted and nothing else touched; **S** stopped, with the
-exit code and one message that says what to do; **failed**; or **not run**, where this machine could not inject it.
+Each case ends in one of: **R** resumed, with the same bytes in metrics, ledger, rollouts, weights and optimizer as an
+undisturbed run; **C** continued, with the fault counted and nothing else affected; **S** stopped, with an exit code
+and one message that says what to do; **failed**; or **not run**, because this machine could not inject the fault.
 """
 
 HOW = """
 ## How to reproduce
 
-`make faults` runs everything; `python -m faults resume sandbox` runs some families and leaves the others' results as
-they are. Every family has controls that show its faults really happen; each hostile program says a fresh nonce first,
-or counts as not run. Moments of kills follow a seed and the speed of the machine, so each time they are others.
+`make faults` runs everything; `python -m faults resume sandbox` runs some families and keeps the results of the
+others. Every family has controls that show that its faults really happen; each hostile program must first print a new
+nonce, or it counts as not run. The moments of kills depend on a seed and on the machine's speed, so they differ each
+time.
 """
 
 
@@ -74,18 +75,18 @@ def _figures(name: str, found: Mapping[str, Any]) -> list[str]:
 FORMS = {
     "resume": (
         "resume points: {kills} SIGKILLs at random moments ({past_a_step} of them after a whole step of the "
-        "attempt), {bit_equal} bit-equal; steps done again after a kill: "
+        "attempt), {bit_equal} bit-equal; steps repeated after a kill: "
         "median {redone_median:g}, at most {redone_most}",
         "prompts drawn in these runs: {prompts}; skipped or repeated: {skipped_or_repeated}",
-        "log rows that could be read before a kill: {rows}; lost: {rows_lost}",
+        "log rows that were readable before a kill: {rows}; lost: {rows_lost}",
     ),
-    "stages": ("of fine-tuning, reward models and DPO: {kills} SIGKILLs, {bit_equal} bit-equal",),
-    "saves": ("checkpoints lost or half written under their name: {lost}, of {saves} saves that were disturbed",),
+    "stages": ("fine-tuning, reward models and DPO: {kills} SIGKILLs, {bit_equal} bit-equal",),
+    "saves": ("checkpoints lost or incomplete: {lost}, of {saves} disturbed saves",),
     "signals": ("time from SIGTERM to the end: median {median_seconds:.2f} s, longest {longest_seconds:.2f} s",),
     "rewards": ("completions that hostile reward functions left unscored in whole runs: {unscored}; trained: {zeros}",),
     "sandbox": (
         "hostile programs: {tried} tried, {ran} ran, {contained} contained; {bare} of {bare_tried} that are safe to "
-        "try get out where nothing holds them",
+        "try escape if there is no sandbox",
         "exploits of the grader: {exploits} tried, {exploits_ran} ran, {rewarded} rewarded",
     ),
     "inputs": (
@@ -93,14 +94,15 @@ FORMS = {
         "{tracebacks}",
         "malicious model files and templates: {malicious} tried, canaries fired: {fired}",
     ),
-    "fields": ("config fields: {fields} changed one by one, {alive} change the run, {listed} are listed as not meant "
+    "fields":
+    ("config fields: {fields} changed one by one, {alive} change the run, {listed} are listed as not expected "
                "to, {dead} dead",),
     "cost": (
         "time inside checkpoint, ledger, event and log code: {share:.2%} of the demo's {seconds:.0f} s "
         "({parts}); rollouts written for later reading: {rollouts:.2%}",
         "the demo's own reward needs no worker; one in a worker takes {worker_ms:.2f} ms a group more than in process, "
         "a program in the sandbox {sandbox_ms:.0f} ms",
-        "a checkpoint of the demo: {save_ms:.0f} ms, of which waiting for the disk {fsync_ms:.0f} ms",
+        "a checkpoint of the demo: {save_ms:.0f} ms, {fsync_ms:.0f} ms of it waiting for the disk",
     ),
 }  # fmt: skip
 
@@ -131,10 +133,10 @@ def _gaps(families: Mapping[str, Any]) -> str:
 
 
 OUT_OF_REACH = (
-    "Not looked at: loss of power (these are deaths of processes, the disk itself stays), a GPU's own failures, and "
-    "runs over several machines.",
-    "Not there yet, so not attacked: judges over the network, sampling beside training, several processes. The page of "
-    "`proximo view` is there, and is attacked by its own tests (test_view.py and test_damage.py), not here.",
+    "Not tested: loss of power (only processes are killed, the disk keeps working), failures of a GPU, and runs on "
+    "several machines.",
+    "Not implemented, so not attacked: judges over the network, sampling in parallel with training, several processes. "
+    "The page of `proximo view` is attacked by its own tests (test_view.py and test_damage.py), not here.",
 )
 
 

@@ -145,7 +145,7 @@ def test_the_report_says_what_the_results_say_and_no_more():
     text = page(results)
     assert text == page(json.loads(json.dumps(results)))
     assert "faults tried: 12 cases of 2 kinds; survived 11, failed 1, not run 0" in text
-    assert "checkpoints lost or half written under their name: 0, of 4 saves" in text
+    assert "checkpoints lost or incomplete: 0, of 4 disturbed saves" in text
     assert "failed: SIGTERM (signals, 1): exit 1 \\| odd" in text
     assert "Not run at all: SIGKILL at random moments, resumed;" in text
     results["families"]["signals"]["kinds"]["SIGTERM"]["R"] = 9
