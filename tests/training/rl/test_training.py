@@ -323,8 +323,8 @@ def test_the_learners_gradient_is_policy_losss_with_rows_of_advantage_0(name: st
     trainer.critic = None  # the value model's term is not policy_loss's
     if name == "KL_COV":
         plan, _ = trainer.gradients.plan(trainer.passes, batch)
-        assert plan.chosen is not None
-        assert plan.chosen[batch.group == 1].any()
+        assert plan.selected is not None
+        assert plan.selected[batch.group == 1].any()
     trainer.gradients.of_update(trainer.passes, batch, trainer.old_logprobs)
     ours = [parameter.grad.clone() for parameter in plain(trainer).parameters().values() if parameter.grad is not None]
     plain(trainer).optimizer.zero_grad()
