@@ -44,6 +44,22 @@ def grading() -> Iterator["Grading"]:
     active.close()
 
 
+@pytest.fixture(scope="module")
+def module_grading() -> Iterator["Grading"]:
+    from proximo.rewards.grading import Grading
+
+    made = Grading()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def kept_grading(module_grading: "Grading") -> Iterator["Grading"]:
+    """`grading`, with workers that the tests of a file share: one that imports a large package starts once."""
+    with module_grading.active():
+        yield module_grading
+
+
 @pytest.fixture
 def signals_are_heard() -> Iterator[None]:
     """A shell's background jobs ignore SIGINT, and so would tests that a script started."""

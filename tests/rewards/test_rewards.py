@@ -93,6 +93,7 @@ def test_a_bad_pattern_fails_when_made():
         FormatReward("(")
 
 
+@pytest.mark.usefixtures("kept_grading")
 @pytest.mark.parametrize(
     ("answer", "text", "expected"),
     [
@@ -117,6 +118,7 @@ def test_math_verify(answer: Any, text: str, expected: float):
     assert score(MathVerify(), answer, text) == pytest.approx(expected, nan_ok=True)
 
 
+@pytest.mark.usefixtures("kept_grading")
 @pytest.mark.parametrize("answer", ["1/2", "3x+5", "so $7$", "text\n#### 12", 7])
 @pytest.mark.parametrize("reward", [ExactMatch(), MathVerify()])
 def test_a_reference_scores_one(reward: ExactMatch | MathVerify, answer: Any):

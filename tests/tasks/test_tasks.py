@@ -290,6 +290,7 @@ def test_echo_by_hand():
 # Gym.
 
 
+@pytest.mark.usefixtures("kept_grading")
 def test_gym_uses_reasoning_gyms_own_scorer():
     pytest.importorskip("reasoning_gym")
     task = Gym("chain_sum", {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}, held_out=30)
@@ -316,6 +317,7 @@ def test_gym_uses_reasoning_gyms_own_scorer():
         Gym(task.name, task.config, held_out=300).problem(0, "train", 0)
 
 
+@pytest.mark.usefixtures("kept_grading")
 @pytest.mark.parametrize("name", ["knights_knaves", "rearc", "graph_color", "sudoku", "codeio"])
 def test_gyms_entries_arrive_as_they_were(name: str):
     """Among them tuples, numbers as keys, and objects that no text can hold."""
@@ -327,6 +329,7 @@ def test_gyms_entries_arrive_as_they_were(name: str):
             assert outcome(task, problem, text) == task._dataset(0).score_answer(text, entry)
 
 
+@pytest.mark.usefixtures("kept_grading")
 def test_gyms_scorers_evaluate_where_they_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """This one evaluates the answer."""
     pytest.importorskip("reasoning_gym")
