@@ -1,5 +1,5 @@
-"""Commands in processes of their own, forked from a server that has imported everything: imports take seconds, a small
-run does not."""
+"""Python in processes of their own, forked from a server that has imported everything: imports take seconds, a small
+run does not. Shapes are not checked in them."""
 
 import multiprocessing
 import os
@@ -9,26 +9,61 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from proximo.insight.compare.comparison_folder import Place
+from proximo.insight.compare.plan import Job
+from proximo.machine import Machine
+
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["proximo.cli.commands.train", "proximo.cli.pipelines"])
 SOON = 300.0
 
 
-class Command:
+class Script:
+    """`python -c CODE ARGUMENTS`, running; what it prints is in two files, or in one. Has what Popen has."""
+
+    def __init__(self, code: str, *arguments: str, stdout: str | Path = os.devnull, stderr: Path) -> None:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the server: forked processes have no threads of it
+        stderr.touch()
+        self._process = SERVER.Process(target=_run, args=(code, arguments, str(stdout), str(stderr)))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def send_signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self) -> int:
+        """Its exit status; minus the signal that ended it."""
+        self._process.join(SOON)
+        assert self._process.exitcode is not None, "the process does not end"
+        return self._process.exitcode
+
+
+class Command(Script):
     """`proximo ARGUMENTS`, running; what it prints on stderr is in a file."""
 
     def __init__(self, *arguments: str, stderr: Path) -> None:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the server: forked processes have no threads of it
-        stderr.touch()
         self._stderr, self._read = stderr, 0
-        self._process = SERVER.Process(target=_run, args=(arguments, str(stderr)))
-        self._process.start()
+        super().__init__("from proximo.cli import main; sys.exit(main(sys.argv[1:]))", *arguments, stderr=stderr)
 
     def lines(self) -> Iterator[str]:
         """Each line that it prints and that was not read before, until it ends."""
         deadline = time.monotonic() + SOON
         while time.monotonic() < deadline:
-            is_over = not self._process.is_alive()
+            is_over = self.poll() is not None
             text = self._stderr.read_text()[self._read :]
             whole = text[: text.rfind("\n") + 1]
             for line in whole.splitlines(keepends=True):
@@ -38,27 +73,34 @@ class Command:
                 return
             time.sleep(0.01)
 
-    def send_signal(self, number: signal.Signals) -> None:
-        assert self._process.pid is not None
-        os.kill(self._process.pid, number)
 
-    def kill(self) -> None:
-        self._process.kill()
-
-    def wait(self) -> int:
-        """Its exit status; minus the signal that ended it."""
-        self._process.join(SOON)
-        assert self._process.exitcode is not None, "the command does not end"
-        return self._process.exitcode
+RUN_OF_A_COMPARISON = """
+from proximo.insight.compare.worker import main
+os.setsid()
+sys.exit(main([*sys.argv[1:], str(os.getppid())]))
+"""
 
 
-def _run(arguments: tuple[str, ...], stderr: str) -> None:
+def start_run(job: Job, place: Place, machine: Machine) -> Script:
+    """In the place of `_start` of a comparison's workers."""
+    arguments = [place.config(job.contender), job.seed, place.run(job), machine.threads, int(machine.onednn)]
+    return Script(RUN_OF_A_COMPARISON, *map(str, arguments), stdout=place.log(job), stderr=place.log(job))
+
+
+def _run(code: str, arguments: tuple[str, ...], stdout: str, stderr: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    os.dup2(os.open(stderr, os.O_WRONLY | os.O_APPEND), 2)
+    sys.argv[1:] = arguments
+    for number, path in ((1, stdout), (2, stderr)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), number)
     sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
-    from proximo.cli import main
-
-    code = main(arguments)
+    status = 0
+    try:
+        exec(code, {"__name__": "__main__", "os": os, "sys": sys})
+    except SystemExit as stop:
+        status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # pyright: ignore[reportArgumentType]
+        status = 1
+    sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(status)

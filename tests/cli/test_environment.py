@@ -3,14 +3,17 @@
 import os
 import pty
 import re
+import select
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from proximo import toml
 from proximo.cli import main
 from proximo.training.config import RunConfig
+from tests.processes import Script
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 SECONDS = 120
@@ -80,30 +83,30 @@ def test_a_run_without_utf8_writes_utf8(tmp_path):
     assert written == toml.load(str(tmp_path / "run.toml"), RunConfig)
 
 
+NARROW = """
+os.environ |= {"COLUMNS": "40", "LINES": "10", "TERM": "xterm"}
+from proximo.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def test_a_run_on_a_narrow_terminal(tmp_path):
     """The live view, on a terminal of 40 columns."""
     (tmp_path / "run.toml").write_text(RUN, encoding="utf-8")
     leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "proximo.cli", "train", str(tmp_path / "run.toml"), "--run", str(tmp_path / "run")]
-    environment = {**os.environ, "COLUMNS": "40", "LINES": "10", "TERM": "xterm"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=follower, env=environment) as process:
-        os.close(follower)
-        shown = b""
-        while piece := _read(leader):
-            shown += piece
-        assert process.wait(SECONDS) == 0, shown.decode(errors="replace")
+    arguments = ["train", str(tmp_path / "run.toml"), "--run", str(tmp_path / "run")]
+    process = Script(NARROW, *arguments, stderr=Path(os.ttyname(follower)))
+    shown = b""
+    while (is_running := process.poll() is None) or select.select([leader], [], [], 0)[0]:
+        if select.select([leader], [], [], 0.05 if is_running else 0)[0]:
+            shown += os.read(leader, 1 << 16)
+    assert process.wait() == 0, shown.decode(errors="replace")
+    os.close(follower)
     os.close(leader)
     lines = re.sub("\x1b\\[[0-9;?]*[A-Za-z]|\r", "\n", shown.decode()).splitlines()
     assert any("step 1/1" in line for line in lines)
     assert max(map(len, lines)) <= 40
     assert "Traceback" not in shown.decode()
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 1 << 16)
-    except OSError:  # Linux says so when the other end is closed
-        return b""
 
 
 def test_a_missing_extra_names_the_install_command(monkeypatch, capsys):

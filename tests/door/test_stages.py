@@ -8,8 +8,10 @@ import pytest
 
 import proximo
 from proximo.cli import main
+from proximo.insight.compare import workers
 from proximo.tasks import Arithmetic
 from tests.door.settings import small
+from tests.processes import start_run
 
 
 @pytest.fixture
@@ -74,7 +76,8 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path):
 # compare
 
 
-def test_compare_trains_each_config_with_each_seed(tmp_path: Path):
+def test_compare_trains_each_config_with_each_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(workers, "_start", start_run)
     base = small(training=replace(small().training, minibatches=1))
     configs = [base, replace(base, algorithm=proximo.SAPO)]
     result = proximo.compare(configs, seeds=1, updates=1, run=tmp_path / "both", quiet=True)

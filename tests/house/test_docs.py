@@ -12,8 +12,10 @@ import torch
 
 from proximo.cli import main
 from proximo.data import Mistakes, read_examples, read_rankings
+from proximo.insight.compare import workers
 from proximo.maths.pieces import traits
 from tests import ROOT
+from tests.processes import start_run
 from tests.sandbox.captivity import needs_sandbox
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -57,6 +59,7 @@ def test_page_works_from_top_to_bottom(page: Path, tmp_path, monkeypatch):
     """Code, commands, data and named files in order and in one folder, as a reader would."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as a script's own folder is
+    monkeypatch.setattr(workers, "_start", start_run)
     torch.set_default_dtype(torch.float32)  # as a reader has it
     text = page.read_text()
     if "import Job, Limits, Sandbox" in text:

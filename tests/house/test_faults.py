@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -17,6 +16,7 @@ from proximo import toml
 from proximo.training.config import RunConfig
 from proximo.training.runfolder.config_changes import differences
 from tests import ROOT
+from tests.processes import Script
 
 SMALL = """
 import json, sys
@@ -35,11 +35,10 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def small(tmp_path_factory) -> dict:
     """A few cases of several families, forked from one process, as `python -m faults` does it."""
-    command = [sys.executable, "-c", SMALL, str(tmp_path_factory.mktemp("faults"))]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    folder, printed = tmp_path_factory.mktemp("faults"), tmp_path_factory.mktemp("printed")
+    script = Script(SMALL, str(folder), stdout=printed / "stdout", stderr=printed / "stderr")
+    assert script.wait() == 0, (printed / "stderr").read_text()[-2000:]
+    return json.loads((printed / "stdout").read_text().splitlines()[-1])
 
 
 def counts(family: dict) -> dict[str, int]:

@@ -1,8 +1,5 @@
 """Attention by blocks: which blocks see which, against all pairs; and its numbers, against two SDPA calls."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,6 +11,7 @@ from torch.testing import assert_close
 from proximo.models.packing.flex import BLOCK, FlexReader, attend_blocks, block_matrices, filled_up, padded_length
 from proximo.models.packing.flex import _spans as spans_of
 from proximo.models.packing.layout import pack
+from tests.processes import Script
 
 
 def rows_of(prompts: list[int], completions: list[tuple[int, int]]):
@@ -249,6 +247,7 @@ print("fine")
 """
 
 
-def test_one_compilation_serves_all_layers_and_sizes():
-    result = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
-    assert result.stdout == "fine\n", result.stderr[-2000:]
+def test_one_compilation_serves_all_layers_and_sizes(tmp_path):
+    script = Script(COMPILED, stdout=tmp_path / "stdout", stderr=tmp_path / "stderr")
+    assert script.wait() == 0, (tmp_path / "stderr").read_text()[-2000:]
+    assert (tmp_path / "stdout").read_text() == "fine\n"
