@@ -7,8 +7,9 @@ BIN := .venv/bin
 demo: .venv/.ready
 	$(BIN)/proximo train
 
+# Each process gets neighbouring tests, so that a file's fixtures are made once.
 test: .venv/.ready
-	$(BIN)/pytest -q -n auto
+	$(BIN)/pytest -q -n auto --dist worksteal
 
 lint: .venv/.ready
 	$(BIN)/ruff format --check .

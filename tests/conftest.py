@@ -1,3 +1,4 @@
+import gc
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -20,6 +21,12 @@ torch.set_default_dtype(torch.float64)
 # No deadline: a busy machine is not a bug. Examples are the same in every run, so a red test stays red.
 settings.register_profile("house", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("house")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays to the end: the garbage collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

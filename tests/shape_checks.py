@@ -37,7 +37,7 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
-        shapes = (*map(_described, arguments), *((name, _described(value)) for name, value in named.items()))
+        shapes = _all_described(arguments, named)
         if shapes in seen:
             return function(*arguments, **named)
         result = looking(*arguments, **named)
@@ -60,7 +60,7 @@ def checked_fields(kind: type) -> type:
 
     @wraps(plain)
     def make(self: Any, *arguments: Any, **named: Any) -> None:
-        shapes = (*map(_described, arguments), *((name, _described(value)) for name, value in named.items()))
+        shapes = _all_described(arguments, named)
         if shapes in seen:
             plain(self, *arguments, **named)
             return
@@ -71,19 +71,31 @@ def checked_fields(kind: type) -> type:
     return kind
 
 
+def _all_described(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    shapes = [_described(each) for each in arguments]
+    return (*shapes, *[(name, _described(each)) for name, each in named.items()]) if named else tuple(shapes)
+
+
 def _described(value: Any) -> Any:
-    """What a check of it could depend on."""
-    if isinstance(value, torch.Tensor):
+    """What a check of it could depend on. Runs before every checked call, so it looks at types by identity alone."""
+    kind = type(value)
+    family = _FAMILIES.get(kind) or _family(kind)
+    if family is object:
+        return kind
+    if family is torch.Tensor:
         return value.shape, value.dtype
-    if isinstance(value, tuple | list):
-        return type(value), *map(_described, value[:8]), len(value) if value and _has_tensor(value[0]) else 0
-    if isinstance(value, dict):
-        return dict, *((name, _described(each)) for name, each in value.items())
-    return type(value)
+    if family is dict:
+        return dict, *[(name, _described(each)) for name, each in value.items()]
+    some = [_described(each) for each in value[:8]]
+    return kind, *some, len(value) if some and type(some[0]) is tuple else 0
 
 
-def _has_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor | tuple | list)
+_FAMILIES: dict[type, type] = {}
+
+
+def _family(kind: type) -> type:
+    found = next((each for each in (torch.Tensor, dict, tuple, list) if issubclass(kind, each)), object)
+    return _FAMILIES.setdefault(kind, found)
 
 
 def install() -> None:

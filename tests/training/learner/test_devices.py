@@ -1,6 +1,7 @@
 """A batch lives on the CPU, a model on its device: nothing mixes the two, and no micro-batch makes the host wait."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -89,6 +90,7 @@ def test_a_gradient_is_where_its_parameter_is():
 # The learner
 
 
+@cache
 def update(
     algorithm: Algorithm,
     form: ValueForm | None = None,
@@ -98,7 +100,7 @@ def update(
     budget: int = 1000,
     replay=None,
 ):
-    """One update of a learner; what it found, and how often the host waited for each."""
+    """One update of a learner; what it found, and how often the host waited for each. The same for all who ask."""
     size = {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 1}
     model = tiny_moe(**size, experts=4, intermediate=16) if moe else tiny_model(**size, intermediate=64)
     if moe:
