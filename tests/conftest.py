@@ -4,27 +4,36 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from hypothesis import settings
-
-from tests import shape_checks
 
 if TYPE_CHECKING:
     from proximo.rewards.grading import Grading
 
-shape_checks.install()
 pytest_plugins = ["tests.insight.view.browser"]
-# One thread: the tensors are tiny, and parallel test processes would fight for the cores.
-torch.set_num_threads(1)
-# Exactness is judged in float64; tests of float32 and bf16 say so.
-torch.set_default_dtype(torch.float64)
-# No deadline: a busy machine is not a bug. Examples are the same in every run, so a red test stays red.
-settings.register_profile("house", deadline=None, derandomize=True, max_examples=60)
-settings.load_profile("house")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Only where tests run: the process that hands them out to others imports nothing, and starts those sooner."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    gc.disable()  # until all is imported
+    import torch
+    from hypothesis import settings
+
+    from tests import shape_checks
+
+    shape_checks.install()
+    # One thread: the tensors are tiny, and parallel test processes would fight for the cores.
+    torch.set_num_threads(1)
+    # Exactness is judged in float64; tests of float32 and bf16 say so.
+    torch.set_default_dtype(torch.float64)
+    # No deadline: a busy machine is not a bug. Examples are the same in every run, so a red test stays red.
+    settings.register_profile("house", deadline=None, derandomize=True, max_examples=60)
+    settings.load_profile("house")
 
 
 def pytest_collection_finish() -> None:
     """What is imported and collected stays to the end: the garbage collector need not look at it again and again."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
