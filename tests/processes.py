@@ -81,9 +81,10 @@ sys.exit(main([*sys.argv[1:], str(os.getppid())]))
 """
 
 
-def start_run(job: Job, place: Place, machine: Machine) -> Script:
+def start_run(job: Job, place: Place, machine: Machine, accept_lost: bool) -> Script:
     """In the place of `_start` of a comparison's workers."""
-    arguments = [place.config(job.contender), job.seed, place.run(job), machine.threads, int(machine.onednn)]
+    settings = [machine.threads, int(machine.onednn), int(accept_lost)]
+    arguments = [place.config(job.contender), job.seed, place.run(job), *settings]
     return Script(RUN_OF_A_COMPARISON, *map(str, arguments), stdout=place.log(job), stderr=place.log(job))
 
 
