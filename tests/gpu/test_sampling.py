@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from proximo.samplers.shared import plain_attention
 
 from proximo.models import score, tiny_model, tiny_tokenizer
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import EmbeddedSampler
-from proximo.samplers.shared import plain_attention
 from proximo.types import Request
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -53,7 +53,7 @@ def attention_case(seed: int, rows: int, heads: int, kv_heads: int, width: int, 
     ],
 )
 def test_the_kernel_is_attention(case, dtype, bound):
-    from proximo.samplers.kernels import decode_attention
+    from proximo.samplers.embedded.kernels import decode_attention
 
     inputs = attention_case(*case)
     rounded = [each.to(dtype) if each.is_floating_point() else each for each in inputs]

@@ -161,7 +161,7 @@ def test_prompts_are_read_once_and_only_live_rows_are_computed():
 
 
 def test_large_prefills_are_split(monkeypatch):
-    monkeypatch.setattr("proximo.samplers.prefill.PREFILL_TOKENS", 10)
+    monkeypatch.setattr("proximo.samplers.embedded.prefill.PREFILL_TOKENS", 10)
     model = sharp_model()
     shapes = record_shapes(model)
     completions = EmbeddedSampler(model, TOKENIZER).sample(REQUESTS, OPTIONS, seed=0, step=0)

@@ -17,7 +17,7 @@ from proximo.models import compiling, scoring, tiny_model, tiny_moe
 from proximo.models.packing.attention import NAME
 from proximo.models.reward_models import completion_scores
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead, ValueForm, value_model
-from proximo.samplers import embedded
+from proximo.samplers.embedded import decoding
 from proximo.training.config import TrainingOptions
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.policy import PlainPolicy
@@ -35,7 +35,7 @@ from tests.training.learner.two_devices import GPU, Mixed, TwoDevices
 @pytest.fixture(autouse=True)
 def plain(monkeypatch):
     """The compiler knows nothing of this device."""
-    for module in (compiling, embedded, scoring):
+    for module in (compiling, decoding, scoring):
         monkeypatch.setattr(module, "compiles", lambda model: False)
 
 

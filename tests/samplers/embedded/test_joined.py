@@ -5,10 +5,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from proximo.models.packing.attention import NAME, hidden_states
-from proximo.samplers.cache import PrefillReader
-from proximo.samplers.fused import decoder_layers, is_plain
-from proximo.samplers.joined import joined_layers, run_joined, side_by_side
-from tests.samplers.test_fused import FAMILIES, build
+from proximo.samplers.embedded.cache import PrefillReader
+from proximo.samplers.embedded.fused import decoder_layers, is_plain
+from proximo.samplers.embedded.joined import joined_layers, run_joined, side_by_side
+from tests.samplers.embedded.test_fused import FAMILIES, build
 
 
 @pytest.mark.parametrize("name", FAMILIES)

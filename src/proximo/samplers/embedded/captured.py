@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 from proximo.models.compiling import compiles_layers, forward
 from proximo.models.packing.attention import LayerReader, LayerRun, hidden_states
 from proximo.samplers.drawing import draw
-from proximo.samplers.fused import decoder_layers, is_heard, is_plain
-from proximo.samplers.joined import joined_layers, run_joined
+from proximo.samplers.embedded.fused import decoder_layers, is_heard, is_plain
+from proximo.samplers.embedded.joined import joined_layers, run_joined
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rows for which a step is captured; fewer run in the next larger one, whose last rows compute nothing of use."""

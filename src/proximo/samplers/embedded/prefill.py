@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from proximo.models.logprobs import project
 from proximo.models.packing.attention import Reader
 from proximo.models.routing import recording
-from proximo.samplers.cache import PrefillReader
+from proximo.samplers.embedded.cache import PrefillReader
 from proximo.tensor_types import Float, Int
 
 PREFILL_TOKENS = 8192

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from proximo.models import tiny_model, tiny_tokenizer
-from proximo.samplers import SamplingOptions, buffers, embedded, gathered, prefill
-from proximo.samplers.captured import CapturedSteps
-from proximo.samplers.embedded import EmbeddedSampler
-from proximo.samplers.fused import decoder_layers
-from proximo.samplers.joined import joined_layers
+from proximo.samplers import SamplingOptions, gathered
+from proximo.samplers.embedded import EmbeddedSampler, buffers, prefill
+from proximo.samplers.embedded import sampler as embedded
+from proximo.samplers.embedded.captured import CapturedSteps
+from proximo.samplers.embedded.fused import decoder_layers
+from proximo.samplers.embedded.joined import joined_layers
+from proximo.samplers.embedded.paged import PagedCache
 from proximo.types import Request
 
 TOKENIZER = tiny_tokenizer()
@@ -90,6 +92,20 @@ def test_calls_one_after_the_other_say_what_a_cpu_says(slots, shared_prefix):
         assert found == expected
         lengths |= {len(tokens) for tokens, *_ in found}
     assert len(lengths) > 3  # rows leave at different times
+
+
+@pytest.mark.parametrize("pages", [4, 6])
+def test_rows_that_no_longer_fit_wait_and_say_the_same(monkeypatch, pages):
+    """A row at its longest takes two pages and a prompt one: with few pages rows are paused and put back."""
+    policy = model()
+    per_page = buffers.key_shape(policy).bytes_per_token * buffers.PAGE
+    monkeypatch.setattr(buffers, "free_bytes", lambda device: int(pages * per_page / buffers.MEMORY_SHARE) + 1)
+    paused, store = [], PagedCache.store
+    monkeypatch.setattr(PagedCache, "store", lambda cache, slot: paused.append(slot) or store(cache, slot))
+    requests, options = [replace(each, num_samples=2) for each in REQUESTS[:2]], replace(LONG, max_tokens=80)
+    sampler = EmbeddedSampler(policy, TOKENIZER, slots=12)
+    assert said(sampler.sample(requests, options, seed=0, step=0)) == said(plainly(policy, requests, options, 0))
+    assert paused
 
 
 def test_rows_that_are_cut_write_nowhere_else():

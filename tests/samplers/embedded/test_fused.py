@@ -23,8 +23,8 @@ from transformers import (
 from proximo.models import tiny_model
 from proximo.models.packing.attention import NAME, hidden_states
 from proximo.models.tiny import tiny_moe
-from proximo.samplers import fused
-from proximo.samplers.fused import decode_states
+from proximo.samplers.embedded import fused
+from proximo.samplers.embedded.fused import decode_states
 
 SHAPE = {
     "vocab_size": 23,

@@ -14,13 +14,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from proximo.models import free_bytes
-from proximo.samplers.cache import KeyShape, SlotCache, key_shape
-from proximo.samplers.captured import CapturedSteps
-from proximo.samplers.shared import MAX_LANES, SharedCache
-from proximo.samplers.table import DecodeTable, empty_table
+from proximo.samplers.embedded.attention import PAGE, pages_for
+from proximo.samplers.embedded.cache import KeyShape, SlotCache, key_shape
+from proximo.samplers.embedded.captured import CapturedSteps
+from proximo.samplers.embedded.paged import MAX_LANES, PagedCache
+from proximo.samplers.embedded.table import DecodeTable, empty_table
 
 MEMORY_SHARE = 0.6
 """Of a GPU's free memory, for keys and values at most: what is left is for the learner."""
+MAX_WIDTH = 256
+"""Head width up to which our decode attention fits into a multiprocessor's memory."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +38,10 @@ class BufferPlan:
     siblings: int
     """Samples of a prompt."""
 
-    def tokens(self, *, shared: bool) -> int:
-        """Whose keys are kept, prompts once or in every slot. The last token drawn is never read back, but a row that
-        has ended goes on writing in its place, until somebody looks."""
-        prompts = self.prompts if shared else self.slots
-        return prompts * self.max_prompt_tokens + self.slots * self.max_tokens
-
-    def with_slots(self, slots: int) -> "BufferPlan":
-        return replace(self, slots=slots, prompts=min(self.prompts, slots))
+    @property
+    def pages(self) -> int:
+        """Pages that all rows need at their longest, with each prompt once."""
+        return self.prompts * pages_for(self.max_prompt_tokens) + self.slots * pages_for(self.max_tokens)
 
     def joined(self, other: "BufferPlan") -> "BufferPlan":
         """Large enough for both."""
@@ -62,7 +61,7 @@ def plan_for(rows: Counter[tuple[int, ...]], max_tokens: int, slots: int) -> Buf
 class DecodeBuffers:
     plan: BufferPlan
     table: DecodeTable
-    cache: SlotCache | SharedCache
+    cache: SlotCache | PagedCache
     ends: Tensor
     """The tokens that end a completion."""
     captured: CapturedSteps | None
@@ -117,21 +116,28 @@ class BufferPool:
     def _made(self, plan: BufferPlan) -> DecodeBuffers:
         shape = key_shape(self._model)
         on_gpu = is_gpu(shape.device)
-        shares = (on_gpu and has_kernels(shape)) or bool(self._shared_prefix)
-        if on_gpu:
-            plan = fitted(plan, int(free_bytes(shape.device) * MEMORY_SHARE) // shape.bytes_per_token, shared=shares)
-        if shares:
-            cache = SharedCache(
-                shape, plan.prompts, plan.max_prompt_tokens, plan.slots, plan.max_tokens, self._members(plan, shape)
+        paged = (on_gpu and has_kernels(shape)) or bool(self._shared_prefix)
+        room = int(free_bytes(shape.device) * MEMORY_SHARE) // shape.bytes_per_token if on_gpu else None
+        if paged:
+            plan, pages = with_pages(plan, None if room is None else room // PAGE)
+            cache = PagedCache(
+                shape,
+                pages,
+                plan.prompts,
+                plan.max_prompt_tokens,
+                plan.slots,
+                plan.max_tokens,
+                self._members(plan, shape),
             )
         else:
+            plan = plan if room is None else with_slots(plan, room)
             cache = SlotCache(shape, plan.max_prompt_tokens, plan.slots, plan.max_tokens)
         return DecodeBuffers(
             plan=plan,
             table=empty_table(plan.slots, plan.max_tokens, shape.device),
             cache=cache,
             ends=torch.tensor(self._ends, dtype=torch.long, device=shape.device),
-            captured=CapturedSteps() if self._graphs and on_gpu and shares else None,
+            captured=CapturedSteps() if self._graphs and on_gpu and paged else None,
         )
 
     def _members(self, plan: BufferPlan, shape: KeyShape) -> int:
@@ -148,20 +154,34 @@ def is_gpu(device: torch.device) -> bool:
 
 
 def has_kernels(shape: KeyShape) -> bool:
-    """Whether our decode attention runs there: it is written in triton, for heads whose width is a power of two."""
-    return find_spec("triton") is not None and shape.width >= 16 and shape.width & (shape.width - 1) == 0
+    """Whether our decode attention runs there: it is written in triton."""
+    return find_spec("triton") is not None and shape.width <= MAX_WIDTH and shape.dtype != torch.float64
 
 
-def fitted(plan: BufferPlan, room: int, *, shared: bool) -> BufferPlan:
-    """With fewer slots where there is room for `room` tokens only; prompts without a slot wait for one."""
-    if plan.tokens(shared=shared) <= room:
-        return plan
-    slots = max((room - plan.prompts * plan.max_prompt_tokens) // plan.max_tokens, 0)
-    if slots < plan.prompts or not shared:
-        slots = room // (plan.max_prompt_tokens + plan.max_tokens)
+def with_pages(plan: BufferPlan, room: int | None) -> tuple[BufferPlan, int]:
+    """The plan, and its number of pages, at most `room` where that is given.
+
+    Rows take pages as they grow, so that fewer pages than all rows need at their longest do not mean fewer slots. One
+    row at its longest must fit beside the prompts that are in memory.
+    """
+    if room is None or plan.pages <= room:
+        return plan, plan.pages
+    prompts = min(plan.prompts, (room - pages_for(plan.max_tokens)) // pages_for(plan.max_prompt_tokens))
+    if prompts < 1:
+        raise _too_little(plan, room * PAGE)
+    return replace(plan, prompts=prompts), room
+
+
+def with_slots(plan: BufferPlan, room: int) -> BufferPlan:
+    """The plan with no more slots than `room` tokens are enough for, each slot with room for the longest row."""
+    slots = room // (plan.max_prompt_tokens + plan.max_tokens)
     if slots < 1:
-        raise ValueError(
-            f"sampling.max_tokens is {plan.max_tokens} and prompts have up to {plan.max_prompt_tokens} tokens: the "
-            f"keys of one completion do not fit into this GPU's free memory ({room} tokens); shorten one of the two"
-        )
-    return plan.with_slots(slots)
+        raise _too_little(plan, room)
+    return replace(plan, slots=min(plan.slots, slots), prompts=min(plan.prompts, slots))
+
+
+def _too_little(plan: BufferPlan, room: int) -> ValueError:
+    return ValueError(
+        f"sampling.max_tokens is {plan.max_tokens} and prompts have up to {plan.max_prompt_tokens} tokens: the "
+        f"keys of one completion do not fit into this GPU's free memory ({room} tokens); shorten one of the two"
+    )

@@ -80,12 +80,23 @@ class DecodeTable:
         return (self.prompts[:rows] + self.counts[:rows] - 1).clamp(min=0)
 
     def release(self, sources: Sequence[int], targets: Sequence[int], left: int) -> None:
-        """Rows move to other slots, and only the first `left` are taken: nobody goes on in the others."""
+        """Move rows to other slots, and free the slots from `left` on."""
         if sources:
-            columns = (self.tokens, self.counts, self.live, self.prompts, self.states)
-            for column in (*columns, self.said, self.logprobs, self.entropies):
+            for column in self._columns():
                 column[targets] = column[sources]
         self.live[left:] = False
+
+    def store(self, slot: int) -> list[Tensor]:
+        """A copy of a row, in the host's memory."""
+        return [column[slot].cpu() for column in self._columns()]
+
+    def restore(self, slot: int, row: Sequence[Tensor]) -> None:
+        for column, value in zip(self._columns(), row, strict=True):
+            column[slot] = value
+
+    def _columns(self) -> tuple[Tensor, ...]:
+        columns = (self.tokens, self.counts, self.live, self.prompts, self.states)
+        return *columns, self.said, self.logprobs, self.entropies
 
     def look(self, rows: int) -> tuple[list[int], list[bool], bool]:
         """Counts, who goes on, and whether something is broken, in one transfer."""

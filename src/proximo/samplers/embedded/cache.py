@@ -1,7 +1,7 @@
-"""Keys and values of a decode batch, and the readers that fill and read them.
+"""Keys and values of a decode batch in slots, and the readers that fill and read them.
 
-A slot holds one row. Live rows always occupy the first slots, so a layer reads a plain slice of the cache:
-no gather, no page table, and rows that have ended cost nothing.
+A slot has room for the longest row. Live rows always occupy the first slots, so a layer reads a plain slice of the
+cache: fast on a CPU. On a GPU keys and values lie in pages, see paged.py.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
 from proximo.models.packing.attention import head_width
-from proximo.samplers.table import DecodeTable
+from proximo.samplers.embedded.table import DecodeTable
 from proximo.tensor_types import Bool, Float, Int
 
 ALIGNMENT = 16
@@ -41,11 +41,6 @@ class KeyShape:
     def zeros(self, rows: int, tokens: int) -> Float[Tensor, "N 2 R K S D"]:
         """Not empty memory: attention multiplies what lies behind a row's end by 0, so it must not be NaN."""
         shape = (self.layers, 2, rows, self.heads, aligned(tokens), self.width)
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
-
-    def side(self, rows: int, tokens: int) -> Float[Tensor, "R K S D"]:
-        """One layer's keys or values."""
-        shape = (rows, self.heads, aligned(tokens), self.width)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
 
@@ -98,8 +93,12 @@ class SlotCache:
         """No rows."""
         self._live = 0
 
-    def reserve(self, prompt: tuple[int, ...]) -> bool:
+    def reserve(self, prompt: tuple[int, ...], entering: int) -> bool:
         """Each slot has room for a prompt."""
+        return True
+
+    def grow(self, needs: Sequence[int]) -> bool:
+        """Each slot has room for the longest completion."""
         return True
 
     def enter(self, prompt: tuple[int, ...], prefix: Float[Tensor, "N 2 K T D"], *, count: int) -> None:

@@ -1,0 +1,175 @@
+"""Decode attention over pages: what is read for one new token of each row, and the plain computation of it.
+
+Keys and values lie in pages of `PAGE` tokens. A row reads the pages of its prompt, which all samples of the prompt
+share, and then its own. Rows of one prompt are put into units, so that the prompt's keys are read once for all rows of
+a unit; a unit of one row is plain decoding.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proximo.tensor_types import Float, Int
+
+PAGE = 64
+"""Tokens in a page: what a kernel reads at a time, and on average half of it is wasted for each row."""
+MIN_CHUNK = 128
+"""Keys that one program reads, at least: below that, merging costs more than it saves."""
+PROGRAMS = 1056
+"""Programs that a step's keys are divided among, about: eight for each multiprocessor of a large GPU."""
+
+Layers = list[tuple[Tensor, Tensor]]
+"""Keys and values [pages, heads, PAGE, width] of each layer, each in memory of its own: compiled code that changes two
+parts of one tensor in place mistakes one for the other."""
+
+
+def pages_for(tokens: int) -> int:
+    return -(-tokens // PAGE)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Which keys each row reads in a step, the same for all layers: U units of M rows, R rows, I items of work."""
+
+    prompt_pages: Int[Tensor, "Q PP"]
+    """Pages of each prompt."""
+    prompt_lengths: Int[Tensor, " Q"]
+    row_pages: Int[Tensor, "R RP"]
+    """Pages of each row's own tokens."""
+    places: Int[Tensor, " R"]
+    """Position of each row's new token among its own."""
+    lengths: Int[Tensor, " R"]
+    """Own tokens that each row reads, its new one included."""
+    unit_prompt: Int[Tensor, " U"]
+    """The prompt of each unit; -1: the unit is empty."""
+    unit_rows: Int[Tensor, "U M"]
+    """The rows of each unit; -1: none."""
+    row_seats: Int[Tensor, " R"]
+    """The place of each row in `unit_rows`, flattened; -1: none."""
+    items: Int[Tensor, " I"]
+    """The span of each item of work: a unit's prompt (0 to U − 1) or a row's own tokens (U to U + R − 1); -1: no work.
+    """
+    first: Int[Tensor, " UR1"]
+    """The first item of each span, and behind the last one the number of items."""
+    chunk: Int[Tensor, " 1"]
+    """Tokens in an item."""
+
+
+@dataclass(frozen=True)
+class PagedReader:
+    """One new token for each of the first R slots."""
+
+    layers: Layers
+    spans: Spans
+    attend: Callable[..., Tensor]
+
+    def layer(self, number: int) -> "PagedLayer":
+        keys, values = self.layers[number]
+        return PagedLayer(keys, values, self.spans, self.attend)
+
+
+@dataclass(frozen=True)
+class PagedLayer:
+    keys: Float[Tensor, "N K S D"]
+    values: Float[Tensor, "N K S D"]
+    spans: Spans
+    attend: Callable[..., Tensor]
+    """`plain_attention`, or the kernel that computes the same."""
+
+    def read(
+        self,
+        query: Float[Tensor, "R H 1 D"],
+        key: Float[Tensor, "R K 1 D"],
+        value: Float[Tensor, "R K 1 D"],
+        scale: float,
+    ) -> Float[Tensor, "R 1 H D"]:
+        spans = self.spans
+        return self.attend(
+            query.squeeze(2),
+            key.squeeze(2),
+            value.squeeze(2),
+            self.keys,
+            self.values,
+            spans.prompt_pages,
+            spans.prompt_lengths,
+            spans.row_pages,
+            spans.places,
+            spans.lengths,
+            spans.unit_prompt,
+            spans.unit_rows,
+            spans.row_seats,
+            spans.items,
+            spans.first,
+            spans.chunk,
+            scale,
+        ).unsqueeze(1)
+
+
+def work_items(lengths: Int[Tensor, " N"], heads: int) -> tuple[Int[Tensor, " I"], Int[Tensor, " N1"], Tensor]:
+    """Cut spans into items of equal length, so that a few long rows keep a GPU as busy as many short ones.
+
+    The number of items has a bound that does not depend on lengths, and all is computed on the device: a captured graph
+    serves every length. Returns the span of each item, the first item of each span, and the length of an item.
+    """
+    spans, most = len(lengths), len(lengths) + -(-PROGRAMS // heads)
+    share = (lengths.sum(dim=0, keepdim=True) * heads + PROGRAMS - 1) // PROGRAMS
+    chunk = ((share + PAGE - 1) // PAGE * PAGE).clamp(min=MIN_CHUNK)
+    ends = ((lengths + chunk - 1) // chunk).cumsum(dim=0)
+    item = torch.arange(most, device=lengths.device)
+    items = torch.searchsorted(ends, item, right=True)
+    items = torch.where(items < spans, items, -1)
+    first = torch.cat((torch.zeros_like(ends[:1]), ends))
+    return items.int(), first.int(), chunk.int()
+
+
+def plain_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    prompt_pages: Tensor,
+    prompt_lengths: Tensor,
+    row_pages: Tensor,
+    places: Tensor,
+    lengths: Tensor,
+    unit_prompt: Tensor,
+    unit_rows: Tensor,
+    row_seats: Tensor,
+    items: Tensor,
+    first: Tensor,
+    chunk: Tensor,
+    scale: float,
+) -> Tensor:
+    """What the GPU's kernel computes, in plain operations and without items of work."""
+    kv_heads = key.shape[1]
+    rows = torch.arange(len(query), device=query.device)
+    page, offset = row_pages[rows, places // PAGE].long(), places % PAGE
+    keys[page, :, offset], values[page, :, offset] = key, value
+    folded = query.unflatten(1, (kv_heads, -1))  # [R, K, H / K, D]
+
+    seats = row_seats.long()
+    prompt = torch.where(seats >= 0, unit_prompt.long()[seats.clamp(min=0) // unit_rows.shape[1]], -1)
+    shown = torch.where(prompt >= 0, prompt_lengths[prompt.clamp(min=0)], 0)
+    far = _part(folded, keys, values, prompt_pages[prompt.clamp(min=0)], shown, scale)
+    near = _part(folded, keys, values, row_pages, lengths, scale)
+    share = torch.sigmoid(far[1] - near[1]).unsqueeze(-1)
+    return torch.where(share > 0, share * far[0] + (1 - share) * near[0], near[0]).flatten(1, 2)
+
+
+def _part(
+    query: Float[Tensor, "R K L D"],
+    keys: Tensor,
+    values: Tensor,
+    pages: Int[Tensor, "R P"],
+    shown: Tensor,
+    scale: float,
+) -> tuple[Float[Tensor, "R K L D"], Float[Tensor, "R K L"]]:
+    """Attention over the first `shown` tokens of each row's pages, and the logarithm of its normaliser."""
+    key, value = (side[pages.long()].transpose(1, 2).flatten(2, 3) for side in (keys, values))
+    hidden = torch.arange(key.shape[2], device=query.device) >= shown.unsqueeze(1)
+    scores = (query @ key.transpose(2, 3) * scale).masked_fill(hidden[:, None, None], -torch.inf)
+    weight = scores.logsumexp(-1)
+    return (scores - weight.unsqueeze(-1)).exp() @ value, weight

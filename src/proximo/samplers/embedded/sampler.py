@@ -1,0 +1,130 @@
+"""The embedded sampler: the learner's own module decodes, so there are no weights to synchronise.
+
+Each distinct prompt is read once. All live rows are decoded in one batch; when a row ends, a waiting row takes its
+slot. On a GPU the steps are replayed as graphs, tokens are drawn and ends are found there, and the host looks every few
+steps.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from proximo.models.packing.attention import uses_our_attention
+from proximo.models.positions import check_requests
+from proximo.models.routing import needed_routers
+from proximo.samplers import RunSamplers, SamplingOptions, Stream, gathered
+from proximo.samplers.embedded.buffers import BufferPool, plan_for
+from proximo.samplers.embedded.captured import compiled_states
+from proximo.samplers.embedded.decoding import Decoding
+from proximo.samplers.partial import TokenWriter, end_tokens, evaluating, partials_of
+from proximo.samplers.plain import PlainSampler
+from proximo.types import Completion, Request
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """The policy's own module samples, in this process: there are no weights to keep in step."""
+
+    copies: ClassVar[int] = 0
+
+    def build(
+        self, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, slots: int, record_routes: bool
+    ) -> RunSamplers:
+        """One sampler for training and evaluation, so that they share buffers and captured steps; two where routes are
+        recorded, which evaluation has no use for."""
+        evaluation = local_sampler(policy, tokenizer, slots=slots)
+        training = local_sampler(policy, tokenizer, slots=slots, record_routes=True) if record_routes else evaluation
+        return RunSamplers(training, evaluation)
+
+
+def local_sampler(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, slots: int = 128, record_routes: bool = False
+) -> "EmbeddedSampler | PlainSampler":
+    """The engine of this process that fits the model."""
+    fits = EmbeddedSampler if uses_our_attention(model) else PlainSampler
+    return fits(model, tokenizer, slots=slots, record_routes=record_routes)
+
+
+class EmbeddedSampler:
+    """Samples from a model of this process, which may be in training.
+
+    Equal calls give bit-equal tokens. A row among other rows draws the same random numbers, and its logits
+    differ only by the rounding of a matrix product of another size.
+
+    Example:
+        sampler = EmbeddedSampler(model, tokenizer)
+        [completions] = sampler.sample([Request(0, (17, 12), 8)], SamplingOptions(max_tokens=64), seed=0, step=0)
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        slots: int = 128,
+        record_routes: bool = False,
+        shared_prefix: bool | None = None,
+        graphs: bool = True,
+    ) -> None:
+        """`slots` is the number of rows decoded at a time, at most.
+
+        `record_routes`: whether completions carry the experts that each token went to, for a learner that replays them.
+        `shared_prefix`: whether a prompt's keys are read once for several of its samples; None: where that is faster,
+        which is on a GPU.
+        `graphs`: whether decode steps on a GPU are captured as graphs and replayed.
+        """
+        if not uses_our_attention(model):
+            raise ValueError(f"model is a {type(model).__name__} outside the fast path: sample with PlainSampler")
+        if slots < 1:
+            raise ValueError(f"slots is {slots}: give at least 1")
+        if record_routes:
+            needed_routers(model, "record_routes is on")
+        self._record_routes = record_routes
+        self._model = model
+        self._tokenizer = tokenizer
+        self._slots = slots
+        # Routes are collected by the host, step by step.
+        self._ends = end_tokens(model, tokenizer)
+        self._buffers = BufferPool(model, self._ends, shared_prefix=shared_prefix, graphs=graphs and not record_routes)
+
+    @property
+    def repeats(self) -> bool:
+        return True
+
+    def refresh(self, policy: PreTrainedModel, version: int) -> int:
+        """Nothing to do: it decodes with the policy's own module."""
+        assert policy is self._model, "the policy is another module than the one that is sampled"
+        return version
+
+    def sample(
+        self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
+    ) -> list[tuple[Completion, ...]]:
+        return gathered(self.stream(requests, options, seed=seed, step=step, version=version), len(requests))
+
+    def stream(
+        self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
+    ) -> Stream:
+        partials = partials_of(requests)
+        check_requests(self._model, requests, options.max_tokens)
+        writer = TokenWriter(self._tokenizer, self._ends, options, seed, step)
+        unfinished = {id(partial): number for number, siblings in enumerate(partials) for partial in siblings}
+        left = Counter(unfinished.values())
+        rows = [partial for siblings in partials for partial in siblings]
+        if not rows:
+            return
+        plan = plan_for(Counter(partial.prompt for partial in rows), options.max_tokens, self._slots)
+        compiled = compiled_states(self._model)  # first: weights may move, and kept buffers are for where they lie
+        with self._buffers.room(plan, seed, step) as buffers:
+            decoding = Decoding(self._model, writer, rows, buffers, self._record_routes, compiled)
+            while not decoding.done:
+                # The caller may use the model between two groups, so it must not find it in our mode.
+                with evaluating(self._model):
+                    ended = decoding.until_some_end()
+                for partial in ended:
+                    number = unfinished[id(partial)]
+                    left[number] -= 1
+                    if not left[number]:
+                        yield number, tuple(writer.completion(each, version) for each in partials[number])
