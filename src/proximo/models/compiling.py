@@ -15,8 +15,9 @@ from proximo.models.packing.attention import LayerReader, LayerRun, body, head_w
 from proximo.models.packing.flex import LEAST_WIDTH, FlexReader
 from proximo.models.routing import routers
 
-VARIANTS = 64
-"""Compilations of a layer that torch may keep: with and without gradient, of policies, value and reward models."""
+VARIANTS = 4096
+"""Compilations of a function that torch may keep: of every model of this process, with and without gradient. Beyond
+torch's own limit, of 8, a ninth model in a notebook would fail."""
 
 ALLOWED = "_proximo_may_compile"
 """The attribute of a model that holds the choice, so that each model has its own and copies keep it."""
@@ -88,8 +89,15 @@ def compiled_layer(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tenso
 
 @cache
 def _compiled() -> LayerRun:
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
+    keep_variants()
     return torch.compile(forward, fullgraph=True)
+
+
+def keep_variants() -> None:
+    """Let torch keep compiled code for as many models as a process has."""
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, VARIANTS)
+    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, VARIANTS)
 
 
 def forward(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:

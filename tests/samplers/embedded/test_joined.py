@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 from proximo.models.packing.attention import NAME, hidden_states
 from proximo.samplers.embedded.cache import PrefillReader
 from proximo.samplers.embedded.fused import decoder_layers, is_plain
-from proximo.samplers.embedded.joined import joined_layers, run_joined, side_by_side
+from proximo.samplers.embedded.joined import joined_layers, joined_states, run_joined, side_by_side
 from tests.samplers.embedded.test_fused import FAMILIES, build
 
 
@@ -19,11 +19,7 @@ def test_a_joined_pass_is_the_models_own(name):
     with torch.no_grad():
         expected = hidden_states(model, tokens, positions, PrefillReader())
         joined = joined_layers(decoder_layers(model))
-
-        def run(layer, hidden, angles, reader):
-            return run_joined(layer, joined[layer], hidden, angles, reader)
-
-        found = hidden_states(model, tokens, positions, PrefillReader(), run=run)
+        found = joined_states(model, joined, run_joined, tokens, positions, PrefillReader())
         own = hidden_states(model, tokens, positions, PrefillReader())
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)
     assert torch.equal(own, expected)  # moving weights changes no number

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proximo.tensor_types import Float, Int
+from proximo.tensor_types import Bool, Float, Int
 
 PAGE = 64
 """Tokens in a page: what a kernel reads at a time, and on average half of it is wasted for each row."""
@@ -49,8 +49,8 @@ class Spans:
     row_seats: Int[Tensor, " R"]
     """The place of each row in `unit_rows`, flattened; -1: none."""
     items: Int[Tensor, " I"]
-    """The span of each item of work: a unit's prompt (0 to U − 1) or a row's own tokens (U to U + R − 1); -1: no work.
-    """
+    """The span of each item of work: a unit's prompt (0 to U − 1) or a row's own tokens (U to U + R − 1). Entries
+    beyond the number of items mean nothing."""
     first: Int[Tensor, " UR1"]
     """The first item of each span, and behind the last one the number of items."""
     chunk: Int[Tensor, " 1"]
@@ -63,11 +63,23 @@ class PagedReader:
 
     layers: Layers
     spans: Spans
-    attend: Callable[..., Tensor]
+    kernels: "Kernels"
 
     def layer(self, number: int) -> "PagedLayer":
         keys, values = self.layers[number]
-        return PagedLayer(keys, values, self.spans, self.attend)
+        return PagedLayer(keys, values, self.spans, self.kernels)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """How a step is computed on a device."""
+
+    plan: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]
+    """`plan_spans`, or the kernel that computes the same."""
+    attend: Callable[..., Tensor]
+    """`plain_attention`, or the kernels that compute the same."""
+    attend_joined: Callable[..., Tensor] | None
+    """Attention that takes a layer's joined projections; None: there is none."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +87,7 @@ class PagedLayer:
     keys: Float[Tensor, "N K S D"]
     values: Float[Tensor, "N K S D"]
     spans: Spans
-    attend: Callable[..., Tensor]
-    """`plain_attention`, or the kernel that computes the same."""
+    kernels: Kernels
 
     def read(
         self,
@@ -85,13 +96,27 @@ class PagedLayer:
         value: Float[Tensor, "R K 1 D"],
         scale: float,
     ) -> Float[Tensor, "R 1 H D"]:
+        rows = query.squeeze(2), key.squeeze(2), value.squeeze(2)
+        return self.kernels.attend(*rows, self.keys, self.values, *self._spans(), scale).unsqueeze(1)
+
+    def read_joined(
+        self,
+        states: Float[Tensor, "R 1 HKK D"],
+        norms: tuple[Float[Tensor, " D"], Float[Tensor, " D"]] | tuple[None, None],
+        epsilon: float,
+        angles: tuple[Tensor, Tensor] | tuple[None, None],
+        scale: float,
+    ) -> Float[Tensor, "R 1 H D"]:
+        """The same from queries, keys and values side by side, before their norms and rotations."""
+        assert self.kernels.attend_joined is not None
+        seen = self.kernels.attend_joined(
+            states.squeeze(1), *norms, *angles, epsilon, self.keys, self.values, *self._spans(), scale
+        )
+        return seen.unsqueeze(1)
+
+    def _spans(self) -> tuple[Tensor, ...]:
         spans = self.spans
-        return self.attend(
-            query.squeeze(2),
-            key.squeeze(2),
-            value.squeeze(2),
-            self.keys,
-            self.values,
+        return (
             spans.prompt_pages,
             spans.prompt_lengths,
             spans.row_pages,
@@ -103,8 +128,29 @@ class PagedLayer:
             spans.items,
             spans.first,
             spans.chunk,
-            scale,
-        ).unsqueeze(1)
+        )
+
+
+def max_items(spans: int, heads: int) -> int:
+    """More items than this never occur, whatever the lengths."""
+    return spans + -(-PROGRAMS // heads)
+
+
+def plan_spans(
+    counts: Int[Tensor, " R"],
+    live: Bool[Tensor, " R"],
+    unit_prompt: Int[Tensor, " U"],
+    prompt_lengths: Int[Tensor, " Q"],
+    heads: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Where each row writes, how many of its own tokens it reads, and the items of work.
+
+    A row that has ended, and a slot without one, read one token instead of all.
+    """
+    places = (counts - 1).clamp(min=0)  # an empty slot has no token
+    lengths = torch.where(live, places + 1, 1)
+    shared = torch.where(unit_prompt >= 0, prompt_lengths[unit_prompt.clamp(min=0)], 0)
+    return places, lengths, *work_items(torch.cat((shared.long(), lengths)), heads)
 
 
 def work_items(lengths: Int[Tensor, " N"], heads: int) -> tuple[Int[Tensor, " I"], Int[Tensor, " N1"], Tensor]:
@@ -113,13 +159,11 @@ def work_items(lengths: Int[Tensor, " N"], heads: int) -> tuple[Int[Tensor, " I"
     The number of items has a bound that does not depend on lengths, and all is computed on the device: a captured graph
     serves every length. Returns the span of each item, the first item of each span, and the length of an item.
     """
-    spans, most = len(lengths), len(lengths) + -(-PROGRAMS // heads)
     share = (lengths.sum(dim=0, keepdim=True) * heads + PROGRAMS - 1) // PROGRAMS
     chunk = ((share + PAGE - 1) // PAGE * PAGE).clamp(min=MIN_CHUNK)
     ends = ((lengths + chunk - 1) // chunk).cumsum(dim=0)
-    item = torch.arange(most, device=lengths.device)
+    item = torch.arange(max_items(len(lengths), heads), device=lengths.device)
     items = torch.searchsorted(ends, item, right=True)
-    items = torch.where(items < spans, items, -1)
     first = torch.cat((torch.zeros_like(ends[:1]), ends))
     return items.int(), first.int(), chunk.int()
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from proximo.models.compiling import compiles_layers, forward
+from proximo.models.compiling import compiles_layers, forward, keep_variants
 from proximo.models.packing.attention import LayerReader, LayerRun, hidden_states
 from proximo.samplers.drawing import draw
 from proximo.samplers.embedded.fused import decoder_layers, is_heard, is_plain
-from proximo.samplers.embedded.joined import joined_layers, run_joined
+from proximo.samplers.embedded.joined import joined_layers, joined_states, run_joined
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rows for which a step is captured; fewer run in the next larger one, whose last rows compute nothing of use."""
@@ -57,27 +57,25 @@ def compiled_states(model: PreTrainedModel) -> Callable[..., Tensor] | None:
     layers = decoder_layers(model)
     if not all(is_plain(layer) for layer in layers) or is_heard(model):
         return partial(hidden_states, model, run=_compiled_layer())
-    joined, run = joined_layers(layers), _compiled_joined()
-
-    def one(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:
-        return run(layer, joined[layer], hidden, angles, reader)
-
-    return partial(hidden_states, model, run=one)
+    return partial(joined_states, model, joined_layers(layers), _compiled_joined())
 
 
 @cache
 def compiled_draw() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """Fewer passes over logits that are as wide as the vocabulary."""
+    keep_variants()
     return torch.compile(draw, dynamic=True)
 
 
 @cache
 def _compiled_layer() -> LayerRun:
+    keep_variants()
     return torch.compile(_layer, dynamic=True, fullgraph=True)
 
 
 @cache
-def _compiled_joined() -> Callable[..., Tensor]:
+def _compiled_joined() -> Callable[..., tuple[Tensor, Tensor]]:
+    keep_variants()
     return torch.compile(run_joined, dynamic=True, fullgraph=True)
 
 

@@ -5,7 +5,7 @@ nothing is there twice. A product over few rows is limited by how fast weights a
 kernels are started: four a layer are better than seven.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from proximo.models.packing.attention import LayerReader
+from proximo.models.packing.attention import LayerReader, Reader, body, wide_sums
+from proximo.samplers.embedded.attention import PagedLayer
 from proximo.tensor_types import Float
 
 
@@ -30,22 +31,64 @@ class Joined:
 
 
 def run_joined(
-    layer: Any, joined: Joined, hidden: Float[Tensor, "R S E"], angles: tuple[Tensor, Tensor], reader: LayerReader
-) -> Float[Tensor, "R S E"]:
-    """What the layer computes."""
+    layer: Any,
+    joined: Joined,
+    hidden: Float[Tensor, "R S E"],
+    added: Float[Tensor, "R S E"],
+    angles: tuple[Tensor, Tensor],
+    reader: LayerReader,
+) -> tuple[Float[Tensor, "R S E"], Float[Tensor, "R S E"]]:
+    """What the layer computes of hidden + added, in two parts of which its output is the sum.
+
+    The sum is left to the next layer, where it is one kernel with the norm that follows.
+    """
+    hidden = hidden + added
     attention, mlp, width = layer.self_attn, layer.mlp, layer.self_attn.head_dim
     states = linear(layer.input_layernorm(hidden), joined.states, joined.bias).unflatten(-1, (-1, width))
-    keys = attention.k_proj.out_features // width
-    query, key, value = states.split((states.shape[2] - 2 * keys, keys, keys), dim=2)
-    if hasattr(attention, "q_norm"):
-        query, key = attention.q_norm(query), attention.k_norm(key)
-    if getattr(attention, "use_rope", True):  # SmolLM3 has layers without
-        query, key = _turned(query, angles), _turned(key, angles)
-    query, key, value = (each.to(value.dtype).transpose(1, 2) for each in (query, key, value))
-    seen = reader.read(query, key, value, attention.scaling)
+    seen = _attended(attention, states, angles, reader)
     hidden = hidden + attention.o_proj(seen.flatten(2))
     gate, up = linear(layer.post_attention_layernorm(hidden), joined.gated, joined.gated_bias).chunk(2, dim=-1)
-    return hidden + mlp.down_proj(mlp.act_fn(gate) * up)
+    return hidden, mlp.down_proj(mlp.act_fn(gate) * up)
+
+
+def _attended(
+    attention: Any, states: Float[Tensor, "R S HKK D"], angles: tuple[Tensor, Tensor], reader: LayerReader
+) -> Float[Tensor, "R S H D"]:
+    normed, turned = hasattr(attention, "q_norm"), getattr(attention, "use_rope", True)  # SmolLM3 has layers without
+    if isinstance(reader, PagedLayer) and reader.kernels.attend_joined is not None:
+        norms = (attention.q_norm.weight, attention.k_norm.weight) if normed else (None, None)
+        epsilon = attention.q_norm.variance_epsilon if normed else 0.0
+        flat = (angles[0][:, 0].float(), angles[1][:, 0].float()) if turned else (None, None)
+        return reader.read_joined(states, norms, epsilon, flat, attention.scaling)
+    keys = attention.k_proj.out_features // attention.head_dim
+    query, key, value = states.split((states.shape[2] - 2 * keys, keys, keys), dim=2)
+    if normed:
+        query, key = attention.q_norm(query), attention.k_norm(key)
+    if turned:
+        query, key = _turned(query, angles), _turned(key, angles)
+    query, key, value = (each.to(value.dtype).transpose(1, 2) for each in (query, key, value))
+    return reader.read(query, key, value, attention.scaling)
+
+
+def joined_states(
+    model: nn.Module,
+    joined: Mapping[nn.Module, Joined],
+    run: Callable[..., tuple[Tensor, Tensor]],
+    tokens: Tensor,
+    positions: Tensor,
+    reader: Reader,
+) -> Float[Tensor, "R S E"]:
+    """`hidden_states` of a model whose layers are all joined; `run` is `run_joined`, compiled or not."""
+    trunk = body(model)
+    hidden = trunk.get_submodule("embed_tokens")(tokens)
+    dtype = hidden.dtype
+    with wide_sums(dtype, hidden.device):
+        hidden = hidden.to(torch.promote_types(dtype, torch.float32))
+        angles = trunk.get_submodule("rotary_emb")(hidden, positions)
+        added = torch.zeros_like(hidden, dtype=dtype)
+        for number, (layer, weights) in enumerate(joined.items()):
+            hidden, added = run(layer, weights, hidden, added, angles, reader.layer(number))
+        return trunk.get_submodule("norm")(hidden + added).to(dtype)
 
 
 def _turned(heads: Float[Tensor, "R S H D"], angles: tuple[Tensor, Tensor]) -> Float[Tensor, "R S H D"]:

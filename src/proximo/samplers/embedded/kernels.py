@@ -19,9 +19,10 @@ from proximo.samplers.embedded.attention import PAGE
 
 LOG2_E = 1.4426950408889634
 STAGES = 3
+"""Of the loop over keys; where a page is found comes one stage before what lies in it."""
 SHARED_BYTES = 100 * 1024
 """Shared memory for the keys and values that a program has under way: two programs fit on a multiprocessor."""
-PIECES = 16
+PIECES = 8
 """Pieces merged at a time."""
 
 
@@ -69,48 +70,68 @@ def _span(query, keys, values, pages, start, stop, page_stride, scale, LANES: tl
 
 
 @triton.jit
+def _read_prompt(query, keys, values, prompt_pages, prompt_lengths, unit_prompt, unit_rows, far, far_weights, scale,
+                 item, head, unit, start, size, prompt_stride, page_stride,
+                 HEADS: tl.constexpr, REPEATS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+                 MEMBERS: tl.constexpr, LANES: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+                 PRECISION: tl.constexpr):  # fmt: skip
+    """A piece of a prompt, with the queries of all rows of a unit."""
+    dims, lanes = tl.arange(0, PADDED), tl.arange(0, LANES)
+    within, seated = dims < WIDTH, lanes < MEMBERS * REPEATS
+    prompt = tl.load(unit_prompt + unit)
+    stop = tl.minimum(start + size, tl.load(prompt_lengths + prompt))
+    row = tl.load(unit_rows + unit * MEMBERS + lanes // REPEATS, mask=seated, other=-1)
+    place = (row * HEADS + head) * REPEATS + lanes % REPEATS
+    asked = tl.load(query + place[:, None] * WIDTH + dims[None, :], mask=(row >= 0)[:, None] & within[None, :],
+                    other=0.0)  # fmt: skip
+    mixed, weight = _span(asked, keys, values, prompt_pages + prompt * prompt_stride, start, stop, page_stride, scale,
+                          LANES, WIDTH, PADDED, PAGE, BLOCK, PRECISION)  # fmt: skip
+    target = (item * HEADS + head) * MEMBERS * REPEATS + lanes
+    tl.store(far + target[:, None] * WIDTH + dims[None, :], mixed, mask=seated[:, None] & within[None, :])
+    tl.store(far_weights + target, weight, mask=seated)
+
+
+@triton.jit
+def _read_own(query, keys, values, row_pages, lengths, near, near_weights, scale,
+              item, head, row, start, size, row_stride, page_stride,
+              HEADS: tl.constexpr, REPEATS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+              LANES: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """A piece of a row's own tokens."""
+    dims, lanes = tl.arange(0, PADDED), tl.arange(0, LANES)
+    within, taken = dims < WIDTH, lanes < REPEATS
+    stop = tl.minimum(start + size, tl.load(lengths + row).to(tl.int32))
+    place = (row * HEADS + head) * REPEATS + lanes
+    asked = tl.load(query + place[:, None] * WIDTH + dims[None, :], mask=taken[:, None] & within[None, :],
+                    other=0.0)  # fmt: skip
+    mixed, weight = _span(asked, keys, values, row_pages + row * row_stride, start, stop, page_stride, scale,
+                          LANES, WIDTH, PADDED, PAGE, BLOCK, PRECISION)  # fmt: skip
+    target = (item * HEADS + head) * REPEATS + lanes
+    tl.store(near + target[:, None] * WIDTH + dims[None, :], mixed, mask=taken[:, None] & within[None, :])
+    tl.store(near_weights + target, weight, mask=taken)
+
+
+@triton.jit
 def _attend(query, keys, values, prompt_pages, prompt_lengths, row_pages, lengths, unit_prompt, unit_rows,
             items, first, chunk, far, far_weights, near, near_weights, scale,
-            prompt_stride, row_stride, page_stride, num_units,
+            prompt_stride, row_stride, page_stride, num_units, num_spans,
             HEADS: tl.constexpr, REPEATS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
             MEMBERS: tl.constexpr, LANES: tl.constexpr, OWN_LANES: tl.constexpr, PAGE: tl.constexpr,
             BLOCK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     item, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    span = tl.load(items + item)
-    if span >= 0:
+    if item < tl.load(first + num_spans):
+        span = tl.load(items + item)
         size = tl.load(chunk)
         start = (item - tl.load(first + span)) * size
-        dims = tl.arange(0, PADDED)
-        within = dims < WIDTH
         keys += head * PAGE * WIDTH
         values += head * PAGE * WIDTH
         if span < num_units:
-            prompt = tl.load(unit_prompt + span)
-            stop = tl.minimum(start + size, tl.load(prompt_lengths + prompt))
-            lanes = tl.arange(0, LANES)
-            seated = lanes < MEMBERS * REPEATS
-            row = tl.load(unit_rows + span * MEMBERS + lanes // REPEATS, mask=seated, other=-1)
-            place = (row * HEADS + head) * REPEATS + lanes % REPEATS
-            asked = tl.load(query + place[:, None] * WIDTH + dims[None, :],
-                            mask=(row >= 0)[:, None] & within[None, :], other=0.0)  # fmt: skip
-            mixed, weight = _span(asked, keys, values, prompt_pages + prompt * prompt_stride, start, stop, page_stride,
-                                  scale, LANES, WIDTH, PADDED, PAGE, BLOCK, PRECISION)  # fmt: skip
-            target = (item * HEADS + head) * MEMBERS * REPEATS + lanes
-            tl.store(far + target[:, None] * WIDTH + dims[None, :], mixed, mask=seated[:, None] & within[None, :])
-            tl.store(far_weights + target, weight, mask=seated)
+            _read_prompt(query, keys, values, prompt_pages, prompt_lengths, unit_prompt, unit_rows, far, far_weights,
+                         scale, item, head, span, start, size, prompt_stride, page_stride,
+                         HEADS, REPEATS, WIDTH, PADDED, MEMBERS, LANES, PAGE, BLOCK, PRECISION)  # fmt: skip
         else:
-            row = span - num_units
-            stop = tl.minimum(start + size, tl.load(lengths + row).to(tl.int32))
-            lanes = tl.arange(0, OWN_LANES)
-            taken = lanes < REPEATS
-            place = (row * HEADS + head) * REPEATS + lanes
-            asked = tl.load(query + place[:, None] * WIDTH + dims[None, :],
-                            mask=taken[:, None] & within[None, :], other=0.0)  # fmt: skip
-            mixed, weight = _span(asked, keys, values, row_pages + row * row_stride, start, stop, page_stride, scale,
-                                  OWN_LANES, WIDTH, PADDED, PAGE, BLOCK, PRECISION)  # fmt: skip
-            target = (item * HEADS + head) * REPEATS + lanes
-            tl.store(near + target[:, None] * WIDTH + dims[None, :], mixed, mask=taken[:, None] & within[None, :])
-            tl.store(near_weights + target, weight, mask=taken)
+            _read_own(query, keys, values, row_pages, lengths, near, near_weights, scale,
+                      item, head, span - num_units, start, size, row_stride, page_stride,
+                      HEADS, REPEATS, WIDTH, PADDED, OWN_LANES, PAGE, BLOCK, PRECISION)  # fmt: skip
 
 
 @triton.jit
@@ -139,13 +160,13 @@ def _merge(far, far_weights, near, near_weights, first, row_seats, output, num_u
            HEADS: tl.constexpr, REPEATS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
            MEMBERS: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
     row, head = tl.program_id(0) // (HEADS * REPEATS), tl.program_id(0) % (HEADS * REPEATS)
-    peak, total = -float("inf"), 0.0
+    seat, span = tl.load(row_seats + row), num_units + row
+    start, stop = tl.load(first + span), tl.load(first + span + 1)
+    peak, total = tl.full([], float("-inf"), tl.float32), tl.full([], 0.0, tl.float32)
     mixed = tl.zeros([PADDED], tl.float32)
     # Its own pieces first: there is at least one, so that the peak is finite from there on.
-    span = num_units + row
-    peak, total, mixed = _gather(near, near_weights, tl.load(first + span), tl.load(first + span + 1), head,
-                                 HEADS * REPEATS, peak, total, mixed, WIDTH, PADDED, PIECES)  # fmt: skip
-    seat = tl.load(row_seats + row)
+    peak, total, mixed = _gather(near, near_weights, start, stop, head, HEADS * REPEATS, peak, total, mixed,
+                                 WIDTH, PADDED, PIECES)  # fmt: skip
     if seat >= 0:
         unit = seat // MEMBERS
         lane = (head // REPEATS * MEMBERS + seat % MEMBERS) * REPEATS + head % REPEATS
@@ -177,15 +198,36 @@ def decode_attention(
     scale: float,
 ) -> Tensor:
     """[R, H, D] queries over pages [N, K, PAGE, D]; `Spans` says what the other tensors are."""
+    query, key, value, width = query.contiguous(), _heads_together(key), _heads_together(value), query.shape[2]
+    _write[(len(query), key.shape[1])](
+        key, value, keys, values, row_pages, places, key.stride(0), value.stride(0), row_pages.stride(0),
+        keys.stride(0), width, triton.next_power_of_2(width), PAGE, num_warps=1,
+    )  # fmt: skip
+    return attended(query, keys, values, prompt_pages, prompt_lengths, row_pages, lengths, unit_prompt, unit_rows,
+                    row_seats, items, first, chunk, scale)  # fmt: skip
+
+
+def attended(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    prompt_pages: Tensor,
+    prompt_lengths: Tensor,
+    row_pages: Tensor,
+    lengths: Tensor,
+    unit_prompt: Tensor,
+    unit_rows: Tensor,
+    row_seats: Tensor,
+    items: Tensor,
+    first: Tensor,
+    chunk: Tensor,
+    scale: float,
+) -> Tensor:
+    """Attention, where new keys and values have been written."""
     rows, heads, width = query.shape
-    kv_heads, repeats = key.shape[1], heads // key.shape[1]
+    kv_heads, repeats = keys.shape[1], heads // keys.shape[1]
     units, members = unit_rows.shape
     padded = triton.next_power_of_2(width)
-    query, key, value = query.contiguous(), _heads_together(key), _heads_together(value)
-    _write[(rows, kv_heads)](
-        key, value, keys, values, row_pages, places, key.stride(0), value.stride(0), row_pages.stride(0),
-        keys.stride(0), width, padded, PAGE, num_warps=1,
-    )  # fmt: skip
     lanes, own_lanes = max(16, triton.next_power_of_2(members * repeats)), max(16, triton.next_power_of_2(repeats))
     # Items of prompts come first, and there are no more of them than there would be without rows.
     far, far_weights = _scratch(query, len(items) - rows, kv_heads * members * repeats, width)
@@ -193,7 +235,7 @@ def decode_attention(
     _attend[(len(items) * kv_heads,)](
         query, keys, values, prompt_pages, prompt_lengths, row_pages, lengths, unit_prompt, unit_rows,
         items, first, chunk, far, far_weights, near, near_weights, scale * LOG2_E,
-        prompt_pages.stride(0), row_pages.stride(0), keys.stride(0), units,
+        prompt_pages.stride(0), row_pages.stride(0), keys.stride(0), units, units + rows,
         kv_heads, repeats, width, padded, members, lanes, own_lanes, PAGE, _block(padded, keys.element_size()),
         "ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=2 if lanes <= 32 else 4, num_stages=STAGES,

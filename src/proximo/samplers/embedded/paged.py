@@ -5,13 +5,22 @@ host's memory and put back later, with the same keys and values.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from proximo.samplers.embedded.attention import PAGE, Layers, PagedReader, Spans, pages_for, plain_attention, work_items
+from proximo.samplers.embedded.attention import (
+    PAGE,
+    Kernels,
+    Layers,
+    PagedReader,
+    Spans,
+    pages_for,
+    plain_attention,
+    plan_spans,
+)
 from proximo.samplers.embedded.cache import KeyShape
 from proximo.samplers.embedded.table import DecodeTable
 from proximo.tensor_types import Float
@@ -54,7 +63,7 @@ class PagedCache:
         self._unit_prompt = torch.full((units,), -1, dtype=torch.int32, device=shape.device)
         self._unit_rows = torch.full((units, members), -1, dtype=torch.int32, device=shape.device)
         self._row_seats = torch.full((slots,), -1, dtype=torch.int32, device=shape.device)
-        self._attend = _attention(shape.device)
+        self._kernels = _kernels(shape.device)
         self.clear()
 
     def _side(self, pages: int) -> Float[Tensor, "N K S D"]:
@@ -189,13 +198,10 @@ class PagedCache:
 
     def reader(self, rows: int, table: DecodeTable, longest: int) -> PagedReader:
         """`longest` is not used: lengths are known to the device."""
-        places = (table.counts[:rows] - 1).clamp(min=0)  # an empty slot has no token
-        # A row that has ended, and a slot without one, read one token instead of all.
-        lengths = torch.where(table.live[:rows], places + 1, 1)
-        units = self._units(rows)
-        prompt = self._unit_prompt[:units]
-        shared = torch.where(prompt >= 0, self._prompt_lengths[prompt.clamp(min=0)], 0)
-        items, first, chunk = work_items(torch.cat((shared.long(), lengths)), self._shape.heads)
+        prompt = self._unit_prompt[: self._units(rows)]
+        places, lengths, items, first, chunk = self._kernels.plan(
+            table.counts[:rows], table.live[:rows], prompt, self._prompt_lengths, self._shape.heads
+        )
         spans = Spans(
             prompt_pages=self._prompt_pages.device,
             prompt_lengths=self._prompt_lengths,
@@ -203,13 +209,13 @@ class PagedCache:
             places=places,
             lengths=lengths,
             unit_prompt=prompt,
-            unit_rows=self._unit_rows[:units],
+            unit_rows=self._unit_rows[: len(prompt)],
             row_seats=self._row_seats[:rows],
             items=items,
             first=first,
             chunk=chunk,
         )
-        return PagedReader(self._layers, spans, self._attend)
+        return PagedReader(self._layers, spans, self._kernels)
 
     def _units(self, rows: int) -> int:
         """Enough for any distribution of rows over prompts: each prompt may leave one unit unfilled."""
@@ -241,9 +247,9 @@ class _Mirrored:
             self._changed = False
 
 
-def _attention(device: torch.device) -> Callable[..., Tensor]:
+def _kernels(device: torch.device) -> Kernels:
     if device.type != "cuda":
-        return plain_attention
-    from proximo.samplers.embedded.kernels import decode_attention  # needs triton, which comes with torch for GPUs
+        return Kernels(plan_spans, plain_attention, None)
+    from proximo.samplers.embedded import front, kernels  # need triton, which comes with torch for GPUs
 
-    return decode_attention
+    return Kernels(front.plan_spans, kernels.decode_attention, front.joined_attention)

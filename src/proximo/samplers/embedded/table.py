@@ -88,7 +88,7 @@ class DecodeTable:
 
     def store(self, slot: int) -> list[Tensor]:
         """A copy of a row, in the host's memory."""
-        return [column[slot].cpu() for column in self._columns()]
+        return [column[slot].to("cpu", copy=True) for column in self._columns()]
 
     def restore(self, slot: int, row: Sequence[Tensor]) -> None:
         for column, value in zip(self._columns(), row, strict=True):
