@@ -149,7 +149,7 @@ def test_a_runs_model_is_judged_as_the_run_judges_it(folder, tmp_path, capsys):
     assert (result["held_out/problems"], result["held_out/accuracy"]) == (2, 0.0)
     rows.unlink()
     assert "there is no such file" in refused(["eval", str(run)], capsys)
-    (run / "config.toml").write_text("[algorithm]\nkind = 3\n")
+    (run / "config.toml").write_text("[algorithm]\n\n[sampling]\nmax_tokens = -3\n")
     assert "config.toml" in refused(["eval", str(run)], capsys)
     (run / "config.toml").write_text("{algorithm\n")
     error = refused(["eval", str(run)], capsys)
@@ -247,7 +247,7 @@ def test_sft_that_fails_on_the_way_says_what_is_left(folder, tmp_path, capsys, m
     assert main([*arguments, "--run", str(tmp_path / "run")]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    last = f"error: no room for a checkpoint\nwhat was written so far is in {tmp_path / 'run'}; the same command"
+    last = f"error: no room for a checkpoint\nwhat was written so far is in {tmp_path / 'run'}; running it again with"
     assert last in printed.err
 
 

@@ -519,7 +519,7 @@ FAULTS = (
         "replay closed before the backward pass",
     ),
     Fault(
-        "samplers/embedded/sampler.py",
+        "samplers/embedded/decoding.py",
         "zip(self._live, routes[:, 0], strict=True)",
         "zip(self._live, routes[:, 0].flip(0), strict=True)",
         "sampler: routes of another row",

@@ -187,11 +187,11 @@ def test_merged_parts_are_attention_over_both(members):
         assert torch.equal(keys[row_pages[row, place // PAGE], :, place % PAGE], key[row])
         length, count = lengths[prompt_of[row]], place + 1
         parts = ((prompt_pages[prompt_of[row]], length), (row_pages[row], count))
-        both = [
+        seen, held = [
             torch.cat([side[pages].transpose(0, 1).flatten(1, 2)[:, :shown] for pages, shown in parts], dim=1)
             for side in (keys, values)
         ]
-        expected = scaled_dot_product_attention(query[row].view(heads, repeats, 4), *both, scale=0.5)
+        expected = scaled_dot_product_attention(query[row].view(heads, repeats, 4), seen, held, scale=0.5)
         assert torch.allclose(output[row], expected.flatten(0, 1), atol=1e-6)
 
 

@@ -848,7 +848,7 @@ def test_an_exit_is_no_failure_by_its_number(tmp_path):
 def test_whoever_is_stopped_is_told_from_where_it_goes_on(golden, tmp_path):
     folder = left_after(3, golden("grpo"), tmp_path / "run")
     with begin(folder, toml.dumps(config())) as attempt:
-        assert attempt.resume_hint == f"the same again with `run={folder}` resumes after step 3"
+        assert attempt.resume_hint == f"running it again with `run={folder}` resumes after step 3"
     shutil.rmtree(folder / CHECKPOINTS)
     with begin(folder, toml.dumps(config())) as attempt:
         assert attempt.resume_hint.endswith(" resumes from the beginning")

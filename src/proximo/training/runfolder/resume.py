@@ -92,7 +92,7 @@ class Attempt:
     def resume_hint(self) -> str:
         """Message printed when a run ends early: how to resume it, and from which step, according to the disk."""
         newest = None if self._points is None else next(iter(saved(self._points)), None)
-        return f"the same again with `run={self.folder}` resumes {self._where(newest)}"
+        return f"running it again with `run={self.folder}` resumes {self._where(newest)}"
 
     def _where(self, resume_from: Path | None) -> str:
         if self._points is None:
