@@ -30,7 +30,9 @@ RULES = {
     "test_a_run_that_runs_out_of_memory_goes_on_in_smaller_passes": Rule("out of memory in a whole run", "C"),
     "test_a_lowered_budget_outlives_a_new_plan_and_a_new_process": Rule("out of memory, then resumed", "C"),
     "test_gradients_of_passes_before_the_one_that_failed_are_dropped": Rule("out of memory in a second pass", "C"),
-    "test_a_single_group_that_does_not_fit_ends_in_a_hint": Rule("a single group that does not fit into memory", "S"),
+    "test_a_single_completion_that_does_not_fit_ends_in_a_hint": Rule(
+        "a single completion that does not fit into memory", "S"
+    ),
     "test_sampling_that_runs_out_of_memory_says_what_to_make_smaller": Rule("out of memory while sampling", "S"),
     "test_degenerate_batches_are_finite": Rule("degenerate batch", "C", all_but_last),
     "test_a_loss_of_nothing_is_zero": Rule("degenerate batch: no rows, no tokens", "C"),

@@ -146,10 +146,11 @@ def test_blocks_are_packed_is_padded():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_checkpoints_change_nothing(dtype):
+@pytest.mark.parametrize(("number", "offload"), [(2, False), (3, False), (3, True)])
+def test_checkpoints_change_nothing(dtype, number, offload):
     model, rows = model_on("cuda", dtype), rows_of(groups())
     plain = gradients_of(model, rows)
-    checkpoint_layers(model, True)
+    checkpoint_layers(model, number, offload=offload)
     again = gradients_of(model, rows)
     assert torch.equal(plain[0], again[0])
     # Sums over queries of the same block may be taken in another order.

@@ -214,10 +214,11 @@ assert counter.frame_count == 1, f"{counter.frame_count} compilations for three 
 gradients(frozen_copy(model).requires_grad_(True), 2, True)
 assert counter.frame_count == 1, "a copy is compiled anew"
 
-compiling.checkpoint_layers(model, True)
-compare(2)
-assert counter.frame_count == 1, "checkpointing compiles anew"
-compiling.checkpoint_layers(model, False)
+for number, offload in ((2, False), (3, True)):
+    compiling.checkpoint_layers(model, number, offload=offload)
+    compare(2)
+    assert counter.frame_count == 1, "checkpointing compiles anew"
+compiling.checkpoint_layers(model, 0)
 
 runs = []
 handle = model.model.layers[1].register_forward_pre_hook(lambda *_: runs.append(1))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proximo.models import micro_batches
-from proximo.models.packing.layout import pack, pad, predictors
+from proximo.models.packing.layout import pack, pad, predictors, split_group
 from proximo.models.packing.packed import PackedReader, similar
 
 # Two prompts, three completions: rows 0 and 2 continue prompt 1, row 1 prompt 0.
@@ -119,3 +119,67 @@ def test_micro_batches_laws(prompt_lengths, rows, budget):
         size = sum(prompt_lengths[number] for number in groups) + sum(lengths[row] for row in part)
         assert size <= budget or len(groups) == 1
     assert parts == micro_batches(prompt_lengths, lengths, group, budget)
+
+
+# Groups that may be split
+
+
+def test_a_split_group_by_hand():
+    # 3 + 20 tokens, of which 10 fit beside the prompt: first-fit gives 9, 6 + 4 and 1, and the 1 fits beside the 9.
+    assert split_group(3, [6, 9, 4, 1], token_budget=13) == [[1, 3], [0, 2]]
+    assert split_group(3, [6, 9, 4, 1], token_budget=23) == [[0, 1, 2, 3]]
+    # Even parts: 8 of 2 beside a prompt of 3 fit as 5, 3 or, better, 4 and 4.
+    assert split_group(3, [2] * 8, token_budget=13) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    # Not even the prompt fits: one completion each; one without tokens takes no more room than its prompt.
+    assert split_group(5, [2, 1], token_budget=1) == [[0], [1]]
+    assert split_group(5, [0, 0], token_budget=1) == [[0, 1]]
+
+
+def test_micro_batches_of_split_groups_by_hand():
+    # Group 0 has 4 + 12 = 16 tokens, group 1 has 2 + 3 = 5, and 12 fit: 4 + 6, 4 + 6 and 5 into three batches.
+    lengths, group = [6, 3, 3, 1, 2], [0, 0, 0, 1, 1]
+    assert micro_batches([4, 2], lengths, group, token_budget=12, may_split=True) == [[0], [1, 2], [3, 4]]
+    assert micro_batches([4, 2], lengths, group, token_budget=12) == [[0, 1, 2], [3, 4]]
+    # With room for 15 the rest of group 0 shares a batch with group 1: 4 + 6 and 4 + 6 + 5.
+    assert micro_batches([4, 2], lengths, group, token_budget=15, may_split=True) == [[0, 3, 4], [1, 2]]
+
+
+groups_of_rows = given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), max_size=20),
+    st.integers(1, 40),
+)
+
+
+@groups_of_rows
+def test_split_micro_batches_laws(prompt_lengths, rows, budget):
+    group = [number % len(prompt_lengths) for number, _ in rows]
+    lengths = [length for _, length in rows]
+    parts = micro_batches(prompt_lengths, lengths, group, budget, may_split=True)
+    assert sorted(row for part in parts for row in part) == list(range(len(rows)))
+    assert all(parts)
+    for part in parts:
+        size = sum(prompt_lengths[number] for number in {group[row] for row in part}) + sum(
+            lengths[row] for row in part
+        )
+        alone = {group[row] for row in part} == {group[part[0]]} and sum(lengths[row] > 0 for row in part) <= 1
+        assert size <= budget or alone
+    for number in set(group):
+        whole = [row for row in range(len(rows)) if group[row] == number]
+        if prompt_lengths[number] + sum(lengths[row] for row in whole) <= budget:
+            assert sum(not set(whole).isdisjoint(part) for part in parts) == 1
+
+
+@groups_of_rows
+def test_nothing_is_split_that_fits(prompt_lengths, rows, budget):
+    """Then the micro-batches are those of whole groups, one by one."""
+    group = [number % len(prompt_lengths) for number, _ in rows]
+    lengths = [length for _, length in rows]
+    sizes = [
+        prompt_lengths[number] + sum(lengths[row] for row in range(len(rows)) if group[row] == number)
+        for number in group
+    ]
+    budget = max([budget, *sizes])
+    assert micro_batches(prompt_lengths, lengths, group, budget, may_split=True) == micro_batches(
+        prompt_lengths, lengths, group, budget
+    )

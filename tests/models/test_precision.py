@@ -83,14 +83,14 @@ def test_checkpointed_layers_run_again_in_eval_mode_too():
 
     plain = gradient()
     assert (model.training, calls) == (False, ["layer"])
-    checkpoint_layers(model, True)
+    checkpoint_layers(model, 2)
     again = gradient()
     assert calls == ["layer"] * 3
     assert all(torch.equal(one, other) for one, other in zip(plain, again, strict=True))
     with torch.no_grad():
         score(model, **rows, group=torch.tensor([0]))
     assert calls == ["layer"] * 4
-    checkpoint_layers(model, False)
+    checkpoint_layers(model, 0)
     gradient()
     assert calls == ["layer"] * 5
 

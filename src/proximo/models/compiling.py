@@ -3,11 +3,13 @@
 On a CPU nothing is compiled: the compiler takes longer than it saves there.
 """
 
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
@@ -46,15 +48,30 @@ def compiles_layers(model: PreTrainedModel) -> bool:
     return compiles(model) and not routers(model)
 
 
-def checkpoint_layers(model: PreTrainedModel, wanted: bool) -> None:
-    """Whether training passes keep only what enters each layer, and run it again in the backward pass.
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    layers = body(model).get_submodule("layers")
+    assert isinstance(layers, nn.ModuleList)
+    return layers
 
+
+def checkpoint_layers(model: PreTrainedModel, number: int, *, offload: bool = False) -> None:
+    """Let the first `number` layers of training passes keep only what enters them, with `offload` in the host's memory,
+    and run again in the backward pass.
+
+    The first ones, because the others have given back what they kept by the time a checkpointed layer runs again.
     Unlike transformers' switch this leaves the embeddings alone, so that sampling does not notice.
     """
-    layers: Any = body(model).get_submodule("layers")
-    for layer in layers:
-        layer.gradient_checkpointing = wanted
-        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+    run = checkpoint_on_host if offload else checkpoint
+    for place, layer in enumerate(decoder_layers(model)):
+        settings: Any = layer
+        settings.gradient_checkpointing = place < number
+        settings._gradient_checkpointing_func = partial(run, use_reentrant=False)
+
+
+def checkpoint_on_host(run: Callable[[Tensor], Tensor], hidden: Tensor, **options: Any) -> Tensor:
+    """Torch's checkpoint, of which the input waits in the host's memory: pinned, so that copies do not wait."""
+    with save_on_cpu(pin_memory=hidden.is_cuda):
+        return checkpoint(run, hidden, **options)
 
 
 def layer_run(model: PreTrainedModel) -> LayerRun:

@@ -14,6 +14,7 @@ import proximo
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm
 from proximo.maths import KeepAll
 from proximo.models import tiny_model, tiny_tokenizer
+from proximo.models.compiling import checkpoint_layers, checkpoint_on_host
 from proximo.models.packing.attention import body
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
@@ -35,11 +36,11 @@ five = pytest.mark.parametrize("algorithm", FIVE.values(), ids=FIVE.keys())
 BAD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
-def learner(algorithm: Algorithm, **options) -> Learner:
+def learner(algorithm: Algorithm, layers: int = 1, **options) -> Learner:
     settings = replace(
         TrainingOptions(groups=4, group_size=3, minibatches=2, warmup_steps=0, learning_rate=1e-2), **options
     )
-    model = tiny_model(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=32, seed=1).double()
+    model = tiny_model(hidden=16, layers=layers, heads=2, kv_heads=1, intermediate=32, seed=1).double()
     torch.manual_seed(0)
     return Learner(PlainPolicy(model), algorithm, settings, temperature=1.0, seed=0)
 
@@ -429,15 +430,74 @@ def test_gradients_of_passes_before_the_one_that_failed_are_dropped():
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
 
 
-def test_a_single_group_that_does_not_fit_ends_in_a_hint():
+def test_a_group_that_does_not_fit_is_split():
+    plain, short = learner(GRPO, minibatches=1), learner(GRPO, minibatches=1)
+    batches = [assemble(groups(), [], each, 8).batch for each in (plain, short)]
+    failed = runs_out_over(short, 8, OUT["cuda"])  # a group has 9 tokens that are run, its longest row has 6
+    for trainer, batch in zip((plain, short), batches, strict=True):
+        trainer.update(batch, fresh=True)
+    assert failed == [36, 18, 9]
+    assert (short.passes.token_budget, short.passes.checkpointed) == (6, 0)
+    for ours, theirs in zip(state_of(short), state_of(plain), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)  # the model's norms are in float32
+    assert "larger groups are split" in short.guard.take_notices()[-1].message
+
+
+def test_a_completion_that_does_not_fit_is_checkpointed_and_offloaded():
+    """Five layers, so two more each time; what is said is said once."""
+    plain, short = (learner(GRPO, layers=5, minibatches=1) for _ in range(2))
+    batches = [assemble(groups(), [], each, 8).batch for each in (plain, short)]
+    failed: list[tuple[int, int, bool]] = []
+
+    def fail(module, given):
+        passes = short.passes
+        layers = [layer.gradient_checkpointing for layer in body(short.model).get_submodule("layers")]  # pyright: ignore[reportGeneralTypeIssues]
+        run = body(short.model).get_submodule("layers.0")._gradient_checkpointing_func.func  # pyright: ignore[reportAttributeAccessIssue]
+        if sum(layers) < 5 or run is not checkpoint_on_host:
+            failed.append((given[0].numel(), sum(layers), passes.offloaded))
+            raise OUT["cuda"]
+
+    checkpoint_layers(short.model, 0)
+    body(short.model).get_submodule("embed_tokens").register_forward_pre_hook(fail)
+    for trainer, batch in zip((plain, short), batches, strict=True):
+        trainer.update(batch, fresh=True)
+    assert [layers for _, layers, _ in failed] == [0, 0, 0, 0, 2, 4, 5]
+    assert (short.passes.token_budget, short.passes.checkpointed, short.passes.offloaded) == (6, 5, True)
+    for ours, theirs in zip(state_of(short), state_of(plain), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)  # the model's norms are in float32
+    messages = [notice.message.split("same result: ")[1] for notice in short.guard.take_notices()]
+    assert [message.split(" from now on")[0] for message in messages] == [
+        "all passes have 24 tokens at most",
+        "all passes have 12 tokens at most",
+        "all passes have 6 tokens at most",
+        "2 of 5 layers run again in the backward pass",
+        "4 of 5 layers run again in the backward pass",
+        "5 of 5 layers run again in the backward pass",
+        "what checkpointed layers keep waits in the host's memory",
+    ]
+
+
+def test_a_single_completion_that_does_not_fit_ends_in_a_hint():
     trainer = learner(GRPO)
     batch = assemble(groups(), [], trainer, 8).batch
     before = state_of(trainer)
-    failed = runs_out_over(trainer, 8, OUT["cuda"])
-    with pytest.raises(ValueError, match=r"single group \(CUDA out of memory.*training.group_size.*max_tokens"):
+    failed = runs_out_over(trainer, 5, OUT["cuda"])
+    said = r"single completion and its prompt \(CUDA out of memory.*\), with all layers checkpointed and offloaded"
+    with pytest.raises(ValueError, match=said + ".*cannot be split.*sampling.max_tokens"):
         trainer.update(batch, fresh=True)
-    assert failed == [36, 18, 9]
+    # Halves, then single rows: with every layer kept, checkpointed, and offloaded.
+    assert failed == [36, 18, 9, 6, 6, 6]
     assert same(before, state_of(trainer))
+
+
+def test_without_a_gradient_nothing_is_checkpointed():
+    """Nothing is kept there anyway."""
+    trainer = learner(GRPO)
+    failed = runs_out_over(trainer, 5, OUT["cuda"])
+    with pytest.raises(ValueError, match=r"single completion and its prompt \(CUDA out of memory[^)]*\): it cannot be"):
+        assemble(groups(), [], trainer, 8)
+    assert failed == [36, 18, 9, 6]
+    assert not trainer.model.is_gradient_checkpointing
 
 
 def test_another_failure_is_nobody_elses():
@@ -475,7 +535,20 @@ def test_halves_by_hand():
     while (smaller := smaller_passes(passes, batch)) is not None:
         budgets.append((smaller.token_budget, len(list(smaller.parts(batch)))))
         passes = smaller
-    assert budgets == [(24, 2), (12, 4)]
+    # A group has 2 + 3 + 5 + 2 tokens: with 6 in a pass each row is alone, the longest with its 2 + 5.
+    assert budgets == [(24, 2), (12, 4), (6, 12)]
+    steps = []
+    while (smaller := smaller_passes(passes, batch, layers=6)) is not None:
+        steps.append((smaller.token_budget, smaller.checkpointed, smaller.offloaded))
+        passes = smaller
+    # A quarter of the layers at a time.
+    assert steps == [(6, 2, False), (6, 4, False), (6, 6, False), (6, 6, True)]
+
+
+def test_completions_without_tokens_are_a_pass_that_cannot_be_smaller():
+    trainer = learner(GRPO, token_budget=1)
+    batch = assemble(groups(lengths=(0, 0, 0), outcomes=(1.0, 0.0, 0.0)), [], trainer, 8).batch
+    assert smaller_passes(trainer.passes, batch) is None
 
 
 def test_what_allocators_say_is_understood():

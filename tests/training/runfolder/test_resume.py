@@ -144,6 +144,7 @@ RUNS = {
     "ppo": config(PPO, value=ValueOptions(TrunkHead()), steps=3),
     "ppo, own layers": config(PPO, value=ValueOptions(OwnLayers(1), pretrain_steps=1), steps=3),
     "ppo, own model": config(PPO, value=ValueOptions(OwnModel()), steps=3),
+    "split groups": config(PPO, training=replace(config().training, token_budget=12), steps=3),
     "reset reference": config(training=replace(config().training, reset_reference_every=1)),
     "lagging sampler": config(sampler=Mismatched(precision="bfloat16", lag=2), steps=5),
     "adaptive kl": config(replace(PPO, shape=KlReward(0.1, controller=AdaptiveKl(target=1.0, horizon=8))), steps=3),

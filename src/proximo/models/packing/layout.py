@@ -9,6 +9,7 @@ All of it is index arithmetic on the CPU, where the batch is; only the result go
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from proximo.models.packing.flex import BLOCK, FlexReader, filled_up, flex_reade
 from proximo.models.packing.packed import PackedReader, packed_reader
 from proximo.tensor_types import Bool, Int
 from proximo.types import to_device
+
+Key = TypeVar("Key", int, tuple[int, int])
 
 
 @dataclass(frozen=True)
@@ -153,44 +156,62 @@ def predictors(
 
 
 def micro_batches(
-    prompt_lengths: Sequence[int], completion_lengths: Sequence[int], group: Sequence[int], token_budget: int
+    prompt_lengths: Sequence[int],
+    completion_lengths: Sequence[int],
+    group: Sequence[int],
+    token_budget: int,
+    *,
+    may_split: bool = False,
 ) -> list[list[int]]:
     """Row indices of each micro-batch: whole groups, as few batches as the budget allows, of even sizes.
 
     Row b has `completion_lengths[b]` tokens after the prompt of `prompt_lengths[group[b]]`, which its group shares.
-    A group larger than the budget gets its own batch. The total number of tokens does not depend on the budget.
+    A group larger than the budget gets its own batch or, with `may_split`, several: each has the prompt once more. Then
+    only a single row may be larger than the budget.
     """
     if token_budget < 1:
         raise ValueError(f"token_budget is {token_budget}: give the number of tokens that fit into memory at once")
     rows: dict[int, list[int]] = {}
     for row, number in enumerate(group):
         rows.setdefault(number, []).append(row)
-    sizes = {number: prompt_lengths[number] + sum(completion_lengths[row] for row in rows[number]) for number in rows}
-    batches = _spread(sizes, token_budget)
-    return [sorted(row for number in batch for row in rows[number]) for batch in batches]
+    parts: dict[tuple[int, int], list[int]] = {}
+    for number, own in rows.items():
+        lengths = [completion_lengths[row] for row in own]
+        split = split_group(prompt_lengths[number], lengths, token_budget) if may_split else [[*range(len(own))]]
+        parts |= {(number, place): [own[member] for member in part] for place, part in enumerate(split)}
+    sizes = {key: prompt_lengths[key[0]] + sum(completion_lengths[row] for row in part) for key, part in parts.items()}
+    return [sorted(row for key in batch for row in parts[key]) for batch in _spread(sizes, token_budget)]
 
 
-def _spread(sizes: Mapping[int, int], budget: int) -> list[list[int]]:
-    """First-fit, largest first, gives the number of batches. Then each group goes into the emptiest batch, since a
+def split_group(prompt_length: int, completion_lengths: Sequence[int], token_budget: int) -> list[list[int]]:
+    """Members of each part of a group, of which each holds the prompt: one part if the group fits into the budget, else
+    as few as possible, of even sizes."""
+    if prompt_length + sum(completion_lengths) <= token_budget:
+        return [[*range(len(completion_lengths))]]
+    return [sorted(part) for part in _spread(dict(enumerate(completion_lengths)), max(token_budget - prompt_length, 0))]
+
+
+def _spread(sizes: Mapping[Key, int], budget: int) -> list[list[Key]]:
+    """First-fit, largest first, gives the number of batches. Then each item goes into the emptiest batch, since a
     nearly empty last batch would cost as much time as a full one."""
-    order = sorted(sizes, key=lambda number: (-sizes[number], number))
-    packed: list[list[int]] = []
+    order = sorted(sizes, key=lambda key: (-sizes[key], key))
+    packed: list[list[Key]] = []
     room: list[int] = []
-    for number in order:
-        fitting = next((index for index, left in enumerate(room) if sizes[number] <= left), len(packed))
+    for key in order:
+        fitting = next((index for index, left in enumerate(room) if sizes[key] <= left), len(packed))
         if fitting == len(packed):
             packed.append([])
             room.append(budget)
-        packed[fitting].append(number)
-        room[fitting] -= sizes[number]
-    even: list[list[int]] = [[] for _ in packed]
+        packed[fitting].append(key)
+        room[fitting] -= sizes[key]
+    even: list[list[Key]] = [[] for _ in packed]
     filled = [0] * len(packed)
-    for number in order:
+    for key in order:
         emptiest = filled.index(min(filled))
-        if filled[emptiest] and filled[emptiest] + sizes[number] > budget:
+        if filled[emptiest] and filled[emptiest] + sizes[key] > budget:
             return packed  # evenly spread they do not fit
-        even[emptiest].append(number)
-        filled[emptiest] += sizes[number]
+        even[emptiest].append(key)
+        filled[emptiest] += sizes[key]
     return even
 
 

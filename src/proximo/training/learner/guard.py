@@ -15,11 +15,19 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from proximo.maths.mismatch import MismatchStats
 from proximo.tensor_types import Float, Int
 from proximo.training.config import TrainingOptions
-from proximo.training.learner.memory import explaining_memory, first_line, is_out_of_memory, smaller_passes
+from proximo.training.learner.memory import (
+    checkpoint_models,
+    checkpointable_layers,
+    explaining_memory,
+    first_line,
+    is_out_of_memory,
+    smaller_passes,
+)
 from proximo.training.learner.optimizer import POLICY, VALUE
 from proximo.training.learner.passes import OldScores, Passes
 from proximo.training.learner.policy import Policy
@@ -109,8 +117,9 @@ def _of_all(parts: Parts, batch: Batch, before: Tensor | None) -> Float[Tensor, 
 class UpdateGuard:
     """Applies a learner's updates, or does not."""
 
-    def __init__(self, options: TrainingOptions, policy: Policy) -> None:
-        self._options, self._policy = options, policy
+    def __init__(self, options: TrainingOptions, policy: Policy, models: Sequence[PreTrainedModel]) -> None:
+        """`models` are those of a pass with gradient: the policy's, and a value model of its own."""
+        self._options, self._policy, self._models = options, policy, models
         self._windows: dict[int, deque[float]] = {}
         """The last gradient norms of each group of parameters."""
         self._in_spell = False
@@ -134,8 +143,11 @@ class UpdateGuard:
                 return self._update(batch, GradientPass(), [math.nan, math.nan], skipped)
         return None
 
-    def retry_on_oom(self, passes: Passes, batch: Batch, work: Callable[[Passes], Result]) -> tuple[Passes, Result]:
-        """Work in passes over a batch, begun anew in smaller ones for as long as memory runs out; the last ones."""
+    def retry_on_oom(
+        self, passes: Passes, batch: Batch, work: Callable[[Passes], Result], *, with_gradient: bool = True
+    ) -> tuple[Passes, Result]:
+        """Do work in passes over a batch, again in smaller ones for as long as memory runs out. The last passes, from
+        which later work starts, and the result."""
         passes = passes.with_token_limit(self.max_tokens)
         while True:
             try:
@@ -146,7 +158,8 @@ class UpdateGuard:
                 failure = first_line(error)
             # Not in the clause above: while an error is handled, the frames it went through keep their tensors.
             self._policy.zero_grad()
-            passes = self._lighter(passes, batch, failure)
+            layers = checkpointable_layers(self._models) if with_gradient else 0
+            passes = self._smaller(passes, batch, layers, failure)
             gc.collect()
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
@@ -232,21 +245,31 @@ class UpdateGuard:
 
     # A run
 
-    def _lighter(self, passes: Passes, batch: Batch, failure: str) -> Passes:
-        """Passes of fewer tokens, after one ran out of memory; from now on no pass has more."""
-        smaller = smaller_passes(passes, batch)
+    def _smaller(self, passes: Passes, batch: Batch, layers: int, failure: str) -> Passes:
+        """Passes that take less memory, after one ran out of it, for all work from now on."""
+        smaller = smaller_passes(passes, batch, layers)
         if smaller is None:
+            kept = ", with all layers checkpointed and offloaded" if passes.offloaded else ""
             raise ValueError(
-                f"out of memory in a pass over a single group ({failure}): use a smaller training.group_size or "
-                "sampling.max_tokens, a smaller model, or a machine with more memory"
+                f"out of memory in a pass over a single completion and its prompt ({failure}){kept}: it cannot be "
+                "split; use a smaller sampling.max_tokens, a smaller model, or a machine with more memory"
             )
-        self.max_tokens = smaller.token_budget
+        if smaller.token_budget < passes.token_budget:
+            self.max_tokens = smaller.token_budget
+            change = (
+                f"all passes have {smaller.token_budget} tokens at most from now on, and larger groups are split. "
+                f"Begin there the next time: training.token_budget = {smaller.token_budget}"
+            )
+        elif smaller.offloaded:
+            change = "what checkpointed layers keep waits in the host's memory from now on"
+        else:
+            change = f"{smaller.checkpointed} of {layers} layers run again in the backward pass from now on"
+        checkpoint_models(self._models, smaller)
         self._notices.append(
             Notice(
                 "out_of_memory",
-                f"a pass of {passes.token_budget} tokens ran out of memory ({failure}); it was done again, and all "
-                f"passes have {smaller.token_budget} at most from now on, with the same result. Begin there the next "
-                f"time: training.token_budget = {smaller.token_budget}",
+                f"a pass of {passes.token_budget} tokens ran out of memory ({failure}); it was done again with the "
+                f"same result: {change}",
             )
         )
         return smaller

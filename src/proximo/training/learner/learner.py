@@ -13,7 +13,6 @@ from proximo.maths.arithmetic import sampled
 from proximo.maths.mismatch import MismatchStats, mismatch
 from proximo.maths.pieces.extras import needing
 from proximo.maths.pieces.traits import AnchorTraits, ShapeTraits
-from proximo.models.compiling import checkpoint_layers
 from proximo.models.values import HeadOnOwnModel, ValueModel
 from proximo.tensor_types import Bool, Float, Int
 from proximo.training.config import CPU_TOKENS, RoutingReplay, TrainingOptions
@@ -27,7 +26,7 @@ from proximo.training.learner.experts import (
 )
 from proximo.training.learner.gradients import Gradients
 from proximo.training.learner.guard import GradientPass, Update, UpdateGuard
-from proximo.training.learner.memory import is_checkpointed, with_room
+from proximo.training.learner.memory import checkpoint_models, checkpointable_layers, with_room
 from proximo.training.learner.optimizer import POLICY
 from proximo.training.learner.passes import OldScores, Passes, minibatches
 from proximo.training.learner.policy import Policy
@@ -73,7 +72,7 @@ class Learner:
         self.critic = critic_for(algorithm, policy.model, value)
         self.rates = (options.learning_rate, value_learning_rate or VALUE_PACE * options.learning_rate)
         policy.start(options, self._value, needs_reference=algorithm.needs_reference)
-        self.guard = UpdateGuard(options, policy)
+        self.guard = UpdateGuard(options, policy, self._models)
         self.gradients = Gradients(policy, algorithm, self.critic, self.balance, seed=seed)
         self.sampled_version = 0
         """The version that sampled the step's fresh rows."""
@@ -95,6 +94,11 @@ class Learner:
     @property
     def _value(self) -> ValueModel | None:
         return self.critic and self.critic.model
+
+    @property
+    def _models(self) -> list[PreTrainedModel]:
+        """The models of a pass with gradient: the policy's, and a value model of its own."""
+        return [self.model, *([self._value.model] if isinstance(self._value, HeadOnOwnModel) else [])]
 
     # Before the updates
 
@@ -121,8 +125,7 @@ class Learner:
     def plan_memory(self, batch: Batch) -> None:
         """A budget for the memory that is there, unless one is given; here, where all that is sampled is known."""
         if self.options.token_budget is None:
-            own = [self._value.model] if isinstance(self._value, HeadOnOwnModel) else []
-            self.passes = with_room(self.passes, [self.model, *own], batch, self.policy.pending_bytes)
+            self.passes = with_room(self.passes, self._models, batch, self.policy.pending_bytes)
 
     def needs_old_pass(self) -> bool:
         """Not when the sampler's log-probs are trusted, nor when a single update makes every ratio 1.
@@ -142,6 +145,7 @@ class Learner:
             self.passes,
             batch,
             lambda passes: self.policy.without_gradient(passes, batch, self._value, record=record),
+            with_gradient=False,
         )
         return scores
 
@@ -149,7 +153,7 @@ class Learner:
         """Never replayed: it is what it is."""
         batch = replace(batch, routes=None)
         self.passes, logprobs = self.guard.retry_on_oom(
-            self.passes, batch, lambda passes: self.policy.reference_logprobs(passes, batch)
+            self.passes, batch, lambda passes: self.policy.reference_logprobs(passes, batch), with_gradient=False
         )
         return logprobs
 
@@ -257,7 +261,8 @@ class Learner:
             "kl_coefficient": ShapeTraits.read(self.kl_reward).coefficient,
             "token_budget": self.passes.token_budget,
             "is_planned": self.passes.is_planned,
-            "checkpointed": is_checkpointed(self.model),
+            "checkpointed": self.passes.checkpointed,
+            "offloaded": self.passes.offloaded,
             "guard": self.guard.state(),
         }
         return PartState(values, {"shuffle": self.shuffle.get_state()})
@@ -274,6 +279,9 @@ class Learner:
         if self.options.token_budget is None:
             planned = {name: values[name] for name in ("token_budget", "is_planned")}
             self.passes = replace(self.passes, **planned)
-            if values["checkpointed"]:
-                checkpoint_layers(self.model, True)
+        layers, offloaded = values["checkpointed"], values.get("offloaded", False)
+        if layers is True:  # before layers were counted: all of them
+            layers = checkpointable_layers(self._models)
+        self.passes = replace(self.passes, checkpointed=int(layers), offloaded=offloaded)
+        checkpoint_models(self._models, self.passes)
         self.passes = self.passes.with_token_limit(self.guard.max_tokens)

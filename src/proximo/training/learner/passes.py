@@ -43,15 +43,20 @@ class Passes:
     """Whether the routers' logits are kept, for a loss on them."""
     is_planned: bool = False
     """Whether the budget is for the memory of this machine."""
+    checkpointed: int = 0
+    """Number of layers, from the first on, that keep only what enters them and run again in the backward pass."""
+    offloaded: bool = False
+    """Whether what checkpointed layers keep waits in the host's memory."""
 
     def with_token_limit(self, most: int | None) -> "Passes":
         """With so many tokens in one pass at most."""
         return self if most is None or most >= self.token_budget else replace(self, token_budget=max(most, 1))
 
     def parts(self, batch: Batch) -> Iterator[Int[Tensor, " M"]]:
-        """Row numbers of each micro-batch."""
+        """Row numbers of each micro-batch: whole groups, but for those that are larger than the budget."""
         prompts, lengths = [len(prompt) for prompt in batch.prompts], batch.lengths.tolist()
-        return map(torch.tensor, micro_batches(prompts, lengths, batch.group.tolist(), self.token_budget))
+        parts = micro_batches(prompts, lengths, batch.group.tolist(), self.token_budget, may_split=True)
+        return map(torch.tensor, parts)
 
     def scores(
         self, model: PreTrainedModel, rows: Batch, *, record: bool = False, until: ExitStack | None = None
@@ -125,7 +130,7 @@ def minibatches(batch: Batch, options: TrainingOptions, random: torch.Generator)
 
 
 def joined(parts: Sequence[tuple[Int[Tensor, " M"], Routes]], batch: Batch) -> Routes | None:
-    """The routes of all rows from those of micro-batches, which hold whole groups: each prompt is in one of them."""
+    """The routes of all rows from those of micro-batches. A prompt's are the same in each part of a split group."""
     if not parts:
         return None
     rows = parts[0][1].rows.new_full((len(batch), *parts[0][1].rows.shape[1:]), UNKNOWN)

@@ -15,7 +15,13 @@ from proximo.models.loading import read_config, skeleton
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnLayers, OwnModel
 from proximo.training.config import CPU_TOKENS, RunConfig
-from proximo.training.learner.memory import is_planned_on, plan_memory, room_for_activations, token_cost
+from proximo.training.learner.memory import (
+    GroupLengths,
+    is_planned_on,
+    plan_memory,
+    room_for_activations,
+    token_cost,
+)
 from proximo.training.learner.optimizer import HALVES
 
 
@@ -138,11 +144,20 @@ def _activations(config: RunConfig, device: torch.device, dtype: torch.dtype, by
     )
     # Prompts are not included: they are not known yet, and the run checks again when it has them.
     cost = token_cost(shape, dtype, compiled=config.compile)
-    plan = plan_memory(cost, free, training.group_size * config.sampling.max_tokens)
-    again = "; layers are run again in the backward pass, one group does not fit" if plan.checkpointed else ""
-    return (
-        f"and {free / 1e9:.0f} GB for activations: about {plan.token_budget} tokens in a pass, "
-        f"{(cost.checkpointed if plan.checkpointed else cost.kept) / 1e6:.2f} MB each{again}"
+    group = GroupLengths(0, (config.sampling.max_tokens,) * training.group_size)
+    plan = plan_memory(cost, free, [group])
+    remarks = [
+        "groups of the longest completions are split" * (plan.token_budget < group.tokens),
+        f"{plan.checkpointed} of {len(cost.layers)} layers are run again in the backward pass"
+        * bool(plan.checkpointed),
+        "what they keep waits in the host's memory" * plan.offloaded,
+    ]
+    return "; ".join(
+        [
+            f"and {free / 1e9:.0f} GB for activations: about {plan.token_budget} tokens in a pass, "
+            f"{cost.bytes(plan.checkpointed, offloaded=plan.offloaded) / 1e6:.2f} MB each",
+            *filter(None, remarks),
+        ]
     )
 
 
