@@ -609,4 +609,28 @@ FAULTS = (
         "plan.rows(index)",
         "weights of the loss left on the CPU",
     ),
+    Fault(
+        "models/packing/layout.py",
+        "max(token_budget - prompt_length, 0)",
+        "token_budget",
+        "parts of a group without room for their prompt",
+    ),
+    Fault(
+        "models/compiling.py",
+        "place < number",
+        "place <= number",
+        "one layer more checkpointed than planned",
+    ),
+    Fault(
+        "training/learner/memory.py",
+        "* (3 * max(layers, 1) + plan.checkpointed)",
+        "* 3 * max(layers, 1)",
+        "plan: layers that run again cost nothing",
+    ),
+    Fault(
+        "training/learner/learner.py",
+        "        checkpoint_models(self._models, self.passes)\n",
+        "",
+        "a resumed run keeps all layers in memory",
+    ),
 )

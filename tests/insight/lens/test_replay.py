@@ -345,7 +345,7 @@ def test_the_gradient_of_the_parameters_is_the_one_that_training_had(kept):
 
 def test_small_passes_add_up_to_the_same_gradient(kept):
     step = kept.step(1)
-    assert len(step.batch.group[step.layout.any(step.batch.advantages != 0)].unique()) > 1  # groups stay together
+    assert len(step.batch.group[step.layout.any(step.batch.advantages != 0)].unique()) > 1
     model = load_model(str(kept.path / "checkpoints" / "step-000001"))
     views = compared(step, kept.config, chosen(kept.config, ["dapo"]))
     whole = parameter_gradients(model, step, kept.config, views)

@@ -129,13 +129,12 @@ def test_ppo_with_values(dtype, form):
 
 @precisions
 def test_layers_of_a_value_model_of_its_own_are_checkpointed_after_the_policys(dtype):
-    make = lambda: learner(dense(dtype), PPO, OwnModel())  # noqa: E731
-    whole, trainer = gradient(make()), make()
+    whole, trainer = gradient(learner(dense(dtype), PPO, OwnModel())), learner(dense(dtype), PPO, OwnModel())
     found = gradient(trainer, replace(trainer.passes, checkpointed=LAYERS + 1, token_budget=SPLIT))
     assert furthest(found, whole) < TOLERANCE[dtype]
     policy, value = trainer._models
     for model, expected in ((policy, [True] * LAYERS), (value, [True, False, False])):
-        assert [layer.gradient_checkpointing for layer in model.model.layers] == expected  # pyright: ignore[reportGeneralTypeIssues, reportAttributeAccessIssue]
+        assert [layer.gradient_checkpointing for layer in model.model.layers] == expected
 
 
 def test_old_scores_and_routes_of_split_groups():

@@ -215,8 +215,8 @@ def test_a_mean_over_each_micro_batch_is_found(model, monkeypatch):
 
     monkeypatch.setattr(Gradients, "loss", averaged)
     check = micro_batches_add_up(model, groups, CONFIG)
-    # Each group's share is divided by 4 instead of 16: four times the gradient, which clipping would have hidden.
-    assert check.value == pytest.approx(3.0, abs=1e-3)
+    # Each row's share is divided by 1 instead of 16: 16 times the gradient, which clipping would have hidden.
+    assert check.value == pytest.approx(15.0, abs=1e-3)
     assert not check.ok
 
 

@@ -128,12 +128,12 @@ def packed_is_padded(model: PreTrainedModel, batch: Batch, temperature: float) -
 
 
 def micro_batches_add_up(model: PreTrainedModel, groups: Sequence[Group], config: RunConfig) -> Check:
-    """One update gives the same gradient with all groups in one forward pass and with each in its own."""
+    """One update gives the same gradient with all groups in one forward pass and with each completion in its own."""
     largest = sum(len(group.prompt_tokens) for group in groups) + sum(len(c.tokens) for c in completions_of(groups))
     whole = _update_gradient(model, groups, config, token_budget=largest)
     split = _update_gradient(model, groups, config, token_budget=1)
     value = relative_difference(whole, split)
-    detail = f"relative difference, {len(groups)} groups at once and one by one"
+    detail = f"relative difference, {len(groups)} groups at once and their completions one by one"
     if math.isnan(value):
         detail = "the gradient is 0 or not a number"
     return Check("micro-batches = batch, gradient", value, bounds_of(model).relative, detail)
