@@ -159,6 +159,21 @@ def test_checkpoints_change_nothing(dtype, number, offload):
     assert apart(gradients_of(model, rows)[1], plain[1]) < (1e-5 if dtype == torch.float32 else 0.1)
 
 
+def test_each_checkpointed_layer_takes_less_memory():
+    model, rows = model_on("cuda", layers=8), rows_of(groups(4))
+
+    def peak(number: int, offload: bool = False) -> int:
+        checkpoint_layers(model, number, offload=offload)
+        gradients_of(model, rows)  # compiles, and leaves the same behind each time
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        gradients_of(model, rows)
+        return torch.cuda.max_memory_allocated()
+
+    whole, half, most, offloaded = peak(0), peak(4), peak(7), peak(8, offload=True)
+    assert whole > half > most > offloaded
+
+
 def test_other_sizes_and_copies_are_not_compiled_anew():
     model = model_on("cuda")
     gradients_of(model, rows_of(groups(2)))

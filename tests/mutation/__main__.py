@@ -27,6 +27,8 @@ ORDER = [
     "tests/maths/test_pairwise.py",
     "tests/training/rl/test_reference.py",
     "tests/training/rl/test_sampled.py",
+    "tests/models/test_layout.py",
+    "tests/training/learner/test_memory.py",
     "tests/training/learner/test_values.py",
     "tests/training/test_reward_mixing.py",
     "tests/training/rl/test_reward_range.py",
