@@ -23,6 +23,7 @@ from proximo.training.config import TrainingOptions
 from proximo.training.learner.memory import (
     checkpoint_models,
     checkpointable_layers,
+    difference,
     explaining_memory,
     first_line,
     is_out_of_memory,
@@ -256,20 +257,12 @@ class UpdateGuard:
             )
         if smaller.token_budget < passes.token_budget:
             self.max_tokens = smaller.token_budget
-            change = (
-                f"all passes have {smaller.token_budget} tokens at most from now on, and larger groups are split. "
-                f"Begin there the next time: training.token_budget = {smaller.token_budget}"
-            )
-        elif smaller.offloaded:
-            change = "what checkpointed layers keep waits in the host's memory from now on"
-        else:
-            change = f"{smaller.checkpointed} of {layers} layers run again in the backward pass from now on"
         checkpoint_models(self._models, smaller)
         self._notices.append(
             Notice(
                 "out_of_memory",
                 f"a pass of {passes.token_budget} tokens ran out of memory ({failure}); it was done again with the "
-                f"same result: {change}",
+                f"same result: {difference(passes, smaller, layers)}",
             )
         )
         return smaller

@@ -236,6 +236,18 @@ def smaller_passes(passes: Passes, batch: Batch, layers: int = 0) -> Passes | No
     return replace(passes, offloaded=True) if layers and not passes.offloaded else None
 
 
+def difference(before: Passes, after: Passes, layers: int) -> str:
+    """What a step of `smaller_passes` changed, for the user."""
+    if after.token_budget < before.token_budget:
+        return (
+            f"all passes have {after.token_budget} tokens at most from now on, and larger groups are split. "
+            f"Begin there the next time: training.token_budget = {after.token_budget}"
+        )
+    if after.checkpointed > before.checkpointed:
+        return f"{after.checkpointed} of {layers} layers run again in the backward pass from now on"
+    return "what checkpointed layers keep waits in the host's memory from now on"
+
+
 def _tokens(groups: Sequence[GroupLengths]) -> int:
     return sum(group.tokens for group in groups)
 
