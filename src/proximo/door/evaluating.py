@@ -131,6 +131,7 @@ def evaluated(name: str, config: EvalConfig) -> tuple[Evaluation, list[str]]:
     if Path(path).is_dir():  # what is wrong with another name is said when it is opened
         check_prompts(config, path, load_tokenizer(path))
     model, tokenizer = open_model(name, config.device, config.dtype)
+    model.requires_grad_(False)  # nothing is trained, and the sampler may take the memory that training would
     options = EvaluationOptions(problems=config.problems, samples=config.samples)
     task = judged(config.task, config.rewards, tokenizer, config.dtype)
     sampler = local_sampler(model, tokenizer)

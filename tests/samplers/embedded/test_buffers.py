@@ -214,6 +214,9 @@ def test_pages_follow_the_memory_there_is_and_slots_stay():
     assert with_pages(plan, 40) == (plan, 40)
     assert with_pages(plan, 20) == (plan, 20)
     assert with_pages(plan, 11) == (replace(plan, prompts=3), 11)  # 3 · 2 for prompts, 4 for a row at its longest
+    assert with_pages(plan, None, needed=20) == (plan, 20)
+    assert with_pages(plan, 30, needed=90) == (plan, 30)
+    assert with_pages(plan, None, needed=3) == (plan, 4 * 2 + 4)  # prompts, and a row at its longest
     with pytest.raises(ValueError, match="max_tokens is 200 and prompts have up to 100 tokens"):
         with_pages(plan, 5)
 

@@ -1,5 +1,6 @@
 """A GPU's room, on a CPU: kept for the next call, padded to few sizes, looked at every sixteen steps."""
 
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import cache
@@ -97,7 +98,7 @@ def test_calls_one_after_the_other_say_what_a_cpu_says(slots, shared_prefix):
 @pytest.mark.parametrize("pages", [4, 6])
 def test_rows_that_no_longer_fit_wait_and_say_the_same(monkeypatch, pages):
     """A row at its longest takes two pages and a prompt one: with few pages rows are paused and put back."""
-    policy = model()
+    policy = model().requires_grad_(False)
     per_page = buffers.key_shape(policy).bytes_per_token * buffers.PAGE
     monkeypatch.setattr(buffers, "free_bytes", lambda device: int(pages * per_page / buffers.MEMORY_SHARE) + 1)
     paused, store = [], PagedCache.store
@@ -106,6 +107,46 @@ def test_rows_that_no_longer_fit_wait_and_say_the_same(monkeypatch, pages):
     sampler = EmbeddedSampler(policy, TOKENIZER, slots=12)
     assert said(sampler.sample(requests, options, seed=0, step=0)) == said(plainly(policy, requests, options, 0))
     assert paused
+
+
+def test_pages_that_no_call_needs_are_given_back(monkeypatch):
+    """Rows end long before the limit: after the first call there are about as many pages as it needed."""
+    policy, made = model(*range(1, 30)), []
+    real = buffers.BufferPool._made
+    monkeypatch.setattr(buffers.BufferPool, "_made", lambda pool, plan: made.append(real(pool, plan)) or made[-1])
+    monkeypatch.setattr(buffers, "LARGE", 0)
+    options = replace(LONG, max_tokens=1000)
+    sampler = EmbeddedSampler(policy, TOKENIZER, slots=20)
+    for step in range(3):
+        found = said(sampler.sample(REQUESTS, options, seed=0, step=step))
+        assert found == said(plainly(policy, REQUESTS, options, step))
+    pages = [each.cache.pages for each in made if isinstance(each.cache, PagedCache)]
+    assert pages[0] == 4 + 20 * 16
+    assert len(pages) == 2
+    assert pages[1] <= 31  # a page for each of four prompts and twenty rows, and a quarter more
+
+
+def test_more_pages_are_taken_after_a_call_that_had_too_few(monkeypatch):
+    policy = model()
+    requests, options = [replace(each, num_samples=2) for each in REQUESTS[:2]], replace(LONG, max_tokens=80)
+    sampler = EmbeddedSampler(policy, TOKENIZER, slots=12)
+    real, made = buffers.BufferPool._made, []
+    monkeypatch.setattr(buffers.BufferPool, "_made", lambda pool, plan: made.append(real(pool, plan)) or made[-1])
+    sampler._buffers._needs[buffers.plan_for(Counter({each.prompt_tokens: 2 for each in requests}), 80, 12)] = 5
+    for step in range(3):
+        sampler.sample(requests, options, seed=0, step=step)
+    assert [each.cache.pages for each in made] == [5, 10]
+
+
+def test_the_room_for_keys_leaves_what_training_will_take(monkeypatch):
+    policy = model()
+    weights, shape = sum(each.numel() for each in policy.parameters()), buffers.key_shape(policy)
+    pool = EmbeddedSampler(policy, TOKENIZER)._buffers
+    free = 40 * weights
+    monkeypatch.setattr(buffers, "free_bytes", lambda device: free)
+    assert pool._room(shape) == int((40 - 12) * weights * buffers.MEMORY_SHARE) // shape.bytes_per_token
+    policy.requires_grad_(False)
+    assert pool._room(shape) == int(40 * weights * buffers.MEMORY_SHARE) // shape.bytes_per_token
 
 
 def test_rows_that_are_cut_write_nowhere_else():

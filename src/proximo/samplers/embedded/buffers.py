@@ -22,6 +22,12 @@ from proximo.samplers.embedded.table import DecodeTable, empty_table
 
 MEMORY_SHARE = 0.6
 """Of a GPU's free memory, for keys and values at most: what is left is for the learner."""
+TRAINING_BYTES = 12
+"""Of each weight that is trained: a gradient and two moments in float32, which come with the first update."""
+SPARE_PAGES = 1.25
+"""Pages that are kept for each page that a call needed at most."""
+LARGE = 2**30
+"""Bytes of pages below which none are given back."""
 MAX_WIDTH = 256
 """Head width up to which our decode attention fits into a multiprocessor's memory."""
 
@@ -78,6 +84,8 @@ class BufferPool:
         self._kept: tuple[DecodeBuffers, BufferPlan, tuple[int, ...]] | None = None
         """With what was asked for, of which memory may have left less, and where the weights lay."""
         self._lent = False
+        self._needs: dict[BufferPlan, int] = {}
+        """Pages that calls of a plan turned out to need."""
 
     @contextmanager
     def room(self, plan: BufferPlan, seed: int, step: int) -> Iterator[DecodeBuffers]:
@@ -93,6 +101,23 @@ class BufferPool:
         finally:
             if keeps:
                 self._lent = False
+        if keeps:
+            self._learn(room.cache)
+
+    def _learn(self, cache: SlotCache | PagedCache) -> None:
+        """Keep as many pages as a call needed, with some to spare: rows are rarely all at their longest, and what is
+        left is the learner's. Given back at once, so that the learner's plan of its own memory counts on it."""
+        assert self._kept is not None
+        _, asked, addresses = self._kept
+        if not isinstance(cache, PagedCache):
+            return
+        wanted = int(SPARE_PAGES * (cache.pages - cache.least_free)) + 1
+        if cache.has_stored:
+            self._needs[asked], self._kept = 2 * cache.pages, None
+        elif cache.pages > 2 * wanted and cache.bytes > LARGE:
+            self._needs[asked], self._kept = wanted, None  # before the new one takes its memory
+            with torch.inference_mode():
+                self._kept = self._made(asked), asked, addresses
 
     @property
     def _keeps(self) -> bool:
@@ -117,9 +142,9 @@ class BufferPool:
         shape = key_shape(self._model)
         on_gpu = is_gpu(shape.device)
         paged = (on_gpu and has_kernels(shape)) or bool(self._shared_prefix)
-        room = int(free_bytes(shape.device) * MEMORY_SHARE) // shape.bytes_per_token if on_gpu else None
+        room = self._room(shape) if on_gpu else None
         if paged:
-            plan, pages = with_pages(plan, None if room is None else room // PAGE)
+            plan, pages = with_pages(plan, None if room is None else room // PAGE, self._needs.get(plan))
             cache = PagedCache(
                 shape,
                 pages,
@@ -140,6 +165,13 @@ class BufferPool:
             captured=CapturedSteps() if self._graphs and on_gpu and paged else None,
         )
 
+    def _room(self, shape: KeyShape) -> int:
+        """Tokens whose keys and values there is memory for, after what training the model has not taken yet."""
+        trained = sum(each.numel() for each in self._model.parameters() if each.requires_grad and each.grad is None)
+        free = free_bytes(shape.device)
+        # With no room for the training either, that run ends where it trains, and with a better message.
+        return int(max(free - TRAINING_BYTES * trained, free // 4) * MEMORY_SHARE) // shape.bytes_per_token
+
     def _members(self, plan: BufferPlan, shape: KeyShape) -> int:
         """How many rows share a read of their prompt: a power of two."""
         if self._shared_prefix is False:
@@ -158,15 +190,17 @@ def has_kernels(shape: KeyShape) -> bool:
     return find_spec("triton") is not None and shape.width <= MAX_WIDTH and shape.dtype != torch.float64
 
 
-def with_pages(plan: BufferPlan, room: int | None) -> tuple[BufferPlan, int]:
-    """The plan, and its number of pages, at most `room` where that is given.
+def with_pages(plan: BufferPlan, room: int | None, needed: int | None = None) -> tuple[BufferPlan, int]:
+    """The plan, and its number of pages: at most `room` and about `needed`, where these are given.
 
     Rows take pages as they grow, so that fewer pages than all rows need at their longest do not mean fewer slots. One
-    row at its longest must fit beside the prompts that are in memory.
+    row at its longest must fit together with the prompts that are in memory.
     """
-    if room is None or plan.pages <= room:
-        return plan, plan.pages
-    prompts = min(plan.prompts, (room - pages_for(plan.max_tokens)) // pages_for(plan.max_prompt_tokens))
+    prompt, row = pages_for(plan.max_prompt_tokens), pages_for(plan.max_tokens)
+    pages = plan.pages if needed is None else min(plan.pages, max(needed, plan.prompts * prompt + row))
+    if room is None or pages <= room:
+        return plan, pages
+    prompts = min(plan.prompts, (room - row) // prompt)
     if prompts < 1:
         raise _too_little(plan, room * PAGE)
     return replace(plan, prompts=prompts), room

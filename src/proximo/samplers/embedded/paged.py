@@ -75,6 +75,8 @@ class PagedCache:
         """Free all pages."""
         self._free = list(range(self.pages, SPARE_PAGE, -1))
         self.least_free = len(self._free)
+        self.has_stored = False
+        """Whether a row had to be stored since then."""
         self._held: dict[Prompt, tuple[int, list[int]]] = {}
         """Row in the table of prompts, and pages, of each prompt in memory."""
         self._users: Counter[Prompt] = Counter()
@@ -84,6 +86,10 @@ class PagedCache:
         self._own: list[list[int]] = []
         """The pages of each live slot."""
         self._row_pages.clear()
+
+    @property
+    def bytes(self) -> int:
+        return self.pages * PAGE * self._shape.bytes_per_token
 
     # Rows that enter
 
@@ -153,6 +159,7 @@ class PagedCache:
         """Copy a row to the host's memory, before it is released; its prompt stays."""
         prompt, pages = self._slots[slot], self._own[slot]
         self._users[prompt] += 1
+        self.has_stored = True
         return StoredRow(prompt, [side[pages].cpu() for layer in self._layers for side in layer])
 
     def fits(self, row: StoredRow) -> bool:
