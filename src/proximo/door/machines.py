@@ -11,6 +11,7 @@ from transformers.utils import logging
 from proximo import machine
 from proximo.models import Precision, load_model, load_tokenizer, pick_device, pick_dtype
 from proximo.models.inspecting import tensors
+from proximo.models.loading import base_of
 from proximo.models.shipped import resolve
 
 
@@ -34,7 +35,8 @@ def open_model(
     """A model and its tokenizer, on the machine as it suits them; ValueError where it cannot be loaded."""
     suit_machine(name, device)
     path, place = resolve(name), pick_device(device)
-    return load_model(path, dtype=pick_dtype(dtype, place), device=place), load_tokenizer(path)
+    model = load_model(path, dtype=pick_dtype(dtype, place), device=place, keep_adapter=True)
+    return model, load_tokenizer(path)
 
 
 def suit_machine(name: str | None, device: str = "auto") -> None:
@@ -52,10 +54,14 @@ def machine_of(name: str | None, device: str) -> machine.Machine | None:
     try:
         if pick_device(device) != "cpu":
             return machine.beside_gpu()
-        parameters = 0 if name is None else num_parameters(Path(resolve(name)))
+        parameters = 0 if name is None else _num_parameters(resolve(name))
     except ValueError:
         return None
     return machine.machine_for(parameters)
+
+
+def _num_parameters(path: str) -> int | None:
+    return num_parameters(Path(base_of(path) if Path(path).is_dir() else path))
 
 
 def num_parameters(folder: Path) -> int | None:

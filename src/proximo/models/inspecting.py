@@ -21,6 +21,7 @@ KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementatio
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "added_tokens.json", "tekken.json")
 """Their keys are tokens, and mean nothing."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_HEADER = 100_000_000
 """Bytes; the format's own limit."""
 MAX_CONFIG = 10_000_000
@@ -82,8 +83,8 @@ def _configs(folder: Path) -> Iterator[str]:
         named = config.get("transformers_weights", WEIGHTS)
         if not _is_plain(named):
             yield f"{file.name} has transformers_weights {named!r}: only safetensors of this folder are read"
-    if (folder / "adapter_config.json").exists():
-        yield "adapter_config.json: an adapter, not a model; merge it into its model, and save that"
+    if (folder / ADAPTER).exists() and (folder / "config.json").exists():
+        yield f"{ADAPTER}: an adapter, in a folder that holds a whole model too; keep one of the two"
 
 
 def _forbidden(name: str, config: dict[str, Any]) -> Iterator[str]:
@@ -135,6 +136,9 @@ def _is_plain(name: Any) -> TypeGuard[str]:
 
 
 def _weights(folder: Path) -> Iterator[str]:
+    if (folder / ADAPTER).exists():
+        yield from _adapter_weights(folder)
+        return
     if not (folder / "config.json").is_file():
         yield "there is no config.json: give the folder of a whole model, as save_pretrained writes it"
     if (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file():
@@ -152,6 +156,16 @@ def _weights(folder: Path) -> Iterator[str]:
         found = sorted(file.name for file in folder.iterdir() if file.suffix.lower() in PICKLES)
         said = f"{', '.join(found)}: convert to safetensors" if found else "no weights: model.safetensors is missing"
         yield f"it holds {said} (only safetensors are read, pickle never is)"
+
+
+def _adapter_weights(folder: Path) -> Iterator[str]:
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        yield f"{ADAPTER} is there, and {ADAPTER_WEIGHTS} is missing: fetch or save it again"
+        return
+    try:
+        tensors(folder / ADAPTER_WEIGHTS)
+    except ValueError as error:
+        yield str(error)
 
 
 def _named_weights(folder: Path) -> str:

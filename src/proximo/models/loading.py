@@ -37,6 +37,8 @@ from transformers import (
 from transformers.utils import logging
 
 from proximo.machine import settle_half_products
+from proximo.models.adapters.files import base_name, is_adapter, load_adapter
+from proximo.models.adapters.lora import merge
 from proximo.models.inspecting import inspect, refuse_file
 from proximo.models.packing.attention import NAME
 from proximo.models.positions import hold_frequencies
@@ -55,14 +57,17 @@ class PaddedFallback(UserWarning):
     """The model is outside the fast path: correct, but each completion pays for its prompt again."""
 
 
-def load_model(path: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
-    """A causal language model in eval mode, from a folder or a hub id.
+def load_model(
+    path: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu", keep_adapter: bool = False
+) -> PreTrainedModel:
+    """A causal language model in eval mode, from a folder or a hub id; that of an adapter gives its base model with
+    the adapter merged into the weights. `keep_adapter` leaves it beside them, which is exact in half precision too.
 
     Example: model = load_model("runs/first/checkpoints/step-000100")
     """
     if has_score(read_config(str(_opened(path, weights=True)))):
         raise ValueError(f"path {path!r} holds a reward model, which scores and cannot speak: give a causal model")
-    model, absent = load_weights(path, AutoModelForCausalLM, dtype=dtype)
+    model, absent = load_weights(path, AutoModelForCausalLM, dtype=dtype, keep_adapter=keep_adapter)
     if absent:
         raise ValueError(f"path {path!r}: the weights lack {_listed(absent)}; save the model again, whole")
     if supports_packing(model):
@@ -73,8 +78,10 @@ def load_model(path: str, *, dtype: torch.dtype = torch.float32, device: str = "
 
 
 def read_config(path: str) -> PreTrainedConfig:
-    """What a model is, without its weights."""
+    """What a model is, without its weights; of an adapter, what its base model is."""
     folder = _opened(path, weights=False)
+    if is_adapter(folder):
+        return read_config(base_of(str(folder)))
     if not (folder / "config.json").is_file():
         raise ValueError(f"path {path!r}: there is no config.json; {INCOMPLETE}")
     try:
@@ -92,12 +99,20 @@ def load_weights(
     dtype: torch.dtype,
     config: PreTrainedConfig | None = None,
     unused: tuple[str, ...] = (),
+    keep_adapter: bool = False,
 ) -> tuple[PreTrainedModel, set[str]]:
     """A model, and the names of its weights that the files lack; `unused` ones they may hold in vain.
 
     Weights that are not finite, of another shape or of another model are refused.
     """
     folder = _opened(path, weights=True)
+    if is_adapter(folder):
+        model, absent = load_weights(base_of(str(folder)), kind, dtype=dtype, config=config, unused=unused)
+        with guarded():
+            load_adapter(model, folder)
+        if not keep_adapter:
+            merge(model)
+        return model, absent
     if dtype.itemsize == 2:
         with guarded():
             settle_half_products()
@@ -140,6 +155,20 @@ def skeleton(path: str) -> PreTrainedModel:
             return AutoModelForCausalLM.from_config(config)
     except Exception as error:
         raise ValueError(f"path {path!r}: transformers cannot build the model; {_first_line(error)}") from error
+
+
+def base_of(path: str) -> str:
+    """Where a model's weights are: itself, or of an adapter its base model, which has to be a whole one."""
+    folder = _opened(path, weights=False)
+    if not is_adapter(folder):
+        return path
+    base = base_name(folder)
+    try:
+        if not is_adapter(_opened(base, weights=False)):
+            return base
+    except ValueError as error:
+        raise ValueError(f"path {path!r} is an adapter whose base model cannot be opened: {error}") from error
+    raise ValueError(f"path {path!r} is an adapter of an adapter, {base!r}: merge that one first (proximo merge)")
 
 
 def _opened(path: str, *, weights: bool) -> Path:
@@ -211,10 +240,13 @@ def has_score(config: PreTrainedConfig) -> bool:
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or a hub id."""
     folder = _opened(path, weights=False)
-    config = read_config(str(folder)).get_text_config() if (folder / "config.json").is_file() else None
+    known = (folder / "config.json").is_file() or is_adapter(folder)
+    config = read_config(str(folder)).get_text_config() if known else None
     if not any(
         found for name in VOCABULARIES for found in folder.glob(name)
     ):  # transformers would make up an empty one
+        if is_adapter(folder):
+            return load_tokenizer(base_of(path))
         raise ValueError(f"path {path!r}: there is no tokenizer; {INCOMPLETE}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

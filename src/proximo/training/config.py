@@ -7,6 +7,7 @@ from proximo.algorithms import GRPO, Algorithm
 from proximo.environments import EnvironmentOptions, SingleTurn
 from proximo.maths.pieces.traits import AdvantageTraits
 from proximo.models import Precision
+from proximo.models.adapters.lora import Lora
 from proximo.models.values import OwnLayers, ValueForm
 from proximo.samplers import SamplerFactory, SamplingOptions
 from proximo.samplers.embedded import Embedded
@@ -73,6 +74,8 @@ class TrainingOptions:
     None: spikes are applied, clipped as usual, and reported above 100 times the median."""
     max_skipped: int = 5
     """Consecutive skipped updates (not finite, or spikes) that end the run."""
+    freeze: tuple[str, ...] = ()
+    """Parameters that are not trained: each entry is a part of their names, such as `embed`, and may have wildcards."""
 
     def __post_init__(self) -> None:
         for name in ("groups", "group_size", "minibatches", "epochs", "token_budget", "refill_rounds", "max_skipped"):
@@ -180,6 +183,8 @@ class RunConfig:
     """Data type of the weights. `auto`: float32 on a CPU, bfloat16 with float32 master weights on a GPU."""
     compile: bool = True
     """Whether to compile the model's layers on a GPU (takes some seconds once). Has no effect on a CPU."""
+    adapter: Lora | None = None
+    """Adapter that is trained in the place of the model's own weights. None: the model itself is trained."""
     sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(max_tokens=8))
     sampler: SamplerOptions = field(default_factory=Embedded)
     """Sampler of the rollouts. `Embedded`: the policy's own module.
@@ -241,6 +246,11 @@ class RunConfig:
             )
         if self.sampling.temperature == 0:
             raise ValueError("sampling.temperature is 0: greedy completions of a group are all equal; train with 1.0")
+        if self.adapter is not None and self.training.freeze:
+            raise ValueError(
+                f"training.freeze is {list(self.training.freeze)}, but with adapter no weight of the model is trained: "
+                "leave one of them out"
+            )
         if self.training.reset_reference_every is not None and not self.algorithm.needs_reference:
             raise ValueError(
                 f"training.reset_reference_every is {self.training.reset_reference_every}, but the algorithm has no "

@@ -17,6 +17,7 @@ from proximo.models import Scores, frozen_copy, load_model
 from proximo.models.values import ValueModel
 from proximo.tensor_types import Float
 from proximo.training.config import TrainingOptions
+from proximo.training.learner.freezing import freeze
 from proximo.training.learner.old_checkpoints import by_name, optimizer_by_name
 from proximo.training.learner.optimizer import HALVES, POLICY, VALUE, Optimizer
 from proximo.training.learner.passes import OldScores, Passes
@@ -140,6 +141,10 @@ class PlainPolicy:
 
     def start(self, options: TrainingOptions, value: ValueModel | None, *, needs_reference: bool) -> None:
         self.reference = frozen_copy(self.model) if needs_reference else None
+        freeze(self.model, options.freeze)
+        self._start_optimizer(options, value)
+
+    def _start_optimizer(self, options: TrainingOptions, value: ValueModel | None) -> None:
         self._value = {} if value is None else _trained(value.named_parameters())
         self.optimizer = Optimizer(
             [list(self.parameters().values()), list(self._value.values())],
@@ -226,22 +231,30 @@ class PlainPolicy:
 
     def tensors(self) -> Tensors:
         found: Tensors = {"optimizer": self.optimizer.tensors(self._names()), "value": dict(self._value)}
-        if self.reference_was_reset and self.reference is not None:
-            found["reference"] = dict(self.reference.named_parameters())
+        if self.reference_was_reset:
+            found["reference"] = self._reference_tensors()
         return found
+
+    def _reference_tensors(self) -> dict[str, Tensor]:
+        """What a reference that was reset consists of, by name."""
+        assert self.reference is not None
+        return dict(self.reference.named_parameters())
 
     def load(self, folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         names, halves = self._names(), [name for name, each in self._everything().items() if each.dtype in HALVES]
-        stored = load_model(str(folder), dtype=self.model.dtype)
-        # Into the parameters where they are: samplers and captured steps read them there.
-        copy_named(dict(self.model.named_parameters()), dict(stored.named_parameters()), "the model")
+        self._load_weights(folder)
         self.optimizer.load_tensors(optimizer_by_name(tensors["optimizer"], names, halves), names)
         copy_named(self._value, by_name(tensors["value"], list(self._value)), "the value model")
         self.version = state["version"]
-        self.reference_was_reset = state["reference_was_reset"] and self.reference is not None
-        if self.reference_was_reset and self.reference is not None:
-            own = dict(self.reference.named_parameters())
+        self.reference_was_reset = state["reference_was_reset"] and self.has_reference
+        if self.reference_was_reset:
+            own = self._reference_tensors()
             copy_named(own, by_name(tensors["reference"], list(own)), "the reference")
+
+    def _load_weights(self, folder: Path) -> None:
+        """From what `save` wrote, into the parameters where they are: samplers and captured steps read them there."""
+        stored = load_model(str(folder), dtype=self.model.dtype)
+        copy_named(dict(self.model.named_parameters()), dict(stored.named_parameters()), "the model")
 
     def _everything(self) -> dict[str, nn.Parameter]:
         """What the optimizer holds, in its order."""

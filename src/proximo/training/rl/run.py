@@ -19,8 +19,9 @@ from proximo.samplers import build_samplers
 from proximo.tasks import Task
 from proximo.training.config import RunConfig
 from proximo.training.learner.learner import Learner
+from proximo.training.learner.lora import LoraPolicy
 from proximo.training.learner.memory import explaining_memory
-from proximo.training.learner.policy import PlainPolicy
+from proximo.training.learner.policy import PlainPolicy, Policy
 from proximo.training.learner.rounding import max_gap
 from proximo.training.preflight.calibration import calibrate
 from proximo.training.preflight.preflight import preflight
@@ -60,18 +61,21 @@ class Run:
         self.model: PreTrainedModel = load_model(checked.path, device=device, dtype=dtype)
         for each in filter(None, (self.model, backbone)):
             allow_compiling(each, config.compile)
+        # First the value model, which may copy layers: a copy has no use for an adapter.
+        built = value and value_model(value.form, self.model, backbone)
+        policy = _policy(self.model, config, checked.path)
         rows = config.training.groups * config.training.group_size
         slots = min(rows, MAX_SLOTS)
         self.samplers = build_samplers(
             config.sampler, self.model, self.tokenizer, slots=slots, record_routes=config.routing_replay == "sampler"
         )
         self.learner = Learner(
-            PlainPolicy(self.model),
+            policy,
             config.algorithm.with_length_limit(config.sampling.max_tokens),
             config.training,
             temperature=config.sampling.temperature,
             seed=config.seed,
-            value=value and value_model(value.form, self.model, backbone),
+            value=built,
             value_learning_rate=value and value.rate(config.training.learning_rate),
             replay=config.routing_replay,
             max_gap=None if self.samplers.differs else max_gap(self.model),
@@ -138,6 +142,14 @@ class Run:
                 if isinstance(row := json.loads(line), dict):
                     self.watch.look(row)
                     self.band.look(row)
+
+
+def _policy(model: PreTrainedModel, config: RunConfig, path: str) -> Policy:
+    """What is trained: the model, or an adapter that is added to it."""
+    if config.adapter is None:
+        return PlainPolicy(model)
+    base = str(Path(path).absolute()) if Path(path).is_dir() else path
+    return LoraPolicy(model, config.adapter, base=base, seed=config.seed)
 
 
 def _value_backbone(form: ValueForm, device: str, dtype: torch.dtype) -> PreTrainedModel | None:

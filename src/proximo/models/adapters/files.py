@@ -1,0 +1,93 @@
+"""Adapters as peft writes them: adapter_config.json, which names the base model, and adapter_model.safetensors."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from proximo.models.adapters.lora import NAME, adapter_parameters, import_peft, inject
+from proximo.models.inspecting import ADAPTER as CONFIG
+from proximo.models.inspecting import ADAPTER_WEIGHTS as WEIGHTS
+
+READ = ("r", "lora_alpha", "target_modules", "exclude_modules", "rank_pattern", "alpha_pattern", "use_rslora")
+READ += ("fan_in_fan_out", "layers_to_transform", "layers_pattern")
+"""Fields of adapter_config.json that say which layers have an adapter, and what they add."""
+WITHOUT_EFFECT = ("peft_type", "base_model_name_or_path", "peft_version", "task_type", "inference_mode", "lora_dropout")
+WITHOUT_EFFECT += ("auto_mapping", "runtime_config", "megatron_core", "qalora_group_size", "loftq_config")
+"""Fields that change nothing about a trained adapter that is read for its outputs."""
+PLAIN = {"bias": "none", "init_lora_weights": (True, False, "gaussian"), "revision": "main"}
+"""Fields with values that do not make it another kind of adapter."""
+
+
+def is_adapter(folder: Path) -> bool:
+    return (folder / CONFIG).is_file()
+
+
+def base_name(folder: Path) -> str:
+    """Folder or hub id of the model that an adapter belongs to."""
+    config = _read(folder)
+    name = config.get("base_model_name_or_path")
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"path {str(folder)!r}: {CONFIG} names no base model; set base_model_name_or_path")
+    return name
+
+
+def save_model(model: PreTrainedModel, folder: Path) -> None:
+    """Write the whole model, or its adapter alone where it has one."""
+    if not getattr(model, "peft_config", None):
+        model.save_pretrained(folder)
+        return
+    config = model.peft_config[NAME].to_dict() | {"inference_mode": True}
+    config = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    tensors = {name: each.detach().cpu().contiguous() for name, each in adapter_parameters(model).items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def load_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """Add the adapter of a folder to its base model."""
+    config = _read(folder)
+    fields = {name: config[name] for name in READ if config.get(name) is not None}
+    base = base_name(folder)
+    made = import_peft().LoraConfig(**fields, task_type="CAUSAL_LM", base_model_name_or_path=base)
+    try:
+        inject(model, made)
+    except ValueError as error:
+        raise ValueError(f"path {str(folder)!r}: the adapter does not fit its base model {base!r}: {error}") from error
+    read_adapter(model, folder)
+
+
+@torch.no_grad()
+def read_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """Copy the numbers of a folder's adapter into that of the model; ValueError where it is of another shape."""
+    stored, known = load_file(folder / WEIGHTS), adapter_parameters(model)
+    if others := sorted(stored.keys() ^ known.keys()):
+        raise ValueError(
+            f"path {str(folder)!r}: {WEIGHTS} and the model differ in {others[0]} ({len(others)} names in all): "
+            "the adapter is of another model, or has more than A and B"
+        )
+    for name, parameter in known.items():
+        if stored[name].shape != parameter.shape:
+            shapes = f"{tuple(stored[name].shape)}, in the model {tuple(parameter.shape)}"
+            raise ValueError(f"path {str(folder)!r}: {name} has the shape {shapes}: the adapter is of another model")
+        if not stored[name].isfinite().all():
+            raise ValueError(f"path {str(folder)!r}: NaN or infinity in {name}; fetch or save the adapter again")
+        parameter.copy_(stored[name])
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """The config of a plain LoRA adapter; other kinds are refused, since they compute something else."""
+    config = json.loads((folder / CONFIG).read_text())
+    if config.get("peft_type") != "LORA":
+        raise ValueError(f"path {str(folder)!r}: {CONFIG} has peft_type {config.get('peft_type')!r}; only LORA is read")
+    for key, value in config.items():
+        plain = value in PLAIN[key] if isinstance(PLAIN.get(key), tuple) else value == PLAIN.get(key)
+        if value and key not in (*READ, *WITHOUT_EFFECT) and not plain:
+            raise ValueError(
+                f"path {str(folder)!r}: {CONFIG} has {key} {value!r}: only plain LoRA is read; "
+                "merge it with peft, and give the merged model"
+            )
+    return config

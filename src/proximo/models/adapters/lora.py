@@ -1,0 +1,150 @@
+"""LoRA adapters inside a model: added, switched off for a while, and merged into the weights.
+
+The model keeps its class and its own loop over the layers: peft puts a LoRA layer in the place of each chosen linear
+layer, and everything that calls layers (packed passes, samplers, value models) computes base plus adapter. peft is
+imported only where an adapter is used; the rest of Proximo works without it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from proximo.models.torch_globals import guarded
+
+NAME = "default"
+"""peft's own name for the one adapter of a model; files do not carry it."""
+
+
+@dataclass(frozen=True)
+class Lora:
+    """A LoRA adapter: each chosen linear layer adds (alpha / rank) · B A x to its output, and only A and B are trained.
+
+    Example: Lora(rank=8, alpha=16, targets=("q_proj", "v_proj"))
+    """
+
+    rank: int = 16
+    """Rank of the adapter: rows of A and columns of B."""
+    alpha: int = 32
+    """Scale of the adapter; its output is multiplied by alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Names of the linear layers that get an adapter, such as q_proj. Empty: all of them, except the output head."""
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "alpha"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"adapter.{name} is {getattr(self, name)}: give at least 1")
+
+
+def import_peft() -> ModuleType:
+    """peft, or a ValueError that names the extra to install."""
+    try:
+        import peft
+    except ImportError as error:
+        raise ValueError(f"an adapter needs the package peft ({error}): pip install 'proximo[lora]'") from error
+    return peft
+
+
+def has_adapter(model: nn.Module) -> bool:
+    return bool(getattr(model, "peft_config", None))
+
+
+def add_lora(model: PreTrainedModel, lora: Lora, *, base: str, seed: int) -> None:
+    """Freeze the model and add an adapter that changes nothing yet: A is drawn with this seed, B is 0.
+
+    `base` is the folder or hub id of the model, which the adapter's files name.
+    """
+    config = import_peft().LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=target_names(model, lora),
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+    )
+    with guarded():
+        torch.default_generator.manual_seed(seed)
+        inject(model, config)
+
+
+def target_names(model: PreTrainedModel, lora: Lora) -> list[str]:
+    """Names that select the adapter's layers, as peft compares them: with the end of a layer's full name."""
+    head = model.get_output_embeddings()
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
+    if not lora.targets:
+        if not linear:
+            raise ValueError(f"adapter: {type(model).__name__} has no linear layers but its head: train it whole")
+        return sorted({name.rpartition(".")[2] for name in linear})
+    for target in lora.targets:
+        if not any(name == target or name.endswith(f".{target}") for name in linear):
+            there = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+            raise ValueError(f"adapter.targets has {target!r}, which no linear layer is called: there are {there}")
+    return sorted(lora.targets)
+
+
+def inject(model: PreTrainedModel, config: Any) -> None:
+    """Put the LoRA layers of a peft config into the model; in half precision they are kept in float32."""
+    import_peft().inject_adapter_in_model(config, model, adapter_name=NAME)
+    model._hf_peft_config_loaded = True  # transformers' own methods, such as save_pretrained, know of it too
+    for parameter in adapter_parameters(model).values():
+        # A step of AdamW is often smaller than half precision can add to a weight.
+        parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
+    for _, layer in _lora_layers(model):
+        layer.enable_adapters(True)  # as `adapter_off` leaves it, so that compiled layers see no difference
+    model.train(model.training)  # new layers begin in training mode
+
+
+def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """A and B of each layer, by the names that peft gives them in files."""
+    return {
+        f"base_model.model.{name.replace(f'.{NAME}.', '.')}": parameter
+        for name, parameter in model.named_parameters()
+        if ".lora_A." in name or ".lora_B." in name
+    }
+
+
+@contextmanager
+def adapter_off(model: PreTrainedModel) -> Iterator[None]:
+    """The model as it was before the adapter, exactly: the adapter's products are left out."""
+    layers = [layer for _, layer in _lora_layers(model)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+@torch.no_grad()
+def merge(model: PreTrainedModel) -> float:
+    """Add the adapter to the weights, each sum rounded once, and remove its layers: a plain model again.
+
+    Returns the share of the adapter's change that rounding to the weights' dtype has lost: in half precision, a change
+    much smaller than the weights disappears.
+    """
+    lost, changed = 0.0, 0.0
+    for name, layer in list(_lora_layers(model)):
+        linear = layer.get_base_layer()
+        change = layer.get_delta_weight(NAME)
+        exact = linear.weight.to(change.dtype) + change
+        rounded = exact.to(linear.weight.dtype)
+        lost += float((rounded.to(change.dtype) - exact).square().sum(dtype=torch.float64))
+        changed += float(change.square().sum(dtype=torch.float64))
+        linear.weight.data = rounded
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, linear)
+    del model.peft_config
+    model._hf_peft_config_loaded = False
+    model.requires_grad_(True)
+    return (lost / changed) ** 0.5 if changed else 0.0
+
+
+def _lora_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    from peft.tuners.lora import LoraLayer
+
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer))
