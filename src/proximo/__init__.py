@@ -12,6 +12,7 @@ Train
     sft(data, run)              fine-tune on completions
     reward_model(data, run)     a model that scores, from ranked completions
     dpo(data, run)              learn from ranked completions directly
+    merge(adapter, out)         write the whole model of a LoRA adapter
     compare(configs, run=...)   configs times seeds on equal terms, and which differences are more than noise
 
 Look
@@ -20,7 +21,7 @@ Look
 
 Configs
     RunConfig                   a run; TrainingOptions, SamplingOptions, EvaluationOptions, CheckpointOptions,
-                                ValueOptions, RewardMix, RewardModel and WeightedRule are its parts
+                                ValueOptions, Lora, RewardMix, RewardModel and WeightedRule are its parts
     SftConfig, DpoConfig, RewardModelConfig, DataFile, FitOptions
     presets                     configs that are known to work: presets.ARITHMETIC, presets.FIVE, with_algorithm
     tasks, rewards              where problems come from, and how answers are judged
@@ -44,11 +45,13 @@ if TYPE_CHECKING:
     from proximo.data import DataFile
     from proximo.door.comparing import compare
     from proximo.door.evaluating import evaluate
+    from proximo.door.merging import Merged, merge
     from proximo.door.opened import OpenedRun, open_run
     from proximo.door.stages import dpo, reward_model, sft
     from proximo.door.training import train
     from proximo.maths.crediting import advantages
     from proximo.maths.objective import policy_loss
+    from proximo.models.adapters.lora import Lora
     from proximo.samplers import SamplingOptions
     from proximo.training.config import (
         CheckpointOptions,
@@ -80,6 +83,8 @@ __all__ = [
     "EvaluationOptions",
     "FitOptions",
     "Fitted",
+    "Lora",
+    "Merged",
     "OpenedRun",
     "RewardMix",
     "RewardModel",
@@ -98,6 +103,7 @@ __all__ = [
     "compare",
     "dpo",
     "evaluate",
+    "merge",
     "open_run",
     "policy_loss",
     "presets",
@@ -116,11 +122,13 @@ _WHERE = {
     "data": ("DataFile",),
     "door.comparing": ("compare",),
     "door.evaluating": ("evaluate",),
+    "door.merging": ("Merged", "merge"),
     "door.opened": ("OpenedRun", "open_run"),
     "door.stages": ("dpo", "reward_model", "sft"),
     "door.training": ("train",),
     "maths.crediting": ("advantages",),
     "maths.objective": ("policy_loss",),
+    "models.adapters.lora": ("Lora",),
     "samplers": ("SamplingOptions",),
     "training.config": ("CheckpointOptions", "EvaluationOptions", "RunConfig", "TrainingOptions", "ValueOptions"),
     "training.offline.dpo": ("DpoConfig",),

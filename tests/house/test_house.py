@@ -89,7 +89,7 @@ def test_the_constraints_are_within_the_ranges():
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
     pinned = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["gym"], *extras["view"], *extras["dev"]]
+    wanted = [*project["dependencies"], *extras["gym"], *extras["lora"], *extras["view"], *extras["dev"]]
     for each in map(Requirement, wanted):
         if each.name != "proximo":
             assert each.specifier.contains(pinned[canonicalize_name(each.name)]), each

@@ -26,6 +26,8 @@ Train language models by reinforcement learning, and see what each update did.
                        train a reward model on ranked completions, for use with train --reward-model
   proximo dpo DATA.jsonl|DATA.parquet|config.toml [--model MODEL] [--run DIR] [--skip-bad] [--field VALUE ...]
                        train on ranked completions directly (DPO or IPO), without a reward model
+  proximo merge ADAPTER OUT [--dtype float32|bfloat16]
+                       write the whole model of a LoRA adapter: its base model with the adapter added to the weights
   proximo pairs RUN --out PAIRS.jsonl [--steps A:B] [--by outcome|reward] [--old FILE --old-share X] [--seed N]
                        rank a run's completions: training data for reward-model or dpo
   proximo selfcheck [PRESET | run.toml] [--algorithm NAME] [--field VALUE ...]
@@ -70,6 +72,7 @@ COMMANDS = (
     "train",
     "eval",
     *STAGES,
+    "merge",
     "pairs",
     "selfcheck",
     "chat",
@@ -136,9 +139,14 @@ def _answer(arguments: list[str]) -> int:
 
 
 def _run(command: str, arguments: list[str]) -> int:
-    """Each command is the function `run` of the file with its name; those that learn from files share one."""
+    """Each command is the function `run` of the file with its name; those that learn from files share one, and the
+    benchmark has a package of its own."""
     if command in STAGES:
         from proximo.cli.commands import stages
 
         return stages.run(command, arguments)
+    if command == "bench":
+        from proximo.bench import running
+
+        return running.main(arguments, prog="proximo bench")
     return import_module(f"proximo.cli.commands.{command}").run(arguments)

@@ -86,6 +86,16 @@ def target_names(model: PreTrainedModel, lora: Lora) -> list[str]:
     return sorted(lora.targets)
 
 
+def adapter_size(model: PreTrainedModel, lora: Lora) -> int:
+    """Parameters that an adapter of this model would have; the model may be a skeleton without weights."""
+    targets = tuple(f".{name}" for name in target_names(model, lora))
+    return sum(
+        lora.rank * (module.in_features + module.out_features)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and f".{name}".endswith(targets)
+    )
+
+
 def inject(model: PreTrainedModel, config: Any) -> None:
     """Put the LoRA layers of a peft config into the model; in half precision they are kept in float32."""
     import_peft().inject_adapter_in_model(config, model, adapter_name=NAME)
@@ -121,27 +131,28 @@ def adapter_off(model: PreTrainedModel) -> Iterator[None]:
 
 
 @torch.no_grad()
-def merge(model: PreTrainedModel) -> float:
-    """Add the adapter to the weights, each sum rounded once, and remove its layers: a plain model again.
+def merge(model: PreTrainedModel, dtype: torch.dtype | None = None) -> float:
+    """Add the adapter to the weights, each sum rounded once, and remove its layers: a plain model again. The changed
+    weights have `dtype` afterwards; None: the one they had.
 
-    Returns the share of the adapter's change that rounding to the weights' dtype has lost: in half precision, a change
-    much smaller than the weights disappears.
+    Returns the size of the rounding errors relative to the adapter's change: in half precision, a change much smaller
+    than the weights disappears.
     """
-    lost, changed = 0.0, 0.0
+    errors, changes = 0.0, 0.0
     for name, layer in list(_lora_layers(model)):
         linear = layer.get_base_layer()
         change = layer.get_delta_weight(NAME)
         exact = linear.weight.to(change.dtype) + change
-        rounded = exact.to(linear.weight.dtype)
-        lost += float((rounded.to(change.dtype) - exact).square().sum(dtype=torch.float64))
-        changed += float(change.square().sum(dtype=torch.float64))
+        rounded = exact.to(dtype or linear.weight.dtype)
+        errors += float((rounded.to(change.dtype) - exact).square().sum(dtype=torch.float64))
+        changes += float(change.square().sum(dtype=torch.float64))
         linear.weight.data = rounded
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, linear)
     del model.peft_config
     model._hf_peft_config_loaded = False
     model.requires_grad_(True)
-    return (lost / changed) ** 0.5 if changed else 0.0
+    return (errors / changes) ** 0.5 if changes else 0.0
 
 
 def _lora_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -13,6 +13,8 @@ from proximo import toml
 from proximo.data import DataFile, read_rankings
 from proximo.maths.pairwise import Dpo, Ipo, ranked_pairs
 from proximo.models import Precision, load_model, load_tokenizer, pick_device, pick_dtype, score_rows
+from proximo.models.adapters.lora import Lora, add_lora
+from proximo.models.adapters.starting import base_for
 from proximo.models.compiling import allow_compiling
 from proximo.models.shipped import resolve
 from proximo.tensor_types import Float
@@ -39,6 +41,8 @@ class DpoConfig:
     """Ranked completions: chosen and rejected, or a list with the best first."""
     model: str = "tiny-arithmetic"
     """Model to start from: a folder, a run folder, a hub id or a model name."""
+    adapter: Lora | None = None
+    """Adapter that is trained in the place of the model's own weights. None: the model itself is trained."""
     reference: str | None = None
     """Reference model. None: the model that training starts from."""
     reference_logprobs: str | None = None
@@ -67,6 +71,7 @@ def dpo(config: DpoConfig, folder: Path, say: Callable[[str], None], attempt: At
 def _dpo(config: DpoConfig, attempt: Attempt, say: Callable[[str], None]) -> dict[str, Any]:
     """Train; the result is a `Fitted` as a dict, as it is stored."""
     path, device = resolve(config.model), pick_device(config.device)
+    base = None if config.adapter is None else base_for(path)
     dtype = pick_dtype(config.dtype, device)
     reference_path = path if config.reference is None else resolve(config.reference)
     tokenizer = load_tokenizer(path)
@@ -96,6 +101,8 @@ def _dpo(config: DpoConfig, attempt: Attempt, say: Callable[[str], None]) -> dic
         model = load_model(path, device=device, dtype=dtype)
         allow_compiling(model, config.compile)
         data.check_room(model)
+    if config.adapter is not None and base is not None:
+        add_lora(model, config.adapter, base=base, seed=config.seed)
     stage = Preferences(model, data, known, config.loss, config.fit)
     fitted = fit_attempt(attempt, stage, config.fit, tokenizer, config.seed, say, report)
     return replace(fitted, skipped=len(data.mistakes)).to_dict()

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from proximo.models.adapters.files import save_model
 from proximo.models.torch_globals import OwnDraws
 from proximo.storage.folders import remove_folder
 from proximo.training.learner.optimizer import Optimizer
@@ -98,7 +100,7 @@ def fit(
     best = fitting.best
     best.restore(stage.model)
     log.settle()
-    checkpoint = save(log.folder, best.step, stage.model.save_pretrained, tokenizer)
+    checkpoint = save(log.folder, best.step, partial(save_model, stage.model), tokenizer)
     for other in saved(log.folder / CHECKPOINTS):
         if other != checkpoint:  # of an earlier attempt, before something was changed
             remove_folder(other)

@@ -25,6 +25,8 @@ from proximo.models import (
     tiny_tokenizer,
     with_precision,
 )
+from proximo.models.adapters.lora import Lora, add_lora
+from proximo.models.adapters.starting import base_for
 from proximo.models.compiling import allow_compiling
 from proximo.models.shipped import resolve
 from proximo.tasks import Arithmetic, Split, Task, TaskOptions
@@ -60,6 +62,8 @@ class SftConfig:
     """Examples to train on: a file, or a task's reference answers."""
     model: str | None = None
     """Model to start from: a folder, a run folder or a hub id. None: a new tiny model (ASCII only)."""
+    adapter: Lora | None = None
+    """Adapter that is trained in the place of the model's own weights. None: the model itself is trained."""
     fit: FitOptions = field(default_factory=FitOptions)
     dynamic: bool = False
     """Whether to use dynamic fine-tuning (DFT): each token's loss times its own probability, held constant."""
@@ -71,6 +75,10 @@ class SftConfig:
     """Whether to compile the model's layers on a GPU (takes some seconds once). Has no effect on a CPU."""
     seed: int = 0
     """Random seed of the run."""
+
+    def __post_init__(self) -> None:
+        if self.adapter is not None and self.model is None:
+            raise ValueError("adapter is given, but no model that it would be an adapter of: give model, too")
 
 
 def sft(config: SftConfig, folder: Path, say: Callable[[str], None], attempt: Attempt | None = None) -> Fitted:
@@ -85,6 +93,7 @@ def sft(config: SftConfig, folder: Path, say: Callable[[str], None], attempt: At
 def _sft(config: SftConfig, attempt: Attempt, say: Callable[[str], None]) -> dict[str, Any]:
     """Train; the result is a `Fitted` as a dict, as it is stored."""
     path = None if config.model is None else resolve(config.model)
+    base = None if path is None or config.adapter is None else base_for(path)
     tokenizer = tiny_tokenizer() if path is None else load_tokenizer(path)
     data = _prepared(config, tokenizer)
     device = pick_device(config.device)
@@ -93,6 +102,8 @@ def _sft(config: SftConfig, attempt: Attempt, say: Callable[[str], None]) -> dic
     model = with_precision(model, pick_dtype(config.dtype, device))
     model.to(device=device)  # pyright: ignore[reportCallIssue]
     data.check_room(model)
+    if config.adapter is not None and base is not None:
+        add_lora(model, config.adapter, base=base, seed=config.seed)
     stage = Supervised(model, data.train, data.held_out, token_budget=config.fit.token_budget, dynamic=config.dynamic)
     fitted = fit_attempt(attempt, stage, config.fit, tokenizer, config.seed, say, lambda: data.report(attempt.log, say))
     return replace(fitted, skipped=len(data.mistakes)).to_dict()

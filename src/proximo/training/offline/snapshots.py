@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from proximo.models.torch_globals import OwnDraws
@@ -51,12 +51,12 @@ class BestWeights:
     @torch.no_grad()
     def restore(self, model: PreTrainedModel) -> None:
         if self.weights is not None:
-            for parameter, weight in zip(model.parameters(), self.weights, strict=True):
+            for parameter, weight in zip(_trained(model).values(), self.weights, strict=True):
                 parameter.copy_(weight)
 
 
 def _copied(model: PreTrainedModel) -> list[Tensor]:
-    return [parameter.detach().to("cpu", copy=True) for parameter in model.parameters()]
+    return [parameter.detach().to("cpu", copy=True) for parameter in _trained(model).values()]
 
 
 def write_point(
@@ -69,7 +69,7 @@ def write_point(
 ) -> None:
     """Write a resume point. `facts` include the next `step` and the `sizes` of the log; `best` are the best weights."""
 
-    named = dict[str, Tensor](model.named_parameters())
+    named = dict[str, Tensor](_trained(model))
 
     def fill(path: Path) -> None:
         state = path / STATE
@@ -78,7 +78,7 @@ def write_point(
             (state / RUN_STATE).write_text(json.dumps(facts) + "\n")
             write_tensors(state / "random.safetensors", draws.state())
             write_tensors(state / "model.safetensors", named)
-            write_tensors(state / "optimizer.safetensors", optimizer.tensors(_trained(model)))
+            write_tensors(state / "optimizer.safetensors", optimizer.tensors(list(named)))
             write_tensors(state / "best.safetensors", dict(zip(named, best, strict=True)) if best else {})
 
     write_folder(place(folder / POINTS, facts["step"]), fill)
@@ -91,19 +91,19 @@ def read_point(
 ) -> tuple[dict[str, Any], list[Tensor] | None]:
     """Restore model, optimizer and random state; returns the other facts and the best weights."""
     state = point / STATE
-    named, trained = dict(model.named_parameters()), _trained(model)
-    halves = [name for name in trained if named[name].dtype in HALVES]
+    named = _trained(model)
+    halves = [name for name, each in named.items() if each.dtype in HALVES]
     copy_named(named, by_name(read_tensors(state / "model.safetensors"), list(named)), "the model")
-    stored = optimizer_by_name(read_tensors(state / "optimizer.safetensors"), trained, halves)
-    optimizer.load_tensors(stored, trained)
+    stored = optimizer_by_name(read_tensors(state / "optimizer.safetensors"), list(named), halves)
+    optimizer.load_tensors(stored, list(named))
     draws.load(read_tensors(state / "random.safetensors"))
     best = by_name(read_tensors(state / "best.safetensors"), list(named))
     return read_facts(state), [best[name] for name in named] if best else None
 
 
-def _trained(model: PreTrainedModel) -> list[str]:
-    """Names of the parameters that the optimizer holds, in its order."""
-    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+def _trained(model: PreTrainedModel) -> dict[str, nn.Parameter]:
+    """The parameters that the optimizer holds, by name and in its order; the others never change."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def once(

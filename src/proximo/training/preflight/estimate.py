@@ -11,10 +11,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from proximo.models import free_bytes, pick_device, pick_dtype
+from proximo.models.adapters.lora import adapter_size
 from proximo.models.loading import read_config, skeleton
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnLayers, OwnModel
 from proximo.training.config import CPU_TOKENS, RunConfig
+from proximo.training.learner.freezing import frozen_names
 from proximo.training.learner.memory import (
     GroupLengths,
     is_planned_on,
@@ -62,8 +64,8 @@ class Held:
 def held_models(config: RunConfig) -> list[Held]:
     """Every set of weights, the policy's first. A head on the policy's hidden states is not a separate model."""
     policy = skeleton(resolve(config.model))
-    held = [Held("policy", _count(policy), trained=True)]
-    if config.algorithm.needs_reference:
+    held = _held_policy(config, policy)
+    if config.algorithm.needs_reference and config.adapter is None:  # with an adapter, the reference is its base model
         held.append(Held("reference", _count(policy), trained=False))
     if config.sampler.copies:
         held.append(Held("the sampler's copies", config.sampler.copies * _count(policy), trained=False))
@@ -77,6 +79,17 @@ def held_models(config: RunConfig) -> list[Held]:
         Held(f"reward model {judge.path}", _count(skeleton(resolve(judge.path))), trained=False)
         for judge in config.rewards.models
     ]
+
+
+def _held_policy(config: RunConfig, policy: PreTrainedModel) -> list[Held]:
+    """The policy's weights: those that are trained and those that are not."""
+    if config.adapter is not None:
+        adapter = Held("its LoRA adapter", adapter_size(policy, config.adapter), trained=True)
+        return [Held("policy", _count(policy), trained=False), adapter]
+    names = frozen_names(policy, config.training.freeze)
+    frozen = sum(each.numel() for name, each in policy.named_parameters() if name in names)
+    held = [Held("policy", _count(policy) - frozen, trained=True)]
+    return [*held, Held("its frozen part", frozen, trained=False)] if frozen else held
 
 
 @dataclass(frozen=True)

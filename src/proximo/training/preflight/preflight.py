@@ -9,9 +9,10 @@ from transformers import PreTrainedTokenizerBase
 from proximo.algorithms import Algorithm
 from proximo.maths.pieces.traits import GateTraits
 from proximo.models import load_tokenizer, pick_device
-from proximo.models.adapters.lora import import_peft, target_names
+from proximo.models.adapters.lora import target_names
+from proximo.models.adapters.starting import base_for
 from proximo.models.inspecting import inspect
-from proximo.models.loading import base_of, has_score, read_config, skeleton
+from proximo.models.loading import has_score, read_config, skeleton
 from proximo.models.reward_models import check_scores
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, check_form
@@ -86,18 +87,13 @@ def _check_models(config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBa
     if has_score(read_config(path)):
         raise ValueError(f"path {path!r} is a reward model, which cannot generate text: give a causal language model")
     _check_weights(path)
-    if config.adapter is not None and base_of(path) != path:
-        raise ValueError(
-            f"model is {config.model!r}, an adapter, and adapter adds another: merge the first into a model "
-            f"(proximo merge {config.model} DIR), and train that"
-        )
     form, adapter, frozen = config.value_options and config.value_options.form, config.adapter, config.training.freeze
     if config.routing_replay is not None or form is not None or config.algorithm.extras or adapter or frozen:
         policy = skeleton(path)
         frozen_names(policy, frozen)
         if adapter is not None:
+            base_for(path)
             target_names(policy, adapter)
-            import_peft()
         check_replay(policy, config.routing_replay)
         balance_for(config.algorithm, policy)
         if form is not None:

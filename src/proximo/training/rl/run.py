@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.health import Watch
 from proximo.models import load_model, pick_dtype
+from proximo.models.adapters.starting import base_for
 from proximo.models.compiling import allow_compiling
 from proximo.models.shipped import resolve
 from proximo.models.tokens.spelling import Spelling
@@ -94,6 +95,13 @@ class Run:
         )
         self.log, self.stop = RunLog(folder), Stop()
 
+    @property
+    def parameters(self) -> dict[str, int]:
+        """Parameters of the policy's model, and how many of them are trained, for run.json."""
+        held = list(self.model.parameters())
+        trained = sum(each.numel() for each in held if each.requires_grad)
+        return {"policy": sum(each.numel() for each in held), "trained": trained}
+
     def refresh_sampler(self) -> int:
         """Give the policy's weights to the sampler; returns the version that it samples with."""
         return self.samplers.training.refresh(self.model, self.learner.version)
@@ -148,8 +156,7 @@ def _policy(model: PreTrainedModel, config: RunConfig, path: str) -> Policy:
     """What is trained: the model, or an adapter that is added to it."""
     if config.adapter is None:
         return PlainPolicy(model)
-    base = str(Path(path).absolute()) if Path(path).is_dir() else path
-    return LoraPolicy(model, config.adapter, base=base, seed=config.seed)
+    return LoraPolicy(model, config.adapter, base=base_for(path), seed=config.seed)
 
 
 def _value_backbone(form: ValueForm, device: str, dtype: torch.dtype) -> PreTrainedModel | None:

@@ -35,7 +35,7 @@ def train(run: Run, attempt: Attempt | None = None, *, ends: Callable[[], bool] 
         checkpointer = Checkpointer(run.config, parts, run.tokenizer, run.log, run.progress.warned)
         # Nothing is written before this: a run that cannot be resumed, because too much was changed, stays as it is.
         state = None if attempt.resume_from is None else checkpointer.restore(attempt.resume_from, run.task)
-        attempt.start()
+        attempt.start({"parameters": run.parameters})
         outcome = _train(run, checkpointer, state, ends)
         run.log.settle()
         attempt.finish(outcome.to_dict())

@@ -103,15 +103,15 @@ class Attempt:
         """Raise ValueError if this config, of the run about to start, is not the one that the folder will record."""
         refuse_other(self.folder, self._config_toml, config_toml)
 
-    def start(self) -> RunLog:
-        """Record that the attempt starts; returns the log, which the caller rewinds to the checkpoint that the run
-        resumes from."""
+    def start(self, more: Mapping[str, object] | None = None) -> RunLog:
+        """Record that the attempt starts, with `more` about the run in run.json; returns the log, which the caller
+        rewinds to the checkpoint that the run resumes from."""
         self.folder.mkdir(parents=True, exist_ok=True)
         tidy(self.folder)
         now = facts()
         record = self._record or {"format": FORMAT, **now, "identity": self._identity(), "attempts": []}
         record = {**record, **({"algorithm": self._algorithm} if self._algorithm else {})}
-        record = {**record, "fingerprints": self._fingerprints, "functions": self._functions}
+        record = {**record, "fingerprints": self._fingerprints, "functions": self._functions, **(more or {})}
         attempts = list(record["attempts"])
         if attempts:
             attempts[-1].setdefault("ended", "died")

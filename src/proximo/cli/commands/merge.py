@@ -1,0 +1,44 @@
+"""`proximo merge`: write an adapter and its base model as one whole model."""
+
+import json
+from dataclasses import asdict
+
+from proximo.cli.flags import asks_for_help, refuse, take, take_switch
+from proximo.door.merging import Merged, merge
+
+USAGE = """usage: proximo merge ADAPTER OUT [--dtype float32|bfloat16] [--json]
+
+Write a whole model: the adapter's base model with the adapter added to its weights. ADAPTER is a run folder, one of
+its checkpoints, or the folder or hub id of a LoRA adapter in peft's format. OUT is a new folder.
+
+--dtype DTYPE  data type of the written weights (default: float32). bfloat16 takes half the space, but rounds away
+               changes that are much smaller than the weights; the command says how much
+--json         print the result as JSON
+"""
+
+
+def run(arguments: list[str]) -> int:
+    if asks_for_help(arguments):
+        print(USAGE, end="")
+        return 0
+    as_json, dtype = take_switch(arguments, "--json"), take(arguments, "--dtype") or "float32"
+    if dtype not in ("float32", "bfloat16"):
+        refuse(f"--dtype {dtype}: give float32 or bfloat16")
+    if len(arguments) != 2 or any(each.startswith("-") for each in arguments):
+        given = f", not {' '.join(arguments)}" if arguments else ""
+        refuse(f"merge takes an adapter and a new folder{given}: proximo merge ADAPTER OUT")
+    try:
+        merged = merge(*arguments, dtype=dtype)
+    except (OSError, ValueError) as error:
+        refuse(str(error))
+    print(json.dumps(asdict(merged) | {"folder": str(merged.folder)}) if as_json else _result(merged))
+    return 0
+
+
+def _result(merged: Merged) -> str:
+    lines = [f"the model   {merged.folder}"]
+    if merged.rounding > 0.01:
+        lines.append(
+            f"rounding errors are {merged.rounding:.0%} of the adapter's change: --dtype float32 keeps it whole"
+        )
+    return "\n".join(lines)

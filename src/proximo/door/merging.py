@@ -1,0 +1,50 @@
+"""`proximo.merge`: an adapter and its base model, written as one whole model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from proximo.door.folders import PathLike
+from proximo.door.machines import as_found
+from proximo.models import load_model, load_tokenizer, with_precision
+from proximo.models.adapters.lora import has_adapter
+from proximo.models.adapters.lora import merge as merged_weights
+from proximo.models.shipped import resolve
+from proximo.training.runfolder.checkpoints import write_checkpoint
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A model that was written."""
+
+    folder: Path
+    rounding: float
+    """Size of the rounding errors in the changed weights, relative to the adapter's change: 1 is as large as it."""
+
+
+def merge(adapter: PathLike, out: PathLike, *, dtype: Literal["float32", "bfloat16"] = "float32") -> Merged:
+    """Write the base model of an adapter with the adapter added to its weights; what `proximo merge` does.
+
+    adapter  a run folder, one of its checkpoints, or any folder or hub id of a LoRA adapter as peft writes it
+    out      the folder to write, which must not exist or be empty; transformers, vLLM and Proximo load it
+    dtype    data type of the written weights. bfloat16 halves the size, but a change much smaller than the weights is
+             rounded away: `rounding` says how much
+
+    Example:
+        merged = proximo.merge("runs/lora", "models/merged")
+        proximo.evaluate(merged.folder)
+    """
+    folder, path = Path(out), resolve(str(adapter))
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"out is {str(out)!r}, which is there already: give a new folder")
+    with as_found():
+        tokenizer = load_tokenizer(path)
+        model = load_model(path, keep_adapter=True)
+        if not has_adapter(model):
+            raise ValueError(f"{str(adapter)!r} is a whole model, not an adapter: there is nothing to merge")
+        kind: torch.dtype = getattr(torch, dtype)
+        rounding = merged_weights(model, kind)
+        write_checkpoint(folder, with_precision(model, kind).save_pretrained, tokenizer)
+    return Merged(folder, rounding)
