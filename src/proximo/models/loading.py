@@ -108,8 +108,7 @@ def load_weights(
     folder = _opened(path, weights=True)
     if is_adapter(folder):
         model, absent = load_weights(base_of(str(folder)), kind, dtype=dtype, config=config, unused=unused)
-        with guarded():
-            load_adapter(model, folder)
+        load_adapter(model, folder)
         if not keep_adapter:
             merge(model)
         return model, absent

@@ -54,6 +54,7 @@ def has_adapter(model: nn.Module) -> bool:
     return bool(getattr(model, "peft_config", None))
 
 
+@torch.no_grad()
 def add_lora(model: PreTrainedModel, lora: Lora, *, base: str, seed: int) -> None:
     """Freeze the model and add an adapter that changes nothing yet: A is drawn with this seed, B is 0.
 
@@ -66,9 +67,14 @@ def add_lora(model: PreTrainedModel, lora: Lora, *, base: str, seed: int) -> Non
         task_type="CAUSAL_LM",
         base_model_name_or_path=base,
     )
-    with guarded():
-        torch.default_generator.manual_seed(seed)
-        inject(model, config)
+    inject(model, config)
+    random = torch.Generator().manual_seed(seed)
+    for name, parameter in adapter_parameters(model).items():
+        if name.endswith("lora_A.weight"):
+            # As peft draws it, but from our own generator, and in the same dtype everywhere.
+            bound = parameter.shape[1] ** -0.5
+            drawn = torch.empty(parameter.shape, dtype=torch.float32)
+            parameter.copy_(drawn.uniform_(-bound, bound, generator=random))
 
 
 def target_names(model: PreTrainedModel, lora: Lora) -> list[str]:
@@ -98,7 +104,8 @@ def adapter_size(model: PreTrainedModel, lora: Lora) -> int:
 
 def inject(model: PreTrainedModel, config: Any) -> None:
     """Put the LoRA layers of a peft config into the model; in half precision they are kept in float32."""
-    import_peft().inject_adapter_in_model(config, model, adapter_name=NAME)
+    with guarded():  # peft draws first weights from torch's own generator; they are overwritten
+        import_peft().inject_adapter_in_model(config, model, adapter_name=NAME)
     model._hf_peft_config_loaded = True  # transformers' own methods, such as save_pretrained, know of it too
     for parameter in adapter_parameters(model).values():
         # A step of AdamW is often smaller than half precision can add to a weight.
