@@ -20,11 +20,12 @@ from safetensors.torch import load_file
 
 import proximo
 from proximo import explain, toml
-from proximo.algorithms import DAPO, GRPO, PPO, Algorithm
+from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm
 from proximo.cli import main
 from proximo.data import DataFile
 from proximo.maths import AdaptiveKl, KlReward
 from proximo.models import load_model, tiny_model, tiny_tokenizer
+from proximo.models.adapters.lora import Lora
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead
 from proximo.rewards.failures import Failure
@@ -136,6 +137,7 @@ def left_after(step: int, whole: Path, folder: Path) -> Path:
     return folder
 
 
+LORA = Lora(rank=4, alpha=8)
 RUNS = {
     "grpo": config(),
     "grpo, two epochs": config(training=TrainingOptions(groups=4, group_size=4, minibatches=2, epochs=2)),
@@ -149,6 +151,12 @@ RUNS = {
     "lagging sampler": config(sampler=Mismatched(precision="bfloat16", lag=2), steps=5),
     "adaptive kl": config(replace(PPO, shape=KlReward(0.1, controller=AdaptiveKl(target=1.0, horizon=8))), steps=3),
     "evaluated": config(evaluation=EvaluationOptions(problems=4, every=1), steps=3),
+    "frozen": config(training=replace(config().training, freeze=("embed", "layers.[01].")), steps=2),
+    "lora, grpo": config(adapter=LORA, training=replace(config().training, reset_reference_every=1), steps=3),
+    "lora, ppo": config(PPO, adapter=LORA, value=ValueOptions(OwnLayers(1)), steps=2),
+    "lora, dapo": config(DAPO, adapter=LORA, steps=2),
+    "lora, gspo": config(GSPO, adapter=LORA, steps=2),
+    "lora, sapo": config(SAPO, adapter=LORA, steps=2),
 }
 
 
@@ -1034,6 +1042,8 @@ STAGES = {
     "sft": (sft, lambda data: SftConfig(data(SUMS), model="tiny-arithmetic", fit=FIT, device="cpu")),
     "reward-model": (train_reward_model, lambda data: RewardModelConfig(data(PAIRS), fit=FIT, device="cpu")),
     "dpo": (dpo, lambda data: DpoConfig(data(PAIRS), fit=replace(FIT, learning_rate=1e-5), device="cpu")),
+    "sft, lora": (sft, lambda data: SftConfig(data(SUMS), model="tiny-arithmetic", adapter=LORA, fit=FIT)),
+    "dpo, lora": (dpo, lambda data: DpoConfig(data(PAIRS), adapter=LORA, fit=replace(FIT, learning_rate=1e-5))),
 }
 
 
@@ -1041,7 +1051,8 @@ def stage_numbers(folder: Path) -> dict[str, Any]:
     result = json.loads((folder / "result.json").read_text())
     del result["seconds"]
     [checkpoint] = saved(folder / CHECKPOINTS)
-    files = {"metrics": folder / "metrics.jsonl", "weights": checkpoint / "model.safetensors"}
+    [weights] = checkpoint.glob("*model.safetensors")
+    files = {"metrics": folder / "metrics.jsonl", "weights": weights}
     return {"result": result} | {name: file.read_bytes() for name, file in files.items()}
 
 
