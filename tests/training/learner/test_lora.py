@@ -2,11 +2,14 @@
 
 import copy
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 from torch.testing import assert_close
 
@@ -17,7 +20,6 @@ from proximo.models.adapters.lora import Lora, adapter_off, adapter_parameters, 
 from proximo.models.packing.attention import hidden_states
 from proximo.models.values import OwnLayers, TrunkHead, value_model
 from proximo.samplers import SamplingOptions, captured
-from proximo.samplers.cache import PrefillReader
 from proximo.samplers.embedded import EmbeddedSampler
 from proximo.training.config import TrainingOptions
 from proximo.training.learner.learner import Learner
@@ -56,7 +58,7 @@ def adapted(model, scale: float = 0.3):
         for name, module in plain.named_modules():
             first, second = (known.get(f"base_model.model.{name}.lora_{each}.weight") for each in "AB")
             if first is not None and second is not None:
-                module.weight += ALPHA / RANK * second @ first  # pyright: ignore[reportOperatorIssue]
+                module.weight += ALPHA / RANK * second @ first
     return model, plain
 
 
@@ -154,20 +156,38 @@ def test_the_sampler_reads_base_and_adapter(make):
     assert (scores - logprobs).abs().max() < 1e-5
 
 
-def test_a_layer_with_an_adapter_compiles_as_one_graph():
-    """As the sampler on a GPU compiles it, with nothing left to Python."""
+class Causal:
+    """Attention of whole rows, without a cache."""
+
+    def layer(self, number: int) -> "Causal":
+        return self
+
+    def read(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True).transpose(
+            1, 2
+        )
+
+
+def test_all_layers_with_an_adapter_compile_as_one_graph():
+    """As on a GPU, with nothing left to Python: one graph with the adapter and one without it, however often."""
     model, _ = adapted(small())
+    torch._dynamo.reset()
     compiled = torch.compile(captured._layer, fullgraph=True, backend="eager")
     tokens, positions = torch.tensor([[3, 9, 4]]), torch.arange(3)[None]
+    before, counts = counters["stats"]["unique_graphs"], []
     with torch.no_grad():
-        found, expected = (hidden_states(model, tokens, positions, PrefillReader(), *run) for run in ((compiled,), ()))
-        assert_close(found, expected, rtol=0, atol=1e-6)
+        for off in (False, True, False, True):
+            with adapter_off(model) if off else nullcontext():
+                found = hidden_states(model, tokens, positions, Causal(), compiled)
+                counts.append(counters["stats"]["unique_graphs"] - before)
+                assert_close(found, hidden_states(model, tokens, positions, Causal()), rtol=0, atol=1e-6)
+    assert counts == [1, 2, 2, 2]
 
 
 def test_merged_weights_are_a_plain_model():
     model, plain = adapted(small())
     assert merge(model) < 1e-5
-    assert type(model.model.layers[0].self_attn.q_proj) is nn.Linear
+    assert type(model.get_submodule("model.layers.0.self_attn.q_proj")) is nn.Linear
     assert all(each.requires_grad for each in model.parameters())
     found, expected = dict(model.named_parameters()), dict(plain.named_parameters())
     assert found.keys() == expected.keys()
@@ -279,6 +299,7 @@ def test_a_value_model_has_no_adapter_of_its_own(form):
 
 
 def test_nonsense_is_refused():
-    for name in ("rank", "alpha"):
-        with pytest.raises(ValueError, match=rf"adapter.{name} is 0: give at least 1"):
-            Lora(**{name: 0})
+    with pytest.raises(ValueError, match=r"adapter.rank is 0: give at least 1"):
+        Lora(rank=0)
+    with pytest.raises(ValueError, match=r"adapter.alpha is -1: give at least 1"):
+        Lora(alpha=-1)

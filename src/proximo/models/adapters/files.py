@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from proximo.models.adapters.lora import NAME, adapter_parameters, import_peft, inject
+from proximo.models.adapters.lora import NAME, adapter_parameters, has_adapter, import_peft, inject
 from proximo.models.inspecting import ADAPTER as CONFIG
 from proximo.models.inspecting import ADAPTER_WEIGHTS as WEIGHTS
 
@@ -37,10 +37,11 @@ def base_name(folder: Path) -> str:
 
 def save_model(model: PreTrainedModel, folder: Path) -> None:
     """Write the whole model, or its adapter alone where it has one."""
-    if not getattr(model, "peft_config", None):
+    if not has_adapter(model):
         model.save_pretrained(folder)
         return
-    config = model.peft_config[NAME].to_dict() | {"inference_mode": True}
+    kept: Any = model.peft_config[NAME]
+    config = kept.to_dict() | {"inference_mode": True}
     config = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     tensors = {name: each.detach().cpu().contiguous() for name, each in adapter_parameters(model).items()}
