@@ -37,6 +37,7 @@ ORDER = [
     "tests/training/learner/test_moe.py",
     "tests/models/test_routing.py",
     "tests/training/learner/test_optimizer.py",
+    "tests/training/learner/test_lora.py",
     "tests/training/rl/test_training.py",
     "tests/models/test_logprobs.py",
     "tests/training/learner/test_devices.py",

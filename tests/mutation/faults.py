@@ -633,4 +633,22 @@ FAULTS = (
         "",
         "a resumed run keeps all layers in memory",
     ),
+    Fault(
+        "models/adapters/lora.py",
+        "layer.enable_adapters(False)",
+        "layer.enable_adapters(True)",
+        "lora: the reference has the adapter on",
+    ),
+    Fault(
+        "models/adapters/lora.py",
+        "parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))",
+        "pass",
+        "lora: an adapter in half precision",
+    ),
+    Fault(
+        "training/learner/lora.py",
+        "{name: each.detach().clone() for name, each",
+        "{name: each.detach() for name, each",
+        "lora: a reset reference that follows the policy",
+    ),
 )
