@@ -88,3 +88,13 @@ def test_the_dry_run_says_what_is_trained(capsys):
     assert "policy (0.8 M, frozen), its LoRA adapter (0.0 M, trained)\n" in capsys.readouterr().out
     assert main(["train", "--training.freeze", "embed", "--dry-run", "--device", "cpu"]) == 0
     assert "policy (0.8 M, trained), its frozen part (0.0 M, frozen), reference" in capsys.readouterr().out
+
+
+def test_selfcheck_looks_at_the_adapter(capsys):
+    arguments = ["--training.group-size", "4", "--device", "cpu", "--adapter.type", "Lora", "--json"]
+    assert main(["selfcheck", *arguments]) == 0
+    found = {check["name"]: check["value"] for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert found["packed = padded, gradient"] < 1e-4
+    with pytest.raises(SystemExit):
+        main(["selfcheck", *arguments, "--adapter.targets", "lm_head"])
+    assert "adapter.targets has 'lm_head'" in capsys.readouterr().err

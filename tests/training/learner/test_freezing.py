@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from proximo import toml
 from proximo.algorithms import GRPO
 from proximo.models import tiny_model
 from proximo.models.adapters.lora import Lora
@@ -14,6 +15,7 @@ from proximo.training.learner.freezing import frozen_names
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.policy import PlainPolicy
 from proximo.training.rl.assemble import assemble
+from proximo.training.runfolder.config_changes import differences
 from tests.training.learner.test_values import groups
 
 
@@ -54,3 +56,12 @@ def test_what_freezes_nothing_or_everything_is_refused():
         frozen_names(small(), ("weight",))
     with pytest.raises(ValueError, match=r"training.freeze is \['embed'\], but with adapter no weight"):
         RunConfig(adapter=Lora(), training=TrainingOptions(freeze=("embed",)))
+
+
+def test_a_run_that_began_before_there_was_freeze_is_still_the_same_run():
+    now = toml.dumps(RunConfig())
+    before = "".join(line for line in now.splitlines(keepends=True) if not line.startswith("freeze"))
+    assert before != now
+    assert differences(before, now) == {}
+    frozen = toml.dumps(RunConfig(training=TrainingOptions(freeze=("embed",))))
+    assert list(differences(before, frozen)) == ["training.freeze"]

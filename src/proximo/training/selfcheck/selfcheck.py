@@ -13,7 +13,10 @@ from proximo.algorithms import Algorithm
 from proximo.maths.arithmetic import at_least_float32, row_mean
 from proximo.maths.pieces.keeping import KeepAll
 from proximo.models import score_rows, supports_packing
+from proximo.models.adapters.lora import add_lora
+from proximo.models.adapters.starting import base_for
 from proximo.models.compiling import allow_compiling
+from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, value_model
 from proximo.samplers import Sampler, SamplingOptions, build_samplers
 from proximo.samplers.partial import end_tokens
@@ -48,8 +51,11 @@ GROUPS, SIBLINGS, TOKENS = 4, 4, 64
 
 
 def selfcheck(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Iterator[Check]:
-    """Run every check, the cheap ones first, with the run's own sampler and environment; the model is not changed."""
+    """Run every check, the cheap ones first, with the run's own sampler and environment. The model's weights are not
+    changed; a run that trains an adapter adds one to it."""
     allow_compiling(model, config.compile)
+    if config.adapter is not None:
+        add_lora(model, config.adapter, base=base_for(resolve(config.model)), seed=config.seed)
     # Rewards and value models are those of the run, so that what it would refuse is refused here.
     task = judged(config.task, config.rewards, tokenizer, config.dtype, compiled=config.compile)
     problems = [config.task.problem(index, "train", config.seed) for index in range(PROBLEMS)]
