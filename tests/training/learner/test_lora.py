@@ -17,7 +17,8 @@ from proximo.algorithms import GRPO, PPO
 from proximo.maths import KlLoss
 from proximo.models import score, tiny_model, tiny_moe, tiny_tokenizer, with_precision
 from proximo.models.adapters.lora import Lora, adapter_off, adapter_parameters, add_lora, merge, target_names
-from proximo.models.packing.attention import hidden_states
+from proximo.models.compiling import checkpoint_layers
+from proximo.models.packing.attention import NAME, hidden_states
 from proximo.models.values import OwnLayers, TrunkHead, value_model
 from proximo.samplers import SamplingOptions, captured
 from proximo.samplers.embedded import EmbeddedSampler
@@ -117,11 +118,14 @@ def expected_gradients(plain, rows, known: dict[str, Tensor]) -> dict[str, Tenso
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "moe"])
-@pytest.mark.parametrize("layout", ["packed", "padded"])
+@pytest.mark.parametrize("layout", ["packed", "padded", "checkpointed"])
 def test_gradients_are_those_of_the_merged_weights(family, layout):
     """In float32; computed another way, by the chain rule from a model without an adapter."""
     model, plain = adapted(small_moe() if family == "moe" else build(family, torch.float32), 0.1)
-    logprobs, loss = weighted(model, ragged(), layout)
+    if layout == "checkpointed":
+        model.set_attn_implementation(NAME)  # as a loaded model has it, in the backward pass too
+        checkpoint_layers(model, True)
+    logprobs, loss = weighted(model, ragged(), "padded" if layout == "padded" else "packed")
     loss.backward()
     known = adapter_parameters(model)
     for name, expected in expected_gradients(plain, ragged(), dict(known)).items():
