@@ -13,7 +13,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 from torch.testing import assert_close
 
+from proximo import presets
 from proximo.algorithms import GRPO, PPO
+from proximo.door.training import train
 from proximo.maths import KlLoss
 from proximo.models import score, tiny_model, tiny_moe, tiny_tokenizer, with_precision
 from proximo.models.adapters.lora import Lora, adapter_off, adapter_parameters, add_lora, merge, target_names
@@ -22,7 +24,7 @@ from proximo.models.packing.attention import NAME, hidden_states
 from proximo.models.values import OwnLayers, TrunkHead, value_model
 from proximo.samplers import SamplingOptions, captured
 from proximo.samplers.embedded import EmbeddedSampler
-from proximo.training.config import TrainingOptions
+from proximo.training.config import EvaluationOptions, TrainingOptions
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.lora import LoraPolicy
 from proximo.training.learner.passes import Passes
@@ -307,3 +309,19 @@ def test_nonsense_is_refused():
         Lora(rank=0)
     with pytest.raises(ValueError, match=r"adapter.alpha is -1: give at least 1"):
         Lora(alpha=-1)
+
+
+def test_the_demo_learns_with_an_adapter(tmp_path):
+    """From 24 % to 82 % in four steps, where this was written."""
+    demo = presets.ARITHMETIC
+    training = replace(demo.training, groups=24, learning_rate=3e-3, warmup_steps=0)
+    config = replace(
+        demo, adapter=Lora(rank=8, alpha=16), steps=4, training=training, evaluation=EvaluationOptions(problems=100)
+    )
+    torch.set_default_dtype(torch.float32)
+    try:
+        result = train(replace(config, device="cpu"), tmp_path / "run", quiet=True)
+    finally:
+        torch.set_default_dtype(torch.float64)
+    assert result.before.accuracy < 0.4
+    assert result.after.accuracy > 0.6
