@@ -22,8 +22,8 @@ from proximo.models.adapters.lora import Lora, adapter_off, adapter_parameters, 
 from proximo.models.compiling import checkpoint_layers
 from proximo.models.packing.attention import NAME, hidden_states
 from proximo.models.values import OwnLayers, TrunkHead, value_model
-from proximo.samplers import SamplingOptions, captured
-from proximo.samplers.embedded import EmbeddedSampler
+from proximo.samplers import SamplingOptions
+from proximo.samplers.embedded import EmbeddedSampler, captured
 from proximo.training.config import EvaluationOptions, TrainingOptions
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.lora import LoraPolicy
@@ -120,13 +120,13 @@ def expected_gradients(plain, rows, known: dict[str, Tensor]) -> dict[str, Tenso
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "moe"])
-@pytest.mark.parametrize("layout", ["packed", "padded", "checkpointed"])
+@pytest.mark.parametrize("layout", ["packed", "padded", "checkpointed", "offloaded"])
 def test_gradients_are_those_of_the_merged_weights(family, layout):
     """In float32; computed another way, by the chain rule from a model without an adapter."""
     model, plain = adapted(small_moe() if family == "moe" else build(family, torch.float32), 0.1)
-    if layout == "checkpointed":
+    if layout in ("checkpointed", "offloaded"):
         model.set_attn_implementation(NAME)  # as a loaded model has it, in the backward pass too
-        checkpoint_layers(model, True)
+        checkpoint_layers(model, 2, offload=layout == "offloaded")
     logprobs, loss = weighted(model, ragged(), "padded" if layout == "padded" else "packed")
     loss.backward()
     known = adapter_parameters(model)
