@@ -173,6 +173,10 @@ def orphans(patience: float = 5.0) -> list[str]:
             os.kill(pid, signal.SIGKILL)
         except OSError:
             continue
+    gone = time.monotonic() + 5.0
+    while set(found) & set(descendants(os.getpid())) and time.monotonic() < gone:  # a signal takes its time
+        _reap()
+        time.sleep(0.01)
     _reap()
     return names
 

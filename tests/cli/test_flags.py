@@ -119,7 +119,7 @@ def test_what_later_flags_mend_is_not_remarked_on(capsys):
         ("--steps x", "--steps: 'x' is no whole number"),
         ("--training.learning-rate big", "--training.learning-rate: 'big' is no number"),
         ("--sampling.temperature -1", "sampling: temperature is -1.0: give 0 (greedy) or a positive number"),
-        ("--algorithm.gate.high -1", "gate.low 0.2, gate.high -1.0: widths of the clip are not negative"),
+        ("--algorithm.gate.high -1", "gate.low 0.2, gate.high -1.0: widths of the clip cannot be negative"),
         ("--stpes 3", "--stpes: there is no such flag, the nearest is '--steps'; test --help lists all"),
         ("more", "more: test takes no such argument; test --help lists what it takes"),
         ("--algorithm.gate.high", "Missing value for argument '--algorithm.gate.high'"),

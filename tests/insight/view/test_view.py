@@ -331,7 +331,7 @@ def test_a_run_that_is_removed_while_it_is_looked_for_leaves_the_others(tmp_path
     runs = Runs(tmp_path)
     assert [each["name"] for each in runs.listed()["runs"]] == ["a"]
 
-    def gone(root):
+    def gone(root, load_code=False):
         raise error("no run")
 
     monkeypatch.setattr(overview, "find_runs", gone)
