@@ -40,6 +40,12 @@ def test_it_writes_what_the_command_line_writes(whole: Path, tmp_path: Path):
     assert ours.read_text() == theirs.read_text()
 
 
+def test_a_run_that_compiles_says_what_the_first_step_waits_for(monkeypatch, tmp_path: Path, capsys):
+    monkeypatch.setattr("proximo.door.training.compiles", lambda model: True)
+    proximo.train(small(steps=1), tmp_path / "run")
+    assert "compiling for this GPU: the first evaluation and the first update take" in capsys.readouterr().err
+
+
 def test_command_line_and_python_resume_each_others_runs(tmp_path: Path):
     """PPO's value options are written out by both."""
     config = small(algorithm=proximo.PPO, steps=1)

@@ -11,6 +11,7 @@ from proximo.door.refusing import refuse_kind, refuse_values
 from proximo.door.rewards import Rewards, with_rewards
 from proximo.door.telling import Say, keep_quiet, say
 from proximo.models import load_tokenizer
+from proximo.models.compiling import compiles
 from proximo.models.shipped import resolve
 from proximo.training.config import RunConfig
 from proximo.training.preflight.prompts import check_prompts
@@ -102,6 +103,8 @@ def trained(
     suit_attempt(attempt, config.model, config.device, say)
     refuse_fewer_steps(config, attempt.resume_from)
     run = Run(config, attempt.folder, progress)
+    if compiles(run.model):
+        say("compiling for this GPU: the first evaluation and the first update take up to a minute longer than others")
     try:
         return loop.train(run, attempt, ends=ends)
     finally:
