@@ -6,6 +6,7 @@ bfloat16 were faster; its speed is only measured to be reported.
 """
 
 import json
+import math
 import os
 import platform
 import tempfile
@@ -37,6 +38,9 @@ DOUBLED = 1.5
 """Required speed-up to double the threads; otherwise they are left to other programs."""
 SECONDS = 0.06
 """Seconds per measurement, of which there are at most a few dozen."""
+
+METHOD = "layers"
+"""How it is measured, as part of the cache's key: readings of another method are not used."""
 
 Shape = tuple[int, int, int]
 Clock = Callable[[], float]
@@ -117,7 +121,6 @@ def readings(clock: Clock = time.perf_counter) -> Readings:
     if key in known:
         with suppress(AttributeError, KeyError, TypeError, ValueError):  # a malformed entry
             return Readings.from_dict(known[key])
-    settle_half_products()
     found = measure(clock)
     _store(file, {**known, key: asdict(found)})
     return found
@@ -126,6 +129,7 @@ def readings(clock: Clock = time.perf_counter) -> Readings:
 def measure(clock: Clock = time.perf_counter) -> Readings:
     """Measure, in about a second; torch's settings are restored."""
     before = Machine.current()
+    settle_half_products()
     try:
         small = _fastest(SMALL, THREADS, clock)
         large = _fastest(LARGE, THREADS, clock)
@@ -146,27 +150,34 @@ def settle_half_products() -> None:
     """
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        linear(torch.ones(1, 32, 64, dtype=torch.bfloat16), torch.ones(64, 64, dtype=torch.bfloat16))
+        for rows in ((1, 32), (32,)):  # two paths, each with a warning of its own
+            linear(torch.ones(*rows, 64, dtype=torch.bfloat16), torch.ones(64, 64, dtype=torch.bfloat16))
 
 
 def _fastest(shapes: Sequence[Shape], max_threads: int, clock: Clock) -> Machine:
     """The fastest choice: start with one thread and oneDNN, and change step by step as long as it pays."""
 
-    def seconds(machine: Machine) -> float:
+    def seconds(machine: Machine) -> list[float]:
         machine.apply()
-        return sum(_seconds(shape, torch.float32, clock) for shape in shapes)
+        return [_seconds(shape, torch.float32, clock) for shape in shapes]
 
     chosen, other = Machine(1, True), Machine(1, False)
     best, without = seconds(chosen), seconds(other)
-    if without * WITHOUT < best:
+    if _gain(best, without) > WITHOUT:
         chosen, best = other, without
     while chosen.threads < max_threads:
         more = replace(chosen, threads=min(2 * chosen.threads, max_threads))
         found = seconds(more)
-        if found * DOUBLED >= best:
+        if _gain(best, found) <= DOUBLED:
             break
         chosen, best = more, found
     return chosen
+
+
+def _gain(before: Sequence[float], after: Sequence[float]) -> float:
+    """How many times as fast, on average over the shapes: products of few rows count as much as those of many, since a
+    step's sampling takes as long as its training."""
+    return math.exp(sum(math.log(old / new) for old, new in zip(before, after, strict=True)) / len(before))
 
 
 def _speed(shape: Shape, dtype: torch.dtype, clock: Clock) -> float:
@@ -177,12 +188,13 @@ def _speed(shape: Shape, dtype: torch.dtype, clock: Clock) -> float:
 def _seconds(shape: Shape, dtype: torch.dtype, clock: Clock) -> float:
     """Shortest time of one MLP among as many as fit in a measurement, since other programs slow down only some."""
     rows, width, inner = shape
+    # As layers have them, with weights of [outputs, inputs]: libraries are fast or slow by how a matrix lies.
     hidden, gate, up, down = (
-        torch.ones(size, dtype=dtype) for size in ((rows, width), (width, inner), (width, inner), (inner, width))
+        torch.ones(size, dtype=dtype) for size in ((rows, width), (inner, width), (inner, width), (width, inner))
     )
 
     def mlp() -> Tensor:
-        return (silu(hidden @ gate) * (hidden @ up)) @ down
+        return linear(silu(linear(hidden, gate)) * linear(hidden, up), down)
 
     mlp()  # warm-up
     shortest, start = float("inf"), clock()
@@ -204,7 +216,7 @@ def cache_file() -> Path:
 
 def _key() -> str:
     """Cache key with everything the measurements depend on, since home folders are shared between machines."""
-    return f"{_processor()}, {THREADS} threads, torch {torch.__version__}"
+    return f"{_processor()}, {THREADS} threads, torch {torch.__version__}, {METHOD}"
 
 
 def _processor() -> str:
