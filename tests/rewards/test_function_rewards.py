@@ -174,5 +174,5 @@ def test_whole_solutions_as_answers_are_remarked(tmp_path: Path):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     [remark] = calibrate(File(str(file), held_out=0.0), seed=0)
     assert "requires the whole solution text" in remark
-    assert "--task.reward.last-number or --task.reward.type MathVerify" in remark
+    assert "task.reward.last_number, or put MathVerify in task.reward" in remark
     assert calibrate(File(str(file), reward=ExactMatch(last_number=True), held_out=0.0), seed=0) == []

@@ -122,7 +122,7 @@ class LengthExplosion:
     why: ClassVar[str] = (
         "completions grow until they are cut off: the reward favours length, or does not reward stopping"
     )
-    remedy: ClassVar[str] = "a penalty on overlong completions: --algorithm.shape.type SoftOverlong"
+    remedy: ClassVar[str] = "a penalty on overlong completions: SoftOverlong in algorithm.shape"
 
     @property
     def when(self) -> str:

@@ -24,8 +24,8 @@ class DeadGroups:
         "completions of a group with equal rewards have no advantage: they cost sampling and teach nothing"
     )
     remedy: ClassVar[str] = (
-        "easier problems or a larger training.group_size, so that some completion is right; KeepMixed (--algorithm "
-        "dapo) draws other prompts in their place"
+        "easier problems or a larger training.group_size, so that some completion is right; KeepMixed in "
+        "algorithm.keep, as in DAPO, draws other prompts in their place"
     )
 
     @property

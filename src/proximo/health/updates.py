@@ -20,7 +20,8 @@ class SamplerGap:
     show: ClassVar[str] = "gap"
     why: ClassVar[str] = "completions come from a different policy than the one being updated: the gradient is biased"
     remedy: ClassVar[str] = (
-        "sample with newer weights and in the learner's precision; otherwise --algorithm.correct.type TokenTruncated"
+        "sample with newer weights and in the learner's precision; otherwise correct for it with TokenTruncated in "
+        "algorithm.correct"
     )
 
     @property

@@ -589,7 +589,7 @@ def test_tokens_that_are_far_apart_are_not_an_equal_budget(copied):
     assert budget(1000, 1051, 1000) == (
         False,
         "of 1,000 generated tokens grpo-2 seed 0 sampled 1,000 and grpo seed 0 1,051 to finish a step: "
-        "give more --tokens, or smaller steps",
+        "give a larger budget of tokens, or smaller steps",
     )
     assert budget(1000, 1400, 1400)[0]  # both as much too many
     assert budget(1000, 999, 1000) == (False, "grpo seed 0 sampled 999")

@@ -22,7 +22,7 @@ def test_a_band_for_long_completions_is_told_of_short_ones_once(algorithm):
     assert "−0.0003 / +0.0004 blocked 69% of the tokens in the first 5 steps" in line
     assert "with 3.01 tokens its standard deviation is 0.007" in line
     # Four times 0.007 is 80 times the mean of the two edges: 0.024 and 0.032, to one digit.
-    assert "--algorithm.gate.low 0.02 --algorithm.gate.high 0.03, about 4 times that, would fit" in line
+    assert "algorithm.gate.low = 0.02 and algorithm.gate.high = 0.03, about 4 times that, would fit" in line
     assert said(algorithm, [SHORT] * (STEPS - 1)) == []
 
 

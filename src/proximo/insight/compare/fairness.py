@@ -125,7 +125,7 @@ def _budget(plan: ComparisonPlan, runs: Sequence[Run]) -> Check:
     if not uneven and most.tokens - least.tokens > EVEN * budget.amount:
         uneven = [
             f"of {budget} {least.job} sampled {least.tokens:,} and {most.job} {most.tokens:,} to finish a step: give "
-            "more --tokens, or smaller steps"
+            "a larger budget of tokens, or smaller steps"
         ]
     over = most.tokens / budget.amount - 1
     return Check("budget", not uneven, "; ".join(uneven) or f"{budget}, and {over:.1%} more at most to finish a step")

@@ -115,7 +115,7 @@ def _lost_rows(run: RunFolder) -> Iterator[Finding]:
                 continue
             for message in _shorter(run.path, stamps, point, inside):
                 yield _damaged_file(
-                    message, "restore the complete file, or resume without those rows: --accept-lost-rows"
+                    message, "restore the complete file, or resume without those rows (accept_lost_rows)"
                 )
             break
 

@@ -183,7 +183,7 @@ def _disk(folder: Path) -> Iterator[Part]:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".proximo-doctor-"):
             yield Part("writing", "ok", f"into {place.absolute()}")
     except OSError as error:
-        yield Part("writing", "problem", f"not into {place.absolute()}, {error.strerror}: give --run another folder")
+        yield Part("writing", "problem", f"not into {place.absolute()}, {error.strerror}: choose another run folder")
     free = shutil.disk_usage(place).free
     yield Part("disk", "ok" if free >= LEAST_FREE else "problem", f"{_gigabytes(free)} free")
 

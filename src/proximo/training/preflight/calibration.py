@@ -88,7 +88,7 @@ def _whole_solutions(task: Task, right: Sequence[Probe]) -> list[str]:
     return [
         f"calibration: {wrong[0].problem.id}: the grader requires the whole solution text, and {short(wrong[0].text)} "
         "after its '####' alone is wrong; to grade the final answer set "
-        "--task.reward.last-number or --task.reward.type MathVerify"
+        "task.reward.last_number, or put MathVerify in task.reward"
     ]
 
 

@@ -43,6 +43,6 @@ class BandWatch:
         return (
             f"the clip range −{self._edges[0]:.2g} / +{self._edges[1]:.2g} blocked {blocked:.0%} of the tokens in the "
             f"first {STEPS} steps: the ratio is a mean over a completion's tokens, and with {length:.3g} tokens its "
-            f"standard deviation is {spread:.2g}. This slows learning; --algorithm.gate.low {low:g} "
-            f"--algorithm.gate.high {high:g}, about {WIDER} times that, would fit these lengths"
+            f"standard deviation is {spread:.2g}. This slows learning; algorithm.gate.low = {low:g} "
+            f"and algorithm.gate.high = {high:g}, about {WIDER} times that, would fit these lengths"
         )
