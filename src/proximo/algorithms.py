@@ -93,7 +93,7 @@ class Algorithm:
     weights: Weights = field(default_factory=SequenceMean)
     """10. What a token counts for."""
     extra: Extra | tuple[Extra, ...] | None = None
-    """11. Terms beside the policy's own. A tuple adds several."""
+    """11. Terms added to the policy's loss. A tuple adds several."""
 
     def __post_init__(self) -> None:
         for stage, traits in TRAITS.items():

@@ -77,8 +77,8 @@ def test_the_help_names_what_can_be_added(capsys):
         given(GRPO, "--help")
     lines = [line.strip() for line in capsys.readouterr().out.splitlines() if ".add " in line]
     assert lines == [
-        "--shape.add {SoftOverlong,LinearOverlong,KlReward} or FILE.py:NAME  (one more, after what is there)",
-        f"--extra.add {{{EXTRAS.replace(', ', ',')}}} or FILE.py:NAME  (one more, after what is there)",
+        "--shape.add {SoftOverlong,LinearOverlong,KlReward} or FILE.py:NAME  (adds one more)",
+        f"--extra.add {{{EXTRAS.replace(', ', ',')}}} or FILE.py:NAME  (adds one more)",
     ]
 
 

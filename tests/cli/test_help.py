@@ -1,5 +1,6 @@
 """Help: every command has it, it names every flag, and it needs no torch."""
 
+import re
 import subprocess
 import sys
 
@@ -24,6 +25,13 @@ def helped(arguments: list[str], capsys) -> str:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command, flag, capsys):
     assert helped([command, flag], capsys).startswith("usage: proximo ")
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each != "tasks"])
+def test_help_has_examples_and_says_what_each_option_is(command, capsys):
+    text = helped([command, "--help"], capsys)
+    assert "\nexamples:\n  proximo " in text
+    assert re.search(r"│ --\S+ \S+ +(│\n│ +)?\(default", text) is None  # nothing but a default
 
 
 def test_help_stands_behind_other_flags_too(capsys):

@@ -12,7 +12,7 @@ class BenchOptions:
     only: tuple[str, ...] = ()
     """Rows to measure. Empty: all rows for this device."""
     steps: int = 5
-    """Measured turns, after the comparison of numbers and the warm-up."""
+    """Measured repetitions, after the comparison of numbers and the warm-up."""
     warmup: int = 1
     device: str = "auto"
     peers: tuple[str, ...] = ("best", "default", "static")
@@ -20,7 +20,7 @@ class BenchOptions:
     ablate: bool = False
     """Whether to switch our own techniques off one by one instead of measuring TRL."""
     token_budget: int | None = None
-    """Tokens per forward pass on our side. None: as in a run."""
+    """Tokens per forward pass of Proximo. None: as in a run."""
     peer_rows: int | None = None
     """Rows of TRL's micro-batch at its best settings. None: the workload's, halved while memory runs out."""
     threads: int = 1
@@ -44,14 +44,19 @@ def parsed(arguments: Sequence[str], tables: Sequence[tuple[str, str]], prog: st
     parser = argparse.ArgumentParser(
         prog=prog,
         description=f"Measure Proximo, and TRL's GRPOTrainer for comparison if it is installed.\n\ntables:\n{listed}",
+        epilog=f"examples:\n  {prog} rollout --peers none\n  {prog} step --steps 10 --device cuda",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     default = BenchOptions()
     parser.add_argument("table", choices=[name for name, _ in tables], help="table to measure")
     parser.add_argument("--only", nargs="+", default=(), metavar="ROW", help="measure only these rows")
-    parser.add_argument("--steps", type=int, default=default.steps, help="measured turns (default 5)")
-    parser.add_argument("--warmup", type=int, default=default.warmup, help="warm-up turns (default 1)")
-    parser.add_argument("--device", default=default.device, help="device: auto, cpu or cuda")
+    parser.add_argument(
+        "--steps", type=int, default=default.steps, metavar="N", help="measured repetitions (default: 5)"
+    )
+    parser.add_argument(
+        "--warmup", type=int, default=default.warmup, metavar="N", help="repetitions before measuring (default: 1)"
+    )
+    parser.add_argument("--device", default=default.device, help="device: auto, cpu or cuda (default: auto)")
     parser.add_argument(
         "--peers",
         nargs="+",
@@ -59,11 +64,16 @@ def parsed(arguments: Sequence[str], tables: Sequence[tuple[str, str]], prog: st
         metavar="SETTING",
         help=f"TRL settings: {', '.join(PEERS)}, or none",
     )
-    parser.add_argument("--ablate", action="store_true", help="switch our techniques off one by one instead")
-    parser.add_argument("--token-budget", type=int, help="tokens per forward pass on our side")
-    parser.add_argument("--peer-rows", type=int, help="rows of TRL's micro-batch at its best settings")
-    parser.add_argument("--threads", type=int, default=default.threads, help="CPU threads (default 1)")
-    parser.add_argument("--results", default=default.results, help="folder for the JSON file")
+    parser.add_argument("--ablate", action="store_true", help="instead of TRL, measure Proximo with each technique off")
+    parser.add_argument("--token-budget", type=int, metavar="N", help="tokens per forward pass of Proximo")
+    parser.add_argument("--peer-rows", type=int, metavar="N", help="rows of TRL's micro-batch at its best settings")
+    parser.add_argument("--threads", type=int, default=default.threads, metavar="N", help="CPU threads (default: 1)")
+    parser.add_argument(
+        "--results",
+        default=default.results,
+        metavar="DIR",
+        help="folder for the JSON file (default: benchmarks/results)",
+    )
     given = vars(parser.parse_args(list(arguments)))
     table = given.pop("table")
     peers = () if list(given["peers"]) == ["none"] else tuple(given["peers"])

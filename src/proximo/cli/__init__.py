@@ -44,7 +44,7 @@ Train language models by reinforcement learning, and see what each update did.
                        diagnose a run and say what to do first; without RUN, check this installation
   proximo report RUN [--out FILE.html] [--load-code]
                        write one self-contained HTML page: curves, completions, findings, how to repeat the run
-  proximo bench TABLE [--only ROW ...] [--steps N] [--peers SETTING ... | none] [--ablate] [--field VALUE ...]
+  proximo bench TABLE [--only ROW ...] [--steps N] [--peers SETTING ... | none] [--ablate]
                        measure rollout, train, step, memory or growth, next to TRL and the machine's limits
   proximo tasks        list the tasks, with an example of each
   proximo explain NAME [--stage.field VALUE ...]
@@ -64,6 +64,11 @@ EXPLAIN_USAGE = """usage: proximo explain NAME [--stage.field VALUE ...] [--stag
 Explain an algorithm choice by choice: its objective, its stages, the source of each choice, and what TRL and verl
 do. Flags change choices (proximo explain grpo --gate.high 0.28); proximo explain NAME --help lists them.
 --all prints a table of all algorithms.
+
+examples:
+  proximo explain dapo
+  proximo explain grpo --gate.type SoftGate
+  proximo explain --all
 """
 
 STAGES = ("sft", "reward-model", "dpo")

@@ -33,7 +33,8 @@ def base_config(arguments: list[str]) -> RunConfig:
 def naming_flags(command: str) -> str:
     """For the help: what names a config as a whole, which is no field of it."""
     lines = [
-        f"base config: proximo {command} [PRESET | run.toml] [--algorithm NAME] [--reward-model DIR] [--field VALUE]",
+        f"base config (proximo {command} [PRESET | run.toml]):",
+        "  run.toml              config file, such as the config.toml of a run folder",
         f"  --algorithm NAME      one of {', '.join(card.name for card in explain.CARDS)}",
         "  --reward-model DIR    add a reward model; --rewards.task is the weight of the task's outcome",
         "presets (the first is the default):",

@@ -20,12 +20,15 @@ from proximo.plain_text import visible
 Value = TypeVar("Value")
 
 
-def changed(default: Value, flags: Sequence[str], *, prog: str, description: str, help_more: str = "") -> Value:
+def changed(
+    default: Value, flags: Sequence[str], *, prog: str, description: str, usage: str = "", help_more: str = ""
+) -> Value:
     """A frozen value with some fields changed, like `--gate.high 0.2`; remarks on unusual choices go to stderr.
 
     `--gate.type SoftGate` puts another piece in a field's place, with its defaults; `--shape.type None` takes it away
     where a field may be empty; `--extra.add EntropyBonus` adds one to what is there; `--gate.type my_file.py:MyGate`
-    takes a class of the user's own where the field's union is open. `help_more` ends the help.
+    takes a class of the user's own where the field's union is open. In the help, `usage` follows the command's name,
+    and `help_more` comes last.
     """
     # Imported late, because it takes seconds, and a list of commands or a refusal does not need it.
     from proximo.algorithms import UnusualChoice
@@ -35,7 +38,7 @@ def changed(default: Value, flags: Sequence[str], *, prog: str, description: str
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UnusualChoice)
         try:
-            value = parsed(default, flags, prog, description)
+            value = parsed(default, flags, prog, usage, description)
         except ValueError as error:
             refuse(str(error))
         except SystemExit as stopped:
@@ -66,7 +69,7 @@ def _types(value: object, path: str) -> Iterator[str]:
         here = f"{path}-{field.name.replace('_', '-')}" if path == "-" else f"{path}.{field.name.replace('_', '-')}"
         held, names = vars(value)[field.name], [each.__name__ for each in classes(kind)]
         own = f" or {FORM}" * bool(protocols(kind))
-        add = f"  {here}.add {{{','.join(names)}}}{own}  (one more, after what is there)"
+        add = f"  {here}.add {{{','.join(names)}}}{own}  (adds one more)"
         several = bool(names) and _holds_several(kind)
         names += ["None"] if names and NoneType in union_members(kind) else []
         if len(names) > 1 or own:

@@ -18,7 +18,7 @@ NUMBERS = (
 """What Python says of text that is no number, and what a person is told."""
 
 
-def parsed(default: Value, flags: Sequence[str], prog: str, description: str) -> Value:
+def parsed(default: Value, flags: Sequence[str], prog: str, usage: str, description: str) -> Value:
     """The value with the fields changed that the flags name; ValueError says in one line what is wrong. Help is printed
     and ends in SystemExit(0)."""
     # Imported late, because it takes a second, and a list of commands or a refusal does not need it.
@@ -34,7 +34,7 @@ def parsed(default: Value, flags: Sequence[str], prog: str, description: str) ->
                 type(default),
                 default=default,
                 args=list(flags),
-                prog=prog,
+                prog=f"{prog} {usage}".strip(),
                 description=description,
                 config=(tyro.conf.AvoidSubcommands,),
                 registry=closed_unions(raised),

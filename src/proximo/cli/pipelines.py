@@ -11,6 +11,17 @@ from proximo.door.folders import suit_attempt
 from proximo.models import pick_device
 from proximo.training.pipeline import PipelineConfig, pipeline
 
+HELP = """arguments of the command itself:
+  pipeline.toml       config file, such as the config.toml of a pipeline's folder
+  --run DIR           folder of the pipeline; the same command with the same folder resumes it
+  --accept-lost-rows  on resume: continue although metrics.jsonl or ledger.jsonl has lost rows
+  --dry-run           print the config and the stages without starting them
+  --json              print the results as JSON on stdout
+examples:
+  proximo train {name}
+  proximo train {name} --run runs/demo --seed 1
+"""
+
 
 def run(
     name: str, default: PipelineConfig, arguments: list[str], *, folder: str | None, as_json: bool, dry_run: bool
@@ -20,8 +31,10 @@ def run(
     config = changed(
         _from_file(arguments, default),
         arguments,
-        prog=f"proximo train {name} [pipeline.toml] [--run DIR] [--accept-lost-rows] [--json] [--dry-run]",
+        prog=f"proximo train {name}",
+        usage="[pipeline.toml] [--run DIR]",
         description="Fine-tune, train a reward model, then train on it, on a task whose true reward is known.",
+        help_more=HELP.format(name=name),
     )
     if dry_run:
         try:

@@ -21,6 +21,7 @@ class Dpo:
     rejected one."""
 
     beta: float = 0.1
+    """Strength of the implicit KL to the reference: smaller values let the policy move further."""
     label_smoothing: float = 0.0
     """Assumed share of pairs that are ranked the wrong way round."""
     averages: ClassVar[bool] = False
@@ -47,6 +48,7 @@ class Ipo:
     """
 
     beta: float = 0.1
+    """Strength of the implicit KL to the reference: the target margin is 1/(2·beta)."""
     averages: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

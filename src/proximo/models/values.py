@@ -47,7 +47,7 @@ class OwnLayers:
     """How much faster than the policy it learns unless told otherwise: its head starts from nothing, its layers from
     another purpose."""
     layers: int = 1
-    """Of the policy's last ones, copied."""
+    """Number of the policy's last layers that are copied."""
 
     def __post_init__(self) -> None:
         if self.layers < 1:

@@ -27,25 +27,25 @@ class PythonFunction(metaclass=_TakesFunctions):
 
     Columns are the data set's, the answer and the completions' token ids (`completion_ids`), as in TRL.
     Completions are strings, or lists of messages where the prompt is a conversation. A call has one group's
-    completions, and runs in a process of its own: whatever it does there, the run goes on, and what it leaves
+    completions, and runs in a process of its own: whatever it does there, the run continues, and what it leaves
     unscored takes no part in training. It may be replaced at any time, so a function that keeps a state of its own
     is not the same after a resume. Random numbers that it draws are: they are seeded with what it is asked.
     """
 
     path: str
-    """package.module:function, or path/to/file.py:function. From Python a function itself is taken too, if a process of
-    its own can find it: it must stand in a file, outside of any other function or class."""
+    """Function to call: package.module:function, or path/to/file.py:function.
+    In Python, the function itself may be given if it is defined at the top level of a file."""
     seconds: float = 10.0
-    """For one call; then its process is killed, and its completions are tried one by one, each as long."""
+    """Time limit for one call in seconds; after it each completion is tried alone with the same limit."""
     memory_mb: int = 4096
-    """Of its own data, before it gets a MemoryError. Memory that it shares with others is not counted; where the
-    machine runs out of it, the kernel ends this process before the trainer."""
+    """Memory limit for the function's own data, above which it gets a MemoryError. Shared memory is not counted.
+    If the machine itself runs out of memory, the kernel kills this process before the trainer."""
     siblings: bool = False
-    """It compares a group's completions with each other. Where it fails none of them is tried alone, which would be
-    another question: the whole group is unscored."""
+    """Whether the function compares the completions of a group. If it fails, the whole group is unscored, since
+    completions cannot be tried alone."""
     reward_range: tuple[float, float] | None = None
-    """What it gives to a wrong and to a right answer, such as 0 and 1: length penalties are measured in half the
-    distance. None: not known, and a length penalty counts as if it were -1 and 1."""
+    """Rewards of a wrong and of a right answer, such as 0 and 1; the unit of length penalties is half their distance.
+    None: not known, and length penalties assume -1 and 1."""
 
     needs_answer = False
 

@@ -29,13 +29,13 @@ class GivenFunction:
     """
 
     name: str
-    """What the function is called; names its part of the reward."""
+    """Name of the function, which names its part of the reward."""
     code: str
     """Fingerprint of the function's code. A resume with another function is refused unless that is allowed."""
     siblings: bool = False
-    """It compares a group's completions with each other: where it fails the whole group is unscored."""
+    """Whether the function compares the completions of a group. If it fails, the whole group is unscored."""
     reward_range: tuple[float, float] | None = None
-    """What it gives to a wrong and to a right answer, such as 0 and 1, for length penalties. None: not known."""
+    """Rewards of a wrong and of a right answer, such as 0 and 1, for length penalties. None: not known."""
 
     needs_answer = False
 

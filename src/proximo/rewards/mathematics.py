@@ -21,7 +21,7 @@ class MathVerify:
     """
 
     seconds: float = 5.0
-    """For one completion; then sympy is killed."""
+    """Time limit for one completion in seconds."""
 
     needs_answer = True
     reward_range = (0.0, 1.0)

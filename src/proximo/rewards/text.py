@@ -20,10 +20,10 @@ _NUMBER = re.compile(r"(?:(?<![\d.)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+
 
 @dataclass(frozen=True)
 class ExactMatch:
-    """1 where the completion says the answer, else 0. Spaces around either do not count."""
+    """1 if the completion equals the answer, else 0; surrounding spaces are ignored."""
 
     last_number: bool = False
-    """Compare the last number in the completion with the last number in the answer: 1,000 and 1000.0 are equal."""
+    """Whether to compare only the last numbers of completion and answer: 1,000 and 1000.0 are equal."""
 
     needs_answer = True
     reward_range = (0.0, 1.0)
@@ -49,11 +49,11 @@ class FormatReward:
     """1 where the whole completion matches a regular expression, else 0."""
 
     pattern: str
-    """Python's syntax; (?s) at its start lets a dot match line breaks."""
+    """Regular expression in Python's syntax; (?s) at its start lets a dot match line breaks."""
 
     seconds: float = 5.0
-    """For one group; then the search is killed, and its completions are tried one by one, each as long. Some patterns
-    take for ever on some texts."""
+    """Time limit for one group in seconds; after it each completion is tried alone with the same limit.
+    Some patterns never finish on some texts."""
 
     needs_answer = False
     reward_range = (0.0, 1.0)

@@ -33,18 +33,18 @@ class SamplingOptions:
     """
 
     temperature: float = 1.0
-    """Logits are divided by it; 0 is greedy: the most likely token, whose log-prob is then 0."""
+    """Sampling temperature, by which logits are divided. 0: greedy, the most likely token, whose log-prob is then 0."""
     top_p: float = 1.0
-    """Draw from the smallest set of most likely tokens that holds this mass; 1 keeps all."""
+    """Probability mass of the smallest set of most likely tokens to draw from (nucleus sampling). 1: all tokens."""
     top_k: int | None = None
-    """Draw from this many most likely tokens; None keeps all."""
+    """Number of most likely tokens to draw from. None: all tokens."""
     min_p: float = 0.0
-    """Leave out tokens less likely than this share of the most likely one; 0 keeps all."""
+    """Smallest probability to draw from, as a share of the most likely token's. 0: all tokens."""
     max_tokens: int = 256
-    """A completion that has not ended by itself is cut here."""
+    """Maximum tokens of a completion; one that has not ended by then is cut."""
     stop: tuple[str, ...] = ()
-    """Strings that end a completion; its text is cut before them, its tokens are not. They are looked for in that text,
-    which has no special tokens: one between the two halves of a stop string does not hide it."""
+    """Strings that end a completion; its text is cut before them, its tokens are not.
+    The text has no special tokens, so that a stop string is found even if such a token splits it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):

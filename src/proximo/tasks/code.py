@@ -31,6 +31,7 @@ class Code:
     path: str
     """A .jsonl or .parquet file."""
     prompt_column: str = "prompt"
+    """Column with the prompt."""
     tests_column: str = "tests"
     """Column with the tests: a list of objects, or its JSON.
     An object has input and output (stdin and stdout); or arguments and result, if the row names a function."""

@@ -24,6 +24,7 @@ class File:
     path: str
     """A .jsonl or .parquet file."""
     prompt_column: str = "prompt"
+    """Column with the prompt."""
     answer_columns: tuple[str, ...] = ("answer", "solution", "ground_truth", "label")
     """Columns that may hold the answer; the first one present is used. `a.b` reads field b of column a."""
     reward: Reward | None = field(default_factory=ExactMatch)

@@ -13,6 +13,14 @@ from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
 from proximo.types import Request
 
+HELP = """arguments of the command itself:
+  MODEL   folder, run folder, checkpoint, hub id or model name
+  --chat  put each line into the tokenizer's chat template as a user's turn; without it a line is the prompt as it is
+examples:
+  proximo chat tiny-arithmetic --max-tokens 8
+  proximo chat runs/a --chat --temperature 0 < questions.txt
+"""
+
 
 def run(arguments: list[str]) -> int:
     """Complete each line independently until the input ends; exit status 1 if a line could not be completed."""
@@ -22,9 +30,10 @@ def run(arguments: list[str]) -> int:
     options = changed(
         SamplingOptions(),
         arguments,
-        prog="proximo chat MODEL [--chat]",
-        description="Generate a completion for each line of the input, independently. A line is the prompt as it is, "
-        "or, with --chat, a user's turn in the tokenizer's chat template.",
+        prog="proximo chat",
+        usage="MODEL [--chat]",
+        description="Generate a completion for each line of the input. Lines are independent of each other.",
+        help_more=HELP,
     )
     model, tokenizer = open_model(name)
     if as_chat and tokenizer.chat_template is None:

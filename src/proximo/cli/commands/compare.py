@@ -43,10 +43,6 @@ USAGE = """usage: proximo compare [five | PRESET | run.toml ...] [--algorithms A
 Train each algorithm or config with each seed, on one task and with an equal budget, and report which differences are
 more than noise. All runs of a seed get the same prompts and random numbers, so their first rollouts are equal.
 
-  proximo compare five                                   PPO, GRPO, DAPO, GSPO and SAPO on the demo's task
-  proximo compare --algorithms grpo,gspo --updates 200   named algorithms on the demo's task, or on one config
-  proximo compare mine.toml yours.toml --tokens 500000   any configs; the first is the baseline
-
   --seeds N      number of seeds, counting up from the config's own (default: 3)
   --tokens N     budget: each run ends with the step in which it has sampled N tokens for training
   --updates N    budget: N optimizer updates per run; without either, the budget that the configs share
@@ -57,6 +53,11 @@ more than noise. All runs of a seed get the same prompts and random numbers, so 
   --dry-run      print what would be run without starting it
   --json         print compare.json on stdout
   --field VALUE  any field of `proximo train` except --steps and --max-generated-tokens, for all runs
+
+examples:
+  proximo compare five                                   PPO, GRPO, DAPO, GSPO and SAPO on the demo's task
+  proximo compare --algorithms grpo,gspo --updates 200   named algorithms on the demo's task, or on one config
+  proximo compare mine.toml yours.toml --tokens 500000   any configs; the first is the baseline
 """
 SECONDS = 2.0
 """Seconds between two looks at the progress of the runs."""

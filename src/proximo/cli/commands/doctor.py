@@ -18,6 +18,8 @@ from proximo.plain_text import visible
 
 USAGE = """usage: proximo doctor [RUN] [--json]
 
+Diagnose a run, or check this installation.
+
 With a run folder: report problems that its metrics show, with the evidence, the first thing to do and where to look;
 then its events, and whether its files are intact. Problems that are over are listed but do not count.
 Exit status: 0 no problems, 3 warnings, 4 the run is failing.
@@ -25,6 +27,10 @@ Exit status: 0 no problems, 3 warnings, 4 the run is failing.
 Without RUN: report what is installed and what this machine can use. Exit status: 0, or 3 if runs would fail.
 
 --json  print the report as JSON
+
+examples:
+  proximo doctor
+  proximo doctor runs/a
 """
 STATUS = {None: 0, "warning": 3, "failing": 4}
 STYLES = {"failing": "bold red", "warning": "yellow", "ok": "green", "absent": "dim", "problem": "bold red"}

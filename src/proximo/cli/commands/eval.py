@@ -9,6 +9,15 @@ from proximo.door.evaluating import evaluated, own_evaluation
 from proximo.storage.lines import plain
 from proximo.training.rl.progress import measure, share
 
+HELP = """arguments of the command itself:
+  MODEL   folder, run folder, checkpoint, hub id or model name; a run folder brings the settings of its run
+  --json  print the result as JSON on stdout
+examples:
+  proximo eval tiny-arithmetic
+  proximo eval runs/a --problems 200 --samples 8
+  proximo eval DIR --task.type File --task.path problems.jsonl
+"""
+
 
 def run(arguments: list[str]) -> int:
     disable_progress_bar()
@@ -21,7 +30,12 @@ def run(arguments: list[str]) -> int:
     if source is not None:
         say(source)
     config = changed(
-        own, arguments, prog="proximo eval", description="Measure a model's accuracy on held-out problems."
+        own,
+        arguments,
+        prog="proximo eval",
+        usage="MODEL [--json]",
+        description="Measure a model's accuracy on a task's held-out problems.",
+        help_more=HELP,
     )
     try:
         result, failures = evaluated(name, config)

@@ -14,6 +14,10 @@ its checkpoints, or the folder or hub id of a LoRA adapter in peft's format. OUT
 --dtype DTYPE  data type of the written weights (default: float32). bfloat16 takes half the space, but rounds away
                changes that are much smaller than the weights; the command says how much
 --json         print the result as JSON
+
+examples:
+  proximo merge runs/lora merged
+  proximo merge runs/lora/checkpoints/step-000100 merged --dtype bfloat16
 """
 
 

@@ -6,14 +6,23 @@ from dataclasses import asdict
 from proximo.cli.flags import changed, refuse, take, take_switch
 from proximo.training.offline.pairs import Counts, PairsConfig, write_pairs
 
+HELP = """flags of the command itself:
+  --json  print the counts as JSON on stdout
+examples:
+  proximo pairs runs/a --out pairs.jsonl
+  proximo pairs runs/a --out new.jsonl --steps 100:200 --old pairs.jsonl
+"""
+
 
 def run(arguments: list[str]) -> int:
     as_json = take_switch(arguments, "--json")
     config = changed(
         _named(arguments),
         arguments,
-        prog="proximo pairs RUN --out PAIRS.jsonl [--json]",
+        prog="proximo pairs",
+        usage="RUN --out PAIRS.jsonl [--json]",
         description="Rank a run's completions: one ranking for each prompt whose completions differ in their outcome.",
+        help_more=HELP,
     )
     try:
         counts = write_pairs(config)

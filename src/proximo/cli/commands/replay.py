@@ -25,10 +25,12 @@ from proximo.storage.folders import whole_file
 
 USAGE = """usage: proximo replay RUN --step N [--as NAME ...] [--pass N] [--model DIR] [--out TOKENS.parquet] [--json]
 
-Recompute a stored step under the run's own algorithm and under others: policy loss, clipped and gated tokens, tokens
-that flip, where the gradient lies, and cosines between the gradients with respect to the log-probs. Classes of your
-own that the run's config names are loaded, if their files are outside run folders and unchanged since the run.
+Recompute a stored step under the run's own algorithm and under others, and compare: policy loss, clipped and gated
+tokens, tokens that flip (have a gradient under one of the two only), where the gradient lies, and cosines between
+the gradients with respect to the log-probs.
+Classes of your own that the run's config names are loaded, if their files are outside run folders and unchanged.
 
+--step N       step to recompute; its rollouts must be in the run folder.
 --as NAME      algorithm to replay the step under: its name in `proximo explain --all`, or a .toml file with a run's
                config or an algorithm. May be repeated. Default: ppo, grpo, dapo, gspo and sapo.
 --pass N       pass over the step's data, counted from 0 (default: the last).
@@ -37,6 +39,10 @@ own that the run's config names are loaded, if their files are outside run folde
                after step N, with which step N+1 began.
 --out FILE     write one row per token and algorithm: state, ratio, gate, weight, advantage, gradient.
 --json         print the numbers as JSON on stdout.
+
+examples:
+  proximo replay runs/a --step 10
+  proximo replay runs/a --step 10 --as dapo --as mine.toml --out tokens.parquet
 """
 
 

@@ -16,6 +16,10 @@ running. The page goes to RUN/report.html, or to FILE.html, and its path is prin
 --load-code      load the classes of your own that the run's config names, which executes their files; without it
                  such a config is shown as text
 --json           print the run's results as JSON instead of the path
+
+examples:
+  proximo report runs/a
+  proximo report runs/a --out a.html
 """
 
 

@@ -20,6 +20,16 @@ from proximo.training.config import RunConfig
 from proximo.training.selfcheck.checks import Check
 from proximo.training.selfcheck.selfcheck import selfcheck
 
+SELFCHECK_FLAGS = """flags of the command itself:
+  --json                print the checks as JSON on stdout
+exit status: 0 if every check passes, 1 if one fails
+"""
+
+EXAMPLES = """examples:
+  proximo selfcheck
+  proximo selfcheck run.toml --model DIR
+"""
+
 
 def run(arguments: list[str]) -> int:
     """Exit status: 0 if every check passes, 1 if one fails."""
@@ -29,8 +39,9 @@ def run(arguments: list[str]) -> int:
         base_config(arguments),
         arguments,
         prog="proximo selfcheck",
+        usage="[PRESET | run.toml] [--algorithm NAME]",
         description="Check on a few completions that model, task and algorithm work together. Nothing is written.",
-        help_more=f"--json prints the checks as JSON\n{naming_flags('selfcheck')}",
+        help_more=f"{SELFCHECK_FLAGS}{naming_flags('selfcheck')}\n{EXAMPLES}",
     )
     start = time.perf_counter()
     checks = _checks(config)

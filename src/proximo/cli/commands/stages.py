@@ -23,6 +23,29 @@ from proximo.training.runfolder.resume import Attempt
 
 Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
 
+STAGE_FLAGS = """arguments of the command itself:
+  DATA                  .jsonl or .parquet file to train on, in the place of --data.path
+  config.toml           config file, such as the config.toml of a run folder
+  --run DIR             run folder; the same command with the same folder resumes the run
+  --allow-change FIELD  on resume: permit this field to differ from the original run
+  --accept-lost-rows    on resume: continue although metrics.jsonl or ledger.jsonl has lost rows
+  --skip-bad            skip bad rows of a data file instead of refusing it
+  --json                print the result as JSON on stdout, progress on stderr
+examples:
+"""
+
+EXAMPLES = {
+    "sft": """  proximo sft demonstrations.jsonl --model DIR --run runs/sft
+  proximo sft --data.task.type Countdown --fit.epochs 2
+""",
+    "reward-model": """  proximo reward-model pairs.jsonl --model runs/sft --run runs/judge
+  proximo train --reward-model runs/judge --rewards.task 0
+""",
+    "dpo": """  proximo dpo pairs.jsonl --model runs/sft --run runs/dpo
+  proximo dpo pairs.jsonl --loss.type Ipo --loss.beta 0.2
+""",
+}
+
 
 def run(command: str, arguments: list[str]) -> int:
     disable_progress_bar()  # transformers' own progress bars would mix with our lines
@@ -65,9 +88,10 @@ def run_stage(
     config = changed(
         _named(command, arguments, default, needs_data),
         arguments,
-        prog=f"proximo {command} [DATA.jsonl | DATA.parquet | config.toml] [--run DIR] [--allow-change FIELD ...] "
-        f"[{ACCEPT_LOST}] [--skip-bad] [--json]",
+        prog=f"proximo {command}",
+        usage=f"{'(DATA | config.toml)' if needs_data else '[DATA | config.toml]'} [--run DIR]",
         description=description,
+        help_more=f"{STAGE_FLAGS}{EXAMPLES[command]}",
     )
     if skip_bad:
         if not isinstance(config.data, DataFile):

@@ -37,6 +37,14 @@ TRAIN_FLAGS = """flags of the command itself:
   --json                print the result as JSON on stdout, progress on stderr
 """
 
+EXAMPLES = """examples:
+  proximo train                                         the default: GRPO on sums, a few minutes on a CPU
+  proximo train --algorithm dapo --steps 300 --run runs/dapo
+  proximo train run.toml --training.learning-rate 1e-6  a config file with one field changed
+  proximo train --model DIR --task.type File --task.path problems.jsonl --dry-run
+  proximo train --algorithm.gate.type SoftGate --help   the fields of another piece
+"""
+
 
 def run(arguments: list[str]) -> int:
     disable_progress_bar()  # transformers' own bars would run through ours
@@ -51,8 +59,9 @@ def run(arguments: list[str]) -> int:
         base_config(arguments),
         arguments,
         prog="proximo train",
+        usage="[PRESET | run.toml] [--algorithm NAME] [--run DIR]",
         description="Train a model by reinforcement learning.",
-        help_more=f"{TRAIN_FLAGS}{naming_flags('train')}",
+        help_more=f"{TRAIN_FLAGS}{naming_flags('train')}\n{EXAMPLES}",
     )
     if skip_bad:
         if not isinstance(config.task, File | Code):

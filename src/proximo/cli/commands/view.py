@@ -14,12 +14,16 @@ USAGE = """usage: proximo view [RUN | DIR] [--port N] [--no-browser] [--load-cod
 Serve a local web page about one run folder, or about all runs below a folder (default: ./runs). It shows curves of
 several runs in one chart, findings, settings and every token of every rollout, and follows runs in progress.
 
-The page is served on 127.0.0.1 only, and only to those who have the printed address. Ctrl-C stops it.
+The page is served on 127.0.0.1 only, and only at the printed address, which has a key. Ctrl-C stops it.
 
 --port N      port to use (default: any free port)
 --no-browser  do not open a browser
 --load-code   load the classes of your own that the runs' configs name, which executes their files; without it such a
               config is shown as text, and its rollouts are not replayed token by token
+
+examples:
+  proximo view
+  proximo view runs/a --no-browser --port 8000
 """
 
 

@@ -25,7 +25,9 @@ class GroupNormalized:
     """
 
     ddof: int = 1
+    """Delta degrees of freedom of the standard deviation: 1 divides by n − 1, 0 by n."""
     epsilon: float = 1e-6
+    """Small number added to the standard deviation."""
     by_group_std: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -61,7 +63,9 @@ class BatchScaled:
     """(R − mean of the group) / (std of all rewards in the batch + epsilon). Lite PPO."""
 
     ddof: int = 1
+    """Delta degrees of freedom of the standard deviation: 1 divides by n − 1, 0 by n."""
     epsilon: float = 1e-6
+    """Small number added to the standard deviation."""
 
     def __post_init__(self) -> None:
         _check_scale(self.ddof, self.epsilon)

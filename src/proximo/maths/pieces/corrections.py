@@ -31,6 +31,7 @@ class TokenTruncated:
     """min(w_t, cap): truncated importance sampling per token (TIS)."""
 
     cap: float = 2.0
+    """Largest weight of a token."""
 
     def __post_init__(self) -> None:
         _check_cap("TokenTruncated", self.cap)
@@ -44,6 +45,7 @@ class SequenceTruncated:
     """min(Π_t w_t, cap): one truncated weight for the whole completion."""
 
     cap: float = 2.0
+    """Largest weight of a completion."""
     reads: ClassVar[Literal["product"]] = "product"
 
     def __post_init__(self) -> None:
@@ -58,7 +60,9 @@ class SequenceMasked:
     """Π_t w_t if it lies in [low, high], otherwise 0: masked importance sampling (MIS)."""
 
     low: float = 0.5
+    """Smallest weight that is kept."""
     high: float = 2.0
+    """Largest weight that is kept."""
     reads: ClassVar[Literal["product"]] = "product"
 
     def __post_init__(self) -> None:
@@ -73,7 +77,9 @@ class IcePop:
     """w_t if it lies in [low, high], otherwise 0: tokens with too large a mismatch are left out."""
 
     low: float = 0.5
+    """Smallest weight that is kept."""
     high: float = 5.0
+    """Largest weight that is kept."""
 
     def __post_init__(self) -> None:
         _check_range("IcePop", self.low, self.high)
@@ -87,7 +93,9 @@ class GeometricRejection:
     """1 if the geometric mean of the row's w_t lies in [low, high], otherwise 0: completions are kept or rejected."""
 
     low: float = 0.999
+    """Smallest mean weight of a completion that is kept."""
     high: float = 1.001
+    """Largest mean weight of a completion that is kept."""
     reads: ClassVar[Literal["mean"]] = "mean"
 
     def __post_init__(self) -> None:

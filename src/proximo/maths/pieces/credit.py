@@ -26,6 +26,7 @@ class ReturnToGo:
     """The discounted sum of the rewards from this token on. REINFORCE++."""
 
     discount: float = 1.0
+    """Discount γ per token. 1: no discount."""
     per_token: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -45,7 +46,9 @@ class Gae:
     """
 
     discount: float = 1.0
+    """Discount γ per token. 1: no discount."""
     decay: float = 0.95
+    """λ of the policy's advantages, from 0 to 1."""
     length_adaptive: float | None = None
     """VAPO's α: λ = 1 − 1/(α·length) for each completion, 0 for short ones, instead of `decay`."""
     critic_decay: float | None = None
@@ -93,7 +96,9 @@ class ProcessNormalized:
     """
 
     ddof: int = 1
+    """Delta degrees of freedom of the standard deviation: 1 divides by n − 1, 0 by n."""
     epsilon: float = 1e-6
+    """Small number added to the standard deviation."""
     per_token: ClassVar[bool] = True
     needs_step_rewards: ClassVar[bool] = True
 
@@ -144,7 +149,9 @@ class TokenWhitened(_OfAnother):
     """(A − mean) / sqrt(variance + epsilon) over all sampled tokens of the batch, so long completions count more."""
 
     of: "SequenceAdvantage | ReturnToGo | Gae" = field(default_factory=Gae)
+    """Advantage that is whitened."""
     epsilon: float = 1e-8
+    """Small number added to the variance."""
 
     def __call__(self, feedback: Feedback) -> Credit:
         return self.over([feedback])[0]
@@ -163,7 +170,9 @@ class SequenceWhitened:
     """(A − mean) / sqrt(variance + epsilon) over the rows of the batch, each counting once."""
 
     of: SequenceAdvantage = field(default_factory=GroupNormalized)
+    """Advantage that is whitened."""
     epsilon: float = 1e-8
+    """Small number added to the variance."""
 
     def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
         advantages = _of_rows(self.of, feedback)
@@ -175,8 +184,11 @@ class SignScaled(_OfAnother):
     """A · positive where A > 0, A · negative where A < 0. Some implementations of SAPO scale advantages this way."""
 
     of: "SequenceAdvantage | ReturnToGo | Gae" = field(default_factory=GroupNormalized)
+    """Advantage that is scaled."""
     positive: float = 1.0
+    """Factor for advantages above 0."""
     negative: float = 1.0
+    """Factor for advantages below 0."""
 
     def __call__(self, feedback: Feedback) -> Credit:
         return self.over([feedback])[0]

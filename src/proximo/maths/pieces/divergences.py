@@ -85,6 +85,7 @@ class KlLoss:
     coefficient: float = 0.04
     """Strength of the term. 0: no term, and no reference model is kept."""
     estimator: Divergence = field(default_factory=K3)
+    """Estimator of the KL from sampled tokens."""
 
     def __post_init__(self) -> None:
         if self.coefficient < 0:

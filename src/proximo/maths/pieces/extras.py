@@ -23,6 +23,7 @@ class ValueLoss:
     """½·max((V − R)², (clip(V, V_old ± clip) − R)²): the value model's own objective, a token mean."""
 
     coefficient: float = 0.1
+    """Strength of the term."""
     clip: float | None = 0.2
     """Largest change of the value that counts. None: plain ½(V − R)²."""
     needs: ClassVar[tuple[Need, ...]] = ("values",)
@@ -52,6 +53,7 @@ class EntropyBonus:
     """−coefficient · entropy of each token's distribution, weighted like the policy term."""
 
     coefficient: float = 1e-3
+    """Strength of the term."""
     needs: ClassVar[tuple[Need, ...]] = ("entropy",)
 
     def term(self, rows: Rows) -> Float[Tensor, "B T"]:
@@ -67,6 +69,7 @@ class PositiveNll:
     """coefficient · NLL of the correct completions, a token mean over them alone. VAPO."""
 
     coefficient: float = 0.1
+    """Strength of the term."""
     above: float = 0.0
     """Outcomes above this count as correct; 0 fits outcomes of 0 and 1, and of −1 and 1."""
     needs: ClassVar[tuple[Need, ...]] = ("outcome",)
@@ -95,6 +98,7 @@ class RouterBalance:
     """
 
     coefficient: float = 0.001
+    """Strength of the term."""
     needs: ClassVar[tuple[Need, ...]] = ("router_logits",)
 
     def __post_init__(self) -> None:

@@ -30,7 +30,9 @@ class Clip:
     """min(r·A, clip(r, 1−low, 1+high)·A), and for A < 0 at least dual·A. PPO, equation 7."""
 
     low: float = 0.2
+    """Lower clip width: ratios are clipped at 1 − low."""
     high: float = 0.2
+    """Upper clip width: ratios are clipped at 1 + high."""
     dual: float | None = None
     """Dual clip: bounds the loss of tokens with A < 0 and a very large ratio. None: unbounded, as in the papers."""
 
@@ -78,9 +80,11 @@ class SoftGate:
     """
 
     tau_pos: float = 1.0
+    """Temperature for A > 0."""
     tau_neg: float = 1.05
     """Temperature for A ≤ 0. Larger than tau_pos in the paper, so that these tokens fade faster."""
     normalised: bool = True
+    """Whether to multiply by 4/τ, which makes the gradient at r = 1 the usual one."""
     fades: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -150,7 +154,9 @@ class GeometricClip:
     """
 
     low: float = 0.4
+    """Lower clip width of the log-ratio."""
     high: float = 0.4
+    """Upper clip width of the log-ratio."""
     pools: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -215,9 +221,13 @@ class GammaScore:
     """sg[φ(w)]·A·log π with φ(w) = e^rate · w^power · e^(−rate·w), on the product ratio. VESPO."""
 
     power_pos: float = 2.0
+    """Power of w for A ≥ 0."""
     rate_pos: float = 3.0
+    """Rate of decay in w for A ≥ 0."""
     power_neg: float = 3.0
+    """Power of w for A < 0."""
     rate_neg: float = 2.0
+    """Rate of decay in w for A < 0."""
     score_form: ClassVar[bool] = True
     fades: ClassVar[bool] = True
     weighs_rows: ClassVar[bool] = True

@@ -27,7 +27,9 @@ class ClipCovariance:
     share: float = 2e-4
     """Share of the step's sampled tokens, rounded down as in the authors' code; at least one token."""
     low: float = 1.0
+    """Covariance above which tokens may be dropped."""
     high: float = 5.0
+    """Covariance below which tokens may be dropped."""
     step_wide: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -56,6 +58,7 @@ class KlCovariance:
     share: float = 2e-3
     """Share of the step's sampled tokens, rounded down as in the authors' code; at least one token."""
     coefficient: float = 1.0
+    """Strength of the term."""
     step_wide: ClassVar[bool] = True
     teaches_alone: ClassVar[bool] = True
 
@@ -81,6 +84,7 @@ class TopEntropy:
     """Keeps only the given share of tokens, those with the highest entropy."""
 
     share: float = 0.2
+    """Share of the tokens that is kept."""
     step_wide: ClassVar[bool] = True
     needs_entropy: ClassVar[bool] = True
 
@@ -104,6 +108,7 @@ class OffPolicyMask:
     """Drops a completion with A < 0 that the policy has moved away from: mean(log μ − log π) > threshold."""
 
     threshold: float = 0.1
+    """Largest mean log-ratio, in nats per token, of a completion that is kept."""
     step_wide: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -98,6 +98,7 @@ class KlReward:
     coefficient: float = 0.05
     """Strength of the term. 0: no term, and no reference model is kept."""
     estimator: Divergence = field(default_factory=K1)
+    """Estimator of the KL from sampled tokens."""
     controller: AdaptiveKl | None = None
     """Controller that moves the coefficient towards a target KL after each step. None: it is fixed."""
     per_token: ClassVar[bool] = True

@@ -25,6 +25,7 @@ class DemonstrationOptions:
     """Demonstrations: answers with sorting mistakes."""
 
     count: int = 10_000
+    """Number of demonstrations."""
     spread: float = 4.0
     """Standard deviation, in places of the alphabet, of the error in each letter's position; 0: no mistakes."""
 
@@ -40,6 +41,7 @@ class RankingOptions:
     """Completions of the fine-tuned model, ranked by their true reward with noise."""
 
     prompts: int = 2000
+    """Number of prompts with ranked completions."""
     samples: int = 4
     """Completions per prompt; equal ones are ranked once."""
     noise: float = 0.1
@@ -67,6 +69,7 @@ class ReinforcementOptions:
     algorithm: Algorithm
     training: TrainingOptions
     steps: int
+    """Training steps."""
     value: ValueOptions | None = None
     """Options of the value model. None: the defaults, if the algorithm needs a value model."""
 
@@ -114,6 +117,7 @@ class PipelineConfig:
     device: str = "auto"
     """Torch device of the models. `auto`: a GPU if there is one, else the CPU."""
     seed: int = 0
+    """Random seed of all stages."""
 
     def __post_init__(self) -> None:
         if self.sampling.max_tokens <= self.task.length:
