@@ -160,7 +160,7 @@ class Batch:
     truncated: Tensor
     """[B]"""
     version: Tensor
-    """[B]: how many updates the policy had seen when it said this."""
+    """[B]: number of updates that the policy had seen when it generated the row."""
     rollout_logprobs: Tensor
     """[B, T]: the sampler's own."""
     old_logprobs: Tensor

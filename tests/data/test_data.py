@@ -231,7 +231,7 @@ def test_every_bad_ranking_is_reported(tmp_path: Path):
         '9: ranking is ["2"]: give at least two completions, the best',
         "10: ranking[0] and ranking[2] are equal: remove one",
         "11: ranking[1] is empty",
-        "12: margin is 1.0 beside 3 completions: it belongs to a pair",
+        "12: margin is 1.0 with 3 completions: only a pair may have a margin",
         "13: margin is -1: give a number that is not negative",
         "14: margin is true: give a number that is not negative",
         "15: margin is NaN: give a number that is not negative",

@@ -23,6 +23,6 @@ def machine_line(name: str, device: str) -> str:
     if chosen is None:
         return f"machine: {device}"
     if pick_device(device) != "cpu":
-        return f"machine: {pick_device(device)}, {chosen.threads} CPU thread{'s' * (chosen.threads > 1)} beside it"
+        return f"machine: {pick_device(device)}, {chosen.threads} CPU thread{'s' * (chosen.threads > 1)}"
     speeds = ", ".join(f"{dtype} {speed:.0f} GFLOP/s" for dtype, speed in machine.readings().speeds.items())
     return f"machine: {chosen.threads} threads, oneDNN {'on' if chosen.onednn else 'off'} ({speeds}; float32 is used)"

@@ -81,7 +81,7 @@ def _margin(row: Row, count: int) -> float | None:
         return None
     margin = row["margin"]
     if count > 2:
-        raise ValueError(f"margin is {shortened(margin)} beside {count} completions: it belongs to a pair")
+        raise ValueError(f"margin is {shortened(margin)} with {count} completions: only a pair may have a margin")
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin < math.inf:
         raise ValueError(f"margin is {shortened(margin)}: give a number that is not negative")
     return float(margin)

@@ -57,8 +57,8 @@ def compare(
 
     configs  by name, or in order, named after their algorithms; or a whole comparison, proximo.presets.FIVE
     seeds    for each config, from the first config's own on (3)
-    tokens   each run ends with the step in which it has sampled so many tokens in training
-    updates  each run makes so many optimizer updates; without either, the budget that the configs share
+    tokens   each run ends with the step in which it has sampled this many tokens in training
+    updates  optimizer updates of each run; without either, the budget that the configs share
     run      the folder; None: runs/compare-DATE
     jobs     runs at a time (as many as the cores allow)
     accept_lost_rows   resume runs although their metrics.jsonl or ledger.jsonl has lost rows

@@ -50,7 +50,7 @@ class EvalConfig:
     dtype: Precision = "auto"
     """Data type of the weights. `auto`: bfloat16 on a GPU, float32 on a CPU."""
     environment: EnvironmentOptions = field(default_factory=SingleTurn)
-    """What happens between a problem and its completions. `SingleTurn`: each prompt is completed once per sample."""
+    """Environment between a problem and its completions. `SingleTurn`: one completion per sample."""
     seed: int = 0
     """Random seed of the evaluation."""
 
@@ -128,7 +128,7 @@ def _task(given: TaskOptions | str) -> TaskOptions:
 def evaluated(name: str, config: EvalConfig) -> tuple[Evaluation, list[str]]:
     """The result, and how graders failed; ValueError where the model cannot be evaluated so."""
     path = resolve(name)
-    if Path(path).is_dir():  # what is wrong with another name is said when it is opened
+    if Path(path).is_dir():  # another name is checked when it is opened
         check_prompts(config, path, load_tokenizer(path))
     model, tokenizer = open_model(name, config.device, config.dtype)
     model.requires_grad_(False)  # nothing is trained, and the sampler may take the memory that training would
@@ -157,7 +157,7 @@ def own_evaluation(name: str) -> tuple[EvalConfig, str | None]:
     if is_other:
         return EvalConfig(), None  # another stage's run, which has no task
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnusualChoice)  # said when the run began
+        warnings.simplefilter("ignore", UnusualChoice)  # reported when the run began
         # A folder may come from anyone: only classes that an evaluation needs are loaded, where the folder allows it.
         config = toml.load(str(file), RunConfig, lambda name: RunFolder(run, load_code=True).load_class(name), _needed)
     line = f"settings from {file}: {type(config.task).__name__}, {config.sampling.max_tokens} tokens at most"

@@ -42,7 +42,7 @@ def open_model(
 def suit_machine(name: str | None, device: str = "auto") -> None:
     """Threads and libraries as the model is fastest with here; None is a new one of ours, which is small.
 
-    What is wrong with a model is said when it loads.
+    An invalid model is reported when it is loaded.
     """
     chosen = machine_of(name, device)
     if chosen is not None:

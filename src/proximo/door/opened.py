@@ -35,9 +35,9 @@ HELD_OUT = "held_out/"
 def open_run(path: PathLike) -> "OpenedRun":
     """Look at a run: its config, metrics, rollouts, findings and charts. Running, killed and finished runs alike.
 
-    `path` is the run folder. Nothing is written to it, and what is asked for is read anew each time, so a run that
-    goes on can be watched. No code is executed, except by `config`, `algorithm` and `lens`, which load classes of your
-    own that the config names. ValueError where the folder holds no run.
+    `path` is the run folder. Nothing is written to it, and what is asked for is read anew each time, so a run
+    in progress can be watched. No code is executed, except by `config`, `algorithm` and `lens`, which load classes of
+    your own that the config names. ValueError where the folder holds no run.
 
     Example:
         run = proximo.open_run("runs/mine")
@@ -135,8 +135,8 @@ class OpenedRun:
         return [spell.finding for spell in check_up(self._folder).standing]
 
     def plot(self, *metrics: str, title: str | None = None) -> Plot:
-        """A chart of metrics over steps, the outcome where none is named; held-out values are drawn beside those of
-        training. ValueError where no step has such a metric.
+        """A chart of metrics over steps, the outcome where none is named; held-out values are drawn next to those
+        of training. ValueError where no step has such a metric.
 
         Example: run.plot("outcome"); run.plot("clip_low", "clip_high")
         """

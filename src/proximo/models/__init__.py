@@ -1,4 +1,4 @@
-"""Models: loading them, and the log-probs of what they said."""
+"""Models: loading, and the log-probs of completions."""
 
 from proximo.models.devices import Precision, free_bytes, pick_device, pick_dtype
 from proximo.models.loading import (

@@ -118,7 +118,7 @@ def keep_variants() -> None:
 
 
 def forward(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:
-    """Not the call: checkpoints and hooks are seen to outside."""
+    """The layer's forward, not its call: checkpoints and hooks are handled outside."""
     return layer.forward(hidden, attention_mask=None, position_embeddings=angles, use_cache=False, reader=reader)
 
 

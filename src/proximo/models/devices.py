@@ -8,7 +8,7 @@ Precision = Literal["auto", "float32", "bfloat16"]
 
 
 def pick_device(name: str) -> str:
-    """As torch names it; `auto` is a GPU where there is one, else the CPU."""
+    """Torch's name of a device. `auto`: a GPU if there is one, else the CPU."""
     found = torch.cuda.is_available()
     if name != "auto":
         return _checked_device(name, has_gpu=found)
@@ -31,7 +31,7 @@ def _checked_device(name: str, *, has_gpu: bool) -> str:
 
 
 def pick_dtype(name: Precision, device: str) -> torch.dtype:
-    """Of the weights; `auto` is bfloat16 on a GPU that computes in it, else float32."""
+    """Data type of the weights. `auto`: bfloat16 on a GPU that computes in it, else float32."""
     if name != "auto":
         return getattr(torch, name)
     halves = torch.device(device).type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -39,6 +39,6 @@ def pick_dtype(name: Precision, device: str) -> torch.dtype:
 
 
 def free_bytes(device: torch.device) -> int:
-    """On a GPU: what nobody holds, and what torch holds without using it."""
+    """Free memory of a GPU, including what torch has reserved but does not use."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused

@@ -72,7 +72,7 @@ def _configs(folder: Path) -> Iterator[str]:
         try:
             config = _json(file)
         except ValueError as error:
-            if is_config:  # whatever else lies there, nobody opens it
+            if is_config:  # other JSON files are never opened
                 yield str(error)
             continue
         yield from _forbidden(file.name, config)
@@ -169,7 +169,7 @@ def _adapter_weights(folder: Path) -> Iterator[str]:
 
 
 def _named_weights(folder: Path) -> str:
-    """A config may name its file; what is wrong with that, or with the config, is said elsewhere."""
+    """Name of the weights file, which the config may give; other checks report an invalid config."""
     try:
         named = _json(folder / "config.json").get("transformers_weights")
     except ValueError:

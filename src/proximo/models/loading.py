@@ -60,8 +60,8 @@ class PaddedFallback(UserWarning):
 def load_model(
     path: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu", keep_adapter: bool = False
 ) -> PreTrainedModel:
-    """A causal language model in eval mode, from a folder or a hub id; that of an adapter gives its base model with
-    the adapter merged into the weights. `keep_adapter` leaves it beside them, which is exact in half precision too.
+    """A causal language model in eval mode, from a folder or a hub id; an adapter's gives its base model with
+    the adapter merged into the weights. `keep_adapter` keeps it separate, which is exact in half precision too.
 
     Example: model = load_model("runs/first/checkpoints/step-000100")
     """
@@ -147,7 +147,7 @@ def load_weights(
 
 
 def skeleton(path: str) -> PreTrainedModel:
-    """The model without its weights, to be counted."""
+    """The model without its weights, for counting parameters."""
     config = read_config(path)
     try:
         with guarded(), torch.device("meta"):
@@ -207,7 +207,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' report of weights that are new or unused: what matters of it is said by us."""
+    """Without transformers' report of weights that are new or unused: we report what matters of it."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -227,12 +227,12 @@ def with_precision(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedMode
 
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """To be asked, never trained."""
+    """For inference only."""
     return copy.deepcopy(model).requires_grad_(False).eval()
 
 
 def has_score(config: PreTrainedConfig) -> bool:
-    """Whether this is a model that scores, a reward model or classifier, and not one that speaks."""
+    """Whether this is a reward model or classifier, and not a causal language model."""
     return any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
 
 

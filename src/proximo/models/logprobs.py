@@ -120,7 +120,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return to_states, None if to_weight is None else to_weight.to(weight.dtype), None, None, None, None, None
 
 
-# What is done to one chunk of logits, which nobody needs afterwards
+# What is done to one chunk of logits, which is not needed afterwards
 
 
 @dataclass(frozen=True)

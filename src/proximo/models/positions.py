@@ -1,9 +1,9 @@
 """How long a row may be, prompt and completion together, for a model to give exact numbers.
 
-Two things limit it. A model has so many positions. And a rope of type longrope or dynamic takes its frequencies from
-the longest row of a forward pass as soon as that is longer than the model's original length: a row's numbers would
-then depend on its neighbours, and a sampler's on how far it has come. Such rows are refused, and up to the original
-length the frequencies are held fixed.
+Two things limit it. A model has a limited number of positions. And a rope of type longrope or dynamic takes its
+frequencies from the longest row of a forward pass as soon as that is longer than the model's original length: a
+row's numbers would then depend on its neighbours, and a sampler's on how far it has come. Such rows are refused, and
+up to the original length the frequencies are held fixed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +57,7 @@ def check_rows(
 
 
 def check_length(model: PreTrainedModel, prompt: int, completion: int) -> None:
-    """A ValueError where a row of so many tokens is out of reach."""
+    """Raise a ValueError if a row of this length is too long for the model."""
     reach = reach_of(model.config)
     if reach is not None and prompt + completion > reach.tokens:
         raise ValueError(

@@ -69,7 +69,7 @@ def needed_routers(model: nn.Module, what: str) -> list[Qwen3MoeTopKRouter]:
 
 
 class Recorder:
-    """What the routers of each layer said in one pass. The first time counts: checkpointed layers run twice."""
+    """Routers' choices of each layer in one pass. Checkpointed layers run twice; their first run counts."""
 
     def __init__(self, layers: int, *, keeps_logits: bool) -> None:
         self._chosen: list[Int[Tensor, "N K"] | None] = [None] * layers

@@ -28,7 +28,7 @@ MAX_OUTPUT = 16 * 2**20
 KEPT_OUTPUT = 2048
 """Bytes of what was printed that are kept, half from its beginning and half from its end."""
 MAX_ANSWER = 2**20
-"""Bytes of an answer, beside 64 for each completion."""
+"""Maximum bytes of an answer, in addition to 64 for each completion."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Process:
     def _exchange(self, message: bytes | None, seconds: float, most: int) -> dict[str, Any] | Failure:
         try:
             return self._talk(message, seconds, most)
-        except BaseException:  # a stop request in the middle of a call: what would come back is nobody's answer
+        except BaseException:  # a stop request in the middle of a call: a late answer would belong to no call
             self.kill()
             raise
 
@@ -226,7 +226,7 @@ class Output:
         self._last: deque[int] = deque(maxlen=KEPT_OUTPUT // 2)
 
     def read(self, descriptor: int) -> bool:
-        """What is there now; False where nobody can print any more."""
+        """Read what was printed since; False once all writers have closed it."""
         try:
             part = os.read(descriptor, 1 << 16)
         except BlockingIOError:
@@ -245,7 +245,7 @@ class Output:
 
 
 def _descendants(ancestor: int) -> list[int] | None:
-    """Processes below one, without the dead that nobody has buried; None where the system does not tell."""
+    """Processes below one, without zombies; None if the system does not list them."""
     parents = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

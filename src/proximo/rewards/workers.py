@@ -1,4 +1,4 @@
-"""Reward functions in processes of their own: they can be late, leak, lie or die, and the run goes on.
+"""Reward functions in processes of their own: the run continues if they are slow, leak memory, fail or crash.
 
 A function has one worker, which is asked one call at a time, in the order in which groups are sampled. So no score
 depends on how fast anything is. A worker that had to be killed is replaced with the next call.
@@ -21,7 +21,7 @@ LARGEST = 1e6
 LONGEST = 86_400.0
 """Seconds of a call."""
 RECYCLE_CALLS = 5000
-"""A worker is replaced after so many calls, before a slow leak is felt."""
+"""Calls after which a worker is replaced, before a slow leak matters."""
 MAX_CHILDREN = 32
 """A worker that leaves more processes behind is replaced."""
 Columns = Mapping[str, Sequence[Any]]

@@ -20,7 +20,7 @@ SECOND_FACTOR = 0x94D049BB133111EB - 2**64
 
 
 BLOCK = 128
-"""A token is drawn in two steps, a block of so many and then one of it: only the blocks are summed up all along."""
+"""Tokens per block. A block is drawn first, and then a token of it, so that the cumulative sum is over blocks only."""
 
 LOWEST = -1e4
 """A score so far below the highest weighs 0; -inf would too, but 0 · -inf is no number."""

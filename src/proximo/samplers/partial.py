@@ -34,7 +34,7 @@ class PartialCompletion:
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
     finish: Literal["stop", "length"] | None = None
-    """None while it goes on."""
+    """None while tokens are still sampled."""
     routes: list[Int[Tensor, "L K"]] = field(default_factory=list)
     """Where tokens went when they were read back; empty where that is not recorded."""
     prompt_routes: Int[Tensor, "S L K"] | None = None

@@ -1,1 +1,1 @@
-"""LoRA adapters: a model with a few small trained matrices beside its own, frozen weights."""
+"""LoRA adapters: a model with frozen weights and a few small trained matrices."""

@@ -116,7 +116,7 @@ def with_routes(batch: Batch, index: Int[Tensor, " M"], routes: Routes | None) -
     """With what the old policy's pass recorded at some of the rows.
 
     Of a row that was carried over from an earlier step they are the choices of the policy as it is now: those of the
-    policy that said it are gone.
+    policy that sampled it are gone.
     """
     if routes is None:
         return batch

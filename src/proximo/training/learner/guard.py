@@ -74,7 +74,7 @@ class Update:
     gradient_norm: float
     """Of the policy's parameters, before clipping."""
     value_gradient_norm: float | None
-    """Of what the value model has beside them; None without one."""
+    """Of the value model's own parameters; None without one."""
     first_gap: MismatchStats | None
     """Of the sampler, on this update's rows, known where the policy had not been updated since sampling."""
     rows: Int[Tensor, " M"]

@@ -35,7 +35,7 @@ from proximo.training.records import PartState
 from proximo.types import Batch
 
 VALUE_PACE = 10
-"""How much faster than the policy a value model learns unless told otherwise: it starts from nothing."""
+"""Default ratio of the value model's learning rate to the policy's: its head is new."""
 
 
 class Learner:
@@ -173,7 +173,7 @@ class Learner:
         self.sampled_version = self.version if sampled_version is None else sampled_version
 
     def is_stale(self, batch: Batch) -> Bool[Tensor, " B"]:
-        """Rows carried over from an earlier step: only their sampler knows the policy that said them."""
+        """Rows carried over from an earlier step: only their sampler knows the policy that generated them."""
         return batch.version < self.sampled_version
 
     def measure_gap(self, batch: Batch, logprobs: Float[Tensor, "B T"]) -> MismatchStats | None:

@@ -1,4 +1,4 @@
-"""A LoRA policy: the model's own weights are frozen, and an adapter beside them is trained.
+"""A LoRA policy: the model's own weights are frozen, and an adapter is trained.
 
 Optimizer state exists for the adapter alone. The reference is the same model with the adapter off, so there is no
 second copy of the weights; checkpoints hold the adapter, as peft reads it, and name the base model.

@@ -23,8 +23,8 @@ from proximo.training.learner.passes import Passes
 from proximo.types import Batch
 
 MAX_TOKENS = 28672
-"""More make no kernel faster: on one H200 a pass over so many of a model of 0.6 B keeps the GPU busy for 0.3 s, several
-times as long as the host needs to launch it."""
+"""Maximum tokens of a pass. More make no kernel faster: on one H200 a pass of this size by a model of 0.6 B keeps the
+GPU busy for 0.3 s, several times as long as the host needs to launch it."""
 SPARE = 0.85
 """The share of free memory that is planned with: kernels need room of their own, and memory is in pieces."""
 CHUNK_BYTES = 3 * 2**30

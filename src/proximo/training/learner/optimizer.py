@@ -2,7 +2,7 @@
 
 bfloat16 has 8 binary digits: a step of a thousandth of a weight is rounded away, and so is a micro-batch's gradient
 that is added to a large sum. Such a parameter has a float32 master, which takes the gradients and the steps; the
-parameter itself is written in place after each step, so that whoever holds its memory goes on reading it.
+parameter itself is written in place after each step, so that others that hold its memory see the new values.
 """
 
 import copy
@@ -19,7 +19,7 @@ HALVES = (torch.bfloat16, torch.float16)
 POLICY, VALUE = 0, 1
 """A learner's two groups of parameters."""
 OWNER = "_proximo_optimizer"
-"""The attribute of a parameter that says who takes its gradients."""
+"""Attribute of a parameter that names the optimizer of its gradients."""
 MASTER = "master"
 
 
@@ -74,7 +74,7 @@ class Optimizer:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """As torch has them."""
+        """Parameter groups in torch's form."""
         return self._adam.param_groups
 
     def set_rates(self, *rates: float) -> None:
@@ -97,7 +97,7 @@ class Optimizer:
             parameter.grad = torch.zeros_like(parameter)
 
     def clip(self, group: int, most: float) -> Tensor:
-        """Scale a group's gradients to a norm of at most so much; what the norm was."""
+        """Clip a group's gradients to a maximum norm; returns the norm before."""
         return nn.utils.clip_grad_norm_(self._groups[group], most)
 
     def apply(self, most: float, accepts: Callable[[list[float]], bool] = _all_finite) -> list[float]:
@@ -136,7 +136,7 @@ class Optimizer:
         return finalizer is not None and finalizer.alive
 
     def close(self) -> None:
-        """Listen no more: gradients stay with the parameters again."""
+        """Remove the hooks, so that gradients stay with the parameters."""
         self._finalizer()
 
     def state_dict(self) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class Optimizer:
 
 
 def _claim(parameter: nn.Parameter, owner: Optimizer) -> None:
-    """A gradient goes to one master: a second optimizer would see none, and train nothing without a word."""
+    """A gradient goes to one master: a second optimizer would get none, and silently train nothing."""
     known = getattr(parameter, OWNER, None)
     other = known and known()
     if other is not None and other is not owner and other.is_open:

@@ -22,19 +22,19 @@ from proximo.types import Batch
 
 @dataclass(frozen=True)
 class OldScores:
-    """What the policy thought before the first update."""
+    """Scores of the policy before the first update."""
 
     logprobs: Float[Tensor, "B T"]
     entropy: Float[Tensor, "B T"]
     values: Float[Tensor, "B T"] | None
     """None without a value model."""
     routes: Routes | None = None
-    """Where tokens went, where that was to be recorded."""
+    """Experts that the routers chose, if they are recorded."""
 
 
 @dataclass(frozen=True)
 class Passes:
-    """How a model is run over rows: the same way for every purpose."""
+    """Settings of forward passes over rows, the same for every purpose."""
 
     temperature: float
     token_budget: int
@@ -49,7 +49,7 @@ class Passes:
     """Whether what checkpointed layers keep waits in the host's memory."""
 
     def with_token_limit(self, most: int | None) -> "Passes":
-        """With so many tokens in one pass at most."""
+        """The same with at most this many tokens per pass."""
         return self if most is None or most >= self.token_budget else replace(self, token_budget=max(most, 1))
 
     def parts(self, batch: Batch) -> Iterator[Int[Tensor, " M"]]:

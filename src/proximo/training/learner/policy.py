@@ -31,7 +31,7 @@ Tensors = dict[str, dict[str, Tensor]]
 
 
 class Policy(Protocol):
-    """Weights that can be asked, trained, saved, and compared with a reference."""
+    """Weights that can be evaluated, trained, saved, and compared with a reference."""
 
     version: int
     """Updates applied so far."""
@@ -76,7 +76,7 @@ class Policy(Protocol):
     def reference_logprobs(self, passes: Passes, batch: Batch) -> Float[Tensor, "B T"]: ...
 
     def reset_reference(self) -> None:
-        """From now on the reference is the policy as it is now."""
+        """Reset the reference to the current policy."""
         ...
 
     # Updates
@@ -155,11 +155,11 @@ class PlainPolicy:
         )
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """What is trained, by name."""
+        """Trained parameters, by name."""
         return _trained(self.model.named_parameters())
 
     def value_parameters(self) -> dict[str, nn.Parameter]:
-        """What the value model trains of its own, by name."""
+        """The value model's own parameters, by name."""
         return self._value
 
     # Passes
@@ -236,7 +236,7 @@ class PlainPolicy:
         return found
 
     def _reference_tensors(self) -> dict[str, Tensor]:
-        """What a reference that was reset consists of, by name."""
+        """Tensors of a reference that was reset, by name."""
         assert self.reference is not None
         return dict(self.reference.named_parameters())
 

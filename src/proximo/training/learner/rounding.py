@@ -18,7 +18,7 @@ MIXTURE_FACTOR = 10.0
 
 @dataclass(frozen=True)
 class Bounds:
-    """How far two ways of computing the same may drift apart."""
+    """Bounds on the difference between two ways of computing the same."""
 
     mean: float
     """Of log-probs, over tokens."""
@@ -27,7 +27,7 @@ class Bounds:
     relative: float
     """Of all log-probs, or of a gradient, as a share of its norm."""
     trusts: bool
-    """Whether a sampler that is the model itself must be close enough for the gate to take its word."""
+    """Whether a sampler that is the model itself must be so close that the gate can use its log-probs."""
     stops: float
     """Mean gap of log-probs, over the tokens of a step, beyond which a run stops: no rounding explains it."""
 

@@ -38,7 +38,9 @@ from proximo.training.runfolder.signals import Stop
 
 MAX_SLOTS = 512
 """Number of slots for decoding; a step with more rows refills slots as rows end."""
-SAMPLE_LESS = "use a smaller sampling.max_tokens, or training.groups and training.group_size: so many rows are decoded"
+SAMPLE_LESS = (
+    "use a smaller sampling.max_tokens, or decode fewer rows: a smaller training.groups or training.group_size"
+)
 """Advice if sampling runs out of memory."""
 
 
