@@ -28,7 +28,7 @@ class Reach:
 
     tokens: int
     why: str
-    """What sets the limit, in words."""
+    """Reason for the limit, for error messages."""
 
 
 def reach_of(config: PreTrainedConfig) -> Reach | None:

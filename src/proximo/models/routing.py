@@ -17,7 +17,7 @@ from proximo.models.packing.layout import Places
 from proximo.tensor_types import Bool, Float, Int
 
 UNKNOWN = -1
-"""In place of an expert: not recorded, the router decides."""
+"""Stands for an expert that was not recorded; the router then chooses."""
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,11 @@ class Agreement:
     """How far replayed choices are those that the routers would have made: sums over positions."""
 
     positions: Int[Tensor, ""]
-    """With a known route."""
+    """Number of positions with a known route."""
     equal: Float[Tensor, " L"]
     """Of each one's share of equal experts, by layer."""
     changed: Int[Tensor, ""]
-    """Whose experts differ in some layer."""
+    """Number of positions whose experts differ in some layer."""
 
     def __add__(self, other: "Agreement") -> "Agreement":
         return Agreement(self.positions + other.positions, self.equal + other.equal, self.changed + other.changed)

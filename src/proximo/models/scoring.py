@@ -1,4 +1,4 @@
-"""What a model thinks of completions: log-probs, entropy and hidden states, aligned with the tokens."""
+"""Scores of completions under a model: log-probs, entropy and hidden states, aligned with the tokens."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
@@ -25,13 +25,13 @@ class Scores:
     """Entry [b, t] describes token t of completion b."""
 
     logprobs: Float[Tensor, "B T"]
-    """0 beyond each row's length."""
+    """Log-prob of each token; 0 beyond the row's length."""
     entropy: Float[Tensor, "B T"]
     """Of the distribution each token was drawn from; carries a gradient only where that was asked for."""
     states: "States"
-    """The hidden states behind them."""
+    """Hidden states from which the tokens are predicted."""
     routes: Routes | None = None
-    """The experts that were used, where they were to be recorded."""
+    """Experts that were used, if they are recorded."""
     router_logits: Float[Tensor, "C L X"] | None = None
     """Of each layer's X experts where a completion token is predicted, row by row, where they were asked for."""
     agreement: tuple[Agreement, Agreement] | None = None
@@ -43,13 +43,13 @@ class States:
     """The hidden states of a pass from which completion tokens are predicted: before each token is consumed."""
 
     flat: Float[Tensor, "C E"]
-    """One for each completion token, row by row."""
+    """Hidden states, one for each completion token, row by row."""
     where: Bool[Tensor, "B T"]
     """True at the C completion tokens."""
     places: Int[Tensor, " C"]
-    """Where they stood among the positions of the pass, flattened."""
+    """Their indices among the positions of the pass, flattened."""
     entries: Int[Tensor, " C"]
-    """Where they belong among the B · T, flattened."""
+    """Their indices among the B · T tokens, flattened."""
 
     def aligned(self, flat: Float[Tensor, " C"]) -> Float[Tensor, "B T"]:
         """A number per completion token, in rows; 0 beyond each row's length."""

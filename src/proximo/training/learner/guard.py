@@ -35,9 +35,9 @@ from proximo.training.learner.policy import Policy
 from proximo.types import Batch, Stats
 
 WINDOW = 64
-"""Gradients that the median is taken of."""
+"""Number of gradient norms that the median is taken of."""
 LEAST = 16
-"""Fewer say nothing: the first updates of a run differ for good reasons."""
+"""Minimum number of norms for a median: the first updates of a run differ for good reasons."""
 REPORTED = 100.0
 """Times the median from which on a gradient is reported, where none is skipped."""
 READ = ("advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs", "values", "returns")
@@ -61,9 +61,9 @@ class Skipped:
 
     reason: str
     rows: Int[Tensor, " K"]
-    """Of the update: those with a number at fault, or all where it is in none of them."""
+    """Rows of the update with a number that is not finite, or all rows if it is in none of them."""
     parameters: tuple[str, ...] = ()
-    """Whose gradients are not finite."""
+    """Parameters whose gradients are not finite."""
 
 
 @dataclass(frozen=True)
@@ -72,23 +72,23 @@ class Update:
 
     stats: Stats
     gradient_norm: float
-    """Of the policy's parameters, before clipping."""
+    """Gradient norm of the policy's parameters, before clipping."""
     value_gradient_norm: float | None
-    """Of the value model's own parameters; None without one."""
+    """Gradient norm of the value model's own parameters; None without one."""
     first_gap: MismatchStats | None
     """Of the sampler, on this update's rows, known where the policy had not been updated since sampling."""
     rows: Int[Tensor, " M"]
-    """Of the step's batch."""
+    """Row numbers in the step's batch."""
     logprobs: Float[Tensor, "M T"]
-    """What the policy gave those rows just before the update; NaN where a dead row was skipped."""
+    """Log-probs under the policy just before the update; NaN for dead rows that were skipped."""
     old_logprobs: Float[Tensor, "M T"]
     """What the update's ratios were measured against."""
     entropy: Float[Tensor, "M T"]
     """Of the distributions that those tokens were judged by, in the same way."""
     skipped: Skipped | None = None
-    """None: it was applied."""
+    """Why the update was skipped. None: it was applied."""
     version: int = 0
-    """Updates that had been applied before it."""
+    """Number of updates applied before this one."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _of_all(parts: Parts, batch: Batch, before: Tensor | None) -> Float[Tensor, 
 
 
 class UpdateGuard:
-    """Applies a learner's updates, or does not."""
+    """Applies a learner's updates, or skips them."""
 
     def __init__(self, options: TrainingOptions, policy: Policy, models: Sequence[PreTrainedModel]) -> None:
         """`models` are those of a pass with gradient: the policy's, and a value model of its own."""
@@ -195,7 +195,7 @@ class UpdateGuard:
         )
 
     def _refused(self, batch: Batch, found: GradientPass, norms: Sequence[float]) -> Skipped | None:
-        """Why a gradient is not to be applied, if so."""
+        """Reason not to apply a gradient; None if it can be applied."""
         broken = [name for name, value in found.stats.floats().items() if not math.isfinite(value)]
         if broken or not all(map(math.isfinite, norms)):
             names = self._policy.broken_gradients()

@@ -68,7 +68,7 @@ class Learner:
             router_logits=self.balance is not None,
         )
         self.kl_reward = algorithm.kl_reward
-        """As it stands: a controller moves its coefficient."""
+        """KL term of the reward, whose coefficient a controller may change."""
         self.critic = critic_for(algorithm, policy.model, value)
         self.rates = (options.learning_rate, value_learning_rate or VALUE_PACE * options.learning_rate)
         policy.start(options, self._value, needs_reference=algorithm.needs_reference)
@@ -150,7 +150,7 @@ class Learner:
         return scores
 
     def reference_logprobs(self, batch: Batch) -> Float[Tensor, "B T"]:
-        """Never replayed: it is what it is."""
+        """Log-probs under the reference, which never replays routes."""
         batch = replace(batch, routes=None)
         self.passes, logprobs = self.guard.retry_on_oom(
             self.passes, batch, lambda passes: self.policy.reference_logprobs(passes, batch), with_gradient=False
