@@ -56,11 +56,15 @@ class BufferPlan:
 
 def plan_for(rows: Counter[tuple[int, ...]], max_tokens: int, slots: int) -> BufferPlan:
     """`rows` counts the samples of each prompt."""
-    slots = min(slots, rows.total())
-    siblings = max(1, rows.total() // len(rows))
+    return plan_of(len(rows), rows.total(), max(map(len, rows)), max_tokens, slots)
+
+
+def plan_of(prompts: int, rows: int, max_prompt_tokens: int, max_tokens: int, slots: int) -> BufferPlan:
+    """For `rows` samples of `prompts` different prompts, in at most `slots` slots."""
+    slots, siblings = min(slots, rows), max(1, rows // prompts)
     # Siblings end at different times: room for twice the prompts that fill the slots, so that few wait for the last.
-    prompts = min(len(rows), slots, 2 * -(-slots // siblings))
-    return BufferPlan(slots, prompts, max(map(len, rows)), max_tokens, siblings)
+    held = min(prompts, slots, 2 * -(-slots // siblings))
+    return BufferPlan(slots, held, max_prompt_tokens, max_tokens, siblings)
 
 
 @dataclass(frozen=True)
@@ -111,10 +115,10 @@ class BufferPool:
         _, asked, addresses = self._kept
         if not isinstance(cache, PagedCache):
             return
-        wanted = int(SPARE_PAGES * (cache.pages - cache.least_free)) + 1
+        wanted = fewer_pages(cache.pages, cache.pages - cache.least_free, cache.bytes)
         if cache.has_stored:
             self._needs[asked], self._kept = 2 * cache.pages, None
-        elif cache.pages > 2 * wanted and cache.bytes > LARGE:
+        elif wanted is not None:
             self._needs[asked], self._kept = wanted, None  # before the new one takes its memory
             with torch.inference_mode():
                 self._kept = self._made(asked), asked, addresses
@@ -168,9 +172,7 @@ class BufferPool:
     def _room(self, shape: KeyShape) -> int:
         """Tokens whose keys and values there is memory for, after what training the model has not taken yet."""
         trained = sum(each.numel() for each in self._model.parameters() if each.requires_grad and each.grad is None)
-        free = free_bytes(shape.device)
-        # With no room for the training either, that run ends where it trains, and with a better message.
-        return int(max(free - TRAINING_BYTES * trained, free // 4) * MEMORY_SHARE) // shape.bytes_per_token
+        return room_for_keys(free_bytes(shape.device), trained) // shape.bytes_per_token
 
     def _members(self, plan: BufferPlan, shape: KeyShape) -> int:
         """How many rows share a read of their prompt: a power of two."""
@@ -188,6 +190,18 @@ def is_gpu(device: torch.device) -> bool:
 def has_kernels(shape: KeyShape) -> bool:
     """Whether our decode attention runs there: it is written in triton."""
     return find_spec("triton") is not None and shape.width <= MAX_WIDTH and shape.dtype != torch.float64
+
+
+def room_for_keys(free: int, trained: int) -> int:
+    """Bytes for keys and values out of `free` ones, where `trained` weights have no gradient and moments yet."""
+    # With no room for the training either, that run ends where it trains, and with a better message.
+    return int(max(free - TRAINING_BYTES * trained, free // 4) * MEMORY_SHARE)
+
+
+def fewer_pages(pages: int, needed: int, size: int) -> int | None:
+    """How many pages to keep of those that take `size` bytes, after a call that needed so many at most; None: all."""
+    wanted = int(SPARE_PAGES * needed) + 1
+    return wanted if pages > 2 * wanted and size > LARGE else None
 
 
 def with_pages(plan: BufferPlan, room: int | None, needed: int | None = None) -> tuple[BufferPlan, int]:
