@@ -15,6 +15,9 @@ Train
     merge(adapter, out)         write the whole model of a LoRA adapter
     compare(configs, run=...)   configs times seeds on equal terms, and which differences are more than noise
 
+Plan
+    plan(config, gpu)           memory and seconds of a step on a GPU, predicted before any weights; what would fit
+
 Look
     open_run(path)              metrics, rollouts, events, findings, charts and the lens of a run
     evaluate(model, task)       held-out accuracy with its interval
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from proximo.door.evaluating import evaluate
     from proximo.door.merging import Merged, merge
     from proximo.door.opened import OpenedRun, open_run
+    from proximo.door.planning import plan
     from proximo.door.stages import dpo, reward_model, sft
     from proximo.door.training import train
     from proximo.maths.crediting import advantages
@@ -105,6 +109,7 @@ __all__ = [
     "evaluate",
     "merge",
     "open_run",
+    "plan",
     "policy_loss",
     "presets",
     "reward_model",
@@ -124,6 +129,7 @@ _WHERE = {
     "door.evaluating": ("evaluate",),
     "door.merging": ("Merged", "merge"),
     "door.opened": ("OpenedRun", "open_run"),
+    "door.planning": ("plan",),
     "door.stages": ("dpo", "reward_model", "sft"),
     "door.training": ("train",),
     "maths.crediting": ("advantages",),

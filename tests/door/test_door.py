@@ -18,7 +18,7 @@ from proximo.rewards import ExactMatch
 from tests import ROOT
 from tests.door.settings import small
 
-FUNCTIONS = ("train", "sft", "dpo", "reward_model", "merge", "compare", "evaluate", "open_run")
+FUNCTIONS = ("train", "sft", "dpo", "reward_model", "merge", "compare", "evaluate", "open_run", "plan")
 NOTEBOOK = ROOT / "docs" / "notebooks" / "first_run.ipynb"
 
 

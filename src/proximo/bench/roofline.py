@@ -7,14 +7,38 @@ per group.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from proximo.bench.shapes import Shape
 from proximo.bench.workloads import Workload
 
 KERNELS_PER_LAYER, KERNELS_BESIDE = 9, 6
 """Fewest kernel launches of a decoder without custom kernels."""
+
+
+class Decoder(Protocol):
+    """The sizes that determine a decoder's work."""
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def body(self) -> int:
+        """Weights of the matrix products in the layers."""
+        ...
+
+    @property
+    def head(self) -> int:
+        """Weights of the head."""
+        ...
+
+    @property
+    def query_width(self) -> int: ...
+
+    def kv_bytes(self, width: int) -> int:
+        """Bytes of one token's keys and values in all layers, at `width` bytes per number."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -45,14 +69,14 @@ class DecodeStep:
     read: int
     """Tokens that are read: fewer than the context if completions of a group share a prompt."""
 
-    def bytes(self, shape: Shape, width: int) -> int:
+    def bytes(self, shape: Decoder, width: int) -> int:
         return width * (shape.body + shape.head) + shape.kv_bytes(width) * self.read
 
-    def operations(self, shape: Shape) -> int:
+    def operations(self, shape: Decoder) -> int:
         attention = 4 * shape.layers * shape.query_width * self.context
         return 2 * (shape.body + shape.head) * self.rows + attention
 
-    def seconds(self, shape: Shape, machine: Machine) -> float:
+    def seconds(self, shape: Decoder, machine: Machine) -> float:
         return max(
             self.bytes(shape, machine.number_bytes) / machine.bandwidth,
             self.operations(shape) / machine.arithmetic,
@@ -91,18 +115,18 @@ class Training:
     attended: float
     """Pairs of a query and a key that it attends to."""
 
-    def model_operations(self, shape: Shape) -> float:
+    def model_operations(self, shape: Decoder) -> float:
         """Operations of forward and backward pass, without recomputation."""
         return 6 * shape.body * self.tokens + 6 * shape.head * self.scored + 12 * self._attention(shape)
 
-    def hardware_operations(self, shape: Shape) -> float:
+    def hardware_operations(self, shape: Decoder) -> float:
         """The same with what the backward pass recomputes: logits, and attention's weights."""
         return 6 * shape.body * self.tokens + 8 * shape.head * self.scored + 14 * self._attention(shape)
 
-    def _attention(self, shape: Shape) -> float:
+    def _attention(self, shape: Decoder) -> float:
         return shape.layers * shape.query_width * self.attended
 
-    def use(self, shape: Shape, machine: Machine, seconds: float) -> float:
+    def use(self, shape: Decoder, machine: Machine, seconds: float) -> float:
         """Model FLOP utilisation: the share of the machine's arithmetic that model operations used."""
         return self.model_operations(shape) / (seconds * machine.arithmetic)
 

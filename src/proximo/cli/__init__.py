@@ -30,6 +30,8 @@ Train language models by reinforcement learning, and see what each update did.
                        write the whole model of a LoRA adapter: its base model with the adapter added to the weights
   proximo pairs RUN --out PAIRS.jsonl [--steps A:B] [--by outcome|reward] [--old FILE --old-share X] [--seed N]
                        rank a run's completions: training data for reward-model or dpo
+  proximo plan [PRESET | run.toml] [--model MODEL] [--algorithm NAME] [--gpu NAME] [--field VALUE ...]
+                       predict memory and seconds per step on a GPU, before any weights, and say what would fit
   proximo selfcheck [PRESET | run.toml] [--algorithm NAME] [--field VALUE ...]
                        check in about a minute that model, task and algorithm work together
   proximo chat MODEL [--chat] [--temperature X] [--max-tokens N]
@@ -52,7 +54,7 @@ Train language models by reinforcement learning, and see what each update did.
                        explain an algorithm choice by choice, or compare all of them in a table
 
 Every command has --help; proximo --version prints the version.
---json (train, eval, selfcheck, sft, reward-model, dpo) prints the result as JSON on stdout, progress on stderr.
+--json (train, eval, plan, selfcheck, sft, reward-model, dpo) prints the result as JSON on stdout, progress on stderr.
 --dry-run (train) checks and prints the resolved run without starting it.
 Repeating a command with the same --run resumes a run that ended early. On resume, --allow-change FIELD permits a
 changed field, and --accept-lost-rows (also of compare) continues although metrics.jsonl or ledger.jsonl has lost rows.
@@ -79,6 +81,7 @@ COMMANDS = (
     *STAGES,
     "merge",
     "pairs",
+    "plan",
     "selfcheck",
     "chat",
     "view",
@@ -144,12 +147,16 @@ def _answer(arguments: list[str]) -> int:
 
 
 def _run(command: str, arguments: list[str]) -> int:
-    """Each command is the function `run` of the file with its name; those that learn from files share one, and the
-    benchmark has a package of its own."""
+    """Each command is the function `run` of the file with its name; those that learn from files share one, the
+    benchmark has a package of its own, and `tasks` is a plain list outside the room of commands."""
     if command in STAGES:
         from proximo.cli.commands import stages
 
         return stages.run(command, arguments)
+    if command == "tasks":
+        from proximo.cli import tasks
+
+        return tasks.run(arguments)
     if command == "bench":
         from proximo.bench import running
 

@@ -18,11 +18,11 @@ from proximo.training.pipeline import PipelineConfig
 from proximo.training.reward_mix import RewardModel
 
 
-def base_config(arguments: list[str]) -> RunConfig:
+def base_config(arguments: list[str], default: RunConfig = ARITHMETIC) -> RunConfig:
     """The preset or file that comes first, with the algorithm and reward model that are named; all are taken."""
     name, judge = take(arguments, "--algorithm"), take(arguments, "--reward-model")
     given = bool(arguments) and not arguments[0].startswith("-")
-    config = preset_or_file(arguments.pop(0)) if given else ARITHMETIC
+    config = preset_or_file(arguments.pop(0)) if given else default
     if name is not None:
         config = with_named(config, named_algorithm("--algorithm", name))
     if judge is not None:

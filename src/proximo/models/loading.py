@@ -146,9 +146,9 @@ def load_weights(
     return model, set(found["missing_keys"])
 
 
-def skeleton(path: str) -> PreTrainedModel:
-    """The model without its weights, for counting parameters."""
-    config = read_config(path)
+def skeleton(path: str, config: PreTrainedConfig | None = None) -> PreTrainedModel:
+    """The model without its weights, for counting parameters; of a `config` that is given, `path` is only its name."""
+    config = read_config(path) if config is None else config
     try:
         with guarded(), torch.device("meta"):
             return AutoModelForCausalLM.from_config(config)

@@ -1,6 +1,7 @@
 """Estimates of a run's sizes and memory, before anything is loaded."""
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -61,9 +62,14 @@ class Held:
     trained: bool
 
 
-def held_models(config: RunConfig) -> list[Held]:
-    """Every set of weights, the policy's first. A head on the policy's hidden states is not a separate model."""
-    policy = skeleton(resolve(config.model))
+def _skeleton(name: str) -> PreTrainedModel:
+    return skeleton(resolve(name))
+
+
+def held_models(config: RunConfig, skeleton_of: Callable[[str], PreTrainedModel] = _skeleton) -> list[Held]:
+    """Every set of weights, the policy's first. A head on the policy's hidden states is not a separate model.
+    `skeleton_of` builds the model that a config names, without weights."""
+    policy = skeleton_of(config.model)
     held = _held_policy(config, policy)
     if config.algorithm.needs_reference and config.adapter is None:  # with an adapter, the reference is its base model
         held.append(Held("reference", _count(policy), trained=False))
@@ -73,10 +79,10 @@ def held_models(config: RunConfig) -> list[Held]:
         case OwnLayers(layers):
             held.append(Held(f"value model's {layers} layers", _count(_last_layers(policy, layers)), trained=True))
         case OwnModel(path):
-            model = policy if path is None else skeleton(resolve(path))
+            model = policy if path is None else skeleton_of(path)
             held.append(Held("value model", _count(model), trained=True))
     return held + [
-        Held(f"reward model {judge.path}", _count(skeleton(resolve(judge.path))), trained=False)
+        Held(f"reward model {judge.path}", _count(skeleton_of(judge.path)), trained=False)
         for judge in config.rewards.models
     ]
 

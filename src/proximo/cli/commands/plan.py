@@ -1,0 +1,168 @@
+"""`proximo plan`: memory and seconds of a run on a GPU, predicted before any weights are loaded."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from rich.console import Console
+from rich.table import Table
+from transformers.utils.logging import disable_progress_bar
+
+from proximo.cli.configs import base_config, naming_flags
+from proximo.cli.flags import changed, refuse, take, take_switch
+from proximo.door.planning import PROMPT_TOKENS, plan
+from proximo.models.adapters.lora import Lora
+from proximo.planning.cards import CARDS, GIB, Card, chosen_card
+from proximo.planning.plan import Plan, Way
+from proximo.planning.shapes import SHAPES
+from proximo.presets import ARITHMETIC
+
+LABEL_WIDTH, VALUE_WIDTH = 46, 18
+
+BASE = replace(
+    ARITHMETIC,
+    model="8B",
+    sampling=replace(ARITHMETIC.sampling, max_tokens=1024),
+    training=replace(ARITHMETIC.training, groups=16, group_size=16),
+)
+"""The run that is planned where no preset and no file is given; its task is not looked at."""
+
+PLAN_FLAGS = f"""flags of the command itself:
+  --model MODEL         a folder, config.json or hub id, or a shape by name: {", ".join(SHAPES)}
+  --gpu NAME            {", ".join(card.name for card in CARDS)},
+                        cpu, or auto (the default): this machine
+  --gpu.memory GIB      numbers of the GPU, in place of the named one's or without a name: its memory in GiB,
+  --gpu.bandwidth N     bytes per second,
+  --gpu.arithmetic N    and dense bfloat16 operations per second, as in a datasheet
+  --prompt-tokens N     tokens of a prompt (default {PROMPT_TOKENS})
+  --mean-tokens N       tokens of an average completion (default: all reach --sampling.max-tokens)
+  --adapter.type Lora   adapter of the LoRA column, with --adapter.rank and the like (default: rank {Lora().rank})
+  --json                print the plan as JSON on stdout, in bytes and seconds
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """Exit status: 0 if full fine-tuning or LoRA fits, 1 if neither does."""
+    disable_progress_bar()
+    as_json = take_switch(arguments, "--json")
+    name, numbers = take(arguments, "--gpu"), [_number(arguments, f"--gpu.{each}") for each in Card.NUMBERS]
+    prompt, mean = _whole(arguments, "--prompt-tokens"), _whole(arguments, "--mean-tokens")
+    config = changed(
+        base_config(arguments, BASE),
+        arguments,
+        prog="proximo plan",
+        description="Predict a run's memory and time on a GPU, before any weights are loaded.",
+        help_more=f"{PLAN_FLAGS}{naming_flags('plan')}",
+    )
+    try:
+        found = plan(
+            config,
+            chosen_card(name, *numbers),
+            prompt_tokens=PROMPT_TOKENS if prompt is None else prompt,
+            mean_tokens=mean,
+        )
+    except ValueError as error:
+        refuse(str(error))
+    if as_json:
+        print(json.dumps(found.to_dict()))
+    else:
+        _print(found)
+    return 0 if any(way.fits for way in found.ways) else 1
+
+
+def _number(arguments: list[str], flag: str) -> float | None:
+    given = take(arguments, flag)
+    try:
+        return None if given is None else float(given)
+    except ValueError:
+        refuse(f"{flag} {given}: give a number")
+
+
+def _whole(arguments: list[str], flag: str) -> int | None:
+    given = take(arguments, flag)
+    try:
+        return None if given is None else int(given)
+    except ValueError:
+        refuse(f"{flag} {given}: give a whole number")
+
+
+def _print(found: Plan) -> None:
+    console = Console(highlight=False) if sys.stdout.isatty() else Console(width=160, highlight=False)
+    size, card = found.size, found.card
+    console.print(
+        f"{found.model}: {found.parameters / 1e9:,.3f} B parameters in {found.dtype} on {card.name} "
+        f"({card.memory:,.1f} GiB, {card.bandwidth / 1e12:,.2f} TB/s, {card.arithmetic / 1e12:,.1f} TFLOP/s)",
+        markup=False,
+    )
+    ends = "" if size.mean_tokens is None else f", {size.mean_tokens:,} on average"
+    console.print(
+        f"a step: {size.groups} prompts of {size.prompt_tokens:,} tokens × {size.group_size} completions of up to "
+        f"{size.max_tokens:,}{ends}; everything below is predicted\n",
+        markup=False,
+    )
+    for title, rows in (("GiB", _model_rows), ("", _memory_rows), ("", _size_rows), ("seconds", _second_rows)):
+        console.print(_table(title, [dict(rows(way)) for way in found.ways], found.ways))
+    lines = [*found.verdicts, *(f"({each})" for each in found.remarks)]
+    console.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _table(title: str, columns: list[dict[str, str]], ways: Sequence[Way]) -> Table:
+    """A row for each label of either way."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_header=bool(title))
+    table.add_column(title, width=LABEL_WIDTH)
+    for way in ways:
+        table.add_column(way.name, justify="right", width=VALUE_WIDTH)
+    for label in dict.fromkeys(label for column in columns for label in column):
+        table.add_row(label, *(column.get(label, "–") for column in columns))
+    return table
+
+
+def _model_rows(way: Way) -> Iterator[tuple[str, str]]:
+    for each in way.components:
+        for what in ("weights", "gradients", "masters", "moments"):
+            if size := getattr(each, what):
+                yield f"{each.role}: {what}", _gib(size)
+
+
+def _memory_rows(way: Way) -> list[tuple[str, str]]:
+    use = way.memory
+    return [
+        ("keys and values of the first rollout", _gib(use.first_keys)),
+        ("keys and values", _gib(use.keys)),
+        ("activations of a pass", _gib(use.activations)),
+        ("logits of a chunk, gradient of the head", _gib(use.head)),
+        ("peak of a rollout", _gib(use.rollout_peak)),
+        ("peak of an update", _gib(use.update_peak)),
+    ]
+
+
+def _size_rows(way: Way) -> list[tuple[str, str]]:
+    use = way.memory
+    return [
+        ("fits", "yes" if way.fits else "no"),
+        ("completions decoded at a time", f"{use.live:,}"),
+        ("tokens of a pass", f"{use.pass_tokens:,}"),
+        ("passes over each group", f"{use.parts:,}"),
+        ("layers run again in the backward pass", f"{use.checkpointed}{' (offloaded)' * use.offloaded}"),
+        ("longest completions, at this group size", "none" if way.longest is None else f"{way.longest:,}"),
+        ("largest groups, at this length", "none" if way.largest_group is None else f"{way.largest_group:,}"),
+    ]
+
+
+def _second_rows(way: Way) -> list[tuple[str, str]]:
+    """Nothing of a way that does not fit."""
+    time = way.time
+    if time is None:
+        return []
+    return [
+        ("rollout", f"{time.rollout.total:,.1f}"),
+        ("scoring: old policy, reference, reward models", f"{time.scoring:,.1f}"),
+        ("update", f"{time.update:,.1f}"),
+        ("step", f"{time.total:,.1f}"),
+        ("sampled tokens per second of the rollout", f"{time.tokens / time.rollout.total:,.0f}"),
+    ]
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:,.1f}"

@@ -1,0 +1,111 @@
+"""Devices that a run is planned for: their memory, bandwidth and arithmetic."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from proximo.bench.roofline import Machine, machine_of
+from proximo.models import free_bytes
+from proximo.training.preflight.estimate import machine_bytes
+
+GIB = 2**30
+REACHED_BANDWIDTH, REACHED_ARITHMETIC = 0.9, 0.8
+"""Shares of the datasheet that a large copy and a large matrix product reach: 4.3 of 4.8 TB/s and 790 of 989 TFLOP/s,
+measured on one H200 and assumed of the other cards."""
+KERNEL_SECONDS = 3e-6
+"""Seconds from one small kernel of a CUDA graph to the next."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A device, with the numbers of its datasheet.
+
+    Example: Card("A100-40", memory=39.4, bandwidth=1.555e12, arithmetic=312e12)
+    """
+
+    NUMBERS: ClassVar[tuple[str, ...]] = ("memory", "bandwidth", "arithmetic")
+    """What a datasheet says, in the order of the fields."""
+    name: str
+    memory: float
+    """Memory that programs can use, in GiB: as torch reports it, which is less than the datasheet's GB."""
+    bandwidth: float
+    """Bytes per second between memory and processor."""
+    arithmetic: float
+    """Dense operations per second: bfloat16 on a GPU, float32 on a CPU."""
+    is_gpu: bool = True
+    context: float = 0.6
+    """GiB that the driver and loaded kernels take from that memory."""
+
+    def __post_init__(self) -> None:
+        for field in self.NUMBERS:
+            if not getattr(self, field) > 0:
+                raise ValueError(f"gpu.{field} is {getattr(self, field)}: give a positive number")
+
+    @property
+    def usable(self) -> int:
+        """Bytes that tensors can take."""
+        return int((self.memory - self.context) * GIB)
+
+    @property
+    def machine(self) -> Machine:
+        """The limits that times are predicted from."""
+        if not self.is_gpu:
+            return Machine(self.name, self.bandwidth, self.arithmetic, 0.0, 4)
+        bandwidth, arithmetic = self.bandwidth * REACHED_BANDWIDTH, self.arithmetic * REACHED_ARITHMETIC
+        return Machine(self.name, bandwidth, arithmetic, KERNEL_SECONDS, 2)
+
+
+CARDS = (
+    Card("B200", 178.3, 8.0e12, 2250e12),
+    Card("H200", 139.8, 4.8e12, 989e12),
+    Card("H100", 79.1, 3.35e12, 989e12),
+    Card("H100-PCIe", 79.1, 2.0e12, 756e12),
+    Card("A100-80", 79.1, 2.039e12, 312e12),
+    Card("A100-40", 39.4, 1.555e12, 312e12),
+    Card("L40S", 44.4, 0.864e12, 362e12),
+    Card("RTX5090", 31.4, 1.792e12, 209.5e12),
+    Card("RTX4090", 23.6, 1.008e12, 165.2e12),
+    Card("RTX3090", 23.6, 0.936e12, 71e12),
+    Card("L4", 22.0, 0.3e12, 121e12),
+)
+"""GPUs by name. Bandwidth and dense bfloat16 arithmetic (float32 sums, without sparsity) from NVIDIA's datasheets."""
+
+HERE, CPU = "auto", "cpu"
+"""Names of what is found on this machine: its GPU, or its CPU where it has none; and its CPU."""
+
+
+def card(name: str) -> Card:
+    """The card of this name; `auto` and `cpu` are this machine's own. ValueError lists the names."""
+    found = {each.name.lower(): each for each in CARDS}
+    if name.lower() in (HERE, CPU):
+        return this_machine(gpu=name.lower() == HERE and torch.cuda.is_available())
+    if name.lower() not in found:
+        names = ", ".join([*(each.name for each in CARDS), CPU, HERE])
+        raise ValueError(
+            f"gpu is {name!r}: give one of {names}, or its numbers (--gpu.memory GiB --gpu.bandwidth BYTES/S "
+            "--gpu.arithmetic FLOP/S)"
+        )
+    return found[name.lower()]
+
+
+def chosen_card(name: str | None, *numbers: float | None) -> Card:
+    """A named card with those of `Card.NUMBERS` replaced that are given, or one that is known by its numbers alone."""
+    given = {field: number for field, number in zip(Card.NUMBERS, numbers, strict=True) if number is not None}
+    if name is None and len(given) == len(Card.NUMBERS):
+        memory, bandwidth, arithmetic = given.values()
+        return Card("custom", memory, bandwidth, arithmetic)
+    if name is None and given:
+        missing = ", ".join(f"gpu.{field}" for field in Card.NUMBERS if field not in given)
+        raise ValueError(f"gpu has no name, and {missing} is missing: give the others too, or a name (--gpu A100-40)")
+    return replace(card(name or HERE), **given)
+
+
+def this_machine(*, gpu: bool) -> Card:
+    """The device that is here; its memory is what is free now, its speeds are measured, in about a second."""
+    machine = machine_of("cuda" if gpu else "cpu")
+    memory = free_bytes(torch.device("cuda")) if gpu else machine_bytes()
+    if not gpu:
+        return Card("cpu", memory / GIB, machine.bandwidth, machine.arithmetic, is_gpu=False, context=0.3)
+    nominal = machine.bandwidth / REACHED_BANDWIDTH, machine.arithmetic / REACHED_ARITHMETIC
+    return Card(machine.name, memory / GIB, *nominal, context=0.0)

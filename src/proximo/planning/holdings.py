@@ -1,0 +1,106 @@
+"""What a run holds in memory from its first update on: models and, of those that are trained, the optimizer's state."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from proximo.models.adapters.lora import Lora, target_names
+from proximo.models.values import OwnLayers, OwnModel
+from proximo.planning.shapes import ModelShape, read_shape
+from proximo.training.config import RunConfig
+from proximo.training.learner.memory import TokenCost, token_cost
+from proximo.training.learner.optimizer import HALVES
+from proximo.training.preflight.estimate import Held, held_models
+
+
+@dataclass(frozen=True)
+class Component:
+    """Bytes of one model."""
+
+    role: str
+    parameters: int
+    trained: bool
+    weights: int
+    gradients: int
+    masters: int
+    moments: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.masters + self.moments
+
+
+def component(held: Held, dtype: torch.dtype) -> Component:
+    """A trained parameter has a gradient and two moments: in float32, with a float32 master, if it is in half
+    precision."""
+    number, wide = held.parameters, max(dtype.itemsize, 4) * held.trained
+    masters = wide * number if dtype in HALVES else 0
+    weights = dtype.itemsize * number
+    return Component(held.role, number, held.trained, weights, wide * number, masters, 2 * wide * number)
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A way to train a policy: what is held for it, and what a token costs in a pass with gradient."""
+
+    shape: ModelShape
+    dtype: torch.dtype
+    components: tuple[Component, ...]
+    cost: TokenCost
+    """Bytes of a token that the learner plans its passes with."""
+    unplanned: int = 0
+    """Bytes of a token that the learner does not count: value layers' and adapters' activations."""
+    lora: Lora | None = None
+
+    @property
+    def total(self) -> int:
+        return sum(each.total for each in self.components)
+
+    @property
+    def pending(self) -> int:
+        """Gradients and moments, which are made by the first update."""
+        return sum(each.gradients + each.moments for each in self.components)
+
+    @property
+    def trained(self) -> int:
+        """Weights of the policy, or of its adapter, that are trained."""
+        return next(each.parameters for each in self.components if each.trained)
+
+    @property
+    def gradients(self) -> int:
+        return sum(each.gradients for each in self.components)
+
+
+def holdings(config: RunConfig, dtype: torch.dtype, *, compiled: bool) -> tuple[Holding, Holding]:
+    """A run's full fine-tuning, and the same with its adapter, or with one of the default kind."""
+    lora, shape_of = config.adapter or Lora(), cache(read_shape)
+    shape = shape_of(config.model)
+    cost, unplanned = token_cost(shape.config, dtype, compiled=compiled), 0
+    match config.value_options and config.value_options.form:
+        case OwnLayers(layers):
+            unplanned = cost.kept * layers // shape.layers
+        case OwnModel(path):
+            own = shape if path is None else shape_of(path)
+            cost += token_cost(own.config, dtype, compiled=compiled)
+
+    def held(config: RunConfig) -> list[Held]:
+        return held_models(config, lambda name: shape_of(name).model)
+
+    whole = held(replace(config, adapter=None))
+    frozen, adapter, *rest = held(replace(config, adapter=lora, training=replace(config.training, freeze=())))
+    wide = torch.promote_types(dtype, torch.float32)  # adapters are kept in float32
+    small = (component(frozen, dtype), component(adapter, wide), *(component(each, dtype) for each in rest))
+    narrow = dtype.itemsize * lora.rank * len(adapted_layers(shape.model, lora))
+    return (
+        Holding(shape, dtype, tuple(component(each, dtype) for each in whole), cost, unplanned),
+        Holding(shape, dtype, small, cost, unplanned + narrow, lora),
+    )
+
+
+def adapted_layers(model: PreTrainedModel, lora: Lora) -> list[str]:
+    """Names of the linear layers that the adapter is on."""
+    ends = tuple(f".{name}" for name in target_names(model, lora))
+    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name.endswith(ends)]

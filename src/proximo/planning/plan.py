@@ -1,0 +1,144 @@
+"""The plan of a run: full fine-tuning and LoRA side by side, each with its memory, its time and what would fit."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from proximo.maths.pieces.traits import KeepTraits
+from proximo.models import Precision
+from proximo.planning.cards import GIB, Card
+from proximo.planning.fitting import largest_groups, longest_completions, smallest_card
+from proximo.planning.holdings import Component, Holding, holdings
+from proximo.planning.memory import MemoryUse, StepSize, memory_use
+from proximo.planning.times import StepTime, step_time
+from proximo.training.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to train the policy."""
+
+    name: str
+    components: tuple[Component, ...]
+    memory: MemoryUse
+    time: StepTime | None
+    """None if it does not fit."""
+    longest: int | None
+    """The longest completions that fit with this group size; None if none do."""
+    largest_group: int | None
+    """The most samples of a prompt that fit with this length; None if none do."""
+    smallest_card: str | None
+    """The known card with the least memory on which the step as it is fits; None if there is none."""
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.fits
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run would take on a device. Everything in it is predicted: nothing was loaded or measured."""
+
+    model: str
+    parameters: int
+    dtype: str
+    card: Card
+    size: StepSize
+    full: Way
+    lora: Way
+    remarks: tuple[str, ...]
+
+    @property
+    def ways(self) -> tuple[Way, Way]:
+        return self.full, self.lora
+
+    @property
+    def verdicts(self) -> list[str]:
+        """One line for each way: whether it fits, and what would."""
+        return [f"{each.name}: {_verdict(each, self.size, self.card)}" for each in self.ways]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, with what follows from them."""
+        facts = asdict(self)
+        for name, way in (("full", self.full), ("lora", self.lora)):
+            facts[name] |= {"fits": way.fits, "peak": way.memory.peak, "seconds": way.time and way.time.total}
+        return facts | {"verdicts": self.verdicts}
+
+
+def make_plan(config: RunConfig, card: Card, *, prompt_tokens: int, mean_tokens: int | None) -> Plan:
+    """Plan a run; of its models only the configs are read."""
+    size = StepSize.of(config, prompt_tokens, mean_tokens)
+    dtype = planned_dtype(config.dtype, card)
+    full, small = holdings(config, dtype, compiled=config.compile and card.is_gpu)
+    assert small.lora is not None
+    return Plan(
+        model=config.model,
+        parameters=full.shape.parameters,
+        dtype=str(dtype).removeprefix("torch."),
+        card=card,
+        size=size,
+        full=_way("full fine-tuning", config, full, size, card),
+        lora=_way(f"LoRA rank {small.lora.rank}", config, small, size, card),
+        remarks=tuple(_remarks(config, full, size, card)),
+    )
+
+
+def planned_dtype(precision: Precision, card: Card) -> torch.dtype:
+    """As a run picks it: bfloat16 on a GPU, float32 on a CPU, unless its config says otherwise."""
+    if precision != "auto":
+        return getattr(torch, precision)
+    return torch.bfloat16 if card.is_gpu else torch.float32
+
+
+def _way(name: str, config: RunConfig, holding: Holding, size: StepSize, card: Card) -> Way:
+    use = memory_use(holding, size, card)
+    fitting = smallest_card(holding, size)
+    return Way(
+        name=name,
+        components=holding.components,
+        memory=use,
+        time=step_time(config, holding, size, use, card) if use.fits else None,
+        longest=longest_completions(holding, size, card),
+        largest_group=largest_groups(holding, size, card),
+        smallest_card=fitting and fitting.name,
+    )
+
+
+def _verdict(way: Way, size: StepSize, card: Card) -> str:
+    use, has = way.memory, f"{way.memory.usable / GIB:,.1f}"
+    if way.fits:
+        return (
+            f"fits, with a predicted peak of {use.peak / GIB:,.1f} of {has} GiB; up to {way.longest or 0:,} tokens × "
+            f"{size.group_size} samples, or {size.max_tokens:,} tokens × {way.largest_group or 0} samples"
+        )
+    if use.needed > use.usable:
+        why = f"needs at least {use.needed / GIB:,.1f} GiB, and {card.name} has {has}"
+    elif use.refused:
+        why = f"the keys of one completion of {size.max_tokens:,} tokens are more than the sampler may take"
+    else:
+        why = f"predicted peak {use.peak / GIB:,.1f} GiB, and {card.name} has {has}"
+    shorter = [f"up to {way.longest:,} tokens × {size.group_size} samples"] if way.longest else []
+    fewer = [f"{size.max_tokens:,} tokens × up to {way.largest_group} samples"] if way.largest_group else []
+    other = [f"this size on {way.smallest_card}"] if way.smallest_card else []
+    return f"does not fit: {why}. What would: {' or '.join([*shorter, *fewer, *other]) or 'no card that is known here'}"
+
+
+def _remarks(config: RunConfig, holding: Holding, size: StepSize, card: Card) -> list[str]:
+    """What the numbers leave out."""
+    found = ["all numbers are predictions; times leave out grading, the first step's compilation and evaluation"]
+    if size.mean_tokens is None:
+        found.append("all completions are taken to reach sampling.max_tokens; give --mean-tokens if they end sooner")
+    if not holding.shape.is_packed:
+        kind = type(holding.shape.model).__name__
+        found.append(f"{kind} is outside the packed fast path: its padded passes take more memory and time than this")
+    if KeepTraits.read(config.algorithm.keep).refills:
+        rounds = config.training.refill_rounds
+        found.append(f"groups that are all right or all wrong are sampled again: up to {rounds} rollouts a step")
+    positions = holding.shape.max_positions
+    if positions is not None and size.prompt_tokens + size.max_tokens > positions:
+        total = size.prompt_tokens + size.max_tokens
+        found.append(f"prompt and completion have {total:,} tokens, the model {positions:,} positions: a run refuses")
+    if not card.is_gpu:
+        found.append("on a CPU the peak is that of the whole process, and known less exactly than on a GPU")
+    return found
