@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from proximo.cli.flags import asks_for_help, nearest, refuse
+from proximo.cli.flags import asks_for_help, refuse
+from proximo.cli.parsing import nearest
 from proximo.version import __version__
 
 USAGE = """usage: proximo COMMAND ...

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from proximo import explain, toml
 from proximo.algorithms import Algorithm
-from proximo.cli.flags import nearest, refuse, said_later, take
+from proximo.cli.flags import refuse, said_later, take
+from proximo.cli.parsing import nearest
 from proximo.door.training import with_values
 from proximo.explain import Card
 from proximo.insight.folder import RunFolder

@@ -1,6 +1,5 @@
 """Values changed by flags, and refusals."""
 
-import difflib
 import re
 import sys
 import warnings
@@ -10,7 +9,7 @@ from dataclasses import MISSING, is_dataclass, replace
 from types import NoneType
 from typing import Any, NoReturn, TypeVar, get_origin
 
-from proximo.cli.parsing import parsed
+from proximo.cli.parsing import nearest, parsed
 from proximo.door import telling
 from proximo.door.refusing import refuse_values
 from proximo.outside import FORM, is_outside
@@ -229,11 +228,6 @@ def take_model(arguments: list[str], command: str) -> str:
     if not arguments or arguments[0].startswith("-"):
         refuse(f"{command} needs a model, a folder or hub id: {command} MODEL")
     return arguments.pop(0)
-
-
-def nearest(name: str, names: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name.lower(), names, n=1)
-    return f", the nearest is {close[0]!r}" if close else ""
 
 
 def as_flags(message: str) -> str:

@@ -1,5 +1,6 @@
 """Flags read by tyro, and what is wrong with them in one line. With closed_unions.py the only place that knows tyro."""
 
+import difflib
 import io
 import re
 from collections.abc import Iterator, Sequence
@@ -68,8 +69,6 @@ def _line(box: str, whole: str, raised: Sequence[ValueError]) -> str:
 
 def _unknown(default: object, flag: str, following: Sequence[str], prog: str) -> str:
     """A flag that names a whole table needs a `.type` or a field; another one is misspelt."""
-    from proximo.cli.flags import nearest
-
     if not flag.startswith("-"):
         return f"{flag}: {prog} takes no such argument; {prog} --help lists what it takes"
     name = flag.partition("=")[0].replace("_", "-")
@@ -92,3 +91,8 @@ def _flags(value: object, path: str) -> Iterator[tuple[str, tuple[list[str], boo
         inner = dict(_flags(held, f"{here}."))
         yield here, ([each for each in inner if each.count(".") == here.count(".") + 1], is_choice(kind))
         yield from inner.items()
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name.lower(), names, n=1)
+    return f", the nearest is {close[0]!r}" if close else ""

@@ -40,7 +40,7 @@ class Served:
 
 
 @contextmanager
-def served(root: Path, **options: float) -> Iterator[Served]:
+def served(root: Path, **options: Any) -> Iterator[Served]:
     """The page of a folder, from a thread of this process."""
     from proximo.insight.view.server import bind, server
 

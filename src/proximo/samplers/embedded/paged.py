@@ -87,6 +87,10 @@ class PagedCache:
         """The pages of each live slot."""
         self._row_pages.clear()
 
+    def free(self) -> None:
+        """Give the memory back; nothing can be read or written any more."""
+        self._layers.clear()
+
     @property
     def bytes(self) -> int:
         return self.pages * PAGE * self._shape.bytes_per_token
