@@ -2,7 +2,11 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
+
+from proximo.bench.own import OwnRow
+from proximo.bench.shapes import SHAPES, WRITTEN
 
 PEERS = ("best", "default", "static", "compiled")
 
@@ -11,6 +15,8 @@ PEERS = ("best", "default", "static", "compiled")
 class BenchOptions:
     only: tuple[str, ...] = ()
     """Rows to measure. Empty: all rows for this device."""
+    own: OwnRow | None = None
+    """A row of the user's own to measure instead."""
     steps: int = 5
     """Measured repetitions, after the comparison of numbers and the warm-up."""
     warmup: int = 1
@@ -33,6 +39,10 @@ class BenchOptions:
             raise ValueError(
                 f"steps is {self.steps}, warmup {self.warmup}, threads {self.threads}: give at least 1, 0 and 1"
             )
+        if self.own is not None and (self.only or self.ablate):
+            raise ValueError(
+                "shape is given with only or ablate: a row of your own is measured by itself, leave them out"
+            )
         unknown = [name for name in self.peers if name not in PEERS]
         if unknown:
             raise ValueError(f"peers has {unknown[0]!r}: give some of {', '.join(PEERS)}, or none")
@@ -50,6 +60,7 @@ def parsed(arguments: Sequence[str], tables: Sequence[tuple[str, str]], prog: st
     default = BenchOptions()
     parser.add_argument("table", choices=[name for name, _ in tables], help="table to measure")
     parser.add_argument("--only", nargs="+", default=(), metavar="ROW", help="measure only these rows")
+    _add_own(parser)
     parser.add_argument(
         "--steps", type=int, default=default.steps, metavar="N", help="measured repetitions (default: 5)"
     )
@@ -78,6 +89,26 @@ def parsed(arguments: Sequence[str], tables: Sequence[tuple[str, str]], prog: st
     table = given.pop("table")
     peers = () if list(given["peers"]) == ["none"] else tuple(given["peers"])
     try:
-        return table, BenchOptions(**given | {"only": tuple(given["only"]), "peers": peers})
+        return table, BenchOptions(own=_own(given), **given | {"only": tuple(given["only"]), "peers": peers})
     except ValueError as error:
         parser.error(str(error))
+
+
+def _add_own(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("a row of your own (rollout, train, step)")
+    names = ", ".join(shape.name for shape in SHAPES)
+    group.add_argument("--shape", help=f"the model: {names}, or {WRITTEN}")
+    group.add_argument("--groups", type=int, help="prompts (default 16)")
+    group.add_argument("--siblings", type=int, help="completions of each prompt (default 16)")
+    group.add_argument("--prompt", type=int, help="tokens of each prompt (default 512)")
+    group.add_argument("--lengths", help="tokens of each completion (default 512), or MEAN:LIMIT for ends at random")
+
+
+def _own(given: dict[str, Any]) -> OwnRow | None:
+    """Take the fields of a row of the user's own out of the arguments."""
+    named = {field.name: given.pop(field.name) for field in fields(OwnRow)}
+    named = {name: value for name, value in named.items() if value is not None}
+    if named and "shape" not in named:
+        name, value = next(iter(named.items()))
+        raise ValueError(f"{name} is {value} without a shape: give --shape too")
+    return OwnRow(**named) if named else None

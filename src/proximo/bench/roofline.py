@@ -84,10 +84,13 @@ class DecodeStep:
         )
 
 
-def decode_step(workload: Workload, done: int, *, shared: bool) -> DecodeStep:
-    """The step of a workload in which each row has `done` tokens of its own."""
-    own, rows = workload.rows * done, workload.rows
-    prompts = workload.groups if shared else rows
+def decode_step(workload: Workload, done: int, *, shared: bool, lengths: Sequence[int] | None = None) -> DecodeStep:
+    """The step in which each unfinished row has `done` tokens of its own. `lengths`: of the completions, group by
+    group; None: the workload's."""
+    lengths, size = workload.lengths if lengths is None else lengths, workload.siblings
+    groups = [sum(length > done for length in lengths[at : at + size]) for at in range(0, len(lengths), size)]
+    rows, live_groups = sum(groups), sum(live > 0 for live in groups)
+    own, prompts = rows * done, live_groups if shared else rows
     return DecodeStep(rows, rows * workload.prompt + own, prompts * workload.prompt + own)
 
 
@@ -98,10 +101,18 @@ def prefill_seconds(workload: Workload, machine: Machine) -> float:
     return (2 * shape.body * tokens + attention) / machine.arithmetic
 
 
-def decode_seconds(workload: Workload, machine: Machine, *, shared: bool) -> float:
-    """Seconds of all decode steps of a workload with even lengths; the first token comes from the prefill."""
-    steps = (decode_step(workload, done, shared=shared) for done in range(1, workload.longest))
+def decode_seconds(
+    workload: Workload, machine: Machine, *, shared: bool, lengths: Sequence[int] | None = None
+) -> float:
+    """Seconds of all decode steps, with all rows decoded together; the first token comes from the prefill."""
+    lengths = workload.lengths if lengths is None else lengths
+    steps = (decode_step(workload, done, shared=shared, lengths=lengths) for done in range(1, max(lengths)))
     return sum(step.seconds(workload.shape, machine) for step in steps)
+
+
+def rollout_seconds(workload: Workload, machine: Machine, lengths: Sequence[int] | None = None) -> float:
+    """The limit of a rollout, with each prompt computed once and read once per step for its group."""
+    return prefill_seconds(workload, machine) + decode_seconds(workload, machine, shared=True, lengths=lengths)
 
 
 @dataclass(frozen=True)

@@ -52,11 +52,15 @@ class Session:
     def on_gpu(self) -> bool:
         return torch.device(self.device).type == "cuda"
 
+    def begin(self, side: Side) -> Mapping[str, float]:
+        """Seconds of the first turn, in which things are compiled and captured."""
+        self.say(f"  {side.name}: first turn")
+        return side.turn()
+
     def measure(self, sides: Sequence[Side], *, begun: int = 0) -> list[Phases]:
-        """Measure all sides. The last `begun` have had their first turn, in which things are compiled and captured."""
+        """Measure all sides. The last `begun` have had their first turn."""
         for side in sides[: len(sides) - begun]:
-            self.say(f"  {side.name}: first turn")
-            side.turn()
+            self.begin(side)
         return interleaved(sides, steps=self.options.steps, warmup=self.options.warmup, say=self.say)
 
     def ours(self, workload: Workload, **changes: Any) -> Ours:
@@ -92,7 +96,7 @@ class Session:
             release(self.device)
             if in_rollout or settings.rows == 1:
                 return Failed(settings.name, f"out of memory in {'the rollout' if in_rollout else 'training'}")
-            settings = replace(settings, rows=settings.rows // 2)
+            settings = replace(settings, rows=workload.even_part(settings.rows // 2))
             self.say(f"  {settings.name}: out of memory, now with {settings.rows} rows in a micro-batch")
 
     def agreement(self, ours: Learned, peer: Trl) -> Agreement:

@@ -1,4 +1,4 @@
-"""Models of known shapes with random weights, and a tokenizer whose end token cannot be sampled."""
+"""Models of known or given shapes with random weights, and a tokenizer whose end token cannot be sampled."""
 
 from dataclasses import dataclass
 
@@ -17,13 +17,14 @@ from transformers import (
 
 from proximo.models.torch_globals import guarded
 
-POSITIONS = 16384
+POSITIONS = 2**17
+"""Maximum tokens of a prompt with its completion."""
 PAD_ID = 0
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes that determine a decoder's cost; head and embedding are tied."""
+    """The sizes that determine a decoder's cost."""
 
     name: str
     family: type[LlamaConfig] | type[Qwen3Config]
@@ -34,6 +35,8 @@ class Shape:
     kv_heads: int
     head_width: int
     vocabulary: int
+    tied: bool = True
+    """Whether head and embedding are the same weights."""
 
     @property
     def body(self) -> int:
@@ -43,7 +46,7 @@ class Shape:
 
     @property
     def head(self) -> int:
-        """Weights of the head, which are the embedding's too."""
+        """Weights of the head."""
         return self.hidden * self.vocabulary
 
     @property
@@ -65,7 +68,7 @@ class Shape:
             num_key_value_heads=self.kv_heads,
             head_dim=self.head_width,
             max_position_embeddings=POSITIONS,
-            tie_word_embeddings=True,
+            tie_word_embeddings=self.tied,
             pad_token_id=PAD_ID,
             bos_token_id=None,
             eos_token_id=None,
@@ -92,4 +95,36 @@ class Shape:
 TINY = Shape("tiny", Qwen3Config, 4, 128, 384, 4, 2, 32, 1024)
 SMOLLM_135M = Shape("SmolLM2-135M", LlamaConfig, 30, 576, 1536, 9, 3, 64, 49152)
 QWEN_600M = Shape("Qwen3-0.6B", Qwen3Config, 28, 1024, 3072, 16, 8, 128, 151936)
+QWEN_1700M = Shape("Qwen3-1.7B", Qwen3Config, 28, 2048, 6144, 16, 8, 128, 151936)
 QWEN_4B = Shape("Qwen3-4B", Qwen3Config, 36, 2560, 9728, 32, 8, 128, 151936)
+QWEN_8B = Shape("Qwen3-8B", Qwen3Config, 36, 4096, 12288, 32, 8, 128, 151936, tied=False)
+LLAMA_1B = Shape("Llama-1B", LlamaConfig, 16, 2048, 8192, 32, 8, 64, 128256)
+SHAPES = (TINY, SMOLLM_135M, QWEN_600M, LLAMA_1B, QWEN_1700M, QWEN_4B, QWEN_8B)
+
+SIZES = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_width", "vocabulary")
+WRITTEN = "LAYERSxHIDDENxINTERMEDIATExHEADSxKV_HEADSxHEAD_WIDTHxVOCABULARY"
+
+
+def shape_of(text: str) -> Shape:
+    """A shape by its name, or of the sizes written out, which is of Qwen3's family with a tied head.
+
+    Example: shape_of("qwen3-0.6b"), shape_of("28x1024x3072x16x8x128x151936")
+    """
+    for shape in SHAPES:
+        if shape.name.lower() == text.lower():
+            return shape
+    numbers = text.lower().split("x")
+    if len(numbers) != len(SIZES) or not all(number.isdecimal() for number in numbers):
+        names = ", ".join(shape.name for shape in SHAPES)
+        raise ValueError(f"shape is {text!r}: give one of {names}, or the sizes as {WRITTEN}")
+    sizes = dict(zip(SIZES, map(int, numbers), strict=True))
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"shape has {name} {size}: give at least 1")
+    if sizes["heads"] % sizes["kv_heads"]:
+        raise ValueError(f"shape has {sizes['heads']} heads and {sizes['kv_heads']} kv_heads: give a divisor of heads")
+    if sizes["head_width"] % 2:
+        raise ValueError(f"shape has head_width {sizes['head_width']}: give an even number, positions rotate halves")
+    if sizes["vocabulary"] < 2:
+        raise ValueError("shape has vocabulary 1: give at least 2, token 0 is padding")
+    return Shape(text.lower(), Qwen3Config, **sizes)

@@ -24,8 +24,33 @@ class Tail:
         location = math.log(self.mean) - self.sigma**2 / 2
         lengths = (location + self.sigma * normal.icdf(steps)).exp().round().clamp(1, self.most)
         lengths[-1] = self.most
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
-        return [int(length) for length in lengths[order].tolist()]
+        return _shuffled(lengths.tolist())
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Completions that end at random: with probability about 1/mean at each token, or at `most` tokens."""
+
+    mean: int
+    most: int
+
+    def tokens(self, vocabulary: int) -> list[int]:
+        """End tokens: a fixed draw of one in `mean` of the vocabulary, without padding. Random weights make all tokens
+        about equally likely."""
+        order = torch.randperm(vocabulary - 1, generator=torch.Generator().manual_seed(4))
+        return sorted((1 + order[: max(1, round(vocabulary / self.mean))]).tolist())
+
+    def lengths(self, count: int) -> list[int]:
+        """Quantiles of the geometric distribution at equal steps, in a fixed shuffled order: the lengths of given (not
+        sampled) completions."""
+        steps = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+        lengths = (torch.log1p(-steps) / math.log1p(-1 / self.mean)).ceil().clamp(1, self.most)
+        return _shuffled(lengths.tolist())
+
+
+def _shuffled(lengths: list[float]) -> list[int]:
+    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(0))
+    return [int(lengths[place]) for place in order.tolist()]
 
 
 @dataclass(frozen=True)
@@ -37,7 +62,7 @@ class Workload:
     groups: int
     siblings: int
     prompt: int
-    completion: int | Tail
+    completion: int | Tail | Ends
     peer_rows: int
     """Rows of TRL's micro-batch at its best settings: the first to be tried, halved while memory runs out."""
 
@@ -47,14 +72,24 @@ class Workload:
 
     @property
     def lengths(self) -> list[int]:
-        """Length of every completion, group by group."""
-        if isinstance(self.completion, Tail):
-            return self.completion.lengths(self.rows)
-        return [self.completion] * self.rows
+        """Length of every completion, group by group; of the given ones if sampled completions end at random."""
+        if isinstance(self.completion, int):
+            return [self.completion] * self.rows
+        return self.completion.lengths(self.rows)
 
     @property
     def longest(self) -> int:
         return max(self.lengths)
+
+    @property
+    def limit(self) -> int:
+        """The sampler's limit."""
+        return self.completion if isinstance(self.completion, int) else self.completion.most
+
+    @property
+    def end_tokens(self) -> list[int]:
+        """Tokens that end a completion; none if all reach the limit."""
+        return self.completion.tokens(self.shape.vocabulary) if isinstance(self.completion, Ends) else []
 
     @property
     def even(self) -> bool:
@@ -64,6 +99,10 @@ class Workload:
     @property
     def completion_tokens(self) -> int:
         return sum(self.lengths)
+
+    def even_part(self, most: int) -> int:
+        """The largest number of rows up to `most` that divides all rows."""
+        return next(rows for rows in range(most, 0, -1) if self.rows % rows == 0)
 
     def prompts(self) -> list[tuple[int, ...]]:
         """Prompts of random tokens, without the padding token."""
@@ -94,9 +133,12 @@ C_TINY = Workload("c-tiny", TINY, 2, 8, 64, 32, 16)
 C_135M_64 = Workload("c-135m-64", SMOLLM_135M, 2, 8, 64, 32, 16)
 C_135M_256 = Workload("c-135m-256", SMOLLM_135M, 2, 8, 256, 32, 16)
 C_135M_TAIL = Workload("c-135m-tail", SMOLLM_135M, 2, 8, 128, Tail(32, 128), 16)
+C_TINY_ENDS = Workload("c-tiny-ends", TINY, 2, 8, 64, Ends(16, 64), 16)
 SMALL = Workload("small", QWEN_600M, 8, 8, 256, 256, 64)
 MEDIUM = Workload("medium", QWEN_600M, 16, 16, 512, 512, 16)
 MEDIUM_4B = Workload("medium-4b", QWEN_4B, 16, 16, 512, 512, 8)
 SHARED = Workload("shared", QWEN_600M, 16, 16, 2048, 512, 8)
 LONG_PROMPT = Workload("long-prompt", QWEN_600M, 8, 16, 4096, 256, 4)
 TAIL = Workload("tail", QWEN_600M, 16, 8, 256, Tail(1024, 8192), 2)
+ENDS_1000 = Workload("ends-1000", QWEN_600M, 16, 16, 512, Ends(1000, 4096), 2)
+ENDS_2000 = Workload("ends-2000", QWEN_600M, 16, 16, 512, Ends(2000, 16384), 1)

@@ -80,11 +80,15 @@ class Ours:
         self.watch = Watch(self.device, self.clock)
         dtype = torch.bfloat16 if on_gpu else torch.float32
         self.model = self.policy or workload.shape.model(attention=NAME, dtype=dtype, device=self.device)
+        assert self.model.generation_config is not None
+        self.model.generation_config.eos_token_id = workload.end_tokens or None  # where the sampler looks for them
         self.tokenizer = workload.shape.tokenizer()
         self.sampler = EmbeddedSampler(self.model, self.tokenizer, slots=workload.rows, **self.switches)
-        self.sampling = SamplingOptions(max_tokens=workload.longest)
+        self.sampling = SamplingOptions(max_tokens=workload.limit)
         self.requests = [Request(key, prompt, workload.siblings) for key, prompt in enumerate(workload.prompts())]
         self.turns = 0
+        self.drawn: list[list[int]] = []
+        """Lengths of the completions of each rollout, group by group."""
         options = TrainingOptions(
             groups=workload.groups,
             group_size=workload.siblings,
@@ -134,7 +138,9 @@ class Ours:
         sampling = self.sampling if tokens is None else replace(self.sampling, max_tokens=tokens)
         with self.watch.phase("rollout"):
             answers = self.sampler.sample(self.requests, sampling, seed=0, step=self.turns)
-        assert all(len(completion.tokens) == sampling.max_tokens for siblings in answers for completion in siblings)
+        lengths = [len(completion.tokens) for siblings in answers for completion in siblings]
+        assert self.workload.end_tokens or set(lengths) == {sampling.max_tokens}
+        self.drawn.append(lengths)
         return self.watch.taken()
 
     def training(self, groups: Sequence[Group] | None = None, *, apart: bool = False) -> Mapping[str, float]:
@@ -152,6 +158,7 @@ class Ours:
             collected = self.collector.collect(DataCursor(), step=self.turns, version=self.learner.version)
         with self.watch.phase("train"):
             self.update(collected.groups)
+        self.drawn.append([len(rollout.completion.tokens) for group in collected.groups for rollout in group.rollouts])
         seconds = self.watch.taken()
         return seconds | {TOTAL: sum(seconds.values())}
 

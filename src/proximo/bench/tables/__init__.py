@@ -1,12 +1,13 @@
 """The tables, each with rows for a CPU and rows for a GPU."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from proximo.bench.report import Row
 from proximo.bench.session import Session
 from proximo.bench.tables import growth, memory, rollout, step, train
+from proximo.bench.workloads import Workload
 
 
 @runtime_checkable
@@ -28,10 +29,16 @@ class BenchTable:
     cpu_without: Sequence[Line] = ()
     gpu_without: Sequence[Line] = ()
     """Rows with our techniques switched off one by one."""
+    own: Callable[[Workload], Line] | None = None
+    """The row of a workload of the user's own."""
 
     def lines(self, session: Session) -> list[Line]:
         """The rows for this device, or those requested by name."""
         options = session.options
+        if options.own is not None:
+            if self.own is None:
+                raise ValueError(f"--shape: table {self.name} takes no row of your own; rollout, train and step do")
+            return [self.own(options.own.workload())]
         cpu, gpu = (self.cpu_without, self.gpu_without) if options.ablate else (self.cpu, self.gpu)
         here = gpu if session.on_gpu else cpu
         if not here:
@@ -55,6 +62,7 @@ TABLES = (
         rollout.CPU,
         rollout.GPU,
         gpu_without=rollout.GPU_WITHOUT,
+        own=rollout.own,
     ),
     BenchTable(
         "train",
@@ -63,8 +71,9 @@ TABLES = (
         train.GPU,
         cpu_without=train.CPU_WITHOUT,
         gpu_without=train.GPU_WITHOUT,
+        own=train.Beside,
     ),
-    BenchTable("step", "a whole step: sample, grade, learn", step.CPU, step.GPU),
+    BenchTable("step", "a whole step: sample, grade, learn", step.CPU, step.GPU, own=step.Beside),
     BenchTable("memory", "memory of the log-prob phase, and a step's peaks", memory.CPU, memory.GPU),
     BenchTable(
         "growth", "growth of training time with group size and prompt length, as exponents", growth.CPU, growth.GPU

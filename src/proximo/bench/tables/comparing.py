@@ -7,13 +7,16 @@ from typing import Any
 
 from proximo.bench.report import Row, Verdict, short
 from proximo.bench.session import Failed, Session, Turn, seconds_of
-from proximo.bench.sides.numerics import Agreement, our_update
+from proximo.bench.sides.numerics import Agreement, Learned, our_update
 from proximo.bench.sides.ours import Ours
 from proximo.bench.sides.trl import Settings, Trl
-from proximo.bench.timing import Phases, Ratio
+from proximo.bench.timing import TOTAL, Phases, Ratio
 from proximo.bench.workloads import Workload
 
 GIB = 2**30
+FIRST = "ours first s"
+"""Column of the seconds of our first turn."""
+ALONE = "ours alone: a peer would draw other lengths"
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,12 @@ class Compared:
     """Times of our side and of the peers that succeeded."""
 
     ours: Phases
+    first: Mapping[str, float]
+    """Seconds of our first turn by phase, in which things are compiled and captured."""
     theirs: dict[str, Phases]
     failed: tuple[Failed, ...]
+    alone: str
+    """Why there are no peers. Empty otherwise."""
     refused: str
     """Why the row is refused: the sides compute different numbers. Empty otherwise."""
     details: dict[str, Any]
@@ -56,6 +63,10 @@ class Compared:
         sides = {"ours": self.ours} | self.theirs
         return {f"{name} {unit}": short(of(phases[phase].median)) for name, phases in sides.items()}
 
+    def first_turn(self, phase: str) -> dict[str, str]:
+        """Seconds of our first turn."""
+        return {FIRST: short(sum(self.first.values()) if phase == TOTAL else self.first[phase])}
+
     def peak(self) -> dict[str, str]:
         """Peak memory of our side, if it was alone in memory."""
         most = max(self.details["peaks"]["ours"].values(), default=0)
@@ -63,7 +74,7 @@ class Compared:
 
     @property
     def note(self) -> str:
-        return self.refused or "; ".join(f"{each.name} {each.why}" for each in self.failed)
+        return self.refused or self.alone or "; ".join(f"{each.name} {each.why}" for each in self.failed)
 
 
 def compared(
@@ -76,10 +87,15 @@ def compared(
     samples: bool,
     learns: bool,
 ) -> Compared:
-    """Measure both sides. `turn` is the repeated work; `first` is a peer's first turn if different: it shows what fits
-    into memory. If a turn `learns`, the first updates of both sides are compared before anything is timed; if it
-    also `samples`, that comes first, as in a run."""
+    """Measure both sides; only ours if completions end at random and are sampled.
+
+    `turn` is the repeated work; `first` is a peer's first turn if different: it shows what fits into memory. If a turn
+    `learns`, the first updates of both sides are compared before anything is timed; if it also `samples`, that comes
+    first, as in a run.
+    """
     peers, failed, agreements = [], [], {}
+    alone = ALONE if samples and workload.end_tokens else ""
+    settings = () if alone else settings
     with ExitStack() as stack:
         for each in settings:
             peer = session.opened(workload, each, first or (lambda peer: turn(peer)()))
@@ -92,20 +108,24 @@ def compared(
         own = session.ours(workload)
         sides = [Turn("ours", turn(own)), *(Turn(peer.settings.name, turn(peer)) for peer in peers)]
         if learns:
-            agreements = _agreements(session, own, peers, samples=samples)
+            first, learned = _first_update(own, samples=samples)
+            agreements = {peer.settings.name: session.agreement(learned, peer) for peer in peers}
+        else:
+            first = session.begin(sides[0])
         differing = [f"ours and {name} differ: {each}" for name, each in agreements.items() if not each.holds]
-        phases = [] if differing else session.measure(sides, begun=len(peers))
-        details = _details(own, workload, peers, sides, phases, agreements)
+        phases = [] if differing else session.measure(sides, begun=len(peers) if learns else len(sides))
+        details = _details(own, workload, peers, sides, phases, agreements) | {"first turn": first}
     names = [peer.settings.name for peer in peers]
     mine, others = (phases[0], dict(zip(names, phases[1:], strict=True))) if phases else ({}, {})
-    return Compared(mine, others, tuple(failed), "; ".join(differing), details)
+    return Compared(mine, first, others, tuple(failed), alone, "; ".join(differing), details)
 
 
-def _agreements(session: Session, own: Ours, peers: Sequence[Trl], *, samples: bool) -> dict[str, Agreement]:
-    if samples:
-        own.rollout()  # the learner plans with the remaining memory
+def _first_update(own: Ours, *, samples: bool) -> tuple[dict[str, float], Learned]:
+    """Seconds of our first rollout and update, and what the update computed on the fixed completions."""
+    first = dict(own.rollout()) if samples else {}  # before the update: the learner plans with the remaining memory
+    start = own.clock()
     learned = our_update(own)
-    return {peer.settings.name: session.agreement(learned, peer) for peer in peers}
+    return first | {"train": own.clock() - start}, learned
 
 
 def _details(
@@ -135,7 +155,7 @@ def described(workload: Workload) -> dict[str, Any]:
     return {
         **vars(replace(workload)),
         "shape": shape,
-        "completion": {"tokens": sum(lengths), "longest": max(lengths), "rows": len(lengths)},
+        "completion": {"tokens": sum(lengths), "longest": max(lengths), "limit": workload.limit, "rows": len(lengths)},
     }
 
 

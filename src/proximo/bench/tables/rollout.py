@@ -5,14 +5,26 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from proximo.bench.report import Row, Verdict, short
-from proximo.bench.roofline import decode_seconds, decode_step, prefill_seconds
+from proximo.bench.roofline import decode_seconds, decode_step, rollout_seconds
 from proximo.bench.session import Session, Turn, seconds_of
 from proximo.bench.shapes import QWEN_600M, Shape
 from proximo.bench.sides.ablations import rollouts_without
 from proximo.bench.sides.ours import Ours
 from proximo.bench.tables.comparing import Target, compared, described, spread
+from proximo.bench.tables.tails import RandomEnds
 from proximo.bench.timing import Phases
-from proximo.bench.workloads import C_135M_64, C_135M_256, C_TINY, MEDIUM, SHARED, SMALL, Workload
+from proximo.bench.workloads import (
+    C_135M_64,
+    C_135M_256,
+    C_TINY,
+    C_TINY_ENDS,
+    ENDS_1000,
+    ENDS_2000,
+    MEDIUM,
+    SHARED,
+    SMALL,
+    Workload,
+)
 
 STATIC = "TRL static"
 EARLY, LATE = 64, 192
@@ -40,13 +52,13 @@ class Beside:
             samples=True,
             learns=False,
         )
-        tokens, limit = workload.completion_tokens, _limit(session, workload)
+        tokens, limit = workload.completion_tokens, rollout_seconds(workload, session.machine)
         figures = found.figures("rollout", "tok/s", lambda seconds: tokens / seconds)
         share = limit / found.ours["rollout"].median
         return [
             Row(
                 self.name,
-                figures=figures | {"of the limit": f"{share:.0%}"},
+                figures=figures | {"of the limit": f"{share:.0%}"} | found.first_turn("rollout"),
                 ratios=found.ratios("rollout"),
                 verdicts=found.verdicts(self.targets),
                 note=found.note,
@@ -165,12 +177,12 @@ def _seconds(workload: Workload, turns: Sequence[Turn], found: Sequence[Phases])
     return {"workload": described(workload), "seconds": measured}
 
 
-def _limit(session: Session, workload: Workload) -> float:
-    """The machine's limit, with each prompt read once in the prefill and in every step."""
-    return prefill_seconds(workload, session.machine) + decode_seconds(workload, session.machine, shared=True)
+def own(workload: Workload) -> Beside | RandomEnds:
+    """The row of a workload of the user's own."""
+    return RandomEnds(workload) if workload.end_tokens else Beside(workload)
 
 
-CPU = (Beside(C_TINY), Beside(C_135M_64), Beside(C_135M_256))
+CPU = (Beside(C_TINY), Beside(C_135M_64), Beside(C_135M_256), RandomEnds(C_TINY_ENDS))
 GPU = (
     Beside(SMALL, (Target("rollout", 14.0),)),
     Beside(MEDIUM, (Target("rollout", 6.0), Target("rollout", 3.0, STATIC))),
@@ -178,5 +190,7 @@ GPU = (
     DecodeShare(2048, 0.75),
     SharedGain(SHARED, 1.7),
     SharedGain(MEDIUM, 1.0),
+    RandomEnds(ENDS_1000, rate=21_000, share=0.7),
+    RandomEnds(ENDS_2000, rate=12_500, share=0.7),
 )
 GPU_WITHOUT = (Without(MEDIUM, "rollout", _rollouts), Without(SHARED, "rollout", _rollouts))

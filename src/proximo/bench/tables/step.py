@@ -6,7 +6,7 @@ from proximo.bench.memory import release
 from proximo.bench.report import Row, Verdict, short
 from proximo.bench.session import Failed, Session, Turn, seconds_of
 from proximo.bench.sides.trl import Trl
-from proximo.bench.tables.comparing import GIB, Target, compared, described, refused_row
+from proximo.bench.tables.comparing import FIRST, GIB, Target, compared, described, refused_row
 from proximo.bench.timing import TOTAL
 from proximo.bench.workloads import C_135M_64, C_135M_256, C_TINY, LONG_PROMPT, MEDIUM, SMALL, Workload
 
@@ -47,7 +47,7 @@ class Beside:
         rows = [
             Row(
                 f"{self.name} {phase}",
-                figures=found.figures(phase, "s", lambda seconds: seconds),
+                figures=found.figures(phase, "s", lambda seconds: seconds) | found.first_turn(phase),
                 ratios=found.ratios(phase),
                 verdicts=found.verdicts([target for target in self.targets if target.phase == phase]),
             )
@@ -78,9 +78,14 @@ class Fits:
                 peer.close()
         release(session.device)
         ours = session.ours(self.workload)
-        [phases] = session.measure([Turn("ours", ours.step)])
+        side = Turn("ours", ours.step)
+        first = session.begin(side)
+        [phases] = session.measure([side], begun=1)
         peak = max(ours.watch.peaks.values()) / GIB
-        rows = [Row(f"{self.name} {phase}", figures={"ours s": short(phases[phase].median)}) for phase in PHASES]
+        rows = [
+            Row(f"{self.name} {phase}", figures={"ours s": short(phases[phase].median), FIRST: short(first[phase])})
+            for phase in PHASES
+        ]
         whole = replace(
             rows[-1],
             figures=rows[-1].figures | {"ours GiB": f"{peak:.1f}"},
@@ -88,6 +93,7 @@ class Fits:
             note="; ".join(said),
             details={
                 "seconds": seconds_of(phases),
+                "first turn": first,
                 "peaks": dict(ours.watch.peaks),
                 "workload": described(self.workload),
             },

@@ -64,7 +64,7 @@ class Beside:
         return [
             Row(
                 self.name,
-                figures=figures | {"use": f"{use:.0%}"} | found.peak(),
+                figures=figures | {"use": f"{use:.0%}"} | found.first_turn("train") | found.peak(),
                 ratios=found.ratios("train"),
                 verdicts=verdicts,
                 note=found.note,

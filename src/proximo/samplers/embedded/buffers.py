@@ -108,6 +108,12 @@ class BufferPool:
         if keeps:
             self._learn(room.cache)
 
+    @property
+    def pages(self) -> int:
+        """Pages kept for the next call; 0 where none are."""
+        cache = None if self._kept is None else self._kept[0].cache
+        return cache.pages if isinstance(cache, PagedCache) else 0
+
     def _learn(self, cache: SlotCache | PagedCache) -> None:
         """Keep as many pages as a call needed, with some to spare: rows are rarely all at their longest, and what is
         left is the learner's. The change is made at once, so that the learner's plan of its own memory counts on it."""

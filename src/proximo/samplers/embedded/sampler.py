@@ -94,6 +94,11 @@ class EmbeddedSampler:
     def repeats(self) -> bool:
         return True
 
+    @property
+    def pages(self) -> int:
+        """Pages of keys and values kept for the next call; 0 where none are."""
+        return self._buffers.pages
+
     def refresh(self, policy: PreTrainedModel, version: int) -> int:
         """Nothing to do: it decodes with the policy's own module."""
         assert policy is self._model, "the policy is another module than the one that is sampled"
