@@ -20,6 +20,7 @@ from proximo.bench.tables.rollout import Beside
 from proximo.bench.tables.tails import RandomEnds
 from proximo.bench.timing import Watch
 from proximo.bench.workloads import ENDS_1000, ENDS_2000, MEDIUM, Ends, Workload
+from proximo.samplers.embedded.buffers import BufferPool
 from proximo.samplers.partial import end_tokens
 from tests.bench.test_bench import SMALLEST, Ticks, alone, quiet
 
@@ -147,6 +148,14 @@ def test_a_row_of_ends_is_measured_turn_by_turn(monkeypatch):
     assert "ours alone" in row.note
 
 
+def test_pages_are_those_kept_for_the_next_call(monkeypatch):
+    monkeypatch.setattr(BufferPool, "_keeps", property(lambda self: True))  # as on a GPU
+    side = Ours(SMALLEST, "cpu", Ticks(), switches={"shared_prefix": True})
+    assert side.sampler.pages == 0
+    side.rollout()
+    assert side.sampler.pages == 6  # one for each of two prompts and of four rows
+
+
 def test_two_rows_of_a_gpu_have_ends_at_random():
     found = {line.name: line for line in rollout.GPU if isinstance(line, RandomEnds)}
     assert {name: (line.rate, line.share) for name, line in found.items()} == {
@@ -236,7 +245,7 @@ def test_a_row_of_ones_own():
     assert OwnRow("Qwen3-0.6B", lengths="1000:4096").workload().completion == ENDS_1000.completion
     # 32,768 tokens hold 18 rows of 1,000 + 800, and 18 divides 12 x 24.
     assert OwnRow("Qwen3-0.6B", groups=12, siblings=24, prompt=1000, lengths="800").workload().peer_rows == 18
-    assert Workload("any", TINY, 3, 5, 7, 9, 15).even_part(7) == 5
+    assert [workload.even_part(most) for most in (100, 15, 8, 4, 1)] == [15, 15, 5, 3, 1]
 
 
 def test_the_options_of_a_row_of_ones_own():

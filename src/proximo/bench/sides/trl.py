@@ -133,7 +133,7 @@ class Trl:
     def _arguments(self, on_gpu: bool) -> Any:
         from trl import GRPOConfig
 
-        rows = min(self.settings.rows, self.workload.rows)
+        rows = self.workload.even_part(self.settings.rows)
         return GRPOConfig(
             output_dir=tempfile.mkdtemp(prefix="trl-"),
             per_device_train_batch_size=rows,

@@ -108,16 +108,16 @@ def compared(
         own = session.ours(workload)
         sides = [Turn("ours", turn(own)), *(Turn(peer.settings.name, turn(peer)) for peer in peers)]
         if learns:
-            first, learned = _first_update(own, samples=samples)
+            opening, learned = _first_update(own, samples=samples)
             agreements = {peer.settings.name: session.agreement(learned, peer) for peer in peers}
         else:
-            first = session.begin(sides[0])
+            opening = session.begin(sides[0])
         differing = [f"ours and {name} differ: {each}" for name, each in agreements.items() if not each.holds]
         phases = [] if differing else session.measure(sides, begun=len(peers) if learns else len(sides))
-        details = _details(own, workload, peers, sides, phases, agreements) | {"first turn": first}
+        details = _details(own, workload, peers, sides, phases, agreements) | {"first turn": opening}
     names = [peer.settings.name for peer in peers]
     mine, others = (phases[0], dict(zip(names, phases[1:], strict=True))) if phases else ({}, {})
-    return Compared(mine, first, others, tuple(failed), alone, "; ".join(differing), details)
+    return Compared(mine, opening, others, tuple(failed), alone, "; ".join(differing), details)
 
 
 def _first_update(own: Ours, *, samples: bool) -> tuple[dict[str, float], Learned]:
