@@ -132,6 +132,15 @@ def test_a_real_probe_finishes(monkeypatch):
     assert min(found.speeds.values()) > 0
 
 
+def test_half_products_are_measured_without_a_warning_whatever_is_chosen(monkeypatch):
+    """Where they have no instructions torch warns, which is an error here, and switches oneDNN off."""
+    monkeypatch.setattr(machine, "THREADS", 1)
+    monkeypatch.setattr(machine, "_fastest", lambda shapes, threads, clock: Machine(1, True))
+    before = Machine.current()
+    assert min(measure().speeds.values()) > 0
+    assert Machine.current() == before
+
+
 def test_a_choice_that_was_applied_is_not_what_there_is(cache, monkeypatch):
     key = machine._key()
     Machine(3, False).apply()
