@@ -77,23 +77,35 @@ class Clock:
         setattr(holder, function, timed)
 
 
-def _demo(folder: Path, arguments: tuple[str, ...]) -> int:
-    """`proximo train` as it comes, with clocks around what keeps it safe."""
+def watched() -> list[tuple[Any, str, str]]:
+    """What keeps a run safe: where it is, its name, and what it is counted as."""
     from proximo.rewards import workers
     from proximo.training.rl import step as stepping
     from proximo.training.rl.checkpointer import Checkpointer
     from proximo.training.runfolder.log import RunLog
     from proximo.training.runfolder.resume import Attempt
 
+    saved = [(Checkpointer, name, "checkpoints") for name in ("save", "snapshot", "restore")]
+    begun = [(Attempt, name, "checkpoints") for name in ("start", "finish")]
+    logged = [(RunLog, "ledger", "ledger"), (RunLog, "event", "events"), (RunLog, "metrics", "log")]
+    return [
+        *saved,
+        *begun,
+        *logged,
+        (RunLog, "timings", "log"),
+        (stepping, "entries", "ledger"),
+        (workers.Worker, "call", "reward workers"),
+    ]
+
+
+def _demo(folder: Path, arguments: tuple[str, ...]) -> int:
+    """`proximo train` as it comes, with clocks around what keeps it safe."""
+    from proximo.training.rl.checkpointer import Checkpointer
+    from proximo.training.runfolder.log import RunLog
+
     clock, written, disk = Clock(), Clock(), Clock()
-    for function in ("save", "noted", "restored"):
-        clock.wrap(Checkpointer, function, "checkpoints")
-    clock.wrap(Attempt, "start", "checkpoints")
-    clock.wrap(Attempt, "finish", "checkpoints")
-    for function, name in (("ledger", "ledger"), ("event", "events"), ("metrics", "log"), ("timings", "log")):
-        clock.wrap(RunLog, function, name)
-    clock.wrap(stepping, "entries", "ledger")
-    clock.wrap(workers, "score", "reward workers")
+    for holder, function, name in watched():
+        clock.wrap(holder, function, name)
     written.wrap(RunLog, "rollouts", "rollouts")
     saves = Clock()
     saves.wrap(Checkpointer, "_write", "saves")

@@ -9,6 +9,7 @@ from faults.runs import rows_file, small
 from proximo.algorithms import DAPO, GRPO, PPO, SAPO
 from proximo.maths import RouterBalance, SoftOverlong
 from proximo.models import load_model, load_tokenizer, tiny_tokenizer
+from proximo.models.adapters.lora import Lora
 from proximo.models.reward_models import load_reward_model
 from proximo.models.shipped import resolve
 from proximo.models.tiny import tiny_moe
@@ -38,6 +39,9 @@ def _runs(folder: Path) -> list[Trial]:
         *several(longer, "training", warmup_steps=0, reset_reference_every=None),
         *several(dapo, "training", refill="same_prompt", refill_rounds=1, refill_tokens=1),
         *several(spiky, "training", skip_spikes=None, max_skipped=1),
+        Trial(grpo, "training.freeze", ("embed",)),
+        Trial(grpo, "adapter", Lora(4)),
+        *several(lively(GRPO, adapter=Lora(4)), "adapter", rank=2, alpha=1, targets=("q_proj",)),
         *several(grpo, "sampling", temperature=0.7, max_tokens=2, stop=("1",)),
         *several(lagging(), "sampler", precision="float16", lag=0),
         *several(ppo, "value", form=OwnLayers(1), learning_rate=0.1, pretrain_steps=1),

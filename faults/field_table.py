@@ -35,6 +35,7 @@ from proximo.training.config import RunConfig, TrainingOptions
 MACHINE = "memory or speed only; the numbers stay within rounding"
 LIMIT = "a limit that a run which keeps within it never feels; the families `rewards` and `sandbox` cross it"
 NO_STEPS = "no task of a run rewards single steps, so a run with it is refused"
+GIVEN = "a function given in Python, which a config file only names; tests/door has it"
 LISTED = {
     "RunConfig.device": "there is one kind of device here",
     "RunConfig.environment": "one environment comes with the package; others are classes of a user's own",
@@ -47,6 +48,7 @@ LISTED = {
     "PythonFunction.seconds": LIMIT,
     "PythonFunction.memory_mb": LIMIT,
     "PythonFunction.siblings": "decides only what follows a failure; the family `rewards` has one",
+    **dict.fromkeys((f"GivenFunction.{name}" for name in ("name", "code", "siblings", "reward_range")), GIVEN),
     "Limits.seconds": LIMIT,
     "Limits.cpu_seconds": LIMIT,
     "Limits.memory_mb": LIMIT,

@@ -44,10 +44,10 @@ CANARY = {
 
 def run(folder: Path) -> Findings:
     found = Findings()
-    run_tests("test_bad_inputs.py", MALFORMED, ODD, folder, found)
-    run_tests("test_code.py", CODE_ROWS, {}, folder, found)
+    run_tests("cli/test_bad_inputs.py", MALFORMED, ODD, folder, found)
+    run_tests("tasks/test_code.py", CODE_ROWS, {}, folder, found)
     tried = [case for case in found.cases if case.ended != "not run"]
-    run_tests("test_loading.py", MALICIOUS, CANARY, folder, found)
+    run_tests("models/test_loading.py", MALICIOUS, CANARY, folder, found)
     malicious = [case for case in found.cases[len(tried) :] if case.ended != "not run"]
     found.figures = {
         "tried": len(tried),

@@ -64,8 +64,8 @@ def run(folder: Path, deeds: tuple[str, ...] = tuple(DEEDS), tables: bool = True
         found.attempt("a worker stopped from outside", "SIGSTOP", "C", lambda: hostile.struck(signal.SIGSTOP))
         found.attempt("a trainer killed with a busy worker", "SIGKILL", "R", hostile.trainer_killed)
         found.attempt("in a run, a function that fails from a step on", "raises", "S", hostile.too_many)
-        run_tests("test_workers.py", WORKERS, WORKS, folder, found)
-        run_tests("test_calibration.py", CALIBRATION, {}, folder, found)
+        run_tests("rewards/test_workers.py", WORKERS, WORKS, folder, found)
+        run_tests("training/preflight/test_calibration.py", CALIBRATION, {}, folder, found)
     return found
 
 

@@ -59,8 +59,8 @@ def run(folder: Path, most: int | None = None) -> Findings:
         found.gaps.append(f"no program was run: {missing}")
         return found
     if most is None:
-        run_tests("test_sandbox.py", MECHANISMS, ORDINARY, folder, found)
-        run_tests("test_code.py", GRADED, PAID, folder, found)
+        run_tests("sandbox/test_sandbox.py", MECHANISMS, ORDINARY, folder, found)
+        run_tests("tasks/test_code.py", GRADED, PAID, folder, found)
     if left := left_behind():
         found.add("processes of the sandbox left behind", "all", "failed", str(left))
     return found

@@ -30,6 +30,6 @@ CONTROLS = {"test_what_is_spelled_out_by_hand": "ordinary text and emoji are sho
 
 def run(folder: Path) -> Findings:
     found = Findings()
-    run_tests("test_terminal.py", TERMINAL, CONTROLS, folder, found)
-    run_tests("test_environment.py", ENVIRONMENT, {}, folder, found)
+    run_tests("cli/test_terminal.py", TERMINAL, CONTROLS, folder, found)
+    run_tests("cli/test_environment.py", ENVIRONMENT, {}, folder, found)
     return found

@@ -140,3 +140,15 @@ def test_messages_name_options_as_python_does_and_commands_show_flags():
         "--run runs/a holds another: --allow-change training.groups or --accept-lost-rows, --task.type File"
     )
     assert as_flags("see `proximo doctor`; a = `b`") == "see `proximo doctor`; a = `b`"
+
+
+def test_a_signal_while_flags_are_read_is_no_mistake_in_them(monkeypatch):
+    """A handler of SIGTERM raises SystemExit(143), wherever the process stands."""
+
+    def stopped(*_: object, **__: object) -> None:
+        raise SystemExit(143)
+
+    monkeypatch.setattr("tyro.cli", stopped)
+    with pytest.raises(SystemExit) as ended:
+        changed(RunConfig(), ["--steps", "3"], prog="test", description="")
+    assert ended.value.code == 143

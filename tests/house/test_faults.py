@@ -1,5 +1,7 @@
 """The fast part of the fault suite, and its report: a pure function of what was seen."""
 
+import ast
+import importlib
 import json
 import os
 import signal
@@ -7,6 +9,8 @@ import sys
 
 import pytest
 from faults.cases import ENDINGS, Findings, NotRun, totals
+from faults.cost import watched
+from faults.field_runs import trials
 from faults.field_table import LISTED, Trial
 from faults.fields import all_fields, name_of, with_value
 from faults.page import FORMS, TITLES, page
@@ -173,3 +177,43 @@ def test_what_was_promised_was_reached():
     assert figures["inputs"]["tried"] == figures["inputs"]["explained"] >= 60
     assert figures["fields"]["dead"] == 0
     assert figures["cost"]["share"] < 0.02
+
+
+# What the suite names
+
+
+def named_tests() -> list[tuple[str, str, str]]:
+    """Each test function that a family runs as it is: the family's module, the test's file and its name."""
+    found = []
+    for source in sorted((ROOT / "faults").glob("*.py")):
+        for call in ast.walk(ast.parse(source.read_text())):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "run_tests":
+                file, *tables = call.args[:3]
+                assert isinstance(file, ast.Constant)
+                module = importlib.import_module(f"faults.{source.stem}")
+                for table in tables:
+                    names = getattr(module, table.id) if isinstance(table, ast.Name) else {}
+                    found += [(source.stem, str(file.value), name) for name in names]
+    return found
+
+
+def test_each_test_that_the_suite_runs_is_there():
+    named = named_tests()
+    assert len(named) > 80
+    gone = [
+        (family, file, name)
+        for family, file, name in named
+        if not (ROOT / "tests" / file).exists() or f"def {name}(" not in (ROOT / "tests" / file).read_text()
+    ]
+    assert not gone
+
+
+def test_what_the_cost_of_safety_is_measured_around_is_there():
+    missing = [(holder, function) for holder, function, _ in watched() if not callable(getattr(holder, function, None))]
+    assert not missing
+
+
+def test_every_config_field_is_tried_or_listed_with_a_reason(tmp_path):
+    known, tried = set(all_fields(RunConfig)), {name_of(trial) for trial in trials(tmp_path)}
+    assert not known - tried - LISTED.keys()
+    assert not LISTED.keys() - known

@@ -12,6 +12,8 @@ from proximo.pieces import given_fields, is_choice
 
 Value = TypeVar("Value")
 
+REFUSED = 2
+"""Exit status of tyro where flags are wrong."""
 NUMBERS = (
     (re.compile(r"invalid literal for int\(\) with base 10: (.*)"), r"\1 is no whole number"),
     (re.compile(r"could not convert string to float: (.*)"), r"\1 is no number"),
@@ -42,7 +44,7 @@ def parsed(default: Value, flags: Sequence[str], prog: str, usage: str, descript
                 return_unknown_args=True,
             )
     except SystemExit as stopped:
-        if stopped.code == 0:
+        if stopped.code != REFUSED:  # help, or a signal in the middle
             raise
         raise ValueError(_line(shown.getvalue(), type(default).__name__, raised)) from None
     if unknown:
