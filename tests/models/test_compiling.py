@@ -9,7 +9,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import PreTrainedModel
 
 from proximo.models import compiling, score, tiny_model
-from proximo.models.compiling import checkpoint_layers, decoder_layers
+from proximo.models.compiling import checkpoint_layers
+from proximo.models.packing.attention import decoder_layers
 from tests.models.test_scoring import furthest
 
 LAYERS = 4

@@ -13,7 +13,7 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from proximo.models.packing.attention import LayerReader, LayerRun, body, head_width, run_layer
+from proximo.models.packing.attention import LayerReader, LayerRun, decoder_layers, head_width, run_layer
 from proximo.models.packing.flex import LEAST_WIDTH, FlexReader
 from proximo.models.routing import routers
 
@@ -46,12 +46,6 @@ def reads_blocks(model: PreTrainedModel) -> bool:
 def compiles_layers(model: PreTrainedModel) -> bool:
     """Not of experts: they are chosen by data, which no one graph can follow, and hooks listen to their routers."""
     return compiles(model) and not routers(model)
-
-
-def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    layers = body(model).get_submodule("layers")
-    assert isinstance(layers, nn.ModuleList)
-    return layers
 
 
 def checkpoint_layers(model: PreTrainedModel, number: int, *, offload: bool = False) -> None:

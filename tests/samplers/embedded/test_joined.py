@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from proximo.models.packing.attention import NAME, hidden_states
+from proximo.models.packing.attention import NAME, decoder_layers, hidden_states
 from proximo.samplers.embedded.cache import PrefillReader
-from proximo.samplers.embedded.fused import decoder_layers, is_plain
+from proximo.samplers.embedded.fused import is_plain
 from proximo.samplers.embedded.joined import joined_layers, joined_states, run_joined, side_by_side
 from tests.samplers.embedded.test_fused import FAMILIES, build
 

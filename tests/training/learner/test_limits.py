@@ -15,8 +15,8 @@ import proximo
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm
 from proximo.maths import KeepAll
 from proximo.models import tiny_model, tiny_tokenizer
-from proximo.models.compiling import checkpoint_on_host, decoder_layers
-from proximo.models.packing.attention import body
+from proximo.models.compiling import checkpoint_on_host
+from proximo.models.packing.attention import body, decoder_layers
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions

@@ -69,6 +69,12 @@ def body(model: nn.Module) -> nn.Module:
     return model.get_submodule("model")
 
 
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    layers = body(model).get_submodule("layers")
+    assert isinstance(layers, nn.ModuleList)
+    return layers
+
+
 @runtime_checkable
 class LayerRun(Protocol):
     """Runs one decoder layer, compiled or not."""
@@ -92,13 +98,11 @@ def hidden_states(
     """
     trunk = body(model)
     hidden = trunk.get_submodule("embed_tokens")(tokens)
-    layers = trunk.get_submodule("layers")
-    assert isinstance(layers, nn.ModuleList)
     dtype = hidden.dtype
     with wide_sums(dtype, hidden.device):
         hidden = hidden.to(torch.promote_types(dtype, torch.float32))
         angles = trunk.get_submodule("rotary_emb")(hidden, positions)
-        for number, layer in enumerate(layers):
+        for number, layer in enumerate(decoder_layers(model)):
             hidden = run(layer, hidden, angles, reader.layer(number))
         return trunk.get_submodule("norm")(hidden).to(dtype)
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from proximo.models.compiling import compiles_layers, forward, keep_variants
-from proximo.models.packing.attention import LayerReader, LayerRun, hidden_states
+from proximo.models.packing.attention import LayerReader, LayerRun, decoder_layers, hidden_states
 from proximo.samplers.drawing import draw
-from proximo.samplers.embedded.fused import decoder_layers, is_heard, is_plain
+from proximo.samplers.embedded.fused import is_heard, is_plain
 from proximo.samplers.embedded.joined import joined_layers, joined_states, run_joined
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)

@@ -5,7 +5,7 @@ another, norms folded in. Of a small model that costs less than one step; a larg
 products and stays with its modules.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 from transformers.models.smollm3.modeling_smollm3 import SmolLM3DecoderLayer, SmolLM3RMSNorm
 
-from proximo.models.packing.attention import LayerReader, Reader, body, hidden_states
+from proximo.models.packing.attention import LayerReader, Reader, body, decoder_layers, hidden_states
 from proximo.tensor_types import Float, Int
 
 KNOWN = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer, SmolLM3DecoderLayer)
@@ -46,11 +46,7 @@ def decode_states(model: PreTrainedModel) -> DecodeStates:
         return _Fused(trunk, [_block(layer) for layer in layers])
 
 
-def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    return list(body(model).get_submodule("layers").children())
-
-
-def _fits(trunk: nn.Module, layers: Sequence[nn.Module]) -> bool:
+def _fits(trunk: nn.Module, layers: Iterable[nn.Module]) -> bool:
     """On a CPU, small, of a known kind, as transformers made it: nobody listens or has put something in its place."""
     if not all(is_plain(layer) for layer in layers):
         return False

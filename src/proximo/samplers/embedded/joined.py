@@ -5,7 +5,7 @@ nothing is there twice. A product over few rows is limited by how fast weights a
 kernels are started: four a layer are better than seven.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +98,7 @@ def _turned(heads: Float[Tensor, "R S H D"], angles: tuple[Tensor, Tensor]) -> F
     return heads * cosines + torch.cat((-second, first), dim=-1) * sines
 
 
-def joined_layers(layers: Sequence[Any]) -> dict[nn.Module, Joined]:
+def joined_layers(layers: Iterable[Any]) -> dict[nn.Module, Joined]:
     """Each layer's weights side by side; where they are not, they are moved there."""
     return {layer: _joined(layer) for layer in layers}
 

@@ -16,8 +16,8 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from proximo.models import free_bytes, supports_packing
-from proximo.models.compiling import checkpoint_layers, compiles_layers, decoder_layers
-from proximo.models.packing.attention import head_width
+from proximo.models.compiling import checkpoint_layers, compiles_layers
+from proximo.models.packing.attention import decoder_layers, head_width
 from proximo.models.packing.layout import split_group
 from proximo.training.learner.passes import Passes
 from proximo.types import Batch
