@@ -43,9 +43,9 @@ class Launches:
 
 
 HALF = {
-    64: Launches(Launch(128, 64, 4, 3), Launch(128, 64, 8, 3), Launch(128, 64, 8, 3)),
-    128: Launches(Launch(64, 64, 4, 3), Launch(128, 64, 8, 3), Launch(128, 64, 8, 2)),
-    256: Launches(Launch(128, 32, 8, 2), Launch(64, 32, 8, 2), Launch(64, 32, 8, 2)),
+    64: Launches(Launch(128, 64, 8, 3), Launch(64, 64, 4, 3), Launch(64, 64, 4, 3)),
+    128: Launches(Launch(64, 64, 4, 3), Launch(128, 64, 8, 3), Launch(64, 64, 4, 2)),
+    256: Launches(Launch(128, 32, 8, 2), Launch(64, 32, 4, 2), Launch(64, 32, 8, 2)),
 }
 """By the padded head width, for bfloat16 and float16, as measured on one H200."""
 FULL = Launches(Launch(16, 16, 4, 1), Launch(16, 16, 4, 1), Launch(16, 16, 4, 1))
