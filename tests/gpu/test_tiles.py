@@ -36,20 +36,21 @@ def spans(draw: random.Random) -> tuple[list[Tensor], int]:
 def test_kernels_are_plain_attention(dtype, width, repeats):
     draw = random.Random(width)
     laid, count = spans(draw)
-    tables = tuple(vars(tiles(*laid).to(torch.device("cuda"))).values())
+    reader = tiles(*laid).to(torch.device("cuda"))
+    tables = (reader.queries, reader.keys, reader.sums)
     key_heads, scale = draw.randint(1, 3), width**-0.5
     torch.manual_seed(width)
-    rows = [
+    query, key, value = (
         torch.randn(count, heads, width, device="cuda").to(dtype).requires_grad_()
         for heads in (key_heads * repeats, key_heads, key_heads)
-    ]
+    )
     pull = torch.randn(count, key_heads * repeats, width, device="cuda").to(dtype)
 
     def found() -> list[Tensor]:
-        output, _ = packed_attention(*rows, *tables, scale)
-        return [output, *torch.autograd.grad(output, rows, pull)]
+        output, _ = packed_attention(query, key, value, *tables, scale)
+        return [output, *torch.autograd.grad(output, (query, key, value), pull)]
 
-    exact = [each.detach().double() for each in rows]
+    exact = (query.detach().double(), key.detach().double(), value.detach().double())
     output, ends = plain_tiles.forward(*exact, tables[0], scale)
     expected = [output, *plain_tiles.gradient(pull.double(), *exact, output, ends, tables, scale)]
     first = found()

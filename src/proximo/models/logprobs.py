@@ -229,8 +229,9 @@ def _compiled_passes() -> _Passes:
 
 
 def _for_any_rows(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The last chunk has fewer rows than the others: the number of rows is marked as one that may differ. The vocabulary
-    is not: after a second model with another one, kernels for any vocabulary would take five times as long.
+    """The last chunk has fewer rows than the others: the number of rows is marked as one that may differ.
+
+    The vocabulary is not: after a second model with another one, kernels for any would take five times as long.
 
     A temperature of 1 is left out: a division is a tenth of such a pass.
     """
