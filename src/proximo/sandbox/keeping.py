@@ -62,9 +62,9 @@ class _Program:
         _, status = os.waitpid(self._child, 0)
         for file in self._heard:
             self._drain(file)
-        said = bytes(self._heard[self._status])
-        if said != _READY:
-            return said.decode(errors="replace") or "the program's process ended before it began"
+        report = bytes(self._heard[self._status])
+        if report != _READY:
+            return report.decode(errors="replace") or "the program's process ended before it began"
         if ending == "exit" and self._too_much():
             ending = "output"
         number = os.waitstatus_to_exitcode(status)

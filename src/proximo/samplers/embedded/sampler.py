@@ -123,7 +123,7 @@ class EmbeddedSampler:
             return
         plan = plan_for(Counter(partial.prompt for partial in rows), options.max_tokens, self._slots)
         compiled = compiled_states(self._model)  # first: weights may move, and kept buffers are for where they lie
-        with self._buffers.room(plan, seed, step) as buffers:
+        with self._buffers.borrow(plan, seed, step) as buffers:
             decoding = Decoding(self._model, writer, rows, buffers, self._record_routes, compiled)
             while not decoding.done:
                 # The caller may use the model between two groups, so it must not find it in our mode.

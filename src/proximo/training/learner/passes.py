@@ -85,7 +85,7 @@ class Passes:
         """The policy's scores and, from the same pass where that can be, the value before each token."""
         if value is None:
             return self.scores(model, rows, record=record, until=until), None
-        with value.beside(model):
+        with value.observing(model):
             scores = self.scores(model, rows, record=record, until=until)
         return scores, value.estimate(rows, scores.states)
 
@@ -93,7 +93,7 @@ class Passes:
         """Values alone; a gradient reaches nothing of the policy's."""
         if not value.needs_policy:
             return value.estimate(rows, None)
-        with torch.no_grad(), value.beside(model):
+        with torch.no_grad(), value.observing(model):
             scores = self.scores(model, rows)
         return value.estimate(rows, scores.states)
 
