@@ -14,6 +14,7 @@ from proximo.models import load_tokenizer
 from proximo.models.compiling import compiles
 from proximo.models.shipped import resolve
 from proximo.training.config import RunConfig
+from proximo.training.outside_errors import naming_failures
 from proximo.training.preflight.prompts import check_prompts
 from proximo.training.rl import train as loop
 from proximo.training.rl.checkpointer import refuse_fewer_steps
@@ -102,11 +103,12 @@ def trained(
     attempt.result = None
     suit_attempt(attempt, config.model, config.device, say)
     refuse_fewer_steps(config, attempt.resume_from)
-    run = Run(config, attempt.folder, progress)
-    if compiles(run.model):
-        say("compiling for this GPU: the first evaluation and the first update take up to a minute longer than others")
     try:
-        return loop.train(run, attempt, ends=ends)
+        with naming_failures(config):
+            run = Run(config, attempt.folder, progress)
+            if compiles(run.model):
+                say("compiling for this GPU: the first evaluation and update take up to a minute longer than others")
+            return loop.train(run, attempt, ends=ends)
     finally:
         progress.stop()
 
