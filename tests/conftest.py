@@ -38,13 +38,22 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def machine_unmeasured() -> Iterator[None]:
+    """Commands do not measure the machine; for the whole session, so that fixtures of modules compute as tests do."""
+    from proximo import machine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "machine_for", lambda parameters: machine.Machine.current())
+        yield
+
+
 @pytest.fixture(autouse=True)
-def machine_as_it_stands(monkeypatch) -> Iterator[None]:
-    """Commands do not measure the machine, and a test that changes its threads does so for itself alone."""
+def machine_as_it_stands() -> Iterator[None]:
+    """A test that changes the machine's threads does so for itself alone."""
     from proximo import machine
 
     before = machine.Machine.current()
-    monkeypatch.setattr(machine, "machine_for", lambda parameters: machine.Machine.current())
     yield
     if machine.Machine.current() != before:
         before.apply()

@@ -26,6 +26,7 @@ from proximo.training.runfolder.resume import Attempt
 
 CONFIG = "a RunConfig, such as replace(proximo.presets.ARITHMETIC, steps=20)"
 """What a config may be, for errors."""
+COMPILING = "compiling for this GPU: the first evaluation and the first update take up to a minute longer than others"
 
 
 def train(
@@ -107,7 +108,7 @@ def trained(
         with naming_failures(config):
             run = Run(config, attempt.folder, progress)
             if compiles(run.model):
-                say("compiling for this GPU: the first evaluation and update take up to a minute longer than others")
+                say(COMPILING)
             return loop.train(run, attempt, ends=ends)
     finally:
         progress.stop()
