@@ -24,6 +24,10 @@ def pytest_configure(config: pytest.Config) -> None:
     shape_checks.install()
     # One thread: the tensors are tiny, and parallel test processes would fight for the cores.
     torch.set_num_threads(1)
+    # Where products in bf16 switch oneDNN off for the whole process, that is so before the first test.
+    from proximo.machine import settle_half_products
+
+    settle_half_products()
     # Exactness is judged in float64; tests of float32 and bf16 say so.
     torch.set_default_dtype(torch.float64)
     # No deadline: a busy machine is not a bug. Examples are the same in every run, so a red test stays red.
