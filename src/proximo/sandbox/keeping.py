@@ -52,8 +52,8 @@ class _Program:
             _inhabit(header, cage, limits, question, [write for _, write in pipes])
         for file in (question, *(write for _, write in pipes)):
             os.close(file)
-        *self._said, self._status = [read for read, _ in pipes]
-        self._heard = {file: bytearray() for file in (*self._said, self._status)}
+        *self._outputs, self._status = [read for read, _ in pipes]
+        self._heard = {file: bytearray() for file in (*self._outputs, self._status)}
 
     def watch(self, connection: socket.socket) -> tuple[Any, ...] | str:
         """Wait until it ends, is killed, or the trainer is gone. A text result says why it never started."""
@@ -73,7 +73,7 @@ class _Program:
         most = self._limits.output_kb * 1024
         return (
             {"nonce": self._nonce, "ended": ending, "code": abs(number), "seconds": time.monotonic() - started},
-            *(bytes(self._heard[file][:most]) for file in self._said),
+            *(bytes(self._heard[file][:most]) for file in self._outputs),
         )
 
     def _listen(self, connection: socket.socket) -> tuple[str, float]:
@@ -111,7 +111,7 @@ class _Program:
             pass
 
     def _too_much(self) -> bool:
-        return any(len(self._heard[file]) > self._limits.output_kb * 1024 for file in self._said)
+        return any(len(self._heard[file]) > self._limits.output_kb * 1024 for file in self._outputs)
 
 
 def _sealed(data: bytes) -> int:

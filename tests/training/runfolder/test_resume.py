@@ -1076,7 +1076,7 @@ def test_a_stage_goes_on_with_the_same_bits(name, data, tmp_path):
                 raise Interrupted
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("proximo.training.offline.fitting.SAID_EVERY", 1)
+            patched.setattr("proximo.training.offline.fitting.REPORT_EVERY", 1)
             with pytest.raises(Interrupted):
                 stage(settings, folder, say)
     assert [path.name for path in saved(folder / "resume")] == ["step-000005", "step-000004"]

@@ -104,7 +104,7 @@ class Passes:
         """Over all rows; what is found is on the CPU."""
         parts = list(self.parts(batch))
         # Of each pass only what is asked for: its states and its routers' logits are not to outlive it.
-        found = [self._said(model, value, batch.rows(index), record) for index in parts]
+        found = [self._scores_of(model, value, batch.rows(index), record) for index in parts]
         blank = torch.zeros_like(batch.rollout_logprobs)
         logprobs, entropy, values = blank.clone(), blank.clone(), None if value is None else blank
         for index, each in zip(parts, found, strict=True):
@@ -115,7 +115,7 @@ class Passes:
         routes = [(index, each.routes) for index, each in zip(parts, found, strict=True) if each.routes]
         return OldScores(logprobs, entropy, values, joined(routes, batch))
 
-    def _said(self, model: PreTrainedModel, value: ValueModel | None, rows: Batch, record: bool) -> OldScores:
+    def _scores_of(self, model: PreTrainedModel, value: ValueModel | None, rows: Batch, record: bool) -> OldScores:
         scores, values = self.with_values(model, value, rows, record=record)
         return OldScores(scores.logprobs, scores.entropy, values, scores.routes)
 
