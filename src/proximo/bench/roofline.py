@@ -56,7 +56,9 @@ class Machine:
     """Bytes of a weight, key or value."""
 
 
-H200 = Machine("NVIDIA H200", 4.3e12, 790e12, 3e-6, 2)
+KERNEL_SECONDS = 3e-6
+H200 = Machine("NVIDIA H200", 4.3e12, 790e12, KERNEL_SECONDS, 2)
+"""As measured with a large copy and a large matrix product."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def machine_of(device: str) -> Machine:
     """The device's limits: from a table if known, else measured now."""
     if torch.device(device).type == "cuda":
         name = torch.cuda.get_device_name(device)
-        return H200 if H200.name in name else _measured(name, device, torch.bfloat16, kernel_seconds=3e-6)
+        return H200 if H200.name in name else _measured(name, device, torch.bfloat16, kernel_seconds=KERNEL_SECONDS)
     return _measured("cpu", device, torch.float32, kernel_seconds=0.0)
 
 
