@@ -62,7 +62,7 @@ TABLES = (
         rollout.CPU,
         rollout.GPU,
         gpu_without=rollout.GPU_WITHOUT,
-        own=rollout.own,
+        own=rollout.Beside,
     ),
     BenchTable(
         "train",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from proximo.bench.report import Row, Verdict, short
+from proximo.bench.roofline import Drawn
 from proximo.bench.session import Failed, Session, Turn, seconds_of
 from proximo.bench.sides.numerics import Agreement, Learned, our_update
 from proximo.bench.sides.ours import Ours
@@ -17,6 +18,9 @@ GIB = 2**30
 FIRST = "ours first s"
 """Column of the seconds of our first turn."""
 ALONE = "ours alone: a peer would draw other lengths"
+ADAPTED = "ours alone: peers are measured without adapters"
+OF_LIMIT, OF_ARITHMETIC = "of the limit", "of the arithmetic"
+"""Columns of the shares that a phase reached."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class Compared:
     ours: Phases
     first: Mapping[str, float]
     """Seconds of our first turn by phase, in which things are compiled and captured."""
+    lengths: Sequence[Sequence[int]]
+    """Lengths of our completions in each turn, group by group."""
     theirs: dict[str, Phases]
     failed: tuple[Failed, ...]
     alone: str
@@ -63,6 +69,10 @@ class Compared:
         sides = {"ours": self.ours} | self.theirs
         return {f"{name} {unit}": short(of(phases[phase].median)) for name, phases in sides.items()}
 
+    def turns(self, phase: str) -> Drawn:
+        """The lengths and seconds of our turns."""
+        return [*zip(self.lengths, self.ours[phase].seconds, strict=True)]
+
     def first_turn(self, phase: str) -> dict[str, str]:
         """Seconds of our first turn."""
         return {FIRST: short(sum(self.first.values()) if phase == TOTAL else self.first[phase])}
@@ -87,14 +97,14 @@ def compared(
     samples: bool,
     learns: bool,
 ) -> Compared:
-    """Measure both sides; only ours if completions end at random and are sampled.
+    """Measure both sides; only ours if completions end at random and are sampled, or if an adapter is trained.
 
     `turn` is the repeated work; `first` is a peer's first turn if different: it shows what fits into memory. If a turn
     `learns`, the first updates of both sides are compared before anything is timed; if it also `samples`, that comes
     first, as in a run.
     """
     peers, failed, agreements = [], [], {}
-    alone = ALONE if samples and workload.end_tokens else ""
+    alone = ALONE if samples and workload.end_tokens else ADAPTED if workload.adapter else ""
     settings = () if alone else settings
     with ExitStack() as stack:
         for each in settings:
@@ -117,7 +127,9 @@ def compared(
         details = _details(own, workload, peers, sides, phases, agreements) | {"first turn": opening}
     names = [peer.settings.name for peer in peers]
     mine, others = (phases[0], dict(zip(names, phases[1:], strict=True))) if phases else ({}, {})
-    return Compared(mine, opening, others, tuple(failed), alone, "; ".join(differing), details)
+    steps = session.options.steps
+    lengths = own.drawn[-steps:] if samples and workload.end_tokens else [workload.lengths] * steps
+    return Compared(mine, opening, lengths, others, tuple(failed), alone, "; ".join(differing), details)
 
 
 def _first_update(own: Ours, *, samples: bool) -> tuple[dict[str, float], Learned]:
@@ -141,6 +153,8 @@ def _details(
         "settings": {peer.settings.name: vars(peer.settings) for peer in peers},
         "training": vars(own.options),
         "seconds": {side.name: seconds_of(each) for side, each in zip(sides, phases, strict=False)},
+        "drawn": [{"tokens": sum(lengths), "longest": max(lengths)} for lengths in own.drawn],
+        "pages": own.sampler.pages,
         "peaks": {"ours": dict(own.watch.peaks), **{peer.settings.name: dict(peer.watch.peaks) for peer in peers}},
         "numerics": {
             name: {"ours": vars(each.ours), "theirs": vars(each.theirs), "gap": each.gap}
@@ -155,6 +169,7 @@ def described(workload: Workload) -> dict[str, Any]:
     return {
         **vars(replace(workload)),
         "shape": shape,
+        "adapter": None if workload.adapter is None else vars(workload.adapter),
         "completion": {"tokens": sum(lengths), "longest": max(lengths), "limit": workload.limit, "rows": len(lengths)},
     }
 
