@@ -33,6 +33,8 @@ class BenchOptions:
     """CPU threads; more than one is fair only on a quiet machine."""
     results: str = "benchmarks/results"
     """Folder for the JSON file."""
+    commit: str | None = None
+    """Commit of the code, stored with the readings. None: as git says, if it does."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.warmup < 0 or self.threads < 1:
@@ -53,8 +55,9 @@ def parsed(arguments: Sequence[str], tables: Sequence[tuple[str, str]], prog: st
     listed = "\n".join(f"  {name:<9}{what}" for name, what in tables)
     parser = argparse.ArgumentParser(
         prog=prog,
-        description=f"Measure Proximo, and TRL's GRPOTrainer for comparison if it is installed.\n\ntables:\n{listed}",
-        epilog=f"examples:\n  {prog} rollout --peers none\n  {prog} step --steps 10 --device cuda",
+        description="Measure Proximo, and TRL's GRPOTrainer for comparison if it is installed.\n\n"
+        f"tables:\n{listed}\n\n{prog} page writes the tables of docs/performance.md from the stored readings.",
+        epilog=f"examples:\n  {prog} rollout --peers none\n  {prog} step --steps 10 --device cuda\n  {prog} page",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     default = BenchOptions()
@@ -85,6 +88,9 @@ def parsed(arguments: Sequence[str], tables: Sequence[tuple[str, str]], prog: st
         metavar="DIR",
         help="folder for the JSON file (default: benchmarks/results)",
     )
+    parser.add_argument(
+        "--commit", metavar="ID", help="commit of this code, where it is no git checkout; stored with the readings"
+    )
     given = vars(parser.parse_args(list(arguments)))
     table = given.pop("table")
     peers = () if list(given["peers"]) == ["none"] else tuple(given["peers"])
@@ -95,7 +101,7 @@ def parsed(arguments: Sequence[str], tables: Sequence[tuple[str, str]], prog: st
 
 
 def _add_own(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("a row of your own (rollout, train, step)")
+    group = parser.add_argument_group("a row of your own (rollout, train, step, start)")
     names = ", ".join(shape.name for shape in SHAPES)
     group.add_argument("--shape", help=f"the model: {names}, or {WRITTEN}")
     group.add_argument("--groups", type=int, help="prompts (default 16)")

@@ -90,14 +90,16 @@ class Shape:
         model.generation_config = GenerationConfig(pad_token_id=PAD_ID)
         return model.to(device).eval()  # pyright: ignore[reportArgumentType]
 
-    def tokenizer(self) -> PreTrainedTokenizerFast:
-        """Token i is the word `ti`. The end token lies beyond the vocabulary: no completion ends before its limit."""
-        words = {f"t{number}": number for number in range(1, self.vocabulary)}
-        words |= {"<pad>": PAD_ID, "<end>": self.vocabulary}
+    def tokenizer(self, *, ends: bool = False) -> PreTrainedTokenizerFast:
+        """Token i is the word `ti`. The end token lies beyond the vocabulary: no completion ends before its limit. With
+        `ends` it is the padding token, as `load_tokenizer` requires: one completion in thousands ends earlier."""
+        words = {f"t{number}": number for number in range(1, self.vocabulary)} | {"<pad>": PAD_ID}
+        end = "<pad>" if ends else "<end>"
+        words.setdefault(end, self.vocabulary)
         tokens = Tokenizer(WordLevel(words, unk_token="<pad>"))
         tokens.pre_tokenizer = WhitespaceSplit()
         return PreTrainedTokenizerFast(
-            tokenizer_object=tokens, pad_token="<pad>", eos_token="<end>", clean_up_tokenization_spaces=False
+            tokenizer_object=tokens, pad_token="<pad>", eos_token=end, clean_up_tokenization_spaces=False
         )
 
 
