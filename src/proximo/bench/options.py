@@ -8,7 +8,8 @@ from typing import Any
 from proximo.bench.own import OwnRow
 from proximo.bench.shapes import SHAPES, WRITTEN
 
-PEERS = ("best", "default", "static", "compiled")
+VLLM = "vllm"
+PEERS = ("best", "default", "static", "compiled", VLLM)
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,9 @@ class BenchOptions:
     warmup: int = 1
     device: str = "auto"
     peers: tuple[str, ...] = ("best", "default", "static")
-    """TRL settings to compare with."""
+    """TRL settings to compare with, and `vllm` for rollouts."""
+    vllm_python: str | None = None
+    """The Python that has vLLM. None: this one."""
     ablate: bool = False
     """Whether to switch our own techniques off one by one instead of measuring TRL."""
     token_budget: int | None = None
@@ -76,8 +79,9 @@ def parsed(arguments: Sequence[str], tables: Sequence[tuple[str, str]], prog: st
         nargs="+",
         default=default.peers,
         metavar="SETTING",
-        help=f"TRL settings: {', '.join(PEERS)}, or none",
+        help=f"TRL settings: {', '.join(PEERS[:-1])}; {VLLM} for rollouts, if it is installed; or none",
     )
+    parser.add_argument("--vllm-python", metavar="FILE", help="the Python that has vLLM (default: this one)")
     parser.add_argument("--ablate", action="store_true", help="instead of TRL, measure Proximo with each technique off")
     parser.add_argument("--token-budget", type=int, metavar="N", help="tokens per forward pass of Proximo")
     parser.add_argument("--peer-rows", type=int, metavar="N", help="rows of TRL's micro-batch at its best settings")
@@ -95,6 +99,8 @@ def parsed(arguments: Sequence[str], tables: Sequence[tuple[str, str]], prog: st
     table = given.pop("table")
     peers = () if list(given["peers"]) == ["none"] else tuple(given["peers"])
     try:
+        if VLLM in peers and table != "rollout":
+            raise ValueError(f"peers has '{VLLM}', which makes rollouts alone: measure them with {prog} rollout")
         return table, BenchOptions(own=_own(given), **given | {"only": tuple(given["only"]), "peers": peers})
     except ValueError as error:
         parser.error(str(error))

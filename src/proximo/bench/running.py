@@ -10,7 +10,7 @@ import torch
 
 from proximo.bench import page
 from proximo.bench.memory import release
-from proximo.bench.options import BenchOptions, parsed
+from proximo.bench.options import VLLM, BenchOptions, parsed
 from proximo.bench.report import Row, rendered, save
 from proximo.bench.session import Session
 from proximo.bench.sides import trl
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str], prog: str = "python -m proximo.bench") -> int
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if not trl.is_there() and options.peers and not options.ablate:
+    if not trl.is_there() and set(options.peers) - {VLLM} and not options.ablate:
         print(trl.MISSING)
     print(f"written to {path}\n\n{title(table, session)}\n{rendered(rows, figures=session.on_gpu or table.absolute)}")
     return 1 if any(row.refused for row in rows) else 0

@@ -11,6 +11,7 @@ from proximo.bench.session import Failed, Session, Turn, seconds_of
 from proximo.bench.sides.numerics import Agreement, Learned, our_update
 from proximo.bench.sides.ours import Ours
 from proximo.bench.sides.trl import Settings, Trl
+from proximo.bench.sides.vllm import LogprobGap, Vllm
 from proximo.bench.timing import TOTAL, Phases, Ratio
 from proximo.bench.workloads import Workload
 
@@ -101,9 +102,9 @@ def compared(
 
     `turn` is the repeated work; `first` is a peer's first turn if different: it shows what fits into memory. If a turn
     `learns`, the first updates of both sides are compared before anything is timed; if it also `samples`, that comes
-    first, as in a run.
+    first, as in a run. Of an engine that makes rollouts alone, log-probs are compared.
     """
-    peers, failed, agreements = [], [], {}
+    peers, failed = [], []
     alone = ALONE if samples and workload.end_tokens else ADAPTED if workload.adapter else ""
     settings = () if alone else settings
     with ExitStack() as stack:
@@ -116,16 +117,20 @@ def compared(
                 stack.callback(peer.close)
                 peers.append(peer)
         own = session.ours(workload)
-        sides = [Turn("ours", turn(own)), *(Turn(peer.settings.name, turn(peer)) for peer in peers)]
+        engines = [] if alone or learns else session.engines(own)
+        for engine in engines:
+            stack.callback(engine.close)
+        theirs = {peer.settings.name: turn(peer) for peer in peers} | {each.name: each.rollout for each in engines}
+        sides = [Turn("ours", turn(own)), *(Turn(name, work) for name, work in theirs.items())]
         if learns:
             opening, learned = _first_update(own, samples=samples)
-            agreements = {peer.settings.name: session.agreement(learned, peer) for peer in peers}
+            numerics = {peer.settings.name: session.agreement(learned, peer) for peer in peers}
         else:
-            opening = session.begin(sides[0])
-        differing = [f"ours and {name} differ: {each}" for name, each in agreements.items() if not each.holds]
+            opening, numerics = session.begin(sides[0]), {each.name: each.gap() for each in engines}
+        differing = [f"ours and {name} differ: {each}" for name, each in numerics.items() if not each.holds]
         phases = [] if differing else session.measure(sides, begun=len(peers) if learns else len(sides))
-        details = _details(own, workload, peers, sides, phases, agreements) | {"first turn": opening}
-    names = [peer.settings.name for peer in peers]
+        details = _details(own, workload, [*peers, *engines], sides, phases, numerics) | {"first turn": opening}
+    names = [side.name for side in sides[1:]]
     mine, others = (phases[0], dict(zip(names, phases[1:], strict=True))) if phases else ({}, {})
     steps = session.options.steps
     lengths = own.drawn[-steps:] if samples and workload.end_tokens else [workload.lengths] * steps
@@ -143,23 +148,20 @@ def _first_update(own: Ours, *, samples: bool) -> tuple[dict[str, float], Learne
 def _details(
     own: Ours,
     workload: Workload,
-    peers: Sequence[Trl],
+    peers: Sequence[Trl | Vllm],
     sides: Sequence[Turn],
     phases: Sequence[Phases],
-    agreements: dict[str, Agreement],
+    numerics: Mapping[str, Agreement | LogprobGap],
 ) -> dict[str, Any]:
     return {
         "workload": described(workload),
-        "settings": {peer.settings.name: vars(peer.settings) for peer in peers},
+        "settings": {peer.name: peer.facts for peer in peers},
         "training": vars(own.options),
         "seconds": {side.name: seconds_of(each) for side, each in zip(sides, phases, strict=False)},
         "drawn": [{"tokens": sum(lengths), "longest": max(lengths)} for lengths in own.drawn],
         "pages": own.sampler.pages,
-        "peaks": {"ours": dict(own.watch.peaks), **{peer.settings.name: dict(peer.watch.peaks) for peer in peers}},
-        "numerics": {
-            name: {"ours": vars(each.ours), "theirs": vars(each.theirs), "gap": each.gap}
-            for name, each in agreements.items()
-        },
+        "peaks": {"ours": dict(own.watch.peaks), **{peer.name: dict(peer.peaks) for peer in peers}},
+        "numerics": {name: each.facts for name, each in numerics.items()},
     }
 
 

@@ -11,7 +11,7 @@ from proximo.bench.session import Session, Turn, seconds_of
 from proximo.bench.shapes import QWEN_600M, Shape
 from proximo.bench.sides.ablations import rollouts_without
 from proximo.bench.sides.ours import Ours
-from proximo.bench.tables.comparing import OF_LIMIT, Target, compared, described, spread
+from proximo.bench.tables.comparing import OF_LIMIT, Target, compared, described, refused_row, spread
 from proximo.bench.timing import Phases
 from proximo.bench.workloads import (
     C_135M_64,
@@ -59,6 +59,8 @@ class Beside:
             samples=True,
             learns=False,
         )
+        if found.refused:
+            return [refused_row(self.name, found)]
         turns, tokens = found.turns("rollout"), workload.completion_tokens
         rate = median(sum(lengths) / seconds for lengths, seconds in turns)
         share = limit_share(workload, machine, turns)
