@@ -520,9 +520,10 @@ def test_rows_have_names_of_their_own():
 def test_it_runs_without_the_command_lines_dependencies():
     script = """
 import sys
-for name in ("tyro", "rich", "jaxtyping", "beartype"):
+for name in ("tyro", "rich", "math_verify", "jaxtyping", "beartype"):
     sys.modules[name] = None
 import proximo.bench.running
+import proximo.bench.starting
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
