@@ -19,7 +19,7 @@ from proximo.models.scoring import score_rows
 from proximo.training.rl.assemble import to_batch
 from proximo.types import Completion, Grade, Rollout
 
-WORKER = Path(__file__).with_name("vllm_worker.py")
+WORKER = Path(__file__).parent / "vllm_worker.py"
 VERSION = """
 import importlib.metadata as metadata, importlib.util as util, sys
 if util.find_spec("vllm") is None:
