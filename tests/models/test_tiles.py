@@ -184,7 +184,7 @@ from proximo.models import compiling, frozen_copy, score, scoring, tiny_model, w
 counter, compile = CompileCounterWithBackend("aot_eager"), torch.compile
 torch.compile = lambda function, **options: compile(function, backend=counter, **options)
 torch.set_num_threads(1)
-model = tiny_model(hidden=64, layers=3, intermediate=64)
+model = tiny_model(hidden=32, layers=3, heads=2, kv_heads=1, intermediate=64)
 
 def gradients(model, seed, fast):
     random = torch.Generator().manual_seed(seed)
@@ -225,7 +225,7 @@ handle.remove()
 
 counter.frame_count = 0
 model = with_precision(model, torch.bfloat16)
-fast, plain = gradients(model, 2, True)[0], gradients(model, 2, False)[0]
+fast, plain = gradients(model, 1, True)[0], gradients(model, 1, False)[0]  # few tokens: bfloat16 is slow on a CPU
 assert (fast - plain).abs().mean() < 2e-3
 assert counter.frame_count == 1, "in half precision once more"
 

@@ -21,6 +21,7 @@ import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 MISSING = "no chromium on this machine"
+VIEWPORT = {"width": 1300, "height": 850}
 
 
 @dataclass(frozen=True)
@@ -103,17 +104,42 @@ def chromium():
         browser.close()
 
 
+@pytest.fixture(scope="module")
+def context(chromium) -> Iterator[Any]:
+    """Shared by a file's windows: a context of its own costs each of them more than a second of processor time."""
+    made = chromium.new_context(viewport=VIEWPORT)
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def window(chromium) -> Iterator[Window]:
+def window(context) -> Iterator[Window]:
     """A new one, which must not complain."""
-    context = chromium.new_context(viewport={"width": 1300, "height": 850})
+    with _window(context) as made:
+        yield made
+        if made.page.url.startswith("http"):
+            made.page.evaluate("() => localStorage.clear()")
+
+
+@pytest.fixture
+def clocked(chromium) -> Iterator[Window]:
+    """A new one, whose clock a test can put forward. Playwright's clock is a whole context's, so it has its own."""
+    context = chromium.new_context(viewport=VIEWPORT)
+    context.clock.install()
+    with _window(context) as made:
+        yield made
+    context.close()
+
+
+@contextmanager
+def _window(context: Any) -> Iterator[Window]:
     made = Window(context.new_page())
     made.page.set_default_timeout(20_000)
     made.page.on("request", lambda request: made.requests.append(request.url))
     made.page.on("pageerror", lambda error: made.errors.append(str(error)))
     made.page.on("console", lambda said: made.errors.append(said.text) if said.type == "error" else None)
     yield made
-    context.close()
+    made.page.close()
     made.servers.close()
     assert made.errors == [], made.errors
 

@@ -240,59 +240,57 @@ def test_no_request_leaves_the_page(window, page):
 # Runs that are going on
 
 
-def test_a_run_that_goes_on_is_followed(window, runs, tmp_path):
+def test_a_run_that_goes_on_is_followed(clocked, runs, tmp_path):
     live = tmp_path / "live"
     shutil.copytree(runs / "grpo", live)
     (live / "result.json").unlink()
     (live / "lock").touch()
-    window.page.clock.install()
-    page = window.serve(tmp_path)
-    opened(window, page, "outcome")
-    window.page.evaluate("() => { window.same = true; }")
+    page = clocked.serve(tmp_path)
+    opened(clocked, page, "outcome")
+    clocked.page.evaluate("() => { window.same = true; }")
     row = [row for row in rows(live, "metrics") if "outcome" in row][-1]
     text = json.dumps({**row, "step": 5, "outcome": 0.125, "skipped_updates": 1}) + "\n"
     with (live / "metrics.jsonl").open("a") as file:
         file.write(text[:50])
         file.flush()
-        tick(window)
-        assert len(drawn(window.charts()["outcome"], "live")) == 4
+        tick(clocked)
+        assert len(drawn(clocked.charts()["outcome"], "live")) == 4
         file.write(text[50:])
-    window.page.clock.fast_forward(2500)
-    window.until("() => window.proximo.charts.outcome.lines[0].y.at(-1) === 0.125")
-    assert drawn(window.charts()["outcome"], "live")[-1] == (5, 0.125)
-    assert window.page.evaluate("() => window.same")
-    asked = [url for url in window.requests if "file=metrics" in url]
+    clocked.page.clock.fast_forward(2500)
+    clocked.until("() => window.proximo.charts.outcome.lines[0].y.at(-1) === 0.125")
+    assert drawn(clocked.charts()["outcome"], "live")[-1] == (5, 0.125)
+    assert clocked.page.evaluate("() => window.same")
+    asked = [url for url in clocked.requests if "file=metrics" in url]
     assert sum(url.endswith("from=0") for url in asked) == 1
-    window.page.click("[data-tab=stability]")
-    window.until("() => 'gradient_norm' in window.proximo.charts")
-    assert window.charts()["gradient_norm"]["marks"] == [5]
+    clocked.page.click("[data-tab=stability]")
+    clocked.until("() => 'gradient_norm' in window.proximo.charts")
+    assert clocked.charts()["gradient_norm"]["marks"] == [5]
 
     finding = {"step": 3, "kind": "finding", "rule": "a-rule", "severity": "failing", "message": "m", "show": "dead"}
     append(live, "events", finding, {"step": 2, "attempt": 2, "kind": "resumed", "message": "from step 2"})
-    window.page.clock.fast_forward(2500)
-    window.until("() => document.querySelector('[data-tab=events] .count.bad')")
-    window.page.click("[data-tab=events]")
-    assert window.page.locator(".findings article.bad a").get_attribute("href") == "#run=live&step=3&show=dead"
-    assert "from step 2" in window.page.inner_text(".events")
-    window.page.click("[data-tab=stability]")
+    clocked.page.clock.fast_forward(2500)
+    clocked.until("() => document.querySelector('[data-tab=events] .count.bad')")
+    clocked.page.click("[data-tab=events]")
+    assert clocked.page.locator(".findings article.bad a").get_attribute("href") == "#run=live&step=3&show=dead"
+    assert "from step 2" in clocked.page.inner_text(".events")
+    clocked.page.click("[data-tab=stability]")
 
     # It was stopped, went on from an earlier step, and its file is shorter.
     kept = [row for row in rows(live, "metrics") if row["step"] < 3]
     (live / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
-    window.page.clock.fast_forward(2500)
-    window.until("() => window.proximo.charts.kl.lines[0].y.length === 2")
+    clocked.page.clock.fast_forward(2500)
+    clocked.until("() => window.proximo.charts.kl.lines[0].y.length === 2")
 
 
-def test_a_run_that_was_opened_early_gets_its_links(window, runs, tmp_path):
+def test_a_run_that_was_opened_early_gets_its_links(clocked, runs, tmp_path):
     live = write_run(tmp_path / "live", state="running")
-    window.page.clock.install()
-    window.page.goto(window.serve(tmp_path).address(tab="events"))
-    window.until("() => document.querySelector('.findings')?.innerText.includes('No steps yet')")
+    clocked.page.goto(clocked.serve(tmp_path).address(tab="events"))
+    clocked.until("() => document.querySelector('.findings')?.innerText.includes('No steps yet')")
     shutil.copytree(runs / "grpo" / "rollouts", live / "rollouts")
     finding = {"step": 1, "kind": "finding", "rule": "a-rule", "severity": "failing", "message": "m", "show": "dead"}
     append(live, "events", finding)
-    until(lambda: window.page.clock.fast_forward(2500) or window.page.locator(".findings a").count())
-    assert window.page.locator(".findings a").get_attribute("href") == "#run=live&step=1&show=dead"
+    until(lambda: clocked.page.clock.fast_forward(2500) or clocked.page.locator(".findings a").count())
+    assert clocked.page.locator(".findings a").get_attribute("href") == "#run=live&step=1&show=dead"
 
 
 def test_an_address_that_means_nothing_or_names_no_run_is_shown_as_far_as_it_goes(window, page):
@@ -311,22 +309,21 @@ def tick(window: Window) -> None:
     window.page.wait_for_load_state("networkidle")
 
 
-def test_nothing_is_asked_about_runs_that_have_ended_nor_while_nobody_looks(window, page, tmp_path):
-    window.page.add_init_script("Object.defineProperty(document, 'hidden', { get: () => window.isHidden === true })")
-    window.page.clock.install()
-    opened(window, page, "outcome", run="grpo")
-    window.page.wait_for_load_state("networkidle")
-    before = len(window.requests)
+def test_nothing_is_asked_about_runs_that_have_ended_nor_while_nobody_looks(clocked, page, tmp_path):
+    clocked.page.add_init_script("Object.defineProperty(document, 'hidden', { get: () => window.isHidden === true })")
+    opened(clocked, page, "outcome", run="grpo")
+    clocked.page.wait_for_load_state("networkidle")
+    before = len(clocked.requests)
     for _ in range(5):
-        tick_quietly(window)
-    later = window.requests[before:]
+        tick_quietly(clocked)
+    later = clocked.requests[before:]
     assert later
     assert {url.rpartition("/")[2] for url in later} == {"runs?"}  # there may be a new one
-    window.page.evaluate("() => { window.isHidden = true; }")
-    before = len(window.requests)
+    clocked.page.evaluate("() => { window.isHidden = true; }")
+    before = len(clocked.requests)
     for _ in range(8):
-        tick_quietly(window)
-    assert window.requests[before:] == []
+        tick_quietly(clocked)
+    assert clocked.requests[before:] == []
 
 
 def tick_quietly(window: Window) -> None:
@@ -418,21 +415,19 @@ def test_numbers_of_any_size_are_drawn(window, tmp_path):
     window.until("() => 'outcome' in window.proximo.charts")
 
 
-def test_a_server_that_has_gone_leaves_the_charts(window, page, runs, tmp_path):
-    window.page.clock.install()
-    opened(window, page, "outcome", run="grpo")
-    window.page.route("**/api/**", lambda route: route.abort())
-    until(lambda: window.page.clock.fast_forward(11_000) or "still running" in window.page.inner_text("#notice"))
-    assert "outcome" in window.charts()
-    window.page.unroute_all()
-    until(lambda: window.page.clock.fast_forward(11_000) or window.page.inner_text("#notice") == "")
-    window.errors.clear()  # the browser says that it could not connect
+def test_a_server_that_has_gone_leaves_the_charts(clocked, page, runs, tmp_path):
+    opened(clocked, page, "outcome", run="grpo")
+    clocked.page.route("**/api/**", lambda route: route.abort())
+    until(lambda: clocked.page.clock.fast_forward(11_000) or "still running" in clocked.page.inner_text("#notice"))
+    assert "outcome" in clocked.charts()
+    clocked.page.unroute_all()
+    until(lambda: clocked.page.clock.fast_forward(11_000) or clocked.page.inner_text("#notice") == "")
+    clocked.errors.clear()  # the browser says that it could not connect
 
 
-def test_a_folder_without_runs_says_how_to_start_one(window, tmp_path):
-    window.page.clock.install()
-    page = window.serve(tmp_path)
-    window.page.goto(page.address())
-    window.until("() => document.getElementById('main').innerText.includes('proximo train')")
+def test_a_folder_without_runs_says_how_to_start_one(clocked, tmp_path):
+    page = clocked.serve(tmp_path)
+    clocked.page.goto(page.address())
+    clocked.until("() => document.getElementById('main').innerText.includes('proximo train')")
     write_run(tmp_path / "new", [{"step": 0, "outcome": 1.0}])
-    until(lambda: window.page.clock.fast_forward(5000) or "outcome" in window.charts())
+    until(lambda: clocked.page.clock.fast_forward(5000) or "outcome" in clocked.charts())
