@@ -517,11 +517,12 @@ def test_rows_have_names_of_their_own():
             assert len({line.name for line in lines}) == len(lines), table.name
 
 
-def test_it_runs_without_the_command_lines_dependencies():
+def test_it_and_compiling_run_without_the_command_lines_dependencies():
     script = """
 import sys
 for name in ("tyro", "rich", "math_verify", "jaxtyping", "beartype"):
     sys.modules[name] = None
+import proximo.models.compiling
 import proximo.bench.running
 import proximo.bench.starting
 """

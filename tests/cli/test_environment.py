@@ -1,5 +1,6 @@
 """Odd surroundings: no terminal, a dumb or narrow one, no UTF-8, no reader, no home, a missing extra."""
 
+import json
 import os
 import pty
 import re
@@ -65,22 +66,54 @@ def test_a_narrow_dumb_terminal_without_colours_or_utf8():
     assert b"GRPO" in done.stdout
 
 
-def test_a_home_where_nothing_can_be_written(tmp_path):
+BOTH = """
+import sys
+from proximo.cli import main
+status = main(["train", "--dry-run"])
+sys.stdout.flush()
+print(MARK)
+print(MARK, file=sys.stderr)
+sys.exit(status or main(sys.argv[1:]))
+""".replace("MARK", repr(MARK := "-- and a run --"))
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory) -> tuple[int, list[tuple[bytes, bytes]], Path]:
+    """A dry run and a run in one process, since each start takes seconds, without UTF-8 and without a home that can be
+    written to: its exit status, what each of the two printed, and their folder."""
+    folder = tmp_path_factory.mktemp("bare")
+    (folder / "run.toml").write_text(RUN, encoding="utf-8")
+    arguments = ["train", str(folder / "run.toml"), "--run", str(folder / "run"), "--json"]
+    nowhere = {"HOME": "/proc/nobody", "XDG_CACHE_HOME": "", "HF_HOME": str(folder / "none")}
+    done = subprocess.run(
+        [sys.executable, "-c", BOTH, *arguments],
+        env={**os.environ, **ASCII, **nowhere},
+        capture_output=True,
+        check=False,
+        timeout=2 * SECONDS,
+    )
+    mark = f"{MARK}\n".encode()
+    assert mark in done.stdout, done.stderr.decode()
+    printed = list(zip(done.stdout.split(mark), done.stderr.split(mark), strict=True))
+    return done.returncode, printed, folder
+
+
+def test_a_home_where_nothing_can_be_written(bare):
     """What is measured of the machine cannot be kept; the command works all the same."""
-    done = proximo("train", "--dry-run", HOME="/proc/nobody", XDG_CACHE_HOME="", HF_HOME=str(tmp_path / "none"))
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"# machine: " in done.stdout
-    assert not (tmp_path / "none").exists()
+    status, [(output, error), _], folder = bare
+    assert (status, error) == (0, b"")
+    assert b"# machine: " in output
+    assert not (folder / "none").exists()
 
 
-def test_a_run_without_utf8_writes_utf8(tmp_path):
-    (tmp_path / "run.toml").write_text(RUN, encoding="utf-8")
-    done = proximo("train", str(tmp_path / "run.toml"), "--run", str(tmp_path / "run"), "--json", **ASCII)
-    assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout.isascii()
-    assert done.stderr.isascii()
-    written = toml.load(str(tmp_path / "run" / "config.toml"), RunConfig)
-    assert written == toml.load(str(tmp_path / "run.toml"), RunConfig)
+def test_a_run_without_utf8_writes_utf8(bare):
+    status, [_, (output, error)], folder = bare
+    assert status == 0, error.decode()
+    assert output.isascii()
+    assert error.isascii()
+    assert json.loads(output)["steps"] == 1
+    written = toml.load(str(folder / "run" / "config.toml"), RunConfig)
+    assert written == toml.load(str(folder / "run.toml"), RunConfig)
 
 
 NARROW = """

@@ -1,7 +1,5 @@
 """bfloat16, where it can be tested without a GPU: choosing it, training in it, and checking a setup in it."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -221,7 +219,5 @@ def test_half_precision_still_finds_a_mask_that_is_off(monkeypatch):
     assert not all(check.ok for check in packed_is_padded(model, batch, 1.0))
 
 
-def test_compiling_needs_no_command_line():
-    script = "import sys; sys.modules['tyro'] = sys.modules['rich'] = None; import proximo.models.compiling"
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+def test_one_function_is_compiled_more_often_than_torch_allows():
     assert compiling.VARIANTS > 8  # torch's own limit

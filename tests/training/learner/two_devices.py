@@ -4,6 +4,7 @@ It follows torch's own rule. Operations take tensors of one device; a single num
 indices on the CPU may pick from anywhere, and a copy may go from one to the other. What makes the host wait is counted.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 GPU = torch.device("cuda", 0)
 WAITS = {"item", "tolist", "__bool__", "__int__", "__float__", "__index__", "numpy"}
@@ -76,6 +76,18 @@ def _device_of(value: Any) -> torch.device | None:
     return torch.device(value) if isinstance(value, str | torch.device) else None
 
 
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Every one in an operation's arguments. torch's pytree took most of the time of the tests that use this device."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
+
+
 class _Calls(TorchFunctionMode):
     """What asks for a device by name."""
 
@@ -136,7 +148,7 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, function._overloadpacket.__name__
         self._check(name, args, kwargs)
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = [*_tensors(args), *_tensors(kwargs)]
         there = any(map(self.devices.is_there, tensors))
         if there and name in COUNTS:
             self.devices.waits.append(name)
@@ -144,15 +156,12 @@ class _Operations(TorchDispatchMode):
         if name == "copy_":
             return result
         before = {leaf.untyped_storage()._cdata for leaf in tensors}
-
-        def placed(leaf: Any) -> Any:
-            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in before:
+        for leaf in _tensors(result):
+            if leaf.untyped_storage()._cdata not in before:
                 self.devices.mark(leaf, there)
                 if not tensors and torch._C._current_graph_task_id() != -1:
                     self.devices.made_in_backward(leaf)
-            return leaf
-
-        return tree_map(placed, result)
+        return result
 
     def _check(self, name: str, args, kwargs) -> None:
         if name in ("copy_", "_to_copy") or not self.devices.checks:
@@ -160,13 +169,13 @@ class _Operations(TorchDispatchMode):
         parts: Any = (args, kwargs)
         if name in ("index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_"):
             chosen, indices, others = args[0], args[1], args[2:]
-            known = [leaf for leaf in tree_leaves(indices) if isinstance(leaf, Tensor)]
+            known = list(_tensors(indices))
             if any(map(self.devices.is_there, known)) and not self.devices.is_there(chosen):
                 raise Mixed(f"{name}: indices of the device pick from the CPU")
             if self.devices.is_there(chosen) and any(each.dtype == torch.bool for each in known):
                 self.devices.waits.append(f"{name} by a mask")
             parts = (chosen, others)
-        tensors = [leaf for leaf in tree_leaves(parts) if isinstance(leaf, Tensor) and not self.devices.is_free(leaf)]
+        tensors = [leaf for leaf in _tensors(parts) if not self.devices.is_free(leaf)]
         places = {self.devices.is_there(tensor) for tensor in tensors if tensor.ndim or self.devices.is_there(tensor)}
         if len(places) > 1:
             shapes = [(tuple(tensor.shape), self.devices.is_there(tensor)) for tensor in tensors]
