@@ -4,12 +4,13 @@ import re
 import shlex
 import sys
 import textwrap
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from proximo import presets
 from proximo.cli import main
 from proximo.data import Mistakes, read_examples, read_rankings
 from proximo.insight.compare import workers
@@ -52,6 +53,12 @@ SMALLER = {
     **{stage: ["--data.held-out", "0", "--fit.epochs", "0.1"] for stage in ("sft", "reward-model", "dpo")},
 }
 """The documented command, with less to do: one step instead of many."""
+FEWER = replace(
+    presets.ARITHMETIC,
+    training=replace(presets.ARITHMETIC.training, groups=4),
+    evaluation=replace(presets.ARITHMETIC.evaluation, problems=8),
+)
+"""The same for documented code, in the preset that it trains."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -60,6 +67,7 @@ def test_page_works_from_top_to_bottom(page: Path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as a script's own folder is
     monkeypatch.setattr(workers, "_start", start_run)
+    monkeypatch.setattr(presets, "ARITHMETIC", FEWER)
     torch.set_default_dtype(torch.float32)  # as a reader has it
     text = page.read_text()
     if "import Job, Limits, Sandbox" in text:
