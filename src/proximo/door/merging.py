@@ -11,6 +11,7 @@ from proximo.door.machines import as_found
 from proximo.models import load_model, load_tokenizer, with_precision
 from proximo.models.adapters.lora import has_adapter
 from proximo.models.adapters.lora import merge as merged_weights
+from proximo.models.adapters.quantized import Quantization, quantized_layers
 from proximo.models.shipped import resolve
 from proximo.training.runfolder.checkpoints import write_checkpoint
 
@@ -22,10 +23,13 @@ class Merged:
     folder: Path
     rounding: float
     """Size of the rounding errors in the changed weights, relative to the adapter's change: 1 is as large as it."""
+    quantization: Quantization | None = None
+    """Quantisation of the base model whose weights the adapter was added to, after they were made dense again."""
 
 
 def merge(adapter: PathLike, out: PathLike, *, dtype: Literal["float32", "bfloat16"] = "float32") -> Merged:
-    """Write the base model of an adapter with the adapter added to its weights; what `proximo merge` does.
+    """Write the base model of an adapter with the adapter added to its weights; what `proximo merge` does. An adapter
+    that was trained on a quantised base is added to the same quantised weights, made dense again.
 
     adapter  a run folder, one of its checkpoints, or any folder or hub id of a LoRA adapter as peft writes it
     out      the folder to write, which must not exist or be empty; transformers, vLLM and Proximo load it
@@ -45,6 +49,7 @@ def merge(adapter: PathLike, out: PathLike, *, dtype: Literal["float32", "bfloat
         if not has_adapter(model):
             raise ValueError(f"{str(adapter)!r} is a whole model, not an adapter: there is nothing to merge")
         kind: torch.dtype = getattr(torch, dtype)
+        quantization = next((layer.kind for _, layer in quantized_layers(model)), None)
         rounding = merged_weights(model, kind)
         write_checkpoint(folder, with_precision(model, kind).save_pretrained, tokenizer)
-    return Merged(folder, rounding)
+    return Merged(folder, rounding, quantization)

@@ -1,13 +1,12 @@
 """Models: loading, and the log-probs of completions."""
 
-from proximo.models.devices import Precision, free_bytes, pick_device, pick_dtype
+from proximo.models.devices import Precision, free_bytes, pick_device, pick_dtype, with_precision
 from proximo.models.loading import (
     PaddedFallback,
     frozen_copy,
     load_model,
     load_tokenizer,
     supports_packing,
-    with_precision,
 )
 from proximo.models.packing.layout import micro_batches
 from proximo.models.scoring import Scores, States, completion_states, score, score_rows

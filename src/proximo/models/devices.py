@@ -3,6 +3,10 @@
 from typing import Literal
 
 import torch
+from transformers import PreTrainedModel
+
+from proximo.machine import settle_half_products
+from proximo.models.torch_globals import guarded
 
 Precision = Literal["auto", "float32", "bfloat16"]
 
@@ -42,3 +46,13 @@ def free_bytes(device: torch.device) -> int:
     """Free memory of a GPU, including what torch has reserved but does not use."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused
+
+
+def with_precision(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """The same model with its weights rounded. Buffers stay: rotary frequencies in half precision would be others."""
+    if dtype.itemsize == 2:
+        with guarded():
+            settle_half_products()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model

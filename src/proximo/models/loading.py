@@ -37,8 +37,9 @@ from transformers import (
 from transformers.utils import logging
 
 from proximo.machine import settle_half_products
-from proximo.models.adapters.files import base_name, is_adapter, load_adapter
+from proximo.models.adapters.files import base_name, is_adapter, load_adapter, quantize_as
 from proximo.models.adapters.lora import merge
+from proximo.models.adapters.quantized import Quantization, quantize
 from proximo.models.inspecting import inspect, refuse_file
 from proximo.models.packing.attention import NAME
 from proximo.models.positions import hold_frequencies
@@ -58,18 +59,26 @@ class PaddedFallback(UserWarning):
 
 
 def load_model(
-    path: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu", keep_adapter: bool = False
+    path: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    keep_adapter: bool = False,
+    quantization: Quantization | None = None,
 ) -> PreTrainedModel:
     """A causal language model in eval mode, from a folder or a hub id; an adapter's gives its base model with
     the adapter merged into the weights. `keep_adapter` keeps it separate, which is exact in half precision too.
+    `quantization` is of the linear layers' weights, for a new adapter; an adapter's folder names its own.
 
     Example: model = load_model("runs/first/checkpoints/step-000100")
     """
     if has_score(read_config(str(_opened(path, weights=True)))):
         raise ValueError(f"path {path!r} holds a reward model, which scores and cannot speak: give a causal model")
-    model, absent = load_weights(path, AutoModelForCausalLM, dtype=dtype, keep_adapter=keep_adapter)
+    model, absent = load_weights(path, AutoModelForCausalLM, dtype=dtype, device=device, keep_adapter=keep_adapter)
     if absent:
         raise ValueError(f"path {path!r}: the weights lack {_listed(absent)}; save the model again, whole")
+    if quantization is not None:
+        quantize(model, quantization, device)
     if supports_packing(model):
         model.set_attn_implementation(NAME)
     else:
@@ -99,15 +108,18 @@ def load_weights(
     dtype: torch.dtype,
     config: PreTrainedConfig | None = None,
     unused: tuple[str, ...] = (),
+    device: str = "cpu",
     keep_adapter: bool = False,
 ) -> tuple[PreTrainedModel, set[str]]:
-    """A model, and the names of its weights that the files lack; `unused` ones they may hold in vain.
+    """A model, and the names of its weights that the files lack; `unused` ones they may hold in vain. The model
+    is on the CPU, but for layers that are quantised on `device`.
 
     Weights that are not finite, of another shape or of another model are refused.
     """
     folder = _opened(path, weights=True)
     if is_adapter(folder):
         model, absent = load_weights(base_of(str(folder)), kind, dtype=dtype, config=config, unused=unused)
+        quantize_as(model, folder, device)
         load_adapter(model, folder)
         if not keep_adapter:
             merge(model)
@@ -214,16 +226,6 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(before)
-
-
-def with_precision(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """The same model with its weights rounded. Buffers stay: rotary frequencies in half precision would be others."""
-    if dtype.itemsize == 2:
-        with guarded():
-            settle_half_products()
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
-    return model
 
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:

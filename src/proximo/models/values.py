@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from proximo.models.adapters.quantized import dequantize
 from proximo.models.loading import has_score, load_model, read_config, supports_packing
 from proximo.models.packing.attention import attention, body, wide_sums
 from proximo.models.positions import check_rows
@@ -72,7 +73,7 @@ class OwnModel:
         """Any policy will do; preflight looks at the model that `path` names."""
 
     def build(self, policy: PreTrainedModel, loaded: PreTrainedModel | None) -> "ValueModel":
-        model = copy.deepcopy(policy) if loaded is None else loaded
+        model = _dense_copy(policy) if loaded is None else loaded
         return HeadOnOwnModel(model, own_head(model))
 
 
@@ -148,7 +149,9 @@ class HeadOnOwnLayers(nn.Module):
         self.first = len(trunk) - layers
         # The config stays shared, so that the copies follow the policy's choice of attention.
         kept: dict[int, Any] = {id(policy.config): policy.config}
-        self.layers = nn.ModuleList(copy.deepcopy(layer, kept) for layer in trunk[self.first :]).requires_grad_(True)
+        self.layers = nn.ModuleList(copy.deepcopy(layer, kept) for layer in trunk[self.first :])
+        dequantize(self.layers, policy.dtype)
+        self.layers.requires_grad_(True)
         self.norm = copy.deepcopy(body(policy).get_submodule("norm"), kept).requires_grad_(True)
         self.head = zero_head(policy)
         self._seen: tuple[PreTrainedModel, str, Tensor, dict[str, Any]] | None = None
@@ -220,6 +223,13 @@ def _copied_from(policy: PreTrainedModel, layers: int) -> nn.ModuleList:
     if layers > len(trunk):
         raise ValueError(f"value.form.layers is {layers}, but the policy has {len(trunk)}: give at most as many")
     return trunk
+
+
+def _dense_copy(policy: PreTrainedModel) -> PreTrainedModel:
+    """To be trained: without quantised layers."""
+    model = copy.deepcopy(policy)
+    dequantize(model, policy.dtype)
+    return model
 
 
 def value_model(form: ValueForm, policy: PreTrainedModel, loaded: PreTrainedModel | None = None) -> ValueModel:

@@ -27,6 +27,8 @@ class Component:
     gradients: int
     masters: int
     moments: int
+    quantized: int = 0
+    """Parameters among them that are quantised."""
 
     @property
     def total(self) -> int:
@@ -38,8 +40,16 @@ def component(held: Held, dtype: torch.dtype) -> Component:
     precision."""
     number, wide = held.parameters, max(dtype.itemsize, 4) * held.trained
     masters = wide * number if dtype in HALVES else 0
-    weights = dtype.itemsize * number
-    return Component(held.role, number, held.trained, weights, wide * number, masters, 2 * wide * number)
+    return Component(
+        held.role,
+        number,
+        held.trained,
+        held.weight_bytes(dtype),
+        wide * number,
+        masters,
+        2 * wide * number,
+        held.quantized,
+    )
 
 
 @dataclass(frozen=True)

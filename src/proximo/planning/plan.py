@@ -7,6 +7,7 @@ import torch
 
 from proximo.maths.pieces.traits import KeepTraits
 from proximo.models import Precision
+from proximo.models.adapters.lora import Lora
 from proximo.planning.cards import GIB, Card
 from proximo.planning.fitting import largest_groups, longest_completions, smallest_card
 from proximo.planning.holdings import Component, Holding, holdings
@@ -79,9 +80,13 @@ def make_plan(config: RunConfig, card: Card, *, prompt_tokens: int, mean_tokens:
         card=card,
         size=size,
         full=_way("full fine-tuning", config, full, size, card),
-        lora=_way(f"LoRA rank {small.lora.rank}", config, small, size, card),
+        lora=_way(_lora_name(small.lora), config, small, size, card),
         remarks=tuple(_remarks(config, full, size, card)),
     )
+
+
+def _lora_name(lora: Lora) -> str:
+    return f"LoRA rank {lora.rank}" + (f" on {lora.quantize_base}" if lora.quantize_base else "")
 
 
 def planned_dtype(precision: Precision, card: Card) -> torch.dtype:

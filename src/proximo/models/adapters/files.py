@@ -1,4 +1,7 @@
-"""Adapters as peft writes them: adapter_config.json, which names the base model, and adapter_model.safetensors."""
+"""Adapters as peft writes them: adapter_config.json, which names the base model, and adapter_model.safetensors.
+
+Where the base was quantised there is a third file, which peft does not read: it names the quantisation.
+"""
 
 import json
 from pathlib import Path
@@ -9,15 +12,19 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from proximo.models.adapters.lora import NAME, adapter_parameters, has_adapter, import_peft, inject
+from proximo.models.adapters.quantized import QUANTIZATIONS, Quantization, quantize, quantized_layers
 from proximo.models.inspecting import ADAPTER as CONFIG
 from proximo.models.inspecting import ADAPTER_WEIGHTS as WEIGHTS
 
+QUANTIZATION = "base_quantization.json"
+"""How the base model was quantised while the adapter was trained, and to which dtype its weights were rounded first."""
 READ = ("r", "lora_alpha", "target_modules", "exclude_modules", "rank_pattern", "alpha_pattern", "use_rslora")
 READ += ("fan_in_fan_out", "layers_to_transform", "layers_pattern")
 """Fields of adapter_config.json that say which layers have an adapter, and what they add."""
 WITHOUT_EFFECT = ("peft_type", "base_model_name_or_path", "peft_version", "task_type", "inference_mode", "lora_dropout")
 WITHOUT_EFFECT += ("auto_mapping", "runtime_config", "megatron_core", "qalora_group_size", "loftq_config")
 """Fields that change nothing about a trained adapter that is read for its outputs."""
+DTYPES = ("float32", "bfloat16", "float16")
 PLAIN = {"bias": "none", "init_lora_weights": (True, False, "gaussian"), "revision": "main"}
 """Fields with values that do not make it another kind of adapter."""
 
@@ -46,6 +53,21 @@ def save_model(model: PreTrainedModel, folder: Path) -> None:
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     tensors = {name: each.detach().cpu().contiguous() for name, each in adapter_parameters(model).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    if layers := quantized_layers(model):
+        _, first = layers[0]
+        facts = {"quantization": first.kind, "dtype": str(first.rounded_to).removeprefix("torch.")}
+        (folder / QUANTIZATION).write_text(json.dumps(facts) + "\n")
+
+
+def quantize_as(model: PreTrainedModel, folder: Path, device: str) -> None:
+    """Quantise a base model as it was under the adapter of a folder, if it was."""
+    if not (folder / QUANTIZATION).is_file():
+        return
+    facts = json.loads((folder / QUANTIZATION).read_text())
+    kinds: list[Quantization] = [each for each in QUANTIZATIONS if facts.get("quantization") == each]
+    if not kinds or facts.get("dtype") not in DTYPES:
+        raise ValueError(f"path {str(folder)!r}: {QUANTIZATION} holds {facts}, which this version cannot read")
+    quantize(model, kinds[0], device, getattr(torch, facts["dtype"]))
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from proximo.models.adapters.quantized import Quantization, dequantize
 from proximo.models.torch_globals import guarded
 
 NAME = "default"
@@ -34,6 +35,9 @@ class Lora:
     """Scale of the adapter; its output is multiplied by alpha / rank."""
     targets: tuple[str, ...] = ()
     """Names of the linear layers that get an adapter, such as q_proj. Empty: all of them, except the output head."""
+    quantize_base: Quantization | None = None
+    """Quantisation of the frozen weights under the adapter (QLoRA): `int8`, or `nf4`, which needs the extra qlora.
+    None: they are kept in the model's dtype."""
 
     def __post_init__(self) -> None:
         for name in ("rank", "alpha"):
@@ -152,23 +156,25 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def merge(model: PreTrainedModel, dtype: torch.dtype | None = None) -> float:
-    """Add the adapter to the weights, each sum rounded once, and remove its layers: a plain model again. The changed
-    weights have `dtype` afterwards; None: the one they had.
+    """Add the adapter to the weights, each sum rounded once, and remove its layers: a plain model again, also of a
+    quantised base. The changed weights have `dtype` afterwards; None: the model's.
 
     Returns the size of the rounding errors relative to the adapter's change: in half precision, a change much smaller
     than the weights disappears.
     """
     errors, changes = 0.0, 0.0
     for name, layer in list(_lora_layers(model)):
+        dequantize(layer, torch.float32)
         linear = layer.get_base_layer()
         change = layer.get_delta_weight(NAME)
         exact = linear.weight.to(change.dtype) + change
-        rounded = exact.to(dtype or linear.weight.dtype)
+        rounded = exact.to(dtype or model.dtype)
         errors += float((rounded.to(change.dtype) - exact).square().sum(dtype=torch.float64))
         changes += float(change.square().sum(dtype=torch.float64))
         linear.weight.data = rounded
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, linear)
+    dequantize(model, dtype or model.dtype)  # layers without an adapter
     del model.peft_config
     model._hf_peft_config_loaded = False
     model.requires_grad_(True)

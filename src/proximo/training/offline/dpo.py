@@ -14,6 +14,7 @@ from proximo.data import DataFile, read_rankings
 from proximo.maths.pairwise import Dpo, Ipo, ranked_pairs
 from proximo.models import Precision, load_model, load_tokenizer, pick_device, pick_dtype, score_rows
 from proximo.models.adapters.lora import Lora, add_lora
+from proximo.models.adapters.quantized import check_quantization
 from proximo.models.adapters.starting import base_for
 from proximo.models.compiling import allow_compiling
 from proximo.models.shipped import resolve
@@ -72,6 +73,8 @@ def _dpo(config: DpoConfig, attempt: Attempt, say: Callable[[str], None]) -> dic
     """Train; the result is a `Fitted` as a dict, as it is stored."""
     path, device = resolve(config.model), pick_device(config.device)
     base = None if config.adapter is None else base_for(path)
+    quantization = None if config.adapter is None else config.adapter.quantize_base
+    check_quantization(quantization, device)
     dtype = pick_dtype(config.dtype, device)
     reference_path = path if config.reference is None else resolve(config.reference)
     tokenizer = load_tokenizer(path)
@@ -82,7 +85,8 @@ def _dpo(config: DpoConfig, attempt: Attempt, say: Callable[[str], None]) -> dic
         )
     data = prepare(config.data, read_rankings, tokenizer)
     stored = None if config.reference_logprobs is None else read_reference(config.reference_logprobs, data)
-    model = load_model(reference_path, device=device, dtype=dtype)
+    shared = reference_path == path
+    model = load_model(reference_path, device=device, dtype=dtype, quantization=quantization if shared else None)
     allow_compiling(model, config.compile)
     data.check_room(model)
     if stored is not None and stored.weights != weights_fingerprint(model):
@@ -96,9 +100,9 @@ def _dpo(config: DpoConfig, attempt: Attempt, say: Callable[[str], None]) -> dic
         data.report(attempt.log, say)
         write_reference(attempt.folder / "reference.parquet", known, data)
 
-    if reference_path != path:
+    if not shared:
         del model  # before the next one is loaded, so that only one model is in memory at a time
-        model = load_model(path, device=device, dtype=dtype)
+        model = load_model(path, device=device, dtype=dtype, quantization=quantization)
         allow_compiling(model, config.compile)
         data.check_room(model)
     if config.adapter is not None and base is not None:

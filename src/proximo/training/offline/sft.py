@@ -26,6 +26,7 @@ from proximo.models import (
     with_precision,
 )
 from proximo.models.adapters.lora import Lora, add_lora
+from proximo.models.adapters.quantized import check_quantization, quantize
 from proximo.models.adapters.starting import base_for
 from proximo.models.compiling import allow_compiling
 from proximo.models.shipped import resolve
@@ -97,9 +98,13 @@ def _sft(config: SftConfig, attempt: Attempt, say: Callable[[str], None]) -> dic
     tokenizer = tiny_tokenizer() if path is None else load_tokenizer(path)
     data = _prepared(config, tokenizer)
     device = pick_device(config.device)
+    quantization = None if base is None or config.adapter is None else config.adapter.quantize_base
+    check_quantization(quantization, device)
     model = tiny_model(seed=config.seed) if path is None else load_model(path)
     allow_compiling(model, config.compile)
     model = with_precision(model, pick_dtype(config.dtype, device))
+    if quantization is not None:
+        quantize(model, quantization, device)
     model.to(device=device)  # pyright: ignore[reportCallIssue]
     data.check_room(model)
     if config.adapter is not None and base is not None:

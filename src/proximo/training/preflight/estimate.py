@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from proximo.models import free_bytes, pick_device, pick_dtype
 from proximo.models.adapters.lora import adapter_size
+from proximo.models.adapters.quantized import quantized_size
 from proximo.models.loading import read_config, skeleton
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnLayers, OwnModel
@@ -60,6 +61,19 @@ class Held:
     role: str
     parameters: int
     trained: bool
+    quantized: int = 0
+    """Parameters among them that are quantised."""
+    quantized_bytes: int = 0
+    """Bytes of these, with their scales."""
+
+    def weight_bytes(self, dtype: torch.dtype) -> int:
+        return dtype.itemsize * (self.parameters - self.quantized) + self.quantized_bytes
+
+    def bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of the weights and, if trained, of gradients, masters and moments."""
+        return self.weight_bytes(dtype) + self.parameters * (
+            parameter_bytes(dtype, trained=self.trained) - dtype.itemsize
+        )
 
 
 def _skeleton(name: str) -> PreTrainedModel:
@@ -91,7 +105,9 @@ def _held_policy(config: RunConfig, policy: PreTrainedModel) -> list[Held]:
     """The policy's weights: those that are trained and those that are not."""
     if config.adapter is not None:
         adapter = Held("its LoRA adapter", adapter_size(policy, config.adapter), trained=True)
-        return [Held("policy", _count(policy), trained=False), adapter]
+        kind = config.adapter.quantize_base
+        codes = (0, 0) if kind is None else quantized_size(policy, kind)
+        return [Held("policy", _count(policy), False, *codes), adapter]
     names = frozen_names(policy, config.training.freeze)
     frozen = sum(each.numel() for name, each in policy.named_parameters() if name in names)
     held = [Held("policy", _count(policy) - frozen, trained=True)]
@@ -121,10 +137,10 @@ def memory(config: RunConfig) -> MemoryEstimate:
     held = held_models(config)
     name = pick_device(config.device)
     device, dtype = torch.device(name), pick_dtype(config.dtype, name)
-    bytes_held = sum(each.parameters * parameter_bytes(dtype, trained=each.trained) for each in held)
+    bytes_held = sum(each.bytes(dtype) for each in held)
     activations = _activations(config, device, dtype, bytes_held)
     there = free_bytes(device) if device.type == "cuda" else machine_bytes()
-    parts = [f"{each.role} ({each.parameters / 1e6:.1f} M, {'trained' if each.trained else 'frozen'})" for each in held]
+    parts = [f"{each.role} ({each.parameters / 1e6:.1f} M, {_standing(each, config)})" for each in held]
     masters = ", float32 masters" if dtype in HALVES else ""
     lines = [
         f"models in memory: {len(held)}: {', '.join(parts)}",
@@ -136,6 +152,12 @@ def memory(config: RunConfig) -> MemoryEstimate:
         has = f"{device} has {there / 1e9:.1f} GB{' free' * (device.type == 'cuda')}"
         lines.append(f"does not fit: {bytes_held / 1e9:.1f} GB are needed before any activation, and {has}")
     return found
+
+
+def _standing(held: Held, config: RunConfig) -> str:
+    if held.quantized and config.adapter is not None:
+        return f"frozen, {held.quantized / 1e6:.1f} M of them in {config.adapter.quantize_base}"
+    return "trained" if held.trained else "frozen"
 
 
 def machine_bytes() -> int:

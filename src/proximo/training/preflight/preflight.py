@@ -10,6 +10,7 @@ from proximo.algorithms import Algorithm
 from proximo.maths.pieces.traits import GateTraits
 from proximo.models import load_tokenizer, pick_device
 from proximo.models.adapters.lora import target_names
+from proximo.models.adapters.quantized import check_quantization
 from proximo.models.adapters.starting import base_for
 from proximo.models.inspecting import inspect
 from proximo.models.loading import has_score, read_config, skeleton
@@ -52,6 +53,8 @@ def preflight(config: RunConfig) -> Preflight:
     path = resolve(config.model)
     tokenizer = load_tokenizer(path)
     _check_models(config, path, tokenizer)
+    if config.adapter is not None:
+        check_quantization(config.adapter.quantize_base, device)
     return Preflight(path, device, tokenizer, check_prompts(config, path, tokenizer))
 
 

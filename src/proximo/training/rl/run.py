@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.health import Watch
 from proximo.models import load_model, pick_dtype
+from proximo.models.adapters.quantized import count_parameters
 from proximo.models.adapters.starting import base_for
 from proximo.models.compiling import allow_compiling
 from proximo.models.shipped import resolve
@@ -61,7 +62,8 @@ class Run:
         value = config.value_options
         device, dtype = checked.device, pick_dtype(config.dtype, checked.device)
         backbone = value and _value_backbone(value.form, device, dtype)
-        self.model: PreTrainedModel = load_model(checked.path, device=device, dtype=dtype)
+        quantization = None if config.adapter is None else config.adapter.quantize_base
+        self.model: PreTrainedModel = load_model(checked.path, device=device, dtype=dtype, quantization=quantization)
         for each in filter(None, (self.model, backbone)):
             allow_compiling(each, config.compile)
         # First the value model, which may copy layers: a copy has no use for an adapter.
@@ -100,9 +102,8 @@ class Run:
     @property
     def parameters(self) -> dict[str, int]:
         """Parameters of the policy's model, and how many of them are trained, for run.json."""
-        held = list(self.model.parameters())
-        trained = sum(each.numel() for each in held if each.requires_grad)
-        return {"policy": sum(each.numel() for each in held), "trained": trained}
+        trained = sum(each.numel() for each in self.model.parameters() if each.requires_grad)
+        return {"policy": count_parameters(self.model), "trained": trained}
 
     def refresh_sampler(self) -> int:
         """Give the policy's weights to the sampler; returns the version that it samples with."""

@@ -13,6 +13,7 @@ from proximo.algorithms import Algorithm
 from proximo.maths.arithmetic import at_least_float32, row_mean
 from proximo.maths.pieces.keeping import KeepAll
 from proximo.models import score_rows, supports_packing
+from proximo.models.adapters.quantized import quantize
 from proximo.models.compiling import allow_compiling
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, value_model
@@ -53,6 +54,8 @@ def selfcheck(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTo
     """Run every check, the cheap ones first, with the run's own sampler and environment. The model's weights are not
     changed; a run that trains an adapter adds one to it."""
     allow_compiling(model, config.compile)
+    if config.adapter is not None and config.adapter.quantize_base is not None:
+        quantize(model, config.adapter.quantize_base, str(model.device))
     policy = build_policy(model, config, resolve(config.model))
     # Rewards and value models are those of the run, so that what it would refuse is refused here.
     task = judged(config.task, config.rewards, tokenizer, config.dtype, compiled=config.compile)
