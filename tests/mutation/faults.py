@@ -587,9 +587,27 @@ FAULTS = (
     ),
     Fault(
         "training/learner/optimizer.py",
-        "self._adam.step()\n        self._write()",
-        "self._adam.step()",
+        "(self._stored or self._adam).step()\n        self._write()",
+        "(self._stored or self._adam).step()",
         "masters that never reach the weights",
+    ),
+    Fault(
+        "training/learner/moments.py",
+        "codes.clamp_(min=1).where(shares > 0, 0)",
+        "codes",
+        "8-bit mean squares rounded to 0",
+    ),
+    Fault(
+        "models/adapters/quantized.py",
+        "layer.weight.detach().to(rounded_to).float()",
+        "layer.weight.detach().float()",
+        "a quantised base rounded from other weights than the run's",
+    ),
+    Fault(
+        "training/rates.py",
+        "left = max(steps - index, 0) / (steps - warmup)",
+        "left = max(steps - index, 0) / steps",
+        "a schedule that forgets its warm-up",
     ),
     Fault(
         "training/learner/optimizer.py",

@@ -14,6 +14,7 @@ from proximo.training.config import RunConfig
 from proximo.training.learner.memory import TokenCost, token_cost
 from proximo.training.learner.optimizer import HALVES
 from proximo.training.preflight.estimate import Held, held_models
+from proximo.training.rates import Moments, moment_bytes
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,9 @@ class Component:
         return self.weights + self.gradients + self.masters + self.moments
 
 
-def component(held: Held, dtype: torch.dtype) -> Component:
+def component(held: Held, dtype: torch.dtype, moments: Moments = "float32") -> Component:
     """A trained parameter has a gradient and two moments: in float32, with a float32 master, if it is in half
-    precision."""
+    precision; the moments may be in 8 bits, or elsewhere."""
     number, wide = held.parameters, max(dtype.itemsize, 4) * held.trained
     masters = wide * number if dtype in HALVES else 0
     return Component(
@@ -47,7 +48,7 @@ def component(held: Held, dtype: torch.dtype) -> Component:
         held.weight_bytes(dtype),
         wide * number,
         masters,
-        2 * wide * number,
+        int(number * moment_bytes(moments, wide)) if held.trained else 0,
         held.quantized,
     )
 
@@ -102,10 +103,11 @@ def holdings(config: RunConfig, dtype: torch.dtype, *, compiled: bool) -> tuple[
     whole = held(replace(config, adapter=None))
     frozen, adapter, *rest = held(replace(config, adapter=lora, training=replace(config.training, freeze=())))
     wide = torch.promote_types(dtype, torch.float32)  # adapters are kept in float32
-    small = (component(frozen, dtype), component(adapter, wide), *(component(each, dtype) for each in rest))
+    form = config.training.adam_moments
+    small = (component(frozen, dtype), component(adapter, wide, form), *(component(each, dtype, form) for each in rest))
     narrow = dtype.itemsize * lora.rank * len(adapted_layers(shape.model, lora))
     return (
-        Holding(shape, dtype, tuple(component(each, dtype) for each in whole), cost, unplanned),
+        Holding(shape, dtype, tuple(component(each, dtype, form) for each in whole), cost, unplanned),
         Holding(shape, dtype, small, cost, unplanned + narrow, lora),
     )
 

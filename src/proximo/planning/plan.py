@@ -1,6 +1,6 @@
 """The plan of a run: full fine-tuning and LoRA side by side, each with its memory, its time and what would fit."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from proximo.planning.holdings import Component, Holding, holdings
 from proximo.planning.memory import MemoryUse, StepSize, memory_use
 from proximo.planning.times import StepTime, step_time
 from proximo.training.config import RunConfig
+from proximo.training.preflight.estimate import moments_on
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ class Plan:
 def make_plan(config: RunConfig, card: Card, *, prompt_tokens: int, mean_tokens: int | None) -> Plan:
     """Plan a run; of its models only the configs are read."""
     size = StepSize.of(config, prompt_tokens, mean_tokens)
+    moments = moments_on(config.training.adam_moments, is_gpu=card.is_gpu)
+    config = replace(config, training=replace(config.training, adam_moments=moments))
     dtype = planned_dtype(config.dtype, card)
     full, small = holdings(config, dtype, compiled=config.compile and card.is_gpu)
     assert small.lora is not None

@@ -29,6 +29,9 @@ TYPICAL_GAP, TYPICAL_GAP_HALF = 1e-6, 2e-3
 """Mean gap between the log-probs of sampler and learner, in float32 and in bfloat16: a gate ten times as wide trusts
 the sampler, and the old policy's pass is left out."""
 
+HOST_BANDWIDTH = 50e9
+"""Bytes per second between a GPU and pinned memory of its host: assumed, for PCIe 5."""
+
 
 @dataclass(frozen=True)
 class Decoding:
@@ -151,7 +154,10 @@ def _learning(
     scoring += sum(2 * each.parameters * work.tokens for each in judges)
     reached, updates = _reached(holding, card), config.training.updates
     optimizer = updates * sum(each.total + each.weights + each.masters for each in (policy, *values)) * 1.5
-    return scoring / reached, config.training.epochs * gradient / reached + optimizer / machine.bandwidth
+    seconds = optimizer / machine.bandwidth
+    if config.training.adam_moments == "cpu":  # two float32 moments to the device and back
+        seconds += updates * sum(16 * each.parameters for each in (policy, *values)) / HOST_BANDWIDTH
+    return scoring / reached, config.training.epochs * gradient / reached + seconds
 
 
 def needs_old_pass(config: RunConfig, holding: Holding) -> bool:

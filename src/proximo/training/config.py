@@ -14,6 +14,7 @@ from proximo.samplers.embedded import Embedded
 from proximo.samplers.mismatched import Mismatched
 from proximo.tasks import TaskOptions
 from proximo.tasks.arithmetic import Arithmetic
+from proximo.training.rates import Moments, RateSchedule, check_adam
 from proximo.training.reward_mix import RewardMix, check_rewards, mixed_range
 
 RoutingReplay = Literal["old_policy", "sampler"]
@@ -24,15 +25,6 @@ SamplerOptions = Embedded | Mismatched | SamplerFactory
 
 CPU_TOKENS = 16384
 """Tokens in one forward pass on a CPU, by default."""
-
-
-def check_adam(table: str, beta1: float, beta2: float, epsilon: float) -> None:
-    """Raise ValueError for decays outside 0 to 1, or an epsilon that is not positive."""
-    for name, value in (("adam_beta1", beta1), ("adam_beta2", beta2)):
-        if not 0 <= value < 1:
-            raise ValueError(f"{table}.{name} is {value}: give a decay from 0 to below 1, such as 0.9")
-    if not epsilon > 0:
-        raise ValueError(f"{table}.adam_epsilon is {epsilon}: give a positive number, such as 1e-8")
 
 
 @dataclass(frozen=True)
@@ -49,6 +41,8 @@ class TrainingOptions:
     """AdamW's learning rate. DeepSeekMath and DAPO use 1e-6 for billions of parameters; tiny models need more."""
     warmup_steps: int = 2
     """Steps of linear learning-rate warm-up from 0."""
+    learning_rate_schedule: RateSchedule = "constant"
+    """Learning rate after the warm-up: `constant`, or falling to 0 over the run's steps, `linear` or as a `cosine`."""
     weight_decay: float = 0.0
     """AdamW's weight decay."""
     adam_beta1: float = 0.9
@@ -57,6 +51,8 @@ class TrainingOptions:
     """AdamW's beta2: decay of the mean squared gradient."""
     adam_epsilon: float = 1e-8
     """AdamW's epsilon, added to the denominator of each step."""
+    adam_moments: Moments = "float32"
+    """AdamW's moments between steps: `float32` or `8bit` on the device, or float32 on the `cpu`."""
     max_gradient_norm: float = 1.0
     """Norm to which each update's gradient is clipped."""
     token_budget: int | None = None

@@ -145,13 +145,20 @@ RUNS = {
     "dapo, same prompt": config(DAPO, training=replace(config().training, refill="same_prompt"), steps=3),
     "ppo": config(PPO, value=ValueOptions(TrunkHead()), steps=3),
     "ppo, own layers": config(PPO, value=ValueOptions(OwnLayers(1), pretrain_steps=1), steps=3),
-    "ppo, own model": config(PPO, value=ValueOptions(OwnModel()), steps=3),
+    "ppo, own model": config(
+        PPO,
+        value=ValueOptions(OwnModel(), pretrain_steps=1),
+        training=replace(config().training, adam_moments="cpu", learning_rate_schedule="cosine"),
+        steps=3,
+    ),
     "split groups": config(PPO, training=replace(config().training, token_budget=12), steps=3),
     "reset reference": config(training=replace(config().training, reset_reference_every=1)),
     "lagging sampler": config(sampler=Mismatched(precision="bfloat16", lag=2), steps=5),
     "adaptive kl": config(replace(PPO, shape=KlReward(0.1, controller=AdaptiveKl(target=1.0, horizon=8))), steps=3),
     "evaluated": config(evaluation=EvaluationOptions(problems=4, every=1), steps=3),
-    "frozen": config(training=replace(config().training, freeze=("embed", "layers.[01].")), steps=2),
+    "frozen, 8-bit moments": config(
+        training=replace(config().training, freeze=("embed", "layers.[01]."), adam_moments="8bit"), steps=2
+    ),
     "lora, grpo": config(adapter=LORA, training=replace(config().training, reset_reference_every=1), steps=3),
     "int8 base, ppo": config(
         PPO, adapter=replace(LORA, quantize_base="int8"), value=ValueOptions(OwnLayers(1)), steps=2

@@ -14,7 +14,7 @@ from proximo.insight.compare.plan import Budget, ComparisonPlan, Contender
 from proximo.models import pick_device, pick_dtype
 from proximo.storage.lines import plain
 from proximo.training.config import RunConfig
-from proximo.training.preflight.estimate import held_models
+from proximo.training.preflight.estimate import held_models, moments_on
 from proximo.training.rl.evaluate import known_mean
 from proximo.training.runfolder.config_changes import flat
 
@@ -140,8 +140,14 @@ def _standing(
 
 def _models(config: RunConfig) -> list[Model]:
     try:
-        dtype = pick_dtype(config.dtype, pick_device(config.device))
-        return [Model(each.role, each.parameters, each.trained, each.bytes(dtype)) for each in held_models(config)]
+        device = pick_device(config.device)
+        dtype, moments = (
+            pick_dtype(config.dtype, device),
+            moments_on(config.training.adam_moments, is_gpu=device != "cpu"),
+        )
+        return [
+            Model(each.role, each.parameters, each.trained, each.bytes(dtype, moments)) for each in held_models(config)
+        ]
     except ValueError:  # the model no longer exists
         return []
 

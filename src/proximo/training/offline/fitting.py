@@ -149,6 +149,7 @@ class _Fitting:
             weight_decay=options.weight_decay,
             betas=(options.adam_beta1, options.adam_beta2),
             epsilon=options.adam_epsilon,
+            moments=options.adam_moments,
         )
         self.draws = OwnDraws(seed, stage.model.device)
         """For models with dropout."""

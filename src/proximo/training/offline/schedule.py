@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from proximo.data import stable_hash
-from proximo.training.config import check_adam
+from proximo.training.rates import Moments, RateSchedule, check_adam, rate_share
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,9 @@ class FitOptions:
     learning_rate: float = 1e-5
     """AdamW's peak learning rate. Billions of parameters need about 1e-5 or less, tiny models 1e-3."""
     warmup_steps: int = 10
-    """Steps of linear warm-up, at most half of the run; then the learning rate decays linearly to 0."""
+    """Steps of linear warm-up, at most half of the run."""
+    learning_rate_schedule: RateSchedule = "linear"
+    """Learning rate after the warm-up: `constant`, or falling to 0 at the end, `linear` or as a `cosine`."""
     weight_decay: float = 0.0
     """AdamW's weight decay."""
     adam_beta1: float = 0.9
@@ -27,6 +29,8 @@ class FitOptions:
     """AdamW's beta2: decay of the mean squared gradient."""
     adam_epsilon: float = 1e-8
     """AdamW's epsilon, added to the denominator of each step."""
+    adam_moments: Moments = "float32"
+    """AdamW's moments between steps: `float32` or `8bit` on the device, or float32 on the `cpu`."""
     max_gradient_norm: float = 1.0
     """Norm to which each update's gradient is clipped."""
     token_budget: int = 16384
@@ -79,8 +83,8 @@ class Schedule:
 
     def learning_rate(self, index: int) -> float:
         warmup = min(self.options.warmup_steps, self.steps // 2)
-        share = (index + 1) / warmup if index < warmup else (self.steps - index) / (self.steps - warmup)
-        return self.options.learning_rate * share
+        schedule = self.options.learning_rate_schedule
+        return self.options.learning_rate * rate_share(schedule, index, warmup=warmup, steps=self.steps)
 
     def evaluates(self, step: int) -> bool:
         """Whether the model is evaluated after `step` steps."""

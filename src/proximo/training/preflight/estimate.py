@@ -27,6 +27,7 @@ from proximo.training.learner.memory import (
     token_cost,
 )
 from proximo.training.learner.optimizer import HALVES
+from proximo.training.rates import Moments, moment_bytes
 
 
 def batch_arithmetic(config: RunConfig) -> list[str]:
@@ -69,11 +70,10 @@ class Held:
     def weight_bytes(self, dtype: torch.dtype) -> int:
         return dtype.itemsize * (self.parameters - self.quantized) + self.quantized_bytes
 
-    def bytes(self, dtype: torch.dtype) -> int:
+    def bytes(self, dtype: torch.dtype, moments: Moments = "float32") -> int:
         """Bytes of the weights and, if trained, of gradients, masters and moments."""
-        return self.weight_bytes(dtype) + self.parameters * (
-            parameter_bytes(dtype, trained=self.trained) - dtype.itemsize
-        )
+        trained = parameter_bytes(dtype, trained=self.trained, moments=moments) - dtype.itemsize
+        return self.weight_bytes(dtype) + int(self.parameters * trained)
 
 
 def _skeleton(name: str) -> PreTrainedModel:
@@ -137,7 +137,8 @@ def memory(config: RunConfig) -> MemoryEstimate:
     held = held_models(config)
     name = pick_device(config.device)
     device, dtype = torch.device(name), pick_dtype(config.dtype, name)
-    bytes_held = sum(each.bytes(dtype) for each in held)
+    moments = moments_on(config.training.adam_moments, is_gpu=device.type == "cuda")
+    bytes_held = sum(each.bytes(dtype, moments) for each in held)
     activations = _activations(config, device, dtype, bytes_held)
     there = free_bytes(device) if device.type == "cuda" else machine_bytes()
     parts = [f"{each.role} ({each.parameters / 1e6:.1f} M, {_standing(each, config)})" for each in held]
@@ -145,13 +146,17 @@ def memory(config: RunConfig) -> MemoryEstimate:
     lines = [
         f"models in memory: {len(held)}: {', '.join(parts)}",
         f"memory: {bytes_held / 1e9:.2f} GB in {str(dtype).removeprefix('torch.')} (weights; if trained also "
-        f"gradients, two moments{masters}), {activations}",
+        f"gradients, two moments{_form(moments)}{masters}), {activations}",
     ]
     found = MemoryEstimate(held, bytes_held, there, lines)
     if not found.fits:
         has = f"{device} has {there / 1e9:.1f} GB{' free' * (device.type == 'cuda')}"
         lines.append(f"does not fit: {bytes_held / 1e9:.1f} GB are needed before any activation, and {has}")
     return found
+
+
+def _form(moments: Moments) -> str:
+    return {"float32": "", "8bit": " in 8 bits", "cpu": " on the host"}[moments]
 
 
 def _standing(held: Held, config: RunConfig) -> str:
@@ -169,10 +174,17 @@ def machine_bytes() -> int:
     return min(sizes)
 
 
-def parameter_bytes(dtype: torch.dtype, *, trained: bool) -> int:
+def moments_on(moments: Moments, *, is_gpu: bool) -> Moments:
+    """As they count for a device: of a CPU the host's memory is its own."""
+    return "float32" if moments == "cpu" and not is_gpu else moments
+
+
+def parameter_bytes(dtype: torch.dtype, *, trained: bool, moments: Moments = "float32") -> float:
     """Bytes per parameter: the weight and, if trained, its float32 gradient, two moments and, in half precision, a
     master weight."""
-    return dtype.itemsize + (trained and (16 if dtype in HALVES else 3 * dtype.itemsize))
+    wide = max(dtype.itemsize, 4)
+    masters = wide if dtype in HALVES else 0
+    return dtype.itemsize + (trained and wide + masters + moment_bytes(moments, wide))
 
 
 def _activations(config: RunConfig, device: torch.device, dtype: torch.dtype, bytes_held: int) -> str:

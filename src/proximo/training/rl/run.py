@@ -84,6 +84,7 @@ class Run:
             value_learning_rate=value and value.rate(config.training.learning_rate),
             replay=config.routing_replay,
             max_gap=None if self.samplers.differs else max_gap(self.model),
+            steps=config.steps,
         )
         self.watch, self.unscored = Watch(), UnscoredWatch(config.rewards.max_unscored, self.grading.failures)
         self.band = BandWatch(config.algorithm)

@@ -14,8 +14,9 @@ from proximo.training.old_names import completed
 FREE = ("checkpoints",)
 FREE_NAMES = ("save_every",)
 """Tables, and fields of any table, that may change at any time: when a run is saved does not affect its numbers."""
-ADDED = {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_epsilon": 1e-8, "freeze": []}
-"""Fields that became options later, with the value that a config without them had."""
+ADDED = {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_epsilon": 1e-8, "adam_moments": "float32", "freeze": []}
+ADDED |= {"training.learning_rate_schedule": "constant", "fit.learning_rate_schedule": "linear"}
+"""Fields that became options later, by name or with their table's, and the value that a config without them had."""
 NAMES_FILES = ("model", "path", "held_out", "reference", "reference_logprobs")
 """Fields whose value may be a data file or a model's folder. Code is known by its form, in any field."""
 NAMES_FUNCTIONS = ("path",)
@@ -28,11 +29,16 @@ def differences(old_toml: str, new_toml: str) -> dict[str, str]:
     old, new = dict(flat(completed(old_toml))), dict(flat(tomllib.loads(new_toml)))
     found = {}
     for field in sorted(old.keys() | new.keys()):
-        before = old.get(field, ADDED.get(field.rpartition(".")[2], MISSING))
+        before = old.get(field, _added(field))
         after = new.get(field, MISSING)
         if (before != after or type(before) is not type(after)) and not _is_free(field):
             found[field] = f"was {_shown(before)}, now {_shown(after)}"
     return found
+
+
+def _added(field: str) -> Any:
+    table, _, name = field.rpartition(".")
+    return ADDED.get(name, ADDED.get(f"{table.rpartition('.')[2]}.{name}", MISSING))
 
 
 def fingerprints(config_toml: str) -> dict[str, str]:
