@@ -139,12 +139,19 @@ class EvaluationOptions:
     """Steps between evaluations. None: only before and after training."""
     samples: int = 0
     """Completions per problem for mean@k and pass@k, at the sampling temperature. 0: greedy accuracy only."""
+    patience: int | None = None
+    """Evaluations in a row without a better outcome that end the run early; needs `every`. None: never end early."""
 
     def __post_init__(self) -> None:
         if self.problems < 1 or self.samples < 0 or (self.every is not None and self.every < 1):
             raise ValueError(
                 f"evaluation: problems {self.problems}, samples {self.samples}, every {self.every}: "
                 "problems and every are at least 1, samples at least 0"
+            )
+        if self.patience is not None and (self.patience < 1 or self.every is None):
+            raise ValueError(
+                f"evaluation.patience is {self.patience}, evaluation.every {self.every}: patience counts evaluations "
+                "between steps, so both are at least 1"
             )
 
 

@@ -205,6 +205,27 @@ def test_the_same_bits_wherever_it_went_on_from(name, golden, tmp_path):
     assert proof.drawn == sum(proof.states.values()) > 0
 
 
+def test_a_run_that_stops_improving_ends_early_and_resumes_to_the_same_end(tmp_path):
+    """With steps too small to change an answer: the first evaluation is the best, and two more find nothing better."""
+    settings = config(
+        training=replace(config().training, learning_rate=1e-12),
+        evaluation=EvaluationOptions(problems=4, every=1, patience=2),
+        steps=6,
+    )
+    whole = tmp_path / "whole"
+    trained(settings, whole)
+    rows = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "held_out/accuracy" in row] == [0, 1, 2, 3]
+    assert [step_of(path) for path in saved(whole / CHECKPOINTS)] == [3, 2, 1]
+    assert "2 evaluations in a row found nothing better than" in (whole / "events.jsonl").read_text()
+    for step in (2, 3):
+        folder = left_after(step, whole, tmp_path / str(step))
+        trained(settings, folder)
+        assert_same(numbers(folder), numbers(whole))
+    with pytest.raises(ValueError, match=r"evaluation.patience is 2, evaluation.every None"):
+        EvaluationOptions(patience=2)
+
+
 def to_format_1(point: Path, settings: RunConfig) -> None:
     """Rewrite a checkpoint as versions before named tensors did: one flat table, and numbers in parameter order."""
     state, run = point / "state", Run(settings, point.parent, Quiet())

@@ -79,6 +79,13 @@ class Checkpointer:
         most = self._config.max_generated_tokens
         return state.step >= self._config.steps or (most is not None and state.generated >= most)
 
+    def stopped_improving(self, state: RunState) -> bool:
+        """Whether the last evaluations, as many as evaluation.patience, found nothing better."""
+        options = self._config.evaluation
+        if options.patience is None or options.every is None or not state.evaluated or state.best is None:
+            return False
+        return state.step - state.best.step >= options.patience * options.every
+
     def save_if_due(self, state: RunState) -> RunState:
         """Save if that is due. If saving fails, the best checkpoint stays the one before."""
         options, step = self._config.checkpoints, state.step

@@ -36,6 +36,7 @@ from proximo.training.rl.progress import Progress
 from proximo.training.rl.unscored import UnscoredWatch
 from proximo.training.runfolder.log import METRICS, RunLog
 from proximo.training.runfolder.signals import Stop
+from proximo.training.runfolder.state import RunState
 
 MAX_SLOTS = 512
 """Number of slots for decoding; a step with more rows refills slots as rows end."""
@@ -134,6 +135,16 @@ class Run:
             )
             self.log.event(step, "not_repeatable", message)
             self.progress.warned(step, message)
+
+    def tell_early_end(self, state: RunState) -> None:
+        """Report that the run ends before its last step, since evaluations stopped improving."""
+        assert state.best is not None
+        message = (
+            f"the run ends here: {self.config.evaluation.patience} evaluations in a row found nothing better than "
+            f"{state.best.outcome:.3g} after step {state.best.step}"
+        )
+        self.log.event(state.step, "early_end", message)
+        self.progress.warned(state.step, message)
 
     def note(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a row of metrics, and report new findings."""

@@ -55,6 +55,10 @@ def _train(run: Run, checkpointer: Checkpointer, state: RunState | None, ends: C
     try:
         while not checkpointer.is_last(state):
             state = _between(run, checkpointer, state)
+            if checkpointer.stopped_improving(state):
+                checkpointer.save(state, last=True)
+                run.tell_early_end(state)
+                break
             collected = train_step(run, state.step, state.cursor)
             state = checkpointer.after_step(state, collected)
             if ends():
@@ -65,7 +69,8 @@ def _train(run: Run, checkpointer: Checkpointer, state: RunState | None, ends: C
     except Stopped:
         checkpointer.save(state, again=False)
         raise
-    run.note(state.step, after.floats())
+    if not checkpointer.stopped_improving(state):  # else the row of this evaluation is written
+        run.note(state.step, after.floats())
     return RunResult(
         before=state.before,
         after=after,
