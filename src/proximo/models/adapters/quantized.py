@@ -6,7 +6,6 @@ rounded weights. Embeddings, norms and the output head stay as they are, and so 
 """
 
 from importlib import import_module
-from types import ModuleType
 from typing import Any, Literal, get_args
 
 import torch
@@ -97,21 +96,17 @@ def _nf4(weight: Float[Tensor, "O I"]) -> tuple[Tensor, Tensor]:
     return codes, state.absmax
 
 
-def import_bitsandbytes(what: str) -> ModuleType:
-    """The package, or a ValueError that names the extra to install for `what`."""
-    try:
-        return import_module("bitsandbytes")
-    except Exception as error:  # a wrong build of it fails in many ways
-        raise ValueError(
-            f"{what} needs the package bitsandbytes ({_first_line(error)}): pip install 'proximo[qlora]'"
-        ) from error
-
-
 def check_quantization(kind: Quantization | None, device: str) -> None:
     """ValueError where the package for it is missing, or cannot do it on this device."""
     if kind != "nf4":
         return
-    import_bitsandbytes("adapter.quantize_base nf4")
+    try:
+        import_module("bitsandbytes")
+    except Exception as error:  # a wrong build of it fails in many ways
+        raise ValueError(
+            f"adapter.quantize_base is 'nf4', which needs the package bitsandbytes ({_first_line(error)}): "
+            "pip install 'proximo[qlora]', or use int8"
+        ) from error
     try:
         codes, scales = _nf4(torch.ones(2, BLOCK, dtype=torch.float32, device=device))
         _dense(codes, scales, 2, BLOCK, torch.float32)
