@@ -49,7 +49,8 @@ def merge(adapter: PathLike, out: PathLike, *, dtype: Literal["float32", "bfloat
         if not has_adapter(model):
             raise ValueError(f"{str(adapter)!r} is a whole model, not an adapter: there is nothing to merge")
         kind: torch.dtype = getattr(torch, dtype)
-        quantization = next((layer.kind for _, layer in quantized_layers(model)), None)
+        kinds: list[Quantization] = [layer.kind for _, layer in quantized_layers(model)]
+        quantization = kinds[0] if kinds else None
         rounding = merged_weights(model, kind)
         write_checkpoint(folder, with_precision(model, kind).save_pretrained, tokenizer)
     return Merged(folder, rounding, quantization)
