@@ -18,7 +18,7 @@ from proximo.cli import main
 from proximo.models import load_model, tiny_model, tiny_tokenizer
 from proximo.models.adapters import quantized
 from proximo.models.adapters.files import QUANTIZATION, save_model
-from proximo.models.adapters.lora import Lora, adapter_off, adapter_parameters, add_lora, merge
+from proximo.models.adapters.lora import Lora, adapter_off, adapter_parameters, add_lora, merge, merged_weights
 from proximo.models.adapters.quantized import (
     QuantizedLinear,
     check_quantization,
@@ -136,6 +136,21 @@ def test_the_reference_is_the_quantised_base(kind):
             assert torch.equal(scored(model, ragged()).logprobs, before)
     assert 0 < (before - whole).abs().mean() < 0.2
     assert not any(is_plain(layer) for layer in model.model.layers)  # the fused sampler leaves it to the layers
+
+
+def test_weights_for_a_sampler_elsewhere_are_those_of_the_merged_model(kind):
+    model = small()
+    quantize(model, kind, "cpu")
+    add_lora(model, Lora(rank=3, alpha=7, targets=("q_proj", "down_proj")), base="", seed=0)
+    with torch.no_grad():
+        stirred(model)
+    found = {name: weight.clone() for name, weight in merged_weights(model)}
+    merge(model)
+    dequantize(model, model.dtype)
+    expected = dict(model.named_parameters())
+    assert found.keys() == expected.keys()
+    for name, weight in found.items():
+        assert_close(weight, expected[name].detach(), rtol=1e-6, atol=1e-7)
 
 
 def test_a_layer_compiles_without_a_break(kind):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from proximo.models.adapters.quantized import Quantization, dequantize
+from proximo.models.adapters.quantized import Quantization, dequantize, quantized_layers
 from proximo.models.torch_globals import guarded
 
 NAME = "default"
@@ -144,14 +144,19 @@ def adapter_off(model: PreTrainedModel) -> Iterator[None]:
 @torch.no_grad()
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """Name and value of every weight as `merge` would leave them, one at a time; the model is not changed."""
-    layers = {f"{name}.base_layer.weight": layer for name, layer in _lora_layers(model)}
+    changed, quantized = dict(_lora_layers(model)), dict(quantized_layers(model))
     adapters = {id(parameter) for parameter in adapter_parameters(model).values()}
     for name, parameter in model.named_parameters():
-        if name in layers:
-            change = layers[name].get_delta_weight(NAME)
-            yield name.replace(".base_layer.", "."), (parameter.to(change.dtype) + change).to(parameter.dtype)
-        elif id(parameter) not in adapters:
-            yield name.replace(".base_layer.", "."), parameter.detach()
+        layer, _, kind = name.rpartition(".")
+        if id(parameter) in adapters or (layer in quantized and kind == "scales"):
+            continue
+        weight, dtype = parameter.detach(), parameter.dtype
+        if layer in quantized and kind == "codes":  # the scales come with them
+            weight, dtype, kind = quantized[layer].weight.detach(), model.dtype, "weight"
+        if kind == "weight" and layer.removesuffix(".base_layer") in changed:
+            change = changed[layer.removesuffix(".base_layer")].get_delta_weight(NAME)
+            weight = weight.to(change.dtype) + change
+        yield f"{layer.removesuffix('.base_layer')}.{kind}", weight.to(dtype)
 
 
 @torch.no_grad()
