@@ -1,9 +1,9 @@
-"""Problems read from a JSONL or Parquet file."""
+"""Problems read from data files."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from proximo.data import Mistakes, Prompt, Row, read_prompt, read_rows, read_splits
+from proximo.data import Mistakes, Row, read_rows, read_splits
 from proximo.data.splits import prompt_key, refuse_empty
 from proximo.tasks.draws import shuffled
 from proximo.tasks.protocol import Split
@@ -65,12 +65,6 @@ class FileProblems:
             except ValueError as error:
                 mistakes.add(row.place, str(error))
         return problems
-
-
-def row_prompt(row: Row, column: str) -> Prompt:
-    if column not in row.values:
-        raise ValueError(f"no column {column!r}, only {', '.join(row.values)}: set task.prompt_column")
-    return read_prompt(row[column])
 
 
 @dataclass(frozen=True)

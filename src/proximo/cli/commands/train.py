@@ -41,7 +41,7 @@ EXAMPLES = """examples:
   proximo train                                         the default: GRPO on sums, a few minutes on a CPU
   proximo train --algorithm dapo --steps 300 --run runs/dapo
   proximo train run.toml --training.learning-rate 1e-6  a config file with one field changed
-  proximo train --model DIR --task.type File --task.path problems.jsonl --dry-run
+  proximo train --model DIR --data problems.jsonl --dry-run
   proximo train --algorithm.gate.type SoftGate --help   the fields of another piece
 """
 

@@ -44,6 +44,8 @@ def preflight(config: RunConfig) -> Preflight:
     """Refuse a config whose device, data or models cannot be used; no weights are read."""
     device = pick_device(config.device)
     _check_statistics(config.algorithm)
+    if config.task.size("train") == 0:
+        raise ValueError("task.held_out leaves no problem to train on: hold out less")
     config.task.problem(0, "train", config.seed)
     if config.task.size("held_out") == 0:
         raise ValueError(

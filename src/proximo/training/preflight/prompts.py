@@ -4,7 +4,7 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from proximo.models import prompt_tokens
+from proximo.models import problem_tokens
 from proximo.models.loading import read_config
 from proximo.models.positions import Reach, reach_of
 from proximo.samplers import SamplingOptions
@@ -41,7 +41,7 @@ def check_prompts(config: Asks, path: str, tokenizer: PreTrainedTokenizerBase) -
 
     def complaint(problem: Problem) -> str | None:
         try:
-            length = len(prompt_tokens(tokenizer, problem.prompt))
+            length = len(problem_tokens(tokenizer, problem))
         except ValueError as error:
             return str(error)
         return _too_long(length, most, reach)
@@ -57,7 +57,7 @@ def _check_first(task: Task, seed: int, tokenizer: PreTrainedTokenizerBase, most
     for index in range(LOOKED_AT if size is None else min(LOOKED_AT, size)):
         problem = task.problem(index, "train", seed)
         try:
-            length = len(prompt_tokens(tokenizer, problem.prompt))
+            length = len(problem_tokens(tokenizer, problem))
         except ValueError:
             continue  # reported when the prompt is used
         if (what := _too_long(length, most, reach)) is not None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from proximo.environments import Ask, Environment, Question, SingleTurn, play
 from proximo.maths.pieces.keeping import Keep, drops
 from proximo.maths.pieces.traits import KeepTraits
-from proximo.models import prompt_tokens
+from proximo.models import problem_tokens
 from proximo.samplers import Sampler, SamplingOptions
 from proximo.tasks import Task
 from proximo.training.config import TrainingOptions
@@ -94,7 +94,7 @@ class Collector:
         self, drawn: Sequence[tuple[int, Problem]], *, step: int, version: int, round_number: int
     ) -> tuple[list[Group], float]:
         """One group per problem, and the seconds spent waiting for grades."""
-        prompts = [prompt_tokens(self.tokenizer, problem.prompt) for _, problem in drawn]
+        prompts = [problem_tokens(self.tokenizer, problem) for _, problem in drawn]
         questions = [
             Question(problem, Request(key=index, prompt_tokens=tokens, num_samples=self.training.group_size))
             for (index, problem), tokens in zip(drawn, prompts, strict=True)

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from proximo.environments import Ask, Environment, Question, SingleTurn, play
 from proximo.maths.intervals import half_width
-from proximo.models import prompt_tokens
+from proximo.models import problem_tokens
 from proximo.samplers import Sampler, SamplingOptions
 from proximo.tasks import Task
 from proximo.training.config import EvaluationOptions
@@ -93,7 +93,7 @@ def _answers(
     questions = [
         Question(
             problem,
-            Request(key=index, prompt_tokens=prompt_tokens(ask.tokenizer, problem.prompt), num_samples=num_samples),
+            Request(key=index, prompt_tokens=problem_tokens(ask.tokenizer, problem), num_samples=num_samples),
         )
         for index, problem in enumerate(problems)
     ]

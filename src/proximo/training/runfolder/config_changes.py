@@ -14,7 +14,15 @@ from proximo.training.old_names import completed
 FREE = ("checkpoints",)
 FREE_NAMES = ("save_every",)
 """Tables, and fields of any table, that may change at any time: when a run is saved does not affect its numbers."""
-ADDED = {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_epsilon": 1e-8, "freeze": []}
+ADDED = {
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
+    "adam_epsilon": 1e-8,
+    "freeze": [],
+    "template": "",
+    "system": "",
+    "chat": False,
+}
 """Fields that became options later, with the value that a config without them had."""
 NAMES_FILES = ("model", "path", "held_out", "reference", "reference_logprobs")
 """Fields whose value may be a data file or a model's folder. Code is known by its form, in any field."""

@@ -1,0 +1,93 @@
+"""`--data`: the task of data that a person has, recognised and said in one line."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from proximo.cli.flags import as_flags, asks_for_help, refuse, say
+from proximo.models import load_tokenizer
+from proximo.models.shipped import resolve
+from proximo.rewards import ExactMatch
+from proximo.tasks import TaskOptions
+from proximo.tasks.sources.recognising import Chosen, recognise
+from proximo.training.reward_mix import RewardMix
+
+DATA_FLAGS = """data:
+  --data DATA           train on a .jsonl, .json, .parquet, .csv or .arrow file, a pattern, a folder or a hub id; the
+                        shapes of TRL, verl, open-instruct, verifiers and GSM8K are recognised, and a line says how
+"""
+TASK = "--task."
+
+
+def take_task(
+    arguments: list[str], model: str, rewards: RewardMix, held_out: float | None = None
+) -> TaskOptions | None:
+    """The task that --data names, removed from the arguments; None where it is not given. Flags of the task decide
+    what they name, and stay. `held_out` is the share that is held out where no flag says it."""
+    given = take_several(arguments, "--data")
+    if given is None or asks_for_help(arguments):
+        return None
+    if len(given) != 1:
+        refuse(f"--data {' '.join(given)}: give one file, pattern, folder or hub id")
+    if _peeked(arguments, "type"):
+        refuse("--data and --task.type: give one of them; --data chooses the task itself")
+    chosen = _chosen(arguments, rewards, held_out)
+    try:
+        task, line = recognise(given[0], chosen, chat=_has_chat_template(_model(arguments) or model))
+    except ValueError as error:
+        refuse(as_flags(str(error)))
+    say(line)
+    # Stands for the reward that the flags name, and is replaced when they are read.
+    return replace(task, reward=ExactMatch()) if _peeked(arguments, "reward.type") else task
+
+
+def take_several(arguments: list[str], flag: str) -> list[str] | None:
+    """The values of a flag up to the next flag, removed from the arguments; None where it is not given."""
+    for position, argument in enumerate(arguments):
+        if argument == flag or argument.startswith(f"{flag}="):
+            first = [argument.removeprefix(f"{flag}=")] if argument != flag else []
+            rest = arguments[position + 1 :]
+            count = next((number for number, each in enumerate(rest) if each.startswith("-")), len(rest))
+            if not first and not count:
+                refuse(f"{flag} needs a value")
+            del arguments[position : position + 1 + count]
+            return first + rest[:count]
+    return None
+
+
+def _chosen(arguments: Sequence[str], rewards: RewardMix, held_out: float | None) -> Chosen:
+    share = _peeked(arguments, "held-out")
+    columns = _peeked(arguments, "answer-columns")
+    return Chosen(
+        prompt_column=next(iter(_peeked(arguments, "prompt-column")), None),
+        answer_columns=tuple(columns) or None,
+        held_out=_number_or_path(share[0]) if share else held_out,
+        template=next(iter(_peeked(arguments, "template")), ""),
+        has_reward=bool(_peeked(arguments, "reward.type")) or rewards.task == 0,
+    )
+
+
+def _peeked(arguments: Sequence[str], field: str) -> list[str]:
+    """The values of a flag of the task; it stays among the arguments."""
+    for flag in (f"{TASK}{field}", f"{TASK}{field.replace('-', '_')}"):
+        if (found := take_several(list(arguments), flag)) is not None:
+            return found
+    return []
+
+
+def _model(arguments: Sequence[str]) -> str | None:
+    found = take_several(list(arguments), "--model")
+    return found[0] if found else None
+
+
+def _number_or_path(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _has_chat_template(model: str) -> bool:
+    try:
+        return load_tokenizer(resolve(model)).chat_template is not None
+    except (OSError, ValueError) as error:
+        refuse(str(error))
