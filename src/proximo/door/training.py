@@ -103,6 +103,8 @@ def trained(
     suit_attempt(attempt, config.model, config.device, say)
     refuse_fewer_steps(config, attempt.resume_from)
     run = Run(config, attempt.folder, progress)
+    for line in run.grading.called():
+        say(line)
     if compiles(run.model):
         say("compiling for this GPU: the first evaluation and the first update take up to a minute longer than others")
     try:

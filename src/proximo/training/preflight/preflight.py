@@ -16,6 +16,7 @@ from proximo.models.loading import has_score, read_config, skeleton
 from proximo.models.reward_models import check_scores
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, check_form
+from proximo.rewards.grading import grading
 from proximo.training.config import RunConfig
 from proximo.training.learner.experts import balance_for, check_replay
 from proximo.training.learner.freezing import frozen_names
@@ -63,8 +64,9 @@ def rehearse(config: RunConfig) -> list[str]:
     found = preflight(config)
     if config.rewards.models:
         return _counted(found.left_out)  # the models' weights would be loaded before the grader is calibrated
-    remarks = calibrate(judged(config.task, config.rewards, found.tokenizer, config.dtype), config.seed)
-    return [*_counted(found.left_out), *remarks]
+    with grading() as active:
+        remarks = calibrate(judged(config.task, config.rewards, found.tokenizer, config.dtype), config.seed)
+        return [*_counted(found.left_out), *active.called(), *remarks]
 
 
 def _counted(left_out: list[str]) -> list[str]:
