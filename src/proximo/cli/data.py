@@ -1,19 +1,22 @@
-"""`--data`: the task of data that a person has, recognised and said in one line."""
+"""`--data` and `--eval-data`: the task of data that a person has, recognised and said line by line."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from proximo.cli.flags import as_flags, asks_for_help, refuse, say
 from proximo.models import load_tokenizer
 from proximo.models.shipped import resolve
 from proximo.rewards import ExactMatch
 from proximo.tasks import TaskOptions
-from proximo.tasks.sources.recognising import Chosen, recognise
+from proximo.tasks.sources.mixture import with_reward
+from proximo.tasks.sources.opening import open_data
+from proximo.tasks.sources.recognising import Chosen
 from proximo.training.reward_mix import RewardMix
 
 DATA_FLAGS = """data:
-  --data DATA           train on a .jsonl, .json, .parquet, .csv or .arrow file, a pattern, a folder or a hub id; the
-                        shapes of TRL, verl, open-instruct, verifiers and GSM8K are recognised, and a line says how
+  --data DATA ...       train on a .jsonl, .json, .parquet, .csv or .arrow file, a pattern, a folder or a hub id; the
+                        shapes of TRL, verl, open-instruct, verifiers and GSM8K are recognised, and a line says how.
+                        Several are mixed by weight: --data math.jsonl=0.7 code.jsonl=0.3
+  --eval-data DATA ...  evaluate on these and hold out nothing of the others; NAME=DATA names one in the metrics
 """
 TASK = "--task."
 
@@ -23,21 +26,22 @@ def take_task(
 ) -> TaskOptions | None:
     """The task that --data names, removed from the arguments; None where it is not given. Flags of the task decide
     what they name, and stay. `held_out` is the share that is held out where no flag says it."""
-    given = take_several(arguments, "--data")
-    if given is None or asks_for_help(arguments):
+    data, evaluation = take_several(arguments, "--data"), take_several(arguments, "--eval-data")
+    if (data is None and evaluation is None) or asks_for_help(arguments):
         return None
-    if len(given) != 1:
-        refuse(f"--data {' '.join(given)}: give one file, pattern, folder or hub id")
+    if data is None:
+        refuse("--eval-data goes with --data: give the data to train on too")
     if _peeked(arguments, "type"):
         refuse("--data and --task.type: give one of them; --data chooses the task itself")
     chosen = _chosen(arguments, rewards, held_out)
     try:
-        task, line = recognise(given[0], chosen, chat=_has_chat_template(_model(arguments) or model))
+        found = open_data(data, evaluation or (), chosen, chat=_has_chat_template(_model(arguments) or model))
     except ValueError as error:
         refuse(as_flags(str(error)))
-    say(line)
+    for line in found.lines:
+        say(line)
     # Stands for the reward that the flags name, and is replaced when they are read.
-    return replace(task, reward=ExactMatch()) if _peeked(arguments, "reward.type") else task
+    return with_reward(found.task, ExactMatch()) if _peeked(arguments, "reward.type") else found.task
 
 
 def take_several(arguments: list[str], flag: str) -> list[str] | None:

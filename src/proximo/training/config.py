@@ -138,17 +138,22 @@ class ValueOptions:
 @dataclass(frozen=True)
 class EvaluationOptions:
     problems: int = 200
-    """Number of held-out problems, taken from the start of the task's held-out split."""
+    """Number of held-out problems, taken from the start of the task's held-out split. 0: no evaluation."""
     every: int | None = None
     """Steps between evaluations. None: only before and after training."""
     samples: int = 0
     """Completions per problem for mean@k and pass@k, at the sampling temperature. 0: greedy accuracy only."""
 
     def __post_init__(self) -> None:
-        if self.problems < 1 or self.samples < 0 or (self.every is not None and self.every < 1):
+        if self.problems < 0 or self.samples < 0 or (self.every is not None and self.every < 1):
             raise ValueError(
                 f"evaluation: problems {self.problems}, samples {self.samples}, every {self.every}: "
-                "problems and every are at least 1, samples at least 0"
+                "problems and samples are at least 0, every at least 1"
+            )
+        if not self.problems and (self.every is not None or self.samples):
+            raise ValueError(
+                f"evaluation.problems is 0, which switches evaluation off, but every is {self.every} and samples "
+                f"{self.samples}: leave them out, or evaluate on some problems"
             )
 
 

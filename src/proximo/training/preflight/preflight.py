@@ -48,9 +48,10 @@ def preflight(config: RunConfig) -> Preflight:
     if config.task.size("train") == 0:
         raise ValueError("task.held_out leaves no problem to train on: hold out less")
     config.task.problem(0, "train", config.seed)
-    if config.task.size("held_out") == 0:
+    if config.evaluation.problems and config.task.size("held_out") == 0:
         raise ValueError(
-            "task.held_out leaves no problem to evaluate on, which a run does before and after training: keep some"
+            "task.held_out leaves no problem to evaluate on, which a run does before and after training: keep some, or "
+            "set evaluation.problems to 0"
         )
     path = resolve(config.model)
     tokenizer = load_tokenizer(path)

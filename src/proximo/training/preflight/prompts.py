@@ -8,7 +8,8 @@ from proximo.models import problem_tokens
 from proximo.models.loading import read_config
 from proximo.models.positions import Reach, reach_of
 from proximo.samplers import SamplingOptions
-from proximo.tasks import Code, File, Task, TaskOptions
+from proximo.tasks import Task, TaskOptions
+from proximo.tasks.sources.mixture import Checked
 from proximo.types import Problem
 
 LOOKED_AT = 8
@@ -46,7 +47,7 @@ def check_prompts(config: Asks, path: str, tokenizer: PreTrainedTokenizerBase) -
             return str(error)
         return _too_long(length, most, reach)
 
-    if isinstance(config.task, File | Code):
+    if isinstance(config.task, Checked):
         return config.task.check(complaint)
     _check_first(config.task, config.seed, tokenizer, most, reach)
     return []

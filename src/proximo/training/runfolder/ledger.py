@@ -32,9 +32,11 @@ class Entry:
     """Index of the pass over the task's problems; 0 if the task is endless."""
     step: int
     state: State
+    source: str = ""
+    """Name of the source that the problem comes from; written only where a task has several."""
 
     def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
+        return {name: value for name, value in vars(self).items() if name != "source" or value}
 
 
 def entries(
@@ -59,7 +61,7 @@ def entries(
         if group.ordinal not in known:
             found[_ordinal(group)] = group, "carried"
     return [
-        Entry(ordinal, group.problem.id, ordinal // size if size else 0, step, state)
+        Entry(ordinal, group.problem.id, ordinal // size if size else 0, step, state, group.problem.source)
         for ordinal, (group, state) in sorted(found.items(), key=lambda each: each[0])
     ]
 
