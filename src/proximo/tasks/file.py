@@ -35,6 +35,9 @@ class File:
     """Held-out data: a share of the prompts, chosen by hash, or the path of separate data. 1: all, none to train on."""
     skip_bad: bool = False
     """Whether to skip and count bad rows instead of refusing the file."""
+    keep_pass_rate: tuple[float, float] | None = None
+    """Lowest and highest pass rate of the rows to train on, in the column pass_rate that `proximo rate` writes.
+    None: all rows."""
     template: str = ""
     """Text of the prompt with columns in braces, as in `{question} Put the answer in \\boxed{}.`
     Empty: the prompt column as it is."""
@@ -49,6 +52,8 @@ class File:
 
     def __post_init__(self) -> None:
         check_share(self.held_out, "task.held_out", may_be_all=True)
+        if self.keep_pass_rate is not None and not 0 <= self.keep_pass_rate[0] <= self.keep_pass_rate[1] <= 1:
+            raise ValueError(f"task.keep_pass_rate is {self.keep_pass_rate}: give two shares, the lower first")
         check_template(self.template, self.answer_columns)
         for name, value in self.chat_template_kwargs.items():
             if value in ("true", "false"):  # a template takes any text for true
@@ -87,7 +92,19 @@ class File:
 
     @cached_property
     def _problems(self) -> FileProblems:
-        return FileProblems(self.path, self.held_out, self.skip_bad, self._problem)
+        return FileProblems(self.path, self.held_out, self.skip_bad, self._problem, self._keeps)
+
+    def _keeps(self, problem: Problem) -> bool:
+        """Whether to train on a problem, by its pass rate; one without is left out."""
+        if self.keep_pass_rate is None:
+            return True
+        if "pass_rate" not in problem.data:
+            raise ValueError(
+                f"task.keep_pass_rate is {self.keep_pass_rate}, and {self.path} has no column pass_rate: "
+                "`proximo rate` writes it"
+            )
+        rate, (low, high) = problem.data["pass_rate"], self.keep_pass_rate
+        return rate is not None and low <= float(rate) <= high
 
     def _problem(self, row: Row) -> Problem:
         prompt = self._prompt(row)

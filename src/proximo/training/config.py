@@ -14,6 +14,7 @@ from proximo.samplers.embedded import Embedded
 from proximo.samplers.mismatched import Mismatched
 from proximo.tasks import TaskOptions
 from proximo.tasks.arithmetic import Arithmetic
+from proximo.training.curriculum import Curriculum
 from proximo.training.reward_mix import RewardMix, check_rewards, mixed_range
 
 RoutingReplay = Literal["old_policy", "sampler"]
@@ -74,6 +75,8 @@ class TrainingOptions:
     None: spikes are applied, clipped as usual, and reported above 100 times the median."""
     max_skipped: int = 5
     """Consecutive skipped updates (not finite, or spikes) that end the run."""
+    curriculum: Curriculum | None = None
+    """Curriculum that follows measured pass rates. None: prompts are drawn as they come."""
     freeze: tuple[str, ...] = ()
     """Parameters that are not trained: each entry is a part of their names, such as `embed`, and may have wildcards."""
 

@@ -18,6 +18,8 @@ class DataCursor:
 
     next_problem: int = 0
     carried: tuple[Group, ...] = ()
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Running pass rates by problem id, for a curriculum; empty without one."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Collected:
     rounds: int
     sampled_tokens: int
     """Tokens sampled in this step, dropped and carried groups included."""
+    passed_over: tuple[tuple[int, Problem], ...] = ()
+    """Draws that a curriculum passed over, by number, with their problems."""
     grading_seconds: float = field(default=0.0, compare=False)
     """Seconds waited for grades after sampling; 0 if the grader keeps up with the sampler."""
 

@@ -106,6 +106,7 @@ def rollout_metrics(collected: Collected, *, has_verdict: bool = True) -> dict[s
         "wasted_tokens": collected.wasted_tokens / max(collected.sampled_tokens, 1),
         "carried_groups": len(collected.cursor.carried),
         **source_metrics(groups),
+        **({"passed_over": len(collected.passed_over)} if collected.cursor.rates else {}),
     }
 
 

@@ -17,10 +17,10 @@ from proximo.training.records import Assembled, Collected, DataCursor
 from proximo.types import Group
 
 LEDGER = "ledger.jsonl"
-State = Literal["trained", "filtered", "unscored", "abandoned", "carried"]
-FINAL: tuple[State, ...] = ("trained", "filtered", "unscored", "abandoned")
+State = Literal["trained", "filtered", "unscored", "abandoned", "passed_over", "carried"]
+FINAL: tuple[State, ...] = ("trained", "filtered", "unscored", "abandoned", "passed_over")
 """Final states: trained; dropped by the algorithm's `keep`; not graded because every grader failed; only in updates
-that were skipped."""
+that were skipped; not sampled because of a curriculum."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,11 @@ def entries(
     for group in collected.cursor.carried:
         if group.ordinal not in known:
             found[_ordinal(group)] = group, "carried"
+    ended = {ordinal: (group.problem, state) for ordinal, (group, state) in found.items()}
+    ended |= {ordinal: (problem, "passed_over") for ordinal, problem in collected.passed_over}
     return [
-        Entry(ordinal, group.problem.id, ordinal // size if size else 0, step, state, group.problem.source)
-        for ordinal, (group, state) in sorted(found.items(), key=lambda each: each[0])
+        Entry(ordinal, problem.id, ordinal // size if size else 0, step, state, problem.source)
+        for ordinal, (problem, state) in sorted(ended.items(), key=lambda each: each[0])
     ]
 
 

@@ -29,6 +29,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "groups": "number of groups that are trained on",
         "rounds": "number of sampling rounds; more than 1 if dropped groups were replaced",
         "carried_groups": "number of groups carried over to the next step",
+        "passed_over": "number of prompts that the curriculum passed over",
         "sampled_tokens": "number of tokens sampled",
         "wasted_tokens": "share of the sampled tokens that are in dropped groups",
     },
