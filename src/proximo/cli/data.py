@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from proximo.cli.flags import as_flags, asks_for_help, refuse, say
+from proximo.cli.flags import as_flags, asks_for_help, refuse, say, take_switch
 from proximo.models import load_tokenizer
 from proximo.models.shipped import resolve
 from proximo.rewards import ExactMatch
-from proximo.tasks import TaskOptions
+from proximo.tasks import Mixture, TaskOptions
 from proximo.tasks.sources.mixture import with_reward
 from proximo.tasks.sources.opening import open_data
 from proximo.tasks.sources.recognising import Chosen
@@ -40,6 +40,7 @@ def take_task(
         refuse(as_flags(str(error)))
     for line in found.lines:
         say(line)
+    _take_applied(arguments, APPLIED if isinstance(found.task, Mixture) else APPLIED[:1])
     # Stands for the reward that the flags name, and is replaced when they are read.
     return with_reward(found.task, ExactMatch()) if _peeked(arguments, "reward.type") else found.task
 
@@ -58,14 +59,41 @@ def take_several(arguments: list[str], flag: str) -> list[str] | None:
     return None
 
 
+APPLIED = (
+    "chat-template-kwargs",
+    "prompt-column",
+    "answer-columns",
+    "held-out",
+    "template",
+    "system",
+    "chat",
+    "no-chat",
+)
+"""Flags of a file that apply to each of several sources. Of the first, tyro knows only one flag for each key then."""
+
+
+def _take_applied(arguments: list[str], names: Sequence[str]) -> None:
+    """Remove flags that have been applied, where they are none of the task that was made."""
+    for name in names:
+        for flag in (f"{TASK}{name}", f"{TASK}{name.replace('-', '_')}"):
+            if name.endswith("chat"):
+                take_switch(arguments, flag)
+            else:
+                take_several(arguments, flag)
+
+
 def _chosen(arguments: Sequence[str], rewards: RewardMix, held_out: float | None) -> Chosen:
     share = _peeked(arguments, "held-out")
     columns = _peeked(arguments, "answer-columns")
+    named = _peeked(arguments, "chat-template-kwargs")
     return Chosen(
         prompt_column=next(iter(_peeked(arguments, "prompt-column")), None),
         answer_columns=tuple(columns) or None,
         held_out=_number_or_path(share[0]) if share else held_out,
         template=next(iter(_peeked(arguments, "template")), ""),
+        system=next(iter(_peeked(arguments, "system")), ""),
+        chat=True if f"{TASK}chat" in arguments else False if f"{TASK}no-chat" in arguments else None,
+        chat_template_kwargs={name: _value(text) for name, text in zip(named[::2], named[1::2], strict=False)},
         has_reward=bool(_peeked(arguments, "reward.type")) or rewards.task == 0,
     )
 
@@ -81,6 +109,16 @@ def _peeked(arguments: Sequence[str], field: str) -> list[str]:
 def _model(arguments: Sequence[str]) -> str | None:
     found = take_several(list(arguments), "--model")
     return found[0] if found else None
+
+
+def _value(text: str) -> bool | int | float | str:
+    """As tyro reads an argument of a chat template."""
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return int(text)
+    except ValueError:
+        return _number_or_path(text)
 
 
 def _number_or_path(text: str) -> float | str:

@@ -32,7 +32,7 @@ def open_data(
     weighted = [_weighted(each) for each in data]
     read = [recognise(path, chosen, chat=chat) for path, _ in weighted]
     judged = [_named(each) for each in evaluation]
-    whole = Chosen(template=chosen.template, has_reward=chosen.has_reward, held_out=1.0)
+    whole = replace(chosen, prompt_column=None, answer_columns=None, held_out=1.0)
     tests = [recognise(path, whole, chat=chat) for _, path in judged]
     lines = (*(line for _, line in read), *(f"for evaluation: {line}" for _, line in tests))
     if len(read) == 1 and not tests:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from proximo.data import Mistakes, Row, read_rows
@@ -37,6 +37,9 @@ class Chosen:
     answer_columns: tuple[str, ...] | None = None
     held_out: float | str | None = None
     template: str = ""
+    system: str = ""
+    chat: bool | None = None
+    chat_template_kwargs: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     has_reward: bool = False
     """Whether something else than the data's answers is rewarded, such as a function."""
 
@@ -56,7 +59,9 @@ def recognise(data: str, chosen: Chosen | None = None, *, chat: bool = False) ->
     prompt = _prompt_column(data, rows, chosen)
     answers = _answer_columns(data, rows, chosen)
     reward, how = _reward(data, rows, answers, chosen)
-    asks = chat and prompt.rpartition(".")[2] != "prompt" and all(isinstance(row.find(prompt), str) for row in rows)
+    is_text = bool(chosen.template) or all(isinstance(row.find(prompt), str) for row in rows)
+    is_question = chat and prompt.rpartition(".")[2] != "prompt"
+    asks = is_text and (is_question if chosen.chat is None else chosen.chat)
     defaults = File(path)
     task = File(
         path,
@@ -65,7 +70,9 @@ def recognise(data: str, chosen: Chosen | None = None, *, chat: bool = False) ->
         reward=reward,
         held_out=defaults.held_out if held_out is None else held_out,
         template=chosen.template,
+        system=chosen.system,
         chat=asks,
+        chat_template_kwargs=chosen.chat_template_kwargs,
     )
     parts = [
         f"{_shape(rows, prompt, answers)}: prompt in {prompt}"
