@@ -3,8 +3,10 @@
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub
 import pyarrow
 import pytest
 from huggingface_hub import constants
@@ -12,6 +14,7 @@ from pyarrow import ipc, parquet
 
 from proximo.data import Mistakes, read_rows
 from proximo.data.locating import data_files, data_name, hub_data, split_patterns
+from proximo.training.runfolder.config_changes import fingerprints
 
 ROWS = [{"question": "7+5?\nNow.", "answer": "12"}, {"question": 'say "é"', "answer": "a,b"}]
 COMMIT = "740312add88f781978c0658806c59bc2815b9866"
@@ -128,3 +131,37 @@ def test_paths_on_this_machine_are_no_hub_ids(tmp_path: Path, monkeypatch: pytes
         assert hub_data(path) is None, path
     assert hub_data("allenai/RLVR-GSM") is not None
     assert [data_name(each) for each in ("data/sums.jsonl", "d/train-*.parquet", "d/*.csv")] == ["sums", "train", "d"]
+
+
+def test_a_changed_file_of_a_pattern_is_noticed(tmp_path: Path):
+    for name in ("a", "b"):
+        write(tmp_path / f"{name}.jsonl")
+    config = f'[task]\ntype = "File"\npath = "{tmp_path}/*.jsonl"\n'
+    before = fingerprints(config)
+    assert list(before) == ["task.path"]
+    write(tmp_path / "b.jsonl", ROWS[:1])
+    assert fingerprints(config) != before
+
+
+def test_with_a_connection_only_what_is_wanted_is_downloaded(offline: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    names = ["README.md", "main/train-00000-of-00001.parquet", "socratic/train-00000-of-00001.parquet"]
+    cached(offline, *names[1:])
+    wanted: list[Any] = []
+
+    def download(repo_id: str, *, allow_patterns: Any = None, local_files_only: bool = False, **more: Any) -> str:
+        wanted.append("the cache" if local_files_only else allow_patterns)
+        return str(offline / "datasets--openai--gsm8k" / "snapshots" / COMMIT)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    found = SimpleNamespace(sha=COMMIT, siblings=[SimpleNamespace(rfilename=name) for name in names])
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda self, repo, **more: found)
+    assert split_patterns("openai/gsm8k:main", "data")[0] == f"openai/gsm8k@{COMMIT}:main/train*.parquet"
+    assert wanted == [[names[1]]]
+
+    def unreachable(self: object, repo: str, **more: Any) -> Any:
+        raise RuntimeError("the HTTP library's own error")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", unreachable)
+    assert rows_of("openai/gsm8k:main") == ROWS
+    assert wanted[-1] == "the cache"

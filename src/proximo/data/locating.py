@@ -15,6 +15,8 @@ from pathlib import Path, PurePosixPath
 from proximo.data.formats import FORMATS
 
 _HUB = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<inside>.+))?", re.ASCII)
+SECONDS = 10.0
+"""Seconds to wait for the hub to say which files a data set has."""
 _DESCRIBING = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "config.json")
 """Files that describe a data set next to its rows."""
 TRAINING, TESTING = ("train", "training"), ("test", "testing", "validation", "valid", "val", "dev", "eval")
@@ -154,19 +156,20 @@ def _on_hub(hub: HubData, field: str) -> tuple[str, list[str]]:
     files. Files that the cache has are used without a connection."""
     # Imported late, because only data on the hub need it.
     from huggingface_hub import HfApi, constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
     wanted, pattern = str(hub), {"repo_id": hub.repo, "repo_type": "dataset", "revision": hub.revision}
     try:
         if not constants.HF_HUB_OFFLINE:
-            names = [name for name in HfApi().list_repo_files(**pattern) if _is_data(Path(name))]
+            info = HfApi().dataset_info(hub.repo, revision=hub.revision, timeout=SECONDS)
+            names = [each.rfilename for each in info.siblings or () if _is_data(Path(each.rfilename))]
             return snapshot_download(**pattern, allow_patterns=_inside(names, hub.inside)), names
     except RepositoryNotFoundError:
         raise ValueError(
             f"{field} is {wanted!r}: there is no such file, and no such data set on the hub (or it needs a token)"
         ) from None
-    except (OSError, HfHubHTTPError):
-        pass  # no connection: what the cache has is used
+    except Exception:  # each HTTP library has errors of its own
+        pass  # without a connection what the cache has is used
     try:
         root = Path(snapshot_download(**pattern, local_files_only=True))
     except (LocalEntryNotFoundError, OSError):

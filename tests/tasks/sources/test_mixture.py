@@ -9,6 +9,8 @@ import torch
 
 import proximo
 from proximo import toml
+from proximo.insight.folder import RunFolder
+from proximo.insight.report import write_report
 from proximo.rewards import ExactMatch
 from proximo.tasks import Arithmetic, File, Mixture, Source
 from proximo.tasks.sources.opening import open_data
@@ -129,6 +131,8 @@ def test_a_mixed_run_resumes_to_the_same_bytes(mixture: Mixture, tmp_path: Path)
     assert [row for row in again if "loss" in row] == steps
     assert (parts / "ledger.jsonl").read_bytes() == (whole / "ledger.jsonl").read_bytes()
     assert not check_ledger(whole).wrong
+    page = write_report(RunFolder(whole))[0].read_text()
+    assert all(f">{name} {when}<" in page for name in ("small", "test") for when in ("before", "after"))
     drawn = [json.loads(line)["source"] for line in (whole / "ledger.jsonl").read_text().splitlines()]
     assert Counter(drawn) == {"small": 6, "large": 2}
 

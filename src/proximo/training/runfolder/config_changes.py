@@ -1,11 +1,13 @@
 """Whether a resumed run is still the same run: compares its config field by field, and the files it names."""
 
+import glob
 import hashlib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from proximo.data.locating import hub_data
 from proximo.models.shipped import resolve
 from proximo.outside import named_file
 from proximo.storage.folders import MANIFEST, file_hash
@@ -52,7 +54,10 @@ def fingerprints(config_toml: str) -> dict[str, str]:
             found[field] = file_hash(file)
         elif field.rpartition(".")[2] in NAMES_FILES:
             path = Path(value) if Path(value).is_file() else Path(resolve(value))
-            if path.is_file():
+            if glob.has_magic(value) and hub_data(value) is None:
+                files = sorted(glob.glob(value))
+                found[field] = hashlib.sha256("".join(file_hash(Path(file)) for file in files).encode()).hexdigest()
+            elif path.is_file():
                 found[field] = file_hash(path)
             elif path.is_dir():
                 found[field] = folder_hash(path)
