@@ -5,7 +5,7 @@ import asyncio
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     found = float(solution_str == ground_truth)
-    return {"score": found, "acc": found} if data_source == "dict" else found + extra_info["index"]
+    return {"score": found, "acc": found} if data_source == "dict" else found + (extra_info or {})["index"]
 
 
 def batch_score(data_sources, solution_strs, ground_truths, extra_infos):

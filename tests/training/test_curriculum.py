@@ -140,6 +140,7 @@ def test_a_run_on_data_and_a_reward_of_ones_own(tmp_path: Path, monkeypatch: pyt
     longer = lambda completions, **columns: [float(len(text)) for text in completions]  # noqa: E731
     proximo.train(small(steps=1), "runs/mine", data=rows, evaluation_data=others, rewards=longer, quiet=True)
     config = proximo.open_run("runs/mine").config
+    assert isinstance(config, proximo.RunConfig)
     assert isinstance(config.task, File)
     assert (config.task.size("train"), config.task.size("held_out")) == (8, 8)
 

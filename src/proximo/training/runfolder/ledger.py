@@ -14,7 +14,7 @@ from typing import Any, Literal
 from proximo.storage.lines import Lines
 from proximo.training.learner.guard import Update
 from proximo.training.records import Assembled, Collected, DataCursor
-from proximo.types import Group
+from proximo.types import Group, Problem
 
 LEDGER = "ledger.jsonl"
 State = Literal["trained", "filtered", "unscored", "abandoned", "passed_over", "carried"]
@@ -60,7 +60,9 @@ def entries(
     for group in collected.cursor.carried:
         if group.ordinal not in known:
             found[_ordinal(group)] = group, "carried"
-    ended = {ordinal: (group.problem, state) for ordinal, (group, state) in found.items()}
+    ended: dict[int, tuple[Problem, State]] = {
+        ordinal: (group.problem, state) for ordinal, (group, state) in found.items()
+    }
     ended |= {ordinal: (problem, "passed_over") for ordinal, problem in collected.passed_over}
     return [
         Entry(ordinal, problem.id, ordinal // size if size else 0, step, state, problem.source)
