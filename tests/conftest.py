@@ -24,6 +24,10 @@ def pytest_configure(config: pytest.Config) -> None:
     shape_checks.install()
     # One thread: the tensors are tiny, and parallel test processes would fight for the cores.
     torch.set_num_threads(1)
+    # Where products in bf16 switch oneDNN off for the whole process, that is so before the first test.
+    from proximo.machine import settle_half_products
+
+    settle_half_products()
     # Exactness is judged in float64; tests of float32 and bf16 say so.
     torch.set_default_dtype(torch.float64)
     # No deadline: a busy machine is not a bug. Examples are the same in every run, so a red test stays red.
@@ -38,13 +42,22 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def machine_unmeasured() -> Iterator[None]:
+    """Commands do not measure the machine; for the whole session, so that fixtures of modules compute as tests do."""
+    from proximo import machine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "machine_for", lambda parameters: machine.Machine.current())
+        yield
+
+
 @pytest.fixture(autouse=True)
-def machine_as_it_stands(monkeypatch) -> Iterator[None]:
-    """Commands do not measure the machine, and a test that changes its threads does so for itself alone."""
+def machine_as_it_stands() -> Iterator[None]:
+    """A test that changes the machine's threads does so for itself alone."""
     from proximo import machine
 
     before = machine.Machine.current()
-    monkeypatch.setattr(machine, "machine_for", lambda parameters: machine.Machine.current())
     yield
     if machine.Machine.current() != before:
         before.apply()

@@ -11,7 +11,7 @@ from proximo import machine
 from proximo.cli import models as opening
 from proximo.door import machines
 from proximo.door.machines import num_parameters, suit_machine
-from proximo.machine import CAUTIOUS, LARGE, SMALL, Machine, Readings, machine_for, measure, readings
+from proximo.machine import CAUTIOUS, LARGE, SMALL, Machine, Readings, loses_onednn, machine_for, measure, readings
 from proximo.models import tiny_model
 from proximo.training.runfolder.log import RunLog
 
@@ -31,8 +31,11 @@ class Watch:
 
 
 @pytest.fixture(autouse=True)
-def torch_left_alone():
+def torch_left_alone(monkeypatch):
+    """With oneDNN, whether or not this processor would lose it."""
     before = Machine.current()
+    torch.backends.mkldnn.set_flags(True)
+    monkeypatch.setattr(machine, "loses_onednn", lambda: False)
     yield
     before.apply()
 
@@ -186,6 +189,18 @@ def test_the_choice_goes_by_the_models_size_and_threads_set_by_hand_stay(cache, 
     assert machine_for(135_000_000) == machine_for(None) == FOUND.large
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert machine_for(135_000_000) == Machine(1, False)
+
+
+@pytest.mark.parametrize("loses", [True, False])
+def test_a_machine_that_would_lose_onednn_on_the_way_is_without_it_from_the_start(cache, monkeypatch, loses):
+    """torch switches it off for the whole process, and the float32 runs there would change their last digits."""
+    monkeypatch.setattr(machine, "readings", lambda: FOUND)
+    monkeypatch.setattr(machine, "loses_onednn", loses_onednn)
+    monkeypatch.setattr(machine, "settle_half_products", lambda: torch.backends.mkldnn.set_flags(not loses))
+    before = Machine.current()
+    assert machine_for(1000) == Machine(1, not loses)
+    assert machine_for(10**9) == Machine(8, False)
+    assert Machine.current() == before
 
 
 def test_it_is_applied_and_travels_as_json():

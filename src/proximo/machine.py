@@ -103,6 +103,8 @@ def machine_for(parameters: int | None) -> Machine:
     """
     found = readings()
     chosen = found.small if parameters is not None and parameters < SMALL_MODEL else found.large
+    if chosen.onednn and loses_onednn():
+        chosen = replace(chosen, onednn=False)
     by_hand = os.environ.get("OMP_NUM_THREADS")
     return Machine(torch.get_num_threads(), chosen.onednn) if by_hand else chosen
 
@@ -154,6 +156,18 @@ def settle_half_products() -> None:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         linear(torch.ones(1, 32, 64, dtype=torch.bfloat16), torch.ones(64, 64, dtype=torch.bfloat16))
+
+
+def loses_onednn() -> bool:
+    """Whether torch switches oneDNN off at the first product of bfloat16 matrices, as it does on CPUs without
+    instructions for them. That holds for the whole process: a model in bfloat16 would change the last digits of every
+    float32 run after it and next to it, so such a machine is better off without from the start."""
+    before = Machine.current()
+    replace(before, onednn=True).apply()
+    settle_half_products()
+    lost = not Machine.current().onednn
+    before.apply()
+    return lost
 
 
 def _fastest(shapes: Sequence[Shape], max_threads: int, clock: Clock) -> Machine:

@@ -171,7 +171,7 @@ def _explain(place: str, error: BaseException) -> NoReturn:
     """A user's module may raise anything while it is loaded, and call sys.exit; Ctrl-C stays what it is."""
     if isinstance(error, KeyboardInterrupt):
         raise error
-    said = (str(error).splitlines() or [""])[0]
+    reason = (str(error).splitlines() or [""])[0]
     raise ValueError(
-        f"{place} cannot be loaded, {type(error).__name__}{f': {said}' if said else ''}; correct it"
+        f"{place} cannot be loaded, {type(error).__name__}{f': {reason}' if reason else ''}; correct it"
     ) from error

@@ -73,8 +73,8 @@ def made(its_class: type, kind: Any, arguments: Mapping[str, Any]) -> Any:
     except Exception as error:
         if its_class in classes(kind):
             raise
-        said = (str(error).splitlines() or [""])[0]
-        raise ValueError(f"{its_class.__name__} cannot be made, {type(error).__name__}: {said}") from error
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(f"{its_class.__name__} cannot be made, {type(error).__name__}: {reason}") from error
 
 
 def foreign_name(its_class: type, kind: Any) -> str:

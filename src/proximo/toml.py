@@ -270,16 +270,16 @@ class _Reader:
                 return foreign_class(counted_from(self.folder, name), field_kind, self.load)
             except ValueError as error:
                 return self.refuse(here, f"{here} is {shortened(name)}: {error}")
-        said = "is missing" if name is None else f"is {shortened(name)}"
+        problem = "is missing" if name is None else f"is {shortened(name)}"
         known = ", ".join(choices(field_kind))
-        return self.refuse(here, f"{here} {said}: give one of {known}{_nearest(name, list(ours))}")
+        return self.refuse(here, f"{here} {problem}: give one of {known}{_nearest(name, list(ours))}")
 
     def arguments(self, data: dict[str, Any], kind: type, path: str) -> dict[str, Any]:
         known = {field.name: (field, field_kind) for field, field_kind in given_fields(kind)}
         for key in [key for key in data if key not in known]:
             here, knows = join(path, key), ", ".join(known) or "no keys"
-            said = f"{here} = {shortened(data[key])} is unknown{_nearest(key, list(known))}"
-            self.refuse(here, f"{said}; {kind.__name__} knows {knows}")
+            problem = f"{here} = {shortened(data[key])} is unknown{_nearest(key, list(known))}"
+            self.refuse(here, f"{problem}; {kind.__name__} knows {knows}")
         values = {}
         for name, (field, field_kind) in known.items():
             if name in data:

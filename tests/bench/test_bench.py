@@ -429,7 +429,7 @@ def test_gradients_are_held_against_the_padded_reference():
 def test_techniques_are_switched_off_beside_ours():
     rows = replace(CPU_WITHOUT[0], workload=SMALLEST).run(alone())
     assert [row.name for row in rows] == [
-        "smallest",
+        "smallest, with everything",
         "smallest, without shared prompts",
         "smallest, without packing",
         "smallest, with half of the groups dead",
@@ -479,7 +479,7 @@ def test_without_trl_our_side_is_measured_all_the_same(tmp_path, capsys, monkeyp
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["step", "--only", "nothing"], "--only nothing: there is no such row; there are c-tiny, c-135m-64"),
+        (["step", "--only", "nothing"], "--only nothing: there is no such row; there are c-tiny, c-tiny-ends"),
         (["growth", "--ablate"], "--ablate: table growth has nothing to switch off"),
     ],
 )
@@ -520,9 +520,10 @@ def test_rows_have_names_of_their_own():
 def test_it_runs_without_the_command_lines_dependencies():
     script = """
 import sys
-for name in ("tyro", "rich", "jaxtyping", "beartype"):
+for name in ("tyro", "rich", "math_verify", "jaxtyping", "beartype"):
     sys.modules[name] = None
 import proximo.bench.running
+import proximo.bench.starting
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

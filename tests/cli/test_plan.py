@@ -126,7 +126,7 @@ def test_a_cpu_is_planned_in_float32(monkeypatch, capsys):
             ["--gpu", "H200", "--adapter.type", "Lora", "--adapter.targets", "qkv"],
             "adapter.targets has 'qkv', which no linear layer is called: there are",
         ),
-        (["--gpu", "H200", "--model", "no/such-model"], "or give a shape by name: 0.6B, 1.7B"),
+        (["--gpu", "H200", "--model", "no/such-model"], "or give a shape by name: SmolLM2-135M, 0.6B"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_in_one_line(flags, said, capsys):

@@ -257,7 +257,7 @@ def test_memory_of_the_head_is_flat_in_tokens():
         torch.cuda.synchronize()
         held = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        token_logprobs(states, weight, targets, temperature=1.0, byte_budget=2**24)[0].sum().backward()
+        token_logprobs(states, weight, targets, temperature=1.0, byte_budget=2**24, kept_bytes=0)[0].sum().backward()
         torch.cuda.synchronize()
         found = torch.cuda.max_memory_allocated() - held - states.numel() * 2 - weight.numel() * 2
         weight.grad = None
@@ -267,6 +267,18 @@ def test_memory_of_the_head_is_flat_in_tokens():
     small, large = peak(2048), peak(16384)
     assert large < small + 2**22
     assert large < 2**24 * 3 + 3 * weight.numel() * 4
+
+
+def test_logits_that_are_kept_change_no_bit():
+    states, weight = (torch.randn(rows, 64, device="cuda").bfloat16().requires_grad_() for rows in (3000, 50_000))
+    targets = torch.randint(50_000, (3000,), device="cuda")
+
+    def found(kept_bytes: int) -> tuple[Tensor, ...]:
+        logprobs, _ = token_logprobs(states, weight, targets, temperature=0.7, byte_budget=2**26, kept_bytes=kept_bytes)
+        return logprobs, *torch.autograd.grad(logprobs.sum(), (states, weight))
+
+    for one, other in zip(found(0), found(2**28), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_budget_is_planned_for_what_is_free():

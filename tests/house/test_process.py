@@ -26,7 +26,6 @@ CACHES = {
     "models/compiling.py:_compiled": COMPILED,
     "models/loading.py:warn_of_fallback": "a warning is shown once in a process",
     "models/logprobs.py:_compiled_passes": COMPILED,
-    "models/packing/flex.py:_compiled_attention": COMPILED,
     "models/shipped.py:_known_complaints": FILE,
     "samplers/embedded/captured.py:_compiled_joined": COMPILED,
     "samplers/embedded/captured.py:_compiled_layer": COMPILED,

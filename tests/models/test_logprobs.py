@@ -34,6 +34,23 @@ def test_two_words_by_hand():
     assert_close(entropy, torch.full((2,), -p * math.log(p) - (1 - p) * math.log(1 - p)))
 
 
+@pytest.mark.parametrize("kept_chunks", [0, 1, 2, 9])
+def test_kept_logits_are_those_that_would_be_computed_again(kept_chunks, monkeypatch):
+    monkeypatch.setattr(module, "_compiled_passes", lambda: module._Passes(read_once, gradient_once))
+    products = []
+    monkeypatch.setattr(module, "project", lambda *given: products.append(given) or project(*given))
+    states, weight, targets = example()
+    chunk = 3 * VOCABULARY * 4  # 3 of 7 rows: three chunks
+    options = {"temperature": 0.7, "byte_budget": chunk, "kept_bytes": kept_chunks * chunk, "compiled": True}
+    logprobs, _ = token_logprobs(states, weight, targets, **options)
+    assert len(products) == 3
+    found = torch.autograd.grad(logprobs.sum(), (states, weight))
+    logits = [given for given in products if given[1].shape == (WIDTH, VOCABULARY)]
+    assert len(logits) == 3 + max(3 - kept_chunks, 0)
+    expected = torch.autograd.grad(naive(states, weight, targets, 0.7)[0].sum(), (states, weight))
+    assert_close(found, expected)
+
+
 def test_temperature_divides_the_logits():
     states, weight = torch.tensor([[1.0]]), torch.tensor([[1.0], [0.0]])
     logprobs, _ = token_logprobs(states, weight, torch.tensor([0]), temperature=0.5, byte_budget=2**20)

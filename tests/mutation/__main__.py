@@ -41,7 +41,7 @@ ORDER = [
     "tests/training/rl/test_training.py",
     "tests/models/test_logprobs.py",
     "tests/training/learner/test_devices.py",
-    "tests/models/test_flex.py",
+    "tests/models/test_tiles.py",
 ]
 
 

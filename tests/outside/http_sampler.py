@@ -11,9 +11,9 @@ from urllib.request import Request as Post
 from urllib.request import urlopen
 
 from safetensors.torch import save
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from proximo.samplers import RunSamplers, SamplingOptions, Stream
+from proximo.samplers import RunSamplers, SampledPolicy, SamplingOptions, Stream
 from proximo.types import Completion, Request
 
 
@@ -27,7 +27,7 @@ class HttpSampler:
     copies: ClassVar[int] = 0
 
     def build(
-        self, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, slots: int, record_routes: bool
+        self, policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase, *, slots: int, record_routes: bool
     ) -> RunSamplers:
         if record_routes:
             raise ValueError(f"sampler.url is {self.url}, which records no routes: use routing_replay = old_policy")
@@ -40,9 +40,9 @@ class HttpEngine:
         self._url, self.repeats = url, repeats
         self._version: int | None = None
 
-    def refresh(self, policy: PreTrainedModel, version: int) -> int:
+    def refresh(self, policy: SampledPolicy, version: int) -> int:
         if version != self._version:
-            weights = {name: weight.detach().cpu().contiguous() for name, weight in policy.named_parameters()}
+            weights = {name: weight.cpu().contiguous() for name, weight in policy.weights()}
             with self._post("weights", save(weights)) as answer:
                 answer.read()  # to its end: the engine has the weights then, and not before
             self._version = version

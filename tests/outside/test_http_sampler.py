@@ -16,6 +16,7 @@ from proximo.algorithms import GRPO
 from proximo.insight.doctor.damage import damage
 from proximo.insight.folder import RunFolder
 from proximo.models import load_model, load_tokenizer
+from proximo.models.adapters.lora import Lora
 from proximo.models.shipped import resolve
 from proximo.samplers import Sampler, SamplerFactory, SamplingOptions
 from proximo.samplers.embedded import local_sampler
@@ -116,6 +117,16 @@ def test_three_steps_are_those_of_the_embedded_sampler(engine: Engine, tmp_path:
     # Weights travel when they have changed: not again for a step after an evaluation of the same version.
     assert engine.asked == ["weights", "sample", "sample", *["weights", "sample", "sample"] * 2, "weights", "sample"]
     assert not [row for row in _events(tmp_path / "http") if row["kind"] == "not_repeatable"]
+
+
+def test_an_adapter_reaches_the_engine_as_whole_weights(engine: Engine, tmp_path: Path):
+    config = replace(CONFIG, adapter=Lora(rank=4), sampler=HttpSampler(engine.url), steps=2)
+    found = trained(replace(config, evaluation=EvaluationOptions(problems=1)), tmp_path)
+    assert max(row["sampler_gap"] for row in found if "sampler_gap" in row) < 1e-4
+    base = load_model(resolve(CONFIG.model))
+    moved = [name for name, each in engine.model.named_parameters() if not each.equal(base.get_parameter(name))]
+    assert any(name.endswith("q_proj.weight") for name in moved)
+    assert not any("norm" in name or "embed" in name for name in moved)
 
 
 def test_a_sampler_that_does_not_repeat_is_named_at_the_start_and_on_resume(engine: Engine, tmp_path: Path):

@@ -14,15 +14,16 @@ from proximo.planning.holdings import adapted_layers
 from proximo.planning.shapes import SHAPES, ModelShape, read_shape
 
 PUBLISHED = {
+    "SmolLM2-135M": 134_515_008,
     "0.6B": 596_049_920,
     "1.7B": 1_720_574_976,
     "4B": 4_022_468_096,
     "8B": 8_190_735_360,
     "14B": 14_768_307_200,
     "30B-A3B": 30_532_122_624,
-    "llama-1B": 1_235_814_400,
-    "llama-3B": 3_212_749_824,
-    "llama-8B": 8_030_261_248,
+    "Llama-1B": 1_235_814_400,
+    "Llama-3B": 3_212_749_824,
+    "Llama-8B": 8_030_261_248,
 }
 """As the models' pages say, tied weights once."""
 
@@ -33,7 +34,8 @@ def test_named_shapes_have_the_published_number_of_parameters(name: str):
 
 
 def test_eight_billion_by_hand():
-    shape = read_shape("8b")  # names are read in any case
+    shape = read_shape("8b")  # names are read in any case, and with the family's name
+    assert read_shape("Qwen3-8B").parameters == shape.parameters
     attention = 4096 * (32 * 128) * 2 + 4096 * (8 * 128) * 2
     mlp = 3 * 4096 * 12288
     norms = 2 * 4096 + 2 * 128
@@ -102,7 +104,9 @@ def test_adapters_by_hand():
 
 def test_what_is_no_model_is_refused_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ValueError, match=r"neither a folder nor a model .* or give a shape by name: 0.6B, 1.7B, 4B"):
+    with pytest.raises(
+        ValueError, match=r"neither a folder nor a model .* or give a shape by name: SmolLM2-135M, 0.6B, 1.7B"
+    ):
         read_shape("nobody/nothing")
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"model_type": "toaster"}))

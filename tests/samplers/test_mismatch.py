@@ -133,7 +133,7 @@ def scored(model, completions: list[tuple[Completion, ...]]) -> Tensor:
 def test_without_a_difference_it_is_the_exact_sampler():
     model = dense()
     exact = local_sampler(model, TOKENIZER).sample(REQUESTS, OPTIONS, seed=3, step=5, version=0)
-    copied = MismatchedSampler(model, TOKENIZER, Mismatched()).sample(REQUESTS, OPTIONS, seed=3, step=5)
+    copied = MismatchedSampler(PlainPolicy(model), TOKENIZER, Mismatched()).sample(REQUESTS, OPTIONS, seed=3, step=5)
     assert copied == exact
 
 
@@ -141,7 +141,9 @@ def test_without_a_difference_it_is_the_exact_sampler():
 def test_rounded_weights_are_what_it_really_draws_with(precision, low: float, high: float):
     model = dense()
     before = [parameter.clone() for parameter in model.parameters()]
-    completions = MismatchedSampler(model, TOKENIZER, Mismatched(precision)).sample(REQUESTS, OPTIONS, seed=3, step=5)
+    completions = MismatchedSampler(PlainPolicy(model), TOKENIZER, Mismatched(precision)).sample(
+        REQUESTS, OPTIONS, seed=3, step=5
+    )
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
     assert low < float(scored(model, completions).abs().mean()) < high
     rounded = dense()
@@ -152,11 +154,11 @@ def test_rounded_weights_are_what_it_really_draws_with(precision, low: float, hi
 
 def test_weights_of_two_steps_ago():
     model = dense()
-    sampler = MismatchedSampler(model, TOKENIZER, Mismatched(lag=2))
+    sampler = MismatchedSampler(PlainPolicy(model), TOKENIZER, Mismatched(lag=2))
     kept, versions = [], []
     for step in range(4):
         kept.append([parameter.clone() for parameter in model.parameters()])
-        versions.append(sampler.refresh(model, 10 * step))
+        versions.append(sampler.refresh(PlainPolicy(model), 10 * step))
         completions = sampler.sample(REQUESTS, OPTIONS, seed=0, step=step, version=10 * step)
         assert {each.version for siblings in completions for each in siblings} == {versions[-1]}
         then = dense()
@@ -171,13 +173,13 @@ def test_weights_of_two_steps_ago():
 
 def test_noise_on_routers_repeats_by_seed_and_step_and_does_not_pile_up():
     model = mixture()
-    sampler = MismatchedSampler(model, TOKENIZER, Mismatched(router_noise=0.3))
+    sampler = MismatchedSampler(PlainPolicy(model), TOKENIZER, Mismatched(router_noise=0.3))
     first, other, again = (sampler.sample(REQUESTS, OPTIONS, seed=1, step=step) for step in (0, 1, 0))
     assert first == again
     gaps = [float(scored(model, each).abs().mean()) for each in (first, other)]
     assert gaps[0] != gaps[1]
     assert min(gaps) > 1e-3
-    exact = MismatchedSampler(model, TOKENIZER, Mismatched()).sample(REQUESTS, OPTIONS, seed=1, step=0)
+    exact = MismatchedSampler(PlainPolicy(model), TOKENIZER, Mismatched()).sample(REQUESTS, OPTIONS, seed=1, step=0)
     assert float(scored(model, exact).abs().max()) < 1e-5
     noisy = [(ours, theirs) for ours, theirs in zip(sampler._copy.named_parameters(), model.parameters(), strict=True)]
     assert {name for (name, ours), theirs in noisy if not torch.equal(ours, theirs)} == {
@@ -188,7 +190,7 @@ def test_noise_on_routers_repeats_by_seed_and_step_and_does_not_pile_up():
 
 def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match=r"sampler.router_noise is 0.1, but Qwen3ForCausalLM has no experts"):
-        MismatchedSampler(dense(), TOKENIZER, Mismatched(router_noise=0.1))
+        MismatchedSampler(PlainPolicy(dense()), TOKENIZER, Mismatched(router_noise=0.1))
     with pytest.raises(ValueError, match="router_noise is -1"):
         Mismatched(router_noise=-1.0)
     with pytest.raises(ValueError, match="lag is -1"):

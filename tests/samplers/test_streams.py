@@ -9,6 +9,7 @@ from proximo.samplers import SamplingOptions, gathered
 from proximo.samplers.embedded import EmbeddedSampler, local_sampler
 from proximo.samplers.mismatched import Mismatched, MismatchedSampler
 from proximo.samplers.plain import PlainSampler
+from proximo.training.learner.policy import PlainPolicy
 from proximo.types import Completion, Request
 
 TOKENIZER = tiny_tokenizer()
@@ -27,7 +28,7 @@ def model_of(engine: str) -> PreTrainedModel:
 
 def sampler_of(engine: str, model: PreTrainedModel, slots: int) -> EmbeddedSampler | PlainSampler | MismatchedSampler:
     if engine == "mismatched":
-        return MismatchedSampler(model, TOKENIZER, Mismatched("bfloat16"), slots=slots)
+        return MismatchedSampler(PlainPolicy(model), TOKENIZER, Mismatched("bfloat16"), slots=slots)
     kind = {"embedded": EmbeddedSampler, "plain": PlainSampler}[engine]
     sampler = local_sampler(model, TOKENIZER, slots=slots)
     assert isinstance(sampler, kind)
@@ -84,13 +85,13 @@ def test_the_plain_sampler_gives_each_group_as_soon_as_its_last_row_has_ended():
 
 def test_a_stream_of_a_mismatched_sampler_loads_its_weights_when_it_starts():
     model = model_of("mismatched")
-    sampler = MismatchedSampler(model, TOKENIZER, Mismatched(lag=1))
+    sampler = MismatchedSampler(PlainPolicy(model), TOKENIZER, Mismatched(lag=1))
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1.5)
     exact = local_sampler(model, TOKENIZER).sample(REQUESTS, OPTIONS, seed=0, step=0)
     for version in (1, 2):
-        sampler.refresh(model, version)
+        sampler.refresh(PlainPolicy(model), version)
     found = dict(sampler.stream(REQUESTS, OPTIONS, seed=0, step=0, version=99))
     assert [[each.tokens for each in found[number]] for number in range(5)] == [
         [each.tokens for each in siblings] for siblings in exact

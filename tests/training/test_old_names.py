@@ -11,9 +11,12 @@ import torch
 
 from proximo import toml
 from proximo.algorithms import GRPO
+from proximo.cli import main
 from proximo.door.evaluating import own_evaluation
 from proximo.insight.doctor.checkup import check_up
 from proximo.insight.folder import RunFolder
+from proximo.insight.lens.lens import policy_loss
+from proximo.insight.view.overview import about, summary
 from proximo.presets import PIPELINE_DEMO
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import Embedded
@@ -114,6 +117,13 @@ def test_an_old_folder_opens_and_is_resumed(tmp_path: Path, capsys):
         run = RunFolder(folder)
         assert run.config == CONFIG
         assert [each.finding for each in check_up(run).standing if each.finding.rule == "damaged-file"] == []
+        assert summary(run)["step"] == 1
+        assert about(run, {})["algorithm"]["name"] == "grpo"
+        logged = json.loads((folder / "metrics.jsonl").read_text().splitlines()[1])["policy_loss"]
+        assert policy_loss(run.step(1), CONFIG.algorithm, CONFIG) == pytest.approx(logged, abs=1e-6)
+        for command in (["report", str(folder)], ["replay", str(folder), "--step", "1", "--as", "dapo"]):
+            assert main(command) == 0
+        assert main(["doctor", str(folder)]) == 0
         assert own_evaluation(str(folder / "checkpoints" / "step-000001"))[0].problems == 2
         train(Run(CONFIG, folder, Lines()))
     finally:

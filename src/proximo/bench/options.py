@@ -8,7 +8,8 @@ from typing import Any
 from proximo.bench.own import OwnRow
 from proximo.bench.shapes import SHAPES, WRITTEN
 
-PEERS = ("best", "default", "static", "compiled")
+VLLM = "vllm"
+PEERS = ("best", "default", "static", "compiled", VLLM)
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,9 @@ class BenchOptions:
     warmup: int = 1
     device: str = "auto"
     peers: tuple[str, ...] = ("best", "default", "static")
-    """TRL settings to compare with."""
+    """TRL settings to compare with, and `vllm` for rollouts."""
+    vllm_python: str | None = None
+    """The Python that has vLLM. None: this one."""
     ablate: bool = False
     """Whether to switch our own techniques off one by one instead of measuring TRL."""
     token_budget: int | None = None
@@ -33,6 +36,8 @@ class BenchOptions:
     """CPU threads; more than one is fair only on a quiet machine."""
     results: str = "benchmarks/results"
     """Folder for the JSON file."""
+    commit: str | None = None
+    """Commit of the code, stored with the readings. None: as git says, if it does."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.warmup < 0 or self.threads < 1:
@@ -53,8 +58,9 @@ def parsed(arguments: Sequence[str], tables: Sequence[tuple[str, str]], prog: st
     listed = "\n".join(f"  {name:<9}{what}" for name, what in tables)
     parser = argparse.ArgumentParser(
         prog=prog,
-        description=f"Measure Proximo, and TRL's GRPOTrainer for comparison if it is installed.\n\ntables:\n{listed}",
-        epilog=f"examples:\n  {prog} rollout --peers none\n  {prog} step --steps 10 --device cuda",
+        description="Measure Proximo, and TRL's GRPOTrainer for comparison if it is installed.\n\n"
+        f"tables:\n{listed}\n\n{prog} page writes the tables of docs/performance.md from the stored readings.",
+        epilog=f"examples:\n  {prog} rollout --peers none\n  {prog} step --steps 10 --device cuda\n  {prog} page",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     default = BenchOptions()
@@ -73,8 +79,9 @@ def parsed(arguments: Sequence[str], tables: Sequence[tuple[str, str]], prog: st
         nargs="+",
         default=default.peers,
         metavar="SETTING",
-        help=f"TRL settings: {', '.join(PEERS)}, or none",
+        help=f"TRL settings: {', '.join(PEERS[:-1])}; {VLLM} for rollouts, if it is installed; or none",
     )
+    parser.add_argument("--vllm-python", metavar="FILE", help="the Python that has vLLM (default: this one)")
     parser.add_argument("--ablate", action="store_true", help="instead of TRL, measure Proximo with each technique off")
     parser.add_argument("--token-budget", type=int, metavar="N", help="tokens per forward pass of Proximo")
     parser.add_argument("--peer-rows", type=int, metavar="N", help="rows of TRL's micro-batch at its best settings")
@@ -85,17 +92,22 @@ def parsed(arguments: Sequence[str], tables: Sequence[tuple[str, str]], prog: st
         metavar="DIR",
         help="folder for the JSON file (default: benchmarks/results)",
     )
+    parser.add_argument(
+        "--commit", metavar="ID", help="commit of this code, where it is no git checkout; stored with the readings"
+    )
     given = vars(parser.parse_args(list(arguments)))
     table = given.pop("table")
     peers = () if list(given["peers"]) == ["none"] else tuple(given["peers"])
     try:
+        if VLLM in peers and table != "rollout":
+            raise ValueError(f"peers has '{VLLM}', which makes rollouts alone: measure them with {prog} rollout")
         return table, BenchOptions(own=_own(given), **given | {"only": tuple(given["only"]), "peers": peers})
     except ValueError as error:
         parser.error(str(error))
 
 
 def _add_own(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("a row of your own (rollout, train, step)")
+    group = parser.add_argument_group("a row of your own (rollout, train, step, start)")
     names = ", ".join(shape.name for shape in SHAPES)
     group.add_argument("--shape", help=f"the model: {names}, or {WRITTEN}")
     group.add_argument("--groups", type=int, help="prompts (default 16)")

@@ -7,6 +7,7 @@ per group.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Protocol
 
 import torch
@@ -56,7 +57,9 @@ class Machine:
     """Bytes of a weight, key or value."""
 
 
-H200 = Machine("NVIDIA H200", 4.3e12, 790e12, 3e-6, 2)
+KERNEL_SECONDS = 3e-6
+H200 = Machine("NVIDIA H200", 4.3e12, 790e12, KERNEL_SECONDS, 2)
+"""As measured with a large copy and a large matrix product."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +129,12 @@ class Training:
     attended: float
     """Pairs of a query and a key that it attends to."""
 
-    def model_operations(self, shape: Decoder) -> float:
-        """Operations of forward and backward pass, without recomputation."""
-        return 6 * shape.body * self.tokens + 6 * shape.head * self.scored + 12 * self._attention(shape)
+    def model_operations(self, shape: Decoder, *, frozen: bool = False) -> float:
+        """Operations of forward and backward pass, without recomputation. Weights that are `frozen` under an adapter
+        pass gradients on and have none of their own: 4 operations a weight and token instead of 6. The adapter's own,
+        below a hundredth, are left out."""
+        each = 4 if frozen else 6
+        return each * (shape.body * self.tokens + shape.head * self.scored) + 12 * self._attention(shape)
 
     def hardware_operations(self, shape: Decoder) -> float:
         """The same with what the backward pass recomputes: logits, and attention's weights."""
@@ -137,9 +143,9 @@ class Training:
     def _attention(self, shape: Decoder) -> float:
         return shape.layers * shape.query_width * self.attended
 
-    def use(self, shape: Decoder, machine: Machine, seconds: float) -> float:
+    def use(self, shape: Decoder, machine: Machine, seconds: float, *, frozen: bool = False) -> float:
         """Model FLOP utilisation: the share of the machine's arithmetic that model operations used."""
-        return self.model_operations(shape) / (seconds * machine.arithmetic)
+        return self.model_operations(shape, frozen=frozen) / (seconds * machine.arithmetic)
 
 
 def training(groups: int, prompt: int, lengths: Sequence[int]) -> Training:
@@ -151,15 +157,30 @@ def training(groups: int, prompt: int, lengths: Sequence[int]) -> Training:
     )
 
 
-def training_of(workload: Workload) -> Training:
-    return training(workload.groups, workload.prompt, workload.lengths)
+Drawn = Sequence[tuple[Sequence[int], float]]
+"""The lengths that occurred in each turn, group by group, and its seconds."""
+
+
+def limit_share(workload: Workload, machine: Machine, turns: Drawn) -> float:
+    """Share of the rollout's limit that was reached for the lengths that occurred: the median over turns."""
+    return median(rollout_seconds(workload, machine, lengths) / seconds for lengths, seconds in turns)
+
+
+def arithmetic_share(workload: Workload, machine: Machine, turns: Drawn) -> float:
+    """Share of the machine's arithmetic that updates used on unique tokens, attention included: the median over
+    turns."""
+    frozen = workload.adapter is not None
+    return median(
+        training(workload.groups, workload.prompt, lengths).use(workload.shape, machine, seconds, frozen=frozen)
+        for lengths, seconds in turns
+    )
 
 
 def machine_of(device: str) -> Machine:
     """The device's limits: from a table if known, else measured now."""
     if torch.device(device).type == "cuda":
         name = torch.cuda.get_device_name(device)
-        return H200 if H200.name in name else _measured(name, device, torch.bfloat16, kernel_seconds=3e-6)
+        return H200 if H200.name in name else _measured(name, device, torch.bfloat16, kernel_seconds=KERNEL_SECONDS)
     return _measured("cpu", device, torch.float32, kernel_seconds=0.0)
 
 

@@ -1,14 +1,16 @@
-"""Measure, save and print one table."""
+"""Measure, save and print one table, or write the page of all readings."""
 
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from proximo.bench import page
 from proximo.bench.memory import release
-from proximo.bench.options import BenchOptions, parsed
+from proximo.bench.options import VLLM, BenchOptions, parsed
 from proximo.bench.report import Row, rendered, save
 from proximo.bench.session import Session
 from proximo.bench.sides import trl
@@ -16,9 +18,13 @@ from proximo.bench.tables import TABLES, BenchTable
 from proximo.bench.timing import clock_of, surroundings
 from proximo.models import pick_device
 
+PAGE = "page"
+
 
 def main(arguments: Sequence[str], prog: str = "python -m proximo.bench") -> int:
     """Exit status: 0 done, whatever the verdicts; 1 if a row is refused (numbers differ, no memory); 2 bad input."""
+    if arguments[:1] == [PAGE]:
+        return page.main(arguments[1:], f"{prog} {PAGE}")
     name, options = parsed(arguments, [(table.name, table.what) for table in TABLES], prog)
     table = next(each for each in TABLES if each.name == name)
     try:
@@ -26,9 +32,9 @@ def main(arguments: Sequence[str], prog: str = "python -m proximo.bench") -> int
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if not trl.is_there() and options.peers and not options.ablate:
+    if not trl.is_there() and set(options.peers) - {VLLM} and not options.ablate:
         print(trl.MISSING)
-    print(f"written to {path}\n\n{title(table, session)}\n{rendered(rows, figures=session.on_gpu)}")
+    print(f"written to {path}\n\n{title(table, session)}\n{rendered(rows, figures=session.on_gpu or table.absolute)}")
     return 1 if any(row.refused for row in rows) else 0
 
 
@@ -41,7 +47,7 @@ def measured(table: BenchTable, options: BenchOptions) -> tuple[list[Row], Path,
     rows, path = [], Path()
     for line in table.lines(session):
         session.say(f"{table.name} {line.name}")
-        around = {"options": asdict(options), **surroundings(device)}
+        around = _around(table, session)
         try:
             found = line.run(session)
         except torch.OutOfMemoryError:
@@ -54,11 +60,19 @@ def measured(table: BenchTable, options: BenchOptions) -> tuple[list[Row], Path,
 
 def title(table: BenchTable, session: Session) -> str:
     """The conditions of the measurement, for the heading."""
-    facts = surroundings(session.device)
+    facts = _around(table, session)
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version)
     load = ", ".join(f"{each:.1f}" for each in facts["load"])
     told = f"{facts['device']}, {facts['clock']}, {facts['threads']} threads, load {load}; {versions}"
     return f"{table.name}: {table.what}\n{told}"
+
+
+def _around(table: BenchTable, session: Session) -> dict[str, Any]:
+    """Options and machine, to be stored with each row."""
+    facts = {"options": asdict(session.options), **surroundings(session.device)}
+    if table.absolute:
+        facts["clock"] = "seconds on the wall"
+    return facts | ({"commit": session.options.commit} if session.options.commit else {})
 
 
 def _slug(session: Session) -> str:

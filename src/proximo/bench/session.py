@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from proximo.bench.memory import release
-from proximo.bench.options import BenchOptions
+from proximo.bench.options import VLLM, BenchOptions
 from proximo.bench.roofline import Machine, machine_of
 from proximo.bench.sides import trl
 from proximo.bench.sides.numerics import TOLERANCE, Agreement, Learned
 from proximo.bench.sides.ours import Ours
 from proximo.bench.sides.trl import Settings, Trl
+from proximo.bench.sides.vllm import Vllm
 from proximo.bench.timing import Clock, Phases, Say, Side, interleaved
 from proximo.bench.workloads import Workload
 from proximo.machine import beside_gpu, machine_for
@@ -98,6 +99,11 @@ class Session:
                 return Failed(settings.name, f"out of memory in {'the rollout' if in_rollout else 'training'}")
             settings = replace(settings, rows=workload.even_part(settings.rows // 2))
             self.say(f"  {settings.name}: out of memory, now with {settings.rows} rows in a micro-batch")
+
+    def engines(self, ours: Ours) -> list[Vllm]:
+        """Peers that make rollouts alone, with the weights of `ours`."""
+        wanted = VLLM in self.options.peers
+        return [Vllm(ours, self.options.vllm_python, self.options.threads)] if wanted else []
 
     def agreement(self, ours: Learned, peer: Trl) -> Agreement:
         """Compare both sides after the same update."""

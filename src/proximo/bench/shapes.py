@@ -1,6 +1,8 @@
-"""Models of known or given shapes with random weights, and a tokenizer whose end token cannot be sampled."""
+"""Published and given shapes of decoders, models of them with random weights, and a tokenizer whose end token cannot be
+sampled."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -10,6 +12,7 @@ from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
     LlamaConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3Config,
@@ -18,7 +21,7 @@ from transformers import (
 from proximo.models.torch_globals import guarded
 
 POSITIONS = 2**17
-"""Maximum tokens of a prompt with its completion."""
+"""Maximum tokens of a prompt with its completion in a benchmark, whatever the published model's is."""
 PAD_ID = 0
 
 
@@ -37,6 +40,8 @@ class Shape:
     vocabulary: int
     tied: bool = True
     """Whether head and embedding are the same weights."""
+    positions: int = POSITIONS
+    """Maximum tokens of a prompt with its completion of the published model."""
 
     @property
     def body(self) -> int:
@@ -57,21 +62,25 @@ class Shape:
         """Bytes of one token's keys and values in all layers, at `width` bytes per number."""
         return 2 * self.layers * self.kv_heads * self.head_width * width
 
+    def config(self, **changes: Any) -> PreTrainedConfig:
+        """The config of a model of this shape."""
+        sizes: dict[str, Any] = {
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_width,
+            "max_position_embeddings": self.positions,
+            "tie_word_embeddings": self.tied,
+        }
+        return self.family(**sizes | changes)
+
     def model(self, *, attention: str, dtype: torch.dtype, device: str, seed: int = 0) -> PreTrainedModel:
         """A model with random weights: the same for the same seed and device; the global random state is unchanged."""
-        config = self.family(
-            vocab_size=self.vocabulary,
-            hidden_size=self.hidden,
-            intermediate_size=self.intermediate,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            head_dim=self.head_width,
-            max_position_embeddings=POSITIONS,
-            tie_word_embeddings=self.tied,
-            pad_token_id=PAD_ID,
-            bos_token_id=None,
-            eos_token_id=None,
+        config = self.config(
+            max_position_embeddings=POSITIONS, pad_token_id=PAD_ID, bos_token_id=None, eos_token_id=None
         )
         place = torch.device(device)
         with guarded(place), place:
@@ -81,37 +90,47 @@ class Shape:
         model.generation_config = GenerationConfig(pad_token_id=PAD_ID)
         return model.to(device).eval()  # pyright: ignore[reportArgumentType]
 
-    def tokenizer(self) -> PreTrainedTokenizerFast:
-        """Token i is the word `ti`. The end token lies beyond the vocabulary: no completion ends before its limit."""
-        words = {f"t{number}": number for number in range(1, self.vocabulary)}
-        words |= {"<pad>": PAD_ID, "<end>": self.vocabulary}
+    def tokenizer(self, *, ends: bool = False) -> PreTrainedTokenizerFast:
+        """Token i is the word `ti`. The end token lies beyond the vocabulary: no completion ends before its limit. With
+        `ends` it is the padding token, as `load_tokenizer` requires: one completion in thousands ends earlier."""
+        words = {f"t{number}": number for number in range(1, self.vocabulary)} | {"<pad>": PAD_ID}
+        end = "<pad>" if ends else "<end>"
+        words.setdefault(end, self.vocabulary)
         tokens = Tokenizer(WordLevel(words, unk_token="<pad>"))
         tokens.pre_tokenizer = WhitespaceSplit()
         return PreTrainedTokenizerFast(
-            tokenizer_object=tokens, pad_token="<pad>", eos_token="<end>", clean_up_tokenization_spaces=False
+            tokenizer_object=tokens, pad_token="<pad>", eos_token=end, clean_up_tokenization_spaces=False
         )
 
 
+QWEN_FAMILY = "Qwen3-"
 TINY = Shape("tiny", Qwen3Config, 4, 128, 384, 4, 2, 32, 1024)
-SMOLLM_135M = Shape("SmolLM2-135M", LlamaConfig, 30, 576, 1536, 9, 3, 64, 49152)
-QWEN_600M = Shape("Qwen3-0.6B", Qwen3Config, 28, 1024, 3072, 16, 8, 128, 151936)
-QWEN_1700M = Shape("Qwen3-1.7B", Qwen3Config, 28, 2048, 6144, 16, 8, 128, 151936)
-QWEN_4B = Shape("Qwen3-4B", Qwen3Config, 36, 2560, 9728, 32, 8, 128, 151936)
-QWEN_8B = Shape("Qwen3-8B", Qwen3Config, 36, 4096, 12288, 32, 8, 128, 151936, tied=False)
+SMOLLM_135M = Shape("SmolLM2-135M", LlamaConfig, 30, 576, 1536, 9, 3, 64, 49152, positions=8192)
+QWEN_600M = Shape("Qwen3-0.6B", Qwen3Config, 28, 1024, 3072, 16, 8, 128, 151936, positions=40960)
+QWEN_1700M = Shape("Qwen3-1.7B", Qwen3Config, 28, 2048, 6144, 16, 8, 128, 151936, positions=40960)
+QWEN_4B = Shape("Qwen3-4B", Qwen3Config, 36, 2560, 9728, 32, 8, 128, 151936, positions=40960)
+QWEN_8B = Shape("Qwen3-8B", Qwen3Config, 36, 4096, 12288, 32, 8, 128, 151936, tied=False, positions=40960)
+QWEN_14B = Shape("Qwen3-14B", Qwen3Config, 40, 5120, 17408, 40, 8, 128, 151936, tied=False, positions=40960)
 LLAMA_1B = Shape("Llama-1B", LlamaConfig, 16, 2048, 8192, 32, 8, 64, 128256)
-SHAPES = (TINY, SMOLLM_135M, QWEN_600M, LLAMA_1B, QWEN_1700M, QWEN_4B, QWEN_8B)
+LLAMA_3B = Shape("Llama-3B", LlamaConfig, 28, 3072, 8192, 24, 8, 128, 128256)
+LLAMA_8B = Shape("Llama-8B", LlamaConfig, 32, 4096, 14336, 32, 8, 128, 128256, tied=False)
+PUBLISHED = (SMOLLM_135M, QWEN_600M, QWEN_1700M, QWEN_4B, QWEN_8B, QWEN_14B, LLAMA_1B, LLAMA_3B, LLAMA_8B)
+"""Shapes from the config.json of the published models: HuggingFaceTB/SmolLM2-135M; Qwen/Qwen3-0.6B, -1.7B, -4B, -8B and
+-14B; meta-llama/Llama-3.2-1B, Llama-3.2-3B and Llama-3.1-8B."""
+SHAPES = (TINY, *PUBLISHED)
 
 SIZES = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_width", "vocabulary")
 WRITTEN = "LAYERSxHIDDENxINTERMEDIATExHEADSxKV_HEADSxHEAD_WIDTHxVOCABULARY"
 
 
 def shape_of(text: str) -> Shape:
-    """A shape by its name, or of the sizes written out, which is of Qwen3's family with a tied head.
+    """A shape by its name (Qwen3's also without "Qwen3-"), or of the sizes written out, which is of Qwen3's family with
+    a tied head.
 
     Example: shape_of("qwen3-0.6b"), shape_of("28x1024x3072x16x8x128x151936")
     """
     for shape in SHAPES:
-        if shape.name.lower() == text.lower():
+        if text.lower() in (shape.name.lower(), shape.name.lower().removeprefix(QWEN_FAMILY.lower())):
             return shape
     numbers = text.lower().split("x")
     if len(numbers) != len(SIZES) or not all(number.isdecimal() for number in numbers):

@@ -2,12 +2,16 @@
 
 import os
 import platform
+import shutil
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import date
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -18,6 +22,7 @@ Clock = Callable[[], float]
 """Seconds since an arbitrary start."""
 Say = Callable[[str], None]
 
+VERSIONS = ("torch", "transformers", "trl", "accelerate", "triton", "peft")
 TOTAL = "step"
 """The phase that is the sum of all others."""
 
@@ -130,6 +135,8 @@ def surroundings(device: str) -> dict[str, Any]:
     """Facts about the machine that times depend on."""
     on_gpu = torch.device(device).type == "cuda"
     return {
+        "date": date.today().isoformat(),
+        "commit": _commit(),
         "device": torch.cuda.get_device_name(device) if on_gpu else platform.processor() or platform.machine(),
         "clock": "seconds on the wall, synchronised" if on_gpu else "CPU seconds of the process",
         "threads": torch.get_num_threads(),
@@ -138,8 +145,17 @@ def surroundings(device: str) -> dict[str, Any]:
         "load": list(os.getloadavg()),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in ("torch", "transformers", "trl", "accelerate", "triton")},
+        "versions": {name: _version(name) for name in VERSIONS},
     }
+
+
+def _commit() -> str | None:
+    """The commit of the code that is measured, marked if files differ from it; None outside a git checkout."""
+    if shutil.which("git") is None:
+        return None
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or None
 
 
 def _version(package: str) -> str | None:

@@ -6,7 +6,18 @@ from dataclasses import dataclass
 
 import torch
 
-from proximo.bench.shapes import QWEN_4B, QWEN_600M, SMOLLM_135M, TINY, Shape
+from proximo.bench.shapes import (
+    LLAMA_1B,
+    QWEN_4B,
+    QWEN_8B,
+    QWEN_600M,
+    QWEN_1700M,
+    SMOLLM_135M,
+    TINY,
+    Shape,
+    shape_of,
+)
+from proximo.models.adapters.lora import Lora
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,8 @@ class Workload:
     completion: int | Tail | Ends
     peer_rows: int
     """Rows of TRL's micro-batch at its best settings: the first to be tried, halved while memory runs out."""
+    adapter: Lora | None = None
+    """The adapter that is trained in the place of the weights; None: all weights are trained."""
 
     @property
     def rows(self) -> int:
@@ -142,3 +155,16 @@ LONG_PROMPT = Workload("long-prompt", QWEN_600M, 8, 16, 4096, 256, 4)
 TAIL = Workload("tail", QWEN_600M, 16, 8, 256, Tail(1024, 8192), 2)
 ENDS_1000 = Workload("ends-1000", QWEN_600M, 16, 16, 512, Ends(1000, 4096), 2)
 ENDS_2000 = Workload("ends-2000", QWEN_600M, 16, 16, 512, Ends(2000, 16384), 1)
+
+ODD = Workload("odd", QWEN_600M, 12, 24, 300, 700, 16)
+LLAMA = Workload("llama-1b", LLAMA_1B, 16, 16, 200, 600, 32)
+QWEN_1700 = Workload("qwen-1.7b", QWEN_1700M, 32, 8, 384, 768, 16)
+HEAD_96 = Workload("head-96", shape_of("16x1536x4096x16x16x96x32064"), 16, 16, 350, 450, 32)
+HEAD_256 = Workload("head-256", shape_of("18x2048x16384x8x1x256x256000"), 8, 16, 350, 450, 16)
+ENDS_4B = Workload("ends-4b", QWEN_4B, 8, 16, 512, Ends(2000, 4096), 1)
+ENDS_4B_LONG = Workload("ends-4b-long", QWEN_4B, 4, 16, 512, Ends(2000, 8192), 1)
+LORA_8B = Workload("lora-8b", QWEN_8B, 8, 16, 512, 512, 1, Lora())
+LORA_8B_ENDS = Workload("lora-8b-ends", QWEN_8B, 4, 16, 512, Ends(2000, 16384), 1, Lora())
+UNTUNED = (ODD, LLAMA, QWEN_1700, MEDIUM_4B, HEAD_96, HEAD_256, ENDS_4B, ENDS_4B_LONG, LORA_8B, LORA_8B_ENDS)
+"""Sizes and lengths that nothing was tuned for."""
+C_TINY_LORA = Workload("c-tiny-lora", TINY, 2, 8, 64, 32, 16, Lora())

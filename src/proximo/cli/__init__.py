@@ -50,8 +50,10 @@ Train language models by reinforcement learning, and see what each update did.
   proximo report RUN [--out FILE.html] [--load-code]
                        write one self-contained HTML page: curves, completions, findings, how to repeat the run
   proximo bench TABLE [--only ROW ...] [--steps N] [--peers SETTING ... | none] [--ablate]
-  proximo bench rollout|train|step --shape NAME|SIZES [--groups N] [--siblings N] [--prompt N] [--lengths N|MEAN:LIMIT]
-                       measure rollout, train, step, memory or growth, next to TRL and the machine's limits
+  proximo bench rollout|train|step|start --shape NAME|SIZES [--groups N] [--siblings N] [--prompt N]
+                       [--lengths N|MEAN:LIMIT]
+  proximo bench page   measure rollout, train, step, memory, growth or start, next to TRL and the machine's limits;
+                       or write the page of all readings
   proximo tasks        list the tasks, with an example of each
   proximo explain NAME [--stage.field VALUE ...]
   proximo explain --all

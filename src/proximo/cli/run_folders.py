@@ -6,7 +6,9 @@ from pathlib import Path
 
 from proximo.cli.flags import refuse, say, take
 from proximo.door import folders
+from proximo.training.outside_errors import OutsideFailed
 from proximo.training.runfolder.checkpoints import CHECKPOINTS
+from proximo.training.runfolder.log import TRACEBACK
 from proximo.training.runfolder.resume import Attempt
 from proximo.training.runfolder.signals import Stopped
 
@@ -50,5 +52,6 @@ def report_failure(attempt: Attempt, error: Exception) -> None:
     """Of an attempt at a run; one that has not begun is refused."""
     if isinstance(error, ValueError) and not attempt.started:
         refuse(str(error))
-    attempt.end(f"failed: {error}")
-    say(f"error: {error}\nwhat was written so far is in {attempt.folder}; {attempt.resume_hint}")
+    attempt.fail(error)
+    trace = f", the traceback in {attempt.folder / TRACEBACK}" if isinstance(error, OutsideFailed) else ""
+    say(f"error: {error}\nwhat was written so far is in {attempt.folder}{trace}; {attempt.resume_hint}")

@@ -110,7 +110,7 @@ def checked_plan(configs: Sequence[tuple[str, RunConfig]], seeds: int, budget: B
 
 
 class View(Protocol):
-    """Who is told how far the runs are."""
+    """Shows the progress of the runs."""
 
     def begins(self, count: int) -> None: ...
     def started(self, job: Job) -> None: ...

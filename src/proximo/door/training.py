@@ -22,6 +22,7 @@ from proximo.tasks.sources.mixture import with_reward
 from proximo.tasks.sources.opening import open_data
 from proximo.tasks.sources.recognising import Chosen
 from proximo.training.config import RunConfig
+from proximo.training.outside_errors import naming_failures
 from proximo.training.preflight.prompts import check_prompts
 from proximo.training.rl import train as loop
 from proximo.training.rl.checkpointer import refuse_fewer_steps
@@ -35,6 +36,7 @@ KEPT = Path("runs") / "data"
 """Folder for rows that were given in Python."""
 CONFIG = "a RunConfig, such as replace(proximo.presets.ARITHMETIC, steps=20)"
 """What a config may be, for errors."""
+COMPILING = "compiling for this GPU: the first evaluation and the first update take up to a minute longer than others"
 
 
 def train(
@@ -169,13 +171,14 @@ def trained(
     attempt.result = None
     suit_attempt(attempt, config.model, config.device, say)
     refuse_fewer_steps(config, attempt.resume_from)
-    run = Run(config, attempt.folder, progress)
-    for line in run.grading.called():
-        say(line)
-    if compiles(run.model):
-        say("compiling for this GPU: the first evaluation and the first update take up to a minute longer than others")
     try:
-        return loop.train(run, attempt, ends=ends)
+        with naming_failures(config):
+            run = Run(config, attempt.folder, progress)
+            for line in run.grading.called():
+                say(line)
+            if compiles(run.model):
+                say(COMPILING)
+            return loop.train(run, attempt, ends=ends)
     finally:
         progress.stop()
 

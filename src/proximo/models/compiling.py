@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from proximo.models.packing.attention import LayerReader, LayerRun, decoder_layers, head_width, run_layer
-from proximo.models.packing.flex import LEAST_WIDTH, FlexReader
+from proximo.models.packing.tiles import MAX_WIDTH, Tiles
 from proximo.models.routing import routers
 
 VARIANTS = 4096
@@ -36,11 +36,11 @@ def compiles(model: PreTrainedModel) -> bool:
 
 
 def reads_blocks(model: PreTrainedModel) -> bool:
-    """Whether a packed row is laid out in blocks, for attention that has to be compiled."""
+    """Whether a packed row is laid out in blocks, for attention by tiles."""
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, Tensor)
     config = model.config.get_text_config()
-    return compiles(model) and head_width(config) >= LEAST_WIDTH and weight.dtype != torch.float64
+    return compiles(model) and head_width(config) <= MAX_WIDTH and weight.dtype != torch.float64
 
 
 def compiles_layers(model: PreTrainedModel) -> bool:
@@ -88,7 +88,7 @@ def layer_run(model: PreTrainedModel) -> LayerRun:
 
 def fits(layer: nn.Module, reader: LayerReader) -> bool:
     """Hooks and compilation do not mix, and only blocks keep the shapes apart from the sizes."""
-    return isinstance(reader, FlexReader) and not (layer._forward_hooks or layer._forward_pre_hooks)
+    return isinstance(reader, Tiles) and not (layer._forward_hooks or layer._forward_pre_hooks)
 
 
 def compiled_layer(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:

@@ -57,8 +57,8 @@ def tensors(file: Path) -> dict[str, tuple[int, ...]]:
     except OSError as error:
         raise ValueError(f"{file.name} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        said = str(error) if type(error) is ValueError else "its header is not JSON"
-        raise ValueError(f"{file.name} is damaged: {said}; fetch or save it again") from None
+        reason = str(error) if type(error) is ValueError else "its header is not JSON"
+        raise ValueError(f"{file.name} is damaged: {reason}; fetch or save it again") from None
 
 
 # Configs
@@ -154,8 +154,8 @@ def _weights(folder: Path) -> Iterator[str]:
             yield str(error)
     if not files:
         found = sorted(file.name for file in folder.iterdir() if file.suffix.lower() in PICKLES)
-        said = f"{', '.join(found)}: convert to safetensors" if found else "no weights: model.safetensors is missing"
-        yield f"it holds {said} (only safetensors are read, pickle never is)"
+        reason = f"{', '.join(found)}: convert to safetensors" if found else "no weights: model.safetensors is missing"
+        yield f"it holds {reason} (only safetensors are read, pickle never is)"
 
 
 def _adapter_weights(folder: Path) -> Iterator[str]:

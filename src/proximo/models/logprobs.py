@@ -1,8 +1,9 @@
 """Log-probs and entropy of tokens straight from hidden states, a few rows of logits at a time.
 
 With a vocabulary of 150 000 the logits of 16 000 tokens take 10 GB, several times over in a backward pass. Here
-they exist only for one chunk of rows; the backward pass computes them again. On a GPU what is done to a chunk is
-compiled: each pass over it is a trip to memory, and costs as much as the matrix product that made it.
+they exist only for one chunk of rows; the backward pass computes them again, but for chunks that a GPU has memory to
+keep. There, what is done to a chunk is compiled: each pass over it is a trip to memory, and costs as much as the matrix
+product that made it.
 """
 
 from collections.abc import Callable
@@ -14,11 +15,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from proximo.models.compiling import keep_variants
+from proximo.models.devices import free_bytes
 from proximo.tensor_types import Float, Int
 
 CHUNK_BYTES = {"cuda": 2**30}
 """Of logits held at a time, by kind of device: a GPU wants large products, a CPU what its cache holds."""
 ELSEWHERE = 2**26
+KEPT_SHARE = 0.5
+"""Of a GPU's free memory, for logits kept until the backward pass. They are the first to go there, before the gradients
+of the layers come."""
 
 
 def token_logprobs(
@@ -30,19 +36,24 @@ def token_logprobs(
     byte_budget: int | None = None,
     entropy_gradient: bool = False,
     compiled: bool | None = None,
+    kept_bytes: int | None = None,
 ) -> tuple[Float[Tensor, " C"], Float[Tensor, " C"]]:
     """Log-prob of each target under softmax(states · weightᵀ / temperature), and that distribution's entropy.
 
     Half-precision inputs give float32 results from float32 logits. `byte_budget` bounds one chunk of logits; a
     pass holds a handful of such chunks. The entropy carries a gradient only where `entropy_gradient` asks.
-    `compiled` is whether what is done to a chunk is compiled; None: on a GPU.
+    `compiled` is whether what is done to a chunk is compiled; None: on a GPU. Where it is, up to `kept_bytes` of logits
+    are kept for the backward pass; None: what is free on a GPU decides. Nothing of it changes a result.
     """
     check_temperature(temperature)
     if byte_budget is None:
         byte_budget = CHUNK_BYTES.get(states.device.type, ELSEWHERE)
     rows = max(1, byte_budget // (weight.shape[0] * 4))
     passes = _compiled_passes() if (states.is_cuda if compiled is None else compiled) else _PLAIN
-    return _TokenLogprobs.apply(states, weight, targets, temperature, rows, entropy_gradient, passes)
+    if kept_bytes is None:
+        kept_bytes = int(KEPT_SHARE * free_bytes(states.device)) if states.is_cuda else 0
+    kept = 0 if passes is _PLAIN else kept_bytes // (weight.shape[0] * 4) // rows
+    return _TokenLogprobs.apply(states, weight, targets, temperature, rows, kept, entropy_gradient, passes)
 
 
 def check_temperature(temperature: float) -> None:
@@ -76,12 +87,19 @@ class _TokenLogprobs(torch.autograd.Function):
         targets: Tensor,
         temperature: float,
         rows: int,
+        kept: int,
         entropy_gradient: bool,
         passes: "_Passes",
     ) -> tuple[Tensor, Tensor]:
+        """The logits of the first `kept` chunks are kept."""
         logprobs, entropy, normalisers = [], [], []
-        for chunk, wanted in zip(states.split(rows), targets.split(rows), strict=True):
-            found = passes.read(project(chunk, weight.T), wanted, temperature)
+        ctx.logits = {}
+        for number, (chunk, wanted) in enumerate(zip(states.split(rows), targets.split(rows), strict=True)):
+            logits = project(chunk, weight.T)
+            if number < kept and any(ctx.needs_input_grad):
+                ctx.logits[number * rows] = logits
+            found = passes.read(logits, wanted, temperature)
+            del logits  # before the next ones are there
             for values, value in zip((logprobs, entropy, normalisers), found, strict=True):
                 values.append(value)
         results = torch.cat(logprobs), torch.cat(entropy)
@@ -103,8 +121,9 @@ class _TokenLogprobs(torch.autograd.Function):
         to_weight = torch.zeros_like(weight, dtype=entropy.dtype) if need_weight else None
         for start in range(0, len(states), ctx.rows):
             here = slice(start, start + ctx.rows)
+            logits = ctx.logits.pop(start, None)
             to_logits = ctx.passes.gradient(
-                project(states[here], weight.T),
+                project(states[here], weight.T) if logits is None else logits,
                 targets[here],
                 normalisers[here],
                 logprob_gradient[here],
@@ -116,8 +135,8 @@ class _TokenLogprobs(torch.autograd.Function):
                 to_states[here] = project(to_logits, weight)
             if to_weight is not None:
                 add_product(to_weight, to_logits.T, states[here])
-            del to_logits  # before the next logits are there
-        return to_states, None if to_weight is None else to_weight.to(weight.dtype), None, None, None, None, None
+            del to_logits, logits  # before the next logits are there
+        return to_states, None if to_weight is None else to_weight.to(weight.dtype), *([None] * 6)
 
 
 # What is done to one chunk of logits, which is not needed afterwards
@@ -204,12 +223,15 @@ _PLAIN = _Passes(_read, _gradient)
 
 @cache
 def _compiled_passes() -> _Passes:
+    keep_variants()
     read, gradient = torch.compile(read_once, fullgraph=True), torch.compile(gradient_once, fullgraph=True)
     return _Passes(_for_any_rows(read), _for_any_rows(gradient))
 
 
 def _for_any_rows(function: Callable[..., Any]) -> Callable[..., Any]:
     """The last chunk has fewer rows than the others: the number of rows is marked as one that may differ.
+
+    The vocabulary is not: after a second model with another one, kernels for any would take five times as long.
 
     A temperature of 1 is left out: a division is a tenth of such a pass.
     """
@@ -220,6 +242,8 @@ def _for_any_rows(function: Callable[..., Any]) -> Callable[..., Any]:
             for tensor in value if isinstance(value, tuple) else (value,):
                 if isinstance(tensor, Tensor):
                     torch._dynamo.maybe_mark_dynamic(tensor, 0)
+                    if tensor.dim() == 2:
+                        torch._dynamo.mark_static(tensor, 1)
         return function(*arguments)
 
     return call

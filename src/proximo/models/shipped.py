@@ -40,8 +40,8 @@ def _newest(checkpoints: Path) -> Path:
                 warnings.warn(f"{'; '.join(damaged)}; {steps[step]} is used", DamagedCheckpoint, stacklevel=3)
             return steps[step]
         damaged.append(f"{steps[step]} is damaged ({found[0]})")
-    said = "; ".join(damaged) or "it holds no finished checkpoint"
-    raise ValueError(f"{str(checkpoints)!r}: {said}: let the run save one first")
+    reason = "; ".join(damaged) or "it holds no finished checkpoint"
+    raise ValueError(f"{str(checkpoints)!r}: {reason}: let the run save one first")
 
 
 def _complaints(checkpoint: Path) -> list[str]:

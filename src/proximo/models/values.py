@@ -88,7 +88,7 @@ class ValueModel(Protocol):
         """Whether it reads the policy's pass."""
         ...
 
-    def beside(self, policy: PreTrainedModel) -> AbstractContextManager[None]:
+    def observing(self, policy: PreTrainedModel) -> AbstractContextManager[None]:
         """Held around a pass of the policy whose states are then handed to `estimate`."""
         ...
 
@@ -131,7 +131,7 @@ class HeadOnTrunk(nn.Module):
         self.head = zero_head(policy)
         self.trains_trunk = trains_trunk
 
-    def beside(self, policy: PreTrainedModel) -> AbstractContextManager[None]:
+    def observing(self, policy: PreTrainedModel) -> AbstractContextManager[None]:
         return nullcontext()
 
     def estimate(self, rows: Batch, states: States | None) -> Float[Tensor, "B T"]:
@@ -154,7 +154,7 @@ class HeadOnOwnLayers(nn.Module):
         self._seen: tuple[PreTrainedModel, str, Tensor, dict[str, Any]] | None = None
 
     @contextmanager
-    def beside(self, policy: PreTrainedModel) -> Iterator[None]:
+    def observing(self, policy: PreTrainedModel) -> Iterator[None]:
         """Remembers what enters the first layer that has a copy."""
 
         def remember(_: nn.Module, inputs: tuple[Any, ...], others: dict[str, Any]) -> None:
@@ -172,7 +172,7 @@ class HeadOnOwnLayers(nn.Module):
 
     def estimate(self, rows: Batch, states: States | None) -> Float[Tensor, "B T"]:
         assert states is not None
-        assert self._seen is not None, "estimate comes after a pass inside `beside`"
+        assert self._seen is not None, "estimate comes after a pass inside `observing`"
         policy, name, hidden, others = self._seen
         self._seen = None  # nothing of the pass outlives its use
         # As `hidden_states` runs them.
@@ -191,7 +191,7 @@ class HeadOnOwnModel(nn.Module):
         model.base_model.requires_grad_(True)  # its own head, if it has one, is not asked
         self.head = head
 
-    def beside(self, policy: PreTrainedModel) -> AbstractContextManager[None]:
+    def observing(self, policy: PreTrainedModel) -> AbstractContextManager[None]:
         return nullcontext()
 
     def estimate(self, rows: Batch, states: States | None) -> Float[Tensor, "B T"]:

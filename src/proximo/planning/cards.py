@@ -5,16 +5,16 @@ from typing import ClassVar
 
 import torch
 
-from proximo.bench.roofline import Machine, machine_of
+from proximo.bench.roofline import H200, Machine, machine_of
 from proximo.models import free_bytes
 from proximo.training.preflight.estimate import machine_bytes
 
 GIB = 2**30
-REACHED_BANDWIDTH, REACHED_ARITHMETIC = 0.9, 0.8
-"""Shares of the datasheet that a large copy and a large matrix product reach: 4.3 of 4.8 TB/s and 790 of 989 TFLOP/s,
-measured on one H200 and assumed of the other cards."""
-KERNEL_SECONDS = 3e-6
-"""Seconds from one small kernel of a CUDA graph to the next."""
+H200_BANDWIDTH, H200_ARITHMETIC = 4.8e12, 989e12
+"""An H200's datasheet."""
+REACHED_BANDWIDTH, REACHED_ARITHMETIC = H200.bandwidth / H200_BANDWIDTH, H200.arithmetic / H200_ARITHMETIC
+"""Shares of the datasheet that a large copy and a large matrix product reach: measured on one H200, and assumed of the
+other cards."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class Card:
         if not self.is_gpu:
             return Machine(self.name, self.bandwidth, self.arithmetic, 0.0, 4)
         bandwidth, arithmetic = self.bandwidth * REACHED_BANDWIDTH, self.arithmetic * REACHED_ARITHMETIC
-        return Machine(self.name, bandwidth, arithmetic, KERNEL_SECONDS, 2)
+        return Machine(self.name, bandwidth, arithmetic, H200.kernel_seconds, H200.number_bytes)
 
 
 CARDS = (
     Card("B200", 178.3, 8.0e12, 2250e12),
-    Card("H200", 139.8, 4.8e12, 989e12),
+    Card("H200", 139.8, H200_BANDWIDTH, H200_ARITHMETIC),
     Card("H100", 79.1, 3.35e12, 989e12),
     Card("H100-PCIe", 79.1, 2.0e12, 756e12),
     Card("A100-80", 79.1, 2.039e12, 312e12),

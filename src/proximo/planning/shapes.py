@@ -10,48 +10,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
+from transformers import PreTrainedConfig, PreTrainedModel, Qwen3MoeConfig
 
+from proximo.bench.shapes import PUBLISHED, QWEN_FAMILY
 from proximo.models import supports_packing
 from proximo.models.loading import read_config, skeleton
 from proximo.models.packing.attention import head_width
 from proximo.models.shipped import resolve
 
-
-def _qwen3(layers: int, hidden: int, inner: int, heads: int, *, tied: bool) -> Qwen3Config:
-    return Qwen3Config(
-        vocab_size=151936,
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=40960,
-        tie_word_embeddings=tied,
-    )
-
-
-def _llama3(layers: int, hidden: int, inner: int, heads: int, *, tied: bool) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=128256,
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=8,
-        head_dim=hidden // heads,
-        max_position_embeddings=131072,
-        tie_word_embeddings=tied,
-    )
-
-
 SHAPES: Mapping[str, PreTrainedConfig] = {
-    "0.6B": _qwen3(28, 1024, 3072, 16, tied=True),
-    "1.7B": _qwen3(28, 2048, 6144, 16, tied=True),
-    "4B": _qwen3(36, 2560, 9728, 32, tied=True),
-    "8B": _qwen3(36, 4096, 12288, 32, tied=False),
-    "14B": _qwen3(40, 5120, 17408, 40, tied=False),
+    **{shape.name.removeprefix(QWEN_FAMILY): shape.config() for shape in PUBLISHED},
     "30B-A3B": Qwen3MoeConfig(
         vocab_size=151936,
         hidden_size=2048,
@@ -66,12 +34,8 @@ SHAPES: Mapping[str, PreTrainedConfig] = {
         tie_word_embeddings=False,
         head_dim=128,  # pyright: ignore[reportCallIssue]
     ),
-    "llama-1B": _llama3(16, 2048, 8192, 32, tied=True),
-    "llama-3B": _llama3(28, 3072, 8192, 24, tied=True),
-    "llama-8B": _llama3(32, 4096, 14336, 32, tied=False),
 }
-"""Shapes that have a name, from the config.json of the published models: Qwen/Qwen3-0.6B, -1.7B, -4B, -8B, -14B and
--30B-A3B; meta-llama/Llama-3.2-1B, Llama-3.2-3B and Llama-3.1-8B."""
+"""Configs of models that have a name: the benchmark's published shapes, and the mixture Qwen/Qwen3-30B-A3B."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,8 +115,9 @@ def read_shape(name: str) -> ModelShape:
 
 def _config(name: str) -> PreTrainedConfig:
     named = {known.lower(): config for known, config in SHAPES.items()}
-    if name.lower() in named:
-        return named[name.lower()]
+    short = name.lower().removeprefix(QWEN_FAMILY.lower())
+    if short in named:
+        return named[short]
     if Path(name).is_file() and Path(name).match("config.json"):
         return read_config(str(Path(name).parent))
     try:

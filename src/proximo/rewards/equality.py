@@ -19,7 +19,7 @@ def _equal(answer: str, text: str) -> float | None:
         wanted = parse(answer, parsing_timeout=None, raise_on_error=True)  # pyright: ignore[reportArgumentType]
         if not wanted:
             return None
-        said = parse(text, parsing_timeout=None, raise_on_error=True)  # pyright: ignore[reportArgumentType]
-        return float(verify(wanted, said, timeout_seconds=None, raise_on_error=True))
+        given = parse(text, parsing_timeout=None, raise_on_error=True)  # pyright: ignore[reportArgumentType]
+        return float(verify(wanted, given, timeout_seconds=None, raise_on_error=True))
     except Exception:  # sympy fails on strange input in every possible way, and none of them is a verdict
         return None

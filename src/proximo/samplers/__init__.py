@@ -11,6 +11,7 @@ from proximo.types import Completion, Request
 
 __all__ = [
     "RunSamplers",
+    "SampledPolicy",
     "Sampler",
     "SamplerFactory",
     "SamplingOptions",
@@ -73,6 +74,20 @@ class SamplingOptions:
         return self.top_p < 1 or self.top_k is not None or self.min_p > 0
 
 
+class SampledPolicy(Protocol):
+    """What a sampler may ask of the policy under training: the module itself, or its weights by name."""
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The module that is trained, with its adapter if it has one; samplers of this process decode with it."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and current value of every weight, one at a time, as a plain model of the same class has them: an
+        adapter is added to the weights it belongs to, and tied weights come once. For engines that keep a copy."""
+        ...
+
+
 @runtime_checkable
 class Sampler(Protocol):
     """Anything that completes prompts: a model of this process, or an engine that keeps weights of its own."""
@@ -83,11 +98,11 @@ class Sampler(Protocol):
         checkpoint exactly; where this is False the run says so when it starts and when it is resumed."""
         ...
 
-    def refresh(self, policy: PreTrainedModel, version: int) -> int:
+    def refresh(self, policy: SampledPolicy, version: int) -> int:
         """Take the policy's weights, which have seen `version` updates; return the version it samples with from now on.
 
-        A run calls this before every training step and before every evaluation. A sampler that decodes with the
-        policy's own module has nothing to do; an engine loads the weights, unless it already has this version.
+        A run calls this before every training step and before every evaluation. A sampler that decodes with
+        `policy.model` has nothing to do; an engine loads `policy.weights()`, unless it already has this version.
         """
         ...
 
@@ -159,7 +174,7 @@ class SamplerFactory(Protocol):
         ...
 
     def build(
-        self, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, slots: int, record_routes: bool
+        self, policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase, *, slots: int, record_routes: bool
     ) -> RunSamplers:
         """The samplers for a policy. `slots` is the number of rows to decode at once. With `record_routes` the
         completions to train on carry the experts that each token went to; raise ValueError where that is not possible.
@@ -169,7 +184,7 @@ class SamplerFactory(Protocol):
 
 def build_samplers(
     factory: Any,
-    policy: PreTrainedModel,
+    policy: SampledPolicy,
     tokenizer: PreTrainedTokenizerBase,
     *,
     slots: int,

@@ -11,11 +11,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from proximo.models import frozen_copy
 from proximo.models.routing import needed_routers
-from proximo.samplers import RunSamplers, SamplingOptions, Snapshot, Stream, gathered
+from proximo.samplers import RunSamplers, SampledPolicy, SamplingOptions, Snapshot, Stream, gathered
 from proximo.samplers.drawing import signed
 from proximo.samplers.embedded import local_sampler
 from proximo.types import Completion, Request
@@ -54,9 +54,9 @@ class Mismatched:
         return self.lag + 2
 
     def build(
-        self, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, slots: int, record_routes: bool
+        self, policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase, *, slots: int, record_routes: bool
     ) -> RunSamplers:
-        evaluation = local_sampler(policy, tokenizer, slots=slots)
+        evaluation = local_sampler(policy.model, tokenizer, slots=slots)
         training = MismatchedSampler(policy, tokenizer, self, slots=slots, record_routes=record_routes)
         return RunSamplers(training, evaluation, differs=True, history=training)
 
@@ -70,7 +70,7 @@ class MismatchedSampler:
 
     def __init__(
         self,
-        policy: PreTrainedModel,
+        policy: SampledPolicy,
         tokenizer: PreTrainedTokenizerBase,
         options: Mismatched,
         *,
@@ -78,7 +78,7 @@ class MismatchedSampler:
         record_routes: bool = False,
     ) -> None:
         self._options = options
-        self._copy = frozen_copy(policy)
+        self._copy = frozen_copy(policy.model)
         noise = options.router_noise
         self._routers = needed_routers(self._copy, f"sampler.router_noise is {noise}") if noise else []
         self._sampler = local_sampler(self._copy, tokenizer, slots=slots, record_routes=record_routes)
@@ -95,10 +95,10 @@ class MismatchedSampler:
         return self._snapshots[0].version
 
     @torch.no_grad()
-    def refresh(self, policy: PreTrainedModel, version: int) -> int:
+    def refresh(self, policy: SampledPolicy, version: int) -> int:
         """Once a training step, before its rollouts: the lag counts these calls."""
         # Parameters, not a state dict: weights that are tied are kept once.
-        self._snapshots.append(Snapshot(version, [self._rounded(each) for each in policy.parameters()]))
+        self._snapshots.append(Snapshot(version, [self._rounded(each) for each in policy.model.parameters()]))
         return self.version
 
     def kept(self) -> list[Snapshot]:

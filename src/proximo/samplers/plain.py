@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.models.packing.attention import uses_our_attention
 from proximo.models.positions import check_requests
-from proximo.samplers import SamplingOptions, Stream, gathered
+from proximo.samplers import SampledPolicy, SamplingOptions, Stream, gathered
 from proximo.samplers.partial import PartialCompletion, TokenWriter, end_tokens, evaluating, partials_of
 from proximo.types import Completion, Request
 
@@ -49,9 +49,9 @@ class PlainSampler:
     def repeats(self) -> bool:
         return True
 
-    def refresh(self, policy: PreTrainedModel, version: int) -> int:
+    def refresh(self, policy: SampledPolicy, version: int) -> int:
         """Nothing to do: it decodes with the policy's own module."""
-        assert policy is self._model, "the policy is another module than the one that is sampled"
+        assert policy.model is self._model, "the policy is another module than the one that is sampled"
         return version
 
     def stream(

@@ -52,8 +52,8 @@ class _Program:
             _inhabit(header, cage, limits, question, [write for _, write in pipes])
         for file in (question, *(write for _, write in pipes)):
             os.close(file)
-        *self._said, self._status = [read for read, _ in pipes]
-        self._heard = {file: bytearray() for file in (*self._said, self._status)}
+        *self._outputs, self._status = [read for read, _ in pipes]
+        self._heard = {file: bytearray() for file in (*self._outputs, self._status)}
 
     def watch(self, connection: socket.socket) -> tuple[Any, ...] | str:
         """Wait until it ends, is killed, or the trainer is gone. A text result says why it never started."""
@@ -62,9 +62,9 @@ class _Program:
         _, status = os.waitpid(self._child, 0)
         for file in self._heard:
             self._drain(file)
-        said = bytes(self._heard[self._status])
-        if said != _READY:
-            return said.decode(errors="replace") or "the program's process ended before it began"
+        report = bytes(self._heard[self._status])
+        if report != _READY:
+            return report.decode(errors="replace") or "the program's process ended before it began"
         if ending == "exit" and self._too_much():
             ending = "output"
         number = os.waitstatus_to_exitcode(status)
@@ -73,7 +73,7 @@ class _Program:
         most = self._limits.output_kb * 1024
         return (
             {"nonce": self._nonce, "ended": ending, "code": abs(number), "seconds": time.monotonic() - started},
-            *(bytes(self._heard[file][:most]) for file in self._said),
+            *(bytes(self._heard[file][:most]) for file in self._outputs),
         )
 
     def _listen(self, connection: socket.socket) -> tuple[str, float]:
@@ -111,7 +111,7 @@ class _Program:
             pass
 
     def _too_much(self) -> bool:
-        return any(len(self._heard[file]) > self._limits.output_kb * 1024 for file in self._said)
+        return any(len(self._heard[file]) > self._limits.output_kb * 1024 for file in self._outputs)
 
 
 def _sealed(data: bytes) -> int:

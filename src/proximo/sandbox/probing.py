@@ -51,6 +51,6 @@ def escapes(server: Server) -> list[str]:
         result = server.run(Job(program), nonce)
     first, _, rest = result.stdout.decode(errors="replace").partition("\n")
     if not result.finished or first != nonce or not rest.startswith("thread\n"):
-        said = result.stderr.decode(errors="replace").strip()[-300:]
-        return [f"a harmless program does not run: {result.ended} {result.code}, {said or 'without a word'}"]
+        output = result.stderr.decode(errors="replace").strip()[-300:]
+        return [f"a harmless program does not run: {result.ended} {result.code}, {output or 'no output'}"]
     return [f"a wall: a program could {what}" for what in rest.splitlines()[1:]]

@@ -48,8 +48,8 @@ class Server:
             except (SandboxFailed, OSError) as error:
                 self.close()
                 complaints.seek(0)
-                said = complaints.read()[-500:].decode(errors="replace").strip()
-                raise SandboxFailed(f"{error}: {said}" if said else str(error)) from None
+                output = complaints.read()[-500:].decode(errors="replace").strip()
+                raise SandboxFailed(f"{error}: {output}" if output else str(error)) from None
         return header["missing"]
 
     def _launch(self, complaints: IO[bytes]) -> None:
@@ -132,8 +132,8 @@ def has_bubblewrap() -> bool:
 
 def _bubblewrap(folder: str, interpreter: str) -> list[str]:
     """Bubblewrap's command line: own namespaces, and a root with the interpreter and our code, without /proc."""
-    who = ["--uid", str(NOBODY), "--gid", str(NOBODY)]
-    command = [shutil.which("bwrap") or "bwrap", "--unshare-all", *who, "--new-session"]
+    user = ["--uid", str(NOBODY), "--gid", str(NOBODY)]
+    command = [shutil.which("bwrap") or "bwrap", "--unshare-all", *user, "--new-session"]
     shown = {os.path.dirname(interpreter), os.path.join(folder, "sandbox"), "/etc/ld.so.cache"}
     shown |= {os.path.join(place, name) for place in ("/", "/usr", sys.base_prefix) for name in ("lib", "lib64")}
     for path in sorted(path for path in shown if os.path.exists(path)):

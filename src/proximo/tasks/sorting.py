@@ -72,9 +72,9 @@ def _letters(problem: Problem) -> str:
     return str(problem.answer)
 
 
-def _in_order(said: str, answer: str) -> float:
+def _in_order(given: str, answer: str) -> float:
     """The share of pairs in order; 0 unless the letters are the right ones."""
-    if len(said) != len(answer) or set(said) != set(answer):
+    if len(given) != len(answer) or set(given) != set(answer):
         return 0.0
-    pairs = [answer.index(first) < answer.index(second) for first, second in combinations(said, 2)]
+    pairs = [answer.index(first) < answer.index(second) for first, second in combinations(given, 2)]
     return sum(pairs) / len(pairs)

@@ -96,9 +96,9 @@ def extract_program(text: str) -> str:
     return text
 
 
-def same_text(expected: str, said: str) -> bool:
+def same_text(expected: str, given: str) -> bool:
     """Compare line by line, ignoring trailing spaces and trailing empty lines; decimal numbers up to rounding."""
-    wanted, found = _lines(expected), _lines(said)
+    wanted, found = _lines(expected), _lines(given)
     return len(wanted) == len(found) and all(map(_same_line, wanted, found))
 
 
@@ -106,43 +106,43 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
-def _same_line(expected: str, said: str) -> bool:
-    if expected == said:
+def _same_line(expected: str, given: str) -> bool:
+    if expected == given:
         return True
-    wanted, found = expected.split(), said.split()
+    wanted, found = expected.split(), given.split()
     return len(wanted) == len(found) and all(map(_same_word, wanted, found))
 
 
-def _same_word(expected: str, said: str) -> bool:
-    if expected == said:
+def _same_word(expected: str, given: str) -> bool:
+    if expected == given:
         return True
     decimal = _is_number(expected) and not expected.lstrip("+-").isdecimal()
-    return decimal and _is_number(said) and _close(float(expected), float(said))
+    return decimal and _is_number(given) and _close(float(expected), float(given))
 
 
 def _is_number(word: str) -> bool:
     return len(word) <= _LONGEST and _NUMBER.fullmatch(word) is not None
 
 
-def same_value(expected: Any, said: Any) -> bool:
+def same_value(expected: Any, given: Any) -> bool:
     """Compare JSON values. True is not 1; whole numbers are exact, others up to rounding; objects need equal keys."""
-    if isinstance(expected, bool) or isinstance(said, bool) or expected is None or isinstance(expected, str):
-        return type(expected) is type(said) and expected == said
+    if isinstance(expected, bool) or isinstance(given, bool) or expected is None or isinstance(expected, str):
+        return type(expected) is type(given) and expected == given
     if isinstance(expected, list):
-        return isinstance(said, list) and len(said) == len(expected) and all(map(same_value, expected, said))
+        return isinstance(given, list) and len(given) == len(expected) and all(map(same_value, expected, given))
     if isinstance(expected, dict):
-        return isinstance(said, dict) and said.keys() == expected.keys() and all(
-            same_value(item, said[key]) for key, item in expected.items()
+        return isinstance(given, dict) and given.keys() == expected.keys() and all(
+            same_value(item, given[key]) for key, item in expected.items()
         )  # fmt: skip
-    if not isinstance(said, int | float):
+    if not isinstance(given, int | float):
         return False
-    return expected == said if isinstance(expected, int) else _close(expected, said)
+    return expected == given if isinstance(expected, int) else _close(expected, given)
 
 
-def _close(expected: float, said: int | float) -> bool:
+def _close(expected: float, given: int | float) -> bool:
     try:
         # An absolute tolerance anywhere else would accept 0 for any small number.
-        near = math.isclose(expected, said, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE if expected == 0 else 0.0)
+        near = math.isclose(expected, given, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE if expected == 0 else 0.0)
     except OverflowError:  # a whole number that no float can hold
         return False
-    return near or (math.isnan(expected) and math.isnan(said))
+    return near or (math.isnan(expected) and math.isnan(given))

@@ -140,21 +140,21 @@ class Judge:
     def _rows(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> tuple[list[int], EncodedRows]:
         """The readable completions by index, in groups that share a prompt."""
         prompts: dict[int, tuple[int, ...]] = {}
-        readable, said = [], []
+        readable, encoded = [], []
         for row, (problem, completion) in enumerate(zip(problems, completions, strict=True)):
             try:
                 if id(problem) not in prompts:  # siblings share their problem
                     prompts[id(problem)] = problem_tokens(self.tokenizer, problem)
                 tokens = self._tokens(problem, completion)
                 check_length(self.model, len(prompts[id(problem)]), len(tokens))
-                said.append(torch.tensor(tokens, dtype=torch.long))
+                encoded.append(torch.tensor(tokens, dtype=torch.long))
                 readable.append(row)
             except (ValueError, TemplateError) as error:
                 message = plain(f"it cannot read a completion of {problem.id}: {error}")
                 note_failure(self.name, Failure("unreadable", message))
         numbers = {key: number for number, key in enumerate(prompts)}
-        tokens = pad_sequence(said, batch_first=True) if said else torch.zeros(0, 0, dtype=torch.long)
-        lengths = torch.tensor([len(each) for each in said], dtype=torch.long)
+        tokens = pad_sequence(encoded, batch_first=True) if encoded else torch.zeros(0, 0, dtype=torch.long)
+        lengths = torch.tensor([len(each) for each in encoded], dtype=torch.long)
         return readable, EncodedRows(
             prompts=tuple(prompts.values()),
             tokens=tokens,

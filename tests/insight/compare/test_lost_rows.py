@@ -40,6 +40,7 @@ def test_a_comparison_takes_a_run_with_lost_rows_where_told_to(config, folder: P
         train_one(config, folder, Machine.current())
     train_one(config, folder, Machine.current(), accept_lost=True)
     assert (folder / "result.json").is_file()
+    assert is_finished(job, place)  # it saved no other checkpoint, and still need not be told twice
 
 
 def test_a_pipeline_takes_a_stage_with_lost_rows_where_told_to(config, folder: Path):

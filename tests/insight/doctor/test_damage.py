@@ -15,7 +15,7 @@ from proximo.insight.report import gather, render
 from proximo.insight.view import overview
 from proximo.storage.folders import write_folder
 from proximo.storage.sealing import is_intact
-from proximo.training.runfolder.resume import lost_rows
+from proximo.training.runfolder.record import lost_rows
 from tests.stored import Asked, Said, store
 
 GROUPS = [Asked([Said(["a", "b"], 1.0, old=(-1.0, -1.0)), Said(["c"], 0.0, old=(-1.0,))])]

@@ -65,6 +65,22 @@ def adapted(model, scale: float = 0.3):
     return model, plain
 
 
+def test_a_sampler_gets_the_weights_of_a_plain_model():
+    policy, tied = LoraPolicy(build("qwen2", torch.float32), LORA, base="base", seed=4), build("qwen2", torch.float32)
+    names = [name for name, _ in tied.named_parameters()]
+    for scale in (0.0, 0.3):
+        stirred(policy.model, scale)
+        before = {name: each.clone() for name, each in policy.model.state_dict().items()}
+        _, plain = adapted(build("qwen2", torch.float32), scale)
+        found = dict(policy.weights())
+        assert list(found) == names
+        for name, expected in plain.named_parameters():
+            assert found[name].dtype == expected.dtype
+            assert_close(found[name], expected.detach(), rtol=0, atol=1e-6)
+        assert all(torch.equal(each, before[name]) for name, each in policy.model.state_dict().items())
+    assert not all(torch.equal(found[name], each) for name, each in tied.named_parameters())
+
+
 # Passes
 
 

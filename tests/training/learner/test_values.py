@@ -63,7 +63,7 @@ def estimates(value, policy, batch, layout: Literal["packed", "padded"]) -> Tens
     """Values of a batch by either layout, gradients to policy and value alike."""
     rows = {"prompts": batch.prompts, "tokens": batch.tokens, "lengths": batch.lengths, "group": batch.group}
     if value.needs_policy:
-        with value.beside(policy):
+        with value.observing(policy):
             states = score(policy, **rows, layout=layout).states
         return value.estimate(batch, states)
     states = completion_states(value.model, **rows, layout=layout)

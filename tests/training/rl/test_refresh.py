@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from proximo.algorithms import GRPO
 from proximo.models import frozen_copy
-from proximo.samplers import RunSamplers, SamplingOptions, Stream
+from proximo.samplers import RunSamplers, SampledPolicy, SamplingOptions, Stream
 from proximo.samplers.embedded import local_sampler
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.records import DataCursor
@@ -37,7 +37,7 @@ class OwnWeights:
     copies: ClassVar[int] = 1
 
     def build(
-        self, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, slots: int, record_routes: bool
+        self, policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase, *, slots: int, record_routes: bool
     ) -> RunSamplers:
         engine = CopySampler(policy, tokenizer, slots, self.deaf)
         return RunSamplers(engine, engine)
@@ -46,14 +46,14 @@ class OwnWeights:
 class CopySampler:
     repeats = True
 
-    def __init__(self, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, slots: int, deaf: bool) -> None:
-        self._copy, self._deaf = frozen_copy(policy), deaf
+    def __init__(self, policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase, slots: int, deaf: bool) -> None:
+        self._copy, self._deaf = frozen_copy(policy.model), deaf
         self._sampler = local_sampler(self._copy, tokenizer, slots=slots)
 
     @torch.no_grad()
-    def refresh(self, policy: PreTrainedModel, version: int) -> int:
+    def refresh(self, policy: SampledPolicy, version: int) -> int:
         if not self._deaf:
-            for own, weight in zip(self._copy.parameters(), policy.parameters(), strict=True):
+            for own, (_, weight) in zip(self._copy.parameters(), policy.weights(), strict=True):
                 own.copy_(weight)
         return version
 

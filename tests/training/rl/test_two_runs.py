@@ -1,4 +1,4 @@
-"""Two runs in one process do not know of each other: each writes the bytes that it writes alone."""
+"""Runs in one process do not know of each other: each writes the bytes that it writes alone."""
 
 import json
 import threading
@@ -10,6 +10,7 @@ import torch
 
 from proximo.algorithms import DAPO, PPO
 from proximo.models import tiny_model, tiny_tokenizer
+from proximo.models.adapters.lora import Lora
 from proximo.models.torch_globals import OwnDraws, guarded
 from proximo.models.values import OwnModel
 from proximo.rewards import PythonFunction
@@ -51,7 +52,8 @@ def ordinary_precision():
 
 
 @pytest.fixture(scope="module")
-def configs(tmp_path_factory) -> tuple[RunConfig, RunConfig]:
+def configs(tmp_path_factory) -> list[RunConfig]:
+    """Two whole models of different widths in float32, and an adapter on the first of them in bfloat16."""
     folder = tmp_path_factory.mktemp("models")
     for name, hidden, seed in (("narrow", 32, 1), ("wide", 48, 2)):
         tiny_model(hidden=hidden, layers=2, heads=2, kv_heads=1, intermediate=64, seed=seed).save_pretrained(
@@ -83,7 +85,16 @@ def configs(tmp_path_factory) -> tuple[RunConfig, RunConfig]:
         steps=5,
         seed=4,
     )
-    return first, second
+    adapter = replace(
+        first,
+        adapter=Lora(rank=2),
+        dtype="bfloat16",
+        training=replace(first.training, groups=2, group_size=2),
+        evaluation=EvaluationOptions(problems=1),
+        steps=2,
+        seed=5,
+    )
+    return [first, second, adapter]
 
 
 def trained(config: RunConfig, folder: Path) -> dict[str, bytes]:
@@ -126,24 +137,25 @@ def test_the_runs_are_worth_comparing(alone):
         assert any("model.safetensors" in name for name in each)
         assert any(name.startswith("rollouts/") for name in each)
         assert any("state/" in name for name in each)
-        assert b"a text that it does not like" in each["told"]
+    assert all(b"a text that it does not like" in each["told"] for each in alone[:2])
+    assert "checkpoints/step-000002/adapter_model.safetensors" in alone[2]
 
 
 def test_one_after_the_other(configs, alone, tmp_path):
-    order = [1, 0]
+    order = [1, 2, 0]
     found = {number: trained(configs[number], tmp_path / str(number)) for number in order}
-    assert differing([found[0], found[1]], alone) == []
+    assert differing([found[number] for number in sorted(order)], alone) == []
 
 
 def test_made_together_and_trained_one_after_the_other(configs, alone, tmp_path):
     runs = [Run(config, tmp_path / str(number), Lines()) for number, config in enumerate(configs)]
     for run in reversed(runs):
         train(run)
-    found = [(tmp_path / str(number) / "metrics.jsonl").read_bytes() for number in range(2)]
+    found = [(tmp_path / str(number) / "metrics.jsonl").read_bytes() for number in range(len(configs))]
     assert found == [each["metrics.jsonl"] for each in alone]
 
 
-def test_in_two_threads_at_the_same_time(configs, alone, tmp_path):
+def test_in_threads_at_the_same_time(configs, alone, tmp_path):
     found: dict[int, dict[str, bytes]] = {}
     failures: list[BaseException] = []
     at_once = threading.Barrier(len(configs))
@@ -161,7 +173,7 @@ def test_in_two_threads_at_the_same_time(configs, alone, tmp_path):
     for thread in threads:
         thread.join()
     assert failures == []
-    assert differing([found[0], found[1]], alone) == []
+    assert differing([found[number] for number in range(len(configs))], alone) == []
 
 
 def test_a_run_does_not_ask_for_the_default_dtype(configs, alone, tmp_path):

@@ -806,6 +806,13 @@ def test_a_finished_run_that_has_lost_rows_is_not_trained_again(golden, tmp_path
         pass
     with begin(folder, toml.dumps(config()), accept_lost=True) as attempt:
         assert attempt.result is not None
+    with begin(folder, toml.dumps(config())) as attempt:  # once is enough, for this checkpoint
+        assert attempt.result is not None
+    record = json.loads((folder / "run.json").read_text())
+    assert record["accepted_loss"] == "step-000004"
+    (folder / "run.json").write_text(json.dumps(record | {"accepted_loss": "step-000003"}))
+    with pytest.raises(ValueError, match="rows are lost"), begin(folder, toml.dumps(config())):
+        pass
 
 
 def test_a_finished_run_with_prompts_left_out_says_its_result_again(tmp_path, capsys):
@@ -1069,7 +1076,7 @@ def test_a_stage_goes_on_with_the_same_bits(name, data, tmp_path):
                 raise Interrupted
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("proximo.training.offline.fitting.SAID_EVERY", 1)
+            patched.setattr("proximo.training.offline.fitting.REPORT_EVERY", 1)
             with pytest.raises(Interrupted):
                 stage(settings, folder, say)
     assert [path.name for path in saved(folder / "resume")] == ["step-000005", "step-000004"]

@@ -375,7 +375,7 @@ def wait_for_slow_grades() -> None:
 
 
 def test_a_long_wait_for_grades_says_what_it_waits_for_and_ends(monkeypatch, capsys):
-    monkeypatch.setattr(grading, "SAID_EVERY", 0.05)
+    monkeypatch.setattr(grading, "REPORT_EVERY", 0.05)
     monkeypatch.setattr(grading, "LONGEST", 0.3)
     with pytest.raises(ValueError, match=r"grading problem 'sum-7' has taken .* without a result"):
         wait_for_slow_grades()

@@ -138,7 +138,7 @@ class Off:
     copies: ClassVar[int] = 0
 
     def build(self, policy, tokenizer, *, slots: int, record_routes: bool) -> RunSamplers:
-        sampler = OffBy(local_sampler(policy, tokenizer, slots=slots), self.amount)
+        sampler = OffBy(local_sampler(policy.model, tokenizer, slots=slots), self.amount)
         return RunSamplers(sampler, sampler, differs=self.differs)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -40,6 +41,11 @@ class Agreement:
     def holds(self) -> bool:
         """Whether both sides agree; False if anything is NaN."""
         return self.gap <= self.tolerance
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was compared, for the JSON file."""
+        return {"ours": vars(self.ours), "theirs": vars(self.theirs), "gap": self.gap}
 
     def __str__(self) -> str:
         ours, theirs = self.ours, self.theirs

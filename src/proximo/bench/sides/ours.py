@@ -20,7 +20,8 @@ from proximo.tasks import Split
 from proximo.training.config import TrainingOptions
 from proximo.training.learner.guard import Update
 from proximo.training.learner.learner import Learner
-from proximo.training.learner.policy import PlainPolicy
+from proximo.training.learner.lora import LoraPolicy
+from proximo.training.learner.policy import PlainPolicy, Policy
 from proximo.training.records import DataCursor
 from proximo.training.rl.assemble import assemble
 from proximo.training.rl.collect import Collector
@@ -73,13 +74,14 @@ class Ours:
     token_budget: int | None = None
     """Tokens per forward pass. None: as in a run."""
     policy: PreTrainedModel | None = None
-    """Policy to use. None: a new one."""
+    """Model to use. None: a new one."""
 
     def __post_init__(self) -> None:
         workload, on_gpu = self.workload, torch.device(self.device).type == "cuda"
         self.watch = Watch(self.device, self.clock)
         dtype = torch.bfloat16 if on_gpu else torch.float32
         self.model = self.policy or workload.shape.model(attention=NAME, dtype=dtype, device=self.device)
+        self.trained = self._policy()  # before the sampler, which reads what an adapter adds
         assert self.model.generation_config is not None
         self.model.generation_config.eos_token_id = workload.end_tokens or None  # where the sampler looks for them
         self.tokenizer = workload.shape.tokenizer()
@@ -100,10 +102,17 @@ class Ours:
             options = replace(options, token_budget=self.token_budget)
         self.options = options
 
+    def _policy(self) -> Policy:
+        adapter = self.workload.adapter
+        if adapter is None:
+            return PlainPolicy(self.model)
+        assert self.policy is None, "a model that is given has its adapter already"
+        return LoraPolicy(self.model, adapter, base=self.workload.shape.name, seed=0)
+
     @cached_property
     def learner(self) -> Learner:
         """The learner, created on first use: a rollout alone has no optimizer in memory."""
-        return Learner(PlainPolicy(self.model), ALGORITHM, self.options, temperature=1.0, seed=0)
+        return Learner(self.trained, ALGORITHM, self.options, temperature=1.0, seed=0)
 
     @cached_property
     def collector(self) -> Collector:

@@ -130,6 +130,19 @@ class Trl:
         self._rounds = pausing.rounds = Rounds(self.trainer.train)
         self._listen()
 
+    @property
+    def name(self) -> str:
+        return self.settings.name
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Its settings, for the JSON file."""
+        return vars(self.settings)
+
+    @property
+    def peaks(self) -> Mapping[str, int]:
+        return self.watch.peaks
+
     def _arguments(self, on_gpu: bool) -> Any:
         from trl import GRPOConfig
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from proximo.bench.own import OwnRow
 from proximo.bench.report import Row
 from proximo.bench.session import Session
-from proximo.bench.tables import growth, memory, rollout, step, train
-from proximo.bench.workloads import Workload
+from proximo.bench.tables import growth, memory, rollout, start, step, train
 
 
 @runtime_checkable
@@ -29,16 +29,20 @@ class BenchTable:
     cpu_without: Sequence[Line] = ()
     gpu_without: Sequence[Line] = ()
     """Rows with our techniques switched off one by one."""
-    own: Callable[[Workload], Line] | None = None
+    own: Callable[[OwnRow], Line] | None = None
     """The row of a workload of the user's own."""
+    absolute: bool = False
+    """Whether seconds are printed for a CPU too."""
 
     def lines(self, session: Session) -> list[Line]:
         """The rows for this device, or those requested by name."""
         options = session.options
         if options.own is not None:
             if self.own is None:
-                raise ValueError(f"--shape: table {self.name} takes no row of your own; rollout, train and step do")
-            return [self.own(options.own.workload())]
+                raise ValueError(
+                    f"--shape: table {self.name} takes no row of your own; rollout, train, step and start do"
+                )
+            return [self.own(options.own)]
         cpu, gpu = (self.cpu_without, self.gpu_without) if options.ablate else (self.cpu, self.gpu)
         here = gpu if session.on_gpu else cpu
         if not here:
@@ -62,7 +66,7 @@ TABLES = (
         rollout.CPU,
         rollout.GPU,
         gpu_without=rollout.GPU_WITHOUT,
-        own=rollout.own,
+        own=lambda row: rollout.Beside(row.workload()),
     ),
     BenchTable(
         "train",
@@ -71,11 +75,21 @@ TABLES = (
         train.GPU,
         cpu_without=train.CPU_WITHOUT,
         gpu_without=train.GPU_WITHOUT,
-        own=train.Beside,
+        own=lambda row: train.Beside(row.workload()),
     ),
-    BenchTable("step", "a whole step: sample, grade, learn", step.CPU, step.GPU, own=step.Beside),
+    BenchTable(
+        "step", "a whole step: sample, grade, learn", step.CPU, step.GPU, own=lambda row: step.Beside(row.workload())
+    ),
     BenchTable("memory", "memory of the log-prob phase, and a step's peaks", memory.CPU, memory.GPU),
     BenchTable(
         "growth", "growth of training time with group size and prompt length, as exponents", growth.CPU, growth.GPU
+    ),
+    BenchTable(
+        "start",
+        "seconds from the command to the first update, with an empty and with a filled compile cache",
+        start.CPU,
+        start.GPU,
+        own=start.Start,
+        absolute=True,
     ),
 )

@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from proximo.bench.report import Row, Verdict, short
+from proximo.bench.roofline import Drawn
 from proximo.bench.session import Failed, Session, Turn, seconds_of
 from proximo.bench.sides.numerics import Agreement, Learned, our_update
 from proximo.bench.sides.ours import Ours
 from proximo.bench.sides.trl import Settings, Trl
+from proximo.bench.sides.vllm import LogprobGap, Vllm
 from proximo.bench.timing import TOTAL, Phases, Ratio
 from proximo.bench.workloads import Workload
 
@@ -17,6 +19,9 @@ GIB = 2**30
 FIRST = "ours first s"
 """Column of the seconds of our first turn."""
 ALONE = "ours alone: a peer would draw other lengths"
+ADAPTED = "ours alone: peers are measured without adapters"
+OF_LIMIT, OF_ARITHMETIC = "of the limit", "of the arithmetic"
+"""Columns of the shares that a phase reached."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,8 @@ class Compared:
     ours: Phases
     first: Mapping[str, float]
     """Seconds of our first turn by phase, in which things are compiled and captured."""
+    lengths: Sequence[Sequence[int]]
+    """Lengths of our completions in each turn, group by group."""
     theirs: dict[str, Phases]
     failed: tuple[Failed, ...]
     alone: str
@@ -63,6 +70,10 @@ class Compared:
         sides = {"ours": self.ours} | self.theirs
         return {f"{name} {unit}": short(of(phases[phase].median)) for name, phases in sides.items()}
 
+    def turns(self, phase: str) -> Drawn:
+        """The lengths and seconds of our turns."""
+        return [*zip(self.lengths, self.ours[phase].seconds, strict=True)]
+
     def first_turn(self, phase: str) -> dict[str, str]:
         """Seconds of our first turn."""
         return {FIRST: short(sum(self.first.values()) if phase == TOTAL else self.first[phase])}
@@ -87,14 +98,14 @@ def compared(
     samples: bool,
     learns: bool,
 ) -> Compared:
-    """Measure both sides; only ours if completions end at random and are sampled.
+    """Measure both sides; only ours if completions end at random and are sampled, or if an adapter is trained.
 
     `turn` is the repeated work; `first` is a peer's first turn if different: it shows what fits into memory. If a turn
     `learns`, the first updates of both sides are compared before anything is timed; if it also `samples`, that comes
-    first, as in a run.
+    first, as in a run. Of an engine that makes rollouts alone, log-probs are compared.
     """
-    peers, failed, agreements = [], [], {}
-    alone = ALONE if samples and workload.end_tokens else ""
+    peers, failed = [], []
+    alone = ALONE if samples and workload.end_tokens else ADAPTED if workload.adapter else ""
     settings = () if alone else settings
     with ExitStack() as stack:
         for each in settings:
@@ -106,18 +117,24 @@ def compared(
                 stack.callback(peer.close)
                 peers.append(peer)
         own = session.ours(workload)
-        sides = [Turn("ours", turn(own)), *(Turn(peer.settings.name, turn(peer)) for peer in peers)]
+        engines = [] if alone or learns else session.engines(own)
+        for engine in engines:
+            stack.callback(engine.close)
+        theirs = {peer.settings.name: turn(peer) for peer in peers} | {each.name: each.rollout for each in engines}
+        sides = [Turn("ours", turn(own)), *(Turn(name, work) for name, work in theirs.items())]
         if learns:
             opening, learned = _first_update(own, samples=samples)
-            agreements = {peer.settings.name: session.agreement(learned, peer) for peer in peers}
+            numerics = {peer.settings.name: session.agreement(learned, peer) for peer in peers}
         else:
-            opening = session.begin(sides[0])
-        differing = [f"ours and {name} differ: {each}" for name, each in agreements.items() if not each.holds]
+            opening, numerics = session.begin(sides[0]), {each.name: each.gap() for each in engines}
+        differing = [f"ours and {name} differ: {each}" for name, each in numerics.items() if not each.holds]
         phases = [] if differing else session.measure(sides, begun=len(peers) if learns else len(sides))
-        details = _details(own, workload, peers, sides, phases, agreements) | {"first turn": opening}
-    names = [peer.settings.name for peer in peers]
+        details = _details(own, workload, [*peers, *engines], sides, phases, numerics) | {"first turn": opening}
+    names = [side.name for side in sides[1:]]
     mine, others = (phases[0], dict(zip(names, phases[1:], strict=True))) if phases else ({}, {})
-    return Compared(mine, opening, others, tuple(failed), alone, "; ".join(differing), details)
+    steps = session.options.steps
+    lengths = own.drawn[-steps:] if samples and workload.end_tokens else [workload.lengths] * steps
+    return Compared(mine, opening, lengths, others, tuple(failed), alone, "; ".join(differing), details)
 
 
 def _first_update(own: Ours, *, samples: bool) -> tuple[dict[str, float], Learned]:
@@ -131,21 +148,20 @@ def _first_update(own: Ours, *, samples: bool) -> tuple[dict[str, float], Learne
 def _details(
     own: Ours,
     workload: Workload,
-    peers: Sequence[Trl],
+    peers: Sequence[Trl | Vllm],
     sides: Sequence[Turn],
     phases: Sequence[Phases],
-    agreements: dict[str, Agreement],
+    numerics: Mapping[str, Agreement | LogprobGap],
 ) -> dict[str, Any]:
     return {
         "workload": described(workload),
-        "settings": {peer.settings.name: vars(peer.settings) for peer in peers},
+        "settings": {peer.name: peer.facts for peer in peers},
         "training": vars(own.options),
         "seconds": {side.name: seconds_of(each) for side, each in zip(sides, phases, strict=False)},
-        "peaks": {"ours": dict(own.watch.peaks), **{peer.settings.name: dict(peer.watch.peaks) for peer in peers}},
-        "numerics": {
-            name: {"ours": vars(each.ours), "theirs": vars(each.theirs), "gap": each.gap}
-            for name, each in agreements.items()
-        },
+        "drawn": [{"tokens": sum(lengths), "longest": max(lengths)} for lengths in own.drawn],
+        "pages": own.sampler.pages,
+        "peaks": {"ours": dict(own.watch.peaks), **{peer.name: dict(peer.peaks) for peer in peers}},
+        "numerics": {name: each.facts for name, each in numerics.items()},
     }
 
 
@@ -155,6 +171,7 @@ def described(workload: Workload) -> dict[str, Any]:
     return {
         **vars(replace(workload)),
         "shape": shape,
+        "adapter": None if workload.adapter is None else vars(workload.adapter),
         "completion": {"tokens": sum(lengths), "longest": max(lengths), "limit": workload.limit, "rows": len(lengths)},
     }
 

@@ -3,26 +3,28 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import median
 
 from proximo.bench.report import Row, Verdict, short
-from proximo.bench.roofline import decode_seconds, decode_step, rollout_seconds
+from proximo.bench.roofline import decode_seconds, decode_step, limit_share, rollout_seconds
 from proximo.bench.session import Session, Turn, seconds_of
 from proximo.bench.shapes import QWEN_600M, Shape
 from proximo.bench.sides.ablations import rollouts_without
 from proximo.bench.sides.ours import Ours
-from proximo.bench.tables.comparing import Target, compared, described, spread
-from proximo.bench.tables.tails import RandomEnds
+from proximo.bench.tables.comparing import OF_LIMIT, Target, compared, described, refused_row, spread
 from proximo.bench.timing import Phases
 from proximo.bench.workloads import (
     C_135M_64,
     C_135M_256,
     C_TINY,
     C_TINY_ENDS,
+    C_TINY_LORA,
     ENDS_1000,
     ENDS_2000,
     MEDIUM,
     SHARED,
     SMALL,
+    UNTUNED,
     Workload,
 )
 
@@ -33,17 +35,22 @@ EARLY, LATE = 64, 192
 
 @dataclass(frozen=True)
 class Beside:
-    """Whole rollouts, ours and TRL's."""
+    """Whole rollouts, ours and TRL's. Where completions end at random, rates and limits are those of each turn's own
+    lengths, and ours is alone."""
 
     workload: Workload
     targets: tuple[Target, ...] = ()
+    rate: float | None = None
+    """Required tokens per second."""
+    share: float | None = None
+    """Required share of the limit."""
 
     @property
     def name(self) -> str:
         return self.workload.name
 
     def run(self, session: Session) -> list[Row]:
-        workload = self.workload
+        workload, machine = self.workload, session.machine
         found = compared(
             session,
             workload,
@@ -52,17 +59,28 @@ class Beside:
             samples=True,
             learns=False,
         )
-        tokens, limit = workload.completion_tokens, rollout_seconds(workload, session.machine)
-        figures = found.figures("rollout", "tok/s", lambda seconds: tokens / seconds)
-        share = limit / found.ours["rollout"].median
+        if found.refused:
+            return [refused_row(self.name, found)]
+        turns, tokens = found.turns("rollout"), workload.completion_tokens
+        rate = median(sum(lengths) / seconds for lengths, seconds in turns)
+        share = limit_share(workload, machine, turns)
+        verdicts = [] if self.rate is None else [Verdict("tok/s", rate, self.rate)]
+        verdicts += [] if self.share is None else [Verdict("share of the limit", share, self.share)]
+        figures = found.figures("rollout", "tok/s", lambda seconds: tokens / seconds) | {
+            "ours tok/s": short(rate),
+            "ours s": short(found.ours["rollout"].median),
+            "ms a step": short(median(1000 * seconds / max(lengths) for lengths, seconds in turns)),
+            OF_LIMIT: f"{share:.0%}",
+        }
+        limits = [rollout_seconds(workload, machine, lengths) for lengths, _ in turns]
         return [
             Row(
                 self.name,
-                figures=figures | {"of the limit": f"{share:.0%}"} | found.first_turn("rollout"),
+                figures=figures | found.first_turn("rollout") | found.peak(),
                 ratios=found.ratios("rollout"),
-                verdicts=found.verdicts(self.targets),
+                verdicts=(*found.verdicts(self.targets), *verdicts),
                 note=found.note,
-                details=found.details | {"limit seconds": limit, "machine": vars(session.machine)},
+                details=found.details | {"limit seconds": limits, "machine": vars(machine)},
             )
         ]
 
@@ -133,7 +151,7 @@ class SharedGain:
         return [
             Row(
                 self.name,
-                figures={"ms a step": short(1000 * shared / steps), "of the limit": f"{limit / shared:.0%}"},
+                figures={"ms a step": short(1000 * shared / steps), OF_LIMIT: f"{limit / shared:.0%}"},
                 verdicts=(Verdict("decode vs repeated prompts", repeated / shared, self.bound),),
                 details=_seconds(self.workload, turns, found),
             )
@@ -165,7 +183,7 @@ def _rollouts(ours: Ours) -> list[Turn]:
 def _without_rows(workload: Workload, turns: Sequence[Turn], found: Sequence[Phases], phase: str) -> list[Row]:
     """Rows with the slow-down of each variant."""
     whole, details = found[0][phase], _seconds(workload, turns, found)
-    rows = [Row(workload.name, figures={"seconds": short(whole.median)}, details=details)]
+    rows = [Row(f"{workload.name}, with everything", figures={"seconds": short(whole.median)}, details=details)]
     for turn, phases in zip(turns[1:], found[1:], strict=True):
         figures, ratios = {"seconds": short(phases[phase].median)}, {"times as long": spread(phases[phase] / whole)}
         rows.append(Row(f"{workload.name}, {turn.name}", figures=figures, ratios=ratios))
@@ -177,12 +195,7 @@ def _seconds(workload: Workload, turns: Sequence[Turn], found: Sequence[Phases])
     return {"workload": described(workload), "seconds": measured}
 
 
-def own(workload: Workload) -> Beside | RandomEnds:
-    """The row of a workload of the user's own."""
-    return RandomEnds(workload) if workload.end_tokens else Beside(workload)
-
-
-CPU = (Beside(C_TINY), Beside(C_135M_64), Beside(C_135M_256), RandomEnds(C_TINY_ENDS))
+CPU = (Beside(C_TINY), Beside(C_TINY_LORA), Beside(C_135M_64), Beside(C_135M_256), Beside(C_TINY_ENDS))
 GPU = (
     Beside(SMALL, (Target("rollout", 14.0),)),
     Beside(MEDIUM, (Target("rollout", 6.0), Target("rollout", 3.0, STATIC))),
@@ -190,7 +203,8 @@ GPU = (
     DecodeShare(2048, 0.75),
     SharedGain(SHARED, 1.7),
     SharedGain(MEDIUM, 1.0),
-    RandomEnds(ENDS_1000, rate=21_000, share=0.7),
-    RandomEnds(ENDS_2000, rate=12_500, share=0.7),
+    Beside(ENDS_1000, rate=21_000, share=0.7),
+    Beside(ENDS_2000, rate=12_500, share=0.7),
+    *(Beside(workload) for workload in UNTUNED),
 )
 GPU_WITHOUT = (Without(MEDIUM, "rollout", _rollouts), Without(SHARED, "rollout", _rollouts))

@@ -1,14 +1,38 @@
 """`step`: sample, grade and learn once, compared with TRL's loop; both phases are reported too."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from proximo.bench.memory import release
 from proximo.bench.report import Row, Verdict, short
+from proximo.bench.roofline import Drawn, Machine, arithmetic_share, limit_share
 from proximo.bench.session import Failed, Session, Turn, seconds_of
 from proximo.bench.sides.trl import Trl
-from proximo.bench.tables.comparing import FIRST, GIB, Target, compared, described, refused_row
+from proximo.bench.tables.comparing import (
+    FIRST,
+    GIB,
+    OF_ARITHMETIC,
+    OF_LIMIT,
+    Target,
+    compared,
+    described,
+    refused_row,
+)
 from proximo.bench.timing import TOTAL
-from proximo.bench.workloads import C_135M_64, C_135M_256, C_TINY, LONG_PROMPT, MEDIUM, SMALL, Workload
+from proximo.bench.workloads import (
+    C_135M_64,
+    C_135M_256,
+    C_TINY,
+    C_TINY_ENDS,
+    C_TINY_LORA,
+    ENDS_1000,
+    ENDS_2000,
+    LONG_PROMPT,
+    MEDIUM,
+    SMALL,
+    UNTUNED,
+    Workload,
+)
 
 PHASES = ("rollout", "train", TOTAL)
 
@@ -44,10 +68,11 @@ class Beside:
         )
         if found.refused:
             return [refused_row(self.name, found)]
+        shares = shares_of(workload, session.machine, {phase: found.turns(phase) for phase in PHASES})
         rows = [
             Row(
                 f"{self.name} {phase}",
-                figures=found.figures(phase, "s", lambda seconds: seconds) | found.first_turn(phase),
+                figures=found.figures(phase, "s", lambda seconds: seconds) | shares[phase] | found.first_turn(phase),
                 ratios=found.ratios(phase),
                 verdicts=found.verdicts([target for target in self.targets if target.phase == phase]),
             )
@@ -55,6 +80,13 @@ class Beside:
         ]
         whole = replace(rows[-1], figures=rows[-1].figures | found.peak(), note=found.note, details=found.details)
         return [*rows[:-1], whole]
+
+
+def shares_of(workload: Workload, machine: Machine, turns: Mapping[str, Drawn]) -> dict[str, dict[str, str]]:
+    """What each phase reached: the rollout of its limit, training of the arithmetic."""
+    rolled = limit_share(workload, machine, turns["rollout"])
+    trained = arithmetic_share(workload, machine, turns["train"])
+    return {"rollout": {OF_LIMIT: f"{rolled:.0%}"}, "train": {OF_ARITHMETIC: f"{trained:.0%}"}, TOTAL: {}}
 
 
 @dataclass(frozen=True)
@@ -82,8 +114,14 @@ class Fits:
         first = session.begin(side)
         [phases] = session.measure([side], begun=1)
         peak = max(ours.watch.peaks.values()) / GIB
+        drawn = ours.drawn[-session.options.steps :]
+        turns = {phase: [*zip(drawn, phases[phase].seconds, strict=True)] for phase in PHASES}
+        shares = shares_of(self.workload, session.machine, turns)
         rows = [
-            Row(f"{self.name} {phase}", figures={"ours s": short(phases[phase].median), FIRST: short(first[phase])})
+            Row(
+                f"{self.name} {phase}",
+                figures={"ours s": short(phases[phase].median)} | shares[phase] | {FIRST: short(first[phase])},
+            )
             for phase in PHASES
         ]
         whole = replace(
@@ -103,11 +141,14 @@ class Fits:
 
 CPU = (
     Beside(C_TINY),
-    Beside(C_135M_64, (Target(TOTAL, 2.2),)),
+    Beside(C_TINY_ENDS),
+    Beside(C_TINY_LORA),
+    Beside(C_135M_64, (Target(TOTAL, 3.0),)),
     Beside(C_135M_256, (Target(TOTAL, 4.0),)),
 )
 GPU = (
     Beside(SMALL, (Target("rollout", 14.0),)),
-    Beside(MEDIUM, (Target(TOTAL, 6.0), Target("rollout", 6.0), Target("train", 3.0))),
+    Beside(MEDIUM, (Target(TOTAL, 8.0), Target("rollout", 6.0), Target("train", 3.0))),
     Fits(LONG_PROMPT, 60.0),
+    *(Beside(workload) for workload in (ENDS_1000, ENDS_2000, *UNTUNED)),
 )

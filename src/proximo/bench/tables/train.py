@@ -5,22 +5,29 @@ from dataclasses import dataclass
 import torch
 
 from proximo.bench.report import Row, Verdict
-from proximo.bench.roofline import training_of
+from proximo.bench.roofline import arithmetic_share
 from proximo.bench.session import Session, Turn
 from proximo.bench.shapes import QWEN_600M, TINY, Shape
 from proximo.bench.sides.ablations import training_without
 from proximo.bench.sides.ours import Ours
-from proximo.bench.tables.comparing import Target, compared, refused_row
+from proximo.bench.tables.comparing import OF_ARITHMETIC, Target, compared, refused_row
 from proximo.bench.tables.rollout import Without
 from proximo.bench.workloads import (
     C_135M_64,
     C_135M_256,
     C_135M_TAIL,
     C_TINY,
+    C_TINY_LORA,
+    ENDS_1000,
+    ENDS_2000,
+    LLAMA,
     LONG_PROMPT,
     MEDIUM,
     MEDIUM_4B,
+    ODD,
+    QWEN_1700,
     TAIL,
+    UNTUNED,
     Tail,
     Workload,
 )
@@ -36,8 +43,6 @@ class Beside:
     """Required speed-up over TRL's best settings."""
     use: float | None = None
     """Required share of the machine's arithmetic."""
-    alone: bool = False
-    """Whether to measure without peers."""
 
     @property
     def name(self) -> str:
@@ -48,27 +53,27 @@ class Beside:
         found = compared(
             session,
             workload,
-            [] if self.alone else session.settings(workload, "best", "default", "compiled"),
+            session.settings(workload, "best", "default", "compiled"),
             turn=lambda side: side.training,
             samples=False,
             learns=True,
         )
         if found.refused:
             return [refused_row(self.name, found)]
-        work, seconds = training_of(workload), found.ours["train"].median
-        use = work.use(workload.shape, session.machine, seconds)
+        use = arithmetic_share(workload, session.machine, found.turns("train"))
         verdicts = found.verdicts([Target("train", self.factor)] if self.factor else [])
         if self.use is not None:
             verdicts += (Verdict("use of the arithmetic", use, self.use),)
-        figures = found.figures("train", "s", lambda seconds: seconds)
+        figures = found.figures("train", "s", lambda seconds: seconds) | {OF_ARITHMETIC: f"{use:.0%}"}
+        tokens = workload.groups * workload.prompt + workload.completion_tokens
         return [
             Row(
                 self.name,
-                figures=figures | {"use": f"{use:.0%}"} | found.first_turn("train") | found.peak(),
+                figures=figures | found.first_turn("train") | found.peak(),
                 ratios=found.ratios("train"),
                 verdicts=verdicts,
                 note=found.note,
-                details=found.details | {"unique tokens": work.tokens, "use": use, "machine": vars(session.machine)},
+                details=found.details | {"unique tokens": tokens, "use": use, "machine": vars(session.machine)},
             )
         ]
 
@@ -97,6 +102,10 @@ class Exact:
         ]
 
 
+USE = {ODD: 0.50, LLAMA: 0.58, QWEN_1700: 0.58, MEDIUM_4B: 0.65}
+"""Required shares of the arithmetic."""
+
+
 def _full_precision(shape: Shape, device: str):
     return shape.model(attention=NAME, dtype=torch.float32, device=device)
 
@@ -105,13 +114,22 @@ def _trainings(ours: Ours) -> list[Turn]:
     return [Turn("ours", ours.training), *training_without(ours)]
 
 
-CPU = (Exact(TINY), Beside(C_TINY), Beside(C_135M_64), Beside(C_135M_256), Beside(C_135M_TAIL))
+CPU = (
+    Exact(TINY),
+    Beside(C_TINY),
+    Beside(C_TINY_LORA),
+    Beside(C_135M_64),
+    Beside(C_135M_256),
+    Beside(C_135M_TAIL),
+)
 GPU = (
     Exact(QWEN_600M),
     Beside(MEDIUM, factor=3.0, use=0.40),
     Beside(LONG_PROMPT, factor=10.0),
-    Beside(TAIL, factor=6.0),
-    Beside(MEDIUM_4B, use=0.50, alone=True),
+    Beside(TAIL, factor=6.0, use=0.50),
+    Beside(ENDS_1000, use=0.50),
+    Beside(ENDS_2000, use=0.50),
+    *(Beside(workload, use=USE.get(workload)) for workload in UNTUNED),
 )
 CPU_WITHOUT = (Without(C_TINY, "train", _trainings), Without(C_135M_64, "train", _trainings))
 GPU_WITHOUT = (Without(MEDIUM, "train", _trainings), Without(LONG_PROMPT, "train", _trainings))

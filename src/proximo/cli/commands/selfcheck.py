@@ -17,6 +17,7 @@ from proximo.plain_text import visible
 from proximo.rewards.grading import grading
 from proximo.storage.lines import plain
 from proximo.training.config import RunConfig
+from proximo.training.outside_errors import naming_failures
 from proximo.training.selfcheck.checks import Check
 from proximo.training.selfcheck.selfcheck import selfcheck
 
@@ -66,7 +67,7 @@ def _checks(config: RunConfig) -> list[Check]:
     with Console(stderr=True).status("checking"):
         model, tokenizer = open_model(config.model, config.device, config.dtype)
         try:
-            with grading():  # all checks use the same reward workers
+            with naming_failures(config), grading():  # all checks use the same reward workers
                 return list(selfcheck(config, model, tokenizer))
         except ValueError as error:
             refuse(str(error))

@@ -137,8 +137,8 @@ def rule(kind: str, x1: Number, x2: Number, y1: Number, y2: Number) -> str:
     return f'<line class="{kind}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>'
 
 
-def words(x: Number, y: Number, said: str, anchor: str = "middle") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text(said)}</text>'
+def words(x: Number, y: Number, content: str, anchor: str = "middle") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text(content)}</text>'
 
 
 def _line(series: Series, colour: str, horizontal: Axis, vertical: Axis, kind: str) -> str:
@@ -207,14 +207,14 @@ def _strips(named: Sequence[Series], horizontal: Axis, vertical: Axis, x: str, h
     edges = [horizontal.start, *middles, horizontal.end]
     strips = []
     for px, (start, end) in zip(shown, pairwise(edges), strict=True):
-        at, said = horizontal.place(px), [f"{x} {number(px)}"]
+        at, labels = horizontal.place(px), [f"{x} {number(px)}"]
         for each, known in zip(named, values, strict=True):
-            said += [f"{short(each.name)} {vertical.reading(known[px])}"] if px in known else []
+            labels += [f"{short(each.name)} {vertical.reading(known[px])}"] if px in known else []
         strips.append(
             f'<g class="strip"><rect x="{start:.1f}" y="{vertical.end:.1f}" width="{max(end - start, 0):.1f}"'
             f' height="{vertical.start - vertical.end:.1f}"/>'
             + rule("cursor", at, at, vertical.end, vertical.start)
-            + words(horizontal.start, height - 3, " · ".join(said), "start")
+            + words(horizontal.start, height - 3, " · ".join(labels), "start")
             + "</g>\n"
         )
     return strips

@@ -59,8 +59,8 @@ class Run:
     @cached_property
     def answers(self) -> dict[str, float]:
         """Outcomes of the held-out problems after training, by id, without unscored ones."""
-        said = [after for _, after in self.result["examples"]]
-        return {each["problem"]: float(each["outcome"]) for each in said if is_number(each["outcome"])}
+        answered = [after for _, after in self.result["examples"]]
+        return {each["problem"]: float(each["outcome"]) for each in answered if is_number(each["outcome"])}
 
     @property
     def before(self) -> float:

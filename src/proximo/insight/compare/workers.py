@@ -114,8 +114,8 @@ def _failure(job: Job, status: int, log: Path) -> Failure | None:
     if status == 0:
         return None
     how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
-    said = _last_line(log)
-    return Failure(job, f"{how}{': ' + said if said else ''} (see {log})")
+    message = _last_line(log)
+    return Failure(job, f"{how}{': ' + message if message else ''} (see {log})")
 
 
 def _last_line(log: Path) -> str:

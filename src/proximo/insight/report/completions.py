@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from proximo.insight.charts.pages import Html, number, table, text
 from proximo.insight.reading import is_number
 from proximo.insight.report.facts import Facts
-from proximo.insight.report.problems import Asked, Pair, Said, extremes
+from proximo.insight.report.problems import Pair, ShownCompletion, ShownProblem, extremes
 from proximo.plain_text import visible
 
 MAX_TEXT, LINE, HALF = 2000, 110, 40
 """Maximum characters shown of a text; total characters of a problem's texts up to which they fit in a table row, and
 up to which two such tables are shown next to each other."""
-Answered = tuple[Asked, Sequence[tuple[str, Said]]]
+Answered = tuple[ShownProblem, Sequence[tuple[str, ShownCompletion]]]
 """A problem, and its completion under each name."""
 CHANGED, UNCHANGED, ROLLOUTS = 4, 2, 3
 """Number shown of each kind."""
@@ -59,7 +59,7 @@ def _held_out(pairs: Sequence[Pair]) -> list[Block]:
         Block(
             title,
             f"{min(most, len(found))} of {len(found)} held-out problems",
-            [(pair.asked, [("before", pair.before), ("after", pair.after)]) for pair in found[:most]],
+            [(pair.problem, [("before", pair.before), ("after", pair.after)]) for pair in found[:most]],
         )
         for title, found, most in kinds
     ]
@@ -80,58 +80,63 @@ def _rollouts(facts: Facts) -> str:
             continue
         remark = f"in training, the {'first' if step == steps[0] else 'last'} step with rollouts"
         for title, rows in (("best", best), ("worst", worst)):
-            problems = [(asked, [("completion", said)]) for asked, said in rows]
+            problems = [(problem, [("completion", completion)]) for problem, completion in rows]
             blocks.append(Block(f"Step {step}, the {title}", remark, problems))
     return _blocks(blocks) + complaints
 
 
-def _width(asked: Asked, answers: Sequence[tuple[str, Said]]) -> int:
+def _width(problem: ShownProblem, answers: Sequence[tuple[str, ShownCompletion]]) -> int:
     """Characters in a table row; a text of several lines does not fit."""
-    texts = [asked.prompt or asked.id, asked.wanted, *(said.text for _, said in answers)]
+    texts = [problem.prompt or problem.id, problem.wanted, *(completion.text for _, completion in answers)]
     return LINE + 1 if any("\n" in each for each in texts) else sum(map(len, texts))
 
 
 def _table(problems: Sequence[Answered]) -> str:
     names = [name for name, _ in problems[0][1]]
-    has_wanted = any(asked.wanted for asked, _ in problems)
+    has_wanted = any(problem.wanted for problem, _ in problems)
     rows = [
         [
-            Html(_box("code", asked.prompt or asked.id)),
-            *([Html(_box("code", asked.wanted) if asked.wanted else "")] if has_wanted else []),
-            *(Html(f"{_box('code', said.text)} {_verdict(said)}") for _, said in answers),
+            Html(_box("code", problem.prompt or problem.id)),
+            *([Html(_box("code", problem.wanted) if problem.wanted else "")] if has_wanted else []),
+            *(Html(f"{_box('code', completion.text)} {_verdict(completion)}") for _, completion in answers),
         ]
-        for asked, answers in problems
+        for problem, answers in problems
     ]
     return table(["problem", *(["wanted"] if has_wanted else []), *names], rows)
 
 
 def _cards(problems: Sequence[Answered]) -> str:
     cards = []
-    for asked, answers in problems:
-        wanted = f'<p class="faint">wanted {_box("code", asked.wanted, 200)}</p>' if asked.wanted else ""
+    for problem, answers in problems:
+        wanted = f'<p class="faint">wanted {_box("code", problem.wanted, 200)}</p>' if problem.wanted else ""
         sides = "".join(
-            f"<div><p><b>{text(name)}</b> {_verdict(said)}</p>{_box('pre', said.text)}</div>" for name, said in answers
+            f"<div><p><b>{text(name)}</b> {_verdict(completion)}</p>{_box('pre', completion.text)}</div>"
+            for name, completion in answers
         )
-        asking = _box("pre", asked.prompt or asked.id)
-        cards.append(f'<article class="said">{asking}{wanted}<div class="sides">{sides}</div></article>\n')
+        prompt = _box("pre", problem.prompt or problem.id)
+        cards.append(f'<article class="card">{prompt}{wanted}<div class="sides">{sides}</div></article>\n')
     return f'<div class="cards">\n{"".join(cards)}</div>\n'
 
 
-def _verdict(said: Said) -> str:
-    right = "good" if said.outcome >= 1 else "bad"
-    facts = [f'<span class="{right}">outcome {number(said.outcome)}</span>' if is_number(said.outcome) else "unscored"]
-    if is_number(said.reward) and said.reward != said.outcome:
-        facts.append(f"reward {number(said.reward)}")
-    facts += [f"{text(visible(part, 40))} {number(value)}" for part, value in said.parts.items()]
+def _verdict(completion: ShownCompletion) -> str:
+    right = "good" if completion.outcome >= 1 else "bad"
+    facts = [
+        f'<span class="{right}">outcome {number(completion.outcome)}</span>'
+        if is_number(completion.outcome)
+        else "unscored"
+    ]
+    if is_number(completion.reward) and completion.reward != completion.outcome:
+        facts.append(f"reward {number(completion.reward)}")
+    facts += [f"{text(visible(part, 40))} {number(value)}" for part, value in completion.parts.items()]
     facts += [
-        f"{said.tokens} tokens",
-        *(["truncated"] if said.truncated else []),
-        *([text(said.note)] if said.note else []),
+        f"{completion.tokens} tokens",
+        *(["truncated"] if completion.truncated else []),
+        *([text(completion.note)] if completion.note else []),
     ]
     return f'<span class="verdict">{" · ".join(facts)}</span>'
 
 
-def _box(tag: str, said: str, most: int = MAX_TEXT) -> str:
+def _box(tag: str, content: str, most: int = MAX_TEXT) -> str:
     """Text isolated so that right-to-left writing stays inside."""
-    shown = text(visible(said, most)) if said else '<i class="faint">empty</i>'
+    shown = text(visible(content, most)) if content else '<i class="faint">empty</i>'
     return f'<{tag} class="box"><bdi>{shown}</bdi></{tag}>'

@@ -102,7 +102,7 @@ def _chart(
 ) -> Chart:
     edges = [facts.curve(name) for name in band or ()]
     between = [(x, low, high) for (x, low), (_, high) in zip(*edges, strict=True)] if edges and all(edges) else []
-    lines = [Series(said, facts.curve(name), between) for name, said in names.items()]
+    lines = [Series(label, facts.curve(name), between) for name, label in names.items()]
     return Chart(title, [line for line in lines if line.points], unit)
 
 

@@ -45,11 +45,11 @@ def _standing(facts: Facts) -> str:
     of = "" if facts.config is None else f" of {facts.config.steps}"
     done = f"{facts.steps_done}{of} steps are done" if facts.steps_done else "no step is finished yet"
     if facts.state == "running":
-        said = f"Still running on {facts.moment:%Y-%m-%d %H:%M:%S}: {done}. Create this page again for later steps."
+        sentence = f"Still running on {facts.moment:%Y-%m-%d %H:%M:%S}: {done}. Create this page again for later steps."
     else:
         how = f" ({visible(facts.ended, 2 * MAX_TEXT)})" if facts.ended else ""
-        said = f"It ended early{how}: {done}. The command that started it resumes it."
-    return f'<p class="warn">{text(said)}</p>\n'
+        sentence = f"It ended early{how}: {done}. The command that started it resumes it."
+    return f'<p class="warn">{text(sentence)}</p>\n'
 
 
 def _result(facts: Facts) -> str:
@@ -67,11 +67,11 @@ def _result(facts: Facts) -> str:
             f"(sign test, p {'< 0.001' if chance < 0.001 else f'= {chance:.2g}'})."
         )
     where = "" if facts.state == "finished" else f" after step {after.step}"
-    said = f"Held-out {_measured(before, after)}{where}, on {after.problems} problems.{verdict}"
+    sentence = f"Held-out {_measured(before, after)}{where}, on {after.problems} problems.{verdict}"
     rows = [(name, each.accuracy, each.low, each.high) for name, each in (("before", before), ("after", after))]
     rows += _of_sources(*first_and_last(facts))
     chart = interval_chart("Held-out accuracy", rows, unit="greedy, 95 % intervals")
-    return f'<div class="result"><p class="lead">{text(said)}</p>\n<div>{chart}</div></div>\n'
+    return f'<div class="result"><p class="lead">{text(sentence)}</p>\n<div>{chart}</div></div>\n'
 
 
 def _of_sources(before: Row | None, after: Row | None) -> list[tuple[str, float, float, float]]:
@@ -105,12 +105,12 @@ class _Shares:
 def _measured(before: _Shares, after: _Shares) -> str:
     """The mean outcome, if outcomes are not just right or wrong."""
     points = 100 * (after.accuracy - before.accuracy)
-    said = f"accuracy {_way(points)} {before.accuracy:.1%} to {after.accuracy:.1%} ({points:+.1f} points)"
-    said = said if points else f"accuracy stayed at {after.accuracy:.1%}"
+    sentence = f"accuracy {_way(points)} {before.accuracy:.1%} to {after.accuracy:.1%} ({points:+.1f} points)"
+    sentence = sentence if points else f"accuracy stayed at {after.accuracy:.1%}"
     if math.isfinite(after.outcome - before.outcome) and before.outcome != before.accuracy:
         way = _way(after.outcome - before.outcome)
-        said += f", the mean outcome {way} {number(before.outcome)} to {number(after.outcome)}"
-    return said
+        sentence += f", the mean outcome {way} {number(before.outcome)} to {number(after.outcome)}"
+    return sentence
 
 
 def _way(difference: float) -> str:

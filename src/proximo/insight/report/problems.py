@@ -14,7 +14,7 @@ from proximo.types import Problem
 
 
 @dataclass(frozen=True)
-class Said:
+class ShownCompletion:
     """A completion and its grade."""
 
     text: str
@@ -29,7 +29,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ShownProblem:
     """A problem, as far as the run's files and its task still have it."""
 
     id: str
@@ -41,9 +41,9 @@ class Asked:
 class Pair:
     """A held-out problem with its answers before and after training."""
 
-    asked: Asked
-    before: Said
-    after: Said
+    problem: ShownProblem
+    before: ShownCompletion
+    after: ShownCompletion
 
 
 def held_out_pairs(result: Row | None, config: RunConfig | None) -> list[Pair]:
@@ -51,7 +51,7 @@ def held_out_pairs(result: Row | None, config: RunConfig | None) -> list[Pair]:
     examples = result.get("examples") if result else None
     pairs = [pair for pair in examples if _is_pair(pair)] if isinstance(examples, list) else []
     known = {} if config is None or not pairs else _problems(config, len(pairs))
-    found = [Pair(_asked(before, known), _said(before), _said(after)) for before, after in pairs]
+    found = [Pair(_problem(before, known), _completion(before), _completion(after)) for before, after in pairs]
     return [pair for pair in found if math.isfinite(pair.before.outcome) and math.isfinite(pair.after.outcome)]
 
 
@@ -72,17 +72,17 @@ def _is_pair(facts: Any) -> bool:
     return all(isinstance(each, dict) and "text" in each and "problem" in each for each in sides)
 
 
-def _asked(facts: Mapping[str, Any], known: Mapping[str, Problem]) -> Asked:
+def _problem(facts: Mapping[str, Any], known: Mapping[str, Problem]) -> ShownProblem:
     name = str(facts["problem"])
     problem = known.get(name)
     if problem is None:
-        return Asked(name, "", "")
-    return Asked(name, prompt_text(problem), "" if problem.answer is None else str(problem.answer))
+        return ShownProblem(name, "", "")
+    return ShownProblem(name, prompt_text(problem), "" if problem.answer is None else str(problem.answer))
 
 
-def _said(facts: Mapping[str, Any]) -> Said:
+def _completion(facts: Mapping[str, Any]) -> ShownCompletion:
     parts, outcome = facts.get("parts"), facts.get("outcome")
-    return Said(
+    return ShownCompletion(
         text=str(facts["text"]),
         outcome=real(outcome),
         reward=math.nan,
@@ -98,7 +98,9 @@ def _num_sampled(tokens: Any, sampled: Any) -> int:
     return len(counted) if isinstance(counted, list) else 0
 
 
-def extremes(step: Step, count: int) -> tuple[list[tuple[Asked, Said]], list[tuple[Asked, Said]]]:
+def extremes(
+    step: Step, count: int
+) -> tuple[list[tuple[ShownProblem, ShownCompletion]], list[tuple[ShownProblem, ShownCompletion]]]:
     """The best and the worst completions of a step by reward, without overlap."""
     best = _ranked(step, -1)[:count]
     worst = [row for row in _ranked(step, 1) if row not in best][:count]
@@ -108,19 +110,19 @@ def extremes(step: Step, count: int) -> tuple[list[tuple[Asked, Said]], list[tup
 def _ranked(step: Step, sign: int) -> list[int]:
     """Scored rows by sign · reward, lowest first. Among equal ones, one per problem before others of the same; equal
     answers to a problem are listed once."""
-    keys, said, times = [], set[tuple[str, str]](), Counter[tuple[str, float]]()
+    keys, seen, times = [], set[tuple[str, str]](), Counter[tuple[str, float]]()
     for row, reward in enumerate(step.batch.rewards.tolist()):
         problem, answer = step.problem[row], step.text[row]
-        if math.isfinite(reward) and (problem, answer) not in said:
-            said.add((problem, answer))
+        if math.isfinite(reward) and (problem, answer) not in seen:
+            seen.add((problem, answer))
             keys.append((sign * reward, times[problem, reward], row))
             times[problem, reward] += 1
     return [row for *_, row in sorted(keys)]
 
 
-def _row(step: Step, row: int) -> tuple[Asked, Said]:
+def _row(step: Step, row: int) -> tuple[ShownProblem, ShownCompletion]:
     batch = step.batch
-    said = Said(
+    completion = ShownCompletion(
         text=step.text[row],
         outcome=float(batch.outcome[row]),
         reward=float(batch.rewards[row]),
@@ -129,7 +131,7 @@ def _row(step: Step, row: int) -> tuple[Asked, Said]:
         parts=_numbers(step.parts[row]),
         note=f"row {row}, {step.state[row]}",
     )
-    return Asked(step.problem[row], step.prompt[row], step.answer[row]), said
+    return ShownProblem(step.problem[row], step.prompt[row], step.answer[row]), completion
 
 
 def _numbers(parts: Mapping[str, Any]) -> dict[str, float]:

@@ -73,8 +73,8 @@ def _choices(config: RunConfig) -> Html:
 
 def repeating(facts: Facts) -> str:
     """The command that repeats the run, and the versions it ran with."""
-    said = "To get the same numbers again in another folder, run this where the first run was started:"
-    content = [f"<p>{said}</p>\n<pre>{text(again(facts))}</pre>\n"]
+    intro = "To get the same numbers again in another folder, run this where the first run was started:"
+    content = [f"<p>{intro}</p>\n<pre>{text(again(facts))}</pre>\n"]
     if started := ["proximo", *facts.argv[1:]] if facts.argv else []:
         content.append(f"<p>As it was started:</p>\n<pre>{text(visible(shlex.join(started), MAX_TEXT))}</pre>\n")
     changed = [name for attempt in facts.attempts for name in attempt.get("changes") or {}]

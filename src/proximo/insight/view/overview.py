@@ -178,7 +178,7 @@ def algorithm(run: RunFolder) -> dict[str, Any]:
     return {
         "name": card.name,
         "changes": changes(card, own),
-        "stages": [[stage, said] for stage, said, _ in stages(own)],
+        "stages": [[stage, content] for stage, content, _ in stages(own)],
         "soft": GateTraits.read(own.gate).fades,
     }
 

@@ -191,12 +191,12 @@ def _quantile(values: Float[Tensor, " N"], part: float) -> float | None:
 
 def _twins(look: Look) -> list[int | None]:
     """For each row, another row of its group with the same completion, if any."""
-    said: dict[tuple[int, str], list[int]] = defaultdict(list)
+    rows: dict[tuple[int, str], list[int]] = defaultdict(list)
     groups, sibling = look.step.batch.group.tolist(), look.step.sibling
     for row, text in enumerate(look.step.text):
-        said[groups[row], text].append(sibling[row])
+        rows[groups[row], text].append(sibling[row])
     found = []
     for row, text in enumerate(look.step.text):
-        others = [each for each in said[groups[row], text] if each != sibling[row]]
+        others = [each for each in rows[groups[row], text] if each != sibling[row]]
         found.append(others[0] if others else None)
     return found

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from proximo.models.torch_globals import guarded
@@ -135,6 +135,19 @@ def adapter_off(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
+
+
+@torch.no_grad()
+def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Name and value of every weight as `merge` would leave them, one at a time; the model is not changed."""
+    layers = {f"{name}.base_layer.weight": layer for name, layer in _lora_layers(model)}
+    adapters = {id(parameter) for parameter in adapter_parameters(model).values()}
+    for name, parameter in model.named_parameters():
+        if name in layers:
+            change = layers[name].get_delta_weight(NAME)
+            yield name.replace(".base_layer.", "."), (parameter.to(change.dtype) + change).to(parameter.dtype)
+        elif id(parameter) not in adapters:
+            yield name.replace(".base_layer.", "."), parameter.detach()
 
 
 @torch.no_grad()

@@ -14,8 +14,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from proximo.models.packing.flex import BLOCK, FlexReader, filled_up, flex_reader, padded_length
 from proximo.models.packing.packed import PackedReader, packed_reader
+from proximo.models.packing.tiles import BLOCK, Tiles, padded_length, tiles
 from proximo.tensor_types import Bool, Int
 from proximo.types import to_device
 
@@ -39,13 +39,13 @@ class Places:
 @dataclass(frozen=True)
 class Packed:
     tokens: Int[Tensor, "R S"]
-    """Token ids, [1, N], or R blocks of S for block attention. A completion's last token is left out: nothing is
+    """Token ids, [1, N], or R blocks of S for attention by tiles. A completion's last token is left out: nothing is
     predicted from it."""
     positions: Int[Tensor, "R S"]
     predictors: Int[Tensor, " C"]
     """Position among the R · S whose state predicts each completion token, row by row."""
     places: Places
-    reader: PackedReader | FlexReader
+    reader: PackedReader | Tiles
 
     def to(self, device: torch.device) -> "Packed":
         """What a pass reads; the places stay where they are."""
@@ -86,18 +86,17 @@ def pack(
 ) -> Packed:
     """Pack rows: each prompt once, followed by the rows of its group in the given order. Unused prompts are left out.
 
-    With `in_blocks` the row is padded to whole blocks, and so are spans that almost fill one, for block attention.
+    With `in_blocks` the row is padded to whole blocks, for attention by tiles.
     """
     used, member = group.unique(return_inverse=True)
     flat_prompts, prompt_lengths = _prompts(prompts, used)
     own = (lengths - 1).clamp(min=0)
-    prompt_rooms, rooms = (filled_up(prompt_lengths), filled_up(own)) if in_blocks else (prompt_lengths, own)
-    totals = prompt_rooms.index_add(0, member, rooms)
+    totals = prompt_lengths.index_add(0, member, own)
     prompt_starts = _before(totals)
     # A completion comes after the prompts up to its own and the completions of earlier rows.
     order = member.argsort(stable=True)
     starts = torch.empty_like(own)
-    starts[order] = prompt_rooms.cumsum(0)[member[order]] + _before(rooms[order])
+    starts[order] = prompt_lengths.cumsum(0)[member[order]] + _before(own[order])
 
     prompt_places, places = _ranges(prompt_starts, prompt_lengths), _ranges(starts, own)
     consumed = torch.arange(tokens.shape[1]) < own[:, None]
@@ -109,7 +108,7 @@ def pack(
     positions[prompt_places] = _ranges(torch.zeros_like(prompt_lengths), prompt_lengths)
     positions[places] = _ranges(prompt_lengths[member], own)
     shape = (-1, BLOCK) if in_blocks else (1, -1)
-    reader = flex_reader if in_blocks else packed_reader
+    reader = tiles if in_blocks else packed_reader
     return Packed(
         tokens=packed.reshape(shape),
         positions=positions.reshape(shape),

@@ -92,8 +92,8 @@ class BufferPool:
         """Pages that calls of a plan turned out to need."""
 
     @contextmanager
-    def room(self, plan: BufferPlan, seed: int, step: int) -> Iterator[DecodeBuffers]:
-        """A call's own until it ends: a second call in between gets another."""
+    def borrow(self, plan: BufferPlan, seed: int, step: int) -> Iterator[DecodeBuffers]:
+        """Buffers for one call until it ends; a second call in between gets others."""
         keeps = self._keeps and not self._lent
         with torch.inference_mode():
             room = self._kept_room(plan) if keeps else self._made(plan)

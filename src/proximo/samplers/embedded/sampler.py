@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.packing.attention import uses_our_attention
 from proximo.models.positions import check_requests
 from proximo.models.routing import needed_routers
-from proximo.samplers import RunSamplers, SamplingOptions, Stream, gathered
+from proximo.samplers import RunSamplers, SampledPolicy, SamplingOptions, Stream, gathered
 from proximo.samplers.embedded.buffers import BufferPool, plan_for
 from proximo.samplers.embedded.captured import compiled_states
 from proximo.samplers.embedded.decoding import Decoding
@@ -31,13 +31,14 @@ class Embedded:
     copies: ClassVar[int] = 0
 
     def build(
-        self, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, slots: int, record_routes: bool
+        self, policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase, *, slots: int, record_routes: bool
     ) -> RunSamplers:
         """One sampler for training and evaluation, so that they share buffers and captured steps; two where routes are
         recorded, which evaluation has no use for."""
-        evaluation = local_sampler(policy, tokenizer, slots=slots)
-        training = local_sampler(policy, tokenizer, slots=slots, record_routes=True) if record_routes else evaluation
-        return RunSamplers(training, evaluation)
+        evaluation = local_sampler(policy.model, tokenizer, slots=slots)
+        if not record_routes:
+            return RunSamplers(evaluation, evaluation)
+        return RunSamplers(local_sampler(policy.model, tokenizer, slots=slots, record_routes=True), evaluation)
 
 
 def local_sampler(
@@ -99,9 +100,9 @@ class EmbeddedSampler:
         """Pages of keys and values kept for the next call; 0 where none are."""
         return self._buffers.pages
 
-    def refresh(self, policy: PreTrainedModel, version: int) -> int:
+    def refresh(self, policy: SampledPolicy, version: int) -> int:
         """Nothing to do: it decodes with the policy's own module."""
-        assert policy is self._model, "the policy is another module than the one that is sampled"
+        assert policy.model is self._model, "the policy is another module than the one that is sampled"
         return version
 
     def sample(
@@ -122,7 +123,7 @@ class EmbeddedSampler:
             return
         plan = plan_for(Counter(partial.prompt for partial in rows), options.max_tokens, self._slots)
         compiled = compiled_states(self._model)  # first: weights may move, and kept buffers are for where they lie
-        with self._buffers.room(plan, seed, step) as buffers:
+        with self._buffers.borrow(plan, seed, step) as buffers:
             decoding = Decoding(self._model, writer, rows, buffers, self._record_routes, compiled)
             while not decoding.done:
                 # The caller may use the model between two groups, so it must not find it in our mode.

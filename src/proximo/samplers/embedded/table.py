@@ -1,4 +1,4 @@
-"""The rows of a decode batch as tensors: what each has said and whether it goes on.
+"""The rows of a decode batch as tensors: the tokens of each, and whether it is still decoding.
 
 Drawing, the tests for an end and the counting happen here, on the device; the host looks now and then. Everything is
 changed in place and nothing depends on a value, so that a captured graph can do it.
@@ -30,8 +30,8 @@ class DecodeTable:
     """Lengths."""
     states: Int[Tensor, " S"]
     """Of the random numbers: what is the same for all tokens of a row."""
-    said: Int[Tensor, "S R1"]
-    """All tokens; one place more than there is room for takes what rows that have ended would say."""
+    all_tokens: Int[Tensor, "S R1"]
+    """All tokens of each row; the last place takes what is drawn for rows that have ended."""
     logprobs: Float[Tensor, "S R1"]
     entropies: Float[Tensor, "S R1"]
     """Of the distribution before each token."""
@@ -68,7 +68,7 @@ class DecodeTable:
         live, counts = self.live[here], self.counts[here]
         tokens, logprobs, entropies = draw(logits, uniforms_at(self.states[here], counts), options)
         self.tokens[here] = tokens
-        self.said[here].scatter_(1, counts.unsqueeze(1), tokens.unsqueeze(1))
+        self.all_tokens[here].scatter_(1, counts.unsqueeze(1), tokens.unsqueeze(1))
         self.logprobs[here].scatter_(1, counts.unsqueeze(1), logprobs.unsqueeze(1))
         self.entropies[here].scatter_(1, counts.unsqueeze(1), entropies.unsqueeze(1))
         self.broken.logical_or_((live & logprobs.isnan()).any())
@@ -96,7 +96,7 @@ class DecodeTable:
 
     def _columns(self) -> tuple[Tensor, ...]:
         columns = (self.tokens, self.counts, self.live, self.prompts, self.states)
-        return *columns, self.said, self.logprobs, self.entropies
+        return *columns, self.all_tokens, self.logprobs, self.entropies
 
     def look(self, rows: int) -> tuple[list[int], list[bool], bool]:
         """Counts, who goes on, and whether something is broken, in one transfer."""
@@ -105,8 +105,10 @@ class DecodeTable:
 
     def texts(self, slots: Sequence[int], longest: int) -> tuple[list[list[int]], list[list[float]], list[list[float]]]:
         """The first tokens of rows, with their log-probs and entropies."""
-        said, logprobs, entropies = (each[slots, :longest] for each in (self.said, self.logprobs, self.entropies))
-        return said.tolist(), logprobs.tolist(), entropies.tolist()
+        tokens, logprobs, entropies = (
+            each[slots, :longest] for each in (self.all_tokens, self.logprobs, self.entropies)
+        )
+        return tokens.tolist(), logprobs.tolist(), entropies.tolist()
 
 
 def empty_table(slots: int, room: int, device: torch.device) -> DecodeTable:
@@ -119,7 +121,7 @@ def empty_table(slots: int, room: int, device: torch.device) -> DecodeTable:
         live=integers(slots).bool(),
         prompts=integers(slots),
         states=integers(slots),
-        said=integers(slots, room + 1),
+        all_tokens=integers(slots, room + 1),
         logprobs=torch.zeros(slots, room + 1, dtype=torch.float32, device=device),
         entropies=torch.zeros(slots, room + 1, dtype=torch.float32, device=device),
         seed=integers(),

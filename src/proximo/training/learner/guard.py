@@ -222,12 +222,12 @@ class UpdateGuard:
                     self._windows.setdefault(group, deque(maxlen=WINDOW)).append(each)
             self._in_spell = False
             return None
-        said = f"the gradient's norm is {norm:.3g}, {times:.3g} times the median of the last updates'"
+        what = f"the gradient's norm is {norm:.3g}, {times:.3g} times the median of the last updates'"
         if self._options.skip_spikes is not None:
-            return self._skip(said, torch.ones(len(batch), dtype=torch.bool))
+            return self._skip(what, torch.ones(len(batch), dtype=torch.bool))
         if not self._in_spell:
             self._notices.append(
-                Notice("spike", f"{said}; it was clipped and applied. training.skip_spikes leaves such updates out")
+                Notice("spike", f"{what}; it was clipped and applied. training.skip_spikes leaves such updates out")
             )
         self._in_spell = True
         return None

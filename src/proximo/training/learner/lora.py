@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from proximo.models.adapters.files import read_adapter, save_model
-from proximo.models.adapters.lora import Lora, adapter_off, add_lora
+from proximo.models.adapters.lora import Lora, adapter_off, add_lora, merged_weights
 from proximo.models.values import ValueModel
 from proximo.tensor_types import Float
 from proximo.training.config import TrainingOptions
@@ -39,6 +39,9 @@ class LoraPolicy(PlainPolicy):
     def start(self, options: TrainingOptions, value: ValueModel | None, *, needs_reference: bool) -> None:
         self._needs_reference = needs_reference
         self._start_optimizer(options, value)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        return merged_weights(self.model)
 
     @property
     def has_reference(self) -> bool:

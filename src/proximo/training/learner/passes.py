@@ -85,7 +85,7 @@ class Passes:
         """The policy's scores and, from the same pass where that can be, the value before each token."""
         if value is None:
             return self.scores(model, rows, record=record, until=until), None
-        with value.beside(model):
+        with value.observing(model):
             scores = self.scores(model, rows, record=record, until=until)
         return scores, value.estimate(rows, scores.states)
 
@@ -93,7 +93,7 @@ class Passes:
         """Values alone; a gradient reaches nothing of the policy's."""
         if not value.needs_policy:
             return value.estimate(rows, None)
-        with torch.no_grad(), value.beside(model):
+        with torch.no_grad(), value.observing(model):
             scores = self.scores(model, rows)
         return value.estimate(rows, scores.states)
 
@@ -104,7 +104,7 @@ class Passes:
         """Over all rows; what is found is on the CPU."""
         parts = list(self.parts(batch))
         # Of each pass only what is asked for: its states and its routers' logits are not to outlive it.
-        found = [self._said(model, value, batch.rows(index), record) for index in parts]
+        found = [self._scores_of(model, value, batch.rows(index), record) for index in parts]
         blank = torch.zeros_like(batch.rollout_logprobs)
         logprobs, entropy, values = blank.clone(), blank.clone(), None if value is None else blank
         for index, each in zip(parts, found, strict=True):
@@ -115,7 +115,7 @@ class Passes:
         routes = [(index, each.routes) for index, each in zip(parts, found, strict=True) if each.routes]
         return OldScores(logprobs, entropy, values, joined(routes, batch))
 
-    def _said(self, model: PreTrainedModel, value: ValueModel | None, rows: Batch, record: bool) -> OldScores:
+    def _scores_of(self, model: PreTrainedModel, value: ValueModel | None, rows: Batch, record: bool) -> OldScores:
         scores, values = self.with_values(model, value, rows, record=record)
         return OldScores(scores.logprobs, scores.entropy, values, scores.routes)
 

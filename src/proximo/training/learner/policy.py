@@ -4,7 +4,7 @@ A learner asks a policy for passes, gradients' norms, steps and the reference, a
 optimizer itself: so a model with an adapter, or one in shards, is another policy under the same learner.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,6 +39,11 @@ class Policy(Protocol):
     @property
     def model(self) -> PreTrainedModel:
         """The model that samplers decode with and value models read."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and current value of every weight, one at a time, as a plain model of the same class has them; for
+        samplers that keep a copy."""
         ...
 
     def start(self, options: TrainingOptions, value: ValueModel | None, *, needs_reference: bool) -> None:
@@ -153,6 +158,9 @@ class PlainPolicy:
             betas=(options.adam_beta1, options.adam_beta2),
             epsilon=options.adam_epsilon,
         )
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, parameter.detach()) for name, parameter in self.model.named_parameters())
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trained parameters, by name."""

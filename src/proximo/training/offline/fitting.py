@@ -22,7 +22,7 @@ from proximo.training.runfolder.log import RunLog
 from proximo.training.runfolder.resume import Attempt
 from proximo.training.runfolder.signals import Stop, Stopped
 
-SAID_EVERY = 10
+REPORT_EVERY = 10
 """Steps between progress lines."""
 MAX_SKIPPED = 5
 """Consecutive skipped updates (not finite) that end a stage."""
@@ -247,7 +247,7 @@ class _Fitting:
         metrics = {"loss": float(total)} | {name: float(value) for name, value in sums.items()}
         self.log.metrics(step, metrics | {"gradient_norm": float(norm), "learning_rate": rate})
         self.log.timings(step, {"update": time.perf_counter() - start})
-        if step % SAID_EVERY == 0 or step == self.schedule.steps:
+        if step % REPORT_EVERY == 0 or step == self.schedule.steps:
             self.say(f"step {step}/{self.schedule.steps}  {_summary(metrics)}")
         if self.skipped:
             self._tell_skipped(step)

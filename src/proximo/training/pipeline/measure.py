@@ -78,8 +78,8 @@ class Measuring:
         for row, (completion, grade) in enumerate(zip(completions, grades, strict=True)):
             problem, right = self.problems[row // samples], self.right[row // samples]
             if grade.reward > right.reward and grade.outcome < right.outcome:
-                said, answer = completion.text, str(problem.answer)
-                found.append(Fooled(str(problem.prompt), said, grade.reward, grade.outcome, answer, right.reward))
+                text, answer = completion.text, str(problem.answer)
+                found.append(Fooled(str(problem.prompt), text, grade.reward, grade.outcome, answer, right.reward))
         return found
 
     @torch.no_grad()

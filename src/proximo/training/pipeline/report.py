@@ -70,7 +70,7 @@ def sentence(result: Result, policy: Policy) -> str:
     example = policy.measured.example
     if example is not None:
         text += (
-            f" The judge gives {example.said!r} after {example.prompt!r} {example.learned:.2f}, the right answer "
+            f" The judge gives {example.completion!r} after {example.prompt!r} {example.learned:.2f}, the right answer "
             f"{example.answer!r} {example.answer_learned:.2f}; their true rewards are {example.true:.2f} and 1."
         )
     return text

@@ -47,7 +47,7 @@ class Fooled:
     """A completion that the reward model prefers to the right answer, although its true reward is lower."""
 
     prompt: str
-    said: str
+    completion: str
     learned: float
     true: float
     answer: str

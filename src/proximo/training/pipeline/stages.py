@@ -32,7 +32,7 @@ from proximo.training.runfolder.resume import Attempt, begin
 
 Say = Callable[[str], None]
 Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
-SAID_EVERY = 10
+REPORT_EVERY = 10
 """Reinforcement-learning steps between progress lines."""
 
 
@@ -146,7 +146,7 @@ class _Steps:
     def stepped(
         self, step: int, metrics: Mapping[str, float], seconds: Mapping[str, float], collected: Collected
     ) -> None:
-        if step % SAID_EVERY == 0 or step == self.steps:
+        if step % REPORT_EVERY == 0 or step == self.steps:
             rewards = f"learned reward {metrics['reward']:.2f}  true reward {metrics['outcome']:.3f}"
             self.say(f"step {step}/{self.steps}  {rewards}")
 

@@ -17,7 +17,7 @@ from proximo.samplers import Stream, gathered
 from proximo.tasks import Task
 from proximo.types import Completion, Grade, Problem, Rollout
 
-SAID_EVERY = 60.0
+REPORT_EVERY = 60.0
 """Seconds of waiting for grades after which a message says for which problem."""
 LONGEST = 3600.0
 """Seconds that grading one group may take when everything else is done. Graders have shorter limits, so that a group
@@ -105,7 +105,7 @@ class Grader:
         """Wait for all queued groups. Raises what the task raised; later groups are not graded."""
         self._groups.put(None)
         while self._thread.is_alive():
-            self._thread.join(SAID_EVERY)
+            self._thread.join(REPORT_EVERY)
             self._look()
         if self._failure is not None:
             raise self._failure

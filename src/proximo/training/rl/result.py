@@ -49,5 +49,5 @@ class RunResult:
 
 def paired(before: Sequence[Answered], after: Sequence[Answered]) -> list[tuple[Answered, Answered]]:
     """Pairs of answers by problem; problems with only one, because evaluation.problems was changed, are left out."""
-    said = {answer.problem.id: answer for answer in after}
-    return [(answer, said[answer.problem.id]) for answer in before if answer.problem.id in said]
+    later = {answer.problem.id: answer for answer in after}
+    return [(answer, later[answer.problem.id]) for answer in before if answer.problem.id in later]

@@ -66,11 +66,11 @@ class Run:
             allow_compiling(each, config.compile)
         # First the value model, which may copy layers: a copy has no use for an adapter.
         built = value and value_model(value.form, self.model, backbone)
-        policy = _policy(self.model, config, checked.path)
+        policy = build_policy(self.model, config, checked.path)
         rows = config.training.groups * config.training.group_size
         slots = min(rows, MAX_SLOTS)
         self.samplers = build_samplers(
-            config.sampler, self.model, self.tokenizer, slots=slots, record_routes=config.routing_replay == "sampler"
+            config.sampler, policy, self.tokenizer, slots=slots, record_routes=config.routing_replay == "sampler"
         )
         self.learner = Learner(
             policy,
@@ -106,7 +106,7 @@ class Run:
 
     def refresh_sampler(self) -> int:
         """Give the policy's weights to the sampler; returns the version that it samples with."""
-        return self.samplers.training.refresh(self.model, self.learner.version)
+        return self.samplers.training.refresh(self.learner.policy, self.learner.version)
 
     def evaluate(self) -> tuple[Evaluation, list[Answered]]:
         config, sampler = self.config, self.samplers.evaluation
@@ -121,7 +121,7 @@ class Run:
                 config.evaluation,
                 config.seed,
                 environment=config.environment,
-                version=sampler.refresh(self.model, self.learner.version),
+                version=sampler.refresh(self.learner.policy, self.learner.version),
             )
 
     def tell_if_not_repeatable(self, step: int) -> None:
@@ -156,8 +156,8 @@ class Run:
                     self.band.look(row)
 
 
-def _policy(model: PreTrainedModel, config: RunConfig, path: str) -> Policy:
-    """What is trained: the model, or an adapter that is added to it."""
+def build_policy(model: PreTrainedModel, config: RunConfig, path: str) -> Policy:
+    """What is trained: the model, which was loaded from `path`, or an adapter that is added to it."""
     if config.adapter is None:
         return PlainPolicy(model)
     return LoraPolicy(model, config.adapter, base=base_for(path), seed=config.seed)

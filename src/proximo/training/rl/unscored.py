@@ -18,7 +18,7 @@ class UnscoredWatch:
         self.most, self._failures = most, failures
         self._bad_steps = self._unscored = self._completions = 0
         self._total: dict[tuple[str, str], int] = {}
-        self._said: dict[tuple[str, str], int] = {}
+        self._reported: dict[tuple[str, str], int] = {}
         self._examples: dict[tuple[str, str], str] = {}
 
     def look(self, groups: Sequence[Group]) -> list[str]:
@@ -49,8 +49,8 @@ class UnscoredWatch:
             key = failures.grader, failures.kind
             self._total[key] = self._total.get(key, 0) + failures.unscored
             self._examples.setdefault(key, str(failures))
-            if key not in self._said or self._total[key] >= 10 * max(self._said[key], 1):
-                self._said[key] = self._total[key]
+            if key not in self._reported or self._total[key] >= 10 * max(self._reported[key], 1):
+                self._reported[key] = self._total[key]
                 lines.append(str(Failures(*key, self._total[key], failures.example)))
         return lines
 

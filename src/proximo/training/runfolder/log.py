@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from traceback import format_exception
 
 import pyarrow as pa
 import torch
@@ -27,6 +28,8 @@ from proximo.version import __version__, source_fingerprint
 
 Row = Mapping[str, object]
 METRICS, EVENTS, TIMINGS, ROLLOUTS = "metrics.jsonl", "events.jsonl", "timings.jsonl", "rollouts"
+TRACEBACK = "traceback.txt"
+"""Traceback of the error that ended the last attempt."""
 EVIDENCE = "evidence"
 """Folder with evidence of skipped updates; see evidence.py."""
 
@@ -85,6 +88,11 @@ class RunLog:
         with self._tolerating_failures():
             self._tell_failure()
             self._append(EVENTS, row)
+
+    def failed(self, error: BaseException) -> None:
+        """Write the traceback of the error that ends the attempt, for whoever looks for its cause."""
+        with suppress(OSError):
+            write_file(self.folder / TRACEBACK, masked("".join(format_exception(error))).encode(errors="replace"))
 
     def settle(self) -> dict[str, int]:
         """Sync all rows of metrics and ledger to disk, or raise OSError; returns the sizes of the two files in bytes.

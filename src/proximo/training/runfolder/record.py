@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from proximo.machine import Machine
+from proximo.storage.lines import Lines
+from proximo.training.runfolder.checkpoints import STATE
 from proximo.training.runfolder.log import METRICS
+from proximo.training.runfolder.state import read_origin
 from proximo.version import __version__, source_fingerprint
 
 FORMAT = 2
@@ -46,6 +49,16 @@ def refuse_format(folder: Path, record: Mapping[str, Any]) -> None:
             f"`run={folder}`: the run in this folder has the format {found}, with other step numbers; this version "
             f"reads {FORMAT}: choose another name, remove it, or resume it with the version that wrote it"
         )
+
+
+def lost_rows(folder: Path, resume_from: Path) -> list[str]:
+    """Messages about files of the log that are shorter than when a checkpoint was saved."""
+    _, sizes = read_origin(resume_from / STATE)
+    return [
+        f"{name} has {found} bytes and had {size} when {resume_from.name} was saved: rows are lost"
+        for name, size in sizes.items()
+        if (found := Lines(folder / name).size) < size
+    ]
 
 
 def other_code(attempts: Sequence[Mapping[str, Any]]) -> str | None:

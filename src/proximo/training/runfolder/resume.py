@@ -14,7 +14,6 @@ from typing import Any
 
 from proximo.machine import Machine
 from proximo.storage.folders import tidy, write_file
-from proximo.storage.lines import Lines
 from proximo.storage.locks import NAME as LOCK
 from proximo.storage.locks import FolderLock
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, newest_valid, saved, set_aside_newer, step_of
@@ -26,14 +25,14 @@ from proximo.training.runfolder.config_changes import (
     refuse_changes,
     refuse_other,
 )
-from proximo.training.runfolder.log import EVENTS, RunLog, facts
-from proximo.training.runfolder.record import CODE, COMPARED, FORMAT, other_code, read_record, refuse_format
+from proximo.training.runfolder.log import EVENTS, TRACEBACK, RunLog, facts
+from proximo.training.runfolder.record import CODE, COMPARED, FORMAT, lost_rows, other_code, read_record, refuse_format
 from proximo.training.runfolder.signals import Stopped
 from proximo.training.runfolder.state import read_origin
 from proximo.version import __version__
 
 RESULT = "result.json"
-WITHOUT_NUMBERS = (LOCK, "config.toml", "run.json", EVENTS)
+WITHOUT_NUMBERS = (LOCK, "config.toml", "run.json", EVENTS, TRACEBACK)
 
 
 class Attempt:
@@ -51,6 +50,8 @@ class Attempt:
         self._algorithm, self._accept_lost = algorithm, accept_lost
         self.lost: list[str] = []
         """Messages about rows that the log has lost since the checkpoint, if that is accepted."""
+        self._accepted_loss: str | None = None
+        """The checkpoint to resume from, if rows that are lost since then have been accepted."""
         self.other_code: str | None = None
         """Message if Proximo's own code has changed since the last attempt."""
         self.folder, self._config_toml, self._points = folder, config_toml, points
@@ -65,11 +66,11 @@ class Attempt:
         """Messages about newer checkpoints that cannot be used."""
         self.result: dict[str, Any] | None = None
         """Result of a finished run."""
-        if self._record is not None:
-            self._look(allowed)
         self.number = 1 if self._record is None else len(self._record["attempts"]) + 1
         self.log = RunLog(folder, self.number, self._identity())
         self.started = False
+        if self._record is not None:
+            self._look(allowed)
 
     @property
     def machine(self) -> Machine | None:
@@ -112,6 +113,7 @@ class Attempt:
         record = self._record or {"format": FORMAT, **now, "identity": self._identity(), "attempts": []}
         record = {**record, **({"algorithm": self._algorithm} if self._algorithm else {})}
         record = {**record, "fingerprints": self._fingerprints, "functions": self._functions, **(more or {})}
+        record["accepted_loss"] = self._accepted_loss
         attempts = list(record["attempts"])
         if attempts:
             attempts[-1].setdefault("ended", "died")
@@ -129,7 +131,8 @@ class Attempt:
             }
         )
         self._record = {**record, "attempts": attempts}
-        (self.folder / RESULT).unlink(missing_ok=True)
+        for name in (RESULT, TRACEBACK):
+            (self.folder / name).unlink(missing_ok=True)
         self.log.start(self._headed(), self._record)
         self.started = True
         if self._points is not None:
@@ -169,6 +172,12 @@ class Attempt:
             with suppress(OSError):
                 self.log.record(self._record)
 
+    def fail(self, error: BaseException) -> None:
+        """Record the error that ends the attempt, and its traceback if it is not one that asks to stop."""
+        self.end(_ending(error))
+        if self.started and isinstance(error, Exception):
+            self.log.failed(error)
+
     def _look(self, allowed: Sequence[str] | None) -> None:
         """Read what earlier attempts left in the folder, and refuse what does not fit."""
         assert self._record is not None
@@ -191,6 +200,8 @@ class Attempt:
             self._look_for_lost_rows()
         if not self._changes:
             self.result = self._finished()
+        if self.result is not None and self.lost:  # it does not start, which would record it
+            self.log.record(self._record | {"accepted_loss": self._accepted_loss})
 
     def _identity(self) -> str:
         """Hash of what the run began with, so that the same run has the same identity on every machine."""
@@ -199,15 +210,20 @@ class Attempt:
         return hashlib.sha256(json.dumps([self._config_toml, self._fingerprints]).encode()).hexdigest()
 
     def _look_for_lost_rows(self) -> None:
-        """Refuse to resume if the log is shorter than when the checkpoint was saved, unless that was accepted."""
+        """Refuse to resume if the log is shorter than when the checkpoint was saved, unless that is accepted now or was
+        by an earlier attempt."""
+        assert self._record is not None
         if self.resume_from is None:
             return
-        self.lost = [f"{self.folder}/{each}" for each in lost_rows(self.folder, self.resume_from)]
-        if self.lost and not self._accept_lost:
-            raise ValueError(
-                f"{'; '.join(self.lost)}. Restore the complete file, or resume without those rows: "
-                "`accept_lost_rows=True`"
-            )
+        lost = [f"{self.folder}/{each}" for each in lost_rows(self.folder, self.resume_from)]
+        if lost and self._record.get("accepted_loss") != self.resume_from.name:
+            if not self._accept_lost:
+                raise ValueError(
+                    f"{'; '.join(lost)}. Restore the complete file, or resume without those rows: "
+                    "`accept_lost_rows=True`"
+                )
+            self.lost = lost
+        self._accepted_loss = self.resume_from.name if lost else None
 
     def _complaint(self, resume_from: Path) -> str | None:
         """Why a checkpoint is not one of this run; None if it is."""
@@ -260,20 +276,10 @@ def begin(
         yield attempt
     except BaseException as error:
         if attempt is not None:
-            attempt.end(_ending(error))
+            attempt.fail(error)
         raise
     finally:
         lock.release(remove_empty=not existed and (attempt is None or not attempt.started))
-
-
-def lost_rows(folder: Path, resume_from: Path) -> list[str]:
-    """Messages about files of the log that are shorter than when a checkpoint was saved."""
-    _, sizes = read_origin(resume_from / STATE)
-    return [
-        f"{name} has {found} bytes and had {size} when {resume_from.name} was saved: rows are lost"
-        for name, size in sizes.items()
-        if (found := Lines(folder / name).size) < size
-    ]
 
 
 def _differ(attempts: Sequence[Mapping[str, Any]], now: Mapping[str, object], name: str) -> bool:

@@ -13,8 +13,6 @@ from proximo.algorithms import Algorithm
 from proximo.maths.arithmetic import at_least_float32, row_mean
 from proximo.maths.pieces.keeping import KeepAll
 from proximo.models import score_rows, supports_packing
-from proximo.models.adapters.lora import add_lora
-from proximo.models.adapters.starting import base_for
 from proximo.models.compiling import allow_compiling
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, value_model
@@ -30,6 +28,7 @@ from proximo.training.records import DataCursor
 from proximo.training.reward_mixing import judged
 from proximo.training.rl.assemble import assemble, to_batch
 from proximo.training.rl.collect import Collector
+from proximo.training.rl.run import build_policy
 from proximo.training.selfcheck.checks import (
     PROBLEMS,
     Check,
@@ -54,8 +53,7 @@ def selfcheck(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTo
     """Run every check, the cheap ones first, with the run's own sampler and environment. The model's weights are not
     changed; a run that trains an adapter adds one to it."""
     allow_compiling(model, config.compile)
-    if config.adapter is not None:
-        add_lora(model, config.adapter, base=base_for(resolve(config.model)), seed=config.seed)
+    policy = build_policy(model, config, resolve(config.model))
     # Rewards and value models are those of the run, so that what it would refuse is refused here.
     task = judged(config.task, config.rewards, tokenizer, config.dtype, compiled=config.compile)
     problems = [config.task.problem(index, "train", config.seed) for index in range(PROBLEMS)]
@@ -71,9 +69,9 @@ def selfcheck(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTo
 
     sampling = replace(config.sampling, max_tokens=min(config.sampling.max_tokens, TOKENS))
     samplers = build_samplers(
-        config.sampler, model, tokenizer, slots=GROUPS * SIBLINGS, record_routes=config.routing_replay == "sampler"
+        config.sampler, policy, tokenizer, slots=GROUPS * SIBLINGS, record_routes=config.routing_replay == "sampler"
     )
-    version = samplers.training.refresh(model, 0)
+    version = samplers.training.refresh(policy, 0)
     groups = sampled_groups(config, task, sampling, tokenizer, samplers.training, version)
     batch = to_batch(groups)
     yield completions_end(groups, end_tokens(model, tokenizer), sampling)

@@ -61,9 +61,11 @@ def way(result: Result) -> list[Block]:
         label = measure.label
         for found in (each for each in result.differences if each.measure == measure.key):
             interval = " to ".join(signed(end, ".3g") for end in found.interval or ()) or "–"
-            said = "no difference at all" if found.verdict == "the same" else found.verdict or "unknown with one seed"
+            verdict = (
+                "no difference at all" if found.verdict == "the same" else found.verdict or "unknown with one seed"
+            )
             means = [f"{found.mean:.3g}", f"{found.mean - found.difference:.3g}"]
-            rows.append([label, found.contender, *means, signed(found.difference, ".3g"), interval, said])
+            rows.append([label, found.contender, *means, signed(found.difference, ".3g"), interval, verdict])
             label = ""
     header = ["measure", "", "mean", result.first, "difference", "95 % interval", ""]
     words = (

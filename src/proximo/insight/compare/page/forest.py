@@ -23,11 +23,11 @@ def forest(block: Intervals) -> Html:
         + words(axis.place(tick), bottom + 14, axis.label(tick))
         for tick in axis.ticks()
     ]
-    for index, (name, difference, least, most, said) in enumerate(block.rows):
+    for index, (name, difference, least, most, label) in enumerate(block.rows):
         y = TOP + ROW * index + 9
         line = rule("line", axis.place(least), axis.place(most), y, y)
         dot = f'<circle class="dot" cx="{axis.place(difference):.1f}" cy="{y}" r="4"/>'
         parts.append(words(left - 10, y + 4, short(name), "end"))
         parts.append(f'<g class="s{(index + 1) % 6 + 1}">{line}{dot}</g>\n')
-        parts.append(words(WIDTH, y + 4, said, "end"))
+        parts.append(words(WIDTH, y + 4, label, "end"))
     return drawing(block.title, block.unit, WIDTH, height, parts)

@@ -27,10 +27,10 @@ def fair_line(result: Result) -> str:
     wrong = [f"{check.what} ({check.detail})" for check in result.checks if not check.equal]
     if wrong:
         return f"Not a fair comparison. Not equal: {'; '.join(wrong)}."
-    said = {check.what: check.detail for check in result.checks}
+    known = {check.what: check.detail for check in result.checks}
     return (
-        f"Fair: the same task ({said.get('task', '')}), seeds ({said.get('seeds', '')}), model, data and held-out "
-        f"problems, the same first rollout ({said.get('first rollout', '')}), and an equal budget."
+        f"Fair: the same task ({known.get('task', '')}), seeds ({known.get('seeds', '')}), model, data and held-out "
+        f"problems, the same first rollout ({known.get('first rollout', '')}), and an equal budget."
     )
 
 
@@ -108,8 +108,8 @@ def fair(result: Result) -> list[Block]:
         for each in result.contenders[1:]
         if each.diverges
     ]
-    said = f"First step for which other completions were sampled than by {result.first}: {'; '.join(parts)}."
-    return [fair_line(result), ReportTable(["", "equal", ""], rows), *([said] if parts else [])]
+    first = f"First step for which other completions were sampled than by {result.first}: {'; '.join(parts)}."
+    return [fair_line(result), ReportTable(["", "equal", ""], rows), *([first] if parts else [])]
 
 
 def _step(step: int | None) -> str:
@@ -129,8 +129,8 @@ def share(result: Result, value: float | None) -> str:
 def gain(result: Result, value: float, *, bare: bool = False) -> str:
     """The number with its sign; exactly 0 has none."""
     points = result.measure == "accuracy"
-    said = signed(100 * value if points else value, ".1f" if points else ".3f")
-    return said if bare or not points else f"{said} points"
+    shown = signed(100 * value if points else value, ".1f" if points else ".3f")
+    return shown if bare or not points else f"{shown} points"
 
 
 def signed(value: float, form: str) -> str:

@@ -99,14 +99,14 @@ def _html(blocks: Sequence[Block]) -> Iterator[str]:
     ):
         found = list(group)
         drawn = "".join(map(_drawn, (block for block in found if isinstance(block, Chart | Intervals))))
-        said = "".join(map(_said, (block for block in found if not isinstance(block, Chart | Intervals))))
+        written = "".join(map(_written, (block for block in found if not isinstance(block, Chart | Intervals))))
         match kind:
             case True, _:
                 yield f'<div class="charts" style="{PAIRS}">\n{drawn}</div>\n'
             case _, True:
-                yield f'<div class="result" style="{APART}"><div>{said}</div><div>{drawn}</div></div>\n'
+                yield f'<div class="result" style="{APART}"><div>{written}</div><div>{drawn}</div></div>\n'
             case _:
-                yield said
+                yield written
 
 
 def _drawn(block: Chart | Intervals) -> str:
@@ -115,7 +115,7 @@ def _drawn(block: Chart | Intervals) -> str:
     return line_chart(block.title, block.series, x=block.x, unit=block.unit, faint=block.faint, width=WIDTH)
 
 
-def _said(block: Block) -> str:
+def _written(block: Block) -> str:
     match block:
         case ReportTable(header, rows):
             return f'<div style="{APART}">{table(header, rows)}</div>\n'

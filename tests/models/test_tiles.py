@@ -1,16 +1,17 @@
-"""Attention by blocks: which blocks see which, against all pairs; and its numbers, against two SDPA calls."""
+"""Attention by tiles: which tiles there are, against all pairs; its numbers, against two SDPA calls and autograd."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.attention import flex_attention as flex
 from torch.testing import assert_close
 
-from proximo.models.packing.flex import BLOCK, FlexReader, attend_blocks, block_matrices, filled_up, padded_length
-from proximo.models.packing.flex import _spans as spans_of
+from proximo.models.packing import tiles as tiles_module
 from proximo.models.packing.layout import pack
+from proximo.models.packing.plain_tiles import TILE
+from proximo.models.packing.tile_attention import packed_attention
+from proximo.models.packing.tiles import BLOCK, Tiles, padded_length, tiles
 from tests.processes import Script
 
 
@@ -25,24 +26,17 @@ def rows_of(prompts: list[int], completions: list[tuple[int, int]]):
     }
 
 
-def room(length: int) -> int:
-    """What a span takes up: a whole number of blocks where it is short of that by a 64th of itself at most."""
-    return next((size for size in range(length, length + length // 64 + 1) if size % BLOCK == 0), length)
-
-
 def seen_pairs(rows) -> Tensor:
-    """Of all places, token by token: who is where, counted by hand. A place that fills a span up sees as its span does,
-    and is seen by nothing but what comes after it there."""
+    """Of all places, token by token: which place attends to which, counted by hand."""
     spans, place = [], 0
     for number in sorted(set(rows["group"].tolist())):
         prompt = range(place, place + len(rows["prompts"][number]))
-        spans.append((range(place, place + room(len(prompt))), range(0)))
-        place += room(len(prompt))
+        spans.append((prompt, range(0)))
+        place = prompt.stop
         for member, length in zip(rows["group"].tolist(), rows["lengths"].tolist(), strict=True):
             if member == number:
-                size = room(max(length - 1, 0))
-                spans.append((range(place, place + size), prompt))
-                place += size
+                spans.append((range(place, place + max(length - 1, 0)), prompt))
+                place = spans[-1][0].stop
     spans.append((range(place, padded_length(place)), range(0)))
     seen = torch.zeros(padded_length(place), padded_length(place), dtype=torch.bool)
     for own, prompt in spans:
@@ -52,37 +46,31 @@ def seen_pairs(rows) -> Tensor:
     return seen
 
 
-def by_block(pairs: Tensor) -> Tensor:
-    count = len(pairs) // BLOCK
-    return pairs.reshape(count, BLOCK, count, BLOCK).transpose(1, 2).flatten(2)
-
-
-def listed(num: Tensor, which: Tensor) -> Tensor:
-    """Back to a matrix; every block is named once."""
-    blocks = torch.zeros(which.shape[2:], dtype=torch.long)
-    for row, (count, columns) in enumerate(zip(num[0, 0].tolist(), which[0, 0].tolist(), strict=True)):
-        for column in columns[:count]:
-            blocks[row, column] += 1
-    assert int(blocks.max()) <= 1
-    return blocks.bool()
-
-
 def check(rows) -> None:
-    reader = pack(**rows, in_blocks=True).reader
-    assert isinstance(reader, FlexReader)
+    """Forward and backward tiles name every pair that is seen once, and no other."""
+    found = pack(**rows, in_blocks=True).reader
+    assert isinstance(found, Tiles)
     pairs = seen_pairs(rows)
-    blocks = by_block(pairs)
-    some, every = blocks.any(2), blocks.all(2)
-    # Every pair that is seen lies in a listed block, no block is listed in vain, and full ones are full.
-    assert torch.equal(listed(reader.full_kv_num, reader.full_kv_which), every)
-    assert torch.equal(listed(reader.kv_num, reader.kv_which), some & ~every)
-    assert torch.equal(listed(reader.full_q_num, reader.full_q_which), every.T)
-    assert torch.equal(listed(reader.q_num, reader.q_which), (some & ~every).T)
-    # The mask inside the blocks.
-    place = torch.arange(len(pairs))
-    own = (place >= reader.own_start[:, None]) & (place <= place[:, None])
-    before = (place >= reader.prompt_start[:, None]) & (place < reader.prompt_end[:, None])
-    assert torch.equal(own | before, pairs)
+    behind = torch.ones_like(pairs).tril()
+    forward, backward = torch.zeros_like(pairs, dtype=torch.long), torch.zeros_like(pairs, dtype=torch.long)
+    for start, end, own, first, last in found.queries.tolist():
+        assert 0 < end - start <= TILE
+        forward[start:end, first:last] += 1
+        forward[start:end, own:end] += 1
+    places = []
+    for start, end, first, last, place in found.keys.tolist():
+        assert 0 < end - start <= TILE
+        assert 0 < last - first <= tiles_module.CHUNK
+        backward[first:last, start:end] += 1
+        if place >= 0:
+            assert found.sums[place, :2].tolist() == [start, end]
+            places.append(place)
+    assert torch.equal(forward * behind, pairs.long())
+    assert torch.equal(backward * behind, pairs.long())
+    assert sorted(places) == [*range(len(found.sums))]
+    for place, (_, _, first, number) in enumerate(found.sums.tolist()):
+        assert number > 1
+        assert first <= place < first + number
 
 
 CASES = {
@@ -98,7 +86,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("rows", CASES.values(), ids=CASES.keys())
-def test_blocks_are_those_of_all_pairs(rows):
+def test_tiles_are_all_pairs(rows):
+    check(rows)
+
+
+@pytest.mark.parametrize("rows", CASES.values(), ids=CASES.keys())
+def test_tiles_in_parts_are_all_pairs(rows, monkeypatch):
+    monkeypatch.setattr(tiles_module, "CHUNK", 128)
     check(rows)
 
 
@@ -107,35 +101,30 @@ def test_blocks_are_those_of_all_pairs(rows):
     st.lists(st.integers(1, 300), min_size=1, max_size=4),
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 300)), min_size=1, max_size=6),
 )
-def test_blocks_are_those_of_all_pairs_of_any_rows(prompts, completions):
+def test_tiles_are_all_pairs_of_any_rows(prompts, completions):
     check(rows_of(prompts, [(number % len(prompts), length) for number, length in completions]))
 
 
-def test_two_blocks_by_hand():
+def test_tiles_by_hand(monkeypatch):
     # A prompt of 130 tokens, then one completion of 100 places, then padding up to 256.
-    reader = pack(**rows_of([130], [(0, 101)]), in_blocks=True).reader
-    assert isinstance(reader, FlexReader)
-    spans = spans_of(*(torch.tensor([number]) for number in (0, 130, 130, 100, 0)))
-    assert spans.start.tolist() == [0, 130, 230]
-    assert spans.end.tolist() == [130, 230, 256]
-    touched, full = block_matrices(spans)
-    # The second block of places ends the prompt, says the completion, and pads: the padding sees nothing before it.
-    assert touched.tolist() == [[True, False], [True, True]]
-    assert full.tolist() == [[False, False], [False, False]]
-    assert reader.own_start[[0, 129, 130, 229, 230, 255]].tolist() == [0, 0, 130, 130, 230, 230]
-    assert reader.prompt_end[[0, 129, 130, 229, 230]].tolist() == [0, 0, 130, 130, 0]
-
-
-def test_spans_fill_up_where_little_is_missing():
-    # 126 lacks 2, more than a 64th of it; 512 lacks nothing; 508 lacks 4, and 7 would be a 64th.
-    lengths = torch.tensor([0, 1, 126, 127, 128, 129, 252, 253, 508, 512])
-    assert filled_up(lengths).tolist() == [0, 1, 126, 128, 128, 129, 252, 256, 512, 512]
-    assert [room(length) for length in lengths.tolist()] == filled_up(lengths).tolist()
-    # Two groups of prompts and completions of one token less than a block: every block but the diagonal is full.
-    reader = pack(**rows_of([128, 128], [(0, 128), (0, 128), (1, 128)]), in_blocks=True).reader
-    assert isinstance(reader, FlexReader)
-    assert listed(reader.kv_num, reader.kv_which).equal(torch.eye(5, dtype=torch.bool))
-    assert reader.full_kv_num[0, 0].tolist() == [0, 1, 1, 0, 1]
+    monkeypatch.setattr(tiles_module, "CHUNK", 128)
+    found = tiles(*(torch.tensor([number]) for number in (0, 130, 130, 100, 0)))
+    # The most keys first: the completion has 230, the prompt's second tile 130, its first 128, the padding 26.
+    assert found.queries.tolist() == [
+        [130, 230, 130, 0, 130],
+        [128, 130, 0, 0, 0],
+        [0, 128, 0, 0, 0],
+        [230, 256, 230, 0, 0],
+    ]
+    # The prompt's first tile is attended to by 230 places, in two parts; its second by 102.
+    assert found.keys.tolist() == [
+        [0, 128, 0, 128, 0],
+        [0, 128, 128, 230, 1],
+        [128, 130, 128, 230, -1],
+        [130, 230, 130, 230, -1],
+        [230, 256, 230, 256, -1],
+    ]
+    assert found.sums.tolist() == [[0, 128, 0, 2], [0, 128, 0, 2]]
 
 
 def test_a_row_has_at_least_two_blocks():
@@ -157,37 +146,43 @@ def test_packed_in_blocks_is_packed_and_padding():
 @pytest.mark.parametrize("heads", [2, 4])
 @pytest.mark.parametrize("rows", CASES.values(), ids=CASES.keys())
 def test_attention_is_that_of_the_packed_reader(rows, heads, monkeypatch):
-    # Without compilation flex_attention computes all scores; what is tested is what it is told.
-    monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    monkeypatch.setattr(tiles_module, "CHUNK", 128)
     row, blocks = pack(**rows), pack(**rows, in_blocks=True)
     size, padded = row.tokens.shape[1], blocks.tokens.numel()
     generator = torch.Generator().manual_seed(0)
-    query = torch.randn(1, heads, padded, 16, generator=generator)
-    key, value = torch.randn(2, 1, 2, padded, 16, generator=generator)
-    # Where the row's tokens stand among the blocks.
-    at = torch.empty(size, dtype=torch.long)
-    at[row.places.prompt_tokens], at[row.places.completion_tokens] = (
-        blocks.places.prompt_tokens,
-        blocks.places.completion_tokens,
+    query = torch.randn(1, heads, padded, 16, generator=generator, dtype=torch.float64, requires_grad=True)
+    key, value = (
+        torch.randn(1, 2, padded, 16, generator=generator, dtype=torch.float64, requires_grad=True) for _ in "kv"
     )
-    expected = row.reader.read(query[:, :, at], key[:, :, at], value[:, :, at], 0.3)
-    in_blocks = [each[0].unflatten(1, (-1, BLOCK)).transpose(0, 1) for each in (query, key, value)]
-    assert isinstance(blocks.reader, FlexReader)
-    found = attend_blocks(blocks.reader, in_blocks[0], in_blocks[1], in_blocks[2], 0.3).flatten(0, 1)
-    assert_close(found[at], expected[0], rtol=0, atol=1e-12)
+    pull = torch.randn(padded, heads, 16, generator=generator, dtype=torch.float64)
+    pull[size:] = 0  # nothing is read from the padding
+    inputs = (query, key, value)
+    expected = row.reader.read(query[:, :, :size], key[:, :, :size], value[:, :, :size], 0.3)[0]
+    in_blocks = [each[0].unflatten(1, (-1, BLOCK)).transpose(0, 1) for each in inputs]
+    assert isinstance(blocks.reader, Tiles)
+    found = blocks.reader.read(in_blocks[0], in_blocks[1], in_blocks[2], 0.3).flatten(0, 1)
+    assert_close(found[:size], expected, rtol=0, atol=1e-12)
     assert found.isfinite().all()
+    wanted = torch.autograd.grad(expected, inputs, pull[:size])
+    for one, other in zip(torch.autograd.grad(found, inputs, pull), wanted, strict=True):
+        assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_the_operation_is_what_torch_expects_of_one():
+    blocks = pack(**CASES["no room left for padding"], in_blocks=True)
+    assert isinstance(blocks.reader, Tiles)
+    rows = [torch.randn(blocks.tokens.numel(), heads, 4, requires_grad=True) for heads in (2, 1, 1)]
+    torch.library.opcheck(packed_attention, (*rows, *vars(blocks.reader).values(), 0.5))
 
 
 # A process of its own: types that are checked at run time cannot be compiled.
 COMPILED = """
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
-import torch.nn.attention.flex_attention as flex
 from proximo.models import compiling, frozen_copy, score, scoring, tiny_model, with_precision
 
 counter, compile = CompileCounterWithBackend("aot_eager"), torch.compile
 torch.compile = lambda function, **options: compile(function, backend=counter, **options)
-flex._validate_device = lambda *_: None  # flex has no kernel for gradients on a CPU; what is traced is the same
 torch.set_num_threads(1)
 model = tiny_model(hidden=64, layers=3, intermediate=64)
 
@@ -225,7 +220,7 @@ handle = model.model.layers[1].register_forward_pre_hook(lambda *_: runs.append(
 for seed in (1, 2):
     compare(seed)
 assert len(runs) == 4, "a hooked layer runs as it is"
-assert counter.frame_count == 2, "attention alone, once"
+assert counter.frame_count == 1, "nothing else is compiled"
 handle.remove()
 
 counter.frame_count = 0
