@@ -28,6 +28,7 @@ Configs
     SftConfig, DpoConfig, RewardModelConfig, DataFile, FitOptions
     presets                     configs that are known to work: presets.ARITHMETIC, presets.FIVE, with_algorithm
     tasks, rewards              where problems come from, and how answers are judged
+    task_of(data)               the task of a file, a hub id, a Dataset or a list of dictionaries
 
 Algorithms and the maths
     PPO, GRPO, DAPO, GSPO, SAPO values of Algorithm; dataclasses.replace makes a new one
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from proximo.door.opened import OpenedRun, open_run
     from proximo.door.planning import plan
     from proximo.door.stages import dpo, reward_model, sft
-    from proximo.door.training import train
+    from proximo.door.training import task_of, train
     from proximo.maths.crediting import advantages
     from proximo.maths.objective import policy_loss
     from proximo.models.adapters.lora import Lora
@@ -115,6 +116,7 @@ __all__ = [
     "reward_model",
     "rewards",
     "sft",
+    "task_of",
     "tasks",
     "train",
 ]
@@ -131,7 +133,7 @@ _WHERE = {
     "door.opened": ("OpenedRun", "open_run"),
     "door.planning": ("plan",),
     "door.stages": ("dpo", "reward_model", "sft"),
-    "door.training": ("train",),
+    "door.training": ("task_of", "train"),
     "maths.crediting": ("advantages",),
     "maths.objective": ("policy_loss",),
     "models.adapters.lora": ("Lora",),

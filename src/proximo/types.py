@@ -30,6 +30,10 @@ class Problem:
     """What a grader compares with; None where it needs nothing."""
     data: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of the data set, for reward functions."""
+    source: str = ""
+    """Name of the source that it comes from, where a task has several; metrics and ledger name it."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template, such as enable_thinking."""
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ def _flipped(file: Path) -> None:
 
 DATA: dict[str, tuple[str, str | bytes | Callable[[Path], object], list[str]]] = {
     "missing": ("x.jsonl", lambda file: None, ["task.path is", "there is no such file"]),
-    "a folder": ("x.jsonl", Path.mkdir, ["task.path is", "there is no such file"]),
+    "an empty folder": ("x.jsonl", Path.mkdir, ["task.path is", "it holds no .jsonl"]),
     "empty": ("x.jsonl", "", ["no row is left for train"]),
     "blank lines": ("x.jsonl", "\n\n \n", ["no row is left for train"]),
     "one row": ("x.jsonl", '{"prompt": "1+1=", "answer": "2"}\n', ["no row is left for", "give a larger share"]),
@@ -193,7 +193,12 @@ DATA: dict[str, tuple[str, str | bytes | Callable[[Path], object], list[str]]] =
     ),
     "a printed JSON array": ("x.jsonl", json.dumps([{"prompt": "1", "answer": "2"}], indent=1), [":1: not JSON"]),
     "CSV": ("x.jsonl", "prompt,answer\n1+1=,2\n", [":1: not JSON", ":2: not JSON"]),
-    "CSV by name": ("x.csv", "prompt,answer\n1+1=,2\n", [".csv is not a known format, use .jsonl or .parquet"]),
+    "text by name": ("x.txt", "prompt,answer\n1+1=,2\n", [".txt is not a known format, use .jsonl"]),
+    "CSV with a short row": (
+        "x.csv",
+        "prompt,answer\n" + "1+1=,2\n" * 40 + "1+2=\n",
+        ["row 41: 1 values for 2 columns"],
+    ),
     "numbers for rows": ("x.jsonl", "1\n2\n", [":1: 1 is not an object with columns", ":2:"]),
     "NaN for a row": ("x.jsonl", "NaN\n", [":1:"]),
     "no prompt": (

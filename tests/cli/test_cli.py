@@ -225,8 +225,8 @@ def test_bad_rows_are_refused_or_skipped(folder, tmp_path, capsys):
 
 
 def test_sft_refuses_what_it_cannot_read(folder, tmp_path, capsys):
-    (tmp_path / "sums.csv").write_text("prompt,completion\n")
-    assert "use .jsonl or .parquet" in refused(["sft", str(tmp_path / "sums.csv")], capsys)
+    (tmp_path / "sums.txt").write_text("prompt,completion\n")
+    assert "is not a known format" in refused(["sft", str(tmp_path / "sums.txt")], capsys)
     assert "none.toml: there is no such file" in refused(["sft", "none.toml"], capsys)
     assert "'none.jsonl': there is no such file" in refused(["sft", "none.jsonl"], capsys)
     assert "fit.batch is 0" in refused(["sft", "--fit.batch", "0"], capsys)

@@ -9,6 +9,8 @@ import pytest
 from proximo import toml
 from proximo.cli import main
 from proximo.models import loading, tiny_model, tiny_tokenizer
+from proximo.rewards import ExactMatch, FormatReward
+from proximo.tasks import File, Mixture
 from proximo.training.config import RunConfig
 from proximo.training.pipeline import PipelineConfig
 from proximo.training.preflight import estimate
@@ -172,3 +174,39 @@ def test_a_pipeline_may_come_after_its_switches(arguments, capsys):
     assert isinstance(toml.loads(printed, PipelineConfig), PipelineConfig)
     assert main(["train", "--json", *arguments]) == 0
     assert json.loads(capsys.readouterr().out)["stages"][:2] == ["demonstrations.jsonl", "sft"]
+
+
+def test_data_becomes_a_task_and_flags_change_it(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [f'{{"question": "{i}+1", "answer": "so\\n#### {i + 1}", "solution": "x"}}\n' for i in range(40)]
+    Path("x.jsonl").write_text("".join(rows))
+    command = ["train", "--model", folder, "--data", "x.jsonl", "--dry-run"]
+    assert "choose with --task.answer-columns answer or --task.answer-columns solution" in refusal(command, capsys)
+    chosen = ["--task.answer-columns", "answer", "--task.chat-template-kwargs", "enable_thinking", "False"]
+    assert main([*command, *chosen, "--task.held-out", "0.5"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.count("answers end in ####: comparing last numbers") == 1
+    task = toml.loads(printed.out, RunConfig).task
+    assert isinstance(task, File)
+    assert (task.reward, task.held_out) == (ExactMatch(last_number=True), 0.5)
+    assert task.chat_template_kwargs == {"enable_thinking": False}
+    own = ["--task.reward.type", "FormatReward", "--task.reward.pattern", ".*"]
+    assert main([*command, *own]) == 0
+    task = toml.loads(capsys.readouterr().out, RunConfig).task
+    assert isinstance(task, File)
+    assert task.reward == FormatReward(".*")
+
+
+def test_flags_of_a_file_apply_to_each_source(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, first in (("a", 0), ("b", 40)):
+        rows = [f'{{"question": "{i}+1", "answer": "{i + 1}"}}\n' for i in range(first, first + 40)]
+        Path(f"{name}.jsonl").write_text("".join(rows))
+    flags = ["--task.no-chat", "--task.held-out", "0.5", "--task.template", "{question}="]
+    assert main(["train", "--model", folder, "--data", "a.jsonl=3", "b.jsonl", *flags, "--dry-run"]) == 0
+    task = toml.loads(capsys.readouterr().out, RunConfig).task
+    assert isinstance(task, Mixture)
+    assert [(each.name, each.weight) for each in task.sources] == [("a", 3.0), ("b", 1.0)]
+    for each in task.sources:
+        assert isinstance(each.task, File)
+        assert (each.task.chat, each.task.held_out, each.task.template) == (False, 0.5, "{question}=")

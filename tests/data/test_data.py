@@ -68,11 +68,11 @@ def test_lines_that_cannot_be_read(tmp_path: Path):
 
 
 def test_files_that_cannot_be_read(tmp_path: Path):
-    (tmp_path / "x.csv").touch()
+    (tmp_path / "x.txt").touch()
     (tmp_path / "x.parquet").write_text("no")
     for name, why in [
         ("none.jsonl", "there is no such file"),
-        ("x.csv", "use .jsonl or .parquet"),
+        ("x.txt", ".txt is not a known format, use .jsonl, .json, .parquet, .csv, .arrow"),
         ("x.parquet", "cannot be read, not Parquet"),
     ]:
         with pytest.raises(ValueError, match=f"pairs is '.*{name}': .*{why}"):

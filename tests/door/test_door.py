@@ -99,9 +99,9 @@ DOOR: Any = proximo
         (
             lambda: DOOR.sft([{"prompt": "a"}]),
             TypeError,
-            "data is .*: give a .jsonl or .parquet file, or a SftConfig",
+            "data is .*: give a data file, or a SftConfig",
         ),
-        (lambda: DOOR.dpo(None), TypeError, "data is None: give a .jsonl or .parquet file, or a DpoConfig"),
+        (lambda: DOOR.dpo(None), TypeError, "data is None: give a data file, or a DpoConfig"),
         (lambda: DOOR.evaluate(None), TypeError, "model is None: give a folder, a run's folder or a hub id"),
         (lambda: DOOR.evaluate("m", "arithmetics"), ValueError, "task is 'arithmetics': give one of arithmetic, "),
         (lambda: DOOR.evaluate("m", "file"), ValueError, "task is 'file': give one of arithmetic, countdown"),

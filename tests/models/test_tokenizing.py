@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from proximo.models import prompt_tokens, tiny_tokenizer
+from proximo.models import problem_tokens, prompt_tokens, tiny_tokenizer
 from proximo.models.tokens.tokenizing import ReplyReader, reply_tokens, special_prefix
 from proximo.samplers import SamplingOptions
 from proximo.samplers.partial import PartialCompletion, TokenWriter
@@ -242,3 +242,12 @@ def test_the_self_check_shows_how_a_prompt_begins():
     closed = llama2(chat_template="{{ bos_token + messages[0]['content'] + eos_token }}")
     assert "ends with the end-of-sequence token '</s>'" in begun(closed, user)[2]
     assert begun(tiny_tokenizer(), "12")[1:] == (False, "a prompt begins with 6:'1' 7:'2'")
+
+
+def test_arguments_of_the_chat_template_reach_it():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ messages[0]['content'] }}{{ '=' if enable_thinking else '' }}"
+    asked = Problem("sum", ({"role": "user", "content": "1+2"},), "3", chat_template_kwargs={"enable_thinking": True})
+    plain = Problem("sum", asked.prompt, "3")
+    assert problem_tokens(tokenizer, asked) == prompt_tokens(tokenizer, "1+2=")
+    assert problem_tokens(tokenizer, plain) == prompt_tokens(tokenizer, "1+2")

@@ -480,8 +480,8 @@ def test_a_held_out_file_of_its_own_must_not_meet_training(tmp_path: Path):
 
 
 def test_files_that_cannot_be_read(tmp_path: Path):
-    for path, why in [("missing.jsonl", "there is no such file"), ("data.csv", "use .jsonl or .parquet")]:
-        (tmp_path / "data.csv").touch()
+    for path, why in [("missing.jsonl", "there is no such file"), ("data.txt", ".txt is not a known format")]:
+        (tmp_path / "data.txt").touch()
         with pytest.raises(ValueError, match=why):
             File(str(tmp_path / path)).size("train")
     with pytest.raises(ValueError, match="no row is left for train"):

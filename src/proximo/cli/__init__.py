@@ -31,6 +31,8 @@ Train language models by reinforcement learning, and see what each update did.
                        write the whole model of a LoRA adapter: its base model with the adapter added to the weights
   proximo pairs RUN --out PAIRS.jsonl [--steps A:B] [--by outcome|reward] [--old FILE --old-share X] [--seed N]
                        rank a run's completions: training data for reward-model or dpo
+  proximo rate DATA --model MODEL --out FILE [--samples N] [--field VALUE ...]
+                       measure how often a model solves each row of a data file, to train on those in between
   proximo plan [PRESET | run.toml] [--model MODEL] [--algorithm NAME] [--gpu NAME] [--field VALUE ...]
                        predict memory and seconds per step on a GPU, before any weights, and say what would fit
   proximo selfcheck [PRESET | run.toml] [--algorithm NAME] [--field VALUE ...]
@@ -85,6 +87,7 @@ COMMANDS = (
     *STAGES,
     "merge",
     "pairs",
+    "rate",
     "plan",
     "selfcheck",
     "chat",
@@ -161,6 +164,10 @@ def _run(command: str, arguments: list[str]) -> int:
         from proximo.cli import tasks
 
         return tasks.run(arguments)
+    if command == "rate":
+        from proximo.cli import rate
+
+        return rate.run(arguments)
     if command == "bench":
         from proximo.bench import running
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from proximo import explain, toml
 from proximo.algorithms import Algorithm
+from proximo.cli.data import DATA_FLAGS, take_task
 from proximo.cli.flags import refuse, said_later, take
 from proximo.cli.parsing import nearest
 from proximo.door.training import with_values
@@ -28,7 +29,8 @@ def base_config(arguments: list[str], default: RunConfig = ARITHMETIC) -> RunCon
         config = with_named(config, named_algorithm("--algorithm", name))
     if judge is not None:
         config = _with_judge(config, judge, take(arguments, "--rewards.task"))
-    return with_values(config)
+    task = take_task(arguments, config.model, config.rewards)
+    return with_values(config if task is None else replace(config, task=task))
 
 
 def naming_flags(command: str) -> str:
@@ -40,6 +42,7 @@ def naming_flags(command: str) -> str:
         "  --reward-model DIR    add a reward model; --rewards.task is the weight of the task's outcome",
         "presets (the first is the default):",
         *(f"  {each.name:<18} {each.what}" for each in PRESETS),
+        DATA_FLAGS.rstrip(),
     ]
     return "\n".join(lines)
 

@@ -24,7 +24,8 @@ class LiveView:
 
     def start(self, steps: int, before: Evaluation) -> None:
         self.steps, self.before = steps, before
-        self.console.print(f"held-out {measure(before)} before: {share(before)}", highlight=False)
+        if before.problems:
+            self.console.print(f"held-out {measure(before)} before: {share(before)}", highlight=False)
         self.live.start()
 
     def stepped(

@@ -1,13 +1,14 @@
-"""Rows of a JSONL or Parquet file, and what is wrong with them."""
+"""Rows of data files, and what is wrong with them."""
 
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeGuard
 
+from proximo.data.formats import read_file
+from proximo.data.locating import data_files
 from proximo.types import Message
 
 Prompt = str | tuple[Message, ...]
@@ -98,7 +99,7 @@ class DataFile:
     """A file of training data, one item per row."""
 
     path: str
-    """A .jsonl or .parquet file."""
+    """A .jsonl, .json, .parquet, .csv or .arrow file, a pattern such as `train-*.parquet`, a folder, or a hub id."""
     held_out: float | str = 0.1
     """Held-out data: a share of the prompts, chosen by hash, or the path of a separate file."""
     max_tokens: int = 2048
@@ -112,62 +113,27 @@ class DataFile:
             raise ValueError(f"data.max_tokens is {self.max_tokens}: give room for a prompt and a completion")
 
 
-def check_share(held_out: float | str, field: str) -> None:
-    if not isinstance(held_out, str) and not 0 <= held_out < 1:
-        raise ValueError(f"{field} is {held_out}: give a share from 0 up to 1, or a path")
+def check_share(held_out: float | str, field: str, *, may_be_all: bool = False) -> None:
+    """Refuse a share that is none. `may_be_all`: whether data may be for evaluation only."""
+    if isinstance(held_out, str) or 0 <= held_out < 1 or (may_be_all and held_out == 1):
+        return
+    raise ValueError(f"{field} is {held_out}: give a share from 0 up to 1, or a path")
 
 
 def read_rows(path: str, mistakes: Mistakes, *, field: str = "data.path") -> list[Row]:
     """Read every row that is an object; `field` is the config field named in errors."""
-    file = Path(path)
-    if not file.is_file():
-        raise ValueError(f"{field} is {path!r}: there is no such file")
-    try:
-        match file.suffix:
-            case ".jsonl":
-                found = list(_lines(path, mistakes))
-            case ".parquet":
-                found = _table(path)
-            case suffix:
-                known = f"{suffix or 'no suffix'} is not a known format, use .jsonl or .parquet"
-                raise ValueError(f"{field} is {path!r}: {known}")
-    except OSError as error:
-        raise ValueError(f"{field} is {path!r}: it cannot be read, {error}") from error
     rows = []
-    for place, values in found:
-        if isinstance(values, Mapping):
-            rows.append(Row(place, values))
-        else:
-            mistakes.add(place, f"{shortened(values)} is not an object with columns: write one object to a line")
+    for file in data_files(path, field):
+        try:
+            found = read_file(file, mistakes)
+        except OSError as error:
+            raise ValueError(f"{field} is {file!r}: it cannot be read, {error}") from error
+        for place, values in found:
+            if isinstance(values, Mapping):
+                rows.append(Row(place, values))
+            else:
+                mistakes.add(place, f"{shortened(values)} is not an object with columns: write one object to a line")
     return rows
-
-
-def _lines(path: str, mistakes: Mistakes) -> Iterator[tuple[str, Any]]:
-    data = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf")
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise OSError("it is UTF-16: save it as UTF-8")
-    # Split at line feeds only: a JSON string may contain other line separators unescaped.
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if line.strip():
-            try:
-                yield f"{path}:{number}", json.loads(line.decode())
-            except UnicodeDecodeError as error:
-                mistakes.add(f"{path}:{number}", f"not UTF-8, {error.reason} at byte {error.start}")
-            except json.JSONDecodeError as error:
-                mistakes.add(f"{path}:{number}", f"not JSON, {error.msg} at column {error.colno}")
-            except (ValueError, RecursionError) as error:
-                mistakes.add(f"{path}:{number}", f"not JSON, {error}")
-
-
-def _table(path: str) -> list[tuple[str, Any]]:
-    # Imported late, because only this format needs it.
-    from pyarrow import ArrowException, parquet
-
-    try:
-        rows = parquet.read_table(path).to_pylist()
-    except ArrowException as error:
-        raise OSError(f"not Parquet: {error}") from error
-    return [(f"{path}, row {number}", row) for number, row in enumerate(rows, start=1)]
 
 
 def read_prompt(value: Any, name: str = "the prompt") -> Prompt:

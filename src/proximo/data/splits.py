@@ -73,7 +73,7 @@ def read_splits(
 def refuse_empty(train: int, kept: int, path: str, held_out: float | str, *, field: str = "data", remedy: str) -> None:
     """Refuse an empty training split, or an empty held-out split if one was asked for; `remedy` is the advice."""
     what = f"{field}.path is {path!r} and {field}.held_out {held_out}"
-    if not train:
+    if not train and held_out != 1:
         raise ValueError(f"{what}: no row is left for train, give more rows or a smaller share")
     if not kept and held_out != 0:
         raise ValueError(f"{what}: no row is left for held_out, give {remedy}")

@@ -127,6 +127,8 @@ def _task(given: TaskOptions | str) -> TaskOptions:
 
 def evaluated(name: str, config: EvalConfig) -> tuple[Evaluation, list[str]]:
     """The result, and how graders failed; ValueError where the model cannot be evaluated so."""
+    if config.problems < 1:
+        raise ValueError(f"problems is {config.problems}: give at least 1")
     path = resolve(name)
     if Path(path).is_dir():  # another name is checked when it is opened
         check_prompts(config, path, load_tokenizer(path))
@@ -165,7 +167,7 @@ def own_evaluation(name: str) -> tuple[EvalConfig, str | None]:
         task=config.task,
         rewards=config.rewards,
         sampling=config.sampling,
-        problems=config.evaluation.problems,
+        problems=config.evaluation.problems or EvalConfig.problems,  # 0: the run did not evaluate itself
         samples=config.evaluation.samples,
         device=config.device,
         dtype=config.dtype,

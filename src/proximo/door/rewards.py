@@ -8,6 +8,7 @@ from proximo.door.refusing import refuse_kind
 from proximo.rewards import GivenFunction, Grader, PythonFunction, Reward
 from proximo.rewards.given import Function
 from proximo.tasks import File, TaskOptions
+from proximo.tasks.sources.mixture import with_reward
 from proximo.training.reward_mix import RewardMix, WeightedRule
 
 Rewarding = Function | Reward
@@ -70,8 +71,7 @@ def with_rewards(config: Config, rewards: Rewards | None) -> Config:
         )
     if isinstance(config.task, File) and len(rules) == 1 and rules[0].weight == 1:
         return _changed(config, task=replace(config.task, reward=rules[0].reward))
-    task = replace(config.task, reward=None) if isinstance(config.task, File) else config.task
-    return _changed(config, task=task, rewards=replace(mix, task=0.0, rules=rules))
+    return _changed(config, task=with_reward(config.task, None), rewards=replace(mix, task=0.0, rules=rules))
 
 
 def refuse_unbound(config: Rewarded, what: str) -> None:

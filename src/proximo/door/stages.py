@@ -36,7 +36,7 @@ def sft(
 ) -> Fitted:
     """Fine-tune on a file's completions, or on a task's reference answers; what `proximo sft` does.
 
-    `data` is a .jsonl or .parquet file, or a whole SftConfig. `model` is where to start, for a file: a folder, a run's
+    `data` is a data file, or a whole SftConfig. `model` is where to start, for a file: a folder, a run's
     folder or a hub id; None: a new tiny model. The other arguments are those of `proximo.train`.
 
     Example:
@@ -60,7 +60,7 @@ def dpo(
 ) -> Fitted:
     """Learn from ranked completions directly, without a reward model; what `proximo dpo` does.
 
-    `data` is a .jsonl or .parquet file of chosen and rejected completions, or a whole DpoConfig. `model` is where to
+    `data` is a data file of chosen and rejected completions, or a whole DpoConfig. `model` is where to
     start, for a file. The other arguments are those of `proximo.train`.
 
     Example:
@@ -83,7 +83,7 @@ def reward_model(
 ) -> Fitted:
     """Train a model that scores completions, from ranked ones; what `proximo reward-model` does.
 
-    `data` is a .jsonl or .parquet file of chosen and rejected completions, or a whole RewardModelConfig. `model` is
+    `data` is a data file of chosen and rejected completions, or a whole RewardModelConfig. `model` is
     where to start, for a file. The other arguments are those of `proximo.train`.
 
     Example:
@@ -97,7 +97,7 @@ def reward_model(
 
 def _config(data: Config | PathLike, default: Config, model: str | None) -> Config:
     """A config as it is; a file takes the place of the default's data."""
-    refuse_kind("data", data, (str, Path, type(default)), f"a .jsonl or .parquet file, or a {type(default).__name__}")
+    refuse_kind("data", data, (str, Path, type(default)), f"a data file, or a {type(default).__name__}")
     if not isinstance(data, str | Path):
         if model is not None:
             raise ValueError(f"model is {model!r}, and a whole config is given, which has its own: set config.model")

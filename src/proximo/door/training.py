@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from proximo import explain, toml
+from proximo.data.given import keep_rows, rows_of
 from proximo.door.folders import PathLike, attempted, folder_for, suit_attempt
 from proximo.door.machines import as_found
 from proximo.door.progress import OnStep, Silent, Watched
@@ -13,6 +16,11 @@ from proximo.door.telling import Say, keep_quiet, say
 from proximo.models import load_tokenizer
 from proximo.models.compiling import compiles
 from proximo.models.shipped import resolve
+from proximo.rewards import ExactMatch
+from proximo.tasks import TaskOptions
+from proximo.tasks.sources.mixture import with_reward
+from proximo.tasks.sources.opening import open_data
+from proximo.tasks.sources.recognising import Chosen
 from proximo.training.config import RunConfig
 from proximo.training.outside_errors import naming_failures
 from proximo.training.preflight.prompts import check_prompts
@@ -24,6 +32,8 @@ from proximo.training.rl.run import Run
 from proximo.training.runfolder.checkpoints import step_of
 from proximo.training.runfolder.resume import Attempt
 
+KEPT = Path("runs") / "data"
+"""Folder for rows that were given in Python."""
 CONFIG = "a RunConfig, such as replace(proximo.presets.ARITHMETIC, steps=20)"
 """What a config may be, for errors."""
 COMPILING = "compiling for this GPU: the first evaluation and the first update take up to a minute longer than others"
@@ -33,6 +43,8 @@ def train(
     config: RunConfig,
     run: PathLike | None = None,
     *,
+    data: Any = None,
+    evaluation_data: Any = (),
     rewards: Rewards | None = None,
     on_step: OnStep | None = None,
     resume: bool = True,
@@ -47,6 +59,8 @@ def train(
 
     config            everything that decides the run's numbers; `proximo.presets` has some that work
     run               the run folder; None: runs/ALGORITHM-DATE
+    data              what to train on, in the place of config.task: as `proximo.task_of` takes it
+    evaluation_data   what to evaluate on, likewise
     rewards           what is rewarded, in the place of the task's verdict: functions as TRL calls them,
                       f(prompts, completions, **columns) -> list of numbers or None, each alone or as (f, weight).
                       A function that a module or file holds runs in a process of its own. A lambda or a notebook's
@@ -67,9 +81,12 @@ def train(
         print(result.before.accuracy, result.after.accuracy, result.checkpoint)
     """
     refuse_kind("config", config, RunConfig, CONFIG)
+    tell = keep_quiet if quiet else say
+    if data is not None:
+        task = task_of(data, evaluation=evaluation_data, model=config.model, rewarded=rewards is not None, quiet=quiet)
+        config = replace(config, task=task)
     config = with_rewards(with_values(config), rewards)
     refuse_values(config)
-    tell = keep_quiet if quiet else say
     watched = Watched(Silent() if quiet else Lines(), on_step or (lambda step, metrics: None))
     taking = attempted(
         folder_for(run, explain.nearest(config.algorithm).name),
@@ -81,6 +98,56 @@ def train(
     )
     with as_found(), taking as attempt:
         return trained(config, attempt, watched, tell, more="steps" in allow_change, ends=lambda: watched.ended)
+
+
+def task_of(
+    data: Any,
+    *,
+    evaluation: Any = (),
+    model: str | None = None,
+    prompt_column: str | None = None,
+    answer_columns: Sequence[str] | None = None,
+    held_out: float | str | None = None,
+    template: str = "",
+    rewarded: bool = False,
+    keep_in: PathLike = KEPT,
+    quiet: bool = False,
+) -> TaskOptions:
+    """The task of your data, as `proximo train --data` makes it: its shape is recognised and said in a line.
+
+    data            a file, pattern, folder or hub id, or several of them as a list, each PATH or PATH=WEIGHT; or rows:
+                    a list of dictionaries, a Hugging Face Dataset or an Arrow table
+    evaluation      data to evaluate on, likewise, each PATH or NAME=PATH; nothing of the others is held out then
+    model           the model: questions are asked in its chat template, if it has one. None: as text
+    prompt_column, answer_columns, held_out, template   as in tasks.File, where they are not to be recognised
+    rewarded        whether something else than the data's answers is rewarded, such as a function
+    keep_in         folder in which rows are written, since a resume needs them
+    quiet           no lines on stderr
+
+    Example:
+        task = proximo.task_of([{"question": "What is 7+5?", "answer": "#### 12"}] * 20, held_out=0.0, quiet=True)
+    """
+    chosen = Chosen(
+        prompt_column=prompt_column,
+        answer_columns=None if answer_columns is None else tuple(answer_columns),
+        held_out=held_out,
+        template=template,
+        has_reward=rewarded,
+    )
+    chat = model is not None and load_tokenizer(resolve(model)).chat_template is not None
+    found = open_data(_paths(data, keep_in), _paths(evaluation, keep_in), chosen, chat=chat)
+    for line in found.lines:
+        (keep_quiet if quiet else say)(line)
+    # A reward stands where one has to be until what is rewarded takes its place.
+    return with_reward(found.task, ExactMatch()) if rewarded else found.task
+
+
+def _paths(given: Any, keep_in: PathLike) -> list[str]:
+    if isinstance(given, str | Path):
+        return [str(given)]
+    if isinstance(given, list | tuple) and all(isinstance(each, str | Path) for each in given):
+        return [str(each) for each in given]
+    return [keep_rows(rows_of(given), Path(keep_in))]
 
 
 def with_values(config: RunConfig) -> RunConfig:
@@ -107,6 +174,8 @@ def trained(
     try:
         with naming_failures(config):
             run = Run(config, attempt.folder, progress)
+            for line in run.grading.called():
+                say(line)
             if compiles(run.model):
                 say(COMPILING)
             return loop.train(run, attempt, ends=ends)

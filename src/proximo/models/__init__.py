@@ -11,7 +11,7 @@ from proximo.models.loading import (
 from proximo.models.packing.layout import micro_batches
 from proximo.models.scoring import Scores, States, completion_states, score, score_rows
 from proximo.models.tiny import tiny_model, tiny_moe, tiny_tokenizer
-from proximo.models.tokens.tokenizing import prompt_tokens
+from proximo.models.tokens.tokenizing import problem_tokens, prompt_tokens
 
 __all__ = [
     "PaddedFallback",
@@ -26,6 +26,7 @@ __all__ = [
     "micro_batches",
     "pick_device",
     "pick_dtype",
+    "problem_tokens",
     "prompt_tokens",
     "score",
     "score_rows",

@@ -1,4 +1,4 @@
-"""Any Python function as a reward, with the signature that TRL's users already have."""
+"""Any Python function as a reward, with the parameters that users of TRL, verl and verifiers already have."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,9 @@ class _TakesFunctions(type):
 @dataclass(frozen=True)
 class PythonFunction(metaclass=_TakesFunctions):
     """Calls `f(prompts, completions, **columns)` and takes its list of floats; None means "not my task", as in TRL: the
-    reward is the sum of the other rewards, and without any the completion is unscored.
+    reward is the sum of the other rewards, and without any the completion is unscored. Functions of verl
+    (`compute_score(data_source, solution_str, ground_truth, extra_info)`) and verifiers (`f(completion, answer,
+    **kwargs)`, or a Rubric) are known by their parameters and called as there; any may be `async def`.
 
     Columns are the data set's, the answer and the completions' token ids (`completion_ids`), as in TRL.
     Completions are strings, or lists of messages where the prompt is a conversation. A call has one group's
@@ -59,7 +61,7 @@ class PythonFunction(metaclass=_TakesFunctions):
         check_range(self.reward_range)
 
     def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float | None]:
-        job = Job(self.path, self.seconds, self.memory_mb)
+        job = Job(self.path, self.seconds, self.memory_mb, is_users=True)
         scores = []
         for asked, said in groups(problems, completions):
             scores += score_or_pass(job, said, columns_of(asked, said), grader=self.path, alone=not self.siblings)

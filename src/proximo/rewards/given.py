@@ -8,15 +8,16 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
+from proximo.rewards.calling import Adapted, Junk, adapted, described, to_number
 from proximo.rewards.failures import Failure, GraderFailed, plain
 from proximo.rewards.function import check_range, columns_of
+from proximo.rewards.grading import grading
 from proximo.rewards.scoring import called, groups
-from proximo.rewards.worker import Junk, accepted, described, listed, to_number
 from proximo.rewards.workers import Columns, Found, checked
 from proximo.types import Completion, Problem
 
-Function = Callable[..., Sequence[float | None]]
-"""Called as TRL calls it: f(prompts=…, completions=…, **columns), lists in and a list of numbers out."""
+Function = Callable[..., Any]
+"""Called as TRL, verl or verifiers calls it; TRL's f(prompts=…, completions=…, **columns) returns a list of numbers."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,16 @@ class GivenFunction:
                 f"the reward function {self.name!r} was given in Python, and no file holds it: give it again, "
                 f"proximo.train(config, run, rewards=[{self.name}])"
             )
+        try:
+            function = adapted(self.function)
+        except ValueError as error:
+            raise GraderFailed(f"the reward function {self.name!r} cannot be called: {error}") from None
         scores: list[float | None] = []
-        for asked, answers in groups(problems, completions):
-            columns = columns_of(asked, answers)
-            scores += called(_InProcess(self.function), answers, columns, grader=self.name, alone=not self.siblings)
+        with grading() as active:
+            active.forms[self.name] = function.form
+            for asked, answers in groups(problems, completions):
+                columns = columns_of(asked, answers)
+                scores += called(_InProcess(function), answers, columns, grader=self.name, alone=not self.siblings)
         return scores
 
     def reference(self, problem: Problem) -> str | None:
@@ -83,14 +90,14 @@ class GivenFunction:
 class _InProcess:
     """Calls a function here."""
 
-    function: Function
+    function: Adapted
 
     def call(self, columns: Columns, constants: Mapping[str, Any]) -> list[Found] | Failure:
         count = len(next(iter(columns.values())))
         # Copies: what a function does to its arguments must not reach the problems of a later step.
         arguments = deepcopy({name: list(column) for name, column in columns.items()} | dict(constants))
         try:
-            scores = listed(self.function(**accepted(self.function, arguments)), count)
+            scores = self.function(arguments, count)
         except Junk as error:
             return Failure("junk", plain(str(error)))
         except (

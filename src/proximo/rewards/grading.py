@@ -28,12 +28,19 @@ class Grading:
     def __init__(self) -> None:
         self.failures = Tally()
         """Why completions are unscored. Graders add to it on any thread; the loop takes them out."""
+        self.forms: dict[str, str] = {}
+        """How reward functions that were given in Python are called, by their names."""
         self._workers: dict[Job, Worker] = {}
         self._ended = weakref.finalize(self, _close, self._workers)
 
     def worker(self, job: Job) -> Worker:
         """The process of a reward function; the same one for equal jobs."""
         return self._workers.setdefault(job, Worker(job))
+
+    def called(self) -> list[str]:
+        """A line for each reward function of a user's that was called: as whose."""
+        forms = {worker.job.path: worker.form for worker in self._workers.values() if worker.form} | self.forms
+        return [f"reward {name}: called as {form}" for name, form in forms.items()]
 
     def close(self) -> None:
         """Kill the workers. Also done when the object is garbage-collected, and when the program exits."""

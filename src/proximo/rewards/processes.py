@@ -39,6 +39,8 @@ class Job:
     """package.module:function, or path/to/file.py:function."""
     seconds: float
     memory_mb: int
+    is_users: bool = False
+    """Whether it is a user's function, called as its parameters say; ours take their arguments as they are."""
 
 
 class NotLoaded(Exception):
@@ -51,6 +53,8 @@ class Process:
     def __init__(self, job: Job) -> None:
         """Start it and load the function; raises NotLoaded where that cannot be done."""
         self.is_alive = True
+        self.form = ""
+        """How a user's function is called, in words."""
         self._output = Output()
         self._runner: int | None = None
         requests, self._requests = _pipe()
@@ -88,6 +92,7 @@ class Process:
             "place": str(Path(place).expanduser().absolute()) if place.endswith(".py") else place,
             "name": name,
             "memory": job.memory_mb * 2**20,
+            "user": job.is_users,
         }
         hello = self._exchange(None, START_SECONDS, MAX_ANSWER)
         self._runner = hello.get("runner") if isinstance(hello, dict) else None
@@ -97,6 +102,7 @@ class Process:
             else hello
         )
         if isinstance(answer, dict) and answer.get("ready") is True:
+            self.form = str(answer.get("form", ""))
             return
         self.kill()
         why = answer.message if isinstance(answer, Failure) else plain(str(answer.get("refused", answer)))

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Protocol
 
+from proximo.rewards.calling import Junk, described, listed, to_number
 from proximo.rewards.failures import Failure, GraderFailed, plain
 from proximo.rewards.grading import grading, note_failure
 from proximo.rewards.processes import Job
 from proximo.rewards.protocol import Grader
-from proximo.rewards.worker import Junk, described, listed, to_number
 from proximo.rewards.workers import Columns, Found, checked
 from proximo.types import Completion, Problem
 

@@ -8,7 +8,6 @@ loads the function and calls it; what it says and prints goes to the trainer dir
 import contextlib
 import importlib
 import importlib.util
-import itertools
 import json
 import os
 import random
@@ -17,11 +16,23 @@ import select
 import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+
+def _beside(name: str) -> Any:
+    """A module of this folder, by its file: a script that is started in isolation finds no package."""
+    spec = importlib.util.spec_from_file_location(f"proximo_rewards_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+calling = _beside("calling")
 LENGTH = 8
 """Bytes before each message that say how long it is."""
 ROUNDS = 200
@@ -135,15 +146,20 @@ def serve(requests: int, answers: int) -> None:
     try:
         function = load(job["place"], job["name"])
     except BaseException as error:  # a user's module may raise anything while it is imported
-        send(answers, {"refused": f"{job['place']} cannot be imported, {described(error)}"})
+        send(answers, {"refused": f"{job['place']} cannot be imported, {calling.described(error)}"})
         return
-    if not callable(function):
+    if function is None or not (callable(function) or job["user"]):
         send(answers, {"refused": f"{job['place']} has no function {job['name']}"})
         return
+    try:
+        called: Any = calling.adapted(function) if job["user"] else function
+    except (TypeError, ValueError) as error:
+        send(answers, {"refused": f"{job['name']} cannot be called: {error}"})
+        return
     runner = os.getpid()
-    send(answers, {"ready": True})
+    send(answers, {"ready": True, "form": called.form if job["user"] else ""})
     while (request := receive(requests)) is not None:
-        answer = answered(function, request)
+        answer = answered(called, request, is_users=job["user"])
         if os.getpid() != runner:  # the function forked, and this is the copy coming back
             os._exit(0)
         health = {"memory": _memory(), "children": _count_children(), "closed": _is_closed(1) or _is_closed(2)}
@@ -165,57 +181,26 @@ def load(place: str, name: str) -> object:
     return vars(module).get(name)
 
 
-def answered(function: Callable[..., Any], request: Mapping[str, Any]) -> dict[str, Any]:
+def answered(function: Callable[..., Any], request: Mapping[str, Any], *, is_users: bool) -> dict[str, Any]:
     """The scores, or how the function failed."""
     _seed(request["seed"])
     try:
-        scores = listed(function(**accepted(function, request["arguments"])), request["count"])
-        return {"scores": [to_number(score) for score in scores]}
+        arguments, count = request["arguments"], request["count"]
+        # A function of Proximo's own takes its arguments as they are.
+        scores = function(arguments, count) if is_users else calling.listed(function(**arguments), count)
+        return {"scores": [calling.to_number(score) for score in scores]}
     except SystemExit as error:
         return {"failed": "exit", "message": f"it called sys.exit({error.code!r})"[:500]}
     except MemoryError as error:
-        return {"failed": "memory", "message": described(error)}
-    except Junk as error:
+        return {"failed": "memory", "message": calling.described(error)}
+    except calling.Junk as error:
         return {"failed": "junk", "message": str(error)[:500]}
     except BaseException as error:  # a user's code may raise anything
-        return {"failed": type(error).__name__[:80], "message": described(error)}
+        return {"failed": type(error).__name__[:80], "message": calling.described(error)}
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(BaseException):
                 stream.flush()
-
-
-def accepted(function: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """All columns, or those that a function without `**columns` names."""
-    code = getattr(function, "__code__", None)
-    if code is None or code.co_flags & 0x08:  # it takes any keyword
-        return arguments
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return {name: column for name, column in arguments.items() if name in names}
-
-
-class Junk(Exception):
-    """What came back are not scores."""
-
-
-def listed(result: Any, count: int) -> list[Any]:
-    if result is None or isinstance(result, (str, bytes, Mapping)) or not isinstance(result, Iterable):
-        raise Junk(f"it returned {_short(result)}, not a list of {count} numbers")
-    scores = list(itertools.islice(result, count + 1))
-    if len(scores) != count:
-        found = "more" if len(scores) > count else str(len(scores))
-        raise Junk(f"it returned {found} scores for {count} completions")
-    return scores
-
-
-def to_number(score: Any) -> float | str | None:
-    """A number, also of numpy or torch; None is the function's own word for unscored, a text says what else it was."""
-    if score is None or isinstance(score, (str, bytes)):
-        return score if score is None else _short(score)
-    try:
-        return float(score)
-    except BaseException:  # whatever it was, it is no number
-        return _short(score)
 
 
 def _seed(number: int) -> None:
@@ -226,24 +211,6 @@ def _seed(number: int) -> None:
             sys.modules["numpy"].random.seed(number % 2**32)
         if "torch" in sys.modules:
             sys.modules["torch"].manual_seed(number)
-
-
-def described(error: BaseException) -> str:
-    try:
-        text = f"{type(error).__name__}: {error}"
-    except BaseException:  # its own __str__ may be what is broken
-        text = type(error).__name__
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if len(frames) > 1 else ""
-    return text[:500] + place
-
-
-def _short(value: Any) -> str:
-    try:
-        text = repr(value)
-    except BaseException:  # its own __repr__ may be what is broken
-        text = ""
-    return f"{type(value).__name__} {text[:100]}"
 
 
 def _memory() -> int:

@@ -37,6 +37,8 @@ class Worker:
 
     def __init__(self, job: Job) -> None:
         self.job = job
+        self.form = ""
+        """How a user's function is called, in words; empty before the first call."""
         self._process: Process | None = None
         self._was_loaded = self._is_closed = False
         self._calls = self._first_memory = 0
@@ -87,6 +89,7 @@ class Worker:
                     return Failure("start", f"its process could not be started again: {error}", fatal=True)
                 raise GraderFailed(f"reward.path is {self.job.path!r}: {error}") from None
             self._was_loaded, self._calls, self._first_memory = True, 0, 0
+            self.form = self._process.form
         return self._process
 
     def _recycle(self, answer: Mapping[str, Any], result: list[Found] | Failure) -> None:

@@ -12,8 +12,9 @@ from proximo.tasks.file import File
 from proximo.tasks.gym import Gym
 from proximo.tasks.protocol import RewardRange, Split, Task, reward_range
 from proximo.tasks.sorting import Sorting
+from proximo.tasks.sources.mixture import Mixture, Source
 
-TaskOptions = Arithmetic | Countdown | Echo | Sorting | Gym | File | Code | Task
+TaskOptions = Arithmetic | Countdown | Echo | Sorting | Gym | File | Code | Mixture | Task
 """What a config may name: one of ours, or any Task from a file, type = "my_file.py:MyTask"."""
 
 __all__ = [
@@ -23,8 +24,10 @@ __all__ = [
     "Echo",
     "File",
     "Gym",
+    "Mixture",
     "RewardRange",
     "Sorting",
+    "Source",
     "Split",
     "Task",
     "TaskOptions",

@@ -5,17 +5,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from proximo.data import Row, stable_hash
+from proximo.data.locating import data_name
 from proximo.data.rows import check_share
 from proximo.data.splits import prompt_key
 from proximo.rewards.failures import Failure
 from proximo.rewards.grading import note_failure
 from proximo.sandbox import Limits, Sandbox, SandboxFailed
 from proximo.tasks.protocol import Split
-from proximo.tasks.reading import FileProblems, row_prompt
+from proximo.tasks.reading import FileProblems
+from proximo.tasks.sources.prompting import row_prompt
 from proximo.tasks.testing import Conversations, FunctionTests, extract_program, read_tests
 from proximo.types import Completion, Grade, Problem
 
@@ -29,7 +30,7 @@ class Code:
     """
 
     path: str
-    """A .jsonl or .parquet file."""
+    """A data file, a pattern of files, a folder or a hub id."""
     prompt_column: str = "prompt"
     """Column with the prompt."""
     tests_column: str = "tests"
@@ -118,7 +119,7 @@ class Code:
             raise ValueError("the solution is not a text: give a program")
         asked = [data[self.tests_column], data.get("function")]
         name = stable_hash(prompt_key(prompt), json.dumps(asked, default=str))
-        return Problem(id=f"{Path(self.path).stem}-{name:016x}", prompt=prompt, answer=solution, data=data)
+        return Problem(id=f"{data_name(self.path)}-{name:016x}", prompt=prompt, answer=solution, data=data)
 
     def _tests(self, data: Mapping[str, Any]) -> Conversations | FunctionTests:
         return read_tests(data[self.tests_column], data.get("function"))

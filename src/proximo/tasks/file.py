@@ -1,43 +1,66 @@
-"""Problems from a JSONL or Parquet file."""
+"""Problems from data files."""
 
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
-from proximo.data import Row, stable_hash
+from proximo.data import Prompt, Row, stable_hash
+from proximo.data.locating import data_name
 from proximo.data.rows import check_share
 from proximo.data.splits import prompt_key
 from proximo.rewards import ExactMatch, Reward
 from proximo.rewards.scoring import scores_of
 from proximo.tasks.protocol import RewardRange, Split, reward_range
-from proximo.tasks.reading import FileProblems, row_prompt
+from proximo.tasks.reading import FileProblems
+from proximo.tasks.sources.prompting import check_template, row_prompt
 from proximo.types import Completion, Grade, Problem
 
 
 @dataclass(frozen=True)
 class File:
-    """Problems from a file, one per row. The prompt is text or a list of messages; rewards see the other columns."""
+    """Problems from data files, one per row. The prompt is text or a list of messages; rewards see the other
+    columns."""
 
     path: str
-    """A .jsonl or .parquet file."""
+    """A .jsonl, .json, .parquet, .csv or .arrow file, a pattern such as `train-*.parquet`, a folder, or a hub id."""
     prompt_column: str = "prompt"
-    """Column with the prompt."""
+    """Column with the prompt. `a.b` reads field b of column a. The last reply in a column `messages` is left out."""
     answer_columns: tuple[str, ...] = ("answer", "solution", "ground_truth", "label")
     """Columns that may hold the answer; the first one present is used. `a.b` reads field b of column a."""
     reward: Reward | None = field(default_factory=ExactMatch)
     """Reward that grades the completions. None: only reward models and rules of the run grade them."""
     held_out: float | str = 0.1
-    """Held-out data: a share of the prompts, chosen by hash, or the path of a separate file."""
+    """Held-out data: a share of the prompts, chosen by hash, or the path of separate data. 1: all, none to train on."""
     skip_bad: bool = False
     """Whether to skip and count bad rows instead of refusing the file."""
+    keep_pass_rate: tuple[float, float] | None = None
+    """Lowest and highest pass rate of the rows to train on, in the column pass_rate that `proximo rate` writes.
+    None: all rows."""
+    template: str = ""
+    """Text of the prompt with columns in braces, as in `{question} Put the answer in \\boxed{}.`
+    Empty: the prompt column as it is."""
+    system: str = ""
+    """System prompt, put before each prompt as a message of its own. Empty: none."""
+    chat: bool = False
+    """Whether a prompt that is text is asked as a user's message, in the model's chat template."""
+    chat_template_kwargs: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    """Arguments of the chat template, such as enable_thinking."""
 
     while_sampling = True
 
     def __post_init__(self) -> None:
-        check_share(self.held_out, "task.held_out")
+        check_share(self.held_out, "task.held_out", may_be_all=True)
+        if self.keep_pass_rate is not None and not 0 <= self.keep_pass_rate[0] <= self.keep_pass_rate[1] <= 1:
+            raise ValueError(f"task.keep_pass_rate is {self.keep_pass_rate}: give two shares, the lower first")
+        check_template(self.template, self.answer_columns)
+        for name, value in self.chat_template_kwargs.items():
+            if value in ("true", "false"):  # a template takes any text for true
+                raise ValueError(
+                    f"task.chat_template_kwargs has {name} as the text {value!r}: give {value.title()} on the command "
+                    f"line, {value} without quotes in TOML"
+                )
 
     def size(self, split: Split) -> int:
         return self._problems.size(split)
@@ -62,19 +85,45 @@ class File:
     def reference(self, problem: Problem) -> str | None:
         return None if self.reward is None else self.reward.reference(problem)
 
+    def ask(self, text: str) -> Problem:
+        """A problem of one's own, asked as those of the file are."""
+        row = Row("the question", {self.prompt_column: text})
+        return Problem("question", self._prompt(row), None, chat_template_kwargs=self.chat_template_kwargs)
+
     @cached_property
     def _problems(self) -> FileProblems:
-        return FileProblems(self.path, self.held_out, self.skip_bad, self._problem)
+        return FileProblems(self.path, self.held_out, self.skip_bad, self._problem, self._keeps)
+
+    def _keeps(self, problem: Problem) -> bool:
+        """Whether to train on a problem, by its pass rate; one without is left out."""
+        if self.keep_pass_rate is None:
+            return True
+        if "pass_rate" not in problem.data:
+            raise ValueError(
+                f"task.keep_pass_rate is {self.keep_pass_rate}, and {self.path} has no column pass_rate: "
+                "`proximo rate` writes it"
+            )
+        rate, (low, high) = problem.data["pass_rate"], self.keep_pass_rate
+        return rate is not None and low <= float(rate) <= high
 
     def _problem(self, row: Row) -> Problem:
-        prompt = row_prompt(row, self.prompt_column)
+        prompt = self._prompt(row)
         column = next((column for column in self.answer_columns if row.find(column) is not None), "")
         answer = row.find(column) if column else None
         if self.reward is not None and self.reward.needs_answer:
             self._check_answer(column, answer)
         data = {column: value for column, value in row.values.items() if column != self.prompt_column}
         name = stable_hash(prompt_key(prompt), json.dumps(answer, default=str))
-        return Problem(id=f"{Path(self.path).stem}-{name:016x}", prompt=prompt, answer=answer, data=data)
+        return Problem(
+            id=f"{data_name(self.path)}-{name:016x}",
+            prompt=prompt,
+            answer=answer,
+            data=data,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
+
+    def _prompt(self, row: Row) -> Prompt:
+        return row_prompt(row, self.prompt_column, template=self.template, system=self.system, chat=self.chat)
 
     def _check_answer(self, column: str, answer: object) -> None:
         """Refuse an answer that no completion can match, such as a dictionary or a list."""

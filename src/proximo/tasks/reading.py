@@ -1,9 +1,9 @@
-"""Problems read from a JSONL or Parquet file."""
+"""Problems read from data files."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from proximo.data import Mistakes, Prompt, Row, read_prompt, read_rows, read_splits
+from proximo.data import Mistakes, Row, read_rows, read_splits
 from proximo.data.splits import prompt_key, refuse_empty
 from proximo.tasks.draws import shuffled
 from proximo.tasks.protocol import Split
@@ -13,14 +13,25 @@ from proximo.types import Problem
 class FileProblems:
     """The problems of a file, read at once so that all bad rows are known before training starts."""
 
-    def __init__(self, path: str, held_out: float | str, skip_bad: bool, problem: Callable[[Row], Problem]) -> None:
-        """`problem` turns a row into a problem, or raises a ValueError that says what is wrong with it."""
+    def __init__(
+        self,
+        path: str,
+        held_out: float | str,
+        skip_bad: bool,
+        problem: Callable[[Row], Problem],
+        keeps: Callable[[Problem], bool] = lambda problem: True,
+    ) -> None:
+        """`problem` turns a row into a problem, or raises a ValueError that says what is wrong with it. `keeps` says
+        which problems to train on."""
         self._path, self._held_out, self._skip_bad, self._make = path, held_out, skip_bad, problem
         mistakes = Mistakes()
         train, kept = read_splits(self._read, path, held_out, mistakes, field="task")
         self._refuse(mistakes)
         self._left_out = list(mistakes)
-        self._splits: dict[Split, list[_Placed]] = {"train": train, "held_out": kept}
+        self._splits: dict[Split, list[_Placed]] = {
+            "train": [each for each in train if keeps(each.problem)],
+            "held_out": kept,
+        }
         self._refuse_empty()
 
     def size(self, split: Split) -> int:
@@ -65,12 +76,6 @@ class FileProblems:
             except ValueError as error:
                 mistakes.add(row.place, str(error))
         return problems
-
-
-def row_prompt(row: Row, column: str) -> Prompt:
-    if column not in row.values:
-        raise ValueError(f"no column {column!r}, only {', '.join(row.values)}: set task.prompt_column")
-    return read_prompt(row[column])
 
 
 @dataclass(frozen=True)

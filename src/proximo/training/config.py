@@ -14,6 +14,7 @@ from proximo.samplers.embedded import Embedded
 from proximo.samplers.mismatched import Mismatched
 from proximo.tasks import TaskOptions
 from proximo.tasks.arithmetic import Arithmetic
+from proximo.training.curriculum import Curriculum
 from proximo.training.rates import Moments, RateSchedule, check_adam
 from proximo.training.reward_mix import RewardMix, check_rewards, mixed_range
 
@@ -70,6 +71,8 @@ class TrainingOptions:
     None: spikes are applied, clipped as usual, and reported above 100 times the median."""
     max_skipped: int = 5
     """Consecutive skipped updates (not finite, or spikes) that end the run."""
+    curriculum: Curriculum | None = None
+    """Curriculum that follows measured pass rates. None: prompts are drawn as they come."""
     freeze: tuple[str, ...] = ()
     """Parameters that are not trained: each entry is a part of their names, such as `embed`, and may have wildcards."""
 
@@ -134,7 +137,7 @@ class ValueOptions:
 @dataclass(frozen=True)
 class EvaluationOptions:
     problems: int = 200
-    """Number of held-out problems, taken from the start of the task's held-out split."""
+    """Number of held-out problems, taken from the start of the task's held-out split. 0: no evaluation."""
     every: int | None = None
     """Steps between evaluations. None: only before and after training."""
     samples: int = 0
@@ -143,10 +146,15 @@ class EvaluationOptions:
     """Evaluations in a row without a better outcome that end the run early; needs `every`. None: never end early."""
 
     def __post_init__(self) -> None:
-        if self.problems < 1 or self.samples < 0 or (self.every is not None and self.every < 1):
+        if self.problems < 0 or self.samples < 0 or (self.every is not None and self.every < 1):
             raise ValueError(
                 f"evaluation: problems {self.problems}, samples {self.samples}, every {self.every}: "
-                "problems and every are at least 1, samples at least 0"
+                "problems and samples are at least 0, every at least 1"
+            )
+        if not self.problems and (self.every is not None or self.samples):
+            raise ValueError(
+                f"evaluation.problems is 0, which switches evaluation off, but every is {self.every} and samples "
+                f"{self.samples}: leave them out, or evaluate on some problems"
             )
         if self.patience is not None and (self.patience < 1 or self.every is None):
             raise ValueError(

@@ -1,5 +1,6 @@
 """Records passed through a run: data cursor, a step's rollouts, its batch, an evaluation."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -17,6 +18,8 @@ class DataCursor:
 
     next_problem: int = 0
     carried: tuple[Group, ...] = ()
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Running pass rates by problem id, for a curriculum; empty without one."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Collected:
     rounds: int
     sampled_tokens: int
     """Tokens sampled in this step, dropped and carried groups included."""
+    passed_over: tuple[tuple[int, Problem], ...] = ()
+    """Draws that a curriculum passed over, by number, with their problems."""
     grading_seconds: float = field(default=0.0, compare=False)
     """Seconds waited for grades after sampling; 0 if the grader keeps up with the sampler."""
 
@@ -102,6 +107,8 @@ class Evaluation:
     pass_at_k: float | None = None
     pass_low: float | None = None
     pass_high: float | None = None
+    sources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Accuracy, its interval, outcome and counts of each source, if the problems come from several."""
 
     @property
     def is_share(self) -> bool:
@@ -110,7 +117,15 @@ class Evaluation:
 
     def floats(self) -> dict[str, float]:
         flat = asdict(self) | {f"parts/{name}": value for name, value in self.parts.items()}
-        return {f"held_out/{name}": value for name, value in flat.items() if value is not None and name != "parts"}
+        flat |= {f"{source}/{name}": value for source, own in self.sources.items() for name, value in own.items()}
+        nested = ("parts", "sources")
+        return {f"held_out/{name}": value for name, value in flat.items() if value is not None and name not in nested}
+
+    @classmethod
+    def none(cls) -> "Evaluation":
+        """Of a run that is not evaluated."""
+        unknown = math.nan
+        return cls(unknown, 0.0, 1.0, problems=0, unscored=0, outcome=unknown, reward=unknown)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from proximo.algorithms import Algorithm
 from proximo.maths.pieces.extras import needing
 from proximo.maths.pieces.traits import KeepTraits
 from proximo.rewards import Reward
-from proximo.tasks import File, RewardRange, Task, reward_range
+from proximo.tasks import File, Mixture, RewardRange, Task, reward_range
 
 
 @dataclass(frozen=True)
@@ -144,4 +144,5 @@ def _scaled(declared: RewardRange | None, weight: float) -> RewardRange | None:
 
 def has_verdict(task: Task) -> bool:
     """Whether the task grades completions; False for a file of prompts without a reward."""
-    return not (isinstance(task, File) and task.reward is None)
+    tasks = [source.task for source in task.sources] if isinstance(task, Mixture) else [task]
+    return not any(isinstance(each, File) and each.reward is None for each in tasks)

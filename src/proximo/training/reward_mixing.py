@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from proximo.models import Precision, load_tokenizer, pick_device, pick_dtype, prompt_tokens
+from proximo.models import Precision, load_tokenizer, pick_device, pick_dtype, problem_tokens
 from proximo.models.compiling import allow_compiling
 from proximo.models.positions import check_length
 from proximo.models.reward_models import completion_scores, load_reward_model
@@ -119,7 +119,7 @@ class Judge:
         self.same_tokens = same_tokens(own, policy)
         self.tokenizer = policy if self.same_tokens else own
         try:
-            prompt_tokens(self.tokenizer, problem.prompt)
+            problem_tokens(self.tokenizer, problem)
         except (ValueError, TemplateError) as error:
             raise ValueError(f"rewards.models has {options.path!r}, which cannot read {problem.id}: {error}") from error
         device = pick_device(options.device)
@@ -144,7 +144,7 @@ class Judge:
         for row, (problem, completion) in enumerate(zip(problems, completions, strict=True)):
             try:
                 if id(problem) not in prompts:  # siblings share their problem
-                    prompts[id(problem)] = prompt_tokens(self.tokenizer, problem.prompt)
+                    prompts[id(problem)] = problem_tokens(self.tokenizer, problem)
                 tokens = self._tokens(problem, completion)
                 check_length(self.model, len(prompts[id(problem)]), len(tokens))
                 encoded.append(torch.tensor(tokens, dtype=torch.long))

@@ -1,9 +1,11 @@
 """`proximo eval`: measure a model's accuracy on held-out problems."""
 
 import json
+from dataclasses import replace
 
 from transformers.utils.logging import disable_progress_bar
 
+from proximo.cli.data import take_task
 from proximo.cli.flags import changed, refuse, say, take_model, take_switch
 from proximo.door.evaluating import evaluated, own_evaluation
 from proximo.storage.lines import plain
@@ -11,11 +13,12 @@ from proximo.training.rl.progress import measure, share
 
 HELP = """arguments of the command itself:
   MODEL   folder, run folder, checkpoint, hub id or model name; a run folder brings the settings of its run
+  --data DATA  evaluate on all rows of a file, folder or hub id; see proximo train --help
   --json  print the result as JSON on stdout
 examples:
   proximo eval tiny-arithmetic
   proximo eval runs/a --problems 200 --samples 8
-  proximo eval DIR --task.type File --task.path problems.jsonl
+  proximo eval DIR --data problems.jsonl
 """
 
 
@@ -29,8 +32,9 @@ def run(arguments: list[str]) -> int:
         refuse(str(error))
     if source is not None:
         say(source)
+    task = take_task(arguments, name, own.rewards, held_out=1.0)
     config = changed(
-        own,
+        own if task is None else replace(own, task=task),
         arguments,
         prog="proximo eval",
         usage="MODEL [--json]",

@@ -24,7 +24,7 @@ from proximo.training.runfolder.resume import Attempt
 Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
 
 STAGE_FLAGS = """arguments of the command itself:
-  DATA                  .jsonl or .parquet file to train on, in the place of --data.path
+  DATA                  data file to train on (.jsonl, .parquet, .csv, ...), in the place of --data.path
   config.toml           config file, such as the config.toml of a run folder
   --run DIR             run folder; the same command with the same folder resumes the run
   --allow-change FIELD  on resume: permit this field to differ from the original run

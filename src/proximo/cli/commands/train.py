@@ -41,7 +41,7 @@ EXAMPLES = """examples:
   proximo train                                         the default: GRPO on sums, a few minutes on a CPU
   proximo train --algorithm dapo --steps 300 --run runs/dapo
   proximo train run.toml --training.learning-rate 1e-6  a config file with one field changed
-  proximo train --model DIR --task.type File --task.path problems.jsonl --dry-run
+  proximo train --model DIR --data problems.jsonl --dry-run
   proximo train --algorithm.gate.type SoftGate --help   the fields of another piece
 """
 
@@ -121,8 +121,9 @@ def _print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
         print(json.dumps(result))
         return
     before, after = outcome.before, outcome.after
-    print(f"\nheld-out {measure(before):<9} before {share(before)}")
-    print(f"                   after  {share(after)}{gain(before, after)}\n")
+    if before.problems:
+        print(f"\nheld-out {measure(before):<9} before {share(before)}")
+        print(f"                   after  {share(after)}{gain(before, after)}\n")
     shown = [pair for pair in outcome.examples if pair[0].outcome != pair[1].outcome] or outcome.examples
     for before, after in shown[:3]:
         print(f"  {quoted(prompt_text(before.problem))}, right is {quoted(before.problem.answer)}")

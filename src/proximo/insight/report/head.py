@@ -69,8 +69,17 @@ def _result(facts: Facts) -> str:
     where = "" if facts.state == "finished" else f" after step {after.step}"
     sentence = f"Held-out {_measured(before, after)}{where}, on {after.problems} problems.{verdict}"
     rows = [(name, each.accuracy, each.low, each.high) for name, each in (("before", before), ("after", after))]
+    rows += _of_sources(*first_and_last(facts))
     chart = interval_chart("Held-out accuracy", rows, unit="greedy, 95 % intervals")
     return f'<div class="result"><p class="lead">{text(sentence)}</p>\n<div>{chart}</div></div>\n'
+
+
+def _of_sources(before: Row | None, after: Row | None) -> list[tuple[str, float, float, float]]:
+    """The same of each source, where held-out problems come from several."""
+    names = [name.removesuffix("/accuracy") for name in after or () if name.endswith("/accuracy")]
+    sides = (("before", before), ("after", after))
+    found = [(f"{name} {when}", _Shares.of(row, f"{name}/")) for name in names for when, row in sides]
+    return [(visible(name, MAX_TEXT), each.accuracy, each.low, each.high) for name, each in found if each is not None]
 
 
 @dataclass(frozen=True)
@@ -85,12 +94,12 @@ class _Shares:
     problems: str
 
     @classmethod
-    def of(cls, row: Row | None) -> "_Shares | None":
-        """None if there is no accuracy, as for other stages."""
-        if row is None or not is_number(row.get("accuracy")):
+    def of(cls, row: Row | None, prefix: str = "") -> "_Shares | None":
+        """None if there is no accuracy, as for other stages. `prefix`: of one source."""
+        if row is None or not is_number(row.get(f"{prefix}accuracy")):
             return None
-        values = [real(row.get(name)) for name in ("accuracy", "low", "high", "outcome")]
-        return cls(int(row["step"]), *values, problems=number(row.get("problems")))
+        values = [real(row.get(f"{prefix}{name}")) for name in ("accuracy", "low", "high", "outcome")]
+        return cls(int(row["step"]), *values, problems=number(row.get(f"{prefix}problems")))
 
 
 def _measured(before: _Shares, after: _Shares) -> str:

@@ -29,15 +29,25 @@ class TemplateTooSlow(Exception):
     """Raised inside a template that has run too long."""
 
 
-def rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], *, for_answer: bool) -> str:
-    """The conversation as text; with `for_answer`, up to the start of the assistant's reply.
+def rendered(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    for_answer: bool,
+    arguments: Mapping[str, Any] | None = None,
+) -> str:
+    """The conversation as text; with `for_answer`, up to the start of the assistant's reply. `arguments` are those of
+    the chat template, such as enable_thinking.
 
     Any error in the template is a ValueError, since it is not our program.
     """
     try:
         with _bounded(SECONDS):
             text = tokenizer.apply_chat_template(
-                [dict(message) for message in messages], add_generation_prompt=for_answer, tokenize=False
+                [dict(message) for message in messages],
+                add_generation_prompt=for_answer,
+                tokenize=False,
+                **(arguments or {}),
             )
     except Exception as error:
         raise ValueError(_what_happened(error)) from error

@@ -1,11 +1,12 @@
 """Prompts and replies as tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from proximo.models.tokens.templates import rendered
-from proximo.types import Message
+from proximo.types import Message, Problem
 
 _ANCHORS = ("\n", "|", "a", "0", "é", " ")
 """Texts to put before a reply; the first that does not merge with it shows the reply's tokens within a text."""
@@ -14,13 +15,21 @@ _SPELLED = ("a", "0", "é", "|", " ", "\n")
 """Texts of which even a small vocabulary most likely has one."""
 
 
-def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+def problem_tokens(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> tuple[int, ...]:
+    """The tokens of a problem's prompt, with the problem's own arguments of the chat template."""
+    return prompt_tokens(tokenizer, problem.prompt, problem.chat_template_kwargs)
+
+
+def prompt_tokens(
+    tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Message], arguments: Mapping[str, Any] | None = None
+) -> tuple[int, ...]:
     """The tokens of a prompt, ready for a completion.
 
     A text begins with the tokenizer's own special tokens, such as one BOS, and never ends with those that some append
-    (EOS, SEP). A conversation is exactly what the chat template writes, up to the start of the assistant's reply.
+    (EOS, SEP). A conversation is exactly what the chat template writes, up to the start of the assistant's reply;
+    `arguments` are those of the chat template.
     """
-    text = asked_text(tokenizer, prompt)
+    text = asked_text(tokenizer, prompt, arguments)
     tokens = _encoded(tokenizer, text)
     if isinstance(prompt, str):
         first = special_prefix(tokenizer, text)
@@ -31,13 +40,15 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Mes
     return tokens
 
 
-def asked_text(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Message]) -> str:
+def asked_text(
+    tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Message], arguments: Mapping[str, Any] | None = None
+) -> str:
     """The prompt as text: itself, or the conversation in the chat template, ready for a reply."""
     if isinstance(prompt, str):
         return prompt
     if tokenizer.chat_template is None:
         raise ValueError("prompt is a conversation, but the tokenizer has no chat template: give the prompt as text")
-    return rendered(tokenizer, prompt, for_answer=True)
+    return rendered(tokenizer, prompt, for_answer=True, arguments=arguments)
 
 
 def special_prefix(tokenizer: PreTrainedTokenizerBase, text: str = "") -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from proximo.models import load_model, load_tokenizer, pick_device, pick_dtype, prompt_tokens, score_rows
+from proximo.models import load_model, load_tokenizer, pick_device, pick_dtype, problem_tokens, score_rows
 from proximo.models.shipped import resolve
 from proximo.samplers.embedded import local_sampler
 from proximo.tensor_types import Float
@@ -40,8 +40,7 @@ class Measuring:
         samples = self.config.held_out.samples
         tokenizer, model = self._open(name)
         requests = [
-            Request(number, prompt_tokens(tokenizer, problem.prompt), samples)
-            for number, problem in enumerate(self.problems)
+            Request(number, problem_tokens(tokenizer, problem), samples) for number, problem in enumerate(self.problems)
         ]
         sampler = local_sampler(model, tokenizer, slots=MAX_SLOTS)
         # Step −1 belongs to no training step.

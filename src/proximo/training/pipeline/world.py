@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 from proximo.data import stable_hash
-from proximo.models import load_model, load_tokenizer, pick_device, pick_dtype, prompt_tokens
+from proximo.models import load_model, load_tokenizer, pick_device, pick_dtype, problem_tokens
 from proximo.models.shipped import resolve
 from proximo.samplers.embedded import local_sampler
 from proximo.storage.folders import write_file
@@ -60,8 +60,7 @@ def write_rankings(config: PipelineConfig, folder: Path) -> Ranked:
     model = load_model(path, device=device, dtype=pick_dtype("auto", device))
     sampler = local_sampler(model, tokenizer, slots=MAX_SLOTS)
     requests = [
-        Request(number, prompt_tokens(tokenizer, problem.prompt), options.samples)
-        for number, problem in enumerate(problems)
+        Request(number, problem_tokens(tokenizer, problem), options.samples) for number, problem in enumerate(problems)
     ]
     answers = sampler.sample(requests, config.sampling, seed=config.seed, step=0)
     ranked = list(rankings(problems, answers, config))

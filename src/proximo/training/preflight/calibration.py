@@ -13,7 +13,7 @@ from itertools import islice
 from proximo.rewards import GraderFailed
 from proximo.rewards.failures import plain
 from proximo.rewards.grading import grading
-from proximo.tasks import RewardRange, Task, reward_range
+from proximo.tasks import RewardRange, Split, Task, reward_range
 from proximo.types import Completion, Grade, Problem
 
 SAMPLE = 8
@@ -46,15 +46,15 @@ class Probe:
         return f"{self.problem.id}: {short(self.text)} {scores}"
 
 
-def calibrate(task: Task, seed: int) -> list[str]:
+def calibrate(task: Task, seed: int, split: Split = "train") -> list[str]:
     """Remarks on the grader; one that cannot be trained with is refused."""
     with grading():
-        return _calibrated(task, seed)
+        return _calibrated(task, seed, split)
 
 
-def _calibrated(task: Task, seed: int) -> list[str]:
-    size = task.size("train")
-    problems = [task.problem(index, "train", seed) for index in range(min(size or SAMPLE, SAMPLE))]
+def _calibrated(task: Task, seed: int, split: Split) -> list[str]:
+    size = task.size(split)
+    problems = [task.problem(index, split, seed) for index in range(min(size or SAMPLE, SAMPLE))]
     asked = with_references(task, problems)
     declared = reward_range(task)
     if not asked:

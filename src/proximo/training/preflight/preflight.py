@@ -17,6 +17,7 @@ from proximo.models.loading import has_score, read_config, skeleton
 from proximo.models.reward_models import check_scores
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, check_form
+from proximo.rewards.grading import grading
 from proximo.training.config import RunConfig
 from proximo.training.learner.experts import balance_for, check_replay
 from proximo.training.learner.freezing import frozen_names
@@ -45,10 +46,13 @@ def preflight(config: RunConfig) -> Preflight:
     """Refuse a config whose device, data or models cannot be used; no weights are read."""
     device = pick_device(config.device)
     _check_statistics(config.algorithm)
+    if config.task.size("train") == 0:
+        raise ValueError("task.held_out leaves no problem to train on: hold out less")
     config.task.problem(0, "train", config.seed)
-    if config.task.size("held_out") == 0:
+    if config.evaluation.problems and config.task.size("held_out") == 0:
         raise ValueError(
-            "task.held_out leaves no problem to evaluate on, which a run does before and after training: keep some"
+            "task.held_out leaves no problem to evaluate on, which a run does before and after training: keep some, or "
+            "set evaluation.problems to 0"
         )
     path = resolve(config.model)
     tokenizer = load_tokenizer(path)
@@ -64,8 +68,9 @@ def rehearse(config: RunConfig) -> list[str]:
     found = preflight(config)
     if config.rewards.models:
         return _counted(found.left_out)  # the models' weights would be loaded before the grader is calibrated
-    remarks = calibrate(judged(config.task, config.rewards, found.tokenizer, config.dtype), config.seed)
-    return [*_counted(found.left_out), *remarks]
+    with grading() as active:
+        remarks = calibrate(judged(config.task, config.rewards, found.tokenizer, config.dtype), config.seed)
+        return [*_counted(found.left_out), *active.called(), *remarks]
 
 
 def _counted(left_out: list[str]) -> list[str]:

@@ -4,11 +4,12 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from proximo.models import prompt_tokens
+from proximo.models import problem_tokens
 from proximo.models.loading import read_config
 from proximo.models.positions import Reach, reach_of
 from proximo.samplers import SamplingOptions
-from proximo.tasks import Code, File, Task, TaskOptions
+from proximo.tasks import Task, TaskOptions
+from proximo.tasks.sources.mixture import Checked
 from proximo.types import Problem
 
 LOOKED_AT = 8
@@ -41,12 +42,12 @@ def check_prompts(config: Asks, path: str, tokenizer: PreTrainedTokenizerBase) -
 
     def complaint(problem: Problem) -> str | None:
         try:
-            length = len(prompt_tokens(tokenizer, problem.prompt))
+            length = len(problem_tokens(tokenizer, problem))
         except ValueError as error:
             return str(error)
         return _too_long(length, most, reach)
 
-    if isinstance(config.task, File | Code):
+    if isinstance(config.task, Checked):
         return config.task.check(complaint)
     _check_first(config.task, config.seed, tokenizer, most, reach)
     return []
@@ -57,7 +58,7 @@ def _check_first(task: Task, seed: int, tokenizer: PreTrainedTokenizerBase, most
     for index in range(LOOKED_AT if size is None else min(LOOKED_AT, size)):
         problem = task.problem(index, "train", seed)
         try:
-            length = len(prompt_tokens(tokenizer, problem.prompt))
+            length = len(problem_tokens(tokenizer, problem))
         except ValueError:
             continue  # reported when the prompt is used
         if (what := _too_long(length, most, reach)) is not None:

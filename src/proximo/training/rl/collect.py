@@ -4,7 +4,8 @@ Dynamic sampling draws more until the step is full or its rounds are spent: it c
 the run. Groups kept beyond what the step needs are carried over to the next one.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from proximo.environments import Ask, Environment, Question, SingleTurn, play
 from proximo.maths.pieces.keeping import Keep, drops
 from proximo.maths.pieces.traits import KeepTraits
-from proximo.models import prompt_tokens
+from proximo.models import problem_tokens
 from proximo.samplers import Sampler, SamplingOptions
 from proximo.tasks import Task
 from proximo.training.config import TrainingOptions
@@ -45,15 +46,20 @@ class Collector:
         kept, dropped = list(cursor.carried), []
         next_problem, tokens, rounds, seconds = cursor.next_problem, 0, 0, 0.0
         again: list[tuple[int, Problem]] = []
+        passed_over: list[tuple[int, Problem]] = []
+        sampled: list[Group] = []
         while len(kept) < self.training.groups and self._may_sample(rounds, tokens):
             wanted = self._draws(len(kept), len(dropped))
             drawn = again[:wanted]
             fresh = wanted - len(drawn)
-            drawn += [(index, self._problem(index)) for index in range(next_problem, next_problem + fresh)]
-            next_problem += fresh
+            chosen, skipped = self._chosen(next_problem, fresh, cursor.rates)
+            drawn += chosen
+            passed_over += skipped
+            next_problem += len(chosen) + len(skipped)
             groups, waited = self._sample(drawn, step=step, version=version, round_number=rounds)
             rounds, seconds = rounds + 1, seconds + waited
             tokens += sum(num_tokens(group) for group in groups)
+            sampled += groups
             again = []
             for (index, problem), group in zip(drawn, groups, strict=True):
                 if is_dropped(self.keep, group):
@@ -66,7 +72,8 @@ class Collector:
         return Collected(
             groups=tuple(kept[:full]),
             dropped=tuple(dropped),
-            cursor=DataCursor(next_problem, tuple(kept[full:])),
+            cursor=DataCursor(next_problem, tuple(kept[full:]), self._rates(cursor.rates, sampled)),
+            passed_over=tuple(passed_over),
             rounds=rounds,
             sampled_tokens=tokens,
             grading_seconds=seconds,
@@ -87,6 +94,27 @@ class Collector:
         share = max(num_kept / (num_kept + num_dropped), 0.25)
         return min(round(missing / share), 2 * self.training.groups)
 
+    def _chosen(
+        self, first: int, count: int, rates: Mapping[str, float]
+    ) -> tuple[list[tuple[int, Problem]], list[tuple[int, Problem]]]:
+        """The next `count` problems to sample, from this draw on, and those that a curriculum passes over."""
+        chosen, skipped, index, curriculum = [], [], first, self.training.curriculum
+        while len(chosen) < count:
+            problem = self._problem(index)
+            draws = curriculum is None or curriculum.draws(index, self.seed, rates.get(problem.id))
+            (chosen if draws else skipped).append((index, problem))
+            index += 1
+        return chosen, skipped
+
+    def _rates(self, rates: Mapping[str, float], groups: Sequence[Group]) -> Mapping[str, float]:
+        """Running pass rates after these groups; those that no grader scored change nothing."""
+        if self.training.curriculum is None:
+            return rates
+        verdicts = [(group.problem.id, [rollout.grade.verdict for rollout in group.rollouts]) for group in groups]
+        known = [(name, [each for each in found if not math.isnan(each)]) for name, found in verdicts]
+        measured = [(name, sum(each >= 1 for each in found) / len(found)) for name, found in known if found]
+        return self.training.curriculum.updated(rates, measured)
+
     def _problem(self, index: int) -> Problem:
         return self.task.problem(index, "train", self.seed)
 
@@ -94,7 +122,7 @@ class Collector:
         self, drawn: Sequence[tuple[int, Problem]], *, step: int, version: int, round_number: int
     ) -> tuple[list[Group], float]:
         """One group per problem, and the seconds spent waiting for grades."""
-        prompts = [prompt_tokens(self.tokenizer, problem.prompt) for _, problem in drawn]
+        prompts = [problem_tokens(self.tokenizer, problem) for _, problem in drawn]
         questions = [
             Question(problem, Request(key=index, prompt_tokens=tokens, num_samples=self.training.group_size))
             for (index, problem), tokens in zip(drawn, prompts, strict=True)

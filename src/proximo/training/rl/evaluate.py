@@ -1,14 +1,15 @@
 """Held-out accuracy, with a confidence interval."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from proximo.environments import Ask, Environment, Question, SingleTurn, play
 from proximo.maths.intervals import half_width
-from proximo.models import prompt_tokens
+from proximo.models import problem_tokens
 from proximo.samplers import Sampler, SamplingOptions
 from proximo.tasks import Task
 from proximo.training.config import EvaluationOptions
@@ -46,25 +47,38 @@ def evaluate(
     answered = [
         Answered(problem, said.completion, said.grade) for problem, (said,) in zip(problems, greedy, strict=True)
     ]
-    scored = [answer.outcome for answer in answered if not math.isnan(answer.outcome)]
-    right = sum(outcome >= 1 for outcome in scored)
-    low, high = wilson(right, len(scored))
+    sources = dict.fromkeys(problem.source for problem in problems)
     result = Evaluation(
-        accuracy=right / len(scored) if scored else math.nan,
-        low=low,
-        high=high,
-        problems=len(problems),
-        unscored=len(answered) - len(scored),
-        outcome=known_mean(scored),
+        **_shares(answered),
         reward=known_mean(answer.grade.reward for answer in answered),
         parts={
             name: known_mean(answer.grade.parts.get(name, math.nan) for answer in answered)
             for name in dict.fromkeys(name for answer in answered for name in answer.grade.parts)
         },
+        sources={
+            name: _shares([answer for answer in answered if answer.problem.source == name])
+            for name in sources
+            if len(sources) > 1
+        },
     )
     if options.samples:
         result = _with_samples(result, _answers(task, environment, ask, problems, options.samples), options.samples)
     return result, answered
+
+
+def _shares(answered: Sequence[Answered]) -> dict[str, Any]:
+    """Accuracy with its interval, mean outcome and counts."""
+    scored = [answer.outcome for answer in answered if not math.isnan(answer.outcome)]
+    right = sum(outcome >= 1 for outcome in scored)
+    low, high = wilson(right, len(scored))
+    return {
+        "accuracy": right / len(scored) if scored else math.nan,
+        "low": low,
+        "high": high,
+        "problems": len(answered),
+        "unscored": len(answered) - len(scored),
+        "outcome": known_mean(scored),
+    }
 
 
 def _with_samples(result: Evaluation, drawn: list[tuple[Rollout, ...]], samples: int) -> Evaluation:
@@ -93,7 +107,7 @@ def _answers(
     questions = [
         Question(
             problem,
-            Request(key=index, prompt_tokens=prompt_tokens(ask.tokenizer, problem.prompt), num_samples=num_samples),
+            Request(key=index, prompt_tokens=problem_tokens(ask.tokenizer, problem), num_samples=num_samples),
         )
         for index, problem in enumerate(problems)
     ]

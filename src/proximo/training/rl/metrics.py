@@ -105,7 +105,27 @@ def rollout_metrics(collected: Collected, *, has_verdict: bool = True) -> dict[s
         "sampled_tokens": collected.sampled_tokens,
         "wasted_tokens": collected.wasted_tokens / max(collected.sampled_tokens, 1),
         "carried_groups": len(collected.cursor.carried),
+        **source_metrics(groups),
+        **({"passed_over": len(collected.passed_over)} if collected.cursor.rates else {}),
     }
+
+
+def source_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Outcome, accuracy and counts of each source; empty where the task has one."""
+    found: dict[str, list[float]] = {}
+    for group in groups:
+        if group.problem.source:
+            found.setdefault(group.problem.source, []).extend(rollout.grade.verdict for rollout in group.rollouts)
+    metrics = {}
+    for name, outcomes in sorted(found.items()):
+        scored = [outcome for outcome in outcomes if not math.isnan(outcome)]
+        metrics |= {
+            f"sources/{name}/outcome": known_mean(scored),
+            f"sources/{name}/accuracy": known_mean(float(outcome >= 1) for outcome in scored),
+            f"sources/{name}/completions": len(outcomes),
+            f"sources/{name}/unscored": len(outcomes) - len(scored),
+        }
+    return metrics
 
 
 def group_metrics(groups: Sequence[Group], *, has_verdict: bool = True) -> dict[str, float]:

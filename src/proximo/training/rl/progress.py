@@ -32,7 +32,8 @@ class Lines:
 
     def start(self, steps: int, before: Evaluation) -> None:
         self.steps = steps
-        self._say(f"held-out {measure(before)} before: {share(before)}")
+        if before.problems:
+            self._say(f"held-out {measure(before)} before: {share(before)}")
 
     def stepped(
         self, step: int, metrics: Mapping[str, float], seconds: Mapping[str, float], collected: Collected
@@ -89,6 +90,9 @@ def share(evaluation: Evaluation) -> str:
         text = f"{evaluation.accuracy:.1%} ({evaluation.low:.1%} to {evaluation.high:.1%}, {problems})"
     else:
         text = f"{evaluation.outcome:.3f} ({evaluation.accuracy:.1%} at least 1, {problems})"
+    if evaluation.sources:
+        each = (f"{name} {own['accuracy']:.1%}" for name, own in evaluation.sources.items())
+        text += f"; {', '.join(each)}"
     if evaluation.mean_at_k is not None:
         text += f"; {_of_samples(evaluation, evaluation.mean_at_k)}"
     if evaluation.parts:

@@ -113,6 +113,8 @@ class Run:
 
     def evaluate(self) -> tuple[Evaluation, list[Answered]]:
         config, sampler = self.config, self.samplers.evaluation
+        if not config.evaluation.problems:
+            return Evaluation.none(), []
         with self.stop.anywhere(), explaining_memory(SAMPLE_LESS):
             return evaluate(
                 self.task,

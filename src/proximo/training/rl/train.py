@@ -70,7 +70,7 @@ def _train(run: Run, checkpointer: Checkpointer, state: RunState | None, ends: C
         checkpointer.save(state, again=False)
         raise
     if not checkpointer.stopped_improving(state):  # else the row of this evaluation is written
-        run.note(state.step, after.floats())
+        _note(run, state.step, after)
     return RunResult(
         before=state.before,
         after=after,
@@ -90,7 +90,7 @@ def _begun(run: Run) -> RunState:
         run.log.event(0, "calibration", remark)
         run.progress.warned(0, remark)
     before, answers = _evaluated(run, 0)
-    run.note(0, before.floats())
+    _note(run, 0, before)
     return RunState(step=0, before=before, answers=answers)
 
 
@@ -101,6 +101,12 @@ def _evaluated(run: Run, step: int) -> tuple[Evaluation, list[Answered]]:
         run.log.event(step, "unscored", line)
         run.progress.warned(step, line)
     return found
+
+
+def _note(run: Run, step: int, found: Evaluation) -> None:
+    """Write the row of an evaluation, if there was one."""
+    if found.problems:
+        run.note(step, found.floats())
 
 
 def _between(run: Run, checkpointer: Checkpointer, state: RunState) -> RunState:

@@ -1,11 +1,13 @@
 """Whether a resumed run is still the same run: compares its config field by field, and the files it names."""
 
+import glob
 import hashlib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from proximo.data.locating import hub_data
 from proximo.models.shipped import resolve
 from proximo.outside import named_file
 from proximo.storage.folders import MANIFEST, file_hash
@@ -14,8 +16,18 @@ from proximo.training.old_names import completed
 FREE = ("checkpoints",)
 FREE_NAMES = ("save_every",)
 """Tables, and fields of any table, that may change at any time: when a run is saved does not affect its numbers."""
-ADDED = {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_epsilon": 1e-8, "adam_moments": "float32", "freeze": []}
-ADDED |= {"training.learning_rate_schedule": "constant", "fit.learning_rate_schedule": "linear"}
+ADDED = {
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
+    "adam_epsilon": 1e-8,
+    "adam_moments": "float32",
+    "training.learning_rate_schedule": "constant",
+    "fit.learning_rate_schedule": "linear",
+    "freeze": [],
+    "template": "",
+    "system": "",
+    "chat": False,
+}
 """Fields that became options later, by name or with their table's, and the value that a config without them had."""
 NAMES_FILES = ("model", "path", "held_out", "reference", "reference_logprobs")
 """Fields whose value may be a data file or a model's folder. Code is known by its form, in any field."""
@@ -50,7 +62,10 @@ def fingerprints(config_toml: str) -> dict[str, str]:
             found[field] = file_hash(file)
         elif field.rpartition(".")[2] in NAMES_FILES:
             path = Path(value) if Path(value).is_file() else Path(resolve(value))
-            if path.is_file():
+            if glob.has_magic(value) and hub_data(value) is None:
+                files = sorted(glob.glob(value))
+                found[field] = hashlib.sha256("".join(file_hash(Path(file)) for file in files).encode()).hexdigest()
+            elif path.is_file():
                 found[field] = file_hash(path)
             elif path.is_dir():
                 found[field] = folder_hash(path)

@@ -14,13 +14,13 @@ from typing import Any, Literal
 from proximo.storage.lines import Lines
 from proximo.training.learner.guard import Update
 from proximo.training.records import Assembled, Collected, DataCursor
-from proximo.types import Group
+from proximo.types import Group, Problem
 
 LEDGER = "ledger.jsonl"
-State = Literal["trained", "filtered", "unscored", "abandoned", "carried"]
-FINAL: tuple[State, ...] = ("trained", "filtered", "unscored", "abandoned")
+State = Literal["trained", "filtered", "unscored", "abandoned", "passed_over", "carried"]
+FINAL: tuple[State, ...] = ("trained", "filtered", "unscored", "abandoned", "passed_over")
 """Final states: trained; dropped by the algorithm's `keep`; not graded because every grader failed; only in updates
-that were skipped."""
+that were skipped; not sampled because of a curriculum."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,11 @@ class Entry:
     """Index of the pass over the task's problems; 0 if the task is endless."""
     step: int
     state: State
+    source: str = ""
+    """Name of the source that the problem comes from; written only where a task has several."""
 
     def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
+        return {name: value for name, value in vars(self).items() if name != "source" or value}
 
 
 def entries(
@@ -58,9 +60,13 @@ def entries(
     for group in collected.cursor.carried:
         if group.ordinal not in known:
             found[_ordinal(group)] = group, "carried"
+    ended: dict[int, tuple[Problem, State]] = {
+        ordinal: (group.problem, state) for ordinal, (group, state) in found.items()
+    }
+    ended |= {ordinal: (problem, "passed_over") for ordinal, problem in collected.passed_over}
     return [
-        Entry(ordinal, group.problem.id, ordinal // size if size else 0, step, state)
-        for ordinal, (group, state) in sorted(found.items(), key=lambda each: each[0])
+        Entry(ordinal, problem.id, ordinal // size if size else 0, step, state, problem.source)
+        for ordinal, (problem, state) in sorted(ended.items(), key=lambda each: each[0])
     ]
 
 

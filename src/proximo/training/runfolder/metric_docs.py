@@ -29,8 +29,15 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "groups": "number of groups that are trained on",
         "rounds": "number of sampling rounds; more than 1 if dropped groups were replaced",
         "carried_groups": "number of groups carried over to the next step",
+        "passed_over": "number of prompts that the curriculum passed over",
         "sampled_tokens": "number of tokens sampled",
         "wasted_tokens": "share of the sampled tokens that are in dropped groups",
+    },
+    "Sources: of a task with several": {
+        "sources/…/outcome": "mean outcome of one source's scored completions",
+        "sources/…/accuracy": "share of one source's scored completions that are correct",
+        "sources/…/completions": "number of completions of one source",
+        "sources/…/unscored": "number of them without a reward",
     },
     "Advantages": {
         "dead_rows": "share of the trained rows whose advantage is exactly 0",
@@ -118,6 +125,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "held_out/parts/…": "mean of one part of that reward",
         "held_out/problems": "number of problems evaluated",
         "held_out/unscored": "number of answers without an outcome",
+        "held_out/…/accuracy": "the same of one source, if the task has several; so are low, high, outcome, problems "
+        "and unscored",
         "held_out/k": "number of completions sampled per problem for the metrics below",
         "held_out/mean_at_k": "share of the sampled completions that are correct",
         "held_out/mean_half_width": "half the width of its 95 % interval",
@@ -154,8 +163,12 @@ def meaning(name: str) -> str | None:
 
     Example: meaning("rewards/format") == "mean of one part of the reward, weight included"
     """
-    head, slash, _ = name.rpartition("/")
-    return _FLAT.get(name) or _FLAT.get(f"{head}{slash}…")
+    head, slash, last = name.rpartition("/")
+    known = _FLAT.get(name) or _FLAT.get(f"{head}{slash}…")
+    if known is not None or head.count("/") != 1:
+        return known
+    whole = head.partition("/")[0]  # sources/NAME/outcome, held_out/NAME/low
+    return _FLAT.get(f"{whole}/…/{last}") or _FLAT.get(f"{whole}/{last}")
 
 
 def is_taken(name: str) -> bool:

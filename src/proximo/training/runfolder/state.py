@@ -86,6 +86,7 @@ def write_run_state(folder: Path, state: RunState) -> None:
         "answers": [plain_answer(each) for each in state.answers],
         "next_problem": state.cursor.next_problem,
         "carried": [_group(each, routes) for each in state.cursor.carried],
+        "rates": dict(state.cursor.rates),
         "generated": state.generated,
         "evaluated": state.evaluated,
         "best": None if state.best is None else asdict(state.best),
@@ -111,7 +112,7 @@ def read_run_state(folder: Path, task: Task, seed: int) -> RunState:
         step=facts["step"],
         before=Evaluation(**facts["before"]),
         answers=read_answers(facts["answers"], task, seed),
-        cursor=DataCursor(facts["next_problem"], groups),
+        cursor=DataCursor(facts["next_problem"], groups, facts.get("rates", {})),  # earlier versions had none
         generated=facts["generated"],
         evaluated=facts["evaluated"],
         best=None if facts["best"] is None else Best(**facts["best"]),

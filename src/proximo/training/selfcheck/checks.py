@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from proximo.models import prompt_tokens
+from proximo.models import problem_tokens
 from proximo.models.tokens.spelling import Spelling
 from proximo.rewards.grading import grading
 from proximo.samplers import SamplingOptions
@@ -56,7 +56,7 @@ def prompts_have_tokens(tokenizer: PreTrainedTokenizerBase, problems: Sequence[P
     mistakes, shortest = [], math.inf
     for problem in problems:
         try:
-            shortest = min(shortest, len(prompt_tokens(tokenizer, problem.prompt)))
+            shortest = min(shortest, len(problem_tokens(tokenizer, problem)))
         except ValueError as error:
             mistakes.append(f"{problem.id}: {error}")
     detail = mistakes[0] if mistakes else f"{len(problems)} prompts, the shortest has {shortest} tokens"
@@ -69,7 +69,7 @@ def prompts_decode_back(tokenizer: PreTrainedTokenizerBase, problems: Sequence[P
     for problem in problems:
         # A template may trim a turn; plain text is used as it is.
         asked = problem.prompt if isinstance(problem.prompt, str) else prompt_text(problem).strip()
-        read = tokenizer.decode(list(prompt_tokens(tokenizer, problem.prompt)), clean_up_tokenization_spaces=False)
+        read = tokenizer.decode(list(problem_tokens(tokenizer, problem)), clean_up_tokenization_spaces=False)
         assert isinstance(read, str)
         if asked not in read:
             lost.append(f"{short(asked)} is read as {short(read)}")
@@ -78,7 +78,7 @@ def prompts_decode_back(tokenizer: PreTrainedTokenizerBase, problems: Sequence[P
 
 def prompts_begin_rightly(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]) -> Check:
     """One BOS if the tokenizer has one, and no end token before the completion; the first tokens are shown."""
-    prompts = [prompt_tokens(tokenizer, problem.prompt) for problem in problems]
+    prompts = [problem_tokens(tokenizer, problem) for problem in problems]
     odd = [(tokens, what) for tokens in prompts if (what := _odd(tokenizer, tokens))]
     tokens, what = odd[0] if odd else (prompts[0], "")
     first = tokens[:FIRST]

@@ -1,0 +1,135 @@
+"""`--data` and `--eval-data`: the task of data that a person has, recognised and said line by line."""
+
+from collections.abc import Sequence
+
+from proximo.cli.flags import as_flags, asks_for_help, refuse, say, take_switch
+from proximo.models import load_tokenizer
+from proximo.models.shipped import resolve
+from proximo.rewards import ExactMatch
+from proximo.tasks import Mixture, TaskOptions
+from proximo.tasks.sources.mixture import with_reward
+from proximo.tasks.sources.opening import open_data
+from proximo.tasks.sources.recognising import Chosen
+from proximo.training.reward_mix import RewardMix
+
+DATA_FLAGS = """data:
+  --data DATA ...       train on a .jsonl, .json, .parquet, .csv or .arrow file, a pattern, a folder or a hub id; the
+                        shapes of TRL, verl, open-instruct, verifiers and GSM8K are recognised, and a line says how.
+                        Several are mixed by weight: --data math.jsonl=0.7 code.jsonl=0.3
+  --eval-data DATA ...  evaluate on these and hold out nothing of the others; NAME=DATA names one in the metrics
+"""
+TASK = "--task."
+
+
+def take_task(
+    arguments: list[str], model: str, rewards: RewardMix, held_out: float | None = None
+) -> TaskOptions | None:
+    """The task that --data names, removed from the arguments; None where it is not given. Flags of the task decide
+    what they name, and stay. `held_out` is the share that is held out where no flag says it."""
+    data, evaluation = take_several(arguments, "--data"), take_several(arguments, "--eval-data")
+    if (data is None and evaluation is None) or asks_for_help(arguments):
+        return None
+    if data is None:
+        refuse("--eval-data goes with --data: give the data to train on too")
+    if _peeked(arguments, "type"):
+        refuse("--data and --task.type: give one of them; --data chooses the task itself")
+    chosen = _chosen(arguments, rewards, held_out)
+    try:
+        found = open_data(data, evaluation or (), chosen, chat=_has_chat_template(_model(arguments) or model))
+    except ValueError as error:
+        refuse(as_flags(str(error)))
+    for line in found.lines:
+        say(line)
+    _take_applied(arguments, APPLIED if isinstance(found.task, Mixture) else APPLIED[:1])
+    # Stands for the reward that the flags name, and is replaced when they are read.
+    return with_reward(found.task, ExactMatch()) if _peeked(arguments, "reward.type") else found.task
+
+
+def take_several(arguments: list[str], flag: str) -> list[str] | None:
+    """The values of a flag up to the next flag, removed from the arguments; None where it is not given."""
+    for position, argument in enumerate(arguments):
+        if argument == flag or argument.startswith(f"{flag}="):
+            first = [argument.removeprefix(f"{flag}=")] if argument != flag else []
+            rest = arguments[position + 1 :]
+            count = next((number for number, each in enumerate(rest) if each.startswith("-")), len(rest))
+            if not first and not count:
+                refuse(f"{flag} needs a value")
+            del arguments[position : position + 1 + count]
+            return first + rest[:count]
+    return None
+
+
+APPLIED = (
+    "chat-template-kwargs",
+    "prompt-column",
+    "answer-columns",
+    "held-out",
+    "template",
+    "system",
+    "chat",
+    "no-chat",
+)
+"""Flags of a file that apply to each of several sources. Of the first, tyro knows only one flag for each key then."""
+
+
+def _take_applied(arguments: list[str], names: Sequence[str]) -> None:
+    """Remove flags that have been applied, where they are none of the task that was made."""
+    for name in names:
+        for flag in (f"{TASK}{name}", f"{TASK}{name.replace('-', '_')}"):
+            if name.endswith("chat"):
+                take_switch(arguments, flag)
+            else:
+                take_several(arguments, flag)
+
+
+def _chosen(arguments: Sequence[str], rewards: RewardMix, held_out: float | None) -> Chosen:
+    share = _peeked(arguments, "held-out")
+    columns = _peeked(arguments, "answer-columns")
+    named = _peeked(arguments, "chat-template-kwargs")
+    return Chosen(
+        prompt_column=next(iter(_peeked(arguments, "prompt-column")), None),
+        answer_columns=tuple(columns) or None,
+        held_out=_number_or_path(share[0]) if share else held_out,
+        template=next(iter(_peeked(arguments, "template")), ""),
+        system=next(iter(_peeked(arguments, "system")), ""),
+        chat=True if f"{TASK}chat" in arguments else False if f"{TASK}no-chat" in arguments else None,
+        chat_template_kwargs={name: _value(text) for name, text in zip(named[::2], named[1::2], strict=False)},
+        has_reward=bool(_peeked(arguments, "reward.type")) or rewards.task == 0,
+    )
+
+
+def _peeked(arguments: Sequence[str], field: str) -> list[str]:
+    """The values of a flag of the task; it stays among the arguments."""
+    for flag in (f"{TASK}{field}", f"{TASK}{field.replace('-', '_')}"):
+        if (found := take_several(list(arguments), flag)) is not None:
+            return found
+    return []
+
+
+def _model(arguments: Sequence[str]) -> str | None:
+    found = take_several(list(arguments), "--model")
+    return found[0] if found else None
+
+
+def _value(text: str) -> bool | int | float | str:
+    """As tyro reads an argument of a chat template."""
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return int(text)
+    except ValueError:
+        return _number_or_path(text)
+
+
+def _number_or_path(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _has_chat_template(model: str) -> bool:
+    try:
+        return load_tokenizer(resolve(model)).chat_template is not None
+    except (OSError, ValueError) as error:
+        refuse(str(error))

@@ -1,0 +1,263 @@
+"""How a reward function is called: as TRL, verl or verifiers calls it, known by its parameters.
+
+Runs inside a worker too, and imports nothing of Proximo.
+"""
+
+import asyncio
+import inspect
+import itertools
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Columns = Mapping[str, Any]
+"""What a call has: prompts, completions, answers and the data's columns, each with one entry for each completion."""
+Function = Callable[..., Any]
+
+TRL = "TRL's f(prompts, completions, **columns)"
+VERL = "verl's compute_score(data_source, solution_str, ground_truth, extra_info), once for each completion"
+VERL_BATCH = "verl's compute_score(data_sources, solution_strs, ground_truths, extra_infos)"
+VERIFIERS = "verifiers' f(completion, answer, **kwargs), once for each completion"
+RUBRIC = "verifiers' rubric, the weighted sum of its functions"
+_MARKS = {
+    TRL: ("prompts", "completions", "completion_ids"),
+    VERL: ("solution_str",),
+    VERL_BATCH: ("solution_strs",),
+    VERIFIERS: ("completion", "state"),
+}
+"""Parameters that only one of them has."""
+_OF_VERIFIERS = ("prompt", "completion", "answer", "state", "info", "task")
+
+
+class Junk(Exception):
+    """What came back are not scores."""
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A function with the way in which it is called."""
+
+    function: Any
+    form: str
+    """One of the forms above."""
+
+    def __call__(self, columns: Columns, count: int) -> list[Any]:
+        """A score for each completion, of any type."""
+        if self.form == RUBRIC:
+            return _rubric(self.function, columns, count)
+        if self.form == TRL:
+            return listed(finished(self.function(**_for_trl(self.function, columns))), count)
+        if self.form == VERL_BATCH:
+            plural = {f"{name}s": [row.get(name) for row in _verl_rows(columns, count)] for name in _VERL}
+            return [_score(each) for each in listed(finished(self.function(**accepted(self.function, plural))), count)]
+        rows = _verl_rows(columns, count) if self.form == VERL else _verifiers_rows(columns, count)
+        return [_score(each) for each in _each(self.function, rows)]
+
+
+def adapted(function: Any) -> Adapted:
+    """The function with its form; ValueError, in a line, where its parameters belong to several or to none."""
+    if _is_rubric(function):
+        return Adapted(function, RUBRIC)
+    names, takes_any = _parameters(function)
+    forms = [form for form, marks in _MARKS.items() if not names.isdisjoint(marks)]
+    shown = ", ".join(sorted(names)) or "none"
+    if len(forms) > 1:
+        raise ValueError(f"its parameters ({shown}) are of {forms[0]} and of {forms[1]}: rename those of one")
+    if not forms and not takes_any:
+        raise ValueError(f"its parameters ({shown}) are of no known kind: give {TRL}, {VERL}, or {VERIFIERS}")
+    form = forms[0] if forms else TRL
+    if form == VERIFIERS and "parser" in _required(function):
+        raise ValueError("it needs a parser, which only a rubric gives: name the Rubric instead, file.py:rubric")
+    return Adapted(function, form)
+
+
+_REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _parameters(function: Any) -> tuple[set[str], bool]:
+    """The names of a function's parameters, and whether it takes any other keyword."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some functions written in C have none
+        return set(), True
+    names = {each.name for each in found if each.kind not in _REST}
+    return names, any(each.kind is inspect.Parameter.VAR_KEYWORD for each in found)
+
+
+def _required(function: Any) -> set[str]:
+    found = inspect.signature(function).parameters.values()
+    return {each.name for each in found if each.default is each.empty and each.kind not in _REST}
+
+
+def accepted(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments, or those that a function without `**columns` names."""
+    names, takes_any = _parameters(function)
+    return {name: value for name, value in arguments.items() if takes_any or name in names}
+
+
+# TRL
+
+
+def _for_trl(function: Any, columns: Columns) -> dict[str, Any]:
+    """The columns, and what TRL's trainer gives besides, to a function that names it: here without effect."""
+    trainers = {"trainer_state": None, "log_extra": _nothing, "log_metric": _nothing, "environments": None}
+    names, _ = _parameters(function)
+    return accepted(function, columns) | {n: each for n, each in trainers.items() if n in names and n not in columns}
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Stands for a trainer's log."""
+
+
+# verl
+
+_VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
+
+
+def _verl_rows(columns: Columns, count: int) -> list[dict[str, Any]]:
+    """Arguments for each completion. A data source that the data lack is left out, and the function says so."""
+    rows = []
+    for number in range(count):
+        row = {name: column[number] for name, column in columns.items()}
+        rule = row.get("reward_model")
+        truth = rule.get("ground_truth") if isinstance(rule, Mapping) else row.get("ground_truth")
+        known = {"data_source": row["data_source"]} if row.get("data_source") is not None else {}
+        known["solution_str"] = _text(row["completions"])
+        known["ground_truth"] = row.get("answer") if truth is None else truth
+        known["extra_info"] = row.get("extra_info") or {}
+        rows.append(known)
+    return rows
+
+
+def _text(completion: Any) -> str:
+    return completion if isinstance(completion, str) else completion[-1]["content"]
+
+
+def _score(result: Any) -> Any:
+    """verl's functions may return a dictionary with the score and further numbers."""
+    if isinstance(result, Mapping):
+        if "score" not in result:
+            raise Junk(f"it returned {short(result)}, a dictionary without 'score'")
+        return result["score"]
+    return result
+
+
+# verifiers
+
+
+def _verifiers_rows(columns: Columns, count: int) -> list[dict[str, Any]]:
+    rows = []
+    for number in range(count):
+        row = {name: column[number] for name, column in columns.items()}
+        row["prompt"], row["completion"] = row.pop("prompts"), row.pop("completions")
+        row.pop("completion_ids", None)
+        row.setdefault("info", {})
+        row.setdefault("task", "default")
+        row["state"] = {name: row.get(name) for name in _OF_VERIFIERS if name != "state"}
+        rows.append(row)
+    return rows
+
+
+def _is_rubric(thing: Any) -> bool:
+    """Whether it is a verifiers Rubric: an object with functions and as many weights."""
+    return not inspect.isclass(thing) and all(
+        isinstance(getattr(thing, name, None), list) for name in ("funcs", "weights")
+    )
+
+
+def _rubric(rubric: Any, columns: Columns, count: int) -> list[Any]:
+    objects, rows = dict(getattr(rubric, "class_objects", {})), _verifiers_rows(columns, count)
+    totals = [0.0] * count
+    for function, weight in zip(rubric.funcs, rubric.weights, strict=True):
+        names, _ = _parameters(function)
+        if names.isdisjoint(("prompts", "completions", "answers", "states", "tasks", "infos")):
+            scores = _each(function, [row | objects for row in rows])
+        else:
+            plural = {f"{name}s": [row[name] for row in rows] for name in _OF_VERIFIERS} | objects
+            scores = listed(finished(function(**accepted(function, plural))), count)
+        totals = [total + weight * float(score) for total, score in zip(totals, scores, strict=True)]
+    return totals
+
+
+# Results
+
+
+def _each(function: Function, rows: list[dict[str, Any]]) -> list[Any]:
+    """The function's result for each row; those of an `async def` are awaited together."""
+    results = [function(**accepted(function, row)) for row in rows]
+    if not any(inspect.isawaitable(each) for each in results):
+        return results
+
+    async def together() -> list[Any]:
+        return list(await asyncio.gather(*results))
+
+    return finished(together())
+
+
+def finished(result: Any) -> Any:
+    """The result of a call, awaited where the function is `async def`."""
+    if not inspect.isawaitable(result):
+        return result
+
+    async def awaited(each: Awaitable[Any]) -> Any:
+        return await each
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(awaited(result))
+    found: list[Any] = []  # a notebook's own loop runs in this thread, so the function's needs another
+    thread = threading.Thread(target=lambda: found.append(_caught(lambda: asyncio.run(awaited(result)))))
+    thread.start()
+    thread.join()
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
+
+
+def _caught(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except BaseException as error:  # raised again in the caller's thread
+        return error
+
+
+def listed(result: Any, count: int) -> list[Any]:
+    if result is None or isinstance(result, (str, bytes, Mapping)) or not isinstance(result, Iterable):
+        raise Junk(f"it returned {short(result)}, not a list of {count} numbers")
+    scores = list(itertools.islice(result, count + 1))
+    if len(scores) != count:
+        found = "more" if len(scores) > count else str(len(scores))
+        raise Junk(f"it returned {found} scores for {count} completions")
+    return scores
+
+
+def to_number(score: Any) -> float | str | None:
+    """A number, also of numpy or torch; None is the function's own word for unscored, a text says what else it was."""
+    if score is None or isinstance(score, (str, bytes)):
+        return score if score is None else short(score)
+    try:
+        return float(score)
+    except BaseException:  # whatever it was, it is no number
+        return short(score)
+
+
+def described(error: BaseException) -> str:
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except BaseException:  # its own __str__ may be what is broken
+        text = type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if len(frames) > 1 else ""
+    return text[:500] + place
+
+
+def short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except BaseException:  # its own __repr__ may be what is broken
+        text = ""
+    return f"{type(value).__name__} {text[:100]}"

@@ -1,0 +1,63 @@
+"""From a row to what the model is asked: template, system prompt and chat."""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from proximo.data import Prompt, Row, read_prompt
+
+_PLACES = re.compile(r"\{\{|\}\}|\{([A-Za-z_][\w.]*)\}")
+"""Braces around a name, and doubled ones. Others, as in \\boxed{}, are text."""
+
+
+def check_template(template: str, hidden: Collection[str]) -> None:
+    """Refuse a template that names no column, or one with the answer."""
+    named = [name for name in _PLACES.findall(template) if name]
+    if template and not named:
+        raise ValueError(f"task.template is {template!r}: put a column in braces, such as {{question}}")
+    for name in named:
+        if name in hidden:
+            raise ValueError(
+                f"task.template has {{{name}}}, which is the answer: leave it out, or write {{{{{name}}}}} for the word"
+            )
+
+
+def row_prompt(
+    row: Row, column: str, *, template: str = "", system: str = "", chat: bool = False, field: str = "task"
+) -> Prompt:
+    """The prompt of a row: its column, or the template with the row's values; with a system prompt, or as chat, it is a
+    conversation."""
+    prompt = filled(template, row) if template else _column(row, column, field)
+    if isinstance(prompt, str):
+        turns = [{"role": "system", "content": system}] * bool(system) + [{"role": "user", "content": prompt}]
+        return tuple(turns) if chat or system else prompt
+    if column.rpartition(".")[2] == "messages" and prompt[-1]["role"] == "assistant" and len(prompt) > 1:
+        prompt = prompt[:-1]  # a whole conversation, as fine-tuning has them: its last reply is what is asked for
+    if system and next(iter(prompt))["role"] == "system":
+        raise ValueError(f"the prompt begins with a system message, and {field}.system is given: leave one of them out")
+    return ({"role": "system", "content": system}, *prompt) if system else prompt
+
+
+def filled(template: str, row: Row) -> str:
+    """The template with the row's values in the place of their names; doubled braces are single ones."""
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1]
+        if not name:
+            return found[0][0]
+        held = row.find(name)
+        if held is None or isinstance(held, Mapping | list):
+            known = ", ".join(row.values)
+            raise ValueError(f"task.template has {{{name}}}, and the row has no such text: its columns are {known}")
+        return str(held)
+
+    text = read_prompt(_PLACES.sub(value, template), "the template")
+    assert isinstance(text, str)
+    return text
+
+
+def _column(row: Row, column: str, field: str) -> Prompt:
+    value: Any = row.find(column)
+    if value is None and column not in row.values:
+        raise ValueError(f"no column {column!r}, only {', '.join(row.values)}: set {field}.prompt_column")
+    return read_prompt(value)

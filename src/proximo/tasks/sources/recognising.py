@@ -1,0 +1,169 @@
+"""Data of known shapes: which columns hold prompt and answer, and how answers are compared. Always said in one line."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from proximo.data import Mistakes, Row, read_rows
+from proximo.data.locating import split_patterns
+from proximo.rewards import ExactMatch, MathVerify, Reward
+from proximo.rewards.text import last_number
+from proximo.tasks.file import File
+
+PROMPTS = ("prompt", "question", "problem", "messages", "instruction", "query")
+ANSWERS = (
+    "reward_model.ground_truth",
+    "ground_truth",
+    "answer",
+    "solution",
+    "label",
+    "final_answer",
+    "expected_answer",
+    "target",
+)
+"""Columns that may hold the prompt or the answer."""
+MARK = "####"
+"""Stands before the final number in GSM8K's answers."""
+_NUMBER = re.compile(r"[-+]?\$?[\d,]*\.?\d+", re.ASCII)
+_LATEX = re.compile(r"\\[A-Za-z]+|\$.+\$|\\[(\[]")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a person has decided, so that it need not be recognised. None: not decided."""
+
+    prompt_column: str | None = None
+    answer_columns: tuple[str, ...] | None = None
+    held_out: float | str | None = None
+    template: str = ""
+    system: str = ""
+    chat: bool | None = None
+    chat_template_kwargs: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    has_reward: bool = False
+    """Whether something else than the data's answers is rewarded, such as a function."""
+
+
+def recognise(data: str, chosen: Chosen | None = None, *, chat: bool = False) -> tuple[File, str]:
+    """The task that data mean, and a line that says how they were read; ValueError, in one line with what to give,
+    where they can be read in two ways or in none. `chat`: whether the model has a chat template.
+
+    Example: task, line = recognise("gsm8k.jsonl")
+    """
+    chosen = chosen or Chosen()
+    path, tests = split_patterns(data, "data")
+    held_out = _held_out(data, tests, chosen)
+    rows = read_rows(path, Mistakes(), field="data")
+    if not rows:
+        raise ValueError(f"data is {data!r}: it has no rows")
+    prompt = _prompt_column(data, rows, chosen)
+    answers = _answer_columns(data, rows, chosen)
+    reward, how = _reward(data, rows, answers, chosen)
+    is_text = bool(chosen.template) or all(isinstance(row.find(prompt), str) for row in rows)
+    is_question = chat and prompt.rpartition(".")[2] != "prompt"
+    asks = is_text and (is_question if chosen.chat is None else chosen.chat)
+    defaults = File(path)
+    task = File(
+        path,
+        prompt_column=prompt,
+        answer_columns=answers or defaults.answer_columns,
+        reward=reward,
+        held_out=defaults.held_out if held_out is None else held_out,
+        template=chosen.template,
+        system=chosen.system,
+        chat=asks,
+        chat_template_kwargs=chosen.chat_template_kwargs,
+    )
+    parts = [
+        f"{_shape(rows, prompt, answers)}: prompt in {prompt}"
+        + (f", answer in {answers[0]}" if answers else "")
+        + (", asked in the chat template" if asks else ""),
+        how,
+        f"{task.held_out:.0%} of the prompts held out" if isinstance(task.held_out, float) else f"held out: {held_out}",
+    ]
+    return task, f"data {path}: {len(rows)} rows, {'; '.join(filter(None, parts))}"
+
+
+def _held_out(data: str, tests: Sequence[str], chosen: Chosen) -> float | str | None:
+    if chosen.held_out is not None or not tests:
+        return chosen.held_out
+    if len(tests) > 1:
+        raise ValueError(
+            f"data is {data!r}, which has several test files, {' and '.join(tests)}: choose with "
+            f"`task.held_out={tests[0]}`"
+        )
+    return tests[0]
+
+
+def _prompt_column(data: str, rows: Sequence[Row], chosen: Chosen) -> str:
+    if chosen.prompt_column is not None:
+        return chosen.prompt_column
+    found = [column for column in PROMPTS if rows[0].find(column) is not None]
+    if len(found) > 1 and not chosen.template:
+        raise ValueError(
+            f"data is {data!r}, whose prompt may be in {' or '.join(found)}: choose with "
+            + " or ".join(f"`task.prompt_column={column}`" for column in found)
+        )
+    if not found and not chosen.template:
+        raise ValueError(
+            f"data is {data!r}, whose columns are {', '.join(rows[0].values)}: choose the one with the prompt, "
+            "`task.prompt_column=NAME`"
+        )
+    return found[0] if found else "prompt"
+
+
+def _answer_columns(data: str, rows: Sequence[Row], chosen: Chosen) -> tuple[str, ...]:
+    """The column with the answers; none where no column holds texts or numbers under such a name."""
+    if chosen.answer_columns is not None:
+        return chosen.answer_columns
+    found = [column for column in ANSWERS if all(_is_answer(row.find(column)) for row in rows)]
+    if len(found) > 1 and not chosen.has_reward:
+        raise ValueError(
+            f"data is {data!r}, whose answer may be in {' or '.join(found)}: choose with "
+            + " or ".join(f"`task.answer_columns={column}`" for column in found)
+        )
+    return tuple(found)
+
+
+def _is_answer(value: Any) -> bool:
+    return value is not None and not isinstance(value, Mapping | list)
+
+
+def _reward(data: str, rows: Sequence[Row], columns: Sequence[str], chosen: Chosen) -> tuple[Reward | None, str]:
+    """How completions are graded, and that in words."""
+    if chosen.has_reward:
+        return None, ""
+    if not columns:
+        raise ValueError(
+            f"data is {data!r}, with no answers in {', '.join(ANSWERS)}: choose their column with "
+            "`task.answer_columns=NAME`, or give a reward: `task.reward.type=PythonFunction` "
+            "`task.reward.path=FILE.py:FUNCTION`"
+        )
+    texts = [str(row.find(columns[0])).strip() for row in rows]
+    finals = [text.rpartition(MARK)[2].strip() for text in texts]
+    numbers = [_NUMBER.fullmatch(text) is not None and last_number(text) is not None for text in finals]
+    if all(MARK in text for text in texts) and all(numbers):
+        return ExactMatch(last_number=True), f"answers end in {MARK}: comparing last numbers"
+    if all(numbers):
+        return ExactMatch(last_number=True), "answers are numbers: comparing last numbers"
+    latex = sum(_LATEX.search(text) is not None or MARK in text for text in texts)
+    if latex:
+        some = "answers" if latex == len(texts) else f"{latex} of {len(texts)} answers"
+        return MathVerify(), f"{some} are LaTeX: comparing with math-verify"
+    return ExactMatch(), "answers are texts: a completion must equal them"
+
+
+def _shape(rows: Sequence[Row], prompt: str, answers: Sequence[str]) -> str:
+    """Whose shape the rows have, by their columns."""
+    first, answer = rows[0], answers[0] if answers else ""
+    if answer == "reward_model.ground_truth":
+        return "verl's shape"
+    if prompt == "messages" and answer == "ground_truth":
+        return "open-instruct's shape"
+    if prompt == "question" and answer == "answer" and MARK in str(first.find(answer)):
+        return "GSM8K's shape"
+    if answer == "answer" and (
+        prompt == "question" or first.find("info") is not None or first.find("task") is not None
+    ):
+        return "verifiers' shape"
+    return "TRL's shape" if prompt == "prompt" else "a table"

@@ -1,0 +1,72 @@
+"""Reward functions of TRL, verl and verifiers are known by their parameters and called as there."""
+
+from pathlib import Path
+
+import pytest
+
+from proximo.rewards import GivenFunction, GraderFailed, PythonFunction
+from proximo.rewards.calling import RUBRIC, TRL, VERIFIERS, VERL, VERL_BATCH, adapted
+from proximo.types import Completion, Problem
+from tests.rewards import others_rewards as others
+
+ASKED = ({"role": "user", "content": "1+1?"},)
+ROW = {"data_source": "sums", "extra_info": {"index": 3}, "reward_model": {"ground_truth": "2"}, "kind": "sum"}
+PROBLEM = Problem("sum", ASKED, "2", ROW | {"info": {"length": 4}})
+COMPLETIONS = [Completion((1,), (), text, "stop") for text in ("2", "four")]
+
+SCORES = {
+    "compute_score": (VERL, [4.0, 3.0]),
+    "batch_score": (VERL_BATCH, [1.0, 0.0]),
+    "exact": (VERIFIERS, [1.0, 0.0]),
+    "informed": (VERIFIERS, [1.25, 2.0]),
+    "grouped": (TRL, [1.0, 1.0]),
+    "slow_trl": (TRL, [1.0, 1.0]),
+    "rubric": (RUBRIC, [1.0 + 0.5 + 0.25, 0.5 + 0.25]),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in SCORES if name not in ("grouped", "rubric")])
+def test_functions_given_in_python(name: str, grading):
+    form, scores = SCORES[name]
+    assert GivenFunction.of(getattr(others, name))([PROBLEM] * 2, COMPLETIONS) == scores
+    assert grading.called() == [f"reward {name}: called as {form}"]
+    assert grading.failures.take() == []
+
+
+@pytest.mark.parametrize("name", ["compute_score", "slow_trl", "rubric"])
+def test_functions_in_a_process_of_their_own(name: str, grading):
+    form, scores = SCORES[name]
+    path = f"{Path(others.__file__)}:{name}"
+    assert PythonFunction(path)([PROBLEM] * 2, COMPLETIONS) == scores
+    assert grading.called() == [f"reward {path}: called as {form}"]
+
+
+def test_forms():
+    assert {name: adapted(getattr(others, name)).form for name in SCORES} == {
+        name: form for name, (form, _) in SCORES.items()
+    }
+    assert adapted(lambda **columns: []).form == TRL
+    columns = {"prompts": ["p"], "completions": ["2"], "answer": ["2"], "data_source": ["dict"]}
+    assert adapted(others.compute_score)(columns, 1) == [1.0]  # of a dictionary, its score
+    assert adapted(others.slow_trl)({**columns, "kind": ["neither"]}, 1) == [None]
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        (
+            "mixed",
+            r"its parameters \(completions, solution_str\) are of TRL's .* and of verl's .*: rename those of one",
+        ),
+        (
+            "neither",
+            r"its parameters \(text, truth\) are of no known kind: give TRL's f\(prompts, .*verl's .*verifiers'",
+        ),
+        ("parsed", "it needs a parser, which only a rubric gives: name the Rubric instead"),
+    ],
+)
+def test_functions_of_no_one_form_are_refused_in_one_line(name: str, line: str, grading):
+    for reward in (GivenFunction.of(getattr(others, name)), PythonFunction(f"{Path(others.__file__)}:{name}")):
+        with pytest.raises(GraderFailed, match=line) as told:
+            reward([PROBLEM], COMPLETIONS[:1])
+        assert "\n" not in str(told.value)

@@ -1,0 +1,156 @@
+"""Data of known shapes: what is recognised, what is said, and what is refused because it can be read in two ways."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proximo.rewards import ExactMatch, MathVerify
+from proximo.tasks import File
+from proximo.tasks.sources.recognising import Chosen, recognise
+
+ASKED = [{"role": "user", "content": "What is 7+5?"}]
+NUMBER, LATEX, TEXT = ExactMatch(last_number=True), MathVerify(), ExactMatch()
+
+
+def written(folder: Path, rows: list[dict[str, Any]]) -> str:
+    path = folder / "x.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+SHAPES = {
+    "GSM8K's": ({"question": "q", "answer": "7+5=12\n#### 1,200"}, "question", "answer", NUMBER, "answers end in ####"),
+    "TRL's": ({"prompt": ASKED, "solution": r"\frac{1}{2}"}, "prompt", "solution", LATEX, "answers are LaTeX"),
+    "verl's": (
+        {
+            "data_source": "openai/gsm8k",
+            "prompt": ASKED,
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": "72"},
+            "extra_info": {"split": "train", "index": 0, "answer": "so 72\n#### 72", "question": "q"},
+        },
+        "prompt",
+        "reward_model.ground_truth",
+        NUMBER,
+        "answers are numbers: comparing last numbers",
+    ),
+    "open-instruct's": (
+        {"messages": ASKED, "ground_truth": "$x^2$", "dataset": "math"},
+        "messages",
+        "ground_truth",
+        LATEX,
+        "comparing with math-verify",
+    ),
+    "verifiers'": (
+        {"question": "q", "answer": "Paris", "info": {"country": "France"}, "task": "capitals"},
+        "question",
+        "answer",
+        TEXT,
+        "answers are texts: a completion must equal them",
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes_are_recognised_and_said(shape: str, tmp_path: Path):
+    row, prompt, answer, reward, words = SHAPES[shape]
+    path = written(tmp_path, [row] * 3)
+    task, line = recognise(path, chat=True)
+    assert task == File(
+        path, prompt_column=prompt, answer_columns=(answer,), reward=reward, chat=prompt in ("question", "problem")
+    )
+    assert line.startswith(f"data {path}: 3 rows, {shape} shape: prompt in {prompt}, answer in {answer}")
+    assert words in line
+    assert "\n" not in line
+
+
+def test_every_answer_is_looked_at(tmp_path: Path):
+    rows = [{"prompt": "p", "answer": str(number)} for number in range(20)]
+    task, line = recognise(written(tmp_path, [*rows, {"prompt": "p", "answer": r"\pi"}]))
+    assert task.reward == LATEX
+    assert "1 of 21 answers are LaTeX" in line
+
+
+@pytest.mark.parametrize(
+    ("row", "chosen", "line"),
+    [
+        (
+            {"prompt": "p", "question": "q", "answer": "1"},
+            Chosen(prompt_column="question"),
+            "whose prompt may be in prompt or question: choose with `task.prompt_column=prompt` or `task.prompt_",
+        ),
+        (
+            {"problem": "p", "solution": "so 1", "answer": "1"},
+            Chosen(answer_columns=("answer",)),
+            "whose answer may be in answer or solution: choose with `task.answer_columns=answer` or `task.answer_col",
+        ),
+        ({"prompt": "p"}, Chosen(has_reward=True), "with no answers in "),
+        ({"text": "p", "answer": "1"}, Chosen(prompt_column="text"), "whose columns are text, answer: choose the one"),
+    ],
+)
+def test_what_can_be_read_in_two_ways_or_none_is_refused(row, chosen: Chosen, line: str, tmp_path: Path):
+    path = written(tmp_path, [row] * 3)
+    with pytest.raises(ValueError, match="data is") as told:
+        recognise(path)
+    assert line in str(told.value)
+    assert "\n" not in str(told.value)
+    assert recognise(path, chosen)[0].path == path
+
+
+def test_test_files_are_held_out(tmp_path: Path):
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"question": name, "answer": "#### 1"}) + "\n")
+    task, line = recognise(str(tmp_path))
+    assert (task.path, task.held_out) == (f"{tmp_path}/train.jsonl", f"{tmp_path}/test.jsonl")
+    assert f"held out: {tmp_path}/test.jsonl" in line
+    (tmp_path / "validation.jsonl").write_text("{}\n")
+    with pytest.raises(
+        ValueError, match="several test files, .*test.jsonl and .*validation.jsonl: choose with `task.h"
+    ):
+        recognise(str(tmp_path))
+    assert recognise(str(tmp_path), Chosen(held_out=0.0))[0].held_out == 0
+
+
+# What a row is asked as
+
+
+def asked(tmp_path: Path, row: dict[str, Any], **fields: Any) -> Any:
+    return File(written(tmp_path, [row]), held_out=0.0, **fields).problem(0, "train", 0).prompt
+
+
+def test_templates_system_prompts_and_chat(tmp_path: Path):
+    row = {"prompt": "7+5?", "answer": "12", "info": {"unit": "apples"}}
+    user = {"role": "user", "content": "7+5?"}
+    system = {"role": "system", "content": "Be brief."}
+    assert asked(tmp_path, row) == "7+5?"
+    template = r"{prompt} In {info.unit}, as \boxed{} or {{answer}}."
+    assert asked(tmp_path, row, template=template) == r"7+5? In apples, as \boxed{} or {answer}."
+    assert asked(tmp_path, row, chat=True) == (user,)
+    assert asked(tmp_path, row, system="Be brief.") == (system, user)
+    conversation = {"messages": [user, {"role": "assistant", "content": "12"}], "answer": "12"}
+    assert asked(tmp_path, conversation, prompt_column="messages") == (user,)
+    assert asked(tmp_path, conversation, prompt_column="messages", system="Be brief.") == (system, user)
+    nested = {"extra": {"prompt": [user]}, "answer": "12"}
+    assert asked(tmp_path, nested, prompt_column="extra.prompt") == (user,)
+    own = File("x.jsonl", template="{prompt}=", system="Be brief.", chat_template_kwargs={"enable_thinking": False})
+    assert own.ask("7+5").prompt == (system, {"role": "user", "content": "7+5="})
+    assert own.ask("7+5").chat_template_kwargs == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"template": "Think."}, "task.template is 'Think.': put a column in braces, such as {question}"),
+        ({"template": r"{prompt} \boxed{answer}"}, "task.template has {answer}, which is the answer: leave it out, or"),
+        ({"template": "{promt}"}, "task.template has {promt}, and the row has no such text: its columns are prompt"),
+        ({"chat_template_kwargs": {"enable_thinking": "false"}}, "has enable_thinking as the text 'false': give False"),
+        ({"system": "Be brief.", "prompt_column": "talk"}, "begins with a system message, and task.system is given"),
+    ],
+)
+def test_templates_that_cannot_be_meant(fields: dict[str, Any], line: str, tmp_path: Path):
+    row = {"prompt": "7+5?", "answer": "12", "talk": [{"role": "system", "content": "s"}, *ASKED]}
+    with pytest.raises(ValueError, match="task") as told:
+        asked(tmp_path, row, **fields)
+    assert line in str(told.value)
