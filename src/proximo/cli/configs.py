@@ -49,31 +49,32 @@ def run_config(
     arguments: list[str], *, prog: str, usage: str, description: str, help_more: str, skip_bad: bool = False
 ) -> tuple[RunConfig, list[Default]]:
     """The run that a command line describes, and the defaults in it that were chosen for its model and data."""
-    own = names_own(arguments)
-    base, defaults = base_config(arguments, OWN if own else ARITHMETIC), []
-    if own and not asks_for_help(arguments):
-        base, defaults = suited(base, arguments, prog=prog, skip_bad=skip_bad)
+    base, defaults = suited_base(arguments, prog=prog, skip_bad=skip_bad)
     config = changed(base, arguments, prog=prog, usage=usage, description=description, help_more=help_more)
     return _skipping(config, skip_bad), kept(config, defaults)
 
 
-def names_own(arguments: Sequence[str]) -> bool:
-    """Whether the flags name a model or data, and no preset or file comes first: the demo's settings would not suit."""
-    if arguments and not arguments[0].startswith("-"):
-        return False
-    return bool({"--model", "--data", "--task.type"} & {each.partition("=")[0] for each in arguments})
-
-
-def suited(
-    base: RunConfig, flags: Sequence[str], *, prog: str, skip_bad: bool = False
-) -> tuple[RunConfig, list[Default]]:
-    """The base config with defaults for the model and data that the flags name."""
-    asked = _skipping(read_flags(base, flags, prog=prog)[0], skip_bad)
+def suited_base(arguments: list[str], *, prog: str, skip_bad: bool = False) -> tuple[RunConfig, list[Default]]:
+    """What flags are applied to: a preset or a file, or if the flags name a model or data, a config with defaults for
+    those, which are returned too. What names the config is taken from the arguments."""
+    if not _names_own(arguments):
+        return base_config(arguments), []
+    base = base_config(arguments, OWN)
+    if asks_for_help(arguments):
+        return base, []
+    asked = _skipping(read_flags(base, arguments, prog=prog)[0], skip_bad)
     try:
         defaults = defaults_for(asked, facts_of(asked))
     except ValueError as error:
         refuse(str(error))
     return with_defaults(base, defaults), defaults
+
+
+def _names_own(arguments: Sequence[str]) -> bool:
+    """Whether the flags name a model or data, and no preset or file comes first: the demo's settings would not suit."""
+    if arguments and not arguments[0].startswith("-"):
+        return False
+    return bool({"--model", "--data", "--task.type"} & {each.partition("=")[0] for each in arguments})
 
 
 def _skipping(config: RunConfig, skip_bad: bool) -> RunConfig:

@@ -9,7 +9,7 @@ from dataclasses import is_dataclass, replace
 from types import NoneType
 from typing import Any, NoReturn, TypeVar
 
-from proximo.cli.choices import element, holds_several, is_required, required_choice, type_lines
+from proximo.cli.helping.choices import element, holds_several, is_required, required_choice, type_lines
 from proximo.cli.parsing import nearest, parsed
 from proximo.door import telling
 from proximo.door.refusing import refuse_values

@@ -13,8 +13,8 @@ from proximo import explain, toml
 from proximo.cli import pipelines
 from proximo.cli.configs import naming_flags, preset, run_config
 from proximo.cli.flags import refuse, say, take, take_switch
-from proximo.cli.live import LiveView
 from proximo.cli.models import machine_line
+from proximo.cli.output.live import LiveView
 from proximo.cli.run_folders import ACCEPT_LOST, report_failure, take_allowed, taken
 from proximo.defaults import Default, listed
 from proximo.door.planning import fit_here

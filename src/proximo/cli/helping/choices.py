@@ -20,6 +20,18 @@ def type_lines(value: object) -> list[str]:
     return ["choices, with the fields of each class and their defaults:", *found] if found else []
 
 
+def alternatives(value: object, path: str = "") -> Iterator[tuple[str, list[str]]]:
+    """For each field of a value that chooses a class, its path and the other choices."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return
+    for field, kind in given_fields(type(value)):
+        held = vars(value)[field.name]
+        others = [each.__name__ for each in classes(kind) if each is not type(held)]
+        if is_dataclass(held) and (others or protocols(kind)):
+            yield f"{path}{field.name}", [*others, *[FORM] * bool(protocols(kind))]
+        yield from alternatives(held, f"{path}{field.name}.")
+
+
 def element(kind: Any) -> type | None:
     """The one class that a tuple holds, such as WeightedRule in tuple[WeightedRule, ...]; None of other types."""
     if get_origin(kind) is not tuple:
@@ -56,7 +68,7 @@ def _of_value(value: object, path: str) -> Iterator[str]:
 def _of_class(kind: type, path: str, indent: int) -> Iterator[str]:
     """A line with the fields of a class, and below it the choices among them."""
     plain = [
-        f"{_flag(path, field)} {_default(field, its)}".rstrip()
+        f"{_flag(path, field)}{KEPT}{_default(field)}"
         for field, its in given_fields(kind)
         if not (classes(its) or protocols(its))
     ]
@@ -84,7 +96,7 @@ def _choice(here: str, kind: Any, after: str, indent: int, chosen: type = NoneTy
     if held is not None:
         inner = required_choice(held)
         added = [held] if inner is None else classes(inner[1])
-        fields = ", ".join(f"{here}.N.{field.name} {_default(field, its)}" for field, its in given_fields(held))
+        fields = ", ".join(f"{_flag(f'{here}.N.', field)}{KEPT}{_default(field)}" for field, _ in given_fields(held))
         yield from _wrapped(f"{here}.add {{{','.join(each.__name__ for each in added)}}}  (adds one more)", indent)
         yield from _wrapped(f"{held.__name__}, number N from 0: {fields}", indent + 4)
         kinds, path = ([], "") if inner is None else (added, f"{here}.N.{inner[0].name}.")
@@ -102,13 +114,13 @@ def _flag(path: str, field: Field[Any]) -> str:
     return f"{path}{field.name.replace('_', '-')}"
 
 
-def _default(field: Field[Any], kind: Any) -> str:
+def _default(field: Field[Any]) -> str:
     """The default in the words of a flag; what has to be given is in capitals."""
     if is_required(field):
         return field.name.upper()
     value = field.default if field.default_factory is MISSING else field.default_factory()
     if isinstance(value, tuple | list | dict):
-        return " ".join(map(str, value)) or "..."
+        return KEPT.join(map(str, value)) or "..."
     return type(value).__name__ if is_dataclass(value) else str(value)
 
 
