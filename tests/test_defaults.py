@@ -8,7 +8,7 @@ import pytest
 from proximo import toml
 from proximo.algorithms import GRPO, RLOO
 from proximo.cli import main
-from proximo.defaults import Default, Facts, defaults_for, facts_of, kept, with_defaults
+from proximo.defaults import START, Default, Facts, defaults_for, facts_of, kept, with_defaults
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.models.adapters.lora import Lora
 from proximo.rewards import ExactMatch
@@ -28,7 +28,7 @@ GSM8K = Facts(
 )
 
 
-def chosen(facts: Facts, config: RunConfig = RunConfig()) -> dict[str, Default]:  # noqa: B008 (frozen)
+def chosen(facts: Facts, config: RunConfig = START) -> dict[str, Default]:
     return {each.field: each for each in defaults_for(config, facts)}
 
 
@@ -95,7 +95,7 @@ def test_steps_and_batches_follow_the_number_of_prompts(problems, groups, miniba
 
 
 def test_given_groups_are_divided_into_updates():
-    found = chosen(GSM8K, RunConfig(training=TrainingOptions(groups=6, minibatches=1)))
+    found = chosen(GSM8K, replace(START, training=TrainingOptions(groups=6, minibatches=1)))
     assert "training.groups" not in found
     assert found["training.minibatches"].value == 3
     assert found["steps"].value == 500
@@ -103,15 +103,22 @@ def test_given_groups_are_divided_into_updates():
     assert chosen(GSM8K, single)["training.minibatches"].value == 1
 
 
+def test_evaluations_follow_given_steps():
+    found = chosen(GSM8K, replace(START, steps=30))
+    assert "steps" not in found
+    assert found["evaluation.every"].value == 3
+    assert "evaluation.every" not in chosen(GSM8K, replace(START, steps=19))
+
+
 def test_few_held_out_problems_are_all_used():
     assert chosen(replace(GSM8K, held_out=12))["evaluation.problems"].value == 12
 
 
 def test_a_default_that_a_flag_changed_is_not_listed():
-    config = with_defaults(RunConfig(), defaults_for(RunConfig(), GSM8K))
+    config = with_defaults(RunConfig(), defaults_for(START, GSM8K))
     assert (config.steps, config.sampling.max_tokens, config.evaluation.every) == (421, 1024, 42)
     assert config.algorithm == GRPO
-    names = [each.field for each in kept(replace(config, steps=3), defaults_for(RunConfig(), GSM8K))]
+    names = [each.field for each in kept(replace(config, steps=3), defaults_for(START, GSM8K))]
     assert "steps" not in names
     assert "evaluation.every" in names
 

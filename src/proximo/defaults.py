@@ -15,7 +15,7 @@ from proximo.models.positions import reach_of
 from proximo.models.shipped import resolve
 from proximo.rewards.grading import grading
 from proximo.tasks import Task
-from proximo.training.config import RunConfig
+from proximo.training.config import RunConfig, TrainingOptions
 from proximo.training.preflight.calibration import probed
 from proximo.types import Problem
 
@@ -34,8 +34,13 @@ RATES = ((50e6, 2e-5, "under 50 M"), (500e6, 5e-6, "under 500 M"), (math.inf, 1e
 LORA = 10
 """A LoRA adapter's learning rate, as a multiple of the whole model's."""
 FEWEST_STEPS, MOST_STEPS, ENDLESS_STEPS = 50, 500, 200
+EVALUATIONS = 10
 EVALUATED = 200
 """Held-out problems: with 200, an accuracy is known to about ±7 points (95 %)."""
+
+
+START = RunConfig(training=TrainingOptions(groups=GROUPS, group_size=GROUP_SIZE, minibatches=1), steps=10**6)
+"""Where flags are read onto before defaults are chosen: it refuses none of them, and what differs was given."""
 
 
 @dataclass(frozen=True)
@@ -93,17 +98,18 @@ def facts_of(config: RunConfig) -> Facts:
 
 
 def defaults_for(config: RunConfig, facts: Facts) -> list[Default]:
-    """Defaults for a run of this algorithm; they suit the number of groups, where it is not the usual one."""
-    groups = config.training.groups
+    """Defaults for what a config has from START; they suit what was given."""
+    groups, steps = config.training.groups, config.steps
     if groups == GROUPS and facts.problems is not None:
         groups = min(GROUPS, facts.problems)
-    return [
-        _max_tokens(facts),
-        _learning_rate(facts),
-        *_batch(config, groups, facts),
-        *_steps(groups, facts),
-        _evaluated(facts),
-    ]
+    found = [_max_tokens(facts), _learning_rate(facts), *_batch(config, groups, facts)]
+    if steps == START.steps:
+        found.append(_steps(groups, facts))
+        steps = int(found[-1].value)
+    if steps >= 2 * EVALUATIONS:
+        why = f"{EVALUATIONS} evaluations in the run, from which the best checkpoint is kept"
+        found.append(Default("evaluation.every", steps // EVALUATIONS, why))
+    return [*found, _evaluated(facts)]
 
 
 def with_defaults(config: RunConfig, defaults: Sequence[Default]) -> RunConfig:
@@ -179,24 +185,19 @@ def _batch(config: RunConfig, groups: int, facts: Facts) -> list[Default]:
     return [*prompts, size, Default("training.minibatches", number, "updates per step")]
 
 
-def _steps(groups: int, facts: Facts) -> list[Default]:
+def _steps(groups: int, facts: Facts) -> Default:
     problems = facts.problems
     if problems is None:
-        steps, why = ENDLESS_STEPS, "the task generates problems without end"
+        return Default("steps", ENDLESS_STEPS, "the task generates problems without end")
+    steps = min(max(math.ceil(problems / groups), FEWEST_STEPS), MOST_STEPS)
+    seen = steps * groups
+    if seen < problems:
+        why = f"{seen:,} of the {problems:,} prompts, each once"
+    elif seen < 2 * problems:
+        why = f"one pass over the {problems:,} prompts"
     else:
-        steps = min(max(math.ceil(problems / groups), FEWEST_STEPS), MOST_STEPS)
-        seen = steps * groups
-        if seen < problems:
-            why = f"{seen:,} of the {problems:,} prompts, each once"
-        elif seen < 2 * problems:
-            why = f"one pass over the {problems:,} prompts"
-        else:
-            why = f"{seen // problems} passes over the {problems:,} prompts"
-    every = max(5, steps // 10)
-    return [
-        Default("steps", steps, why),
-        Default("evaluation.every", every, "about ten evaluations in the run, from which the best checkpoint is kept"),
-    ]
+        why = f"{seen // problems} passes over the {problems:,} prompts"
+    return Default("steps", steps, why)
 
 
 def _evaluated(facts: Facts) -> Default:

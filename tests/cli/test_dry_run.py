@@ -166,7 +166,7 @@ def fits(gib: float, flags: list[str], capsys, monkeypatch) -> list[str]:
 def test_whether_a_run_fits_is_said(folder, capsys, monkeypatch):
     flags = ["--model", folder, "--sampling.max-tokens", "512"]
     [line] = fits(64, flags, capsys, monkeypatch)
-    assert re.match(r"# fits, with a predicted peak of 0\.\d of 63\.7 GiB; .*; a step takes about ", line)
+    assert re.match(r"# fits: predicted peak 0\.\d of 63\.7 GiB; a step takes about .*s if all completions reach", line)
     no, remedy = fits(0.45, flags, capsys, monkeypatch)
     assert no.startswith("# does not fit: predicted peak ")
     assert remedy == "# it fits with --training.token-budget 8192: shorter passes, for the same results"

@@ -99,7 +99,11 @@ def _unknown(default: object, flag: str, following: Sequence[str], prog: str) ->
     if name in known:
         fields, has_types, _ = known[name]
         given = flag.partition("=")[2] or next(iter(following), "NAME")
-        remedy = f"{name}.type {given if not given.startswith('-') else 'NAME'} chooses a piece" if has_types else ""
+        remedy = (
+            f"{name}.type {'NAME' if given.startswith('-') or given.lower() == 'none' else given} chooses a piece"
+            if has_types
+            else ""
+        )
         others = f"{', '.join(fields)} set its fields" if fields else ""
         return f"{name} alone takes no value: {' and '.join(filter(None, (remedy, others)))}"
     return f"{name}: there is no such flag{nearest(name, list(known))}; {prog} --help lists all"

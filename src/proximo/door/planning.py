@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from proximo.defaults import longest_prompt
 from proximo.door.refusing import refuse_kind, refuse_values
 from proximo.models import pick_device
-from proximo.planning.cards import CPU, HERE, Card, card
+from proximo.planning.cards import CPU, GIB, HERE, Card, card
 from proximo.planning.plan import Plan, make_plan
 from proximo.planning.shapes import read_shape
 from proximo.training.config import RunConfig
@@ -71,9 +71,12 @@ def fit_here(config: RunConfig, held: MemoryEstimate) -> Fit:
     here = CPU if pick_device(config.device) == "cpu" else HERE
     found = plan(config, here, prompt_tokens=max(1, longest_prompt(config)))
     own, other = (found.lora, found.full) if config.adapter is not None else (found.full, found.lora)
-    line = found.verdicts[found.ways.index(own)].partition(": ")[2]
     seconds = own.time and own.time.total
-    lines = [line if seconds is None else f"{line}; a step takes about {_duration(seconds)}, if all reach the limit"]
+    if seconds is None:
+        lines = [found.verdicts[found.ways.index(own)].partition(": ")[2]]
+    else:
+        peak = f"predicted peak {own.memory.peak / GIB:,.1f} of {own.memory.usable / GIB:,.1f} GiB"
+        lines = [f"fits: {peak}; a step takes about {_duration(seconds)} if all completions reach the limit"]
     if not own.fits and (budget := _smaller_passes(config, found)) is not None:
         lines.append(f"it fits with --training.token-budget {budget}: shorter passes, for the same results")
     elif not own.fits and other.fits and config.adapter is None:
