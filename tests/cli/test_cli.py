@@ -91,6 +91,7 @@ def test_train_prints_one_json_object_and_nothing_else(folder, tmp_path, capsys)
 
 def test_bad_input_is_refused_with_a_way_out(capsys, tmp_path):
     assert "no preset is called 'arithmetik', the nearest is 'arithmetic'" in refused(["train", "arithmetik"], capsys)
+    assert "dapo is an algorithm, no preset: --algorithm dapo" in refused(["train", "dapo"], capsys)
     assert "none.toml: there is no such file" in refused(["train", "none.toml"], capsys)
     assert "the nearest is 'gspo'" in refused(["train", "--algorithm", "gpso"], capsys)
     assert "--algorithm needs a value" in refused(["train", "--algorithm"], capsys)

@@ -121,6 +121,8 @@ def preset_or_file(name: str) -> RunConfig:
     found = preset(name)
     if found is None:
         names = [preset.name for preset in PRESETS]
+        if explain.card(name) is not None:
+            refuse(f"{name} is an algorithm, no preset: --algorithm {name}")
         refuse(
             f"no preset is called {name!r}{nearest(name, names)}; there are {', '.join(names)}, or give a .toml file"
         )

@@ -99,14 +99,24 @@ def _unknown(default: object, flag: str, following: Sequence[str], prog: str) ->
     if name in known:
         fields, has_types, _ = known[name]
         given = flag.partition("=")[2] or next(iter(following), "NAME")
-        remedy = (
-            f"{name}.type {'NAME' if given.startswith('-') or given.lower() == 'none' else given} chooses a piece"
-            if has_types
-            else ""
-        )
+        piece = "NAME" if given.startswith("-") or given.lower() == "none" else given
+        remedy = f"{name}.type {piece} chooses a piece" if has_types else ""
         others = f"{', '.join(fields)} set its fields" if fields else ""
         return f"{name} alone takes no value: {' and '.join(filter(None, (remedy, others)))}"
-    return f"{name}: there is no such flag{nearest(name, list(known))}; {prog} --help lists all"
+    return f"{name}: there is no such flag{_nearest_flag(name, list(known))}; {prog} --help lists all"
+
+
+def _nearest_flag(name: str, known: Sequence[str]) -> str:
+    """Of a field whose table was left out, such as --learning-rate or --lr, the whole flag."""
+    short = name.removeprefix("--")
+    ends = [(flag, flag.removeprefix("--").rpartition(".")[2]) for flag in known]
+    by_end = [flag for flag, end in ends if end == short] or [flag for flag, end in ends if _initials(end) == short]
+    return f", the nearest is {by_end[0]!r}" if by_end else nearest(name, known)
+
+
+def _initials(words: str) -> str:
+    """Example: _initials("learning-rate") == "lr"."""
+    return "".join(word[0] for word in words.split("-") if word)
 
 
 def _flags(value: object, path: str) -> Iterator[tuple[str, tuple[list[str], bool, Any]]]:
