@@ -13,7 +13,7 @@ from proximo.models import tiny_model, tiny_tokenizer
 from proximo.models.adapters.lora import Lora
 from proximo.rewards import ExactMatch
 from proximo.tasks import Arithmetic, File
-from proximo.training.config import RunConfig, TrainingOptions
+from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
 
 GSM8K = Facts(
     parameters=1_500_000_000,
@@ -108,6 +108,8 @@ def test_evaluations_follow_given_steps():
     assert "steps" not in found
     assert found["evaluation.every"].value == 3
     assert "evaluation.every" not in chosen(GSM8K, replace(START, steps=19))
+    without = chosen(GSM8K, replace(START, evaluation=EvaluationOptions(problems=0)))
+    assert [name for name in without if name.startswith("evaluation")] == []
 
 
 def test_few_held_out_problems_are_all_used():

@@ -106,6 +106,8 @@ def defaults_for(config: RunConfig, facts: Facts) -> list[Default]:
     if steps == START.steps:
         found.append(_steps(groups, facts))
         steps = int(found[-1].value)
+    if not config.evaluation.problems:  # evaluation is switched off
+        return found
     if steps >= 2 * EVALUATIONS:
         why = f"{EVALUATIONS} evaluations in the run, from which the best checkpoint is kept"
         found.append(Default("evaluation.every", steps // EVALUATIONS, why))
