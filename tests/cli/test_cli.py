@@ -61,14 +61,17 @@ def test_a_dry_run_prints_the_run_it_would_start(folder, capsys, tmp_path):
     arguments = ["train", "--algorithm", "gspo", "--training.learning-rate", "0.01", "--model", folder]
     assert main([*arguments, "--dry-run"]) == 0
     printed = capsys.readouterr().out
-    preset = PRESETS[0].config
-    assert isinstance(preset, RunConfig)
-    expected = replace(preset, algorithm=GSPO, model=folder, training=replace(preset.training, learning_rate=0.01))
-    assert toml.loads(printed, RunConfig) == expected
-    assert "# a step: 32 prompts × 8 completions = 256 completions" in printed
+    found = toml.loads(printed, RunConfig)
+    assert (found.algorithm, found.model, found.training.learning_rate) == (GSPO, folder, 0.01)
+    assert "# a step: 16 prompts × 8 completions = 128 completions" in printed
     (tmp_path / "run.toml").write_text(printed)
     assert main(["train", str(tmp_path / "run.toml"), "--dry-run"]) == 0
-    assert capsys.readouterr().out == printed
+    assert toml.loads(capsys.readouterr().out, RunConfig) == found
+    assert main(["train", "--algorithm", "gspo", "--training.learning-rate", "0.01", "--dry-run"]) == 0
+    preset = PRESETS[0].config
+    assert isinstance(preset, RunConfig)
+    expected = replace(preset, algorithm=GSPO, training=replace(preset.training, learning_rate=0.01))
+    assert toml.loads(capsys.readouterr().out, RunConfig) == expected
 
 
 def test_train_prints_one_json_object_and_nothing_else(folder, tmp_path, capsys):
@@ -88,6 +91,7 @@ def test_train_prints_one_json_object_and_nothing_else(folder, tmp_path, capsys)
 
 def test_bad_input_is_refused_with_a_way_out(capsys, tmp_path):
     assert "no preset is called 'arithmetik', the nearest is 'arithmetic'" in refused(["train", "arithmetik"], capsys)
+    assert "dapo is an algorithm, no preset: --algorithm dapo" in refused(["train", "dapo"], capsys)
     assert "none.toml: there is no such file" in refused(["train", "none.toml"], capsys)
     assert "the nearest is 'gspo'" in refused(["train", "--algorithm", "gpso"], capsys)
     assert "--algorithm needs a value" in refused(["train", "--algorithm"], capsys)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from proximo import toml
 from proximo.cli import main
 from proximo.models import loading, tiny_model, tiny_tokenizer
+from proximo.planning import cards
 from proximo.rewards import ExactMatch, FormatReward
 from proximo.tasks import File, Mixture
 from proximo.training.config import RunConfig
@@ -140,7 +142,9 @@ def test_a_dry_run_loads_no_weights(no_weights, folder, capsys):
 def test_a_dry_run_as_data(folder, capsys):
     assert main(["train", "--model", folder, "--steps", "3", "--dry-run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert list(found) == ["config", "models", "bytes", "device_bytes", "fits", "notes"]
+    facts = ["models", "bytes", "device_bytes", "fits", "peak_bytes", "step_seconds"]
+    assert list(found) == ["config", "defaults", *facts, "notes"]
+    assert "steps" not in [each["field"] for each in found["defaults"]]  # given by a flag
     assert (found["config"]["steps"], found["config"]["model"]) == (3, folder)
     policy = tiny_model(**SMALL).num_parameters()
     assert [(each["role"], each["parameters"]) for each in found["models"]] == [
@@ -152,14 +156,22 @@ def test_a_dry_run_as_data(folder, capsys):
     assert toml.loads(toml.dumps(RunConfig()), RunConfig) == RunConfig()
 
 
-def test_what_does_not_fit_is_said(folder, capsys, monkeypatch):
-    needed = 20 * tiny_model(**SMALL).num_parameters()
-    monkeypatch.setattr(estimate, "machine_bytes", lambda: needed)
-    assert main(["train", "--model", folder, "--dry-run"]) == 0
-    assert "does not fit" not in capsys.readouterr().out
-    monkeypatch.setattr(estimate, "machine_bytes", lambda: needed - 1)
-    assert main(["train", "--model", folder, "--dry-run"]) == 0
-    assert "# does not fit: 0.0 GB are needed before any activation, and cpu has 0.0 GB" in capsys.readouterr().out
+def fits(gib: float, flags: list[str], capsys, monkeypatch) -> list[str]:
+    """Lines of a dry run about whether it fits into so much memory."""
+    monkeypatch.setattr(cards, "machine_bytes", lambda: int(gib * 2**30))
+    assert main(["train", *flags, "--dry-run"]) == 0
+    return [line for line in capsys.readouterr().out.splitlines() if "fit" in line]
+
+
+def test_whether_a_run_fits_is_said(folder, capsys, monkeypatch):
+    flags = ["--model", folder, "--sampling.max-tokens", "512"]
+    [line] = fits(64, flags, capsys, monkeypatch)
+    assert re.match(r"# fits: predicted peak 0\.\d of 63\.7 GiB; a step takes about .*s if all completions reach", line)
+    no, remedy = fits(0.45, flags, capsys, monkeypatch)
+    assert no.startswith("# does not fit: predicted peak ")
+    assert remedy == "# it fits with --training.token-budget 8192: shorter passes, for the same results"
+    [never] = fits(0.31, flags, capsys, monkeypatch)
+    assert never.startswith("# does not fit: needs at least ")
 
 
 def test_a_machine_has_no_more_than_its_pages():

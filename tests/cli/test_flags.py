@@ -10,7 +10,9 @@ from proximo.cli import main
 from proximo.cli.configs import base_config
 from proximo.cli.flags import as_flags, changed
 from proximo.maths import EntropyBonus, KlReward, SoftOverlong, TokenTruncated, ValueLoss
-from proximo.training.config import RunConfig, ValueOptions
+from proximo.rewards import ExactMatch, FormatReward
+from proximo.training.config import CheckpointOptions, RunConfig, ValueOptions
+from proximo.training.reward_mix import RewardMix, RewardModel, WeightedRule
 
 EXTRAS = "ValueLoss, EntropyBonus, PositiveNll, RouterBalance"
 FULL = replace(KL_COV, shape=SoftOverlong(), correct=TokenTruncated(), kl=GRPO.kl, extra=EntropyBonus())
@@ -46,6 +48,25 @@ def test_a_none_that_is_a_fields_own_value_stays_that():
     assert given(DAPO, "--shape.cap", "None") == replace(DAPO, shape=SoftOverlong(cap=None))
 
 
+@pytest.mark.parametrize(
+    ("flags", "kept"),
+    [
+        (["--checkpoints.keep-best", "False"], False),
+        (["--checkpoints.keep_best=false"], False),
+        (["--checkpoints.no-keep-best"], False),
+        (["--checkpoints.keep-best", "true"], True),
+        (["--checkpoints.keep-best"], True),
+    ],
+)
+def test_a_switch_may_be_given_its_value(flags: list[str], kept: bool):
+    run = RunConfig(checkpoints=CheckpointOptions(keep_best=not kept))
+    assert changed(run, [*flags, "--steps", "3"], prog="test", description="") == (
+        replace(run, checkpoints=CheckpointOptions(keep_best=kept), steps=3)
+    )
+    assert not changed(run, ["--no-compile"], prog="test", description="").compile
+    assert not changed(run, ["--compile", "False"], prog="test", description="").compile
+
+
 def test_options_of_a_run_can_be_taken_away():
     run = RunConfig(algorithm=PPO, value=ValueOptions(pretrain_steps=1))
     assert changed(run, ["--value", "None", "--algorithm.shape.type", "None"], prog="test", description="") == (
@@ -60,6 +81,23 @@ def test_an_entropy_bonus_comes_beside_the_value_loss():
     assert three == replace(VAPO, extra=(*VAPO.extras, EntropyBonus()))
     assert given(GRPO, "--extra.add", "EntropyBonus") == replace(GRPO, extra=EntropyBonus())
     assert given(PPO, "--shape.add", "SoftOverlong") == replace(PPO, shape=(KlReward(0.05), SoftOverlong()))
+
+
+def test_rewards_and_their_weights_are_given_by_flags(capsys):
+    rule = "--rewards.rules.add"
+    flags = [rule, "FormatReward", "--rewards.rules.0.reward.pattern", "a.*", "--rewards.rules.0.weight", "0.5"]
+    flags += [rule, "ExactMatch", "--rewards.rules.1.reward.last-number", "--rewards.rules.1.weight", "-1"]
+    flags += ["--rewards.models.add", "RewardModel", "--rewards.models.0.path", "runs/judge", "--rewards.task", "2"]
+    rules = (WeightedRule(FormatReward("a.*"), 0.5), WeightedRule(ExactMatch(last_number=True), -1.0))
+    found = changed(RunConfig(), flags, prog="test", description="").rewards
+    assert found == RewardMix(2.0, (RewardModel("runs/judge"),), rules)
+    for name, line in (
+        ("Format", "--rewards.rules.add Format: give one of ExactMatch, FormatReward, "),
+        ("FormatReward", "--rewards.rules.add FormatReward needs --rewards.rules.0.reward.pattern too, or a .toml"),
+    ):
+        with pytest.raises(SystemExit):
+            changed(RunConfig(), [rule, name], prog="test", description="")
+        assert capsys.readouterr().err.startswith(f"error: {line}")
 
 
 def test_what_cannot_be_added_is_refused(capsys):
@@ -121,6 +159,9 @@ def test_what_later_flags_mend_is_not_remarked_on(capsys):
         ("--sampling.temperature -1", "sampling: temperature is -1.0: give 0 (greedy) or a positive number"),
         ("--algorithm.gate.high -1", "gate.low 0.2, gate.high -1.0: widths of the clip cannot be negative"),
         ("--stpes 3", "--stpes: there is no such flag, the nearest is '--steps'; test --help lists all"),
+        ("--lr 3", "--lr: there is no such flag, the nearest is '--training.learning-rate'; test --help"),
+        ("--max-tokens 3", "--max-tokens: there is no such flag, the nearest is '--sampling.max-tokens'; test --help"),
+        ("--algorithm.keep none", "--algorithm.keep alone takes no value: --algorithm.keep.type NAME chooses a piece"),
         ("more", "more: test takes no such argument; test --help lists what it takes"),
         ("--algorithm.gate.high", "Missing value for argument '--algorithm.gate.high'"),
     ],

@@ -1,14 +1,47 @@
-"""Help: every command has it, it names every flag, and it needs no torch."""
+"""Help: every command has it, it lists every flag that the command takes, and `proximo --help` needs no torch."""
 
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import proximo
-from proximo.cli import COMMANDS, main
+from proximo.algorithms import Algorithm
+from proximo.cli import COMMANDS, STAGES, main
+from proximo.cli.helping.completion import help_of
+from proximo.door.evaluating import EvalConfig
+from proximo.pieces import classes, given_fields
 from proximo.presets import PRESETS
+from proximo.samplers import SamplingOptions
+from proximo.training.config import RunConfig
+from proximo.training.offline.dpo import DpoConfig
+from proximo.training.offline.pairs import PairsConfig
+from proximo.training.offline.reward_model import RewardModelConfig
+from proximo.training.offline.sft import SftConfig
+from tests import ROOT
+
+CONFIGS = {
+    **dict.fromkeys(("train", "init", "plan", "selfcheck", "compare"), RunConfig),
+    "eval": EvalConfig,
+    "sft": SftConfig,
+    "reward-model": RewardModelConfig,
+    "dpo": DpoConfig,
+    "pairs": PairsConfig,
+    "chat": SamplingOptions,
+    "explain": Algorithm,
+}
+
+
+@pytest.fixture(scope="module")
+def helps() -> Iterator[dict[str, str]]:
+    """The help of every command, unwrapped."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "1000")
+        yield {command: help_of(command) for command in COMMANDS}
 
 
 def helped(arguments: list[str], capsys) -> str:
@@ -21,34 +54,67 @@ def helped(arguments: list[str], capsys) -> str:
     return printed.out
 
 
-@pytest.mark.parametrize("flag", ["--help", "-h"])
+def flags_of(kind: type, path: str = "--") -> Iterator[str]:
+    """Every flag of a config, whatever classes its fields hold: fields, choices, and entries of lists."""
+    for field, its_kind in given_fields(kind):
+        here = f"{path}{field.name.replace('_', '-')}"
+        held = classes(its_kind)
+        listed = [each for each in get_args(its_kind)[:1] if classes(each)] if get_args(its_kind)[1:] == (...,) else []
+        yield from [here] if not held and not listed else []
+        yield from [f"{here}.type"] if len(held) > 1 else []
+        yield from [f"{here}.add"] if listed else []
+        for each in held:
+            yield from flags_of(each, f"{here}.")
+        for each in listed:
+            yield from flags_of(each, f"{here}.N.")
+
+
+@pytest.mark.parametrize("command", CONFIGS)
+def test_help_lists_every_field_of_the_config(command: str, helps):
+    flags = set(flags_of(CONFIGS[command]))
+    assert len(flags) >= 5
+    listed = set(re.findall(r"--[a-zN][\w.-]*\w", helps[command]))
+    # Of an entry of a list, .add names the class.
+    assert [each for each in flags - listed if not re.search(r"\.N\.\w+\.type$", each)] == []
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(command, flag, capsys):
-    assert helped([command, flag], capsys).startswith("usage: proximo ")
+def test_help_lists_the_flags_that_the_command_reads_itself(command: str, helps):
+    assert helps[command].startswith("usage: proximo ")
+    folder = ROOT / "src" / "proximo" / "cli"
+    name = "stages" if command in STAGES else command
+    files = [each for each in (folder / f"{name}.py", folder / "commands" / f"{name}.py") if each.is_file()]
+    assert files or command == "bench"
+    read = set(re.findall(r"(?:take|_whole|_number)\w*\(\s*arguments,\s*\"(--[\w-]+)\"", "".join(map(_text, files))))
+    assert read - {"--max_generated_tokens"} <= set(re.findall(r"--[a-z][\w.-]*\w", helps[command]))
 
 
 @pytest.mark.parametrize("command", [each for each in COMMANDS if each != "tasks"])
-def test_help_has_examples_and_says_what_each_option_is(command, capsys):
-    text = helped([command, "--help"], capsys)
-    assert "\nexamples:\n  proximo " in text
-    assert re.search(r"│ --\S+ \S+ +(│\n│ +)?\(default", text) is None  # nothing but a default
+def test_help_has_examples_and_says_what_each_option_is(command: str, helps):
+    assert "\nexamples:\n  proximo " in helps[command]
+    assert re.search(r"│ --\S+ \S+ +(│\n│ +)?\(default", helps[command]) is None  # nothing but a default
+
+
+@pytest.mark.parametrize("command", ["train", "tasks", "view", "explain"])
+def test_a_short_flag_asks_for_help_too(command: str, capsys):
+    assert helped([command, "-h"], capsys).startswith(f"usage: proximo {command}")
 
 
 def test_help_stands_behind_other_flags_too(capsys):
-    assert helped(["explain", "--all", "--help"], capsys).startswith("usage: proximo explain NAME")
+    assert helped(["explain", "--all", "--help"], capsys).startswith("usage: proximo explain ")
     assert helped(["eval", "--problems", "3", "--help"], capsys).startswith("usage: proximo eval")
 
 
-def test_train_names_its_own_flags_presets_and_pieces(capsys):
-    text = helped(["train", "--help"], capsys)
+def test_train_names_its_own_flags_presets_and_pieces(helps):
+    text = helps["train"]
     for flag in ("--algorithm NAME", "--run DIR", "--dry-run", "--json", "--skip-bad", "--allow-change FIELD"):
         assert f"\n  {flag} " in text, flag
     for preset in PRESETS:
         assert f"  {preset.name} " in text
     assert "--algorithm NAME      one of ppo, grpo" in text
-    assert "  --task.type {Arithmetic,Countdown," in text
     assert "  --algorithm.gate.type {" in text
     assert "(now: Clip)" in text
+    assert "      SoftGate: --algorithm.gate.tau-pos 1.0, " in text
 
 
 def test_a_piece_shows_its_fields_before_it_is_complete(capsys):
@@ -58,10 +124,14 @@ def test_a_piece_shows_its_fields_before_it_is_complete(capsys):
     assert "  --task.reward.type {" in text
 
 
+def _text(path: Path) -> str:
+    return path.read_text()
+
+
 LIGHT = """
 import sys
 from proximo.cli import main
-for arguments in (["--help"], ["explain", "--help"], ["tasks", "--help"]):
+for arguments in (["--help"], ["--version"], ["tasks", "--help"]):
     assert main(arguments) == 0
 try:
     main(["trian"])

@@ -48,7 +48,7 @@ def test_fields_without_a_default_are_taken_from_the_flags(here, capsys):
     flags = ["--task.type", "needy.py:Parrot", "--task.letters", "x", "--task.times", "3", "--task.scale", "0.5"]
     held = toml.plain(given(*flags))["task"]
     assert (held["letters"], held["times"], held["scale"]) == ("x", 3, 0.5)
-    assert refusal(*flags[:-2], capsys=capsys).startswith("error: --task.type Parrot needs --task.scale")
+    assert refusal(*flags[:-2], capsys=capsys).startswith("error: --task.type needy.py:Parrot needs --task.scale")
     assert refusal(*flags[:-1], "much", capsys=capsys) == "error: --task.scale much: give a number\n"
 
 

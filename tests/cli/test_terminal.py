@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from proximo.cli import flags, main
-from proximo.cli.live import LiveView
+from proximo.cli.output.live import LiveView
 from proximo.plain_text import quoted, visible
 from proximo.redacting import masked, without_secrets
 from proximo.training.records import Collected, DataCursor, Evaluation

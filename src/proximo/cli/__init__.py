@@ -19,6 +19,8 @@ Train language models by reinforcement learning, and see what each update did.
                        train by reinforcement learning; by default GRPO on sums with the small model that ships
   proximo train pipeline-demo [--run DIR] [--seed N] [--field VALUE ...]
                        fine-tune, learn a reward model, then PPO, GRPO and DPO, on a task with a known true reward
+  proximo init --model MODEL --data DATA [--out run.toml] [--field VALUE ...]
+                       write a commented config for a model and data: what was chosen, why, and what else is possible
   proximo eval MODEL [--field VALUE ...]
                        measure a model's accuracy on a task's held-out problems
   proximo sft [DATA.jsonl | DATA.parquet | config.toml] [--run DIR] [--skip-bad] [--field VALUE ...]
@@ -59,30 +61,21 @@ Train language models by reinforcement learning, and see what each update did.
   proximo explain --all
                        explain an algorithm choice by choice, or compare all of them in a table
 
-Every command has --help; proximo --version prints the version.
+Every command has --help; proximo --version prints the version, and
+proximo --print-completion bash|zsh|fish a script that completes commands, flags and their values with the Tab key.
 --json (train, eval, plan, selfcheck, sft, reward-model, dpo) prints the result as JSON on stdout, progress on stderr.
 --dry-run (train) checks and prints the resolved run without starting it.
 Repeating a command with the same --run resumes a run that ended early. On resume, --allow-change FIELD permits a
 changed field, and --accept-lost-rows (also of compare) continues although metrics.jsonl or ledger.jsonl has lost rows.
 """
 
-EXPLAIN_USAGE = """usage: proximo explain NAME [--stage.field VALUE ...] [--stage.type PIECE ...]
-       proximo explain --all
-
-Explain an algorithm choice by choice: its objective, its stages, the source of each choice, and what TRL and verl
-do. Flags change choices (proximo explain grpo --gate.high 0.28); proximo explain NAME --help lists them.
---all prints a table of all algorithms.
-
-examples:
-  proximo explain dapo
-  proximo explain grpo --gate.type SoftGate
-  proximo explain --all
-"""
-
 STAGES = ("sft", "reward-model", "dpo")
 """Commands that train on files."""
+OUTSIDE = ("init", "rate", "tasks")
+"""Commands whose files are next to this one."""
 COMMANDS = (
     "train",
+    "init",
     "eval",
     *STAGES,
     "merge",
@@ -134,12 +127,13 @@ def _answer(arguments: list[str]) -> int:
         print(f"proximo {__version__}")
         return 0
     command, *rest = arguments
+    if command.partition("=")[0] == "--print-completion":
+        return _print_completion([*command.split("=")[1:], *rest])
     if command == "tasks" and asks_for_help(rest):
         print("usage: proximo tasks\n\nList the tasks, with an example of each.")
         return 0
-    if command == "explain" and (not rest or (rest[0].startswith("-") and asks_for_help(rest))):
-        print(EXPLAIN_USAGE, end="")
-        return 0
+    if command == "explain" and not rest:
+        rest = ["--help"]
     if command not in COMMANDS:
         refuse(f"no command is called {command!r}{nearest(command, COMMANDS)}; there are: {', '.join(COMMANDS)}")
     for each in (signal.SIGTERM, signal.SIGHUP):
@@ -153,21 +147,24 @@ def _answer(arguments: list[str]) -> int:
         return 130
 
 
+def _print_completion(shells: list[str]) -> int:
+    from proximo.cli.helping.completion import SHELLS, script
+
+    if len(shells) != 1 or shells[0] not in SHELLS:
+        refuse(f"--print-completion {' '.join(shells)}: give one of {', '.join(SHELLS)}".replace("  ", " "))
+    print(script(shells[0], COMMANDS), end="")
+    return 0
+
+
 def _run(command: str, arguments: list[str]) -> int:
-    """Each command is the function `run` of the file with its name; those that learn from files share one, the
-    benchmark has a package of its own, and `tasks` is a plain list outside the room of commands."""
+    """Each command is the function `run` of the file with its name; those that learn from files share one, and the
+    benchmark has a package of its own."""
     if command in STAGES:
         from proximo.cli.commands import stages
 
         return stages.run(command, arguments)
-    if command == "tasks":
-        from proximo.cli import tasks
-
-        return tasks.run(arguments)
-    if command == "rate":
-        from proximo.cli import rate
-
-        return rate.run(arguments)
+    if command in OUTSIDE:
+        return import_module(f"proximo.cli.{command}").run(arguments)
     if command == "bench":
         from proximo.bench import running
 

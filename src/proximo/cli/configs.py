@@ -1,23 +1,29 @@
 """The config that a command line names: a preset or a file, an algorithm, a reward model."""
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from proximo import explain, toml
 from proximo.algorithms import Algorithm
 from proximo.cli.data import DATA_FLAGS, take_task
-from proximo.cli.flags import refuse, said_later, take
+from proximo.cli.flags import asks_for_help, changed, read_flags, refuse, said_later, take
 from proximo.cli.parsing import nearest
+from proximo.defaults import START, Default, defaults_for, facts_of, kept, with_defaults
 from proximo.door.training import with_values
 from proximo.explain import Card
 from proximo.insight.folder import RunFolder
 from proximo.outside import load_class
 from proximo.presets import ARITHMETIC, PRESETS, with_algorithm
+from proximo.tasks import Code, File
 from proximo.training.config import RunConfig
 from proximo.training.old_names import load_run
 from proximo.training.pipeline import PipelineConfig
 from proximo.training.reward_mix import RewardModel
+
+OWN = replace(START, task=ARITHMETIC.task)
+"""The base where a model or data is named: a model alone is trained on the demo's task."""
 
 
 def base_config(arguments: list[str], default: RunConfig = ARITHMETIC) -> RunConfig:
@@ -31,6 +37,47 @@ def base_config(arguments: list[str], default: RunConfig = ARITHMETIC) -> RunCon
         config = _with_judge(config, judge, take(arguments, "--rewards.task"))
     task = take_task(arguments, config.model, config.rewards)
     return with_values(config if task is None else replace(config, task=task))
+
+
+def run_config(
+    arguments: list[str], *, prog: str, usage: str, description: str, help_more: str, skip_bad: bool = False
+) -> tuple[RunConfig, list[Default]]:
+    """The run that a command line describes, and the defaults in it that were chosen for its model and data."""
+    base, defaults = suited_base(arguments, prog=prog, skip_bad=skip_bad)
+    config = changed(base, arguments, prog=prog, usage=usage, description=description, help_more=help_more)
+    return _skipping(config, skip_bad), kept(config, defaults)
+
+
+def suited_base(arguments: list[str], *, prog: str, skip_bad: bool = False) -> tuple[RunConfig, list[Default]]:
+    """What flags are applied to: a preset or a file, or if the flags name a model or data, a config with defaults for
+    those, which are returned too. What names the config is taken from the arguments."""
+    if not _names_own(arguments):
+        return base_config(arguments), []
+    base = base_config(arguments, OWN)
+    if asks_for_help(arguments):
+        return base, []
+    asked = _skipping(read_flags(base, arguments, prog=prog)[0], skip_bad)
+    try:
+        defaults = defaults_for(asked, facts_of(asked))
+    except ValueError as error:
+        refuse(str(error))
+    return with_defaults(base, defaults), defaults
+
+
+def _names_own(arguments: Sequence[str]) -> bool:
+    """Whether the flags name a model or data, and no preset or file comes first: the demo's settings would not suit."""
+    if arguments and not arguments[0].startswith("-"):
+        return False
+    return bool({"--model", "--data", "--task.type"} & {each.partition("=")[0] for each in arguments})
+
+
+def _skipping(config: RunConfig, skip_bad: bool) -> RunConfig:
+    """The config with bad rows of its data file skipped, if that is asked for."""
+    if not skip_bad:
+        return config
+    if not isinstance(config.task, File | Code):
+        refuse("--skip-bad is for problems from a file: task.type File or Code")
+    return replace(config, task=replace(config.task, skip_bad=True))
 
 
 def naming_flags(command: str) -> str:
@@ -74,6 +121,8 @@ def preset_or_file(name: str) -> RunConfig:
     found = preset(name)
     if found is None:
         names = [preset.name for preset in PRESETS]
+        if explain.card(name) is not None:
+            refuse(f"{name} is an algorithm, no preset: --algorithm {name}")
         refuse(
             f"no preset is called {name!r}{nearest(name, names)}; there are {', '.join(names)}, or give a .toml file"
         )

@@ -5,14 +5,15 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from types import NoneType
-from typing import Any, NoReturn, TypeVar, get_origin
+from typing import Any, NoReturn, TypeVar
 
+from proximo.cli.helping.choices import element, holds_several, is_required, required_choice, type_lines
 from proximo.cli.parsing import nearest, parsed
 from proximo.door import telling
 from proximo.door.refusing import refuse_values
-from proximo.outside import FORM, is_outside
+from proximo.outside import is_outside
 from proximo.pieces import choices, classes, foreign_class, given_fields, made, protocols, union_members
 from proximo.plain_text import visible
 
@@ -29,6 +30,21 @@ def changed(
     takes a class of the user's own where the field's union is open. In the help, `usage` follows the command's name,
     and `help_more` comes last.
     """
+    try:
+        value, remarks = read_flags(default, flags, prog=prog, description=description, usage=usage)
+    except SystemExit as stopped:
+        if stopped.code == 0:  # help was asked for, and printed
+            print("\n".join([*type_lines(with_pieces(default, list(flags))), *help_more.splitlines()]))
+        raise
+    for message in remarks:
+        print(f"unusual: {visible(message)}", file=sys.stderr)
+    return value
+
+
+def read_flags(
+    default: Value, flags: Sequence[str], *, prog: str, description: str = "", usage: str = ""
+) -> tuple[Value, list[str]]:
+    """The changed value, and remarks on unusual choices."""
     # Imported late, because it takes seconds, and a list of commands or a refusal does not need it.
     from proximo.algorithms import UnusualChoice
 
@@ -38,45 +54,10 @@ def changed(
         warnings.simplefilter("always", UnusualChoice)
         try:
             value = parsed(default, flags, prog, usage, description)
+            refuse_values(value)
         except ValueError as error:
             refuse(str(error))
-        except SystemExit as stopped:
-            if stopped.code == 0:  # help was asked for, and printed
-                print("\n".join([*_type_lines(default), *help_more.splitlines()]))
-            raise
-    for message in dict.fromkeys(str(warning.message) for warning in caught):
-        print(f"unusual: {visible(message)}", file=sys.stderr)
-    try:
-        refuse_values(value)
-    except ValueError as error:
-        refuse(str(error))
-    return value
-
-
-def _type_lines(value: object) -> list[str]:
-    """The flags that put another piece in a field's place, for the help."""
-    found = list(_types(value, "-"))
-    if not found:
-        return []
-    return ["pieces, each with its own fields (put the flag before --help to see them):", *found]
-
-
-def _types(value: object, path: str) -> Iterator[str]:
-    if not is_dataclass(value) or isinstance(value, type):
-        return
-    for field, kind in given_fields(type(value)):
-        here = f"{path}-{field.name.replace('_', '-')}" if path == "-" else f"{path}.{field.name.replace('_', '-')}"
-        held, names = vars(value)[field.name], [each.__name__ for each in classes(kind)]
-        own = f" or {FORM}" * bool(protocols(kind))
-        add = f"  {here}.add {{{','.join(names)}}}{own}  (adds one more)"
-        several = bool(names) and _holds_several(kind)
-        names += ["None"] if names and NoneType in union_members(kind) else []
-        if len(names) > 1 or own:
-            now = type(held).__name__ if is_dataclass(held) else "none" if held is None else "several"
-            yield f"  {here}.type {{{','.join(names)}}}{own}  (now: {now})"
-        if several:
-            yield add
-        yield from _types(held, here)
+    return value, list(dict.fromkeys(str(warning.message) for warning in caught))
 
 
 def with_pieces(value: Value, flags: list[str]) -> Value:
@@ -136,6 +117,8 @@ def _with_piece(value: Value, path: list[str], name: str, prefix: str, verb: str
         refuse(f"{asked}: {type(value).__name__} has no field {field}{nearest(field, list(kinds))}")
     if rest:
         inner = _with_piece(vars(value)[field], rest, name, prefix, verb, flags)
+    elif verb == "add" and (held := element(kinds[field])) is not None:
+        inner = (*vars(value)[field], _one_more(held, len(vars(value)[field]), name, asked, prefix, flags))
     elif verb == "add":
         inner = _added(vars(value)[field], kinds[field], asked, _piece(kinds[field], name, asked, prefix, flags))
     elif name.lower() == "none" and NoneType in union_members(kinds[field]) and classes(kinds[field]):
@@ -152,7 +135,7 @@ def _piece(kind: Any, name: str, asked: str, prefix: str, flags: list[str]) -> o
             known[name] = foreign_class(name, kind)
         except ValueError as error:
             refuse(f"{asked}: {error}")
-    if not known and _holds_several(kind):
+    if not known and holds_several(kind):
         table = prefix.removeprefix("--").replace("-", "_")
         refuse(f"{asked}: no flag changes what this field holds; write it in a .toml file, as [[{table}]]")
     if not known:
@@ -160,33 +143,38 @@ def _piece(kind: Any, name: str, asked: str, prefix: str, flags: list[str]) -> o
     if name not in known:
         can_be_empty = NoneType in union_members(kind) and not asked.startswith(f"{prefix}.add ")
         refuse(f"{asked}: give one of {', '.join(choices(kind, *['None'] * can_be_empty))}")
-    return made(known[name], kind, _required(known[name], prefix, flags))
-
-
-def _holds_several(kind: Any) -> bool:
-    return any(get_origin(option) is tuple for option in union_members(kind))
+    return made(known[name], kind, _required(known[name], asked, prefix, flags))
 
 
 def _added(current: object, kind: Any, asked: str, piece: object) -> object:
     """Behind what is there; alone where nothing is."""
-    if not _holds_several(kind):
+    if not holds_several(kind):
         refuse(f"{asked}: this field holds one piece; put another in its place with .type")
     if current is None:
         return piece
     return (*current, piece) if isinstance(current, tuple) else (current, piece)
 
 
-def _required(kind: type, prefix: str, flags: list[str]) -> dict[str, Any]:
+def _one_more(kind: type, number: int, name: str, asked: str, prefix: str, flags: list[str]) -> object:
+    """A further entry of a list, such as a weighted rule: named by the class that it has to hold, or by its own."""
+    here, inner = f"{prefix}.{number}", required_choice(kind)
+    if inner is None:
+        return _piece(kind, name, asked, here, flags)
+    field, its_kind = inner
+    return kind(**{field.name: _piece(its_kind, name, asked, f"{here}.{field.name}", flags)})
+
+
+def _required(kind: type, asked: str, prefix: str, flags: list[str]) -> dict[str, Any]:
     """What a piece cannot be made without, taken from the flags."""
     values = {}
     for field, field_kind in given_fields(kind):
-        if field.default is MISSING and field.default_factory is MISSING:
+        if is_required(field):
             flag = f"{prefix}.{field.name.replace('_', '-')}"
             given = take(flags, flag) or take(flags, f"{prefix}.{field.name}")
             if given is None and field_kind is str and asks_for_help(flags):
                 given = field.name.upper()  # stands for what has to be given
             if given is None or field_kind not in (str, int, float):
-                refuse(f"{prefix}.type {kind.__name__} needs {prefix}.{field.name}, or a .toml file that says it")
+                refuse(f"{asked} needs {flag} too, or a .toml file that says it")
             try:
                 values[field.name] = field_kind(given)
             except ValueError:

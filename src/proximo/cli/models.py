@@ -22,7 +22,8 @@ def machine_line(name: str, device: str) -> str:
     chosen = machines.machine_of(name, device)
     if chosen is None:
         return f"machine: {device}"
+    threads = f"{chosen.threads} thread{'s' * (chosen.threads > 1)}"
     if pick_device(device) != "cpu":
-        return f"machine: {pick_device(device)}, {chosen.threads} CPU thread{'s' * (chosen.threads > 1)}"
+        return f"machine: {pick_device(device)}, {threads} of the CPU"
     speeds = ", ".join(f"{dtype} {speed:.0f} GFLOP/s" for dtype, speed in machine.readings().speeds.items())
-    return f"machine: {chosen.threads} threads, oneDNN {'on' if chosen.onednn else 'off'} ({speeds}; float32 is used)"
+    return f"machine: {threads}, oneDNN {'on' if chosen.onednn else 'off'} ({speeds}; float32 is used)"

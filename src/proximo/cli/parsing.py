@@ -3,10 +3,10 @@
 import difflib
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import is_dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from proximo.pieces import given_fields, is_choice
 
@@ -36,7 +36,7 @@ def parsed(default: Value, flags: Sequence[str], prog: str, usage: str, descript
             value, unknown = tyro.cli(
                 type(default),
                 default=default,
-                args=list(flags),
+                args=_with_switches(default, flags),
                 prog=f"{prog} {usage}".strip(),
                 description=description,
                 config=(tyro.conf.AvoidSubcommands,),
@@ -50,6 +50,27 @@ def parsed(default: Value, flags: Sequence[str], prog: str, usage: str, descript
     if unknown:
         raise ValueError(_unknown(default, unknown[0], unknown[1:2], prog))
     return value
+
+
+def _with_switches(default: object, flags: Sequence[str]) -> list[str]:
+    """`--a.b True` and `--a.b False` as the switches `--a.b` and `--a.no-b`, which is what tyro reads."""
+    switches = {name for name, (_, _, kind) in _flags(default, "--") if kind is bool}
+    given, found = [part for flag in flags for part in _halves(flag, switches)], []
+    for flag in given:
+        before = found[-1].replace("_", "-") if found else ""
+        if before in switches and flag.lower() in ("true", "false"):
+            table, dot, field = before.rpartition(".")
+            no = f"{table}{dot}no-{field}" if dot else f"--no-{before.removeprefix('--')}"
+            found[-1] = before if flag.lower() == "true" else no
+        else:
+            found.append(flag)
+    return found
+
+
+def _halves(flag: str, switches: Container[str]) -> list[str]:
+    """`--a.b=True` in two, of a switch only: another flag's value may be anything."""
+    name, _, value = flag.partition("=")
+    return [name, value] if value and name.replace("_", "-") in switches else [flag]
 
 
 def _line(box: str, whole: str, raised: Sequence[ValueError]) -> str:
@@ -76,22 +97,37 @@ def _unknown(default: object, flag: str, following: Sequence[str], prog: str) ->
     name = flag.partition("=")[0].replace("_", "-")
     known = dict(_flags(default, "--"))
     if name in known:
-        fields, has_types = known[name]
+        fields, has_types, _ = known[name]
         given = flag.partition("=")[2] or next(iter(following), "NAME")
-        remedy = f"{name}.type {given if not given.startswith('-') else 'NAME'} chooses a piece" if has_types else ""
+        piece = "NAME" if given.startswith("-") or given.lower() == "none" else given
+        remedy = f"{name}.type {piece} chooses a piece" if has_types else ""
         others = f"{', '.join(fields)} set its fields" if fields else ""
         return f"{name} alone takes no value: {' and '.join(filter(None, (remedy, others)))}"
-    return f"{name}: there is no such flag{nearest(name, list(known))}; {prog} --help lists all"
+    return f"{name}: there is no such flag{_nearest_flag(name, list(known))}; {prog} --help lists all"
 
 
-def _flags(value: object, path: str) -> Iterator[tuple[str, tuple[list[str], bool]]]:
-    """All flags of a value: with the flags of its fields, where it is a table, and whether it has a choice of types."""
+def _nearest_flag(name: str, known: Sequence[str]) -> str:
+    """Of a field whose table was left out, such as --learning-rate or --lr, the whole flag."""
+    short = name.removeprefix("--")
+    ends = [(flag, flag.removeprefix("--").rpartition(".")[2]) for flag in known]
+    by_end = [flag for flag, end in ends if end == short] or [flag for flag, end in ends if _initials(end) == short]
+    return f", the nearest is {by_end[0]!r}" if by_end else nearest(name, known)
+
+
+def _initials(words: str) -> str:
+    """Example: _initials("learning-rate") == "lr"."""
+    return "".join(word[0] for word in words.split("-") if word)
+
+
+def _flags(value: object, path: str) -> Iterator[tuple[str, tuple[list[str], bool, Any]]]:
+    """All flags of a value: with the flags of its fields, where it is a table, whether it has a choice of types, and
+    its type."""
     if not is_dataclass(value) or isinstance(value, type):
         return
     for field, kind in given_fields(type(value)):
         here, held = f"{path}{field.name.replace('_', '-')}", vars(value)[field.name]
         inner = dict(_flags(held, f"{here}."))
-        yield here, ([each for each in inner if each.count(".") == here.count(".") + 1], is_choice(kind))
+        yield here, ([each for each in inner if each.count(".") == here.count(".") + 1], is_choice(kind), kind)
         yield from inner.items()
 
 

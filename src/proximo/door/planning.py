@@ -1,9 +1,15 @@
 """`proximo.plan`: what a run would take on a device, before any weights."""
 
+from dataclasses import dataclass, replace
+
+from proximo.defaults import longest_prompt
 from proximo.door.refusing import refuse_kind, refuse_values
-from proximo.planning.cards import Card, card
+from proximo.models import pick_device
+from proximo.planning.cards import CPU, GIB, HERE, Card, card
 from proximo.planning.plan import Plan, make_plan
+from proximo.planning.shapes import read_shape
 from proximo.training.config import RunConfig
+from proximo.training.preflight.estimate import MemoryEstimate
 
 PROMPT_TOKENS = 512
 """Tokens of a prompt, where nothing else is said."""
@@ -37,3 +43,64 @@ def plan(
     refuse_values(config)
     chosen = gpu if isinstance(gpu, Card) else card(gpu)
     return make_plan(config, chosen, prompt_tokens=prompt_tokens, mean_tokens=mean_tokens)
+
+
+PASSES = (8192, 4096, 2048, 1024, 512)
+"""Tokens per pass that are tried where the usual ones do not fit."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether a run fits on the device that it would use here."""
+
+    fits: bool
+    peak: int
+    """Predicted bytes at the peak, or if only the weights are known, the bytes of those."""
+    seconds: float | None
+    """Predicted seconds of a step; None if it does not fit or cannot be predicted."""
+    lines: list[str]
+
+
+def fit_here(config: RunConfig, held: MemoryEstimate) -> Fit:
+    """Predict with the data's longest prompt and all completions at their limit; a model that cannot be planned is
+    judged by its weights and optimizer alone."""
+    if not read_shape(config.model).is_packed:
+        has = f"{held.bytes_held / 1e9:.1f} of {held.bytes_there / 1e9:.1f} GB before any activation"
+        line = f"{'fits' if held.fits else 'does not fit'}: {has}; activations of this architecture are not predicted"
+        return Fit(held.fits, held.bytes_held, None, [line])
+    here = CPU if pick_device(config.device) == "cpu" else HERE
+    found = plan(config, here, prompt_tokens=max(1, longest_prompt(config)))
+    own, other = (found.lora, found.full) if config.adapter is not None else (found.full, found.lora)
+    seconds = own.time and own.time.total
+    if seconds is None:
+        lines = [found.verdicts[found.ways.index(own)].partition(": ")[2]]
+    else:
+        peak = f"predicted peak {own.memory.peak / GIB:,.1f} of {own.memory.usable / GIB:,.1f} GiB"
+        lines = [f"fits: {peak}; a step takes about {_duration(seconds)} if all completions reach the limit"]
+    if not own.fits and (budget := _smaller_passes(config, found)) is not None:
+        lines.append(f"it fits with --training.token-budget {budget}: shorter passes, for the same results")
+    elif not own.fits and other.fits and config.adapter is None:
+        lines.append(f"{other.name} fits: --adapter.type Lora")
+    return Fit(own.fits, own.memory.peak, seconds, lines)
+
+
+def _smaller_passes(config: RunConfig, found: Plan) -> int | None:
+    """Tokens per pass with which a run fits on a CPU, where passes are not fitted to the memory."""
+    if found.card.is_gpu or config.training.token_budget is not None:
+        return None
+    for budget in PASSES:
+        smaller = replace(config, training=replace(config.training, token_budget=budget))
+        tried = make_plan(smaller, found.card, prompt_tokens=found.size.prompt_tokens, mean_tokens=None)
+        if (tried.full if config.adapter is None else tried.lora).fits:
+            return budget
+    return None
+
+
+def _duration(seconds: float) -> str:
+    return (
+        f"{seconds:.2g} s"
+        if seconds < 90
+        else f"{seconds / 60:.0f} min"
+        if seconds < 5400
+        else f"{seconds / 3600:.1f} h"
+    )

@@ -163,9 +163,10 @@ def trained(
     *,
     more: bool = False,
     ends: Callable[[], bool] = lambda: False,
+    opening: Sequence[str] = (),
 ) -> RunResult:
     """The rest of a run whose folder is taken; of a finished one its result. `more`: one that was ended before its
-    last step does the others."""
+    last step does the others. `opening`: lines to say when a new run is not refused and begins."""
     if attempt.result is not None and not (more and _has_steps_left(config, attempt)):
         return _kept(config, attempt, say)
     attempt.result = None
@@ -174,7 +175,7 @@ def trained(
     try:
         with naming_failures(config):
             run = Run(config, attempt.folder, progress)
-            for line in run.grading.called():
+            for line in (*(opening if attempt.resume_from is None else ()), *run.grading.called()):
                 say(line)
             if compiles(run.model):
                 say(COMPILING)

@@ -1,6 +1,7 @@
 """Devices that a run is planned for: their memory, bandwidth and arithmetic."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -101,9 +102,13 @@ def chosen_card(name: str | None, *numbers: float | None) -> Card:
     return replace(card(name or HERE), **given)
 
 
+_measured = cache(machine_of)
+"""The speeds of this machine's devices, which stay what they are."""
+
+
 def this_machine(*, gpu: bool) -> Card:
     """The device that is here; its memory is what is free now, its speeds are measured, in about a second."""
-    machine = machine_of("cuda" if gpu else "cpu")
+    machine = _measured("cuda" if gpu else "cpu")
     memory = free_bytes(torch.device("cuda")) if gpu else machine_bytes()
     if not gpu:
         return Card("cpu", memory / GIB, machine.bandwidth, machine.arithmetic, is_gpu=False, context=0.3)

@@ -13,9 +13,10 @@ from rich.status import Status
 from rich.text import Text
 
 from proximo import explain
-from proximo.cli.configs import named_algorithm, preset_or_file, with_named, with_values
-from proximo.cli.flags import changed, refuse, say, take, take_switch
+from proximo.cli.configs import named_algorithm, naming_flags, preset_or_file, suited_base, with_named, with_values
+from proximo.cli.flags import asks_for_help, changed, refuse, say, take, take_switch
 from proximo.cli.run_folders import ACCEPT_LOST
+from proximo.defaults import listed
 from proximo.door.comparing import SEEDS, checked_plan, compared, default_jobs, machines_for
 from proximo.insight.compare import (
     JSON,
@@ -37,26 +38,28 @@ from proximo.redacting import without_secrets
 from proximo.training.config import RunConfig
 from proximo.training.runfolder.signals import Stopped
 
-USAGE = """usage: proximo compare [five | PRESET | run.toml ...] [--algorithms A,B,...] [--seeds N]
-                       [--tokens N | --updates N] [--run DIR] [--jobs N] [--dry-run] [--json] [--field VALUE ...]
+DESCRIPTION = (
+    "Train each algorithm or config with each seed, on one task and with an equal budget, and report which "
+    "differences are more than noise. All runs of a seed get the same prompts and random numbers, so their first "
+    "rollouts are equal."
+)
 
-Train each algorithm or config with each seed, on one task and with an equal budget, and report which differences are
-more than noise. All runs of a seed get the same prompts and random numbers, so their first rollouts are equal.
+FLAGS = """flags of the command itself; all others above are for all runs, except --steps and --max-generated-tokens:
+  --algorithms A,B,...  algorithms to compare on one config: the preset or file that is named, or the demo's
+  --seeds N             number of seeds, counting up from the config's own (default: 3)
+  --tokens N            budget: each run ends with the step in which it has sampled N tokens for training
+  --updates N           budget: N optimizer updates per run; without either, the budget that the configs share
+  --run DIR             folder for runs and reports (default: runs/compare-DATE); the same command resumes it
+  --jobs N              runs in parallel (default: as many as the cores allow)
+  --accept-lost-rows    resume runs although their metrics.jsonl or ledger.jsonl has lost rows
+  --dry-run             print what would be run without starting it
+  --json                print compare.json on stdout
+"""
 
-  --seeds N      number of seeds, counting up from the config's own (default: 3)
-  --tokens N     budget: each run ends with the step in which it has sampled N tokens for training
-  --updates N    budget: N optimizer updates per run; without either, the budget that the configs share
-  --run DIR      folder for runs and reports (default: runs/compare-DATE); the same command resumes it
-  --jobs N       runs in parallel (default: as many as the cores allow)
-  --accept-lost-rows
-                 resume runs although their metrics.jsonl or ledger.jsonl has lost rows
-  --dry-run      print what would be run without starting it
-  --json         print compare.json on stdout
-  --field VALUE  any field of `proximo train` except --steps and --max-generated-tokens, for all runs
-
-examples:
+EXAMPLES = """examples:
   proximo compare five                                   PPO, GRPO, DAPO, GSPO and SAPO on the demo's task
   proximo compare --algorithms grpo,gspo --updates 200   named algorithms on the demo's task, or on one config
+  proximo compare --algorithms grpo,dapo --model DIR --data problems.jsonl --updates 200
   proximo compare mine.toml yours.toml --tokens 500000   any configs; the first is the baseline
 """
 SECONDS = 2.0
@@ -65,9 +68,8 @@ SECONDS = 2.0
 
 def run(arguments: list[str]) -> int:
     """Exit status: 0 all runs finished, 1 some failed, 2 refused before any was started."""
-    if {"-h", "--help"} & set(arguments):
-        print(USAGE, end="")
-        return 0
+    if asks_for_help(arguments):
+        _changed(ARITHMETIC, ["--help"])
     as_json, dry_run = take_switch(arguments, "--json"), take_switch(arguments, "--dry-run")
     command = shlex.join(["proximo", "compare", *without_secrets(arguments)])
     folder, jobs = take(arguments, "--run"), _whole(arguments, "--jobs")
@@ -89,6 +91,8 @@ def run(arguments: list[str]) -> int:
 def _plan(arguments: list[str]) -> ComparisonPlan:
     """The plan that the command line describes."""
     names, seeds = take(arguments, "--algorithms"), _whole(arguments, "--seeds")
+    if (one := take(arguments, "--algorithm")) is not None:
+        refuse(f"--algorithm {one}: name those to compare, as in --algorithms {one},OTHER")
     tokens, updates = _whole(arguments, "--tokens"), _whole(arguments, "--updates")
     if tokens is not None and updates is not None:
         refuse("--tokens and --updates: give one of them, runs can be equal in one only")
@@ -119,12 +123,20 @@ def _chosen(arguments: list[str], names: str | None) -> tuple[Comparison | None,
     if names is not None:
         if len(given) > 1:
             refuse(f"--algorithms {names} are compared on one config, not on {len(given)}")
-        base = preset_or_file(given[0]) if given else ARITHMETIC
+        base = preset_or_file(given[0]) if given else _suited(arguments)
         cards = [named_algorithm("--algorithms", name.strip()) for name in names.split(",")]
         return None, [(card.name, with_named(base, card)) for card in cards]
     if not given:
         refuse("compare needs something to compare: proximo compare five, --algorithms grpo,sapo, or two configs")
     return None, [(Path(name).stem, _config(name)) for name in given]
+
+
+def _suited(arguments: list[str]) -> RunConfig:
+    """The demo's config, or one for the model and data that the flags name."""
+    base, defaults = suited_base(arguments, prog="proximo compare")
+    for line in listed(defaults):
+        say(line)
+    return base
 
 
 def _config(name: str) -> RunConfig:
@@ -139,7 +151,14 @@ def _config(name: str) -> RunConfig:
 
 
 def _changed(config: RunConfig, flags: list[str]) -> RunConfig:
-    return changed(with_values(config), flags, prog="proximo compare", description="Compare on equal terms.")
+    return changed(
+        with_values(config),
+        flags,
+        prog="proximo compare",
+        usage="[five | PRESET | run.toml ...] [--algorithms A,B]",
+        description=DESCRIPTION,
+        help_more=f"{FLAGS}{naming_flags('compare')}\n{EXAMPLES}",
+    )
 
 
 def _whole(arguments: list[str], flag: str) -> int | None:

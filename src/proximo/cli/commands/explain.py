@@ -9,14 +9,27 @@ from rich.text import Text
 
 from proximo import explain
 from proximo.algorithms import Algorithm
-from proximo.cli.flags import changed, refuse
+from proximo.cli.flags import asks_for_help, changed, refuse
 from proximo.cli.parsing import nearest
 from proximo.explain import Card
+
+DESCRIPTION = (
+    "Explain an algorithm choice by choice: its objective, its stages, the source of each choice, and what TRL and "
+    "verl do. Flags change choices; --all prints a table of all algorithms."
+)
+
+EXAMPLES = """examples:
+  proximo explain dapo
+  proximo explain grpo --gate.type SoftGate
+  proximo explain --all
+"""
 
 
 def run(arguments: list[str]) -> int:
     """Explain one algorithm, with any of its choices changed, or print the table."""
     names = ", ".join(card.name for card in explain.CARDS)
+    if asks_for_help(arguments) and (not arguments or arguments[0].startswith("-")):
+        _changed(explain.CARDS[1], ["--help"])
     match arguments:
         case ["--all"]:
             _print_table(_console())
@@ -37,7 +50,18 @@ def _console() -> Console:
 
 def _changed(card: Card, flags: list[str]) -> Algorithm:
     """The card's algorithm with the changes that the flags make."""
-    return changed(card.value, flags, prog=f"proximo explain {card.name}", description=card.idea)
+    return changed(
+        card.value,
+        flags,
+        prog="proximo explain",
+        usage="(NAME | --all)",
+        description=DESCRIPTION,
+        help_more=f"algorithms:\n{_names()}\n{EXAMPLES}",
+    )
+
+
+def _names() -> str:
+    return "\n".join(f"  {card.name:<22} {card.title}" for card in explain.CARDS)
 
 
 def _print_card(console: Console, card: Card, algorithm: Algorithm) -> None:

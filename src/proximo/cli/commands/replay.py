@@ -15,7 +15,7 @@ from proximo.algorithms import Algorithm
 from proximo.cli.configs import algorithm_file
 from proximo.cli.flags import refuse, say, take, take_switch
 from proximo.cli.models import open_model
-from proximo.cli.replay_output import Replayed, flipped, print_tables
+from proximo.cli.output.replay_output import Replayed, flipped, print_tables
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens.gradients import ParameterGradients, check_tokens, parameter_gradients
 from proximo.insight.lens.replay import FIVE, Comparison, chosen, compared, remarks, token_table

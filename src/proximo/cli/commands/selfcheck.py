@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
-from proximo.cli.configs import base_config, naming_flags
-from proximo.cli.flags import changed, refuse, say, take_switch
+from proximo.cli.configs import naming_flags, run_config
+from proximo.cli.flags import refuse, say, take_switch
 from proximo.cli.models import open_model
 from proximo.plain_text import visible
 from proximo.rewards.grading import grading
@@ -36,8 +36,7 @@ def run(arguments: list[str]) -> int:
     """Exit status: 0 if every check passes, 1 if one fails."""
     disable_progress_bar()
     as_json = take_switch(arguments, "--json")
-    config = changed(
-        base_config(arguments),
+    config, _ = run_config(
         arguments,
         prog="proximo selfcheck",
         usage="[PRESET | run.toml] [--algorithm NAME]",

@@ -2,7 +2,8 @@
 
 import json
 import sys
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
@@ -10,15 +11,16 @@ from transformers.utils.logging import disable_progress_bar
 
 from proximo import explain, toml
 from proximo.cli import pipelines
-from proximo.cli.configs import base_config, naming_flags, preset
-from proximo.cli.flags import changed, refuse, say, take, take_switch
-from proximo.cli.live import LiveView
+from proximo.cli.configs import naming_flags, preset, run_config
+from proximo.cli.flags import refuse, say, take, take_switch
 from proximo.cli.models import machine_line
+from proximo.cli.output.live import LiveView
 from proximo.cli.run_folders import ACCEPT_LOST, report_failure, take_allowed, taken
+from proximo.defaults import Default, listed
+from proximo.door.planning import fit_here
 from proximo.door.training import trained
 from proximo.insight.doctor.checkup import standing, summary
 from proximo.plain_text import quoted, visible
-from proximo.tasks import Code, File
 from proximo.training.config import RunConfig
 from proximo.training.pipeline import PipelineConfig
 from proximo.training.preflight.estimate import batch_arithmetic, memory
@@ -55,25 +57,21 @@ def run(arguments: list[str]) -> int:
         return pipelines.run(arguments[0], chain, arguments[1:], folder=folder, as_json=as_json, dry_run=dry_run)
     skip_bad, allowed = take_switch(arguments, "--skip-bad"), take_allowed(arguments)
     accept_lost = take_switch(arguments, ACCEPT_LOST)
-    config = changed(
-        base_config(arguments),
+    config, defaults = run_config(
         arguments,
         prog="proximo train",
         usage="[PRESET | run.toml] [--algorithm NAME] [--run DIR]",
         description="Train a model by reinforcement learning.",
         help_more=f"{TRAIN_FLAGS}{naming_flags('train')}\n{EXAMPLES}",
+        skip_bad=skip_bad,
     )
-    if skip_bad:
-        if not isinstance(config.task, File | Code):
-            refuse("--skip-bad is for problems from a file: task.type File or Code")
-        config = replace(config, task=replace(config.task, skip_bad=True))
     if dry_run:
-        _print_plan(config, as_json)
+        _print_plan(config, defaults, as_json)
         return 0
     path = Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}"
     named = explain.named(config.algorithm)
     with taken(path, toml.dumps(config), allowed, algorithm=named, accept_lost=accept_lost) as attempt:
-        outcome = _train(config, attempt, more="steps" in allowed)
+        outcome = _train(config, attempt, listed(defaults), more="steps" in allowed)
     if outcome is None:
         for line in summary(path):
             say(line)
@@ -82,26 +80,30 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _print_plan(config: RunConfig, as_json: bool) -> None:
-    """Print the resolved run; refuse whatever training would refuse before it loads weights."""
+def _print_plan(config: RunConfig, defaults: Sequence[Default], as_json: bool) -> None:
+    """Print the resolved run and whether it fits; refuse whatever training would refuse before it loads weights."""
     try:
         remarks = rehearse(config)
-        found = memory(config)
+        held = memory(config)
+        fit = fit_here(config, held)
     except ValueError as error:
         refuse(str(error))
-    lines = [*batch_arithmetic(config), *found.lines, machine_line(config.model, config.device), *remarks]
+    lines = [*batch_arithmetic(config), *held.lines, machine_line(config.model, config.device), *fit.lines, *remarks]
     if as_json:
-        print(json.dumps({"config": toml.plain(config), **found.facts(), "notes": lines}))
+        chosen = [asdict(each) for each in defaults]
+        facts = held.facts() | {"fits": fit.fits, "peak_bytes": fit.peak, "step_seconds": fit.seconds}
+        print(json.dumps({"config": toml.plain(config), "defaults": chosen, **facts, "notes": lines}))
         return
     print(toml.dumps(config))
-    print("\n".join(f"# {visible(part)}" for line in lines for part in line.splitlines()))
+    said = [*listed(defaults), *lines]
+    print("\n".join(f"# {visible(part)}" for line in said for part in line.splitlines()))
 
 
-def _train(config: RunConfig, attempt: Attempt, *, more: bool) -> RunResult | None:
+def _train(config: RunConfig, attempt: Attempt, opening: Sequence[str], *, more: bool) -> RunResult | None:
     """Train; None if the run failed, which has then been reported."""
     progress: Progress = LiveView() if sys.stderr.isatty() else Lines()
     try:
-        return trained(config, attempt, progress, say, more=more)
+        return trained(config, attempt, progress, say, more=more, opening=opening)
     except (OSError, ValueError) as error:
         report_failure(attempt, error)
         return None

@@ -1,0 +1,1 @@
+"""Help texts, and completion scripts made from them."""

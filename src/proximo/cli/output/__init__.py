@@ -1,0 +1,1 @@
+"""What commands print while and after they run."""

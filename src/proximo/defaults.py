@@ -1,0 +1,266 @@
+"""Defaults that follow from a run's model and data, each with its reason."""
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from proximo.maths.pieces.traits import AnchorTraits
+from proximo.models import load_tokenizer, problem_tokens
+from proximo.models.loading import read_config, skeleton
+from proximo.models.positions import reach_of
+from proximo.models.shipped import resolve
+from proximo.rewards.grading import grading
+from proximo.tasks import Task
+from proximo.training.config import RunConfig, TrainingOptions
+from proximo.training.preflight.calibration import probed
+from proximo.types import Problem
+
+LOOKED_AT = 20_000
+"""Problems whose texts are compared for length."""
+TOKENIZED = 32
+"""The longest of them, in characters, of which tokens are counted."""
+GENERATED = 256
+"""Problems that are looked at where a task generates them without end."""
+
+GROUPS, GROUP_SIZE, MINIBATCHES = 16, 8, 4
+REASONING, THINKING = 1024, 4096
+"""Completion limits, in tokens, for a model that answers and for one whose template has it think first."""
+RATES = ((50e6, 2e-5, "under 50 M"), (500e6, 5e-6, "under 500 M"), (math.inf, 1e-6, "from 500 M"))
+"""Learning rates by number of parameters: DeepSeekMath and DAPO use 1e-6 for billions; small models need more."""
+LORA = 10
+"""A LoRA adapter's learning rate, as a multiple of the whole model's."""
+FEWEST_STEPS, MOST_STEPS, ENDLESS_STEPS = 50, 500, 200
+EVALUATIONS = 10
+EVALUATED = 200
+"""Held-out problems: with 200, an accuracy is known to about ±7 points (95 %)."""
+
+
+START = RunConfig(training=TrainingOptions(groups=GROUPS, group_size=GROUP_SIZE, minibatches=1), steps=10**6)
+"""Where flags are read onto before defaults are chosen: it refuses none of them, and what differs was given."""
+
+
+@dataclass(frozen=True)
+class Default:
+    """A value chosen for a field, and why."""
+
+    field: str
+    """Path of the field, such as `sampling.max_tokens`."""
+    value: int | float
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.field} {self.value}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a run's model and data before it starts."""
+
+    parameters: int
+    positions: int | None
+    """Most tokens of prompt and completion together; None: no limit."""
+    thinks: bool
+    """Whether the chat template has the model think before it answers."""
+    has_adapter: bool
+    """Whether a LoRA adapter is trained."""
+    prompt_tokens: int
+    """Tokens of the longest prompt."""
+    answer_tokens: int | None
+    """Tokens of the longest reference answer; None if none is known."""
+    is_literal: bool
+    """Whether a completion must be the answer and nothing else."""
+    problems: int | None
+    """Number of training problems; None if endless."""
+    held_out: int | None
+
+
+def facts_of(config: RunConfig) -> Facts:
+    """Read the model's config and tokenizer and the task's problems; no weights. ValueError says what is missing."""
+    task, problems = config.task, _problems(config)
+    path = resolve(config.model)
+    tokenizer, reach = load_tokenizer(path), reach_of(read_config(path))
+    answers = [text for problem in problems if (text := _answer(task, problem)) is not None]
+    return Facts(
+        parameters=sum(each.numel() for each in skeleton(path).parameters()),
+        positions=None if reach is None else reach.tokens,
+        thinks=_thinks(tokenizer, problems[0]),
+        has_adapter=config.adapter is not None,
+        prompt_tokens=_longest_prompt(tokenizer, problems),
+        answer_tokens=_longest(tokenizer, answers) if answers else None,
+        is_literal=_is_literal(task, problems[:4]),
+        problems=task.size("train"),
+        held_out=task.size("held_out"),
+    )
+
+
+def defaults_for(config: RunConfig, facts: Facts) -> list[Default]:
+    """Defaults for what a config has from START; they suit what was given."""
+    groups, steps = config.training.groups, config.steps
+    if groups == GROUPS and facts.problems is not None:
+        groups = min(GROUPS, facts.problems)
+    found = [_max_tokens(facts), _learning_rate(facts), *_batch(config, groups, facts)]
+    if steps == START.steps:
+        found.append(_steps(groups, facts))
+        steps = int(found[-1].value)
+    if not config.evaluation.problems:  # evaluation is switched off
+        return found
+    if steps >= 2 * EVALUATIONS:
+        why = f"{EVALUATIONS} evaluations in the run, from which the best checkpoint is kept"
+        found.append(Default("evaluation.every", steps // EVALUATIONS, why))
+    return [*found, _evaluated(facts)]
+
+
+def with_defaults(config: RunConfig, defaults: Sequence[Default]) -> RunConfig:
+    """The config with all of them in place."""
+    tables: dict[str, Any] = {}
+    for each in defaults:
+        table, _, field = each.field.rpartition(".")
+        tables.setdefault(table, {})[field] = each.value
+    changes = tables.pop("", {})
+    for table, fields in tables.items():
+        changes[table] = replace(getattr(config, table), **fields)
+    return replace(config, **changes)
+
+
+def kept(config: RunConfig, defaults: Sequence[Default]) -> list[Default]:
+    """Those that the config still has, after the user's flags."""
+    return [each for each in defaults if _at(config, each.field) == each.value]
+
+
+def listed(defaults: Sequence[Default]) -> list[str]:
+    """Lines for a person."""
+    return ["chosen for this model and data; a flag changes each:", *(f"  {each}" for each in defaults)] * bool(
+        defaults
+    )
+
+
+def _at(value: object, path: str) -> object:
+    for name in path.split("."):
+        assert is_dataclass(value)
+        value = getattr(value, name)
+    return value
+
+
+# One field each
+
+
+def _max_tokens(facts: Facts) -> Default:
+    answer = facts.answer_tokens
+    if facts.is_literal and answer is not None:
+        wanted = 8 * math.ceil((answer + 2) / 8)
+        why = f"a completion must equal the answer, and the longest has {answer} tokens"
+    elif facts.thinks:
+        wanted, why = THINKING, "the chat template has the model think before it answers"
+    elif answer is not None and 2 * answer > REASONING:
+        wanted = min(2 ** math.ceil(math.log2(2 * answer)), THINKING)
+        why = f"room to reason; the longest answer in the data has {answer} tokens"
+    else:
+        wanted, why = REASONING, "room to reason before the answer"
+    if facts.positions is not None and facts.positions - facts.prompt_tokens < wanted:
+        wanted, why = facts.positions - facts.prompt_tokens, f"the longest prompt takes {facts.prompt_tokens}"
+        if wanted < facts.positions // 4:  # a few prompts are much too long: the run names them
+            wanted, why = max(1, facts.positions // 2), "half of them for the prompt"
+        why = f"the model has {facts.positions} positions; {why}"
+    return Default("sampling.max_tokens", wanted, why)
+
+
+def _learning_rate(facts: Facts) -> Default:
+    rate, size = next((rate, size) for most, rate, size in RATES if facts.parameters < most)
+    why = f"usual for models of {size} parameters, and this one has {_counted(facts.parameters)}"
+    if facts.has_adapter:
+        rate, why = rate * LORA, f"{why}; ten times that of the whole model, as a LoRA adapter is trained"
+    return Default("training.learning_rate", float(f"{rate:.0e}"), why)
+
+
+def _batch(config: RunConfig, groups: int, facts: Facts) -> list[Default]:
+    few = facts.problems is not None and facts.problems < GROUPS
+    why = "the data has no more prompts" if few else "prompts per step"
+    prompts = [] if groups == config.training.groups != GROUPS else [Default("training.groups", groups, why)]
+    size = Default("training.group_size", GROUP_SIZE, "completions of a prompt, enough to differ in their rewards")
+    if AnchorTraits.read(config.algorithm.anchor).on_policy:
+        return [*prompts, size, Default("training.minibatches", 1, "the algorithm is defined for one update per step")]
+    number = max(each for each in range(1, MINIBATCHES + 1) if groups % each == 0)
+    return [*prompts, size, Default("training.minibatches", number, "updates per step")]
+
+
+def _steps(groups: int, facts: Facts) -> Default:
+    problems = facts.problems
+    if problems is None:
+        return Default("steps", ENDLESS_STEPS, "the task generates problems without end")
+    steps = min(max(math.ceil(problems / groups), FEWEST_STEPS), MOST_STEPS)
+    seen = steps * groups
+    if seen < problems:
+        why = f"{seen:,} of the {problems:,} prompts, each once"
+    elif seen < 2 * problems:
+        why = f"one pass over the {problems:,} prompts"
+    else:
+        why = f"{seen // problems} passes over the {problems:,} prompts"
+    return Default("steps", steps, why)
+
+
+def _evaluated(facts: Facts) -> Default:
+    if facts.held_out is not None and facts.held_out <= EVALUATED:
+        return Default("evaluation.problems", max(1, facts.held_out), "all problems that are held out")
+    return Default("evaluation.problems", EVALUATED, "held-out problems: enough for an accuracy within about 7 points")
+
+
+# Reading
+
+
+def _answer(task: Task, problem: Problem) -> str | None:
+    """What a right completion may look like."""
+    known = task.reference(problem)
+    return problem.answer if known is None and isinstance(problem.answer, str) else known
+
+
+def _thinks(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> bool:
+    """Whether the problem is asked in a chat template that has the model think, and thinking is not switched off."""
+    if isinstance(problem.prompt, str) or problem.chat_template_kwargs.get("enable_thinking") is False:
+        return False
+    return "<think>" in str(tokenizer.chat_template or "")
+
+
+def _is_literal(task: Task, problems: Sequence[Problem]) -> bool:
+    """Whether the grader rejects a reference answer with a sentence before it."""
+    asked = [(problem, text) for problem in problems if (text := task.reference(problem)) is not None]
+    with grading():
+        alone = probed(task, asked)
+        led = probed(task, [(problem, f"Let me think step by step.\n{text}") for problem, text in asked])
+    return any(one.is_right and not two.is_right for one, two in zip(alone, led, strict=True))
+
+
+def longest_prompt(config: RunConfig) -> int:
+    """Tokens of the longest prompt of the training problems."""
+    return _longest_prompt(load_tokenizer(resolve(config.model)), _problems(config))
+
+
+def _problems(config: RunConfig) -> list[Problem]:
+    size = config.task.size("train")
+    count = GENERATED if size is None else min(size, LOOKED_AT)
+    return [config.task.problem(index, "train", config.seed) for index in range(count)]
+
+
+def _longest_prompt(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]) -> int:
+    longest = sorted(problems, key=lambda problem: len(str(problem.prompt)))[-TOKENIZED:]
+    lengths = [0]
+    for problem in longest:
+        with suppress(ValueError):  # a prompt that the template refuses: the run names it
+            lengths.append(len(problem_tokens(tokenizer, problem)))
+    return max(lengths)
+
+
+def _longest(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> int:
+    longest = sorted(texts, key=len)[-TOKENIZED:]
+    return max(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in longest)
+
+
+def _counted(parameters: int) -> str:
+    """Example: 1.5 B, 135 M, 22 k."""
+    for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if parameters >= unit:
+            return f"{parameters / unit:.3g} {letter}"
+    return str(parameters)

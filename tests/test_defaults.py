@@ -1,0 +1,168 @@
+"""Defaults that follow from the model and the data."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from proximo import toml
+from proximo.algorithms import GRPO, RLOO
+from proximo.cli import main
+from proximo.defaults import START, Default, Facts, defaults_for, facts_of, kept, with_defaults
+from proximo.models import tiny_model, tiny_tokenizer
+from proximo.models.adapters.lora import Lora
+from proximo.rewards import ExactMatch
+from proximo.tasks import Arithmetic, File
+from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
+
+GSM8K = Facts(
+    parameters=1_500_000_000,
+    positions=32768,
+    thinks=False,
+    has_adapter=False,
+    prompt_tokens=250,
+    answer_tokens=400,
+    is_literal=False,
+    problems=6726,
+    held_out=747,
+)
+
+
+def chosen(facts: Facts, config: RunConfig = START) -> dict[str, Default]:
+    return {each.field: each for each in defaults_for(config, facts)}
+
+
+def test_a_model_of_billions_on_gsm8k():
+    found = chosen(GSM8K)
+    assert {name: each.value for name, each in found.items()} == {
+        "sampling.max_tokens": 1024,
+        "training.learning_rate": 1e-6,
+        "training.groups": 16,
+        "training.group_size": 8,
+        "training.minibatches": 4,
+        "steps": 421,
+        "evaluation.every": 42,
+        "evaluation.problems": 200,
+    }
+    assert found["steps"].reason == "one pass over the 6,726 prompts"
+    assert "1.5 B" in found["training.learning_rate"].reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens", "why"),
+    [
+        ({"thinks": True}, 4096, "think"),
+        ({"answer_tokens": 600}, 2048, "the longest answer in the data has 600 tokens"),
+        ({"answer_tokens": 9000}, 4096, "the longest answer"),
+        ({"answer_tokens": None}, 1024, "room to reason"),
+        ({"positions": 1024}, 774, "the model has 1024 positions; the longest prompt takes 250"),
+        ({"positions": 512, "prompt_tokens": 500}, 256, "the model has 512 positions; half of them for the prompt"),
+        ({"positions": None}, 1024, "room to reason"),
+        ({"is_literal": True, "answer_tokens": 3}, 8, "a completion must equal the answer, and the longest has 3"),
+        ({"is_literal": True, "answer_tokens": 7}, 16, "must equal"),
+    ],
+)
+def test_the_completion_limit_follows_context_and_answers(changes, tokens: int, why: str):
+    found = chosen(replace(GSM8K, **changes))["sampling.max_tokens"]
+    assert found.value == tokens
+    assert why in found.reason
+
+
+@pytest.mark.parametrize(
+    ("parameters", "has_adapter", "rate"),
+    [(8e9, False, 1e-6), (8e9, True, 1e-5), (135e6, False, 5e-6), (135e6, True, 5e-5), (1e6, False, 2e-5)],
+)
+def test_the_learning_rate_follows_the_size_and_the_adapter(parameters, has_adapter: bool, rate: float):
+    found = chosen(replace(GSM8K, parameters=int(parameters), has_adapter=has_adapter))
+    assert found["training.learning_rate"].value == rate
+
+
+@pytest.mark.parametrize(
+    ("problems", "groups", "minibatches", "steps", "why"),
+    [
+        (5, 5, 1, 50, "50 passes over the 5 prompts"),
+        (12, 12, 4, 50, "50 passes over the 12 prompts"),
+        (800, 16, 4, 50, "one pass over the 800 prompts"),
+        (100_000, 16, 4, 500, "8,000 of the 100,000 prompts, each once"),
+        (None, 16, 4, 200, "the task generates problems without end"),
+    ],
+)
+def test_steps_and_batches_follow_the_number_of_prompts(problems, groups, minibatches, steps, why):
+    found = chosen(replace(GSM8K, problems=problems))
+    values = [found[name].value for name in ("training.groups", "training.minibatches", "steps")]
+    assert values == [groups, minibatches, steps]
+    assert found["steps"].reason == why
+
+
+def test_given_groups_are_divided_into_updates():
+    found = chosen(GSM8K, replace(START, training=TrainingOptions(groups=6, minibatches=1)))
+    assert "training.groups" not in found
+    assert found["training.minibatches"].value == 3
+    assert found["steps"].value == 500
+    single = RunConfig(algorithm=RLOO, training=TrainingOptions(minibatches=1))
+    assert chosen(GSM8K, single)["training.minibatches"].value == 1
+
+
+def test_evaluations_follow_given_steps():
+    found = chosen(GSM8K, replace(START, steps=30))
+    assert "steps" not in found
+    assert found["evaluation.every"].value == 3
+    assert "evaluation.every" not in chosen(GSM8K, replace(START, steps=19))
+    without = chosen(GSM8K, replace(START, evaluation=EvaluationOptions(problems=0)))
+    assert [name for name in without if name.startswith("evaluation")] == []
+
+
+def test_few_held_out_problems_are_all_used():
+    assert chosen(replace(GSM8K, held_out=12))["evaluation.problems"].value == 12
+
+
+def test_a_default_that_a_flag_changed_is_not_listed():
+    config = with_defaults(RunConfig(), defaults_for(START, GSM8K))
+    assert (config.steps, config.sampling.max_tokens, config.evaluation.every) == (421, 1024, 42)
+    assert config.algorithm == GRPO
+    names = [each.field for each in kept(replace(config, steps=3), defaults_for(START, GSM8K))]
+    assert "steps" not in names
+    assert "evaluation.every" in names
+
+
+# Read from a model and a file
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("model")
+    tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64).save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture
+def sums(tmp_path) -> str:
+    rows = [{"prompt": f"{'0' * (number == 7) * 10}{number}+1=", "answer": str(number + 1)} for number in range(40)]
+    path = tmp_path / "sums.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+def test_facts_are_read_without_weights(folder: str, sums: str, tmp_path):
+    (tmp_path / "held.jsonl").write_text('{"prompt": "5+5=", "answer": "10"}\n')
+    task = File(sums, held_out=str(tmp_path / "held.jsonl"))
+    found = facts_of(RunConfig(model=folder, task=task))
+    assert found.parameters == tiny_model(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64).num_parameters()
+    assert (found.prompt_tokens, found.answer_tokens, found.problems, found.held_out) == (14, 2, 40, 1)
+    assert (found.is_literal, found.thinks, found.has_adapter) == (True, False, False)
+    reasons = replace(task, reward=ExactMatch(last_number=True))
+    assert not facts_of(RunConfig(model=folder, task=reasons, adapter=Lora())).is_literal
+    assert facts_of(RunConfig(model=folder, task=Arithmetic())).problems is None
+
+
+def test_a_command_with_a_model_and_data_does_not_run_the_demo(folder: str, sums: str, capsys):
+    arguments = ["train", "--model", folder, "--task.type", "File", "--task.path", sums, "--dry-run"]
+    assert main([*arguments, "--task.reward.last-number", "True", "--training.groups", "6"]) == 0
+    printed = capsys.readouterr().out
+    config = toml.loads(printed, RunConfig)
+    assert (config.sampling.max_tokens, config.training.groups, config.training.minibatches) == (1024, 6, 3)
+    assert (config.steps, config.evaluation.problems) == (50, config.task.size("held_out"))
+    assert "# chosen for this model and data; a flag changes each:\n#   sampling.max_tokens 1024: room to" in printed
+    assert "#   training.groups" not in printed  # it was given
+    assert "#   training.minibatches 3: " in printed
