@@ -19,8 +19,8 @@ Train language models by reinforcement learning, and see what each update did.
                        train by reinforcement learning; by default GRPO on sums with the small model that ships
   proximo train pipeline-demo [--run DIR] [--seed N] [--field VALUE ...]
                        fine-tune, learn a reward model, then PPO, GRPO and DPO, on a task with a known true reward
-  proximo eval MODEL [--field VALUE ...]
-                       measure a model's accuracy on a task's held-out problems
+  proximo eval MODEL ... [--checkpoints all|STEPS] [--data FILE] [--out FILE] [--field VALUE ...]
+                       measure the accuracy of models on held-out problems, side by side; pass@k with --samples
   proximo sft [DATA.jsonl | DATA.parquet | config.toml] [--run DIR] [--skip-bad] [--field VALUE ...]
                        fine-tune on the completions in a file, or on a task's reference answers
   proximo reward-model DATA.jsonl|DATA.parquet|config.toml [--model MODEL] [--run DIR] [--skip-bad] [--field VALUE ...]

@@ -1,20 +1,30 @@
-"""`proximo eval`: measure a model's accuracy on held-out problems."""
+"""`proximo eval`: measure the accuracy of one or more models, next to each other."""
 
 import json
+from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
-from proximo.cli.flags import changed, refuse, say, take_model, take_switch
-from proximo.door.evaluating import evaluated, own_evaluation
-from proximo.storage.lines import plain
+from proximo.cli.flags import changed, refuse, say, take, take_models, take_switch
+from proximo.door.evaluating import EvalConfig, evaluated, on_file, own_evaluation
+from proximo.evaluation.files import check_file, write_rows
+from proximo.evaluation.models import Candidate, candidates
+from proximo.evaluation.results import ModelResult
+from proximo.evaluation.table import pass_line, table
 from proximo.training.rl.progress import measure, share
 
 HELP = """arguments of the command itself:
-  MODEL   folder, run folder, checkpoint, hub id or model name; a run folder brings the settings of its run
-  --json  print the result as JSON on stdout
+  MODEL ...            folders, run folders, checkpoints, hub ids or model names. A run brings its own settings; with
+                       several models the first run's settings apply to all, so that all are asked the same
+  --checkpoints STEPS  evaluate these checkpoints of each run instead of the newest: all, or steps such as 20,40
+  --data FILE          ask every problem of this file; a run on a file keeps its columns and its reward
+  --out FILE           write every completion to FILE, which ends in .jsonl, .json or .parquet
+  --json               print the result as JSON on stdout: an object, or a list of them for several models
 examples:
   proximo eval tiny-arithmetic
   proximo eval runs/a --problems 200 --samples 8
+  proximo eval runs/a runs/b --checkpoints all --out answers.jsonl
+  proximo eval runs/a --data test.jsonl
   proximo eval DIR --task.type File --task.path problems.jsonl
 """
 
@@ -22,27 +32,65 @@ examples:
 def run(arguments: list[str]) -> int:
     disable_progress_bar()
     as_json = take_switch(arguments, "--json")
-    name = take_model(arguments, "proximo eval")
+    checkpoints, data, out = (take(arguments, flag) for flag in ("--checkpoints", "--data", "--out"))
+    names = take_models(arguments, "proximo eval")
     try:
-        own, source = own_evaluation(name)
+        models = candidates(names, checkpoints)
+        config = _config(names, data, arguments)
+        if out is not None:
+            check_file(Path(out))
+        results = _evaluated(models, config, out)
     except ValueError as error:
         refuse(str(error))
-    if source is not None:
-        say(source)
-    config = changed(
-        own,
+    _print(results, as_json)
+    return 0
+
+
+def _config(names: list[str], data: str | None, arguments: list[str]) -> EvalConfig:
+    """One config for all models: that of the first run among them, with the flags' changes."""
+    own = EvalConfig()
+    for name in names:
+        its, source = own_evaluation(name)
+        if source is None:
+            continue
+        if own == EvalConfig():
+            say(source)
+            own = its
+        elif its.task != own.task:
+            say(f"{name} was trained on another task ({type(its.task).__name__}): it is asked the same as the others")
+    return changed(
+        own if data is None else on_file(own, data),
         arguments,
         prog="proximo eval",
-        usage="MODEL [--json]",
-        description="Measure a model's accuracy on a task's held-out problems.",
+        usage="MODEL ... [--checkpoints STEPS] [--data FILE] [--out FILE] [--json]",
+        description="Measure the accuracy of one or more models on a task's held-out problems.",
         help_more=HELP,
     )
-    try:
-        result, failures = evaluated(name, config)
-    except ValueError as error:
-        refuse(str(error))
-    for failure in failures:
-        say(f"warning: {failure}")
-    facts = {"model": name, **plain(result.floats())}
-    print(json.dumps(facts) if as_json else f"held-out {measure(result)} {share(result)}")
-    return 0
+
+
+def _evaluated(models: list[Candidate], config: EvalConfig, out: str | None) -> list[ModelResult]:
+    """All results, one model after the other; the file holds what is done so far."""
+    results: list[ModelResult] = []
+    for model in models:
+        result, failures = evaluated(model.name, config, model.label)
+        for failure in failures:
+            say(f"warning: {failure}")
+        results.append(result)
+        if len(models) > 1:
+            say(f"{model.label}: {measure(result.evaluation)} {share(result.evaluation)}")
+        if out is not None:
+            write_rows(Path(out), [row for each in results for row in each.rows()])
+    return results
+
+
+def _print(results: list[ModelResult], as_json: bool) -> None:
+    first, *others = results
+    if as_json:
+        facts = [first.facts(), *(result.facts(first) for result in others)]
+        print(json.dumps(facts if others else facts[0]))
+    elif others:
+        print("\n".join(table(results)))
+    else:
+        print(f"held-out {measure(first.evaluation)} {share(first.evaluation)}")
+        if line := pass_line(first):
+            print(line)
