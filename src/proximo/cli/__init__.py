@@ -37,6 +37,8 @@ Train language models by reinforcement learning, and see what each update did.
                        check in about a minute that model, task and algorithm work together
   proximo chat MODEL [--chat] [--temperature X] [--max-tokens N]
                        generate a completion for each line of the terminal or of a pipe
+  proximo serve MODEL [--host ADDRESS] [--port N] [--slots N] [--max-tokens N]
+                       serve a model as an OpenAI-compatible endpoint, with a page to chat with it
   proximo view [RUN | DIR] [--port N] [--no-browser] [--load-code]
                        open a local web page of one or more runs: curves, and every token of every rollout
   proximo replay RUN --step N [--as NAME ...] [--model DIR] [--out TOKENS.parquet]
@@ -86,6 +88,7 @@ COMMANDS = (
     "plan",
     "selfcheck",
     "chat",
+    "serve",
     "view",
     "replay",
     "compare",
@@ -150,15 +153,13 @@ def _answer(arguments: list[str]) -> int:
 
 def _run(command: str, arguments: list[str]) -> int:
     """Each command is the function `run` of the file with its name; those that learn from files share one, the
-    benchmark has a package of its own, and `tasks` is a plain list outside the room of commands."""
+    benchmark has a package of its own, and `tasks` and `serve` are outside the room of commands."""
     if command in STAGES:
         from proximo.cli.commands import stages
 
         return stages.run(command, arguments)
-    if command == "tasks":
-        from proximo.cli import tasks
-
-        return tasks.run(arguments)
+    if command in ("tasks", "serve"):
+        return import_module(f"proximo.cli.{command}").run(arguments)
     if command == "bench":
         from proximo.bench import running
 
