@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 from queue import Queue
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from proximo.models import prompt_tokens
 from proximo.samplers import SamplingOptions
@@ -40,11 +41,11 @@ def test_greedy_tokens_are_those_of_transformers_and_of_chat(served, engine, tmp
     model, tokenizer = served
     prompts = ["12+7=", "3", "999-1="]
     model.save_pretrained(tmp_path)
-    other = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    generate: Any = Qwen3ForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).generate  # pyright: ignore
     found = completed(engine, *(ask(engine, text, key=number) for number, text in enumerate(prompts)))
     for number, (text, (job, pieces)) in enumerate(zip(prompts, found, strict=True)):
         ids = torch.tensor([prompt_tokens(tokenizer, text)])
-        expected = other.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
+        expected = generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
         assert job.tokens == expected[0, ids.shape[1] :].tolist()
         options = replace(GREEDY, max_tokens=8)
         [[chat]] = local_sampler(model, tokenizer).sample(

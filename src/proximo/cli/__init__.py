@@ -35,8 +35,8 @@ Train language models by reinforcement learning, and see what each update did.
                        predict memory and seconds per step on a GPU, before any weights, and say what would fit
   proximo selfcheck [PRESET | run.toml] [--algorithm NAME] [--field VALUE ...]
                        check in about a minute that model, task and algorithm work together
-  proximo chat MODEL [--chat] [--temperature X] [--max-tokens N]
-                       generate a completion for each line of the terminal or of a pipe
+  proximo chat MODEL [--chat] [--remember] [--temperature X] [--max-tokens N]
+                       generate a completion for each line of the terminal or of a pipe; with --chat a conversation
   proximo serve MODEL [--host ADDRESS] [--port N] [--slots N] [--max-tokens N]
                        serve a model as an OpenAI-compatible endpoint, with a page to chat with it
   proximo view [RUN | DIR] [--port N] [--no-browser] [--load-code]
