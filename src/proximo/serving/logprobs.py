@@ -59,12 +59,14 @@ def _logits(model: PreTrainedModel, rows: Sequence[Row]) -> Iterator[Float[Tenso
             ids = torch.tensor([[*before, *tokens]], device=model.device)
             yield model(input_ids=ids, use_cache=False).logits[0, len(before) - 1 : -1].float()
         return
+    # Each prompt runs once, however many rows follow it.
+    prompts = {prompt: number for number, prompt in enumerate(dict.fromkeys(tuple(before) for before, _ in rows))}
     states = completion_states(
         model,
-        prompts=[before for before, _ in rows],
+        prompts=list(prompts),
         tokens=pad_sequence([torch.tensor(tokens) for _, tokens in rows], batch_first=True),
         lengths=torch.tensor([len(tokens) for _, tokens in rows]),
-        group=torch.arange(len(rows)),
+        group=torch.tensor([prompts[tuple(before)] for before, _ in rows]),
     )
     weight = model.get_submodule("lm_head").get_parameter("weight")
     for chunk in states.flat.split(CHUNK):
