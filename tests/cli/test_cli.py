@@ -17,6 +17,7 @@ from proximo.plain_text import visible
 from proximo.presets import PRESETS
 from proximo.rewards import FormatReward
 from proximo.samplers import SamplingOptions
+from proximo.samplers.embedded import EmbeddedSampler
 from proximo.tasks import Arithmetic, Echo, File
 from proximo.training.config import EvaluationOptions, RunConfig
 from proximo.training.reward_mix import RewardMix, WeightedRule
@@ -331,6 +332,30 @@ def test_chat_goes_on_after_a_line_that_is_too_long(folder, capsys, monkeypatch)
     printed = capsys.readouterr()
     assert "the model has 4096 positions" in printed.err
     assert len(printed.out.splitlines()) == 1
+
+
+def test_chat_remembers_a_conversation(folder, capsys, monkeypatch):
+    prompts: list[int] = []
+    stream = EmbeddedSampler.stream
+
+    def noting(self, requests, options, **more):
+        prompts.extend(len(request.prompt_tokens) for request in requests)
+        return stream(self, requests, options, **more)
+
+    monkeypatch.setattr(EmbeddedSampler, "stream", noting)
+    arguments = [folder, "--chat", "--remember", "--temperature", "0", "--max-tokens", "3"]
+    assert chat(arguments, "1+2=\n1+2=\n/reset\n1+2=\n", monkeypatch) == 0
+    first, second, third = prompts
+    assert first == third < second
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert chat(arguments, f"1+2=\n{'1' * 5000}\n1+2=\n", monkeypatch) == 1
+    assert prompts[3::2] == [first, second]  # what could not be answered is forgotten
+    assert "the model has 4096 positions" in capsys.readouterr().err
+    prompts.clear()
+    assert chat([each for each in arguments if each != "--remember"], "1+2=\n1+2=\n", monkeypatch) == 0
+    assert prompts == [first, first]
+    capsys.readouterr()
+    assert "--remember needs --chat" in refused(["chat", folder, "--remember"], capsys)
 
 
 def test_chat_refuses_what_it_cannot_do(folder, tmp_path, capsys):

@@ -42,6 +42,10 @@ ORDER = [
     "tests/models/test_logprobs.py",
     "tests/training/learner/test_devices.py",
     "tests/models/test_tiles.py",
+    "tests/evaluation/test_estimates.py",
+    "tests/serving/test_text.py",
+    "tests/serving/test_engine.py",
+    "tests/serving/test_server.py",
 ]
 
 

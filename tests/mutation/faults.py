@@ -669,4 +669,28 @@ FAULTS = (
         "{name: each.detach() for name, each",
         "lora: a reset reference that follows the policy",
     ),
+    Fault(
+        "evaluation/estimates.py",
+        "range(samples - correct + 1, samples + 1)",
+        "range(samples - correct, samples)",
+        "pass@k: factors of one completion fewer",
+    ),
+    Fault(
+        "serving/text.py",
+        "for count in range(1, len(stop))",
+        "for count in range(1, 1)",
+        "serve: a stream shows the start of a stop string",
+    ),
+    Fault(
+        "serving/engine.py",
+        "or job.name in names",
+        "",
+        "serve: two completions with the same random numbers in one batch",
+    ),
+    Fault(
+        "serving/guarding.py",
+        "not secrets.compare_digest(keys[0], self._key)",
+        "False",
+        "serve: any token is accepted",
+    ),
 )

@@ -8,6 +8,7 @@ from proximo.models import prompt_tokens, tiny_model, tiny_tokenizer
 from proximo.samplers import SamplingOptions, gathered
 from proximo.samplers.embedded import EmbeddedSampler, local_sampler
 from proximo.samplers.mismatched import Mismatched, MismatchedSampler
+from proximo.samplers.partial import PartialCompletion
 from proximo.samplers.plain import PlainSampler
 from proximo.training.learner.policy import PlainPolicy
 from proximo.types import Completion, Request
@@ -97,3 +98,25 @@ def test_a_stream_of_a_mismatched_sampler_loads_its_weights_when_it_starts():
         [each.tokens for each in siblings] for siblings in exact
     ]
     assert {each.version for siblings in found.values() for each in siblings} == {1}
+
+
+@pytest.mark.parametrize("engine", ["embedded", "plain"])
+def test_a_listener_hears_every_token_and_may_end_a_row(engine: str):
+    model = model_of(engine)
+    sampler = local_sampler(model, TOKENIZER, slots=4)
+    whole = gathered(sampler.stream(REQUESTS[:2], OPTIONS, seed=1, step=0), 2)
+    heard: dict[tuple[int, int], list[int]] = {}
+
+    def listener(partial: PartialCompletion) -> bool:
+        tokens = heard.setdefault((partial.key, partial.sample), [])
+        tokens.append(partial.tokens[-1])
+        return len(tokens) < 5 or partial.key != 101
+
+    ended = gathered(sampler.stream(REQUESTS[:2], OPTIONS, seed=1, step=0, listener=listener), 2)
+    for key, before, after in zip((100, 101), whole, ended, strict=True):
+        for sample, (first, second) in enumerate(zip(before, after, strict=True)):
+            limit = 5 if key == 101 else len(first.tokens)
+            assert second.tokens == first.tokens[:limit]
+            # Of tokens that end a row by themselves there is nothing to decide.
+            assert tuple(heard[key, sample]) == second.tokens[: limit if key == 101 else len(first.tokens) - 1]
+            assert second.finish == ("stop" if len(first.tokens) > limit else first.finish)

@@ -21,8 +21,8 @@ Train language models by reinforcement learning, and see what each update did.
                        fine-tune, learn a reward model, then PPO, GRPO and DPO, on a task with a known true reward
   proximo init --model MODEL --data DATA [--out run.toml] [--field VALUE ...]
                        write a commented config for a model and data: what was chosen, why, and what else is possible
-  proximo eval MODEL [--field VALUE ...]
-                       measure a model's accuracy on a task's held-out problems
+  proximo eval MODEL ... [--checkpoints all|STEPS] [--data FILE] [--out FILE] [--field VALUE ...]
+                       measure the accuracy of models on held-out problems, side by side; pass@k with --samples
   proximo sft [DATA.jsonl | DATA.parquet | config.toml] [--run DIR] [--skip-bad] [--field VALUE ...]
                        fine-tune on the completions in a file, or on a task's reference answers
   proximo reward-model DATA.jsonl|DATA.parquet|config.toml [--model MODEL] [--run DIR] [--skip-bad] [--field VALUE ...]
@@ -39,8 +39,10 @@ Train language models by reinforcement learning, and see what each update did.
                        predict memory and seconds per step on a GPU, before any weights, and say what would fit
   proximo selfcheck [PRESET | run.toml] [--algorithm NAME] [--field VALUE ...]
                        check in about a minute that model, task and algorithm work together
-  proximo chat MODEL [--chat] [--temperature X] [--max-tokens N]
-                       generate a completion for each line of the terminal or of a pipe
+  proximo chat MODEL [--chat] [--remember] [--temperature X] [--max-tokens N]
+                       generate a completion for each line of the terminal or of a pipe; with --chat a conversation
+  proximo serve MODEL [--host ADDRESS] [--port N] [--slots N] [--max-tokens N]
+                       serve a model as an OpenAI-compatible endpoint, with a page to chat with it
   proximo view [RUN | DIR] [--port N] [--no-browser] [--load-code]
                        open a local web page of one or more runs: curves, and every token of every rollout
   proximo replay RUN --step N [--as NAME ...] [--model DIR] [--out TOKENS.parquet]
@@ -71,7 +73,7 @@ changed field, and --accept-lost-rows (also of compare) continues although metri
 
 STAGES = ("sft", "reward-model", "dpo")
 """Commands that train on files."""
-OUTSIDE = ("init", "rate", "tasks")
+OUTSIDE = ("init", "rate", "serve", "tasks")
 """Commands whose files are next to this one."""
 COMMANDS = (
     "train",
@@ -84,6 +86,7 @@ COMMANDS = (
     "plan",
     "selfcheck",
     "chat",
+    "serve",
     "view",
     "replay",
     "compare",

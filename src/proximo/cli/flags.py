@@ -218,6 +218,14 @@ def take_model(arguments: list[str], command: str) -> str:
     return arguments.pop(0)
 
 
+def take_models(arguments: list[str], command: str) -> list[str]:
+    """All models that come first, removed from the arguments; none where only help is asked for."""
+    models = [take_model(arguments, command)]
+    while arguments and not arguments[0].startswith("-"):
+        models.append(arguments.pop(0))
+    return [model for model in models if model]
+
+
 def as_flags(message: str) -> str:
     """A message with its options as flags. Messages name an option as Python does, in backticks.
 

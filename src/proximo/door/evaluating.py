@@ -14,6 +14,7 @@ from proximo.door.refusing import refuse_kind
 from proximo.door.rewards import Rewards, with_rewards
 from proximo.door.telling import keep_quiet, say
 from proximo.environments import EnvironmentOptions, SingleTurn
+from proximo.evaluation.results import ModelResult
 from proximo.insight.folder import RunFolder
 from proximo.models import Precision, load_tokenizer
 from proximo.models.shipped import resolve
@@ -21,7 +22,7 @@ from proximo.pieces import classes, missing_members
 from proximo.rewards.grading import grading
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
-from proximo.tasks import Arithmetic, Task, TaskOptions
+from proximo.tasks import Arithmetic, Split, Task, TaskOptions
 from proximo.training.config import EvaluationOptions, RunConfig
 from proximo.training.old_names import renewed
 from proximo.training.preflight.prompts import check_prompts
@@ -30,6 +31,8 @@ from proximo.training.reward_mix import RewardMix
 from proximo.training.reward_mixing import judged
 from proximo.training.rl import evaluate as evaluation
 
+ALL_PROBLEMS = 1_000_000
+"""Number of problems that means all of a file."""
 NEEDED = ("task", "rewards", "sampling", "evaluation", "device", "dtype", "environment", "seed")
 """Fields of a run's config that say how it is evaluated."""
 
@@ -42,9 +45,11 @@ class EvalConfig:
     rewards: RewardMix = field(default_factory=RewardMix)
     sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(max_tokens=8))
     problems: int = 1000
-    """Number of held-out problems, taken from the start of the task's held-out split."""
+    """Number of problems, taken from the start of the split; each counts once."""
     samples: int = 0
-    """Completions per problem for mean@k and pass@k, at the sampling temperature. 0: greedy accuracy only."""
+    """Completions per problem for mean@k, pass@k and maj@k, at the sampling temperature. 0: greedy accuracy only."""
+    split: Split = "held_out"
+    """Problems to ask: the task's held-out ones, or those it trains on."""
     device: str = "auto"
     """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
     dtype: Precision = "auto"
@@ -104,7 +109,7 @@ def evaluate(
         found, failures = evaluated(str(model), with_rewards(config, rewards))
     for failure in failures:
         tell(f"warning: {failure}")
-    return found
+    return found.evaluation
 
 
 def _task(given: TaskOptions | str) -> TaskOptions:
@@ -125,8 +130,9 @@ def _task(given: TaskOptions | str) -> TaskOptions:
     raise ValueError(f"task is {given!r}: give one of {', '.join(named)}, or {wanted}")
 
 
-def evaluated(name: str, config: EvalConfig) -> tuple[Evaluation, list[str]]:
-    """The result, and how graders failed; ValueError where the model cannot be evaluated so."""
+def evaluated(name: str, config: EvalConfig, label: str | None = None) -> tuple[ModelResult, list[str]]:
+    """The result, and how graders failed; ValueError where the model cannot be evaluated so. `label` is the model's
+    name in tables and files."""
     if config.problems < 1:
         raise ValueError(f"problems is {config.problems}: give at least 1")
     path = resolve(name)
@@ -138,10 +144,32 @@ def evaluated(name: str, config: EvalConfig) -> tuple[Evaluation, list[str]]:
     task = judged(config.task, config.rewards, tokenizer, config.dtype)
     sampler = local_sampler(model, tokenizer)
     with grading() as active:
-        found, _ = evaluation.evaluate(
-            task, sampler, tokenizer, config.sampling, options, config.seed, environment=config.environment
+        found = evaluation.answers(
+            task,
+            sampler,
+            tokenizer,
+            config.sampling,
+            options,
+            config.seed,
+            environment=config.environment,
+            split=config.split,
         )
-    return found, [str(failures) for failures in active.failures.take()]
+    failures = [str(failures) for failures in active.failures.take()]
+    return ModelResult(label or name, found, config.task), failures
+
+
+def on_data(config: EvalConfig, path: str) -> EvalConfig | None:
+    """The config with every row of a file as its problems, where its task reads a file: it keeps its columns and its
+    reward. None where it does not."""
+    names = {each.name for each in fields(config.task)} if is_dataclass(config.task) else set()
+    if not {"path", "held_out"} <= names:
+        return None
+    return on_all(config, replace(config.task, path=path, held_out=1.0))  # pyright: ignore[reportArgumentType]
+
+
+def on_all(config: EvalConfig, task: TaskOptions) -> EvalConfig:
+    """The config with every held-out problem of another task."""
+    return replace(config, task=task, problems=ALL_PROBLEMS)
 
 
 def own_evaluation(name: str) -> tuple[EvalConfig, str | None]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from proximo.rewards.processes import Job
 from proximo.rewards.scoring import score
+from proximo.rewards.text import ExactMatch
 from proximo.rewards.workers import check_seconds
 from proximo.types import Completion, Problem
 
@@ -32,6 +33,11 @@ class MathVerify:
     def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float]:
         return [self._score(p.answer, c) for p, c in zip(problems, completions, strict=True)]
 
+    def final_answer(self, completion: Completion) -> str | None:
+        """The expression in the last \\boxed{}, else the last number, as written: ½ and 0.5 are two answers here."""
+        found = boxed(completion.text)
+        return found if found is not None else ExactMatch(last_number=True).final_answer(completion)
+
     def reference(self, problem: Problem) -> str | None:
         """A completion that scores 1."""
         return None if problem.answer is None else marked(str(problem.answer))
@@ -50,3 +56,14 @@ def marked(answer: str) -> str:
     if any(mark in answer for mark in ("\\boxed", "$", "\\(", "\\[")):
         return answer
     return f"\\boxed{{{answer.rpartition('####')[2].strip()}}}"
+
+
+def boxed(text: str) -> str | None:
+    """The content of the last \\boxed{}, without spaces; None if there is none, or if it does not end."""
+    _, mark, rest = text.rpartition("\\boxed{")
+    depth = 1
+    for place, character in enumerate(rest if mark else ""):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return "".join(rest[:place].split())
+    return None

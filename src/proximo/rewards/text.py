@@ -31,6 +31,13 @@ class ExactMatch:
     def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float]:
         return [self._score(p.answer, c.text) for p, c in zip(problems, completions, strict=True)]
 
+    def final_answer(self, completion: Completion) -> str | None:
+        """What is compared: the whole text, or its last number."""
+        if not self.last_number:
+            return completion.text.strip()
+        number = last_number(completion.text)
+        return None if number is None else f"{number.normalize():f}"
+
     def reference(self, problem: Problem) -> str | None:
         """A completion that scores 1."""
         return None if problem.answer is None else str(problem.answer)

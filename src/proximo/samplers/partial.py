@@ -1,6 +1,6 @@
 """A completion in the making, and when it ends: the same for every engine that draws its own tokens."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -65,6 +65,10 @@ def partials_of(requests: Sequence[Request]) -> list[list[PartialCompletion]]:
     ]
 
 
+Listener = Callable[[PartialCompletion], bool]
+"""Told of each new token that does not end its partial; False ends it, so that its slot is free."""
+
+
 @dataclass(frozen=True)
 class TokenWriter:
     """Writes the next token of partials: draws it, and sees whether it was the last."""
@@ -74,12 +78,18 @@ class TokenWriter:
     options: SamplingOptions
     seed: int
     step: int
+    listener: Listener | None = None
 
     def __post_init__(self) -> None:
         # Special tokens are no part of the text, so such a string would never be found.
         special = [text for text in self.options.stop if text in self.tokenizer.all_special_tokens]
         if special:
             raise ValueError(f"stop has {special[0]!r}, a special token: leave it out, end-of-sequence always ends")
+
+    @property
+    def reads(self) -> bool:
+        """Whether each token is read as soon as it is drawn, and not only when a partial has ended."""
+        return bool(self.options.stop) or self.listener is not None
 
     def write(self, partials: Sequence[PartialCompletion], logits: Float[Tensor, "R V"]) -> None:
         """One token for each unfinished partial, from the row of logits in its place."""
@@ -98,7 +108,7 @@ class TokenWriter:
         self, partial: PartialCompletion, tokens: list[int], logprobs: list[float], entropies: list[float]
     ) -> None:
         """The tokens of a row so far, drawn elsewhere; those after its end do not count."""
-        for count in range(len(partial.tokens) + 1, len(tokens) + 1) if self.options.stop else (len(tokens),):
+        for count in range(len(partial.tokens) + 1, len(tokens) + 1) if self.reads else (len(tokens),):
             partial.tokens, partial.logprobs, partial.entropies = tokens[:count], logprobs[:count], entropies[:count]
             self._end(partial)
             if partial.finish is not None:
@@ -110,6 +120,8 @@ class TokenWriter:
             partial.finish = "stop"
         elif len(partial.tokens) == self.options.max_tokens:
             partial.finish = "length"
+        elif self.listener is not None and not self.listener(partial):
+            partial.finish = "stop"
 
     def completion(self, partial: PartialCompletion, version: int) -> Completion:
         assert partial.finish is not None

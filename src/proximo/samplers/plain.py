@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.packing.attention import uses_our_attention
 from proximo.models.positions import check_requests
 from proximo.samplers import SampledPolicy, SamplingOptions, Stream, gathered
-from proximo.samplers.partial import PartialCompletion, TokenWriter, end_tokens, evaluating, partials_of
+from proximo.samplers.partial import Listener, PartialCompletion, TokenWriter, end_tokens, evaluating, partials_of
 from proximo.types import Completion, Request
 
 
@@ -55,11 +55,18 @@ class PlainSampler:
         return version
 
     def stream(
-        self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
+        self,
+        requests: Sequence[Request],
+        options: SamplingOptions,
+        *,
+        seed: int,
+        step: int,
+        version: int = 0,
+        listener: Listener | None = None,
     ) -> Stream:
         partials = partials_of(requests)
         check_requests(self._model, requests, options.max_tokens)
-        writer = TokenWriter(self._tokenizer, end_tokens(self._model, self._tokenizer), options, seed, step)
+        writer = TokenWriter(self._tokenizer, end_tokens(self._model, self._tokenizer), options, seed, step, listener)
         waiting = dict(enumerate(partials))
         for batch in self._batches([partial for siblings in partials for partial in siblings]):
             with evaluating(self._model):

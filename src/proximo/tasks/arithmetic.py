@@ -52,6 +52,9 @@ class Arithmetic:
             return [Grade(outcome) for outcome in ExactMatch(last_number=True)(problems, completions)]
         return [Grade(float(_said(c) == p.answer)) for p, c in zip(problems, completions, strict=True)]
 
+    def final_answer(self, completion: Completion) -> str | None:
+        return ExactMatch(last_number=True).final_answer(completion) if self.chat else _said(completion)
+
     def reference(self, problem: Problem) -> str:
         return str(problem.answer)
 

@@ -41,6 +41,9 @@ class Echo:
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
         return [Grade(float(c.text.strip() == p.answer)) for p, c in zip(problems, completions, strict=True)]
 
+    def final_answer(self, completion: Completion) -> str:
+        return completion.text.strip()
+
     def reference(self, problem: Problem) -> str:
         return str(problem.answer)
 

@@ -12,7 +12,7 @@ from proximo.data.rows import check_share
 from proximo.data.splits import prompt_key
 from proximo.rewards import ExactMatch, Reward
 from proximo.rewards.scoring import scores_of
-from proximo.tasks.protocol import RewardRange, Split, reward_range
+from proximo.tasks.protocol import RewardRange, Split, final_answer, reward_range
 from proximo.tasks.reading import FileProblems
 from proximo.tasks.sources.prompting import check_template, row_prompt
 from proximo.types import Completion, Grade, Problem
@@ -77,6 +77,10 @@ class File:
             return [Grade(math.nan)] * len(completions)
         scores = scores_of(self.reward, problems, completions)
         return [Grade(math.nan, applies=False) if score is None else Grade(score) for score in scores]
+
+    def final_answer(self, completion: Completion) -> str | None:
+        """The answer as the reward reads it; None if the reward compares none."""
+        return final_answer(self.reward, completion)
 
     @property
     def reward_range(self) -> RewardRange | None:

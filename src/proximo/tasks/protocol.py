@@ -54,3 +54,17 @@ class Ranged(Protocol):
 def reward_range(of: object) -> RewardRange | None:
     """The declared range of a task or reward; None if it declares none."""
     return of.reward_range if isinstance(of, Ranged) else None
+
+
+@runtime_checkable
+class Answering(Protocol):
+    """A task or reward whose completions give answers that can be compared with each other, for maj@k."""
+
+    def final_answer(self, completion: Completion) -> str | None:
+        """The answer that a completion gives, written so that equal answers are equal texts; None if it gives none."""
+        ...
+
+
+def final_answer(of: object, completion: Completion) -> str | None:
+    """The answer of a completion; None if there is none, or if the task or reward cannot compare answers."""
+    return of.final_answer(completion) if isinstance(of, Answering) else None

@@ -1,60 +1,135 @@
-"""`proximo chat`: generate a completion for each input line."""
+"""`proximo chat`: generate a completion for each input line, or hold a conversation."""
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from proximo.cli.flags import changed, refuse, take_model, take_switch
 from proximo.cli.models import open_model
 from proximo.models import prompt_tokens
+from proximo.models.tokens.tokenizing import ReplyReader
 from proximo.plain_text import MAX_SHOWN, visible
 from proximo.samplers import SamplingOptions
-from proximo.samplers.embedded import local_sampler
-from proximo.types import Request
+from proximo.samplers.embedded import EmbeddedSampler, local_sampler
+from proximo.samplers.partial import PartialCompletion
+from proximo.samplers.plain import PlainSampler
+from proximo.serving.conversation import Conversation
+from proximo.serving.text import TextStream
+from proximo.types import Completion, Request
 
+RESET = "/reset"
 HELP = """arguments of the command itself:
-  MODEL   folder, run folder, checkpoint, hub id or model name
-  --chat  put each line into the tokenizer's chat template as a user's turn; without it a line is the prompt as it is
+  MODEL       folder, run folder, checkpoint, hub id or model name
+  --chat      put each line into the tokenizer's chat template as a user's message; without it a line is the prompt as
+              it is. In a terminal the conversation is remembered: the line /reset starts a new one
+  --remember  remember the conversation in a pipe, too
 examples:
   proximo chat tiny-arithmetic --max-tokens 8
+  proximo chat runs/a --chat
   proximo chat runs/a --chat --temperature 0 < questions.txt
 """
 
 
 def run(arguments: list[str]) -> int:
-    """Complete each line independently until the input ends; exit status 1 if a line could not be completed."""
+    """Complete each line until the input ends; exit status 1 if a line could not be completed."""
     disable_progress_bar()
-    as_chat = take_switch(arguments, "--chat")
+    as_chat, remember = take_switch(arguments, "--chat"), take_switch(arguments, "--remember")
     name = take_model(arguments, "proximo chat")
     options = changed(
         SamplingOptions(),
         arguments,
         prog="proximo chat",
-        usage="MODEL [--chat]",
-        description="Generate a completion for each line of the input. Lines are independent of each other.",
+        usage="MODEL [--chat] [--remember]",
+        description="Generate a completion for each line of the input.",
         help_more=HELP,
     )
+    if remember and not as_chat:
+        refuse("--remember needs --chat: only a chat template says where messages begin and end")
     model, tokenizer = open_model(name)
     if as_chat and tokenizer.chat_template is None:
         refuse(f"--chat: the tokenizer of {name} has no chat template; leave --chat out to send lines as they are")
-    sampler, status = local_sampler(model, tokenizer), 0
+    conversation = Conversation(tokenizer) if as_chat and (remember or _is_terminal()) else None
+    session = Session(local_sampler(model, tokenizer), tokenizer, options, as_chat, conversation)
+    status = 0
     for number, line in enumerate(_lines()):
+        if conversation is not None and line.strip() == RESET:
+            conversation.reset()
+            continue
         try:
-            tokens = prompt_tokens(tokenizer, ({"role": "user", "content": line},) if as_chat else line)
-            # The line's number is the key: equal lines may get different completions, equal inputs always the same.
-            [[completion]] = sampler.sample([Request(number, tokens, num_samples=1)], options, seed=0, step=0)
+            session.complete(number, line)
         except ValueError as error:
             print(f"error: {visible(str(error), MAX_SHOWN)}", file=sys.stderr)
             status = 1
-        else:
-            print(visible(completion.text), flush=True)
     return status
+
+
+@dataclass(frozen=True)
+class Session:
+    """Completes lines and prints the completions."""
+
+    sampler: EmbeddedSampler | PlainSampler
+    tokenizer: PreTrainedTokenizerBase
+    options: SamplingOptions
+    as_chat: bool
+    conversation: Conversation | None
+    """None: each line stands alone."""
+
+    def complete(self, number: int, line: str) -> None:
+        """Complete a line; ValueError if that is not possible, and then the conversation is as it was."""
+        if self.conversation is None:
+            prompt = prompt_tokens(self.tokenizer, ({"role": "user", "content": line},) if self.as_chat else line)
+            self._sample(number, prompt)
+            return
+        prompt = self.conversation.ask(line)
+        try:
+            self.conversation.answer(self._sample(number, prompt))
+        except ValueError:
+            self.conversation.take_back()
+            raise
+
+    def _sample(self, number: int, prompt: tuple[int, ...]) -> Completion:
+        # The line's number is the key: equal lines may get different completions, equal inputs always the same.
+        request = Request(number, prompt, num_samples=1)
+        writer = Writer(self.tokenizer, prompt, self.options) if _is_terminal() else None
+        [(_, (completion,))] = self.sampler.stream([request], self.options, seed=0, step=0, listener=writer)
+        if writer is None:
+            print(visible(completion.text), flush=True)
+        else:
+            writer.end(completion)
+        return completion
+
+
+class Writer:
+    """Shows a completion in the terminal while it is sampled."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: tuple[int, ...], options: SamplingOptions) -> None:
+        self._stream = TextStream(ReplyReader(tokenizer), prompt, options.stop)
+        self._shown = ""
+
+    def __call__(self, partial: PartialCompletion) -> bool:
+        self._stream.add(partial.tokens[-1])
+        self._show(self._stream.take())
+        return True
+
+    def end(self, completion: Completion) -> None:
+        self._show(completion.text.removeprefix(self._shown))
+        print(flush=True)
+
+    def _show(self, text: str) -> None:
+        self._shown += text
+        print(visible(text), end="", flush=True)
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def _lines() -> Iterator[str]:
     """Input lines that are not blank."""
-    mark = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
+    mark = "> " if _is_terminal() else ""
     while True:
         try:
             line = input(mark)

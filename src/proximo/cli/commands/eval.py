@@ -1,52 +1,107 @@
-"""`proximo eval`: measure a model's accuracy on held-out problems."""
+"""`proximo eval`: measure the accuracy of one or more models, next to each other."""
 
 import json
-from dataclasses import replace
+from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
-from proximo.cli.data import take_task
-from proximo.cli.flags import changed, refuse, say, take_model, take_switch
-from proximo.door.evaluating import evaluated, own_evaluation
-from proximo.storage.lines import plain
+from proximo.cli.data import take_several, take_task
+from proximo.cli.flags import changed, refuse, say, take, take_models, take_switch
+from proximo.door.evaluating import EvalConfig, evaluated, on_all, on_data, own_evaluation
+from proximo.evaluation.files import check_file, write_rows
+from proximo.evaluation.models import Candidate, candidates
+from proximo.evaluation.results import ModelResult
+from proximo.evaluation.table import pass_line, table
 from proximo.training.rl.progress import measure, share
 
 HELP = """arguments of the command itself:
-  MODEL   folder, run folder, checkpoint, hub id or model name; a run folder brings the settings of its run
-  --data DATA  evaluate on all rows of a file, folder or hub id; see proximo train --help
-  --json  print the result as JSON on stdout
+  MODEL ...            folders, run folders, checkpoints, hub ids or model names. A run brings its own settings; with
+                       several models the first run's settings apply to all, so that all are asked the same
+  --checkpoints STEPS  evaluate these checkpoints of each run instead of the newest: all, or steps such as 20,40
+  --data DATA          ask every row of a file, folder or hub id (see proximo train --help); a run on a file keeps its
+                       columns and its reward
+  --out FILE           write every completion to FILE, which ends in .jsonl, .json or .parquet
+  --json               print the result as JSON on stdout: an object, or a list of them for several models
 examples:
   proximo eval tiny-arithmetic
   proximo eval runs/a --problems 200 --samples 8
-  proximo eval DIR --data problems.jsonl
+  proximo eval runs/a runs/b --checkpoints all --out answers.jsonl
+  proximo eval runs/a --data test.jsonl
 """
 
 
 def run(arguments: list[str]) -> int:
     disable_progress_bar()
     as_json = take_switch(arguments, "--json")
-    name = take_model(arguments, "proximo eval")
+    checkpoints, out = take(arguments, "--checkpoints"), take(arguments, "--out")
+    names = take_models(arguments, "proximo eval")
     try:
-        own, source = own_evaluation(name)
+        models = candidates(names, checkpoints)
+        config = _config(names, arguments)
+        if out is not None:
+            check_file(Path(out))
+        results = _evaluated(models, config, out)
     except ValueError as error:
         refuse(str(error))
-    if source is not None:
-        say(source)
-    task = take_task(arguments, name, own.rewards, held_out=1.0)
-    config = changed(
-        own if task is None else replace(own, task=task),
+    _print(results, as_json)
+    return 0
+
+
+def _config(names: list[str], arguments: list[str]) -> EvalConfig:
+    """One config for all models: that of the first run among them, with the flags' changes."""
+    own = EvalConfig()
+    for name in names:
+        its, source = own_evaluation(name)
+        if source is None:
+            continue
+        if own == EvalConfig():
+            say(source)
+            own = its
+        elif its.task != own.task:
+            say(f"{name} was trained on another task ({type(its.task).__name__}): it is asked the same as the others")
+    return changed(
+        _on_given(own, names[0], arguments),
         arguments,
         prog="proximo eval",
-        usage="MODEL [--json]",
-        description="Measure a model's accuracy on a task's held-out problems.",
+        usage="MODEL ... [--checkpoints STEPS] [--data DATA] [--out FILE] [--json]",
+        description="Measure the accuracy of one or more models on a task's held-out problems.",
         help_more=HELP,
     )
-    try:
-        result, failures = evaluated(name, config)
-    except ValueError as error:
-        refuse(str(error))
-    for failure in failures:
-        say(f"warning: {failure}")
-    facts = {"model": name, **plain(result.floats())}
-    print(json.dumps(facts) if as_json else f"held-out {measure(result)} {share(result)}")
-    return 0
+
+
+def _on_given(own: EvalConfig, model: str, arguments: list[str]) -> EvalConfig:
+    """The config on what --data names: read by the run's own task where that reads a file, else recognised."""
+    data = take_several(list(arguments), "--data")
+    if data is not None and len(data) == 1 and Path(data[0]).is_file() and (found := on_data(own, data[0])):
+        take_several(arguments, "--data")
+        return found
+    task = take_task(arguments, model, own.rewards, held_out=1.0)
+    return own if task is None else on_all(own, task)
+
+
+def _evaluated(models: list[Candidate], config: EvalConfig, out: str | None) -> list[ModelResult]:
+    """All results, one model after the other; the file holds what is done so far."""
+    results: list[ModelResult] = []
+    for model in models:
+        result, failures = evaluated(model.name, config, model.label)
+        for failure in failures:
+            say(f"warning: {failure}")
+        results.append(result)
+        if len(models) > 1:
+            say(f"{model.label}: {measure(result.evaluation)} {share(result.evaluation)}")
+        if out is not None:
+            write_rows(Path(out), [row for each in results for row in each.rows()])
+    return results
+
+
+def _print(results: list[ModelResult], as_json: bool) -> None:
+    first, *others = results
+    if as_json:
+        facts = [first.facts(), *(result.facts(first) for result in others)]
+        print(json.dumps(facts if others else facts[0]))
+    elif others:
+        print("\n".join(table(results)))
+    else:
+        print(f"held-out {measure(first.evaluation)} {share(first.evaluation)}")
+        if line := pass_line(first):
+            print(line)

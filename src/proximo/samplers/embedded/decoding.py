@@ -168,7 +168,7 @@ class Decoding:
         self._counts, unfinished, broken = buffers.table.look(len(self._live))
         if broken:
             raise ValueError(DIVERGED)
-        reads = bool(self._writer.options.stop)  # only the host can read
+        reads = self._writer.reads  # only the host can
         due = [slot for slot, live in enumerate(unfinished) if reads or not live]
         if due:
             texts = zip(due, *buffers.table.texts(due, max(self._counts[slot] for slot in due)), strict=True)

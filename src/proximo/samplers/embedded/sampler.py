@@ -19,7 +19,7 @@ from proximo.samplers import RunSamplers, SampledPolicy, SamplingOptions, Stream
 from proximo.samplers.embedded.buffers import BufferPool, plan_for
 from proximo.samplers.embedded.captured import compiled_states
 from proximo.samplers.embedded.decoding import Decoding
-from proximo.samplers.partial import TokenWriter, end_tokens, evaluating, partials_of
+from proximo.samplers.partial import Listener, TokenWriter, end_tokens, evaluating, partials_of
 from proximo.samplers.plain import PlainSampler
 from proximo.types import Completion, Request
 
@@ -111,11 +111,18 @@ class EmbeddedSampler:
         return gathered(self.stream(requests, options, seed=seed, step=step, version=version), len(requests))
 
     def stream(
-        self, requests: Sequence[Request], options: SamplingOptions, *, seed: int, step: int, version: int = 0
+        self,
+        requests: Sequence[Request],
+        options: SamplingOptions,
+        *,
+        seed: int,
+        step: int,
+        version: int = 0,
+        listener: Listener | None = None,
     ) -> Stream:
         partials = partials_of(requests)
         check_requests(self._model, requests, options.max_tokens)
-        writer = TokenWriter(self._tokenizer, self._ends, options, seed, step)
+        writer = TokenWriter(self._tokenizer, self._ends, options, seed, step, listener)
         unfinished = {id(partial): number for number, siblings in enumerate(partials) for partial in siblings}
         left = Counter(unfinished.values())
         rows = [partial for siblings in partials for partial in siblings]

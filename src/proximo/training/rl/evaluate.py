@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -11,13 +11,24 @@ from proximo.environments import Ask, Environment, Question, SingleTurn, play
 from proximo.maths.intervals import half_width
 from proximo.models import problem_tokens
 from proximo.samplers import Sampler, SamplingOptions
-from proximo.tasks import Task
+from proximo.tasks import Split, Task
 from proximo.training.config import EvaluationOptions
 from proximo.training.records import Answered, Evaluation
 from proximo.training.rl.grading import graded
-from proximo.types import Problem, Request, Rollout
+from proximo.types import Grade, Problem, Request, Rollout
 
 SINGLE_TURN = SingleTurn()
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Completions of held-out problems, graded."""
+
+    problems: list[Problem]
+    greedy: list[Rollout]
+    """The greedy completion of each problem."""
+    sampled: list[tuple[Rollout, ...]]
+    """Completions of each problem at the sampling temperature; empty if none were requested."""
 
 
 def evaluate(
@@ -35,53 +46,77 @@ def evaluate(
 
     `version` is the number of updates that the sampled weights have seen.
     """
+    found = answers(task, sampler, tokenizer, sampling, options, seed, environment=environment, version=version)
+    answered = [
+        Answered(problem, rollout.completion, rollout.grade)
+        for problem, rollout in zip(found.problems, found.greedy, strict=True)
+    ]
+    return summarised(found), answered
+
+
+def answers(
+    task: Task,
+    sampler: Sampler,
+    tokenizer: PreTrainedTokenizerBase,
+    sampling: SamplingOptions,
+    options: EvaluationOptions,
+    seed: int,
+    *,
+    environment: Environment = SINGLE_TURN,
+    version: int = 0,
+    split: Split = "held_out",
+) -> Answers:
+    """Sample and grade completions of the first problems of a split, as `evaluate` does."""
     # Step −1 belongs to no training step, so evaluation shares no random number with it.
     ask = Ask(sampler, tokenizer, sampling, seed=seed, step=-1, version=version)
-    size = task.size("held_out")
+    size = task.size(split)
     if size == 0:
-        raise ValueError("task.held_out leaves no problem to evaluate on: keep some")
+        raise ValueError(f"task.{split} leaves no problem to evaluate on: keep some")
     # Each problem counts once, even if more are requested than there are.
     number = options.problems if size is None else min(options.problems, size)
-    problems = [task.problem(index, "held_out", seed) for index in range(number)]
+    problems = [task.problem(index, split, seed) for index in range(number)]
     greedy = _answers(task, environment, replace(ask, options=replace(sampling, temperature=0.0)), problems, 1)
-    answered = [
-        Answered(problem, said.completion, said.grade) for problem, (said,) in zip(problems, greedy, strict=True)
-    ]
-    sources = dict.fromkeys(problem.source for problem in problems)
+    sampled = _answers(task, environment, ask, problems, options.samples) if options.samples else []
+    return Answers(problems, [rollout for (rollout,) in greedy], sampled)
+
+
+def summarised(found: Answers) -> Evaluation:
+    """Accuracy, rewards and intervals of graded completions."""
+    grades = [rollout.grade for rollout in found.greedy]
+    sources = [problem.source for problem in found.problems]
+    names = dict.fromkeys(sources)
     result = Evaluation(
-        **_shares(answered),
-        reward=known_mean(answer.grade.reward for answer in answered),
+        **_shares(grades),
+        reward=known_mean(grade.reward for grade in grades),
         parts={
-            name: known_mean(answer.grade.parts.get(name, math.nan) for answer in answered)
-            for name in dict.fromkeys(name for answer in answered for name in answer.grade.parts)
+            name: known_mean(grade.parts.get(name, math.nan) for grade in grades)
+            for name in dict.fromkeys(name for grade in grades for name in grade.parts)
         },
         sources={
-            name: _shares([answer for answer in answered if answer.problem.source == name])
-            for name in sources
-            if len(sources) > 1
+            name: _shares([grade for grade, source in zip(grades, sources, strict=True) if source == name])
+            for name in names
+            if len(names) > 1
         },
     )
-    if options.samples:
-        result = _with_samples(result, _answers(task, environment, ask, problems, options.samples), options.samples)
-    return result, answered
+    return _with_samples(result, found.sampled) if found.sampled else result
 
 
-def _shares(answered: Sequence[Answered]) -> dict[str, Any]:
+def _shares(grades: Sequence[Grade]) -> dict[str, Any]:
     """Accuracy with its interval, mean outcome and counts."""
-    scored = [answer.outcome for answer in answered if not math.isnan(answer.outcome)]
+    scored = [grade.outcome for grade in grades if not math.isnan(grade.outcome)]
     right = sum(outcome >= 1 for outcome in scored)
     low, high = wilson(right, len(scored))
     return {
         "accuracy": right / len(scored) if scored else math.nan,
         "low": low,
         "high": high,
-        "problems": len(answered),
-        "unscored": len(answered) - len(scored),
+        "problems": len(grades),
+        "unscored": len(grades) - len(scored),
         "outcome": known_mean(scored),
     }
 
 
-def _with_samples(result: Evaluation, drawn: list[tuple[Rollout, ...]], samples: int) -> Evaluation:
+def _with_samples(result: Evaluation, drawn: list[tuple[Rollout, ...]]) -> Evaluation:
     """Add mean@k and pass@k of completions sampled at the sampling temperature."""
     outcomes = [[rollout.grade.outcome for rollout in siblings] for siblings in drawn]
     known = [[outcome >= 1 for outcome in siblings if not math.isnan(outcome)] for siblings in outcomes]
@@ -91,7 +126,7 @@ def _with_samples(result: Evaluation, drawn: list[tuple[Rollout, ...]], samples:
     pass_low, pass_high = wilson(solved, len(shares))
     return replace(
         result,
-        k=samples,
+        k=len(drawn[0]),
         mean_at_k=known_mean(means),
         mean_half_width=half_width(means),
         pass_at_k=solved / len(shares) if shares else math.nan,

@@ -1,0 +1,1 @@
+"""Results of evaluations: several models next to each other, pass@k, files of completions, adapters to other tools."""

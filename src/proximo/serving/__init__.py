@@ -1,0 +1,1 @@
+"""An OpenAI-compatible endpoint and a chat page for one model."""

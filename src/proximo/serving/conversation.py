@@ -1,0 +1,61 @@
+"""A conversation that keeps the tokens of its replies exactly as they were sampled."""
+
+from transformers import PreTrainedTokenizerBase
+
+from proximo.models import prompt_tokens
+from proximo.models.tokens.tokenizing import ReplyReader, asked_text, reply_tokens
+from proximo.types import Completion, Message
+
+
+class Conversation:
+    """The prompt of each turn continues that of the turn before, token by token.
+
+    Encoding all of the text again could split a reply into other tokens than those that the model wrote. Where a chat
+    template does not repeat earlier turns as they were (some leave out a reply's thoughts), its own text counts.
+
+    Example: prompt = conversation.ask("Hello"); conversation.answer(completion)
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer, self._read = tokenizer, ReplyReader(tokenizer)
+        self.messages: list[Message] = []
+        self._prompt: tuple[int, ...] = ()
+        """The last prompt."""
+        self._asked = ""
+        """The same as the chat template writes it."""
+        self._known: list[tuple[tuple[int, ...], str]] = []
+        """The last prompt with its reply, as tokens and as the text that the template has to begin with."""
+
+    def ask(self, text: str) -> tuple[int, ...]:
+        """Add a user's message; the prompt of the reply. ValueError if the template refuses it, with nothing added."""
+        messages = [*self.messages, {"role": "user", "content": text}]
+        asked = asked_text(self._tokenizer, messages)
+        prompt = prompt_tokens(self._tokenizer, messages)
+        for tokens, before in self._known:
+            if asked.startswith(before):
+                prompt = (*tokens, *reply_tokens(self._tokenizer, before, asked.removeprefix(before)))
+                break
+        self.messages, self._prompt, self._asked = messages, prompt, asked
+        return prompt
+
+    def answer(self, completion: Completion) -> None:
+        """Add the reply to the last message."""
+        self.messages = [*self.messages, {"role": "assistant", "content": completion.text}]
+        self._known = []
+        tokens, text = completion.tokens, self._asked + completion.text
+        if self._read(self._prompt, tokens) != completion.text:
+            return  # its tokens hold a stop string, too, which is no part of the message
+        if tokens and tokens[-1] in self._read.special:  # the end, which most templates write after a reply
+            end = self._tokenizer.decode([tokens[-1]])
+            assert isinstance(end, str)
+            self._known.append(((*self._prompt, *tokens), text + end))
+            tokens = tokens[:-1]
+        self._known.append(((*self._prompt, *tokens), text))
+
+    def take_back(self) -> None:
+        """Forget the last message, which got no reply."""
+        self.messages = self.messages[:-1]
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.messages, self._known = [], []

@@ -1,0 +1,185 @@
+"""Decodes the completions that clients wait for, as many at once as there are slots, on a thread of its own.
+
+Completions are decoded in slices of `SLICE` tokens. After each slice those that are not finished go to the end of the
+queue, so that new requests need not wait until long ones are done. A batch holds completions that are drawn in the same
+way (temperature, top-p, top-k, min-p). Each slice reads the text so far again, which is fast compared to sampling it.
+Slices end at the same places whatever else is decoded, so that a seed gives the same random numbers under any load.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from proximo.models.positions import reach_of
+from proximo.models.tokens.tokenizing import ReplyReader
+from proximo.samplers.drawing import turn_key
+from proximo.samplers.embedded import local_sampler
+from proximo.samplers.partial import PartialCompletion, end_tokens
+from proximo.serving.jobs import Finish, Job, Piece
+from proximo.serving.logprobs import prompt_logprobs, token_logprobs
+from proximo.serving.text import TextStream
+from proximo.types import Completion, Request
+
+SLICE = 128
+"""Tokens of a completion that are decoded before others have their turn."""
+STOPPING = "the server is stopping"
+
+
+class Engine:
+    """Completes jobs with one model; `close` ends it.
+
+    Example:
+        engine = Engine(model, tokenizer)
+        engine.submit(Job(asked, print))
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, slots: int = 128, slice_tokens: int = SLICE
+    ) -> None:
+        self.tokenizer = tokenizer
+        reach = reach_of(model.config)
+        self.context = None if reach is None else reach.tokens
+        """Most tokens of prompt and completion together; None: no limit."""
+        self._model, self._slots, self._slice = model, slots, slice_tokens
+        self._sampler = local_sampler(model, tokenizer, slots=slots)
+        self._read, self._ends = ReplyReader(tokenizer), end_tokens(model, tokenizer)
+        self._waiting: deque[Job] = deque()
+        self._streams: dict[Job, TextStream] = {}
+        """Text of each unfinished job."""
+        self._changed, self._closed = threading.Condition(), False
+        self._thread = threading.Thread(target=self._run, name="proximo-serve", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Number of jobs that are in no batch now."""
+        return len(self._waiting)
+
+    def submit(self, *jobs: Job) -> None:
+        """Queue jobs; their pieces are delivered from the engine's thread."""
+        with self._changed:
+            for job in jobs:
+                self._streams[job] = TextStream(self._read, job.asked.prompt, job.asked.stop)
+            self._waiting.extend(jobs)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End all jobs with an error, and wait for the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(timeout=60)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._waiting)
+                batch = list(self._waiting) if self._closed else next_batch(self._waiting, self._slots, self._room)
+                for job in batch:
+                    self._waiting.remove(job)
+            if self._closed:
+                self._fail(batch, STOPPING)
+                return
+            try:
+                unfinished = self._decode(batch)
+            except Exception as error:  # of this batch alone: others are served
+                self._fail([job for job in batch if job in self._streams], str(error) or type(error).__name__)
+                continue
+            with self._changed:
+                self._waiting.extend(unfinished)
+
+    def _room(self, job: Job) -> tuple[int, int]:
+        """Tokens of the job's next slice, and the longest slice that its context has room for."""
+        free = self._slice if self.context is None else self.context - len(job.asked.prompt) - len(job.tokens)
+        return min(self._slice, job.left), min(self._slice, free)
+
+    def _decode(self, batch: Sequence[Job]) -> list[Job]:
+        """One slice of each job; those that are not finished."""
+        for job in batch:
+            if job.slices == 0 and job.asked.prompt_logprobs:
+                job.deliver(Piece(logprobs=prompt_logprobs(self._model, job.asked.prompt, job.asked.top or 0)))
+        jobs = [job for job in batch if job.asked.max_tokens and not job.cancelled]
+        for job in batch:
+            if job not in jobs:
+                self._finish(job, "length")
+        if not jobs:
+            return []
+        requests = [_request(job) for job in jobs]
+        options = replace(jobs[0].asked.options, max_tokens=min(self._room(job)[1] for job in jobs), stop=())
+        names = {(turn_key(job.asked.key, job.slices), job.asked.sample): job for job in jobs}
+
+        def heard(partial: PartialCompletion) -> bool:
+            job = names[partial.key, partial.sample]
+            self._take(job, partial.tokens[-1])
+            return not (self._closed or job.cancelled or job.finish)
+
+        unfinished = []
+        for number, (completion,) in self._sampler.stream(requests, options, seed=0, step=0, listener=heard):
+            if not self._end_slice(jobs[number], completion, len(requests[number].prompt_tokens)):
+                unfinished.append(jobs[number])
+        return unfinished
+
+    def _take(self, job: Job, token: int) -> None:
+        """A new token of a job, which may be its last."""
+        stream = self._streams[job]
+        job.tokens.append(token)
+        stream.add(token)
+        if token in self._ends or token in job.asked.end_tokens or stream.stopped:
+            job.finish = "stop"
+        elif job.left == 0:
+            job.finish = "length"
+        elif job.asked.top is None and (text := stream.take()):  # log-probs, and the text with them, come at the end
+            job.deliver(Piece(text))
+
+    def _end_slice(self, job: Job, completion: Completion, start: int) -> bool:
+        """Whether the job is finished. `start` is the number of tokens that the slice began with."""
+        known = len(job.asked.prompt) + len(job.tokens) - start
+        for token in completion.tokens[known:]:  # the last one ends the slice, and was not heard
+            self._take(job, token)
+        job.slices += 1
+        if self._closed:
+            self._fail([job], STOPPING)
+            return True
+        if job.asked.top is not None:
+            whole = (*job.asked.prompt, *job.tokens)
+            [found] = token_logprobs(self._model, [(whole[:start], whole[start:])], job.asked.top)
+            job.deliver(Piece(self._streams[job].take(), found))
+        if job.cancelled or job.finish is not None:
+            self._finish(job, job.finish or "length")
+            return True
+        return False
+
+    def _finish(self, job: Job, finish: Finish) -> None:
+        job.deliver(Piece(self._streams.pop(job).take(end=True), finish=finish))
+
+    def _fail(self, jobs: Sequence[Job], why: str) -> None:
+        for job in jobs:
+            self._streams.pop(job, None)
+            job.deliver(Piece(error=why))
+
+
+def _request(job: Job) -> Request:
+    return Request(
+        job.asked.key, (*job.asked.prompt, *job.tokens), num_samples=1, turn=job.slices, first_sample=job.asked.sample
+    )
+
+
+def next_batch(waiting: Sequence[Job], slots: int, room: Callable[[Job], tuple[int, int]]) -> list[Job]:
+    """The first job, and others that can be decoded together with it: drawn alike, with random numbers of their own,
+    and with room for as many tokens as each needs in this slice."""
+    first, *_ = waiting
+    batch, names, needed, free = [], set(), 0, room(first)[1]
+    for job in waiting:
+        if job.asked.options != first.asked.options or job.name in names:
+            continue
+        needs, fits = room(job)
+        if max(needed, needs) <= min(free, fits):
+            batch.append(job)
+            names.add(job.name)
+            needed, free = max(needed, needs), min(free, fits)
+        if len(batch) == slots:
+            break
+    return batch

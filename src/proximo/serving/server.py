@@ -1,0 +1,243 @@
+"""The server: OpenAI's endpoints for one model, and a page to chat with it."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from proximo.insight import charts
+from proximo.insight.view.connections import HEADER_SECONDS, bounded
+from proximo.models.tokens.spelling import Spelling
+from proximo.serving.asking import Question, chat_question, text_question
+from proximo.serving.engine import Engine
+from proximo.serving.guarding import Guard
+from proximo.serving.jobs import Asked, Job, Piece
+from proximo.serving.refusals import Refusal
+from proximo.serving.replies import Choice, Replies
+
+STATIC = Path(__file__).parent / "static"
+STYLE = Path(charts.__file__).parent / "style.css"
+"""Style sheet that the other pages use, too."""
+KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+MAX_BODY = 4 << 20
+"""Most bytes of a request."""
+BODY_SECONDS = 30.0
+"""Seconds for the body of a request to arrive."""
+MAX_WAITING = 512
+"""Most completions that wait for a slot; further requests are refused."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """One model behind OpenAI's endpoints."""
+
+    engine: Engine
+    model: str
+    """Name that clients give."""
+    max_tokens: int
+    """Length limit of a message whose request names none."""
+    spelling: Spelling
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        card = {"id": self.model, "object": "model", "created": 0, "owned_by": "proximo"}
+        card["chat"] = self.engine.tokenizer.chat_template is not None  # for the page
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        question = chat_question(await _body(request), self.engine, self.model, self.max_tokens)
+        return await self._answer(request, question)
+
+    async def text(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        return await self._answer(request, text_question(await _body(request), self.engine, self.model))
+
+    async def _answer(self, request: Request, question: Question) -> Response:
+        if self.engine.waiting + len(question.asked) > MAX_WAITING:
+            raise Refusal(f"{self.engine.waiting} completions are waiting already: try again later", status=429)
+        delivery = Delivery(question.asked)
+        self.engine.submit(*delivery.jobs)
+        replies = Replies(question, self.model, self.spelling)
+        if question.stream:
+            return StreamingResponse(_events(delivery, replies), media_type="text/event-stream")
+        return await _unless_gone(request, delivery, replies)
+
+
+class Delivery:
+    """The pieces of a request's completions, from the engine's thread to the server's loop."""
+
+    def __init__(self, asked: tuple[Asked, ...]) -> None:
+        self._queue: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self.jobs = [Job(each, self._deliverer(number)) for number, each in enumerate(asked)]
+
+    def _deliverer(self, number: int) -> Callable[[Piece], None]:
+        def deliver(piece: Piece) -> None:
+            with suppress(RuntimeError):  # the server has ended, and nobody waits
+                self._loop.call_soon_threadsafe(self._queue.put_nowait, (number, piece))
+
+        return deliver
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        """The number of a completion and a piece of it, as they come; Refusal where one failed. However this ends,
+        completions that are not finished are given up."""
+        left = len(self.jobs)
+        try:
+            while left:
+                number, piece = await self._queue.get()
+                if piece.error is not None:
+                    raise Refusal(piece.error, status=500)
+                left -= piece.finish is not None
+                yield number, piece
+        finally:
+            for job in self.jobs:
+                job.cancelled = True
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(job.tokens) for job in self.jobs)
+
+
+async def _unless_gone(request: Request, delivery: Delivery, replies: Replies) -> Response:
+    """The whole answer; nothing is computed any more for a client that has gone."""
+    answer = asyncio.ensure_future(_whole(delivery, replies))
+    gone = asyncio.ensure_future(request.receive())  # the body is read, so all that can come is the end
+    done, waiting = await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+    for each in waiting:
+        each.cancel()
+        with suppress(asyncio.CancelledError):
+            await each
+    return await answer if answer in done else Response(status_code=499)
+
+
+async def _whole(delivery: Delivery, replies: Replies) -> Response:
+    choices = [Choice() for _ in delivery.jobs]
+    async for number, piece in delivery.pieces():
+        choice = choices[number]
+        choice.text += piece.text
+        choice.logprobs += piece.logprobs
+        choice.finish = piece.finish
+    return JSONResponse(replies.whole(choices, delivery.tokens))
+
+
+async def _events(delivery: Delivery, replies: Replies) -> AsyncIterator[str]:
+    """Server-sent events, as OpenAI's clients read them."""
+    try:
+        if replies.question.is_chat:
+            for number in range(len(delivery.jobs)):
+                yield _event(replies.first(number))
+        async for number, piece in delivery.pieces():
+            if piece.text or piece.logprobs:
+                yield _event(replies.part(number, piece.text, piece.logprobs, None))
+            if piece.finish is not None:
+                yield _event(replies.part(number, "", (), piece.finish))
+        if replies.question.with_usage:
+            yield _event(replies.end(delivery.tokens))
+    except Refusal as refusal:
+        yield _event(refusal.body)
+    yield "data: [DONE]\n\n"
+
+
+def _event(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value)}\n\n"
+
+
+async def _body(request: Request) -> object:
+    """A request's JSON; its size and the time it takes are limited."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refusal(f"content-type is {kind!r}: send application/json", status=415)
+    data = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                data += part
+                if len(data) > MAX_BODY:
+                    raise Refusal(f"the request has more than {MAX_BODY >> 20} MiB: send less", status=413)
+    except TimeoutError:
+        raise Refusal(f"the request did not arrive within {BODY_SECONDS:g} s: send it again", status=408) from None
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(f"the request is not JSON: {error}") from None
+
+
+def application(engine: Engine, *, model: str, port: int, token: str | None, max_tokens: int) -> ASGIApp:
+    """The application that serves one model at a port."""
+    service = Service(engine, model, max_tokens, Spelling(engine.tokenizer))
+    files = {f"/{path.name}": (path.read_bytes(), KINDS[path.suffix]) for path in (STYLE, *STATIC.iterdir())}
+    files["/"] = files.pop("/index.html")
+
+    async def file(request: Request) -> Response:
+        content, kind = files[request.scope["path"]]
+        return Response(content, media_type=kind)
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, Refusal)
+        return JSONResponse(error.body, error.status)
+
+    async def missing(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        what = f"{request.method} {request.url.path}: this server has no such address"
+        return JSONResponse(Refusal(what, status=error.status_code).body, error.status_code)
+
+    routes = [
+        Route("/v1/models", service.models),
+        Route("/v1/chat/completions", service.chat, methods=["POST"]),
+        Route("/v1/completions", service.text, methods=["POST"]),
+        *(Route(path, file) for path in files),
+    ]
+    inner = Starlette(routes=routes, exception_handlers={Refusal: refused, HTTPException: missing})
+    inner.router.redirect_slashes = False
+    return Guard(inner, port=port, token=token, open_paths=files)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free port. OSError if it is not available."""
+    [(family, kind, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    made = socket.socket(family, kind)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen(2048)  # now, so that a second server does not take the port while the model is loaded
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def is_loopback(made: socket.socket) -> bool:
+    """Whether only this machine reaches the socket."""
+    host = made.getsockname()[0]
+    return host == "::1" or host.startswith("127.")
+
+
+def server(app: ASGIApp, *, header_seconds: float = HEADER_SECONDS) -> uvicorn.Server:
+    """The server; `run(sockets=[...])` serves until interrupted. Proxy headers are ignored."""
+    config = uvicorn.Config(
+        app,
+        log_level="critical",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        http=bounded(header_seconds),
+        loop="asyncio",
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=1024,
+        timeout_graceful_shutdown=2,
+    )
+    return uvicorn.Server(config)
