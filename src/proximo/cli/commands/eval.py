@@ -60,7 +60,7 @@ def _config(names: list[str], arguments: list[str]) -> EvalConfig:
         elif its.task != own.task:
             say(f"{name} was trained on another task ({type(its.task).__name__}): it is asked the same as the others")
     return changed(
-        _on_given(own, names[0], arguments),
+        _on_given(own, names[0] if names else "", arguments),
         arguments,
         prog="proximo eval",
         usage="MODEL ... [--checkpoints STEPS] [--data DATA] [--out FILE] [--json]",
