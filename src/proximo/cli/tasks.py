@@ -11,6 +11,6 @@ def run(arguments: list[str]) -> int:
         problem = task.problem(0, "train", 0)
         print(f"{type(task).__name__:<11} {problem.prompt!r} → {task.reference(problem)!r}")
     print('Gym         any reasoning-gym task by its name: task.type = "Gym", task.name = "chain_sum"')
-    print('File        JSONL or Parquet with a prompt and an answer column: task.type = "File", task.path = "…"')
+    print('File        data with a prompt and an answer column: --data PATH, or task.type = "File", task.path = "…"')
     print('Code        the same with tests, for answers that are programs: task.type = "Code", task.path = "…"')
     return 0
