@@ -27,6 +27,7 @@ CACHES = {
     "models/loading.py:warn_of_fallback": "a warning is shown once in a process",
     "models/logprobs.py:_compiled_passes": COMPILED,
     "models/shipped.py:_known_complaints": FILE,
+    "planning/cards.py:_measured": "the limits of this machine, measured once",
     "samplers/embedded/captured.py:_compiled_joined": COMPILED,
     "samplers/embedded/captured.py:_compiled_layer": COMPILED,
     "samplers/embedded/captured.py:compiled_draw": COMPILED,
@@ -49,6 +50,7 @@ OBJECTS = {
     "models/torch_globals.py:_IN_USE": "a lock around what torch itself has once in a process",
     "outside.py:_loading": "a lock around Python's own table of modules",
     "rewards/grading.py:_CURRENT": "a context variable: each thread has its own value",
+    "rewards/worker.py:calling": "a module of this package, in a reward function's own process",
     "sandbox/kernel.py:_libc": "the C library",
 }
 CALLS = {
@@ -73,8 +75,10 @@ IMMUTABLE = {
     "TypeVar",
     "compile",
     "fields",
+    "get_args",
     "next",
     "replace",
+    "schema",
     "tuple",
     "frozenset",
     "object",

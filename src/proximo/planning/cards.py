@@ -102,7 +102,9 @@ def chosen_card(name: str | None, *numbers: float | None) -> Card:
     return replace(card(name or HERE), **given)
 
 
-_measured = cache(machine_of)
+@cache
+def _measured(device: str) -> Machine:
+    return machine_of(device)
 """The speeds of this machine's devices, which stay what they are."""
 
 
