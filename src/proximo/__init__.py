@@ -21,6 +21,7 @@ Plan
 Look
     open_run(path)              metrics, rollouts, events, findings, charts and the lens of a run
     evaluate(model, task)       held-out accuracy with its interval
+    track(run, to)              send a run to wandb, trackio, tensorboard or mlflow
 
 Configs
     RunConfig                   a run; TrainingOptions, SamplingOptions, EvaluationOptions, CheckpointOptions,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from proximo.maths.objective import policy_loss
     from proximo.models.adapters.lora import Lora
     from proximo.samplers import SamplingOptions
+    from proximo.tracking.sending import Sent, track
     from proximo.training.config import (
         CheckpointOptions,
         EvaluationOptions,
@@ -96,6 +98,7 @@ __all__ = [
     "RunConfig",
     "RunResult",
     "SamplingOptions",
+    "Sent",
     "SftConfig",
     "Stats",
     "TrainingOptions",
@@ -116,6 +119,7 @@ __all__ = [
     "rewards",
     "sft",
     "tasks",
+    "track",
     "train",
 ]
 
@@ -136,6 +140,7 @@ _WHERE = {
     "maths.objective": ("policy_loss",),
     "models.adapters.lora": ("Lora",),
     "samplers": ("SamplingOptions",),
+    "tracking.sending": ("Sent", "track"),
     "training.config": ("CheckpointOptions", "EvaluationOptions", "RunConfig", "TrainingOptions", "ValueOptions"),
     "training.offline.dpo": ("DpoConfig",),
     "training.offline.fitting": ("FitOptions", "Fitted"),

@@ -45,6 +45,8 @@ Train language models by reinforcement learning, and see what each update did.
                        train algorithms or configs with several seeds and an equal budget; report what is noise
   proximo doctor [RUN]
                        diagnose a run and say what to do first; without RUN, check this installation
+  proximo track RUN --to wandb|trackio|tensorboard|mlflow|FILE.py:NAME ...
+                       send a run to experiment trackers; train --track does it while the run runs
   proximo report RUN [--out FILE.html] [--load-code]
                        write one self-contained HTML page: curves, completions, findings, how to repeat the run
   proximo bench TABLE [--only ROW ...] [--steps N] [--peers SETTING ... | none] [--ablate]
@@ -79,6 +81,8 @@ examples:
 
 STAGES = ("sft", "reward-model", "dpo")
 """Commands that train on files."""
+RESULTS = ("track",)
+"""Commands on what a run has written."""
 COMMANDS = (
     "train",
     "eval",
@@ -93,6 +97,7 @@ COMMANDS = (
     "compare",
     "doctor",
     "report",
+    *RESULTS,
     "bench",
     "tasks",
     "explain",
@@ -165,4 +170,5 @@ def _run(command: str, arguments: list[str]) -> int:
         from proximo.bench import running
 
         return running.main(arguments, prog="proximo bench")
-    return import_module(f"proximo.cli.commands.{command}").run(arguments)
+    room = "results" if command in RESULTS else "commands"
+    return import_module(f"proximo.cli.{room}.{command}").run(arguments)

@@ -209,6 +209,21 @@ def take(arguments: list[str], flag: str) -> str | None:
     return None
 
 
+def take_several(arguments: list[str], flag: str) -> list[str]:
+    """The values of a flag of our own that takes one or more, removed from the arguments; empty where it is not
+    given."""
+    if flag not in arguments:
+        return []
+    start = arguments.index(flag)
+    later = (place for place in range(start + 1, len(arguments)) if arguments[place].startswith("-"))
+    end = next(later, len(arguments))
+    values = arguments[start + 1 : end]
+    if not values:
+        refuse(f"{flag} needs a value")
+    del arguments[start:end]
+    return values
+
+
 def take_switch(arguments: list[str], flag: str) -> bool:
     """Whether a switch of our own is given; removed from the arguments."""
     given = flag in arguments

@@ -13,6 +13,8 @@ from proximo.door.telling import Say, keep_quiet, say
 from proximo.models import load_tokenizer
 from proximo.models.compiling import compiles
 from proximo.models.shipped import resolve
+from proximo.tracking.named import check_names
+from proximo.tracking.starting import tracked
 from proximo.training.config import RunConfig
 from proximo.training.outside_errors import naming_failures
 from proximo.training.preflight.prompts import check_prompts
@@ -38,6 +40,7 @@ def train(
     resume: bool = True,
     allow_change: Sequence[str] = (),
     accept_lost_rows: bool = False,
+    track: Sequence[str] = (),
     quiet: bool = False,
 ) -> RunResult:
     """Train a model by reinforcement learning; what `proximo train` does.
@@ -56,6 +59,8 @@ def train(
     resume            False: refuse a folder that is not empty
     allow_change      fields that may differ from how the run in the folder began, such as ["steps"]
     accept_lost_rows  resume although metrics.jsonl or ledger.jsonl has lost rows
+    track             trackers that get the run while it runs: "wandb", "trackio", "tensorboard", "mlflow", or
+                      "file.py:Name", a class of your own. Separate processes send what the run folder has
     quiet             no lines of progress on stderr
 
     Ctrl-C saves the run and raises KeyboardInterrupt. ValueError says in one line what cannot be run, before a model
@@ -69,6 +74,7 @@ def train(
     refuse_kind("config", config, RunConfig, CONFIG)
     config = with_rewards(with_values(config), rewards)
     refuse_values(config)
+    check_names(track)
     tell = keep_quiet if quiet else say
     watched = Watched(Silent() if quiet else Lines(), on_step or (lambda step, metrics: None))
     taking = attempted(
@@ -80,7 +86,8 @@ def train(
         algorithm=explain.named(config.algorithm),
     )
     with as_found(), taking as attempt:
-        return trained(config, attempt, watched, tell, more="steps" in allow_change, ends=lambda: watched.ended)
+        more = "steps" in allow_change
+        return trained(config, attempt, watched, tell, more=more, ends=lambda: watched.ended, track=track)
 
 
 def with_values(config: RunConfig) -> RunConfig:
@@ -96,6 +103,7 @@ def trained(
     *,
     more: bool = False,
     ends: Callable[[], bool] = lambda: False,
+    track: Sequence[str] = (),
 ) -> RunResult:
     """The rest of a run whose folder is taken; of a finished one its result. `more`: one that was ended before its
     last step does the others."""
@@ -104,14 +112,15 @@ def trained(
     attempt.result = None
     suit_attempt(attempt, config.model, config.device, say)
     refuse_fewer_steps(config, attempt.resume_from)
-    try:
-        with naming_failures(config):
-            run = Run(config, attempt.folder, progress)
-            if compiles(run.model):
-                say(COMPILING)
-            return loop.train(run, attempt, ends=ends)
-    finally:
-        progress.stop()
+    with tracked(attempt.folder, track, say):
+        try:
+            with naming_failures(config):
+                run = Run(config, attempt.folder, progress)
+                if compiles(run.model):
+                    say(COMPILING)
+                return loop.train(run, attempt, ends=ends)
+        finally:
+            progress.stop()
 
 
 def _has_steps_left(config: RunConfig, attempt: Attempt) -> bool:
