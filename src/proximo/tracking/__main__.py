@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event
 
 from proximo.storage.locks import FolderLock, Locked
-from proximo.tracking.lifetime import arm, end_of_run, yield_processor
+from proximo.tracking.lifetime import LOG, arm, end_of_run, yield_processor
 from proximo.tracking.named import folder_name, tracker_class
 from proximo.tracking.sending import Sender
 from proximo.tracking.source import Source
@@ -17,17 +17,16 @@ from proximo.training.runfolder.files import TRACKING
 
 POLL, MAX_WAIT = 2.0, 60.0
 """Seconds between two looks at the folder, and at most between two tries of a tracker that fails."""
-LOG = "log.txt"
 
 
 def main(run: Path, name: str) -> int:
-    """Exit status: 0 when everything was sent; 1 when the run wrote no folder, or the tracker failed to the end."""
+    """Exit status: 0 when everything was sent, or the run wrote no folder."""
     yield_processor()
     arm()
     over = end_of_run()
     while not Source(run).is_run:  # a run that is refused leaves no folder, and none is made here
         if over.is_set():
-            return 1
+            return 0
         over.wait(POLL)
     place = run / TRACKING / folder_name(name)
     place.mkdir(parents=True, exist_ok=True)

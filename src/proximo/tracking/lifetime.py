@@ -6,6 +6,8 @@ import sys
 import threading
 from contextlib import suppress
 
+LOG = "log.txt"
+"""What a tracker prints, in its folder."""
 DRAIN = 60.0
 """Seconds after the end of the run in which the rest is sent; then the process ends, whatever it is doing."""
 STUCK = 900.0

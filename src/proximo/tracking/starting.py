@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from proximo.tracking.lifetime import LOG
 from proximo.tracking.named import folder_name
 from proximo.training.runfolder.files import TRACKING
 
@@ -27,7 +28,12 @@ def tracked(run: Path, names: Sequence[str], say: Callable[[str], None]) -> Iter
         for process in (*processes.values(), *readings):
             assert process.stdin is not None
             process.stdin.close()
-        _wait(run, processes, say)
+        end = time.monotonic() + PATIENCE
+        for name, process in processes.items():
+            _wait(run, name, process, end, say)
+        for process in readings:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(end - time.monotonic(), 0))
 
 
 def _started(run: Path, names: Sequence[str], say: Callable[[str], None]) -> Iterator[tuple[str, Process]]:
@@ -53,17 +59,16 @@ def _process(module: str, *arguments: str) -> Iterator[Process]:
         )
 
 
-def _wait(run: Path, processes: dict[str, Process], say: Callable[[str], None]) -> None:
-    end = time.monotonic() + PATIENCE
-    for name, process in processes.items():
-        try:
-            status = process.wait(max(end - time.monotonic(), 0))
-        except subprocess.TimeoutExpired:
-            say(f"tracker {name} is still sending, for a minute at most; if it does not finish, {_remedy(run, name)}")
-            continue
-        if status:
-            where = run / TRACKING / folder_name(name) / "log.txt"
-            say(f"warning: tracker {name} did not send everything (see {where}); {_remedy(run, name)}")
+def _wait(run: Path, name: str, process: Process, end: float, say: Callable[[str], None]) -> None:
+    """Until the process or the time ends; says what is left to do."""
+    try:
+        status = process.wait(max(end - time.monotonic(), 0))
+    except subprocess.TimeoutExpired:
+        say(f"tracker {name} is still sending, for a minute at most; if it does not finish, {_remedy(run, name)}")
+        return
+    if status:
+        where = run / TRACKING / folder_name(name) / LOG
+        say(f"warning: tracker {name} did not send everything (see {where}); {_remedy(run, name)}")
 
 
 def _remedy(run: Path, name: str) -> str:
