@@ -13,6 +13,7 @@ Train
     reward_model(data, run)     a model that scores, from ranked completions
     dpo(data, run)              learn from ranked completions directly
     merge(adapter, out)         write the whole model of a LoRA adapter
+    export(run, to, out)        write a model for other programs: folder, adapter, GGUF or the hub
     compare(configs, run=...)   configs times seeds on equal terms, and which differences are more than noise
 
 Plan
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from proximo.door.planning import plan
     from proximo.door.stages import dpo, reward_model, sft
     from proximo.door.training import train
+    from proximo.exporting.export import Exported, export
     from proximo.maths.crediting import advantages
     from proximo.maths.objective import policy_loss
     from proximo.models.adapters.lora import Lora
@@ -87,6 +89,7 @@ __all__ = [
     "DpoConfig",
     "Evaluation",
     "EvaluationOptions",
+    "Exported",
     "FitOptions",
     "Fitted",
     "Lora",
@@ -110,6 +113,7 @@ __all__ = [
     "compare",
     "dpo",
     "evaluate",
+    "export",
     "merge",
     "open_run",
     "plan",
@@ -136,6 +140,7 @@ _WHERE = {
     "door.planning": ("plan",),
     "door.stages": ("dpo", "reward_model", "sft"),
     "door.training": ("train",),
+    "exporting.export": ("Exported", "export"),
     "maths.crediting": ("advantages",),
     "maths.objective": ("policy_loss",),
     "models.adapters.lora": ("Lora",),

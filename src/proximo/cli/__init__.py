@@ -29,6 +29,8 @@ Train language models by reinforcement learning, and see what each update did.
                        train on ranked completions directly (DPO or IPO), without a reward model
   proximo merge ADAPTER OUT [--dtype float32|bfloat16]
                        write the whole model of a LoRA adapter: its base model with the adapter added to the weights
+  proximo export RUN|MODEL [--to folder|adapter|gguf:f32|gguf:f16|gguf:q8_0|hub] [--out PLACE] [--dtype DTYPE]
+                       write a model for transformers, vLLM, llama.cpp, peft or the hub, with a model card
   proximo pairs RUN --out PAIRS.jsonl [--steps A:B] [--by outcome|reward] [--old FILE --old-share X] [--seed N]
                        rank a run's completions: training data for reward-model or dpo
   proximo plan [PRESET | run.toml] [--model MODEL] [--algorithm NAME] [--gpu NAME] [--field VALUE ...]
@@ -81,7 +83,7 @@ examples:
 
 STAGES = ("sft", "reward-model", "dpo")
 """Commands that train on files."""
-RESULTS = ("track",)
+RESULTS = ("track", "export")
 """Commands on what a run has written."""
 COMMANDS = (
     "train",
