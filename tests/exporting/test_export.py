@@ -39,7 +39,7 @@ def runs(tmp_path_factory) -> Path:
 def answers(folder: str | Path) -> list[list[int]]:
     """Greedy tokens of the model as transformers loads it."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     asked = tokenizer(
         [f"{a:02}+{b:02}=" for a, b in ((12, 34), (70, 9), (55, 44), (8, 8), (61, 27), (33, 90))], return_tensors="pt"
     )

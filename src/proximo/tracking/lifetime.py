@@ -2,7 +2,6 @@
 
 import faulthandler
 import os
-import sys
 import threading
 from contextlib import suppress
 
@@ -41,4 +40,4 @@ def end_of_run() -> threading.Event:
 def arm() -> None:
     """Begin the time after which a stuck process is ended; from C, so that it also ends code that holds Python's
     lock."""
-    faulthandler.dump_traceback_later(STUCK, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(STUCK, exit=True, file=2)

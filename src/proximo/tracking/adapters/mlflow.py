@@ -4,12 +4,13 @@
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any, ClassVar
 
 from proximo.tracking.tracker import Completion, TrackedRun
 
-MAX_VALUE = 500
-"""Maximum characters of a parameter's value; servers refuse longer ones."""
+MAX_VALUE, MAX_PARAMS = 500, 100
+"""Maximum characters of a parameter's value, and parameters at a time: servers refuse more. config.json has all."""
 
 
 class MLflow:
@@ -18,29 +19,30 @@ class MLflow:
     needs: ClassVar[tuple[str, ...]] = ("mlflow", "sqlalchemy", "alembic")
 
     def open(self, run: TrackedRun, key: str | None) -> str:
-        from mlflow import MlflowClient
-        from mlflow.entities import Metric, Param
+        self._entities: Any = import_module("mlflow.entities")
+        beside, given = run.folder.parent, os.environ.get("MLFLOW_TRACKING_URI")
+        self._client: Any = import_module("mlflow").MlflowClient(given or f"sqlite:///{beside / 'mlflow.db'}")
+        self._key = key or self._created(run, None if given else (beside / "mlflow-artifacts").as_uri())
+        self._client.update_run(self._key, status="RUNNING")
+        return self._key
 
-        self._metric = Metric
-        beside = run.folder.parent
-        self._client: Any = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{beside / 'mlflow.db'}")
-        if key is None:
-            name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "proximo"
-            found = self._client.get_experiment_by_name(name)
-            local = None if os.environ.get("MLFLOW_TRACKING_URI") else (beside / "mlflow-artifacts").as_uri()
-            experiment = found.experiment_id if found else self._client.create_experiment(name, artifact_location=local)
-            key = self._client.create_run(experiment, run_name=run.name).info.run_id
-            settings = {**dict(_flat(run.config)), **dict(_flat({"proximo": run.facts}))}
-            params = [Param(name, str(value)[:MAX_VALUE]) for name, value in settings.items()]
-            self._client.log_batch(key, params=params[:100])
-            self._client.log_dict(key, {**run.config, "proximo": dict(run.facts)}, "config.json")
-        self._key = key
-        self._client.update_run(key, status="RUNNING")
+    def _created(self, run: TrackedRun, artifacts: str | None) -> str:
+        """A new run, with its settings."""
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "proximo"
+        found = self._client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found else self._client.create_experiment(name, artifact_location=artifacts)
+        key = self._client.create_run(experiment, run_name=run.name).info.run_id
+        settings = {**run.config, "proximo": dict(run.facts)}
+        params = [self._entities.Param(name, str(value)[:MAX_VALUE]) for name, value in _flat(settings)]
+        self._client.log_batch(key, params=params[:MAX_PARAMS])
+        self._client.log_dict(key, settings, "config.json")
         return key
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         now = int(1000 * time.time())
-        self._client.log_batch(self._key, [self._metric(name, value, now, step) for name, value in values.items()])
+        self._client.log_batch(
+            self._key, [self._entities.Metric(name, value, now, step) for name, value in values.items()]
+        )
 
     def event(self, step: int, severity: str, text: str) -> None:
         name = f"events/step-{step:06d}-{time.time_ns()}.json"

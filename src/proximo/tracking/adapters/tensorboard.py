@@ -3,9 +3,13 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any, ClassVar
 
 from proximo.tracking.tracker import Completion, TrackedRun
+
+MESSAGES = ("event", "summary", "tensor", "types")
+"""TensorBoard's protocol buffers."""
 
 
 class TensorBoard:
@@ -14,11 +18,10 @@ class TensorBoard:
     needs: ClassVar[tuple[str, ...]] = ("tensorboard",)
 
     def open(self, run: TrackedRun, key: str | None) -> str:
-        from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        self._event, self._summary, self._tensor, self._types = event_pb2, summary_pb2, tensor_pb2, types_pb2
-        self._writer: Any = EventFileWriter(str(run.place))
+        messages = (import_module(f"tensorboard.compat.proto.{each}_pb2") for each in MESSAGES)
+        self._event, self._summary, self._tensor, self._types = messages
+        writing = import_module("tensorboard.summary.writer.event_file_writer")
+        self._writer: Any = writing.EventFileWriter(str(run.place))
         if key is None:
             text = json.dumps({**run.config, "proximo": dict(run.facts)}, indent=2, default=str)
             self._text(0, "config", f"```\n{text}\n```")

@@ -3,6 +3,7 @@ to a Hugging Face Space."""
 
 import os
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -17,9 +18,7 @@ class Trackio:
     needs: ClassVar[tuple[str, ...]] = ("trackio",)
 
     def open(self, run: TrackedRun, key: str | None) -> str:
-        import trackio
-
-        self._trackio: Any = trackio
+        trackio = self._trackio = import_module("trackio")
         self._step = 0
         key = key or f"{run.name}-{uuid4().hex[:6]}"  # a run is known by its name, and folders may share one
         self._run: Any = trackio.init(

@@ -3,6 +3,7 @@
 import netrc
 import os
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -16,9 +17,7 @@ class Wandb:
     needs: ClassVar[tuple[str, ...]] = ("wandb",)
 
     def open(self, run: TrackedRun, key: str | None) -> str:
-        import wandb
-
-        self._wandb: Any = wandb
+        wandb = self._wandb = import_module("wandb")
         key = key or uuid4().hex[:12]
         mode = os.environ.get("WANDB_MODE") or ("online" if _is_logged_in() else "offline")
         self._run: Any = wandb.init(
