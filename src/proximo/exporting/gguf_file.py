@@ -21,6 +21,7 @@ ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen
 """Names in GGUF, which are transformers' model types, with the classes that they hold for."""
 BLOCK = 32
 """Numbers that share a scale in q8_0."""
+HEAD = "lm_head.weight"
 NEVER = "Ā Ā"
 """A merge of two zero bytes, which no text has: a list of merges must not be empty."""
 
@@ -120,7 +121,7 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """All weights. A head that is the embedding is left out, since llama.cpp takes the embedding then."""
     config: Any = model.config
     for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
+        if name == HEAD and config.tie_word_embeddings:
             continue
         if config.model_type == "llama" and (heads := _heads(name, config)) is not None:
             tensor = _interleaved(tensor, heads)
