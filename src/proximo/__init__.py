@@ -13,6 +13,7 @@ Train
     reward_model(data, run)     a model that scores, from ranked completions
     dpo(data, run)              learn from ranked completions directly
     merge(adapter, out)         write the whole model of a LoRA adapter
+    export(run, to, out)        write a model for other programs: folder, adapter, GGUF or the hub
     compare(configs, run=...)   configs times seeds on equal terms, and which differences are more than noise
 
 Plan
@@ -21,6 +22,7 @@ Plan
 Look
     open_run(path)              metrics, rollouts, events, findings, charts and the lens of a run
     evaluate(model, task)       held-out accuracy with its interval
+    track(run, to)              send a run to wandb, trackio, tensorboard or mlflow
 
 Configs
     RunConfig                   a run; TrainingOptions, SamplingOptions, EvaluationOptions, CheckpointOptions,
@@ -54,10 +56,12 @@ if TYPE_CHECKING:
     from proximo.door.planning import plan
     from proximo.door.stages import dpo, reward_model, sft
     from proximo.door.training import task_of, train
+    from proximo.exporting.export import Exported, export
     from proximo.maths.crediting import advantages
     from proximo.maths.objective import policy_loss
     from proximo.models.adapters.lora import Lora
     from proximo.samplers import SamplingOptions
+    from proximo.tracking.sending import Sent, track
     from proximo.training.config import (
         CheckpointOptions,
         EvaluationOptions,
@@ -86,6 +90,7 @@ __all__ = [
     "DpoConfig",
     "Evaluation",
     "EvaluationOptions",
+    "Exported",
     "FitOptions",
     "Fitted",
     "Lora",
@@ -97,6 +102,7 @@ __all__ = [
     "RunConfig",
     "RunResult",
     "SamplingOptions",
+    "Sent",
     "SftConfig",
     "Stats",
     "TrainingOptions",
@@ -108,6 +114,7 @@ __all__ = [
     "compare",
     "dpo",
     "evaluate",
+    "export",
     "merge",
     "open_run",
     "plan",
@@ -118,6 +125,7 @@ __all__ = [
     "sft",
     "task_of",
     "tasks",
+    "track",
     "train",
 ]
 
@@ -134,10 +142,12 @@ _WHERE = {
     "door.planning": ("plan",),
     "door.stages": ("dpo", "reward_model", "sft"),
     "door.training": ("task_of", "train"),
+    "exporting.export": ("Exported", "export"),
     "maths.crediting": ("advantages",),
     "maths.objective": ("policy_loss",),
     "models.adapters.lora": ("Lora",),
     "samplers": ("SamplingOptions",),
+    "tracking.sending": ("Sent", "track"),
     "training.config": ("CheckpointOptions", "EvaluationOptions", "RunConfig", "TrainingOptions", "ValueOptions"),
     "training.offline.dpo": ("DpoConfig",),
     "training.offline.fitting": ("FitOptions", "Fitted"),

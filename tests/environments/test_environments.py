@@ -137,7 +137,7 @@ class Breaking:
     def play(self, questions: Sequence[Question], ask: Ask) -> Any:
         return BROKEN[self.case][0](list(SingleTurn().play(questions, ask)))
 
-    def stream(self, requests: Sequence[Request], options: SamplingOptions, **draws: int) -> Any:
+    def stream(self, requests: Sequence[Request], options: SamplingOptions, **draws: Any) -> Any:
         assert self.sampler is not None
         return BROKEN[self.case][0](list(self.sampler.stream(requests, options, **draws)))
 

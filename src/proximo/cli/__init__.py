@@ -31,6 +31,8 @@ Train language models by reinforcement learning, and see what each update did.
                        train on ranked completions directly (DPO or IPO), without a reward model
   proximo merge ADAPTER OUT [--dtype float32|bfloat16]
                        write the whole model of a LoRA adapter: its base model with the adapter added to the weights
+  proximo export RUN|MODEL [--to folder|adapter|gguf:f32|gguf:f16|gguf:q8_0|hub] [--out PLACE] [--dtype DTYPE]
+                       write a model for transformers, vLLM, llama.cpp, peft or the hub, with a model card
   proximo pairs RUN --out PAIRS.jsonl [--steps A:B] [--by outcome|reward] [--old FILE --old-share X] [--seed N]
                        rank a run's completions: training data for reward-model or dpo
   proximo rate DATA --model MODEL --out FILE [--samples N] [--field VALUE ...]
@@ -51,6 +53,8 @@ Train language models by reinforcement learning, and see what each update did.
                        train algorithms or configs with several seeds and an equal budget; report what is noise
   proximo doctor [RUN]
                        diagnose a run and say what to do first; without RUN, check this installation
+  proximo track RUN --to wandb|trackio|tensorboard|mlflow|FILE.py:NAME ...
+                       send a run to experiment trackers; train --track does it while the run runs
   proximo report RUN [--out FILE.html] [--load-code]
                        write one self-contained HTML page: curves, completions, findings, how to repeat the run
   proximo bench TABLE [--only ROW ...] [--steps N] [--peers SETTING ... | none] [--ablate]
@@ -75,6 +79,8 @@ STAGES = ("sft", "reward-model", "dpo")
 """Commands that train on files."""
 OUTSIDE = ("init", "rate", "serve", "tasks")
 """Commands whose files are next to this one."""
+RESULTS = ("track", "export")
+"""Commands on what a run has written."""
 COMMANDS = (
     "train",
     "init",
@@ -92,6 +98,7 @@ COMMANDS = (
     "compare",
     "doctor",
     "report",
+    *RESULTS,
     "bench",
     "tasks",
     "explain",
@@ -172,4 +179,5 @@ def _run(command: str, arguments: list[str]) -> int:
         from proximo.bench import running
 
         return running.main(arguments, prog="proximo bench")
-    return import_module(f"proximo.cli.commands.{command}").run(arguments)
+    room = "results" if command in RESULTS else "commands"
+    return import_module(f"proximo.cli.{room}.{command}").run(arguments)

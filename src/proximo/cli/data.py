@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from proximo.cli.flags import as_flags, asks_for_help, refuse, say, take_switch
+from proximo.cli.flags import as_flags, asks_for_help, refuse, say, take_several, take_switch
 from proximo.models import load_tokenizer
 from proximo.models.shipped import resolve
 from proximo.rewards import ExactMatch
@@ -43,20 +43,6 @@ def take_task(
     _take_applied(arguments, APPLIED if isinstance(found.task, Mixture) else APPLIED[:1])
     # Stands for the reward that the flags name, and is replaced when they are read.
     return with_reward(found.task, ExactMatch()) if _peeked(arguments, "reward.type") else found.task
-
-
-def take_several(arguments: list[str], flag: str) -> list[str] | None:
-    """The values of a flag up to the next flag, removed from the arguments; None where it is not given."""
-    for position, argument in enumerate(arguments):
-        if argument == flag or argument.startswith(f"{flag}="):
-            first = [argument.removeprefix(f"{flag}=")] if argument != flag else []
-            rest = arguments[position + 1 :]
-            count = next((number for number, each in enumerate(rest) if each.startswith("-")), len(rest))
-            if not first and not count:
-                refuse(f"{flag} needs a value")
-            del arguments[position : position + 1 + count]
-            return first + rest[:count]
-    return None
 
 
 APPLIED = (

@@ -197,6 +197,20 @@ def take(arguments: list[str], flag: str) -> str | None:
     return None
 
 
+def take_several(arguments: list[str], flag: str) -> list[str] | None:
+    """The values of a flag up to the next flag, removed from the arguments; None where it is not given."""
+    for position, argument in enumerate(arguments):
+        if argument == flag or argument.startswith(f"{flag}="):
+            first = [argument.removeprefix(f"{flag}=")] if argument != flag else []
+            rest = arguments[position + 1 :]
+            count = next((number for number, each in enumerate(rest) if each.startswith("-")), len(rest))
+            if not first and not count:
+                refuse(f"{flag} needs a value")
+            del arguments[position : position + 1 + count]
+            return first + rest[:count]
+    return None
+
+
 def take_switch(arguments: list[str], flag: str) -> bool:
     """Whether a switch of our own is given; removed from the arguments."""
     given = flag in arguments

@@ -8,7 +8,7 @@ from proximo.cli.flags import refuse, say, take
 from proximo.door import folders
 from proximo.training.outside_errors import OutsideFailed
 from proximo.training.runfolder.checkpoints import CHECKPOINTS
-from proximo.training.runfolder.log import TRACEBACK
+from proximo.training.runfolder.files import TRACEBACK
 from proximo.training.runfolder.resume import Attempt
 from proximo.training.runfolder.signals import Stopped
 

@@ -27,7 +27,7 @@ from proximo.training.offline.fitting import Fitted
 from proximo.training.offline.reward_model import RewardModelConfig
 from proximo.training.offline.sft import SftConfig
 from proximo.training.rl.result import RunResult
-from proximo.training.runfolder.log import EVENTS, METRICS
+from proximo.training.runfolder.files import EVENTS, METRICS
 
 HELD_OUT = "held_out/"
 

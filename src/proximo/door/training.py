@@ -21,6 +21,8 @@ from proximo.tasks import TaskOptions
 from proximo.tasks.sources.mixture import with_reward
 from proximo.tasks.sources.opening import open_data
 from proximo.tasks.sources.recognising import Chosen
+from proximo.tracking.named import check_names
+from proximo.tracking.starting import tracked
 from proximo.training.config import RunConfig
 from proximo.training.outside_errors import naming_failures
 from proximo.training.preflight.prompts import check_prompts
@@ -50,6 +52,7 @@ def train(
     resume: bool = True,
     allow_change: Sequence[str] = (),
     accept_lost_rows: bool = False,
+    track: Sequence[str] = (),
     quiet: bool = False,
 ) -> RunResult:
     """Train a model by reinforcement learning; what `proximo train` does.
@@ -70,6 +73,8 @@ def train(
     resume            False: refuse a folder that is not empty
     allow_change      fields that may differ from how the run in the folder began, such as ["steps"]
     accept_lost_rows  resume although metrics.jsonl or ledger.jsonl has lost rows
+    track             trackers that get the run while it runs: "wandb", "trackio", "tensorboard", "mlflow", or
+                      "file.py:Name", a class of your own. Separate processes send what the run folder has
     quiet             no lines of progress on stderr
 
     Ctrl-C saves the run and raises KeyboardInterrupt. ValueError says in one line what cannot be run, before a model
@@ -87,6 +92,7 @@ def train(
         config = replace(config, task=task)
     config = with_rewards(with_values(config), rewards)
     refuse_values(config)
+    check_names(track)
     watched = Watched(Silent() if quiet else Lines(), on_step or (lambda step, metrics: None))
     taking = attempted(
         folder_for(run, explain.nearest(config.algorithm).name),
@@ -97,7 +103,8 @@ def train(
         algorithm=explain.named(config.algorithm),
     )
     with as_found(), taking as attempt:
-        return trained(config, attempt, watched, tell, more="steps" in allow_change, ends=lambda: watched.ended)
+        more = "steps" in allow_change
+        return trained(config, attempt, watched, tell, more=more, ends=lambda: watched.ended, track=track)
 
 
 def task_of(
@@ -164,6 +171,7 @@ def trained(
     more: bool = False,
     ends: Callable[[], bool] = lambda: False,
     opening: Sequence[str] = (),
+    track: Sequence[str] = (),
 ) -> RunResult:
     """The rest of a run whose folder is taken; of a finished one its result. `more`: one that was ended before its
     last step does the others. `opening`: lines to say when a new run is not refused and begins."""
@@ -172,16 +180,17 @@ def trained(
     attempt.result = None
     suit_attempt(attempt, config.model, config.device, say)
     refuse_fewer_steps(config, attempt.resume_from)
-    try:
-        with naming_failures(config):
-            run = Run(config, attempt.folder, progress)
-            for line in (*(opening if attempt.resume_from is None else ()), *run.grading.called()):
-                say(line)
-            if compiles(run.model):
-                say(COMPILING)
-            return loop.train(run, attempt, ends=ends)
-    finally:
-        progress.stop()
+    with tracked(attempt.folder, track, say):
+        try:
+            with naming_failures(config):
+                run = Run(config, attempt.folder, progress)
+                for line in (*(opening if attempt.resume_from is None else ()), *run.grading.called()):
+                    say(line)
+                if compiles(run.model):
+                    say(COMPILING)
+                return loop.train(run, attempt, ends=ends)
+        finally:
+            progress.stop()
 
 
 def _has_steps_left(config: RunConfig, attempt: Attempt) -> bool:

@@ -105,6 +105,8 @@ def chosen_card(name: str | None, *numbers: float | None) -> Card:
 @cache
 def _measured(device: str) -> Machine:
     return machine_of(device)
+
+
 """The speeds of this machine's devices, which stay what they are."""
 
 

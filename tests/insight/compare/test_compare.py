@@ -42,7 +42,7 @@ from proximo.training.config import EvaluationOptions, RunConfig, TrainingOption
 from proximo.training.rl import run as training_run
 from proximo.training.rl.progress import Lines
 from proximo.training.rl.train import train
-from proximo.training.runfolder.log import METRICS
+from proximo.training.runfolder.files import METRICS
 from proximo.training.runfolder.resume import begin
 from proximo.training.runfolder.signals import Stopped
 

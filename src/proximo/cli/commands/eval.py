@@ -5,8 +5,8 @@ from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
-from proximo.cli.data import take_several, take_task
-from proximo.cli.flags import changed, refuse, say, take, take_models, take_switch
+from proximo.cli.data import take_task
+from proximo.cli.flags import changed, refuse, say, take, take_models, take_several, take_switch
 from proximo.door.evaluating import EvalConfig, evaluated, on_all, on_data, own_evaluation
 from proximo.evaluation.files import check_file, write_rows
 from proximo.evaluation.models import Candidate, candidates

@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 from proximo import explain, toml
 from proximo.cli import pipelines
 from proximo.cli.configs import naming_flags, preset, run_config
-from proximo.cli.flags import refuse, say, take, take_switch
+from proximo.cli.flags import refuse, say, take, take_several, take_switch
 from proximo.cli.models import machine_line
 from proximo.cli.output.live import LiveView
 from proximo.cli.run_folders import ACCEPT_LOST, report_failure, take_allowed, taken
@@ -21,6 +21,7 @@ from proximo.door.planning import fit_here
 from proximo.door.training import trained
 from proximo.insight.doctor.checkup import standing, summary
 from proximo.plain_text import quoted, visible
+from proximo.tracking.named import check_names
 from proximo.training.config import RunConfig
 from proximo.training.pipeline import PipelineConfig
 from proximo.training.preflight.estimate import batch_arithmetic, memory
@@ -35,6 +36,7 @@ TRAIN_FLAGS = """flags of the command itself:
   --allow-change FIELD  on resume: permit this field to differ from the original run
   --accept-lost-rows    on resume: continue although metrics.jsonl or ledger.jsonl has lost rows
   --skip-bad            skip bad rows of a data file instead of refusing it
+  --track NAME ...      send the run while it runs to wandb, trackio, tensorboard, mlflow or FILE.py:NAME; any number
   --dry-run             check the run and print its config, sizes and memory, without starting it
   --json                print the result as JSON on stdout, progress on stderr
 """
@@ -44,6 +46,7 @@ EXAMPLES = """examples:
   proximo train --algorithm dapo --steps 300 --run runs/dapo
   proximo train run.toml --training.learning-rate 1e-6  a config file with one field changed
   proximo train --model DIR --data problems.jsonl --dry-run
+  proximo train --track tensorboard wandb --run runs/a  local event files, and wandb (offline unless logged in)
   proximo train --algorithm.gate.type SoftGate --help   the fields of another piece
 """
 
@@ -51,9 +54,11 @@ EXAMPLES = """examples:
 def run(arguments: list[str]) -> int:
     disable_progress_bar()  # transformers' own bars would run through ours
     as_json, dry_run = take_switch(arguments, "--json"), take_switch(arguments, "--dry-run")
-    folder = take(arguments, "--run")
+    folder, trackers = take(arguments, "--run"), take_trackers(arguments)
     chain = preset(arguments[0]) if arguments else None
     if isinstance(chain, PipelineConfig):
+        if trackers:
+            refuse("--track is for one run: send the runs of a pipeline with proximo track RUN --to NAME")
         return pipelines.run(arguments[0], chain, arguments[1:], folder=folder, as_json=as_json, dry_run=dry_run)
     skip_bad, allowed = take_switch(arguments, "--skip-bad"), take_allowed(arguments)
     accept_lost = take_switch(arguments, ACCEPT_LOST)
@@ -71,7 +76,7 @@ def run(arguments: list[str]) -> int:
     path = Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}"
     named = explain.named(config.algorithm)
     with taken(path, toml.dumps(config), allowed, algorithm=named, accept_lost=accept_lost) as attempt:
-        outcome = _train(config, attempt, listed(defaults), more="steps" in allowed)
+        outcome = _train(config, attempt, listed(defaults), more="steps" in allowed, trackers=trackers)
     if outcome is None:
         for line in summary(path):
             say(line)
@@ -99,11 +104,23 @@ def _print_plan(config: RunConfig, defaults: Sequence[Default], as_json: bool) -
     print("\n".join(f"# {visible(part)}" for line in said for part in line.splitlines()))
 
 
-def _train(config: RunConfig, attempt: Attempt, opening: Sequence[str], *, more: bool) -> RunResult | None:
+def take_trackers(arguments: list[str]) -> list[str]:
+    """The trackers that --track names, removed from the arguments; one that cannot be used is refused."""
+    names = take_several(arguments, "--track") or []
+    try:
+        check_names(names)
+    except ValueError as error:
+        refuse(f"--track: {error}")
+    return names
+
+
+def _train(
+    config: RunConfig, attempt: Attempt, opening: Sequence[str], *, more: bool, trackers: Sequence[str]
+) -> RunResult | None:
     """Train; None if the run failed, which has then been reported."""
     progress: Progress = LiveView() if sys.stderr.isatty() else Lines()
     try:
-        return trained(config, attempt, progress, say, more=more, opening=opening)
+        return trained(config, attempt, progress, say, more=more, opening=opening, track=trackers)
     except (OSError, ValueError) as error:
         report_failure(attempt, error)
         return None

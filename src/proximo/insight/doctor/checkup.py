@@ -10,7 +10,7 @@ from urllib.parse import quote
 from proximo.health import ENOUGH, Finding, Severity, Spell, watched, worst_first
 from proximo.insight.doctor.damage import damage
 from proximo.insight.folder import RunFolder, State
-from proximo.training.runfolder.log import EVENTS, METRICS
+from proximo.training.runfolder.files import EVENTS, METRICS
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,9 @@ from proximo.storage.lines import to_row, whole_lines
 from proximo.storage.opening import LinkedFile, open_file
 from proximo.training.offline.snapshots import POINTS
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, saved, step_of
+from proximo.training.runfolder.files import EVENTS, METRICS, RESULT, TIMINGS
 from proximo.training.runfolder.ledger import LEDGER
-from proximo.training.runfolder.log import EVENTS, METRICS, TIMINGS
 from proximo.training.runfolder.record import FORMAT, lost_rows
-from proximo.training.runfolder.resume import RESULT
 from proximo.training.runfolder.state import read_origin
 
 Stamp = tuple[int, int]

@@ -24,7 +24,7 @@ from proximo.training.offline.reward_model import RewardModelConfig
 from proximo.training.offline.sft import SftConfig
 from proximo.training.old_names import renewed
 from proximo.training.pipeline import PipelineConfig
-from proximo.training.runfolder.log import EVENTS, METRICS, TIMINGS
+from proximo.training.runfolder.files import EVENTS, METRICS, TIMINGS
 
 STAGES = ((SftConfig, ("sft",)), (RewardModelConfig, ("reward-model",)), (DpoConfig, ("dpo",)))
 COMMANDS = ((RunConfig, ("train",)), *STAGES, (PipelineConfig, ("train", "pipeline-demo")))

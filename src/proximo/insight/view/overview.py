@@ -21,7 +21,7 @@ from proximo.maths.pieces.traits import GateTraits
 from proximo.plain_text import quoted
 from proximo.storage.opening import LinkedFile, open_file
 from proximo.training.runfolder.config_changes import flat
-from proximo.training.runfolder.log import EVENTS, METRICS, TIMINGS
+from proximo.training.runfolder.files import EVENTS, METRICS, TIMINGS
 from proximo.training.runfolder.metric_docs import meaning
 
 FILES = {"metrics": METRICS, "timings": TIMINGS, "events": EVENTS}

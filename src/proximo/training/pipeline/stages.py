@@ -27,7 +27,7 @@ from proximo.training.records import Collected, Evaluation
 from proximo.training.rl.result import RunResult
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
-from proximo.training.runfolder.log import METRICS
+from proximo.training.runfolder.files import METRICS
 from proximo.training.runfolder.resume import Attempt, begin
 
 Say = Callable[[str], None]

@@ -14,7 +14,8 @@ from proximo.training.config import RunConfig
 from proximo.training.records import Collected, Evaluation
 from proximo.training.rl.parts import Parts
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, Saver, place, retain, save, step_of
-from proximo.training.runfolder.log import METRICS, RunLog
+from proximo.training.runfolder.files import METRICS
+from proximo.training.runfolder.log import RunLog
 from proximo.training.runfolder.state import Best, RunState, read_run_state, write_run_state
 
 

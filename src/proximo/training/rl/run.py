@@ -34,7 +34,8 @@ from proximo.training.rl.collect import Collector
 from proximo.training.rl.evaluate import evaluate
 from proximo.training.rl.progress import Progress
 from proximo.training.rl.unscored import UnscoredWatch
-from proximo.training.runfolder.log import METRICS, RunLog
+from proximo.training.runfolder.files import METRICS
+from proximo.training.runfolder.log import RunLog
 from proximo.training.runfolder.signals import Stop
 from proximo.training.runfolder.state import RunState
 

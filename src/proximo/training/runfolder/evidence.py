@@ -9,7 +9,7 @@ from torch import Tensor
 
 from proximo.storage.folders import write_file
 from proximo.training.learner.guard import Notice, Update
-from proximo.training.runfolder.log import EVIDENCE
+from proximo.training.runfolder.files import EVIDENCE
 from proximo.types import Batch
 
 COLUMNS = ("sampled", "mask", "advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs", "values", "returns")

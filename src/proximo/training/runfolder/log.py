@@ -22,16 +22,12 @@ from proximo.machine import Machine
 from proximo.redacting import masked, without_secrets
 from proximo.storage.folders import sync, whole_file, write_file
 from proximo.storage.lines import Lines, plain, to_line
+from proximo.training.runfolder.files import EVENTS, EVIDENCE, METRICS, ROLLOUTS, TIMINGS, TRACEBACK
 from proximo.training.runfolder.ledger import LEDGER, Entry
 from proximo.training.runfolder.rollouts import write_rollouts
 from proximo.version import __version__, source_fingerprint
 
 Row = Mapping[str, object]
-METRICS, EVENTS, TIMINGS, ROLLOUTS = "metrics.jsonl", "events.jsonl", "timings.jsonl", "rollouts"
-TRACEBACK = "traceback.txt"
-"""Traceback of the error that ended the last attempt."""
-EVIDENCE = "evidence"
-"""Folder with evidence of skipped updates; see evidence.py."""
 
 
 class RunLog:

@@ -9,7 +9,7 @@ from typing import Any
 from proximo.machine import Machine
 from proximo.storage.lines import Lines
 from proximo.training.runfolder.checkpoints import STATE
-from proximo.training.runfolder.log import METRICS
+from proximo.training.runfolder.files import METRICS
 from proximo.training.runfolder.state import read_origin
 from proximo.version import __version__, source_fingerprint
 

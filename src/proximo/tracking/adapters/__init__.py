@@ -1,0 +1,1 @@
+"""One file per tracker. Each imports its package when it is opened."""

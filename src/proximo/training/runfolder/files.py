@@ -1,0 +1,10 @@
+"""Names of the files in a run folder; without torch, for readers that need none."""
+
+METRICS, EVENTS, TIMINGS, ROLLOUTS = "metrics.jsonl", "events.jsonl", "timings.jsonl", "rollouts"
+TRACEBACK = "traceback.txt"
+"""Traceback of the error that ended the last attempt."""
+EVIDENCE = "evidence"
+"""Folder with evidence of skipped updates; see evidence.py."""
+RESULT = "result.json"
+TRACKING = "tracking"
+"""Folder of the experiment trackers: positions, logs and local data of each; see proximo/tracking."""
