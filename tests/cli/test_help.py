@@ -83,7 +83,8 @@ def test_help_lists_the_flags_that_the_command_reads_itself(command: str, helps)
     assert helps[command].startswith("usage: proximo ")
     folder = ROOT / "src" / "proximo" / "cli"
     name = "stages" if command in STAGES else command
-    files = [each for each in (folder / f"{name}.py", folder / "commands" / f"{name}.py") if each.is_file()]
+    rooms = (folder, folder / "commands", folder / "results")
+    files = [room / f"{name}.py" for room in rooms if (room / f"{name}.py").is_file()]
     assert files or command == "bench"
     read = set(re.findall(r"(?:take|_whole|_number)\w*\(\s*arguments,\s*\"(--[\w-]+)\"", "".join(map(_text, files))))
     assert read - {"--max_generated_tokens"} <= set(re.findall(r"--[a-z][\w.-]*\w", helps[command]))

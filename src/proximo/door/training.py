@@ -64,17 +64,15 @@ def train(
     run               the run folder; None: runs/ALGORITHM-DATE
     data              what to train on, in the place of config.task: as `proximo.task_of` takes it
     evaluation_data   what to evaluate on, likewise
-    rewards           what is rewarded, in the place of the task's verdict: functions as TRL calls them,
-                      f(prompts, completions, **columns) -> list of numbers or None, each alone or as (f, weight).
-                      A function that a module or file holds runs in a process of its own. A lambda or a notebook's
-                      function runs in this process, and a resume needs it again.
-    on_step           called as on_step(step, metrics) after each step; where it returns True the run ends there,
-                      saved, evaluated and finished. The same call with allow_change=["steps"] does the other steps.
+    rewards           what is rewarded, in the place of the task's verdict: functions as TRL, verl or verifiers call
+                      them, each alone or as (f, weight). One that a module or file holds runs in a process of its
+                      own; a lambda or a notebook's function runs in this process, and a resume needs it again
+    on_step           called as on_step(step, metrics) after each step; True ends the run there, saved, evaluated and
+                      finished. The same call with allow_change=["steps"] does the other steps
     resume            False: refuse a folder that is not empty
     allow_change      fields that may differ from how the run in the folder began, such as ["steps"]
     accept_lost_rows  resume although metrics.jsonl or ledger.jsonl has lost rows
-    track             trackers that get the run while it runs: "wandb", "trackio", "tensorboard", "mlflow", or
-                      "file.py:Name", a class of your own. Separate processes send what the run folder has
+    track             trackers that get the run while it runs: wandb, trackio, tensorboard, mlflow or file.py:Name
     quiet             no lines of progress on stderr
 
     Ctrl-C saves the run and raises KeyboardInterrupt. ValueError says in one line what cannot be run, before a model
@@ -102,8 +100,8 @@ def train(
         accept_lost=accept_lost_rows,
         algorithm=explain.named(config.algorithm),
     )
+    more = "steps" in allow_change
     with as_found(), taking as attempt:
-        more = "steps" in allow_change
         return trained(config, attempt, watched, tell, more=more, ends=lambda: watched.ended, track=track)
 
 
