@@ -58,12 +58,12 @@ def train(
     """Train a model by reinforcement learning; what `proximo train` does.
 
     The same call with the same folder resumes a run that ended early, with the same numbers as if it had not; a
-    finished run returns its result at once.
+    finished run returns its result at once. Ctrl-C saves the run and raises KeyboardInterrupt. ValueError says in one
+    line what cannot be run, before a model is loaded where that is known then.
 
     config            everything that decides the run's numbers; `proximo.presets` has some that work
     run               the run folder; None: runs/ALGORITHM-DATE
-    data              what to train on, in the place of config.task: as `proximo.task_of` takes it
-    evaluation_data   what to evaluate on, likewise
+    data, evaluation_data   what to train and evaluate on, in the place of config.task: as `proximo.task_of` takes it
     rewards           what is rewarded, in the place of the task's verdict: functions as TRL, verl or verifiers call
                       them, each alone or as (f, weight). One that a module or file holds runs in a process of its
                       own; a lambda or a notebook's function runs in this process, and a resume needs it again
@@ -74,9 +74,6 @@ def train(
     accept_lost_rows  resume although metrics.jsonl or ledger.jsonl has lost rows
     track             trackers that get the run while it runs: wandb, trackio, tensorboard, mlflow or file.py:Name
     quiet             no lines of progress on stderr
-
-    Ctrl-C saves the run and raises KeyboardInterrupt. ValueError says in one line what cannot be run, before a model
-    is loaded where that is known then.
 
     Example:
         config = replace(proximo.presets.ARITHMETIC, algorithm=proximo.DAPO, steps=20)
