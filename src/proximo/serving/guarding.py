@@ -10,9 +10,9 @@ import json
 import secrets
 from collections.abc import Collection
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from proximo.insight.view.guarding import HEADERS
+from proximo.insight.view.guarding import with_headers
 from proximo.serving.refusals import Refusal
 
 
@@ -29,13 +29,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "the server is started without a lifespan and without web sockets"
-
-        async def guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *HEADERS]}
-            await send(message)
-
-        refused = self.refusal(scope)
+        guarded, refused = with_headers(send), self.refusal(scope)
         if refused is None:
             await self._inner(scope, receive, guarded)
             return

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from proximo.insight import charts
-from proximo.insight.view.connections import HEADER_SECONDS, bounded
+from proximo.insight.view.connections import HEADER_SECONDS, server_of
 from proximo.models.tokens.spelling import Spelling
 from proximo.serving.asking import Question, chat_question, text_question
 from proximo.serving.engine import Engine
@@ -226,18 +226,5 @@ def is_loopback(made: socket.socket) -> bool:
 
 
 def server(app: ASGIApp, *, header_seconds: float = HEADER_SECONDS) -> uvicorn.Server:
-    """The server; `run(sockets=[...])` serves until interrupted. Proxy headers are ignored."""
-    config = uvicorn.Config(
-        app,
-        log_level="critical",
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        http=bounded(header_seconds),
-        loop="asyncio",
-        proxy_headers=False,
-        server_header=False,
-        limit_concurrency=1024,
-        timeout_graceful_shutdown=2,
-    )
-    return uvicorn.Server(config)
+    """The server; `run(sockets=[...])` serves until interrupted."""
+    return server_of(app, header_seconds=header_seconds, most_requests=1024, closing_seconds=2)

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any, ClassVar
 
+import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 5.0
@@ -53,3 +55,21 @@ def bounded(seconds: float = HEADER_SECONDS, most: int = MAX_IDLE) -> type[H11Pr
                 timer.cancel()
 
     return Bounded
+
+
+def server_of(app: ASGIApp, *, header_seconds: float, most_requests: int, closing_seconds: int) -> uvicorn.Server:
+    """A server of a local page; `run(sockets=[...])` serves until interrupted. Proxy headers are ignored."""
+    config = uvicorn.Config(
+        app,
+        log_level="critical",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        http=bounded(header_seconds),
+        loop="asyncio",
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=most_requests,
+        timeout_graceful_shutdown=closing_seconds,
+    )
+    return uvicorn.Server(config)

@@ -43,13 +43,7 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         assert scope["type"] == "http", "the server is started without a lifespan"
-
-        async def guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *HEADERS]}
-            await send(message)
-
-        refused = self.refusal(scope)
+        guarded, refused = with_headers(send), self.refusal(scope)
         if refused is None:
             await self._inner(scope, receive, guarded)
         else:
@@ -74,6 +68,17 @@ class Guard:
         if len(tokens) != 1 or not secrets.compare_digest(tokens[0], self._token):
             return 401, "open the address that `proximo view` printed: it carries this page's secret"
         return None
+
+
+def with_headers(send: Send) -> Send:
+    """Sends what `send` does, with the page's headers on every response."""
+
+    async def guarded(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *HEADERS]}
+        await send(message)
+
+    return guarded
 
 
 async def _answer(status: int, reason: str, send: Send, *, with_body: bool) -> None:

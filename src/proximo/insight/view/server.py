@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from proximo.insight.folder import RunFolder
 from proximo.insight.view import overview, reader
-from proximo.insight.view.connections import HEADER_SECONDS, bounded
+from proximo.insight.view.connections import HEADER_SECONDS, server_of
 from proximo.insight.view.guarding import Guard
 from proximo.insight.view.overview import Runs
 from proximo.plain_text import visible
@@ -93,21 +93,9 @@ def bind(port: int) -> socket.socket:
 def server(
     root: Path, *, token: str, port: int, load_code: bool = False, header_seconds: float = HEADER_SECONDS
 ) -> uvicorn.Server:
-    """The server; `run(sockets=[...])` serves until interrupted. Proxy headers are ignored."""
-    config = uvicorn.Config(
-        application(root, token=token, port=port, load_code=load_code),
-        log_level="critical",
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        http=bounded(header_seconds),
-        loop="asyncio",
-        proxy_headers=False,
-        server_header=False,
-        limit_concurrency=100,
-        timeout_graceful_shutdown=1,
-    )
-    return uvicorn.Server(config)
+    """The server; `run(sockets=[...])` serves until interrupted."""
+    page = application(root, token=token, port=port, load_code=load_code)
+    return server_of(page, header_seconds=header_seconds, most_requests=100, closing_seconds=1)
 
 
 def _of_run(runs: Runs, handler: Handler, query: Mapping[str, str]) -> Response:
