@@ -61,7 +61,7 @@ def test_what_cannot_be_taken_is_one_line(here, capsys):
         "add what is missing\n"
     )
     assert "none.py cannot be read" in refusal("--task.type", "none.py:Parrot", capsys=capsys)
-    assert refusal("--task.type", "Aritmetic", capsys=capsys).endswith("File, Code, or FILE.py:NAME\n")
+    assert refusal("--task.type", "Aritmetic", capsys=capsys).endswith("File, Code, Mixture, or FILE.py:NAME\n")
     assert "no field" in refusal("--tusk.type", "mine.py:Parrot", capsys=capsys)
     with pytest.raises(SystemExit):
         given("--task.type", "mine.py:Parrot", "--task.letters", "")
@@ -72,7 +72,7 @@ def test_the_help_says_that_a_file_is_taken_and_shows_its_fields(here, capsys):
     with pytest.raises(SystemExit):
         given("--task.type", "mine.py:Parrot", "--help")
     shown = capsys.readouterr().out
-    assert "--task.type {Arithmetic,Countdown,Echo,Sorting,Gym,File,Code} or FILE.py:NAME  (now: Parrot)" in shown
+    assert "--task.type {Arithmetic,Countdown,Echo,Sorting,Gym,File,Code,Mixture} or FILE.py:NAME  (now: Parrot)" in shown
     assert "--task.letters" in shown
     assert "Which letters." in shown
 

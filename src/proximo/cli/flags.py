@@ -237,7 +237,7 @@ def take_models(arguments: list[str], command: str) -> list[str]:
     models = [take_model(arguments, command)]
     while arguments and not arguments[0].startswith("-"):
         models.append(arguments.pop(0))
-    return [model for model in models if model]
+    return [model for model in models if model] if asks_for_help(arguments) else models
 
 
 def as_flags(message: str) -> str:
