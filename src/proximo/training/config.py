@@ -196,6 +196,9 @@ class RunConfig:
     """Whether to compile the model's layers on a GPU (takes some seconds once). Has no effect on a CPU."""
     adapter: Lora | None = None
     """Adapter that is trained in the place of the model's own weights. None: the model itself is trained."""
+    teacher: str | None = None
+    """Folder or hub id of a teacher, for an algorithm that reads its log-probs, such as `distill`. It must have the
+    model's vocabulary; its weights stay as they are."""
     sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(max_tokens=8))
     sampler: SamplerOptions = field(default_factory=Embedded)
     """Sampler of the rollouts. `Embedded`: the policy's own module.

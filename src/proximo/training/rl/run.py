@@ -66,7 +66,8 @@ class Run:
         backbone = value and _value_backbone(value.form, device, dtype)
         quantization = None if config.adapter is None else config.adapter.quantize_base
         self.model: PreTrainedModel = load_model(checked.path, device=device, dtype=dtype, quantization=quantization)
-        for each in filter(None, (self.model, backbone)):
+        self.teacher = _teacher(config, device, dtype)
+        for each in filter(None, (self.model, backbone, self.teacher)):
             allow_compiling(each, config.compile)
         # First the value model, which may copy layers: a copy has no use for an adapter.
         built = value and value_model(value.form, self.model, backbone)
@@ -175,6 +176,12 @@ def build_policy(model: PreTrainedModel, config: RunConfig, path: str) -> Policy
     if config.adapter is None:
         return PlainPolicy(model)
     return LoraPolicy(model, config.adapter, base=base_for(path), seed=config.seed)
+
+
+def _teacher(config: RunConfig, device: str, dtype: torch.dtype) -> PreTrainedModel | None:
+    if config.teacher is None:
+        return None
+    return load_model(resolve(config.teacher), device=device, dtype=dtype).requires_grad_(False)
 
 
 def _value_backbone(form: ValueForm, device: str, dtype: torch.dtype) -> PreTrainedModel | None:
