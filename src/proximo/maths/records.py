@@ -47,7 +47,7 @@ class Feedback:
 
     def gap_to(self, name: Literal["ref_logprobs", "teacher_logprobs"], reader: object) -> Float[Tensor, "B T"]:
         """log π_old − log-prob of another model at each sampled token. `reader`: the piece that needs it."""
-        other = self.ref_logprobs if name == "ref_logprobs" else self.teacher_logprobs
+        other: Tensor | None = getattr(self, name)
         if self.old_logprobs is None or other is None:
             missing = "old_logprobs" if self.old_logprobs is None else name
             raise ValueError(f"{missing} is None, but {reader} reads it: pass one log-prob per token")

@@ -20,10 +20,10 @@ from safetensors.torch import load_file
 
 import proximo
 from proximo import explain, toml
-from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm
+from proximo.algorithms import DAPO, DISTILL, GRPO, GSPO, PPO, SAPO, Algorithm
 from proximo.cli import main
 from proximo.data import DataFile
-from proximo.maths import AdaptiveKl, KlReward
+from proximo.maths import AdaptiveKl, GroupNormalized, KlReward, TeacherKl
 from proximo.models import load_model, tiny_model, tiny_tokenizer
 from proximo.models.adapters.lora import Lora
 from proximo.models.shipped import resolve
@@ -155,6 +155,9 @@ RUNS = {
     "reset reference": config(training=replace(config().training, reset_reference_every=1)),
     "lagging sampler": config(sampler=Mismatched(precision="bfloat16", lag=2), steps=5),
     "adaptive kl": config(replace(PPO, shape=KlReward(0.1, controller=AdaptiveKl(target=1.0, horizon=8))), steps=3),
+    "distill": config(
+        replace(DISTILL, advantage=TeacherKl(0.1, of=GroupNormalized())), teacher="tiny-arithmetic", steps=2
+    ),
     "evaluated": config(evaluation=EvaluationOptions(problems=4, every=1), steps=3),
     "frozen, 8-bit moments": config(
         training=replace(config().training, freeze=("embed", "layers.[01]."), adam_moments="8bit"), steps=2
