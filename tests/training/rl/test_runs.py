@@ -240,7 +240,7 @@ def test_a_teacher_is_scored_frozen_and_counted(policy, tmp_path):
 def test_a_teacher_that_does_not_fit_is_refused_before_it_is_loaded(policy, tmp_path):
     def refused(words: str, algorithm: Algorithm = DISTILL, **changes) -> None:
         with pytest.raises(ValueError, match=words):
-            Run(config(policy, algorithm, **changes), tmp_path / "run", Lines())
+            Run(replace(config(policy, algorithm), **changes), tmp_path / "run", Lines())
 
     refused(r"teacher is None, but algorithm.advantage TeacherKl reads one")
     refused(r"teacher is .*, but algorithm.advantage GroupNormalized reads none", GRPO, teacher=policy)

@@ -18,7 +18,7 @@ from proximo.models.reward_models import check_scores
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, check_form
 from proximo.rewards.grading import grading
-from proximo.training.config import RunConfig
+from proximo.training.config import EvaluationOptions, RunConfig
 from proximo.training.learner.experts import balance_for, check_replay
 from proximo.training.learner.freezing import frozen_names
 from proximo.training.preflight.calibration import calibrate
@@ -46,6 +46,7 @@ def preflight(config: RunConfig) -> Preflight:
     """Refuse a config whose device, data or models cannot be used; no weights are read."""
     device = pick_device(config.device)
     _check_statistics(config.algorithm)
+    _check_metric(config.evaluation)
     if config.task.size("train") == 0:
         raise ValueError("task.held_out leaves no problem to train on: hold out less")
     config.task.problem(0, "train", config.seed)
@@ -89,6 +90,17 @@ def _check_statistics(algorithm: Algorithm) -> None:
         if is_taken(name):
             gate = type(algorithm.gate).__name__
             raise ValueError(f"gate {gate}.statistics names {name!r}, which every run logs itself: use another name")
+
+
+def _check_metric(options: EvaluationOptions) -> None:
+    """Refuse a metric that no evaluation has. Parts of the reward and sources are known after the first one."""
+    names = ["accuracy", "outcome", "reward", *(["mean_at_k", "pass_at_k"] if options.samples else [])]
+    if options.metric not in names and "/" not in options.metric:
+        more = "" if options.samples else ", or mean_at_k and pass_at_k with evaluation.samples"
+        raise ValueError(
+            f"evaluation.metric is {options.metric!r}: give one of {', '.join(names)}{more}, or a part of the reward "
+            "such as parts/format"
+        )
 
 
 def _check_models(config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBase) -> None:

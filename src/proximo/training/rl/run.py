@@ -37,7 +37,6 @@ from proximo.training.rl.unscored import UnscoredWatch
 from proximo.training.runfolder.files import METRICS
 from proximo.training.runfolder.log import RunLog
 from proximo.training.runfolder.signals import Stop
-from proximo.training.runfolder.state import RunState
 
 MAX_SLOTS = 512
 """Number of slots for decoding; a step with more rows refills slots as rows end."""
@@ -140,15 +139,10 @@ class Run:
             self.log.event(step, "not_repeatable", message)
             self.progress.warned(step, message)
 
-    def tell_early_end(self, state: RunState) -> None:
-        """Report that the run ends before its last step, since evaluations stopped improving."""
-        assert state.best is not None
-        message = (
-            f"the run ends here: {self.config.evaluation.patience} evaluations in a row found nothing better than "
-            f"{state.best.outcome:.3g} after step {state.best.step}"
-        )
-        self.log.event(state.step, "early_end", message)
-        self.progress.warned(state.step, message)
+    def tell_early_end(self, step: int, reason: str) -> None:
+        """Report that the run ends before its last step."""
+        self.log.event(step, "early_end", reason)
+        self.progress.warned(step, reason)
 
     def note(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a row of metrics, and report new findings."""

@@ -23,6 +23,7 @@ ADDED = {
     "adam_moments": "float32",
     "training.learning_rate_schedule": "constant",
     "fit.learning_rate_schedule": "linear",
+    "evaluation.metric": "outcome",
     "freeze": [],
     "template": "",
     "system": "",
