@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -143,7 +144,11 @@ class World:
     def expected(self, algorithm: Algorithm) -> list[Tensor]:
         """The gradient of the algorithm's loss, over all completions by their probability: no sampling noise."""
         logprobs, mask = self.logprobs, torch.ones(9, 2, dtype=torch.bool)
-        rows = {"group": torch.zeros(9, dtype=torch.long), "mask": mask, "old_logprobs": logprobs.detach()}
+        rows: dict[str, Any] = {
+            "group": torch.zeros(9, dtype=torch.long),
+            "mask": mask,
+            "old_logprobs": logprobs.detach(),
+        }
         credit, _ = proximo.advantages(
             algorithm, rewards=torch.zeros(9), teacher_logprobs=self.of(*self.teacher), **rows
         )
@@ -178,7 +183,7 @@ def test_online_dpo_has_the_gradient_of_dpos_loss():
     group, rewards = torch.arange(12) % 3, torch.rand(12, generator=random)
     logprobs = (-torch.rand(12, 6, generator=random)).requires_grad_()
     reference = -torch.rand(12, 6, generator=random)
-    rows = {"group": group, "mask": mask, "old_logprobs": logprobs.detach(), "ref_logprobs": reference}
+    rows: dict[str, Any] = {"group": group, "mask": mask, "old_logprobs": logprobs.detach(), "ref_logprobs": reference}
     credit, _ = proximo.advantages(ONLINE_DPO, rewards=rewards, **rows)
     loss, _ = proximo.policy_loss(ONLINE_DPO, logprobs=logprobs, advantages=credit, **rows)
     [found] = torch.autograd.grad(loss, logprobs)
@@ -193,7 +198,7 @@ def test_online_dpo_has_the_gradient_of_dpos_loss():
 
 def test_rejection_sampling_has_the_gradient_of_the_likelihood_of_what_is_kept():
     logprobs = OLD.clone().requires_grad_()
-    rows = {"group": torch.tensor([0, 0]), "mask": MASK, "old_logprobs": OLD}
+    rows: dict[str, Any] = {"group": torch.tensor([0, 0]), "mask": MASK, "old_logprobs": OLD}
     credit, _ = proximo.advantages(RFT, rewards=torch.tensor([1.0, 1.0]), **rows)
     loss, _ = proximo.policy_loss(RFT, logprobs=logprobs, advantages=credit, **rows)
     [found] = torch.autograd.grad(loss, logprobs)

@@ -231,7 +231,7 @@ def test_a_run_that_stops_improving_ends_early_and_resumes_to_the_same_end(tmp_p
 
 def test_a_run_ends_at_its_target_by_the_metric_that_is_named(tmp_path):
     """The second evaluation between steps reaches the target; outcomes alone would name the first the best."""
-    options = EvaluationOptions(problems=4, every=1, metric="reward", target=0.5)
+    options = EvaluationOptions(problems=4, every=1, metric="reward", target=0.6)
     settings = config(evaluation=options, steps=6)
     run = Run(settings, tmp_path / "run", Quiet())
     found, evaluate = iter([0.1, 0.2, 0.6, 0.7]), run.evaluate
@@ -246,7 +246,7 @@ def test_a_run_ends_at_its_target_by_the_metric_that_is_named(tmp_path):
     [newest, *_] = saved(tmp_path / "run" / CHECKPOINTS)
     assert step_of(newest) == 2
     assert json.loads((newest / "state/run_state.json").read_text())["best"] == {"step": 2, "value": 0.6}
-    assert "reward 0.6 after step 2 reaches evaluation.target, 0.5" in (tmp_path / "run/events.jsonl").read_text()
+    assert "reward 0.6 after step 2 reaches evaluation.target, 0.6" in (tmp_path / "run/events.jsonl").read_text()
 
 
 def test_metrics_that_no_evaluation_has_are_refused(tmp_path):

@@ -137,7 +137,7 @@ class Imitation:
     compares: ClassVar[bool] = False
 
     def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
-        return torch.ones_like(feedback.rewards).masked_fill(~feedback.scored, torch.nan)
+        return torch.ones_like(feedback.rewards).where(feedback.scored, torch.nan)
 
 
 @dataclass(frozen=True)

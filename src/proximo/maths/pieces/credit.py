@@ -202,7 +202,7 @@ class SignScaled(_OfAnother):
 
 
 @dataclass(frozen=True)
-class TeacherKl(_OfAnother):
+class TeacherKl:
     """coefficient · (log π_teacher − log π_old) at each token: minus the reverse KL. On-policy distillation."""
 
     coefficient: float = 1.0
@@ -218,6 +218,14 @@ class TeacherKl(_OfAnother):
         _check_unit("advantage.kl_discount", self.kl_discount)
         if self.coefficient <= 0:
             raise ValueError(f"advantage.coefficient is {self.coefficient}: it must be positive, say 1")
+
+    @property
+    def needs_values(self) -> bool:
+        return AdvantageTraits.read(self.of).needs_values
+
+    @property
+    def discount(self) -> float:
+        return AdvantageTraits.read(self.of).discount
 
     def __call__(self, feedback: Feedback) -> Credit:
         return self.over([feedback])[0]
