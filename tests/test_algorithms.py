@@ -34,6 +34,7 @@ from proximo.algorithms import (
 from proximo.maths import (
     K1,
     BatchScaled,
+    BestAgainstWorst,
     BetaNormalized,
     CappedScore,
     Clip,
@@ -45,7 +46,9 @@ from proximo.maths import (
     GeometricClip,
     GroupCentred,
     GroupNormalized,
+    Imitation,
     KeepAll,
+    KeepCorrect,
     KeepMixed,
     KlCovariance,
     KlLoss,
@@ -68,6 +71,7 @@ from proximo.maths import (
     SignScaled,
     SoftGate,
     SoftOverlong,
+    TeacherKl,
     TokenMean,
     TokenRatio,
     TokenTruncated,
@@ -103,6 +107,9 @@ TABLE = {
     "LUSPO": (None, ALL, STD, OLD, SequenceRatio(), Clip(2e-3, 2.5e-3), None, None, None, SequenceSum(), None),
     "VESPO": (None, ALL, STD, OLD, SequenceProductRatio(), GammaScore(2.0, 3.0, 3.0, 2.0), None, None, None, TokenMean(), None),
     "GSPO_PRODUCT": (None, ALL, STD, OLD, SequenceProductRatio(), Clip(0.2, 0.2), None, None, None, SequenceMean(), None),
+    "DISTILL": (None, ALL, TeacherKl(1.0, 0.0, None), OLD, TOKEN, Clip(0.2, 0.2), None, None, None, TokenMean(), None),
+    "RFT": (None, KeepCorrect(0.0), Imitation(), CurrentPolicy(), NoRatio(), Reinforce(), None, None, None, TokenMean(), None),
+    "ONLINE_DPO": (None, MIXED, BestAgainstWorst(0.1), CurrentPolicy(), NoRatio(), Reinforce(), None, None, None, SequenceSum(), None),
     "SAPO_SEQUENCE": (None, ALL, SignScaled(STD, 1.0, 2.0), OLD, SequenceProductRatio(), SoftGate(5.0, 5.0, False), None, None, None, SequenceMean(), None),
 }  # fmt: skip
 

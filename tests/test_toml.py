@@ -208,7 +208,7 @@ def test_an_algorithms_contradiction_is_an_error_and_an_unusual_choice_a_warning
 
 @pytest.mark.parametrize("algorithm", NAMED)
 def test_every_named_algorithm_loads_back_equal(algorithm: Algorithm):
-    assert len(NAMED) == 22
+    assert len(NAMED) == 25
     assert toml.loads(toml.dumps(algorithm), Algorithm) == algorithm
 
 

@@ -12,14 +12,16 @@ from typing import TypeVar
 
 from proximo.maths.pieces.advantages import (
     BatchScaled,
+    BestAgainstWorst,
     BetaNormalized,
     GroupCentred,
     GroupNormalized,
+    Imitation,
     LeaveOneOut,
     LiveScaled,
 )
 from proximo.maths.pieces.corrections import Correction
-from proximo.maths.pieces.credit import Advantage, Gae, ReturnToGo, SignScaled, TokenWhitened
+from proximo.maths.pieces.credit import Advantage, Gae, ReturnToGo, SignScaled, TeacherKl, TokenWhitened
 from proximo.maths.pieces.divergences import KlLoss
 from proximo.maths.pieces.extras import Extra, PositiveNll, ValueLoss, unmet_needs, value_loss_of
 from proximo.maths.pieces.gates import (
@@ -32,7 +34,7 @@ from proximo.maths.pieces.gates import (
     SoftGate,
     Unclipped,
 )
-from proximo.maths.pieces.keeping import Keep, KeepAll, KeepMixed
+from proximo.maths.pieces.keeping import Keep, KeepAll, KeepCorrect, KeepMixed
 from proximo.maths.pieces.protocols import ShapeProtocol
 from proximo.maths.pieces.ratios import (
     Anchor,
@@ -126,8 +128,9 @@ class Algorithm:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a reference policy must be kept: for KL in the loss or in the reward."""
-        return self.kl is not None or self.kl_reward is not None
+        """Whether a reference policy must be kept: for KL in the loss or in the reward, or for the advantage."""
+        reads = "ref_logprobs" in AdvantageTraits.read(self.advantage).all_needs
+        return self.kl is not None or self.kl_reward is not None or reads
 
     @property
     def kl_reward(self) -> KlReward | None:
@@ -146,14 +149,13 @@ class Algorithm:
 
     def check_run(self, *, group_size: int, updates_per_batch: int) -> None:
         """Refuse a run that this algorithm cannot learn from."""
-        if group_size < 2 and KeepTraits.read(self.keep).compares:
+        keep, advantage = KeepTraits.read(self.keep), AdvantageTraits.read(self.advantage)
+        if group_size < 2 and keep.compares:
             name = type(self.keep).__name__
             raise ValueError(f"group_size is {group_size}: {name} needs at least 2 siblings to find a mixed group")
-        if group_size < 2 and not AdvantageTraits.read(self.advantage).per_token:
-            raise ValueError(
-                f"group_size is {group_size}: {type(self.advantage).__name__} compares siblings, and every "
-                "advantage would be 0; use 2 or more"
-            )
+        if group_size < 2 and not advantage.per_token and advantage.compares:
+            name = type(self.advantage).__name__
+            raise ValueError(f"group_size is {group_size}: {name} compares siblings, all advantages would be 0; use 2")
         if updates_per_batch > 1 and AnchorTraits.read(self.anchor).on_policy:
             raise ValueError(
                 f"training.minibatches × training.epochs is {updates_per_batch}: with anchor "
@@ -279,6 +281,12 @@ KL_COV = replace(CLIP_COV, gate=Unclipped(), select=KlCovariance())
 LITE_PPO = replace(GRPO, advantage=BatchScaled(), weights=TokenMean(), kl=None)
 LUSPO = replace(GSPO, gate=Clip(2e-3, 2.5e-3), weights=SequenceSum())
 VESPO = replace(GRPO, ratio=SequenceProductRatio(), gate=GammaScore(), weights=TokenMean(), kl=None)
+
+# Other signals on the same loop: a teacher's log-probs, the correct completions alone, pairs of completions.
+
+DISTILL = replace(GRPO, advantage=TeacherKl(), weights=TokenMean(), kl=None)
+RFT = replace(GPG, keep=KeepCorrect(), advantage=Imitation())
+ONLINE_DPO = replace(RLOO, shape=None, keep=KeepMixed(), advantage=BestAgainstWorst())
 
 # Two forms that circulate in retellings of the papers, named so that they can be compared, not recommended.
 

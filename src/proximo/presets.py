@@ -35,10 +35,12 @@ class Comparison:
 
 def with_algorithm(config: RunConfig, algorithm: Algorithm) -> RunConfig:
     """Another algorithm on the same run; one that is defined for one update a step gets one."""
-    training, value = config.training, config.value if AdvantageTraits.read(algorithm.advantage).needs_values else None
+    training, advantage = config.training, AdvantageTraits.read(algorithm.advantage)
+    value = config.value if advantage.needs_values else None
+    teacher = config.teacher if "teacher_logprobs" in advantage.all_needs else None
     if AnchorTraits.read(algorithm.anchor).on_policy:
         training = replace(training, minibatches=1, epochs=1)
-    return replace(config, algorithm=algorithm, training=training, value=value)
+    return replace(config, algorithm=algorithm, training=training, value=value, teacher=teacher)
 
 
 ARITHMETIC = RunConfig(

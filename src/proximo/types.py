@@ -174,6 +174,7 @@ class Batch:
     rollout_entropy: Tensor | None = None
     """[B, T]: the sampling policy's, before each token; NaN in rows whose sampler does not say."""
     ref_logprobs: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
     groups: tuple[Group, ...] = ()

@@ -693,4 +693,23 @@ FAULTS = (
         "False",
         "serve: any token is accepted",
     ),
+    Fault(
+        "maths/pieces/credit.py",
+        "gains = [-self.coefficient * part",
+        "gains = [self.coefficient * part",
+        "distillation: away from the teacher",
+    ),
+    Fault(
+        "maths/pieces/advantages.py",
+        "torch.sigmoid(-self.beta * (moved[best]",
+        "torch.sigmoid(self.beta * (moved[best]",
+        "online DPO: pairs that are won already push most",
+    ),
+    Fault("maths/pieces/keeping.py", "outcome > self.above", "outcome >= self.above", "rft: wrong completions train"),
+    Fault(
+        "training/rl/checkpointer.py",
+        "best.value >= options.target",
+        "best.value > options.target",
+        "a target that is reached exactly does not end a run",
+    ),
 )

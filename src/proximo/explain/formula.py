@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from proximo.algorithms import Algorithm
 from proximo.maths.pieces.advantages import (
     BatchScaled,
+    BestAgainstWorst,
     BetaNormalized,
     GroupCentred,
     GroupNormalized,
+    Imitation,
     LeaveOneOut,
     LiveScaled,
 )
@@ -30,6 +32,7 @@ from proximo.maths.pieces.credit import (
     ReturnToGo,
     SequenceWhitened,
     SignScaled,
+    TeacherKl,
     TokenWhitened,
 )
 from proximo.maths.pieces.divergences import K1, K2, K3, Divergence, UnbiasedK3
@@ -44,7 +47,7 @@ from proximo.maths.pieces.gates import (
     SoftGate,
     Unclipped,
 )
-from proximo.maths.pieces.keeping import Keep, KeepAll, KeepMixed
+from proximo.maths.pieces.keeping import Keep, KeepAll, KeepCorrect, KeepMixed
 from proximo.maths.pieces.ratios import (
     Anchor,
     CurrentPolicy,
@@ -165,6 +168,15 @@ def of_advantage(advantage: Advantage) -> str:
             return "(R − group mean) · rows / rows in groups whose R differ"
         case BetaNormalized():
             return "(R − p) / Beta density(p),  p the group's mean"
+        case Imitation():
+            return "1"
+        case BestAgainstWorst(beta):
+            margin = "log π/π_ref of the best − of the worst"
+            return f"±n·{beta:g}·σ( −{beta:g}·({margin}) ) on the best and the worst of a group of n, else 0"
+        case TeacherKl(coefficient, discount, of):
+            later = "" if discount == 0 else f", and later tokens' by {discount:g}"
+            rewarded = "" if of is None else f" + {of_advantage(of)}"
+            return f"{coefficient:g} · (log π_teacher − log π_old){later}{rewarded}"
         case ReturnToGo(discount):
             return f"R_t + R_t+1 + …,  discount {discount:g}"
         case Gae():
@@ -267,6 +279,8 @@ def of_keep(keep: Keep) -> str:
             return f"all groups{cut}"
         case KeepMixed():
             return f"groups with both right and wrong outcomes{cut}"
+        case KeepCorrect(above):
+            return f"completions with an outcome above {above:g}{cut}"
     return given(keep)
 
 

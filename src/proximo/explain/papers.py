@@ -184,6 +184,34 @@ CARDS = (
         {"gate": "k 2, λ 3 for A ≥ 0; k 3, λ 2 for A < 0: TRL's defaults", "weights": "token mean, as TRL"},
     ),
     Card(
+        "distill", algorithms.DISTILL, "On-policy distillation", "arXiv 2306.13649; Thinking Machines Lab, 2025",
+        "The student samples; a teacher's log-prob of each token, minus the student's own, is the token's advantage.",
+        {
+            "advantage": "minus the reverse KL of each token, no discount: each token counts for itself (second-hand)",
+            "gate": "PPO's clip, which matters after the first of several updates",
+            "weights": "token mean",
+        },
+    ),
+    Card(
+        "rft", algorithms.RFT, "Rejection-sampling fine-tuning", "RAFT, arXiv 2304.06767; ReST-EM, arXiv 2312.06585",
+        "Sample, keep the correct completions, raise their log-probs.",
+        {
+            "keep": "completions whose outcome is above 0; RAFT keeps the best of each prompt (second-hand)",
+            "advantage": "1: the loss is the negative log-likelihood",
+            "weights": "token mean, as in supervised fine-tuning",
+        },
+    ),
+    Card(
+        "online-dpo", algorithms.ONLINE_DPO, "Online DPO", "DPO, arXiv 2305.18290; online: arXiv 2402.04792",
+        "DPO's loss on the best and the worst completion that the policy has just sampled for a prompt.",
+        {
+            "keep": "a pair needs two outcomes that differ",
+            "advantage": "the gradient of DPO's eq. 7, β 0.1, for the policy that sampled",
+            "gate": "one update per batch, so that the gradient is exact",
+            "weights": "log-probs of a completion are summed; a mean over prompts",
+        },
+    ),
+    Card(
         "gspo-product", algorithms.GSPO_PRODUCT, "GSPO as some retell it", "no paper",
         "The ratio of whole completions without the root: far too wide, its gradient |y| times GSPO's.",
         {"ratio": "a retelling leaves out the 1/|y| of GSPO's eq. 7", "gate": "PPO's ε"},

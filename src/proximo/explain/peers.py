@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from proximo.maths.pieces.advantages import (
     BatchScaled,
+    BestAgainstWorst,
     BetaNormalized,
     GroupCentred,
     GroupNormalized,
+    Imitation,
     LeaveOneOut,
     LiveScaled,
 )
@@ -20,11 +22,19 @@ from proximo.maths.pieces.corrections import (
     SequenceTruncated,
     TokenTruncated,
 )
-from proximo.maths.pieces.credit import Gae, ProcessNormalized, ReturnToGo, SequenceWhitened, SignScaled, TokenWhitened
+from proximo.maths.pieces.credit import (
+    Gae,
+    ProcessNormalized,
+    ReturnToGo,
+    SequenceWhitened,
+    SignScaled,
+    TeacherKl,
+    TokenWhitened,
+)
 from proximo.maths.pieces.divergences import KlLoss
 from proximo.maths.pieces.extras import EntropyBonus, PositiveNll, RouterBalance, ValueLoss
 from proximo.maths.pieces.gates import CappedScore, Clip, GammaScore, GeometricClip, Reinforce, SoftGate, Unclipped
-from proximo.maths.pieces.keeping import KeepAll, KeepMixed
+from proximo.maths.pieces.keeping import KeepAll, KeepCorrect, KeepMixed
 from proximo.maths.pieces.ratios import (
     CurrentPolicy,
     NoRatio,
@@ -59,12 +69,16 @@ PEERS: dict[type, Peers] = {
         "none: dead groups stay, in the denominator too",
         "filter_groups.{enable False, metric}: drops std == 0, refills with new prompts",
     ),
+    KeepCorrect: Peers("none on the loop; filter a dataset for SFTTrainer", "none on the loop"),
     GroupNormalized: Peers('scale_rewards "group": ddof 1, epsilon 1e-4', "adv_estimator grpo: ddof 1, epsilon 1e-6; a group of one gets its raw reward"),
     GroupCentred: Peers('scale_rewards "none"', "norm_adv_by_std_in_grpo False (default True)"),
     LeaveOneOut: Peers("RLOOTrainer", "adv_estimator rloo: a group of one gets its raw reward"),
     BatchScaled: Peers('scale_rewards "batch": epsilon 1e-4', "none"),
     LiveScaled: Peers("none", "adv_estimator gpg: rows / rows with non-zero reward, another quantity"),
     BetaNormalized: Peers('none: loss_type "bnpo" is a token mean per micro-batch, unrelated', "none"),
+    Imitation: Peers("none on the loop; SFTTrainer on the kept completions", "none on the loop"),
+    BestAgainstWorst: Peers("experimental OnlineDPOTrainer: beta 0.1, two completions and a judge or reward", "none"),
+    TeacherKl: Peers("none; GKDTrainer and GOLDTrainer minimise a divergence over the whole vocabulary", "distillation: other losses over the teacher's top tokens"),
     ReturnToGo: Peers("none", "adv_estimator reinforce_plus_plus (always whitened)"),
     Gae: Peers("none: PPOTrainer was removed", "adv_estimator gae: gamma 1, lam 1.0 where PPO has 0.95"),
     ProcessNormalized: Peers("none", "none"),

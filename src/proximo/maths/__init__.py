@@ -9,9 +9,11 @@ from proximo.maths.objective import policy_loss, token_terms
 from proximo.maths.pairwise import BradleyTerry, Dpo, Ipo
 from proximo.maths.pieces.advantages import (
     BatchScaled,
+    BestAgainstWorst,
     BetaNormalized,
     GroupCentred,
     GroupNormalized,
+    Imitation,
     LeaveOneOut,
     LiveScaled,
 )
@@ -28,12 +30,13 @@ from proximo.maths.pieces.credit import (
     ReturnToGo,
     SequenceWhitened,
     SignScaled,
+    TeacherKl,
     TokenWhitened,
 )
 from proximo.maths.pieces.divergences import K1, K2, K3, KlLoss, UnbiasedK3
 from proximo.maths.pieces.extras import EntropyBonus, PositiveNll, RouterBalance, ValueLoss, supervised_loss
 from proximo.maths.pieces.gates import CappedScore, Clip, GammaScore, GeometricClip, Reinforce, SoftGate, Unclipped
-from proximo.maths.pieces.keeping import KeepAll, KeepMixed, trained_mask
+from proximo.maths.pieces.keeping import KeepAll, KeepCorrect, KeepMixed, trained_mask
 from proximo.maths.pieces.protocols import (
     AdvantageProtocol,
     AnchorProtocol,
@@ -79,6 +82,7 @@ __all__ = [
     "AdvantageProtocol",
     "AnchorProtocol",
     "BatchScaled",
+    "BestAgainstWorst",
     "BetaNormalized",
     "BradleyTerry",
     "Candidates",
@@ -102,8 +106,10 @@ __all__ = [
     "GroupCentred",
     "GroupNormalized",
     "IcePop",
+    "Imitation",
     "Ipo",
     "KeepAll",
+    "KeepCorrect",
     "KeepMixed",
     "KeepProtocol",
     "KlCovariance",
@@ -139,6 +145,7 @@ __all__ = [
     "SignScaled",
     "SoftGate",
     "SoftOverlong",
+    "TeacherKl",
     "TokenMean",
     "TokenRatio",
     "TokenTruncated",

@@ -42,7 +42,8 @@ def feedback_in(batch: Batch, kl_reward: KlReward | None) -> Feedback:
     if kl_reward is not None and batch.ref_logprobs is not None:
         answer = kl_reward(batch.old_logprobs, batch.ref_logprobs, batch.mask)
         token_rewards = answer_of("shape", kl_reward, answer, batch.mask.shape)
-    return feedback_of(batch.rewards, batch.group, batch.mask, batch.values, token_rewards)
+    others = {name: getattr(batch, name) for name in ("old_logprobs", "ref_logprobs", "teacher_logprobs")}
+    return feedback_of(batch.rewards, batch.group, batch.mask, batch.values, token_rewards, **others)
 
 
 @torch.no_grad()
@@ -69,26 +70,36 @@ def advantages(
     mask: Tensor,
     values: Tensor | None = None,
     token_rewards: Tensor | None = None,
+    old_logprobs: Tensor | None = None,
+    ref_logprobs: Tensor | None = None,
+    teacher_logprobs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Advantages of a whole rollout batch, one per token, and the value model's targets where there is one.
 
     `rewards` and `group` are [B], the rest [B, T]. `rewards` are after shaping, `token_rewards` are added
-    to them. A NaN reward marks an unscored completion: its row comes back as NaN, and `policy_loss` then
-    leaves it out of every term and denominator.
+    to them; log-probs are for an advantage that reads them. A NaN reward marks an unscored completion: its row comes
+    back as NaN, and `policy_loss` then leaves it out of every term and denominator.
     """
-    feedback = feedback_of(rewards, group, mask, values, token_rewards)
+    others = {"old_logprobs": old_logprobs, "ref_logprobs": ref_logprobs, "teacher_logprobs": teacher_logprobs}
+    feedback = feedback_of(rewards, group, mask, values, token_rewards, **others)
     credit = assign(algorithm.advantage, feedback)
     return credit.advantages, credit.returns
 
 
 def feedback_of(
-    rewards: Tensor, group: Tensor, mask: Tensor, values: Tensor | None, token_rewards: Tensor | None
+    rewards: Tensor,
+    group: Tensor,
+    mask: Tensor,
+    values: Tensor | None,
+    token_rewards: Tensor | None,
+    **logprobs: Tensor | None,
 ) -> Feedback:
-    """Check what a caller passed."""
+    """Check what a caller passed. `logprobs`: of the policy that sampled and of other models, by their names in
+    `Feedback`."""
     mask = sampled_mask(mask)
     check_shape("rewards", rewards, mask.shape[:1])
     check_shape("group", group, mask.shape[:1])
-    for name, tensor in (("values", values), ("token_rewards", token_rewards)):
+    for name, tensor in {"values": values, "token_rewards": token_rewards, **logprobs}.items():
         if tensor is not None:
             check_shape(name, tensor, mask.shape)
     rewards = at_least_float32(rewards)
@@ -98,4 +109,5 @@ def feedback_of(
         mask=mask,
         values=None if values is None else values.to(rewards.dtype),
         token_rewards=None if token_rewards is None else token_rewards.to(rewards.dtype),
+        **logprobs,
     )

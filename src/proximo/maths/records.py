@@ -1,12 +1,13 @@
 """Records passed between the stages: the caller's tensors, and what pieces get."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from proximo.maths.arithmetic import sampled
+from proximo.maths.arithmetic import row_sum, sampled
 from proximo.tensor_types import Bool, Float, Int
 from proximo.types import Batch
 
@@ -23,6 +24,12 @@ class Feedback:
     """The value model's estimate before token t is consumed."""
     token_rewards: Float[Tensor, "B T"] | None = None
     """Rewards of single tokens (KL in the reward, process steps). NaN: no reward here, which is not reward 0."""
+    old_logprobs: Float[Tensor, "B T"] | None = None
+    """Log-probs of the policy that sampled."""
+    ref_logprobs: Float[Tensor, "B T"] | None = None
+    """Log-probs of the reference."""
+    teacher_logprobs: Float[Tensor, "B T"] | None = None
+    """Log-probs of a teacher, for distillation."""
 
     @property
     def scored(self) -> Bool[Tensor, " B"]:
@@ -37,6 +44,33 @@ class Feedback:
     def totals(self) -> Float[Tensor, " B"]:
         """Total reward of each row: outcome plus token rewards."""
         return self.rewards + self.step_rewards().sum(dim=1)
+
+    def gap_to(self, name: Literal["ref_logprobs", "teacher_logprobs"], reader: object) -> Float[Tensor, "B T"]:
+        """log π_old − log-prob of another model at each sampled token. `reader`: the piece that needs it."""
+        other: Tensor | None = getattr(self, name)
+        if self.old_logprobs is None or other is None:
+            missing = "old_logprobs" if self.old_logprobs is None else name
+            raise ValueError(f"{missing} is None, but {reader} reads it: pass one log-prob per token")
+        return sampled(self.old_logprobs.to(self.rewards.dtype) - other.to(self.rewards.dtype), self.mask)
+
+    @classmethod
+    def summary(cls, parts: Sequence["Feedback"]) -> "Feedback":
+        """The rows of all parts, each as one token with the row's sums: all that an advantage by row may read."""
+
+        def sums(name: str) -> Float[Tensor, "B 1"] | None:
+            found = [getattr(part, name) for part in parts]
+            if any(each is None for each in found):
+                return None
+            rows = zip(found, parts, strict=True)
+            return torch.cat([row_sum(each.to(part.rewards.dtype), part.mask) for each, part in rows])
+
+        return cls(
+            rewards=torch.cat([part.rewards for part in parts]),
+            group=torch.cat([part.group for part in parts]),
+            mask=torch.cat([torch.ones_like(part.mask[:, :1]) for part in parts]),
+            token_rewards=torch.cat([part.step_rewards().sum(dim=1, keepdim=True) for part in parts]),
+            **{name: sums(name) for name in ("old_logprobs", "ref_logprobs", "teacher_logprobs")},
+        )
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ class StepTime:
 
     rollout: Rollout
     scoring: float
-    """Passes without gradient: old policy, reference and reward models."""
+    """Passes without gradient: old policy, reference, teacher and reward models."""
     update: float
     """Passes with gradient, and the optimizer."""
     tokens: int
@@ -149,7 +149,8 @@ def _learning(
     gradient += again * (2 * shape.body * work.tokens + attention)
     policy, *values = [each for each in holding.components if each.trained]
     gradient += sum(6 * each.parameters * work.tokens for each in values)
-    judges = holding.components[len(holding.components) - len(config.rewards.models) :]
+    judges = list(holding.components[len(holding.components) - len(config.rewards.models) :])
+    judges += [each for each in holding.components if each.role == "teacher"]
     scoring = forward * (config.algorithm.needs_reference + needs_old_pass(config, holding))
     scoring += sum(2 * each.parameters * work.tokens for each in judges)
     reached, updates = _reached(holding, card), config.training.updates

@@ -142,8 +142,13 @@ class EvaluationOptions:
     """Steps between evaluations. None: only before and after training."""
     samples: int = 0
     """Completions per problem for mean@k and pass@k, at the sampling temperature. 0: greedy accuracy only."""
+    metric: str = "outcome"
+    """Held-out number that is to grow: by it patience, target and the best checkpoint are decided. A name as in
+    metrics.jsonl without `held_out/`: `accuracy`, `reward`, `pass_at_k`, `parts/format`."""
     patience: int | None = None
-    """Evaluations in a row without a better outcome that end the run early; needs `every`. None: never end early."""
+    """Evaluations in a row without a better `metric` that end the run early; needs `every`. None: never end early."""
+    target: float | None = None
+    """Value of `metric` that ends the run early; needs `every`. None: never end early."""
 
     def __post_init__(self) -> None:
         if self.problems < 0 or self.samples < 0 or (self.every is not None and self.every < 1):
@@ -156,6 +161,8 @@ class EvaluationOptions:
                 f"evaluation.problems is 0, which switches evaluation off, but every is {self.every} and samples "
                 f"{self.samples}: leave them out, or evaluate on some problems"
             )
+        if self.target is not None and self.every is None:
+            raise ValueError(f"evaluation.target is {self.target}, but evaluation.every is None: give its steps")
         if self.patience is not None and (self.patience < 1 or self.every is None):
             raise ValueError(
                 f"evaluation.patience is {self.patience}, evaluation.every {self.every}: patience counts evaluations "
@@ -172,7 +179,7 @@ class CheckpointOptions:
     keep: int = 2
     """Number of newest checkpoints kept; if one is damaged, a resume uses the one before it."""
     keep_best: bool = True
-    """Whether to also keep the checkpoint with the best held-out outcome; see evaluation.every."""
+    """Whether to also keep the checkpoint with the best evaluation.metric; see evaluation.every."""
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.keep < 1:
@@ -196,6 +203,9 @@ class RunConfig:
     """Whether to compile the model's layers on a GPU (takes some seconds once). Has no effect on a CPU."""
     adapter: Lora | None = None
     """Adapter that is trained in the place of the model's own weights. None: the model itself is trained."""
+    teacher: str | None = None
+    """Folder or hub id of a teacher, for an algorithm that reads its log-probs, such as `distill`. It must have the
+    model's vocabulary; its weights stay as they are."""
     sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(max_tokens=8))
     sampler: SamplerOptions = field(default_factory=Embedded)
     """Sampler of the rollouts. `Embedded`: the policy's own module.

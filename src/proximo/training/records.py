@@ -121,6 +121,13 @@ class Evaluation:
         nested = ("parts", "sources")
         return {f"held_out/{name}": value for name, value in flat.items() if value is not None and name not in nested}
 
+    def value(self, metric: str) -> float:
+        """A number by its name in `metrics.jsonl`, without `held_out/`."""
+        known = {name.removeprefix("held_out/"): value for name, value in self.floats().items()}
+        if metric not in known:
+            raise ValueError(f"evaluation.metric is {metric!r}, but an evaluation gives {', '.join(sorted(known))}")
+        return known[metric]
+
     @classmethod
     def none(cls) -> "Evaluation":
         """Of a run that is not evaluated."""

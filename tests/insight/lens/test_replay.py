@@ -18,7 +18,7 @@ from proximo.insight.lens.gradients import check_tokens, parameter_gradients
 from proximo.insight.lens.lens import BLOCKED, TokenState, look, policy_loss
 from proximo.insight.lens.replay import FIVE, OWN, chosen, compared, max_flipped, own_name, remarks, token_table
 from proximo.maths import Clip, ClipCovariance, CurrentPolicy, GeometricClip, IcePop, TokenTruncated, TopEntropy
-from proximo.models import load_model, load_tokenizer, tiny_moe, tiny_tokenizer
+from proximo.models import load_model, load_tokenizer, tiny_model, tiny_moe, tiny_tokenizer
 from proximo.models.shipped import resolve
 from proximo.samplers import SamplingOptions
 from proximo.samplers.mismatched import Mismatched
@@ -68,6 +68,12 @@ def _trained(folder: Path, algorithm: Algorithm, steps: int, changes: dict) -> R
     return RunFolder(folder)
 
 
+def saved_teacher(folder: Path) -> str:
+    tiny_model(hidden=32, layers=1, heads=2, kv_heads=1, intermediate=64, seed=1).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
 # The run's own algorithm
 
 
@@ -87,8 +93,9 @@ def assert_reproduced(run: RunFolder, number: int) -> list[TokenState]:
 
 
 @pytest.mark.parametrize("card", explain.CARDS, ids=lambda card: card.name)
-def test_a_step_replayed_under_its_own_algorithm_has_the_logged_loss(card, runs):
-    found = assert_reproduced(runs(card.name, card.value), 1)
+def test_a_step_replayed_under_its_own_algorithm_has_the_logged_loss(card, runs, tmp_path):
+    more = {"teacher": saved_teacher(tmp_path)} if card.name == "distill" else {}
+    found = assert_reproduced(runs(card.name, card.value, **more), 1)
     if isinstance(card.value.gate, Clip | GeometricClip) and not isinstance(card.value.anchor, CurrentPolicy):
         assert set(found) & set(BLOCKED)  # otherwise it would say little
 

@@ -12,12 +12,13 @@ import torch
 from transformers import PreTrainedModel, Qwen3ForSequenceClassification
 
 from proximo import toml
-from proximo.algorithms import DAPO, GRPO, PPO, VAPO, Algorithm
+from proximo.algorithms import DAPO, DISTILL, GRPO, PPO, VAPO, Algorithm
 from proximo.cli import main
 from proximo.health import Watch
 from proximo.health.updates import WeakValueModel
 from proximo.maths import AdaptiveKl, KlLoss, KlReward
 from proximo.models import load_model, pick_device, tiny_model, tiny_tokenizer
+from proximo.models.scoring import score
 from proximo.models.values import HeadOnOwnLayers, OwnLayers, OwnModel, TrunkHead
 from proximo.presets import ARITHMETIC
 from proximo.samplers import SamplingOptions
@@ -206,6 +207,52 @@ def test_a_value_model_of_another_vocabulary_is_refused_before_it_is_loaded(poli
     other.save_pretrained(folder)
     with pytest.raises(ValueError, match=r"value.form.path is .*: its vocabulary is not the policy's"):
         Run(config(policy, value=ValueOptions(OwnModel(str(folder)))), tmp_path / "run", Lines())
+
+
+def test_a_teacher_is_scored_frozen_and_counted(policy, tmp_path):
+    teacher = tmp_path / "teacher"
+    tiny_model(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=32, seed=5).save_pretrained(teacher)
+    tiny_tokenizer().save_pretrained(teacher)
+    settings = config(policy, DISTILL, teacher=str(teacher))
+    run = Run(settings, tmp_path / "run", Lines())
+    assert run.teacher is not None
+    before = {name: each.clone() for name, each in run.teacher.named_parameters()}
+    assert not any(each.requires_grad for each in run.teacher.parameters())
+    train(run)
+    assert all(torch.equal(before[name], each) for name, each in run.teacher.named_parameters())
+    table = pq.read_table(tmp_path / "run/rollouts/step-000001.parquet").to_pylist()
+    row = table[0]
+    batch = {"tokens": torch.tensor([row["tokens"]]), "lengths": torch.tensor([len(row["tokens"])])}
+    prompt = {"prompts": (tuple(row["prompt_tokens"]),), "group": torch.tensor([0]), "temperature": 1.0}
+    exact = score(run.teacher, **batch, **prompt).logprobs[0]
+    torch.testing.assert_close(torch.tensor(row["teacher_logprobs"]), exact)
+    gaps = [
+        old - own for each in table for old, own in zip(each["old_logprobs"], each["teacher_logprobs"], strict=True)
+    ]
+    metrics = next(each for each in rows(tmp_path / "run", "metrics.jsonl") if "teacher_kl" in each)
+    assert metrics["teacher_kl"] == pytest.approx(sum(gaps) / len(gaps), rel=1e-5)
+    assert metrics["advantage"] == pytest.approx(-metrics["teacher_kl"], rel=1e-5)
+    held = {each.role: each for each in held_models(settings)}
+    assert held["teacher"].parameters == sum(each.numel() for each in run.teacher.parameters())
+    assert not held["teacher"].trained
+
+
+def test_a_teacher_that_does_not_fit_is_refused_before_it_is_loaded(policy, tmp_path):
+    def refused(words: str, algorithm: Algorithm = DISTILL, **changes) -> None:
+        with pytest.raises(ValueError, match=words):
+            Run(replace(config(policy, algorithm), **changes), tmp_path / "run", Lines())
+
+    refused(r"teacher is None, but algorithm.advantage TeacherKl reads one")
+    refused(r"teacher is .*, but algorithm.advantage GroupNormalized reads none", GRPO, teacher=policy)
+    other = tiny_tokenizer()
+    other.add_tokens(["<more>"])
+    other.save_pretrained(tmp_path / "other")
+    refused(r"teacher is .*: its vocabulary is not the policy's", teacher=str(tmp_path / "other"))
+    wide = tiny_model(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=32, seed=5)
+    wide.resize_token_embeddings(128)
+    wide.save_pretrained(tmp_path / "wide")
+    tiny_tokenizer().save_pretrained(tmp_path / "wide")
+    refused(r"teacher is .*: it has \d+ embeddings, the model 128", model=str(tmp_path / "wide"), teacher=policy)
 
 
 REFUSED = [

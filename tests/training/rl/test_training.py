@@ -319,7 +319,8 @@ def test_the_learners_gradient_is_policy_losss_with_rows_of_advantage_0(name: st
     trainer = learner(
         NAMED[name].with_length_limit(8), groups=4, minibatches=1 if NAMED[name].anchor == CurrentPolicy() else 2
     )
-    batch = assemble(rollouts(trainer.model), [], trainer, 8).batch
+    teacher = trainer.model if name == "DISTILL" else None
+    batch = assemble(rollouts(trainer.model), [], trainer, 8, teacher=teacher).batch
     now = trainer.old_scores(batch).logprobs
     credit = torch.where((batch.group == 1).unsqueeze(1), 0.0, -1.0) * batch.mask
     batch = replace(batch, advantages=credit, old_logprobs=now + 0.3 * torch.randn(now.shape) * batch.mask)

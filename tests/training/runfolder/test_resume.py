@@ -20,10 +20,10 @@ from safetensors.torch import load_file
 
 import proximo
 from proximo import explain, toml
-from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm
+from proximo.algorithms import DAPO, DISTILL, GRPO, GSPO, PPO, SAPO, Algorithm
 from proximo.cli import main
 from proximo.data import DataFile
-from proximo.maths import AdaptiveKl, KlReward
+from proximo.maths import AdaptiveKl, GroupNormalized, KlReward, TeacherKl
 from proximo.models import load_model, tiny_model, tiny_tokenizer
 from proximo.models.adapters.lora import Lora
 from proximo.models.shipped import resolve
@@ -155,6 +155,9 @@ RUNS = {
     "reset reference": config(training=replace(config().training, reset_reference_every=1)),
     "lagging sampler": config(sampler=Mismatched(precision="bfloat16", lag=2), steps=5),
     "adaptive kl": config(replace(PPO, shape=KlReward(0.1, controller=AdaptiveKl(target=1.0, horizon=8))), steps=3),
+    "distill": config(
+        replace(DISTILL, advantage=TeacherKl(0.1, of=GroupNormalized())), teacher="tiny-arithmetic", steps=2
+    ),
     "evaluated": config(evaluation=EvaluationOptions(problems=4, every=1), steps=3),
     "frozen, 8-bit moments": config(
         training=replace(config().training, freeze=("embed", "layers.[01]."), adam_moments="8bit"), steps=2
@@ -224,6 +227,34 @@ def test_a_run_that_stops_improving_ends_early_and_resumes_to_the_same_end(tmp_p
         assert_same(numbers(folder), numbers(whole))
     with pytest.raises(ValueError, match=r"evaluation.patience is 2, evaluation.every None"):
         EvaluationOptions(patience=2)
+
+
+def test_a_run_ends_at_its_target_by_the_metric_that_is_named(tmp_path):
+    """The second evaluation between steps reaches the target; outcomes alone would name the first the best."""
+    options = EvaluationOptions(problems=4, every=1, metric="reward", target=0.6)
+    settings = config(evaluation=options, steps=6)
+    run = Run(settings, tmp_path / "run", Quiet())
+    found, evaluate = iter([0.1, 0.2, 0.6, 0.7]), run.evaluate
+
+    def told():
+        evaluation, answers = evaluate()
+        reward = next(found)
+        return replace(evaluation, outcome=1 - reward, reward=reward), answers
+
+    run.evaluate = told
+    train(run)
+    [newest, *_] = saved(tmp_path / "run" / CHECKPOINTS)
+    assert step_of(newest) == 2
+    assert json.loads((newest / "state/run_state.json").read_text())["best"] == {"step": 2, "value": 0.6}
+    assert "reward 0.6 after step 2 reaches evaluation.target, 0.6" in (tmp_path / "run/events.jsonl").read_text()
+
+
+def test_metrics_that_no_evaluation_has_are_refused(tmp_path):
+    for metric, words in (("pass_at_k", "with evaluation.samples"), ("parts/tone", "an evaluation gives accuracy, ")):
+        with pytest.raises(ValueError, match=f"evaluation.metric is '{metric}'.*{words}"):
+            trained(config(evaluation=EvaluationOptions(problems=4, metric=metric)), tmp_path / metric)
+    with pytest.raises(ValueError, match=r"evaluation.target is 0.5, but evaluation.every is None"):
+        EvaluationOptions(target=0.5)
 
 
 def to_format_1(point: Path, settings: RunConfig) -> None:
@@ -658,7 +689,7 @@ def test_the_best_whose_save_failed_does_not_cost_the_one_before(tmp_path, monke
     assert [path.name for path in saved(tmp_path / CHECKPOINTS)] == ["step-000006", "step-000002"]
     assert json.loads((tmp_path / CHECKPOINTS / "step-000006/state/run_state.json").read_text())["best"] == {
         "step": 2,
-        "outcome": 0.9,
+        "value": 0.9,
     }
     assert "save_failed" in [row["kind"] for row in Lines(tmp_path / "events.jsonl")]
 

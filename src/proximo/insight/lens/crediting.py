@@ -30,6 +30,8 @@ def advantages_under(step: Step, algorithm: Algorithm, config: RunConfig) -> tup
         return batch.advantages, notes
     if other.needs_values and batch.values is None:
         return batch.advantages, [*notes, "no values were stored: the advantages are the run's own"]
+    if missing := sorted(name for name in other.all_needs if getattr(batch, name) is None):
+        return batch.advantages, [*notes, f"no {missing[0]} were stored: the advantages are the run's own"]
     if not own.per_token and not other.per_token:
         return batch.advantages, [*notes, "the advantages are the run's own"]
     if algorithm.kl_reward is not None and batch.ref_logprobs is None:

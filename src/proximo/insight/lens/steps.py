@@ -36,6 +36,7 @@ PER_TOKEN = {
     "old_logprobs": 0,
     "advantages": 0,
     "ref_logprobs": 0,
+    "teacher_logprobs": 0,
     "values": 0,
     "returns": 0,
     "routes": UNKNOWN,
@@ -201,7 +202,6 @@ def _step(table: pa.Table, number: int, facts: Mapping[str, Any]) -> Step:
 def _check_size(lengths: Int[Tensor, " B"], passes: int) -> None:
     """Refuse steps that are too large for memory: a small compressed file may hold very many equal numbers."""
     tokens = int(lengths.sum())
-    # A completion without tokens takes memory, too.
     size, sizes = max(tokens, len(lengths)), f"it has {len(lengths):,} completions of {tokens:,} tokens"
     if size > MAX_TOKENS:
         raise ValueError(f"{sizes}, more than the {MAX_TOKENS:,} that are held at once")
@@ -238,6 +238,7 @@ def _batch(column: Mapping[str, pa.Array], rows: "_Rows", lengths: Int[Tensor, "
         old_logprobs=rows(column["old_logprobs"]),
         advantages=rows(column["advantages"]),
         ref_logprobs=optional("ref_logprobs"),
+        teacher_logprobs=optional("teacher_logprobs"),
         values=optional("values"),
         returns=optional("returns"),
         **_routes(column, rows, group, len(prompts)),

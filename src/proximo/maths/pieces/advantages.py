@@ -13,6 +13,7 @@ from torch import Tensor
 
 from proximo.maths.groups import group_index, siblings
 from proximo.maths.pieces.protocols import AdvantageProtocol
+from proximo.maths.pieces.traits import OtherModel
 from proximo.maths.records import Feedback
 from proximo.tensor_types import Bool, Float
 
@@ -129,6 +130,44 @@ class BetaNormalized:
         return (1 + mean * concentration) / 3, (1 + (1 - mean) * concentration) / 3
 
 
+@dataclass(frozen=True)
+class Imitation:
+    """1 for every scored row: the log-probs of all rows that train are raised alike. Rejection-sampling fine-tuning."""
+
+    compares: ClassVar[bool] = False
+
+    def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
+        return torch.ones_like(feedback.rewards).where(feedback.scored, torch.nan)
+
+
+@dataclass(frozen=True)
+class BestAgainstWorst:
+    """±n·beta·σ(−beta·margin) on the best and the worst of a group of n, 0 on the others: the gradient of DPO's loss.
+
+    The margin is how much more the policy moved towards the best than towards the worst, in log π − log π_ref of whole
+    completions. Of equals the first counts. n makes up for the other rows in a mean over rows.
+    """
+
+    beta: float = 0.1
+    """Strength of the implicit KL to the reference: smaller values let the policy move further."""
+    needs_logprobs: ClassVar[tuple[OtherModel, ...]] = ("ref_logprobs",)
+
+    def __post_init__(self) -> None:
+        if self.beta <= 0:
+            raise ValueError(f"advantage.beta is {self.beta}: it must be positive, say 0.1")
+
+    def __call__(self, feedback: Feedback) -> Float[Tensor, " B"]:
+        rewards, moved = feedback.totals(), feedback.gap_to("ref_logprobs", self).sum(dim=1)
+        group = siblings(rewards, feedback.group)
+        advantages = torch.zeros_like(rewards)
+        for number in feedback.group[feedback.scored & ~group.unanimous].unique():
+            rows = (feedback.scored & (feedback.group == number)).nonzero().squeeze(1)
+            best, worst = rows[rewards[rows].argmax()], rows[rewards[rows].argmin()]
+            push = len(rows) * self.beta * torch.sigmoid(-self.beta * (moved[best] - moved[worst]))
+            advantages[best], advantages[worst] = push, -push
+        return _settled(advantages, group.unanimous, feedback)
+
+
 def _log_beta(alpha: Float[Tensor, ""], beta: Float[Tensor, ""]) -> Float[Tensor, ""]:
     return torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
 
@@ -146,5 +185,13 @@ def _check_scale(ddof: int, epsilon: float) -> None:
 
 
 SequenceAdvantage = (
-    GroupNormalized | GroupCentred | LeaveOneOut | BatchScaled | LiveScaled | BetaNormalized | AdvantageProtocol
+    GroupNormalized
+    | GroupCentred
+    | LeaveOneOut
+    | BatchScaled
+    | LiveScaled
+    | BetaNormalized
+    | Imitation
+    | BestAgainstWorst
+    | AdvantageProtocol
 )

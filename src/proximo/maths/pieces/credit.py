@@ -16,7 +16,7 @@ from proximo.maths.groups import siblings
 from proximo.maths.pieces.advantages import GroupNormalized, SequenceAdvantage
 from proximo.maths.pieces.protocols import AdvantageProtocol
 from proximo.maths.pieces.returns import backward_sums, earned, next_sampled, scattered, whiten
-from proximo.maths.pieces.traits import AdvantageTraits
+from proximo.maths.pieces.traits import AdvantageTraits, OtherModel
 from proximo.maths.records import Credit, Feedback
 from proximo.tensor_types import Bool, Float
 
@@ -201,7 +201,49 @@ class SignScaled(_OfAnother):
         ]
 
 
-Advantage = SequenceAdvantage | ReturnToGo | Gae | ProcessNormalized | TokenWhitened | SequenceWhitened | SignScaled
+@dataclass(frozen=True)
+class TeacherKl:
+    """coefficient · (log π_teacher − log π_old) at each token: minus the reverse KL. On-policy distillation."""
+
+    coefficient: float = 1.0
+    """Strength of the teacher's part."""
+    kl_discount: float = 0.0
+    """Discount of later tokens' KL. 0: each token counts for itself; 1: the exact gradient of a completion's KL."""
+    of: "SequenceAdvantage | ReturnToGo | Gae | None" = None
+    """Advantage that the teacher's part is added to, from the rewards. None: rewards play no part."""
+    per_token: ClassVar[bool] = True
+    needs_logprobs: ClassVar[tuple[OtherModel, ...]] = ("teacher_logprobs",)
+
+    def __post_init__(self) -> None:
+        _check_unit("advantage.kl_discount", self.kl_discount)
+        if self.coefficient <= 0:
+            raise ValueError(f"advantage.coefficient is {self.coefficient}: it must be positive, say 1")
+
+    @property
+    def needs_values(self) -> bool:
+        return AdvantageTraits.read(self.of).needs_values
+
+    @property
+    def discount(self) -> float:
+        return AdvantageTraits.read(self.of).discount
+
+    def __call__(self, feedback: Feedback) -> Credit:
+        return self.over([feedback])[0]
+
+    def over(self, parts: Sequence[Feedback]) -> list[Credit]:
+        """Credit of a batch in parts."""
+        gains = [-self.coefficient * part.gap_to("teacher_logprobs", self) for part in parts]
+        factors = [gain.new_full((len(gain),), self.kl_discount) for gain in gains]
+        gains = list(map(backward_sums, gains, factors, [part.mask for part in parts]))
+        if self.of is None:
+            return [Credit(gain) for gain in gains]
+        rewarded = assign_parts(self.of, parts)
+        return [Credit(gain + each.advantages, each.returns) for gain, each in zip(gains, rewarded, strict=True)]
+
+
+Advantage = (
+    SequenceAdvantage | ReturnToGo | Gae | ProcessNormalized | TokenWhitened | SequenceWhitened | SignScaled | TeacherKl
+)
 
 
 def assign(advantage: Advantage, feedback: Feedback) -> Credit:
@@ -217,14 +259,7 @@ def assign_parts(advantage: Advantage, parts: Sequence[Feedback]) -> list[Credit
     elif traits.per_token:
         answers = [advantage(part) for part in parts]
     else:
-        # What a row earned in all says everything about it: a width of one is enough.
-        summary = Feedback(
-            rewards=torch.cat([part.rewards for part in parts]),
-            group=torch.cat([part.group for part in parts]),
-            mask=torch.cat([torch.ones_like(part.mask[:, :1]) for part in parts]),
-            token_rewards=torch.cat([part.step_rewards().sum(dim=1, keepdim=True) for part in parts]),
-        )
-        answers = _of_rows(advantage, summary).split([len(part.rewards) for part in parts])
+        answers = _of_rows(advantage, Feedback.summary(parts)).split([len(part.rewards) for part in parts])
     return [_per_token(advantage, answer, part) for answer, part in zip(answers, parts, strict=True)]
 
 

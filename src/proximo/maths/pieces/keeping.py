@@ -42,7 +42,20 @@ class KeepMixed:
         return ~torch.isnan(outcome) & ~siblings(outcome, group).unanimous
 
 
-Keep = KeepAll | KeepMixed | KeepProtocol
+@dataclass(frozen=True)
+class KeepCorrect:
+    """Only correct completions train: rejection sampling."""
+
+    above: float = 0.0
+    """Outcomes above this count as correct; 0 fits outcomes of 0 and 1, and of −1 and 1."""
+    truncated: bool = True
+    """Whether completions cut at the limit are in the loss."""
+
+    def __call__(self, outcome: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
+        return outcome > self.above  # never true of NaN
+
+
+Keep = KeepAll | KeepMixed | KeepCorrect | KeepProtocol
 
 
 def left_out(keep: Keep, outcome: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:

@@ -101,10 +101,18 @@ class KeepTraits(Traits):
     """Whether it drops rows by their outcome."""
 
 
+OtherModel = Literal["ref_logprobs", "teacher_logprobs"]
+
+
 @dataclass(frozen=True)
 class AdvantageTraits(Traits):
     per_token: bool = False
-    """Whether tokens of a row differ. If not, it may read only `rewards`, `group` and `totals()`."""
+    """Whether tokens of a row differ. If not, it may read only `rewards`, `group` and sums over a row: `totals()` and
+    those of `gap_to`."""
+    needs_logprobs: tuple[OtherModel, ...] = ()
+    """Log-probs of other models that it reads: of the reference, of a teacher."""
+    compares: bool = True
+    """Whether, if tokens of a row do not differ, it compares siblings, so that a group needs at least two."""
     needs_values: bool = False
     """Whether a value model must be trained."""
     needs_step_rewards: bool = False
@@ -117,6 +125,12 @@ class AdvantageTraits(Traits):
     """Advantage that this one transforms."""
     over: Callable[[Sequence[Feedback]], list[Credit]] | None = None
     """The same for a batch in parts. Required if it differs by token and compares rows."""
+
+    @property
+    def all_needs(self) -> frozenset[OtherModel]:
+        """Its own needs, and those of the advantage that it transforms."""
+        inner = frozenset() if self.of is None else AdvantageTraits.read(self.of).all_needs
+        return inner | frozenset(self.needs_logprobs)
 
 
 @dataclass(frozen=True)

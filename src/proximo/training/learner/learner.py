@@ -153,10 +153,13 @@ class Learner:
         return scores
 
     def reference_logprobs(self, batch: Batch) -> Float[Tensor, "B T"]:
-        """Log-probs under the reference, which never replays routes."""
+        return self.logprobs_under(self.policy.reference_logprobs, batch)
+
+    def logprobs_under(self, score: Callable[[Passes, Batch], Tensor], batch: Batch) -> Float[Tensor, "B T"]:
+        """Log-probs under a model that is not trained, which never replays routes."""
         batch = replace(batch, routes=None)
         self.passes, logprobs = self.guard.retry_on_oom(
-            self.passes, batch, lambda passes: self.policy.reference_logprobs(passes, batch), with_gradient=False
+            self.passes, batch, lambda passes: score(passes, batch), with_gradient=False
         )
         return logprobs
 
@@ -168,11 +171,8 @@ class Learner:
             self.kl_reward = replace(self.kl_reward, coefficient=coefficient)
 
     def start_step(self, sampled_version: int | None = None) -> None:
-        """From here on the policy differs from the one that sampled: itself, unless a sampler with older weights did.
-
-        Rows of a sampler that lags are fresh all the same: their old policy is this one, as it starts the step, and
-        what lies between sampler and old policy is a mismatch, for `correct` to repair.
-        """
+        """Note the version that samples the step; None: the current one. Rows of a sampler that lags are fresh too: the
+        difference between sampler and old policy is a mismatch, for `correct` to repair."""
         self.sampled_version = self.version if sampled_version is None else sampled_version
 
     def is_stale(self, batch: Batch) -> Bool[Tensor, " B"]:

@@ -87,6 +87,8 @@ def held_models(config: RunConfig, skeleton_of: Callable[[str], PreTrainedModel]
     held = _held_policy(config, policy)
     if config.algorithm.needs_reference and config.adapter is None:  # with an adapter, the reference is its base model
         held.append(Held("reference", _count(policy), trained=False))
+    if config.teacher is not None:
+        held.append(Held("teacher", _count(skeleton_of(config.teacher)), trained=False))
     if config.sampler.copies:
         held.append(Held("the sampler's copies", config.sampler.copies * _count(policy), trained=False))
     match config.value_options and config.value_options.form:

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from proximo.algorithms import Algorithm
-from proximo.maths.pieces.traits import GateTraits
+from proximo.maths.pieces.traits import AdvantageTraits, GateTraits
 from proximo.models import load_tokenizer, pick_device
 from proximo.models.adapters.lora import target_names
 from proximo.models.adapters.quantized import check_quantization
@@ -18,7 +18,7 @@ from proximo.models.reward_models import check_scores
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, check_form
 from proximo.rewards.grading import grading
-from proximo.training.config import RunConfig
+from proximo.training.config import EvaluationOptions, RunConfig
 from proximo.training.learner.experts import balance_for, check_replay
 from proximo.training.learner.freezing import frozen_names
 from proximo.training.preflight.calibration import calibrate
@@ -46,6 +46,7 @@ def preflight(config: RunConfig) -> Preflight:
     """Refuse a config whose device, data or models cannot be used; no weights are read."""
     device = pick_device(config.device)
     _check_statistics(config.algorithm)
+    _check_metric(config.evaluation)
     if config.task.size("train") == 0:
         raise ValueError("task.held_out leaves no problem to train on: hold out less")
     config.task.problem(0, "train", config.seed)
@@ -91,6 +92,17 @@ def _check_statistics(algorithm: Algorithm) -> None:
             raise ValueError(f"gate {gate}.statistics names {name!r}, which every run logs itself: use another name")
 
 
+def _check_metric(options: EvaluationOptions) -> None:
+    """Refuse a metric that no evaluation has. Parts of the reward and sources are known after the first one."""
+    names = ["accuracy", "outcome", "reward", *(["mean_at_k", "pass_at_k"] if options.samples else [])]
+    if options.metric not in names and "/" not in options.metric:
+        more = "" if options.samples else ", or mean_at_k and pass_at_k with evaluation.samples"
+        raise ValueError(
+            f"evaluation.metric is {options.metric!r}: give one of {', '.join(names)}{more}, or a part of the reward "
+            "such as parts/format"
+        )
+
+
 def _check_models(config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBase) -> None:
     if has_score(read_config(path)):
         raise ValueError(f"path {path!r} is a reward model, which cannot generate text: give a causal language model")
@@ -107,7 +119,8 @@ def _check_models(config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBa
         if form is not None:
             check_form(form, policy)
     if isinstance(form, OwnModel) and form.path is not None:
-        _check_value_model(form.path, tokenizer)
+        _check_reads_tokens("value.form.path", form.path, tokenizer)
+    _check_teacher(config, path, tokenizer)
     for judge in config.rewards.models:
         pick_device(judge.device)
         folder = resolve(judge.path)
@@ -116,12 +129,34 @@ def _check_models(config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBa
         _check_weights(folder)
 
 
-def _check_value_model(name: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a value model that does not read the policy's tokens."""
+def _check_teacher(config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a teacher that nothing reads, that is missing, or that cannot score the policy's tokens."""
+    advantage = config.algorithm.advantage
+    is_needed = "teacher_logprobs" in AdvantageTraits.read(advantage).all_needs
+    if is_needed and config.teacher is None:
+        raise ValueError(f"teacher is None, but algorithm.advantage {type(advantage).__name__} reads one: give a model")
+    if config.teacher is None:
+        return
+    if not is_needed:
+        raise ValueError(
+            f"teacher is {config.teacher!r}, but algorithm.advantage {type(advantage).__name__} reads none: leave it "
+            "out, or use the algorithm distill"
+        )
+    _check_reads_tokens("teacher", config.teacher, tokenizer)
+    known, sampled = (read_config(each).get_text_config().vocab_size for each in (resolve(config.teacher), path))
+    if known < sampled:
+        raise ValueError(
+            f"teacher is {config.teacher!r}: it has {known} embeddings, the model {sampled}; give a teacher with at "
+            "least as many, since the model can sample each of its tokens"
+        )
+
+
+def _check_reads_tokens(field: str, name: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a model, named by this field, that does not read the policy's tokens."""
     path = resolve(name)
     if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
         raise ValueError(
-            f"value.form.path is {name!r}: its vocabulary is not the policy's, whose tokens it would have to "
+            f"{field} is {name!r}: its vocabulary is not the policy's, whose tokens it would have to "
             "read; use a model of the same family"
         )
     _check_weights(path)

@@ -12,13 +12,15 @@ from itertools import chain, repeat
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from proximo.maths.crediting import feedback_in, returns_to_go, shaped_rewards, trained_rows
 from proximo.maths.pieces.credit import assign
 from proximo.maths.pieces.keeping import trained_mask
 from proximo.maths.pieces.traits import AdvantageTraits
-from proximo.tensor_types import Bool
+from proximo.tensor_types import Bool, Int
 from proximo.training.learner.learner import Learner
+from proximo.training.learner.passes import Passes
 from proximo.training.records import Assembled
 from proximo.types import Batch, Completion, Group
 
@@ -30,15 +32,19 @@ def assemble(
     completion_limit: int,
     *,
     penalty_unit: float = 1.0,
+    teacher: PreTrainedModel | None = None,
 ) -> Assembled:
     """Everything that the updates of one step read. `penalty_unit`: see `RunConfig.penalty_unit`."""
     algorithm, kl_reward = learner.algorithm, learner.kl_reward
     everyone = to_batch([*groups, *dropped])
     is_kept = everyone.group < len(groups)
     # Credit over all rows needs every row's values or divergences; otherwise only rows that train are scored.
-    score_all = AdvantageTraits.read(algorithm.advantage).needs_values or kl_reward is not None
+    advantage = AdvantageTraits.read(algorithm.advantage)
+    score_all = advantage.needs_values or bool(advantage.all_needs) or kl_reward is not None
     scored_rows = (is_kept | score_all).nonzero().squeeze(1)
     batch, gap = learner.prepare(everyone, scored_rows)
+    if teacher is not None:
+        batch = with_teacher(batch, scored_rows, teacher, learner)
 
     penalties = algorithm.length_penalties
     batch = replace(batch, rewards=shaped_rewards(batch, penalties, completion_limit, penalty_unit))
@@ -63,6 +69,16 @@ def assemble(
         sampler_gap=gap,
         earned=None if earned is None else earned[index],
     )
+
+
+def with_teacher(batch: Batch, index: Int[Tensor, " M"], teacher: PreTrainedModel, learner: Learner) -> Batch:
+    """The batch with the teacher's log-probs of the rows in `index`."""
+
+    def score(passes: Passes, rows: Batch) -> Tensor:
+        return replace(passes, router_logits=False).without_gradient(teacher, rows).logprobs  # it may have no routers
+
+    found = learner.logprobs_under(score, batch.rows(index))
+    return replace(batch, teacher_logprobs=torch.zeros_like(batch.old_logprobs).index_copy(0, index, found))
 
 
 def is_dead(batch: Batch) -> Bool[Tensor, " B"]:

@@ -1,6 +1,7 @@
 """Snapshots a run's state after every step, and writes a checkpoint every few steps."""
 
 import json
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -70,9 +71,10 @@ class Checkpointer:
 
     def after_evaluation(self, state: RunState, found: Evaluation) -> RunState:
         """Snapshot after an evaluation between two steps."""
-        best = self._former_best = state.best
-        if best is None or found.outcome > best.outcome:  # NaN is not better than anything
-            best = Best(state.step, found.outcome) if found.outcome == found.outcome else best
+        best, value = state.best, found.value(self._config.evaluation.metric)
+        self._former_best = best
+        if best is None or value > best.value:  # NaN is not better than anything
+            best = best if math.isnan(value) else Best(state.step, value)
         return self.snapshot(replace(state, evaluated=True, best=best))
 
     def is_last(self, state: RunState) -> bool:
@@ -80,12 +82,18 @@ class Checkpointer:
         most = self._config.max_generated_tokens
         return state.step >= self._config.steps or (most is not None and state.generated >= most)
 
-    def stopped_improving(self, state: RunState) -> bool:
-        """Whether the last evaluations, as many as evaluation.patience, found nothing better."""
-        options = self._config.evaluation
-        if options.patience is None or options.every is None or not state.evaluated or state.best is None:
-            return False
-        return state.step - state.best.step >= options.patience * options.every
+    def early_end(self, state: RunState) -> str | None:
+        """Why the run ends before its last step: evaluation.target is reached, or the last evaluations, as many as
+        evaluation.patience, found nothing better. None: it does not."""
+        options, best = self._config.evaluation, state.best
+        if options.every is None or not state.evaluated or best is None:
+            return None
+        found = f"{options.metric} {best.value:.3g} after step {best.step}"
+        if options.target is not None and best.value >= options.target:
+            return f"the run ends here: {found} reaches evaluation.target, {options.target:g}"
+        if options.patience is not None and state.step - best.step >= options.patience * options.every:
+            return f"the run ends here: {options.patience} evaluations in a row found nothing better than {found}"
+        return None
 
     def save_if_due(self, state: RunState) -> RunState:
         """Save if that is due. If saving fails, the best checkpoint stays the one before."""

@@ -39,7 +39,7 @@ def step_metrics(
     metrics["skipped_updates"] = len(updates) - len(applied)
     if assembled is not None:
         metrics |= {"dead_rows": assembled.dead_rows / max(len(assembled.batch), 1)}
-        metrics |= advantage_metrics(assembled.batch)
+        metrics |= advantage_metrics(assembled.batch) | teacher_metrics(assembled.everyone)
         if assembled.earned is not None:
             metrics |= value_metrics(assembled.batch, assembled.earned)
     if updates:
@@ -65,6 +65,13 @@ def kl_metrics(kl: float, reward: KlReward | None) -> dict[str, float]:
     """KL of the sampling policy from the reference, and the coefficient of a KL in the reward."""
     coefficient = ShapeTraits.read(reward).coefficient
     return {"reference_kl": kl} | ({} if coefficient is None else {"kl_coefficient": coefficient})
+
+
+def teacher_metrics(batch: Batch) -> dict[str, float]:
+    """Reverse KL of the sampling policy from the teacher, over the sampled tokens of all rows; empty without one."""
+    if batch.teacher_logprobs is None or not batch.sampled.any():
+        return {}
+    return {"teacher_kl": float((batch.old_logprobs - batch.teacher_logprobs)[batch.sampled].mean())}
 
 
 def advantage_metrics(batch: Batch) -> dict[str, float]:

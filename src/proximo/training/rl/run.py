@@ -37,7 +37,6 @@ from proximo.training.rl.unscored import UnscoredWatch
 from proximo.training.runfolder.files import METRICS
 from proximo.training.runfolder.log import RunLog
 from proximo.training.runfolder.signals import Stop
-from proximo.training.runfolder.state import RunState
 
 MAX_SLOTS = 512
 """Number of slots for decoding; a step with more rows refills slots as rows end."""
@@ -66,7 +65,8 @@ class Run:
         backbone = value and _value_backbone(value.form, device, dtype)
         quantization = None if config.adapter is None else config.adapter.quantize_base
         self.model: PreTrainedModel = load_model(checked.path, device=device, dtype=dtype, quantization=quantization)
-        for each in filter(None, (self.model, backbone)):
+        self.teacher = _teacher(config, device, dtype)
+        for each in filter(None, (self.model, backbone, self.teacher)):
             allow_compiling(each, config.compile)
         # First the value model, which may copy layers: a copy has no use for an adapter.
         built = value and value_model(value.form, self.model, backbone)
@@ -139,15 +139,10 @@ class Run:
             self.log.event(step, "not_repeatable", message)
             self.progress.warned(step, message)
 
-    def tell_early_end(self, state: RunState) -> None:
-        """Report that the run ends before its last step, since evaluations stopped improving."""
-        assert state.best is not None
-        message = (
-            f"the run ends here: {self.config.evaluation.patience} evaluations in a row found nothing better than "
-            f"{state.best.outcome:.3g} after step {state.best.step}"
-        )
-        self.log.event(state.step, "early_end", message)
-        self.progress.warned(state.step, message)
+    def tell_early_end(self, step: int, reason: str) -> None:
+        """Report that the run ends before its last step."""
+        self.log.event(step, "early_end", reason)
+        self.progress.warned(step, reason)
 
     def note(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a row of metrics, and report new findings."""
@@ -175,6 +170,12 @@ def build_policy(model: PreTrainedModel, config: RunConfig, path: str) -> Policy
     if config.adapter is None:
         return PlainPolicy(model)
     return LoraPolicy(model, config.adapter, base=base_for(path), seed=config.seed)
+
+
+def _teacher(config: RunConfig, device: str, dtype: torch.dtype) -> PreTrainedModel | None:
+    if config.teacher is None:
+        return None
+    return load_model(resolve(config.teacher), device=device, dtype=dtype).requires_grad_(False)
 
 
 def _value_backbone(form: ValueForm, device: str, dtype: torch.dtype) -> PreTrainedModel | None:

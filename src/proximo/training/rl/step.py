@@ -41,7 +41,8 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
         if collected.groups:
             with clock.phase("assemble"):
                 limit, unit = config.sampling.max_tokens, config.penalty_unit
-                assembled = assemble(collected.groups, collected.dropped, learner, limit, penalty_unit=unit)
+                groups, dropped = collected.groups, collected.dropped
+                assembled = assemble(groups, dropped, learner, limit, penalty_unit=unit, teacher=run.teacher)
     updates = []
     if assembled is not None and len(assembled.batch):
         with clock.phase("update"):

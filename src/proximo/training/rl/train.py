@@ -55,9 +55,9 @@ def _train(run: Run, checkpointer: Checkpointer, state: RunState | None, ends: C
     try:
         while not checkpointer.is_last(state):
             state = _between(run, checkpointer, state)
-            if checkpointer.stopped_improving(state):
+            if (reason := checkpointer.early_end(state)) is not None:
                 checkpointer.save(state, last=True)
-                run.tell_early_end(state)
+                run.tell_early_end(state.step, reason)
                 break
             collected = train_step(run, state.step, state.cursor)
             state = checkpointer.after_step(state, collected)
@@ -69,7 +69,7 @@ def _train(run: Run, checkpointer: Checkpointer, state: RunState | None, ends: C
     except Stopped:
         checkpointer.save(state, again=False)
         raise
-    if not checkpointer.stopped_improving(state):  # else the row of this evaluation is written
+    if checkpointer.early_end(state) is None:  # else the row of this evaluation is written
         _note(run, state.step, after)
     return RunResult(
         before=state.before,
@@ -90,6 +90,7 @@ def _begun(run: Run) -> RunState:
         run.log.event(0, "calibration", remark)
         run.progress.warned(0, remark)
     before, answers = _evaluated(run, 0)
+    before.value(run.config.evaluation.metric)  # refuses an unknown one before the first step
     _note(run, 0, before)
     return RunState(step=0, before=before, answers=answers)
 

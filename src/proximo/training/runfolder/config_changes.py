@@ -23,13 +23,14 @@ ADDED = {
     "adam_moments": "float32",
     "training.learning_rate_schedule": "constant",
     "fit.learning_rate_schedule": "linear",
+    "evaluation.metric": "outcome",
     "freeze": [],
     "template": "",
     "system": "",
     "chat": False,
 }
 """Fields that became options later, by name or with their table's, and the value that a config without them had."""
-NAMES_FILES = ("model", "path", "held_out", "reference", "reference_logprobs")
+NAMES_FILES = ("model", "teacher", "path", "held_out", "reference", "reference_logprobs")
 """Fields whose value may be a data file or a model's folder. Code is known by its form, in any field."""
 NAMES_FUNCTIONS = ("path",)
 """Fields whose value may be a reward function, file.py:function or package.module:function, which may be corrected."""

@@ -80,6 +80,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "kl": "KL to the reference per token, in nats, by the k3 estimator, measured in each update",
         "reference_kl": "KL to the reference per completion, in nats, before the step's updates",
         "kl_coefficient": "coefficient of the KL penalty in the reward",
+        "teacher_kl": "reverse KL to the teacher per sampled token, in nats, before the step's updates",
     },
     "Sampler against learner, measured before the first update": {
         "sampler_gap": "mean |log w|, where w is the learner's probability of a token over the sampler's",

@@ -73,6 +73,7 @@ def rollout_table(
         "current_logprobs": ragged.nested(logprobs, [len(each) for each in numbers]),
         "entropy": ragged.nested(entropy, [len(each) for each in numbers]),
         "ref_logprobs": ragged(batch.ref_logprobs),
+        "teacher_logprobs": ragged(batch.teacher_logprobs),
         "values": ragged(batch.values),
         "returns": ragged(batch.returns),
         "advantages": ragged(batch.advantages),

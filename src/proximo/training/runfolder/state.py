@@ -29,7 +29,8 @@ class Best:
     """The checkpoint with the best result on held-out problems."""
 
     step: int
-    outcome: float
+    value: float
+    """Its evaluation.metric."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def read_run_state(folder: Path, task: Task, seed: int) -> RunState:
         cursor=DataCursor(facts["next_problem"], groups, facts.get("rates", {})),  # earlier versions had none
         generated=facts["generated"],
         evaluated=facts["evaluated"],
-        best=None if facts["best"] is None else Best(**facts["best"]),
+        best=None if facts["best"] is None else Best(*facts["best"].values()),  # earlier versions: step and outcome
         sizes=facts["sizes"],
         parts=facts["parts"],
         tensors=read_tensors(folder / "random.safetensors"),
