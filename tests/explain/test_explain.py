@@ -234,13 +234,18 @@ def test_command_prints_the_table(capsys):
 
 
 def test_help_and_empty_lines_say_what_there_is(capsys):
-    for arguments in ([], ["--help"], ["explain"], ["explain", "--help"]):
+    for arguments in ([], ["--help"]):
         assert main(arguments) == 0
         text = capsys.readouterr().out
-        assert text.startswith(
-            "usage: proximo explain NAME" if arguments[:1] == ["explain"] else "usage: proximo COMMAND"
-        )
+        assert text.startswith("usage: proximo COMMAND")
         assert "proximo explain NAME" in text
+    for arguments in (["explain"], ["explain", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 0
+        text = capsys.readouterr().out
+        assert text.startswith("usage: proximo explain ")
+        assert "(NAME | --all)" in text
 
 
 @pytest.mark.parametrize(
