@@ -8,7 +8,7 @@ import pytest
 if TYPE_CHECKING:
     from proximo.rewards.grading import Grading
 
-pytest_plugins = ["tests.insight.view.browser"]
+pytest_plugins = ["tests.insight.view.browser", "tests.small_models"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -65,6 +65,8 @@ from proximo.version import source_fingerprint
 from tests.policies import plain
 from tests.processes import Command
 
+pytestmark = pytest.mark.usefixtures("small_shipped_model")
+
 
 class Quiet:
     """Says nothing, and can be asked to stop something at a step."""
@@ -93,7 +95,7 @@ def ordinary_precision():
 def config(algorithm: Algorithm = GRPO, **changes) -> RunConfig:
     small = RunConfig(
         algorithm=algorithm,
-        task=Arithmetic(operations=("+",), digits=2, terms=2, held_out=8),
+        task=Arithmetic(operations=("+",), digits=1, terms=2, held_out=8),
         device="cpu",
         sampling=SamplingOptions(max_tokens=6),
         training=TrainingOptions(groups=4, group_size=4, minibatches=2, learning_rate=1e-4, warmup_steps=2),
@@ -160,7 +162,7 @@ RUNS = {
     ),
     "evaluated": config(evaluation=EvaluationOptions(problems=4, every=1), steps=3),
     "frozen, 8-bit moments": config(
-        training=replace(config().training, freeze=("embed", "layers.[01]."), adam_moments="8bit"), steps=2
+        training=replace(config().training, freeze=("embed", "layers.0."), adam_moments="8bit"), steps=2
     ),
     "lora, grpo": config(adapter=LORA, training=replace(config().training, reset_reference_every=1), steps=3),
     "int8 base, ppo": config(
@@ -177,7 +179,7 @@ EVERY_STEP = ("dapo",)
 
 
 @pytest.fixture(scope="module")
-def golden(tmp_path_factory) -> Callable[[str], Path]:
+def golden(tmp_path_factory, small_shipped_model) -> Callable[[str], Path]:
     """The folder of a run that nobody has disturbed, by name; made when it is first asked for."""
     root = tmp_path_factory.mktemp("golden")
 
@@ -195,6 +197,7 @@ def test_the_same_bits_wherever_it_went_on_from(name, golden, tmp_path):
         pytest.importorskip("bitsandbytes")
     settings, whole = RUNS[name], golden(name)
     wanted = numbers(whole)
+    assert any(0 < row.get("outcome", 0) < 1 for row in Lines(whole / "metrics.jsonl"))  # there is something to learn
     for step in range(1, settings.steps + 1) if name in EVERY_STEP else [settings.steps - 1]:
         folder = left_after(step, whole, tmp_path / str(step))
         trained(settings, folder)
