@@ -5,6 +5,7 @@ import inspect
 import re
 import textwrap
 from dataclasses import MISSING, fields, is_dataclass
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -81,8 +82,12 @@ def _own_docstring(value: type) -> str:
 
 def _default(field: Any) -> str:
     if field.default is not MISSING:
-        return f"`{_cell(repr(field.default))}`"
-    return f"`{_cell(repr(field.default_factory()))}`" if field.default_factory is not MISSING else "required"
+        return _code(field.default)
+    return _code(field.default_factory()) if field.default_factory is not MISSING else "required"
+
+
+def _code(value: Any) -> str:
+    return f"`{value!r}`".replace("|", "\\|")
 
 
 def field_docstrings(value: type) -> dict[str, str]:
@@ -92,7 +97,7 @@ def field_docstrings(value: type) -> dict[str, str]:
         written = _source(each)
         assert isinstance(written, ast.ClassDef)
         body = written.body
-        for field, note in zip(body, body[1:], strict=False):
+        for field, note in pairwise(body):
             if isinstance(field, ast.AnnAssign) and isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant):
                 found[ast.unparse(field.target)] = inspect.cleandoc(str(note.value.value))
     return found
@@ -108,9 +113,16 @@ def described(docstring: str | None) -> str:
             parts.append(_table(("argument", ""), _arguments(block)))
         elif rest and all(line.startswith(" ") or not line for line in rest):
             parts += [first, _fenced("python", textwrap.dedent("\n".join(rest)))]
+        elif block.startswith("Example: "):
+            parts += ["Example:", _fenced("python", block.removeprefix("Example: "))]
         else:
-            parts.append(block)
+            parts.append(_plain(block))
     return "\n\n".join(parts)
+
+
+def _plain(text: str) -> str:
+    """Text in which only what is between backticks is Markdown."""
+    return re.sub(r"(`[^`]*`)|([<*_])", lambda found: found[1] or f"\\{found[2]}", text).replace("\\<", "&lt;")
 
 
 def _arguments(block: str) -> list[tuple[str, str]]:
@@ -128,7 +140,7 @@ def _table(head: tuple[str, ...], rows: list[Any]) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    return _plain(" ".join(text.split())).replace("|", "\\|")
 
 
 def _fenced(kind: str, text: str) -> str:

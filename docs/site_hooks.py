@@ -79,7 +79,9 @@ def _links(source: str, text: str) -> list[str]:
     """Paths from the repository's root that a page links to."""
     parts = [part for part in FENCED.split(text) if not part.startswith("```")]
     folder = posixpath.dirname(source)
-    return [posixpath.normpath(posixpath.join(folder, each["target"])) for part in parts for each in LINK.finditer(part)]
+    return [
+        posixpath.normpath(posixpath.join(folder, each["target"])) for part in parts for each in LINK.finditer(part)
+    ]
 
 
 def _shown(path: str) -> bool:
@@ -97,7 +99,9 @@ def _in_site(text: str, source: str) -> str:
             return found[0]
         if (ROOT / path).is_dir():
             return found["text"].strip("[]")
-        target = OUTSIDE.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else f"source/{path}.html")
+        target = OUTSIDE.get(path) or (
+            path.removeprefix("docs/") if path.startswith("docs/") else f"source/{path}.html"
+        )
         return f"{found['text']}({posixpath.relpath(target, here or '.')}{found['anchor'] or ''})"
 
     return _outside_code(text, lambda part: LINK.sub(moved, part))
