@@ -66,3 +66,7 @@ def test_every_requirement_has_both_bounds(extra):
         else:
             operators = {bound.operator for bound in each.specifier}
             assert operators == {">=", "<"}, each
+
+
+def test_the_changelog_has_this_version():
+    assert f"\n## [{proximo.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
