@@ -44,10 +44,14 @@ class Extra:
     install: str
 
 
+TRACKERS = (("wandb", "wandb"), ("trackio", "trackio"), ("tensorboard", "tensorboard"), ("mlflow", "mlflow-skinny"))
+"""Each tracker's extra, and the package that it needs."""
 EXTRAS = (
     Extra("view", ("starlette", "uvicorn"), "the page of `proximo view`", 'pip install "proximo[view]"'),
     Extra("gym", ("reasoning-gym",), "tasks of reasoning-gym", 'pip install "proximo[gym]"'),
     Extra("lora", ("peft",), "LoRA adapters", 'pip install "proximo[lora]"'),
+    Extra("gguf", ("gguf",), "export to llama.cpp", 'pip install "proximo[gguf]"'),
+    *(Extra(each, (package,), f"the tracker {each}", f'pip install "proximo[{each}]"') for each, package in TRACKERS),
     Extra("qlora", ("peft", "bitsandbytes"), "adapters on a 4-bit model", 'pip install "proximo[qlora]"'),
     Extra(
         "smollm",

@@ -1,0 +1,70 @@
+"""The documentation site, without building it: its navigation, the links between pages, and the names of flags."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import yaml
+
+from proximo import Lora, RunConfig, ValueOptions, WeightedRule
+from proximo.rewards import PythonFunction
+from proximo.tasks import File
+from tests import ROOT
+
+MADE = {"index.md", "contributing.md", "changelog.md", "reference/python.md", "reference/command-line.md"}
+"""Pages that docs/site_hooks.py makes."""
+CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)#]*)#(?P<anchor>[^)]+)\)")
+
+
+def leaves(entry: Any) -> Iterator[str]:
+    """The pages of a navigation, in order."""
+    if isinstance(entry, str):
+        yield entry
+    else:
+        for each in entry.values() if isinstance(entry, dict) else entry:
+            yield from leaves(each)
+
+
+def test_every_page_is_in_the_navigation_once():
+    navigation = sorted(leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert navigation == sorted(pages | MADE)
+
+
+def test_anchors_are_headings():
+    """Paths are checked by test_docs.py; here, what stands behind the #."""
+    found = 0
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        for match in LINK.finditer(CODE.sub("", page.read_text())):
+            target = page.parent / match["target"] if match["target"] else page
+            headings = re.findall(r"^#+ (.*)$", CODE.sub("", target.read_text()), re.MULTILINE)
+            slugs = {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+            assert match["anchor"] in slugs, f"{page.name} links to {match['target']}#{match['anchor']}"
+            found += 1
+    assert found
+
+
+def names(config: Any, path: str = "-") -> Iterator[str]:
+    """The flags of a config: its fields, those of its parts too."""
+    for field in fields(config):
+        flag = f"{path}{'-' if path == '-' else '.'}{field.name.replace('_', '-')}"
+        yield flag
+        yield f"{flag}.type"
+        value = getattr(config, field.name)
+        if is_dataclass(value):
+            yield from names(value, flag)
+
+
+def test_flags_that_settings_of_other_libraries_map_to_exist():
+    task = File("a.jsonl", reward=PythonFunction("a.py:f"))
+    rule = WeightedRule(PythonFunction("a.py:f"))
+    known = {*names(RunConfig(task=task, adapter=Lora())), *names(ValueOptions(), "--value")}
+    known |= {f"--rewards.rules.N.{each.name}" for each in fields(rule)}
+    known |= {"--data", "--eval-data", "--run", "--track"}  # flags of the command itself
+    for page in ("from-trl", "from-verl"):
+        text = CODE.sub("", (ROOT / f"docs/tutorials/{page}.md").read_text())
+        named = set(re.findall(r"(?<=`)--[a-zA-Z0-9.-]+", text))
+        assert len(named) > 20
+        assert named - known == set(), page
