@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from faults.field_prompts import prompt_trials
 from faults.field_table import STRONG, Trial, algorithm_trials, lagging, lively, several
 from faults.runs import rows_file, small
 from proximo.algorithms import DAPO, GRPO, PPO, SAPO
@@ -18,13 +19,13 @@ from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction
 from proximo.samplers.mismatched import Mismatched
 from proximo.sandbox import Limits
 from proximo.tasks import Code, Countdown, Echo, File, Gym, Sorting
-from proximo.training.config import ValueOptions
+from proximo.training.config import EvaluationOptions, ValueOptions
 from proximo.training.reward_mix import RewardMix, RewardModel, WeightedRule
 
 
 def trials(folder: Path) -> list[Trial]:
     """All there are."""
-    return [*algorithm_trials(), *_runs(folder), *_tasks(folder), *_mixtures(folder)]
+    return [*algorithm_trials(), *_runs(folder), *_tasks(folder), *prompt_trials(folder), *_mixtures(folder)]
 
 
 def _runs(folder: Path) -> list[Trial]:
@@ -32,16 +33,18 @@ def _runs(folder: Path) -> list[Trial]:
     dapo = replace(small(DAPO, steps=3), training=replace(STRONG, group_size=2, refill_rounds=3))
     longer = replace(small(GRPO, steps=3), training=replace(STRONG, warmup_steps=3, reset_reference_every=2))
     evaluated = small(GRPO, steps=4)
+    still = replace(evaluated, training=replace(STRONG, learning_rate=1e-12), evaluation=EvaluationOptions(4, every=1))
     spiky = replace(lively(GRPO), training=replace(STRONG, minibatches=3, epochs=8, skip_spikes=1.001, max_skipped=99))
     return [
         *several(grpo, "training", groups=4, group_size=3, minibatches=1, epochs=1, learning_rate=1e-5,
                   weight_decay=0.5, adam_beta1=0.5, adam_beta2=0.5, adam_epsilon=0.01, max_gradient_norm=0.01),
+        *several(grpo, "training", adam_moments="8bit", learning_rate_schedule="linear"),
         *several(longer, "training", warmup_steps=0, reset_reference_every=None),
         *several(dapo, "training", refill="same_prompt", refill_rounds=1, refill_tokens=1),
         *several(spiky, "training", skip_spikes=None, max_skipped=1),
         Trial(grpo, "training.freeze", ("embed",)),
         Trial(grpo, "adapter", Lora(4)),
-        *several(lively(GRPO, adapter=Lora(4)), "adapter", rank=2, alpha=1, targets=("q_proj",)),
+        *several(lively(GRPO, adapter=Lora(4)), "adapter", rank=2, alpha=1, targets=("q_proj",), quantize_base="int8"),
         *several(grpo, "sampling", temperature=0.7, max_tokens=2, stop=("1",)),
         *several(lagging(), "sampler", precision="float16", lag=0),
         *several(ppo, "value", form=OwnLayers(1), learning_rate=0.1, pretrain_steps=1),
@@ -49,6 +52,7 @@ def _runs(folder: Path) -> list[Trial]:
         Trial(lively(PPO, value=ValueOptions(OwnLayers(1))), "value.form.layers", 2),
         Trial(lively(PPO, value=ValueOptions(OwnModel())), "value.form.path", str(_other_model(folder))),
         *several(evaluated, "evaluation", problems=5, every=2, samples=2),
+        Trial(still, "evaluation.patience", 1),
         *several(evaluated, "checkpoints", every=3, keep=1),
         Trial(replace(small(GRPO, steps=6), checkpoints=replace(evaluated.checkpoints, every=6, keep=1)),
               "checkpoints.keep_best", False),

@@ -12,10 +12,10 @@ from proximo.algorithms import GSPO, UnusualChoice
 from proximo.cli import main
 from proximo.insight.folder import RunFolder
 from proximo.maths import Clip
-from proximo.models import load_model, tiny_model, tiny_tokenizer
+from proximo.models import load_model, prompt_tokens, tiny_model, tiny_tokenizer
 from proximo.plain_text import visible
 from proximo.presets import PRESETS
-from proximo.rewards import FormatReward
+from proximo.rewards import FormatReward, PythonFunction
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import EmbeddedSampler
 from proximo.tasks import Arithmetic, Echo, File
@@ -324,6 +324,24 @@ def test_chat_answers_each_line_of_a_pipe(folder, capsys, monkeypatch):
     assert len(capsys.readouterr().out) == 4
     assert chat(greedy, "", monkeypatch) == 0
     assert capsys.readouterr().out == ""
+
+
+def test_chat_asks_a_run_as_it_was_trained(folder, tmp_path, capsys, monkeypatch):
+    model = shutil.copytree(folder, tmp_path / "checkpoints/step-000001")
+    task = File("x.jsonl", system="Add.", template="{question}=", reward=PythonFunction("gone.py:reward"))
+    (tmp_path / "config.toml").write_text(toml.dumps(RunConfig(task=task)))
+    prompts: list[tuple[int, ...]] = []
+    stream = EmbeddedSampler.stream
+
+    def noting(self, requests, options, **more):
+        prompts.extend(request.prompt_tokens for request in requests)
+        return stream(self, requests, options, **more)
+
+    monkeypatch.setattr(EmbeddedSampler, "stream", noting)
+    assert chat([str(model), "--temperature", "0", "--max-tokens", "3"], "1+2\n", monkeypatch) == 0
+    messages = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+2="}]
+    assert prompts == [prompt_tokens(tiny_tokenizer(), messages)]
+    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 def test_chat_goes_on_after_a_line_that_is_too_long(folder, capsys, monkeypatch):

@@ -4,6 +4,7 @@ import pytest
 
 from proximo.models import prompt_tokens, tiny_tokenizer
 from proximo.serving.conversation import Conversation
+from proximo.tasks import File
 from proximo.types import Completion
 from tests.training.offline.test_encoding import CHATML, chatml
 
@@ -76,3 +77,16 @@ def test_what_got_no_reply_is_forgotten():
     assert len(conversation.messages) == 3
     conversation.reset()
     assert conversation.ask("hi") == prompt_tokens(tokenizer, [{"role": "user", "content": "hi"}])
+
+
+def test_messages_are_asked_as_in_training():
+    tokenizer = chatml()
+    task = File("x.jsonl", template="{question}=", system="Add.", chat=True)
+    conversation = Conversation(tokenizer, task.ask)
+    conversation.ask("1+2")
+    conversation.take_back()
+    assert conversation.messages == []
+    conversation.ask("1+2")
+    conversation.answer(reply(tokenizer, "3"))
+    conversation.ask("3+4")
+    assert [message["content"] for message in conversation.messages] == ["Add.", "1+2=", "3", "3+4="]

@@ -128,6 +128,12 @@ def test_a_run_whose_task_raises_ends_in_one_line_and_resumes(tmp_path, monkeypa
     assert "running it again with" in raised.value.__notes__[0]
     Path("broken").unlink()
     proximo.train(config, "run", quiet=True)
+    # With three samples of each problem, an evaluation grades groups of three.
+    Path("broken").touch()
+    with pytest.raises(SystemExit):
+        main(["eval", "run", "--problems", "2", "--samples", "3"])
+    assert "error: task Fragile raised KeyError: 'score' (mine.py, line 12" in capsys.readouterr().err
+    Path("broken").unlink()
     assert not Path("run/traceback.txt").exists()
     proximo.train(config, "whole", quiet=True)
     assert Path("run/metrics.jsonl").read_bytes() == Path("whole/metrics.jsonl").read_bytes()

@@ -2,6 +2,7 @@
 
 import tomllib
 import warnings
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,10 @@ from proximo.pieces import classes, missing_members
 from proximo.rewards.grading import grading
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
-from proximo.tasks import Arithmetic, Split, Task, TaskOptions
+from proximo.tasks import Arithmetic, File, Split, Task, TaskOptions
 from proximo.training.config import EvaluationOptions, RunConfig
 from proximo.training.old_names import renewed
+from proximo.training.outside_errors import naming_failures
 from proximo.training.preflight.prompts import check_prompts
 from proximo.training.records import Evaluation
 from proximo.training.reward_mix import RewardMix
@@ -135,6 +137,11 @@ def evaluated(name: str, config: EvalConfig, label: str | None = None) -> tuple[
     name in tables and files."""
     if config.problems < 1:
         raise ValueError(f"problems is {config.problems}: give at least 1")
+    with naming_failures(config):
+        return _evaluated(name, config, label or name)
+
+
+def _evaluated(name: str, config: EvalConfig, label: str) -> tuple[ModelResult, list[str]]:
     path = resolve(name)
     if Path(path).is_dir():  # another name is checked when it is opened
         check_prompts(config, path, load_tokenizer(path))
@@ -155,7 +162,7 @@ def evaluated(name: str, config: EvalConfig, label: str | None = None) -> tuple[
             split=config.split,
         )
     failures = [str(failures) for failures in active.failures.take()]
-    return ModelResult(label or name, found, config.task), failures
+    return ModelResult(label, found, config.task), failures
 
 
 def on_data(config: EvalConfig, path: str) -> EvalConfig | None:
@@ -175,21 +182,10 @@ def on_all(config: EvalConfig, task: TaskOptions) -> EvalConfig:
 def own_evaluation(name: str) -> tuple[EvalConfig, str | None]:
     """As the run evaluated itself, where the model is a run of `proximo train` or one of its checkpoints, with a line
     that says so; else the defaults."""
-    folder = Path(name)
-    run = folder.parents[1] if folder.match("checkpoints/*") else folder
-    file = run / "config.toml"
-    try:
-        is_other = not name or "algorithm" not in tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except OSError:
+    found = _own_config(name, _needed)
+    if found is None:
         return EvalConfig(), None
-    except ValueError as error:
-        raise ValueError(f"{file}: this is not TOML: {error}") from error
-    if is_other:
-        return EvalConfig(), None  # another stage's run, which has no task
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnusualChoice)  # reported when the run began
-        # A folder may come from anyone: only classes that an evaluation needs are loaded, where the folder allows it.
-        config = toml.load(str(file), RunConfig, lambda name: RunFolder(run, load_code=True).load_class(name), _needed)
+    config, file = found
     line = f"settings from {file}: {type(config.task).__name__}, {config.sampling.max_tokens} tokens at most"
     own = EvalConfig(
         task=config.task,
@@ -205,5 +201,39 @@ def own_evaluation(name: str) -> tuple[EvalConfig, str | None]:
     return own, line
 
 
+def own_file(name: str) -> File | None:
+    """The task of a run that trains on a file, without its reward, which may be code; None for any other model."""
+    found = _own_config(name, _asked)
+    task = None if found is None else found[0].task
+    return task if isinstance(task, File) else None
+
+
+def _own_config(name: str, part: Callable[[dict[str, Any]], dict[str, Any]]) -> tuple[RunConfig, Path] | None:
+    """This part of a run's config, with defaults for the rest, and its file; None for any other model."""
+    folder = Path(name)
+    run = folder.parents[1] if folder.match("checkpoints/*") else folder
+    file = run / "config.toml"
+    try:
+        is_other = not name or "algorithm" not in tomllib.loads(file.read_text(encoding="utf-8-sig"))
+    except OSError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{file}: this is not TOML: {error}") from error
+    if is_other:
+        return None  # another stage's run, which has no task
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnusualChoice)  # reported when the run began
+        # A folder may come from anyone: only classes that this part needs are loaded, where the folder allows it.
+        return toml.load(str(file), RunConfig, lambda name: RunFolder(run, load_code=True).load_class(name), part), file
+
+
 def _needed(tables: dict[str, Any]) -> dict[str, Any]:
     return {name: table for name, table in renewed(tables).items() if name in NEEDED}
+
+
+def _asked(tables: dict[str, Any]) -> dict[str, Any]:
+    """What says how a file's problems are asked."""
+    task = renewed(tables).get("task")
+    if not isinstance(task, dict) or task.get("type") != File.__name__:
+        return {}
+    return {"task": {name: value for name, value in task.items() if name != "reward"}}

@@ -1,10 +1,12 @@
 """A conversation that keeps the tokens of its replies exactly as they were sampled."""
 
+from collections.abc import Callable
+
 from transformers import PreTrainedTokenizerBase
 
 from proximo.models import prompt_tokens
 from proximo.models.tokens.tokenizing import ReplyReader, asked_text, reply_tokens
-from proximo.types import Completion, Message
+from proximo.types import Completion, Message, Problem
 
 
 class Conversation:
@@ -16,9 +18,14 @@ class Conversation:
     Example: prompt = conversation.ask("Hello"); conversation.answer(completion)
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, asked_as: Callable[[str], Problem] | None = None) -> None:
+        """`asked_as` makes a problem of what a user types: its system message counts at the start alone. None: what is
+        typed is the message."""
         self._tokenizer, self._read = tokenizer, ReplyReader(tokenizer)
+        self._asked_as = asked_as or (lambda text: Problem("question", ({"role": "user", "content": text},), None))
         self.messages: list[Message] = []
+        self._before: list[Message] = []
+        """The messages without the last one that was asked."""
         self._prompt: tuple[int, ...] = ()
         """The last prompt."""
         self._asked = ""
@@ -28,14 +35,17 @@ class Conversation:
 
     def ask(self, text: str) -> tuple[int, ...]:
         """Add a user's message; the prompt of the reply. ValueError if the template refuses it, with nothing added."""
-        messages = [*self.messages, {"role": "user", "content": text}]
-        asked = asked_text(self._tokenizer, messages)
-        prompt = prompt_tokens(self._tokenizer, messages)
+        problem = self._asked_as(text)
+        assert not isinstance(problem.prompt, str)
+        turns = [turn for turn in problem.prompt if turn["role"] != "system" or not self.messages]
+        messages, arguments = [*self.messages, *turns], problem.chat_template_kwargs
+        asked = asked_text(self._tokenizer, messages, arguments)
+        prompt = prompt_tokens(self._tokenizer, messages, arguments)
         for tokens, before in self._known:
             if asked.startswith(before):
                 prompt = (*tokens, *reply_tokens(self._tokenizer, before, asked.removeprefix(before)))
                 break
-        self.messages, self._prompt, self._asked = messages, prompt, asked
+        self._before, self.messages, self._prompt, self._asked = self.messages, messages, prompt, asked
         return prompt
 
     def answer(self, completion: Completion) -> None:
@@ -54,7 +64,7 @@ class Conversation:
 
     def take_back(self) -> None:
         """Forget the last message, which got no reply."""
-        self.messages = self.messages[:-1]
+        self.messages = self._before
 
     def reset(self) -> None:
         """Forget everything."""

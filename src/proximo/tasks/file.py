@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from proximo.data import Prompt, Row, stable_hash
@@ -14,7 +14,7 @@ from proximo.rewards import ExactMatch, Reward
 from proximo.rewards.scoring import scores_of
 from proximo.tasks.protocol import RewardRange, Split, final_answer, reward_range
 from proximo.tasks.reading import FileProblems
-from proximo.tasks.sources.prompting import check_template, row_prompt
+from proximo.tasks.sources.prompting import check_template, row_prompt, template_columns
 from proximo.types import Completion, Grade, Problem
 
 
@@ -90,9 +90,12 @@ class File:
         return None if self.reward is None else self.reward.reference(problem)
 
     def ask(self, text: str) -> Problem:
-        """A problem of one's own, asked as those of the file are."""
-        row = Row("the question", {self.prompt_column: text})
-        return Problem("question", self._prompt(row), None, chat_template_kwargs=self.chat_template_kwargs)
+        """A problem of one's own, asked as those of the file are: the text is the prompt column, or the one column of
+        the template. With a template of several columns, which one text cannot fill, it is the whole prompt."""
+        columns = template_columns(self.template) or {self.prompt_column}
+        asked = self if len(columns) == 1 else replace(self, template="")
+        row = Row("the question", dict.fromkeys(columns if len(columns) == 1 else {self.prompt_column}, text))
+        return Problem("question", asked._prompt(row), None, chat_template_kwargs=self.chat_template_kwargs)
 
     @cached_property
     def _problems(self) -> FileProblems:

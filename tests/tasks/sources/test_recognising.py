@@ -113,6 +113,16 @@ def test_test_files_are_held_out(tmp_path: Path):
     assert recognise(str(tmp_path), Chosen(held_out=0.0))[0].held_out == 0
 
 
+def test_a_broken_file_is_refused_with_line_and_mistake(tmp_path: Path):
+    path = tmp_path / "broken.jsonl"
+    path.write_text("{'prompt': '1+2='}\n")
+    with pytest.raises(ValueError, match=r"no row can be read:\n.*broken.jsonl:1: not JSON, Expecting property name"):
+        recognise(str(path))
+    path.write_text("")
+    with pytest.raises(ValueError, match="it has no rows"):
+        recognise(str(path))
+
+
 # What a row is asked as
 
 
@@ -137,6 +147,8 @@ def test_templates_system_prompts_and_chat(tmp_path: Path):
     own = File("x.jsonl", template="{prompt}=", system="Be brief.", chat_template_kwargs={"enable_thinking": False})
     assert own.ask("7+5").prompt == (system, {"role": "user", "content": "7+5="})
     assert own.ask("7+5").chat_template_kwargs == {"enable_thinking": False}
+    assert File("x.jsonl", template="{question}=").ask("7+5").prompt == "7+5="
+    assert File("x.jsonl", template="{first}+{second}=").ask("7+5=").prompt == "7+5="
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,15 @@
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from proximo.cli.flags import changed, refuse, take_model, take_switch
 from proximo.cli.models import open_model
-from proximo.models import prompt_tokens
-from proximo.models.tokens.tokenizing import ReplyReader
+from proximo.door.evaluating import own_file
+from proximo.models.tokens.tokenizing import ReplyReader, problem_tokens
 from proximo.plain_text import MAX_SHOWN, visible
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import EmbeddedSampler, local_sampler
@@ -18,6 +18,7 @@ from proximo.samplers.partial import PartialCompletion
 from proximo.samplers.plain import PlainSampler
 from proximo.serving.conversation import Conversation
 from proximo.serving.text import TextStream
+from proximo.tasks import File
 from proximo.types import Completion, Request
 
 RESET = "/reset"
@@ -25,6 +26,8 @@ HELP = """arguments of the command itself:
   MODEL       folder, run folder, checkpoint, hub id or model name
   --chat      put each line into the tokenizer's chat template as a user's message; without it a line is the prompt as
               it is. In a terminal the conversation is remembered: the line /reset starts a new one
+              A run that was trained on a file is asked as in training: its system prompt, template, chat and
+              chat_template_kwargs come from its config
   --remember  remember the conversation in a pipe, too
 examples:
   proximo chat tiny-arithmetic --max-tokens 8
@@ -46,13 +49,19 @@ def run(arguments: list[str]) -> int:
         description="Generate a completion for each line of the input.",
         help_more=HELP,
     )
+    try:
+        task = own_file(name) or File("")
+    except ValueError as error:
+        refuse(str(error))
+    as_chat = as_chat or task.chat or bool(task.system)
     if remember and not as_chat:
         refuse("--remember needs --chat: only a chat template says where messages begin and end")
     model, tokenizer = open_model(name)
     if as_chat and tokenizer.chat_template is None:
         refuse(f"--chat: the tokenizer of {name} has no chat template; leave --chat out to send lines as they are")
-    conversation = Conversation(tokenizer) if as_chat and (remember or _is_terminal()) else None
-    session = Session(local_sampler(model, tokenizer), tokenizer, options, as_chat, conversation)
+    task = replace(task, chat=as_chat)
+    conversation = Conversation(tokenizer, task.ask) if as_chat and (remember or _is_terminal()) else None
+    session = Session(local_sampler(model, tokenizer), tokenizer, options, task, conversation)
     status = 0
     for number, line in enumerate(_lines()):
         if conversation is not None and line.strip() == RESET:
@@ -73,15 +82,15 @@ class Session:
     sampler: EmbeddedSampler | PlainSampler
     tokenizer: PreTrainedTokenizerBase
     options: SamplingOptions
-    as_chat: bool
+    task: File
+    """How a line is asked."""
     conversation: Conversation | None
     """None: each line stands alone."""
 
     def complete(self, number: int, line: str) -> None:
         """Complete a line; ValueError if that is not possible, and then the conversation is as it was."""
         if self.conversation is None:
-            prompt = prompt_tokens(self.tokenizer, ({"role": "user", "content": line},) if self.as_chat else line)
-            self._sample(number, prompt)
+            self._sample(number, problem_tokens(self.tokenizer, self.task.ask(line)))
             return
         prompt = self.conversation.ask(line)
         try:

@@ -12,14 +12,19 @@ _PLACES = re.compile(r"\{\{|\}\}|\{([A-Za-z_][\w.]*)\}")
 
 def check_template(template: str, hidden: Collection[str]) -> None:
     """Refuse a template that names no column, or one with the answer."""
-    named = [name for name in _PLACES.findall(template) if name]
+    named = template_columns(template)
     if template and not named:
         raise ValueError(f"task.template is {template!r}: put a column in braces, such as {{question}}")
-    for name in named:
+    for name in sorted(named):
         if name in hidden:
             raise ValueError(
                 f"task.template has {{{name}}}, which is the answer: leave it out, or write {{{{{name}}}}} for the word"
             )
+
+
+def template_columns(template: str) -> set[str]:
+    """The columns that it names."""
+    return {name for name in _PLACES.findall(template) if name}
 
 
 def row_prompt(

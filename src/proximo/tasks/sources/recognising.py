@@ -53,8 +53,10 @@ def recognise(data: str, chosen: Chosen | None = None, *, chat: bool = False) ->
     chosen = chosen or Chosen()
     path, tests = split_patterns(data, "data")
     held_out = _held_out(data, tests, chosen)
-    rows = read_rows(path, Mistakes(), field="data")
+    mistakes = Mistakes()  # where other rows are good, the task reports or skips them
+    rows = read_rows(path, mistakes, field="data")
     if not rows:
+        mistakes.refuse(f"data is {data!r}, in which no row can be read:")
         raise ValueError(f"data is {data!r}: it has no rows")
     prompt = _prompt_column(data, rows, chosen)
     answers = _answer_columns(data, rows, chosen)
