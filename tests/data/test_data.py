@@ -70,10 +70,12 @@ def test_lines_that_cannot_be_read(tmp_path: Path):
 def test_files_that_cannot_be_read(tmp_path: Path):
     (tmp_path / "x.txt").touch()
     (tmp_path / "x.parquet").write_text("no")
+    (tmp_path / "x.csv").write_text("prompt,answer,answer\n1,2,3\n")
     for name, why in [
         ("none.jsonl", "there is no such file"),
         ("x.txt", ".txt is not a known format, use .jsonl, .json, .parquet, .csv, .arrow"),
         ("x.parquet", "cannot be read, not Parquet"),
+        ("x.csv", "two columns with one name"),
     ]:
         with pytest.raises(ValueError, match=f"pairs is '.*{name}': .*{why}"):
             read_rows(str(tmp_path / name), Mistakes(), field="pairs")

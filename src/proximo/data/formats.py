@@ -78,6 +78,8 @@ def _csv(path: str, mistakes: Noting) -> list[Placed]:
         # Without translated line ends, which a quoted text may hold.
         lines = csv.reader(io.StringIO(_text(path).decode(), newline=""), strict=True)
         columns = next(lines, [])
+        if len(set(columns)) < len(columns):
+            raise OSError(f"it has two columns with one name, of {', '.join(columns)}: rename one")
         rows = []
         for number, values in enumerate(lines, start=1):
             if len(values) == len(columns):

@@ -139,6 +139,8 @@ class File:
             raise ValueError(
                 f"no answer in {wanted}, and {type(self.reward).__name__} needs one: set task.answer_columns"
             )
+        if not str(answer).strip():
+            raise ValueError(f"{column} is empty, and an empty completion would be right: give the answer")
         if isinstance(answer, Mapping):
             fields = [f"{column}.{name}" for name in answer]
             raise ValueError(

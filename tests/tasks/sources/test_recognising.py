@@ -1,6 +1,7 @@
 """Data of known shapes: what is recognised, what is said, and what is refused because it can be read in two ways."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ SHAPES = {
         "question",
         "answer",
         TEXT,
-        "answers are texts: a completion must equal them",
+        "answers are texts: a completion must equal its answer",
     ),
 }
 
@@ -71,6 +72,27 @@ def test_every_answer_is_looked_at(tmp_path: Path):
     task, line = recognise(written(tmp_path, [*rows, {"prompt": "p", "answer": r"\pi"}]))
     assert task.reward == LATEX
     assert "1 of 21 answers are LaTeX" in line
+    _, line = recognise(written(tmp_path, [*rows, {"prompt": "p", "answer": "yes"}]))
+    assert "1 of 21 answers are no numbers: a completion must equal its answer" in line
+
+
+@pytest.mark.parametrize("missing", [{"answer": None}, {"answer": ""}, {"answer": " "}, {}])
+@pytest.mark.parametrize("chosen", [Chosen(), Chosen(answer_columns=("answer",))])
+def test_rows_without_an_answer_are_bad_rows_and_change_no_grader(missing: dict[str, Any], chosen, tmp_path: Path):
+    rows = [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(20)]
+    task, line = recognise(written(tmp_path, [*rows, {"prompt": "p", **missing}]), chosen)
+    assert task.reward == NUMBER, line
+    with pytest.raises(ValueError, match=r"x.jsonl:21: (no answer in answer|answer is empty)"):
+        task.size("train")
+    kept = replace(task, skip_bad=True)
+    assert kept.size("train") + kept.size("held_out") == 20
+
+
+def test_a_column_of_lists_is_named(tmp_path: Path):
+    rows = [{"messages": ASKED, "ground_truth": [str(number)]} for number in range(20)]
+    task, _ = recognise(written(tmp_path, rows))
+    with pytest.raises(ValueError, match="ground_truth is a list, which no completion equals"):
+        task.size("train")
 
 
 @pytest.mark.parametrize(

@@ -115,10 +115,12 @@ def _prompt_column(data: str, rows: Sequence[Row], chosen: Chosen) -> str:
 
 
 def _answer_columns(data: str, rows: Sequence[Row], chosen: Chosen) -> tuple[str, ...]:
-    """The column with the answers; none where no column holds texts or numbers under such a name."""
+    """The column with the answers; none where no column under such a name has a value."""
     if chosen.answer_columns is not None:
         return chosen.answer_columns
     found = [column for column in ANSWERS if all(_is_answer(row.find(column)) for row in rows)]
+    if not found and not chosen.has_reward:  # rows without an answer are bad rows, which the task names one by one
+        found = [column for column in ANSWERS if any(row.find(column) is not None for row in rows)]
     if len(found) > 1 and not chosen.has_reward:
         raise ValueError(
             f"data is {data!r}, whose answer may be in {' or '.join(found)}: choose with "
@@ -128,7 +130,7 @@ def _answer_columns(data: str, rows: Sequence[Row], chosen: Chosen) -> tuple[str
 
 
 def _is_answer(value: Any) -> bool:
-    return value is not None and not isinstance(value, Mapping | list)
+    return value is not None and not isinstance(value, Mapping | list) and bool(str(value).strip())
 
 
 def _reward(data: str, rows: Sequence[Row], columns: Sequence[str], chosen: Chosen) -> tuple[Reward | None, str]:
@@ -141,7 +143,8 @@ def _reward(data: str, rows: Sequence[Row], columns: Sequence[str], chosen: Chos
             "`task.answer_columns=NAME`, or give a reward: `task.reward.type=PythonFunction` "
             "`task.reward.path=FILE.py:FUNCTION`"
         )
-    texts = [str(row.find(columns[0])).strip() for row in rows]
+    values = [next((row.find(each) for each in columns if row.find(each) is not None), None) for row in rows]
+    texts = [str(value).strip() for value in values if _is_answer(value)]
     finals = [text.rpartition(MARK)[2].strip() for text in texts]
     numbers = [_NUMBER.fullmatch(text) is not None and last_number(text) is not None for text in finals]
     if all(MARK in text for text in texts) and all(numbers):
@@ -152,7 +155,8 @@ def _reward(data: str, rows: Sequence[Row], columns: Sequence[str], chosen: Chos
     if latex:
         some = "answers" if latex == len(texts) else f"{latex} of {len(texts)} answers"
         return MathVerify(), f"{some} are LaTeX: comparing with math-verify"
-    return ExactMatch(), "answers are texts: a completion must equal them"
+    some = f"{numbers.count(False)} of {len(texts)} answers are no numbers" if any(numbers) else "answers are texts"
+    return ExactMatch(), f"{some}: a completion must equal its answer"
 
 
 def _shape(rows: Sequence[Row], prompt: str, answers: Sequence[str]) -> str:
