@@ -212,6 +212,8 @@ def test_other_refusals(app, engine, monkeypatch):
         ("/v1/completions", text(prompt=["a", 3]), 400),
         ("/v1/completions", text(stream=True, echo=True), 400),
         ("/v1/completions", b"{", 400),
+        ("/v1/completions", text(prompt="\ud800"), 400),
+        ("/v1/chat/completions", chat(messages=[{"role": "user", "content": "\ud800"}]), 400),
         ("/v1/completions", [], 400),
         ("/v1/embeddings", {}, 404),
         ("/v1/models", {}, 405),

@@ -170,7 +170,9 @@ async def _body(request: Request) -> object:
     except TimeoutError:
         raise Refusal(f"the request did not arrive within {BODY_SECONDS:g} s: send it again", status=408) from None
     try:
-        return json.loads(data)
+        body = json.loads(data)
+        json.dumps(body, ensure_ascii=False).encode()  # half a surrogate pair is JSON, but no text for a tokenizer
+        return body
     except (ValueError, RecursionError) as error:
         raise Refusal(f"the request is not JSON: {error}") from None
 

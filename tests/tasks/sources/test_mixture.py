@@ -151,3 +151,8 @@ def test_a_run_without_evaluation(tmp_path: Path):
         EvaluationOptions(problems=0, every=5)
     with pytest.raises(ValueError, match="leaves no problem to evaluate on.*set evaluation.problems to 0"):
         proximo.train(small(task=task), tmp_path / "other", quiet=True)
+
+
+def test_no_data_is_said():
+    with pytest.raises(ValueError, match="data is empty: give a path"):
+        open_data([])

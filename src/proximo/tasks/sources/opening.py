@@ -26,6 +26,8 @@ def open_data(
 
     Example: open_data(["math.jsonl=0.7", "code.jsonl=0.3"], ["aime=aime.jsonl"]).task
     """
+    if not data:
+        raise ValueError("data is empty: give a path, a hub id or rows")
     chosen = chosen or Chosen()
     if evaluation and chosen.held_out is None:
         chosen = replace(chosen, held_out=0.0)
