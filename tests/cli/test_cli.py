@@ -376,6 +376,13 @@ def test_chat_remembers_a_conversation(folder, capsys, monkeypatch):
     assert "--remember needs --chat" in refused(["chat", folder, "--remember"], capsys)
 
 
+def test_a_line_that_is_not_utf8_costs_only_itself(folder, capsys, monkeypatch):
+    assert chat([folder, "--temperature", "0", "--max_tokens", "3"], "1+2=\n\udcff\n1+2=\n", monkeypatch) == 1
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 2
+    assert printed.err == "error: the line is not UTF-8: convert it\n"
+
+
 def test_chat_refuses_what_it_cannot_do(folder, tmp_path, capsys):
     assert "needs a model" in refused(["chat"], capsys)
     assert "neither a folder nor a model" in refused(["chat", str(tmp_path / "none")], capsys)

@@ -9,6 +9,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from proximo.cli.flags import changed, refuse, take_model, take_switch
 from proximo.cli.models import open_model
+from proximo.data.rows import is_text
 from proximo.door.evaluating import own_file
 from proximo.models.tokens.tokenizing import ReplyReader, problem_tokens
 from proximo.plain_text import MAX_SHOWN, visible
@@ -89,6 +90,8 @@ class Session:
 
     def complete(self, number: int, line: str) -> None:
         """Complete a line; ValueError if that is not possible, and then the conversation is as it was."""
+        if not is_text(line):  # bytes that are not UTF-8 arrive as lone surrogates, which no tokenizer takes
+            raise ValueError("the line is not UTF-8: convert it")
         if self.conversation is None:
             self._sample(number, problem_tokens(self.tokenizer, self.task.ask(line)))
             return
