@@ -1,17 +1,27 @@
 """Parameter counts: exact, by hand and by what is published, for tied, untied and mixture models."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MambaConfig,
+    MixtralConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from proximo.models import tiny_model, tiny_moe
 from proximo.models.adapters.lora import Lora, adapter_size
 from proximo.planning.holdings import adapted_layers
 from proximo.planning.shapes import SHAPES, ModelShape, read_shape
+from proximo.training.learner.memory import token_cost
 
 PUBLISHED = {
     "SmolLM2-135M": 134_515_008,
@@ -113,6 +123,23 @@ def test_what_is_no_model_is_refused_in_one_line(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="transformers cannot read its config.json") as caught:
         read_shape(str(file))
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_without_attention_is_refused_and_experts_by_either_name_are_counted(tmp_path):
+    size: dict[str, Any] = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2}
+    MambaConfig(**size).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="a mamba model, whose config has no num_attention_heads: only decoders"):
+        read_shape(str(tmp_path))
+    experts: dict[str, Any] = {
+        "num_experts_per_tok": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+    }
+    mixtral = MixtralConfig(**size, **experts, intermediate_size=24)
+    qwen = Qwen3MoeConfig(**size, **experts, intermediate_size=96, moe_intermediate_size=24)
+    one, other = (token_cost(each, torch.bfloat16, compiled=False) for each in (mixtral, qwen))
+    assert one == other
 
 
 def test_a_model_outside_the_fast_path_is_counted_too():

@@ -37,6 +37,9 @@ SHAPES: Mapping[str, PreTrainedConfig] = {
 }
 """Configs of models that have a name: the benchmark's published shapes, and the mixture Qwen/Qwen3-30B-A3B."""
 
+SIZES = ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads")
+"""What a config has to say for a plan; Mamba and RWKV have no attention."""
+
 
 @dataclass(frozen=True, eq=False)
 class ModelShape:
@@ -110,7 +113,13 @@ def _matrices(model: PreTrainedModel) -> list[Any]:
 
 def read_shape(name: str) -> ModelShape:
     """The shape of a named size, a config.json, a model's folder or a hub id, of which only texts are fetched."""
-    return ModelShape(name, skeleton(name, _config(name)))
+    shape = ModelShape(name, skeleton(name, _config(name)))
+    if missing := [size for size in SIZES if not isinstance(getattr(shape.config, size, None), int)]:
+        raise ValueError(
+            f"model is {name!r}, a {shape.config.model_type} model, whose config has no {' and no '.join(missing)}: "
+            "only decoders with attention can be planned"
+        )
+    return shape
 
 
 def _config(name: str) -> PreTrainedConfig:

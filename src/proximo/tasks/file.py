@@ -72,6 +72,18 @@ class File:
         """Refuse problems that the run cannot use; with skip_bad they are left out and returned."""
         return self._problems.check(complaint)
 
+    @property
+    def kept_line(self) -> str | None:
+        """How many rows keep_pass_rate leaves out of training; None where it is not given."""
+        if self.keep_pass_rate is None:
+            return None
+        low, high = self.keep_pass_rate
+        dropped, kept = self._problems.not_kept, self._problems.size("train")
+        return (
+            f"{self.path}: task.keep_pass_rate leaves out {dropped} of {dropped + kept} training rows, whose pass rate "
+            f"is not within {low} to {high}"
+        )
+
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
         if self.reward is None:
             return [Grade(math.nan)] * len(completions)

@@ -32,6 +32,8 @@ class FileProblems:
             "train": [each for each in train if keeps(each.problem)],
             "held_out": kept,
         }
+        self.not_kept = len(train) - self.size("train")
+        """Rows of the training split that `keeps` left out."""
         self._refuse_empty()
 
     def size(self, split: Split) -> int:

@@ -140,6 +140,14 @@ def with_reward(task: Mixture | SourceTask, reward: Reward | None) -> Mixture | 
     return replace(task, reward=reward) if isinstance(task, File) else task
 
 
+def kept_lines(task: Mixture | SourceTask) -> list[str]:
+    """How many rows keep_pass_rate leaves out, for each file that has one."""
+    if isinstance(task, Mixture):
+        return [line for each in task.sources for line in kept_lines(each.task)]
+    line = task.kept_line if isinstance(task, File) else None
+    return [] if line is None else [line]
+
+
 class _Schedule:
     """Which source each draw comes from, and which of that source's own draws it is.
 

@@ -115,10 +115,10 @@ def token_cost(config: PreTrainedConfig, dtype: torch.dtype, *, compiled: bool) 
     hidden, layers, heads = config.hidden_size, config.num_hidden_layers, config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     width = head_width(config)
-    if getattr(config, "num_experts_per_tok", None):
-        inner = config.num_experts_per_tok * config.moe_intermediate_size
-    else:
-        inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    if chosen := getattr(config, "num_experts_per_tok", None):
+        # Mixtral and gpt-oss give an expert's width as intermediate_size.
+        inner = chosen * (getattr(config, "moe_intermediate_size", None) or inner)
     size = dtype.itemsize
     queries, keys = heads * width, key_heads * width
     # Norms and residuals; projections; rotated queries and keys; what attention says; gate, up and their product.

@@ -18,6 +18,7 @@ from proximo.models.reward_models import check_scores
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, check_form
 from proximo.rewards.grading import grading
+from proximo.tasks.sources.mixture import kept_lines
 from proximo.training.config import EvaluationOptions, RunConfig
 from proximo.training.learner.experts import balance_for, check_replay
 from proximo.training.learner.freezing import frozen_names
@@ -67,11 +68,12 @@ def rehearse(config: RunConfig) -> list[str]:
     """Do everything a run does before it loads weights, including the grader's calibration. Returns the rows it would
     skip and remarks on the grader."""
     found = preflight(config)
+    rows = [*kept_lines(config.task), *_counted(found.left_out)]
     if config.rewards.models:
-        return _counted(found.left_out)  # the models' weights would be loaded before the grader is calibrated
+        return rows  # the models' weights would be loaded before the grader is calibrated
     with grading() as active:
         remarks = calibrate(judged(config.task, config.rewards, found.tokenizer, config.dtype), config.seed)
-        return [*_counted(found.left_out), *active.called(), *remarks]
+        return [*rows, *active.called(), *remarks]
 
 
 def _counted(left_out: list[str]) -> list[str]:

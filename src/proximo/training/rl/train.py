@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from proximo import toml
+from proximo.tasks.sources.mixture import kept_lines
 from proximo.training.records import Answered, Evaluation
 from proximo.training.rl.checkpointer import Checkpointer
 from proximo.training.rl.parts import Parts
@@ -86,6 +87,9 @@ def _begun(run: Run) -> RunState:
     run.log.rewind({}, 0)
     for mistake in run.left_out:
         run.log.event(0, "skipped_row", mistake)
+    for line in kept_lines(run.config.task):
+        run.log.event(0, "kept_rows", line)
+        run.progress.warned(0, line)
     for remark in run.remarks:
         run.log.event(0, "calibration", remark)
         run.progress.warned(0, remark)
