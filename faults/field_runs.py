@@ -7,8 +7,9 @@ from pathlib import Path
 from faults.field_prompts import prompt_trials
 from faults.field_table import STRONG, Trial, algorithm_trials, lagging, lively, several
 from faults.runs import rows_file, small
-from proximo.algorithms import DAPO, GRPO, PPO, SAPO
+from proximo.algorithms import DAPO, DISTILL, GRPO, ONLINE_DPO, PPO, RFT, SAPO
 from proximo.maths import RouterBalance, SoftOverlong
+from proximo.maths.pieces.advantages import GroupCentred
 from proximo.models import load_model, load_tokenizer, tiny_tokenizer
 from proximo.models.adapters.lora import Lora
 from proximo.models.reward_models import load_reward_model
@@ -25,7 +26,14 @@ from proximo.training.reward_mix import RewardMix, RewardModel, WeightedRule
 
 def trials(folder: Path) -> list[Trial]:
     """All there are."""
-    return [*algorithm_trials(), *_runs(folder), *_tasks(folder), *prompt_trials(folder), *_mixtures(folder)]
+    return [
+        *algorithm_trials(),
+        *_runs(folder),
+        *_tasks(folder),
+        *prompt_trials(folder),
+        *_mixtures(folder),
+        *_algorithms(folder),
+    ]
 
 
 def _runs(folder: Path) -> list[Trial]:
@@ -65,13 +73,32 @@ def _runs(folder: Path) -> list[Trial]:
     ]  # fmt: skip
 
 
-def _other_model(folder: Path) -> Path:
+def _algorithms(folder: Path) -> list[Trial]:
+    """Distillation, rejection sampling, online DPO, and the evaluation that ends a run."""
+    taught = lively(DISTILL, teacher=str(_other_model(folder)))
+    moved = _other_model(folder, 1.02)
+    once = replace(STRONG, minibatches=1, epochs=1)
+    rft, dpo = small(RFT, training=once, steps=2), small(ONLINE_DPO, training=once, steps=2)
+    short = replace(rft, sampling=replace(rft.sampling, max_tokens=2))
+    evaluated = small(GRPO, steps=4, evaluation=EvaluationOptions(4, every=1, samples=2))
+    return [
+        Trial(taught, "teacher", str(moved)),
+        *several(taught, "algorithm.advantage", coefficient=3.0, kl_discount=1.0, of=GroupCentred()),
+        Trial(rft, "algorithm.keep.above", 2.0),
+        Trial(short, "algorithm.keep.truncated", False),
+        Trial(dpo, "algorithm.advantage.beta", 0.9),
+        Trial(evaluated, "evaluation.target", 0.0),
+        Trial(evaluated, "evaluation.metric", "pass_at_k"),
+    ]
+
+
+def _other_model(folder: Path, factor: float = 1.01) -> Path:
     """A folder with other weights of the shipped model's shape."""
-    path = folder / "other-model"
+    path = folder / f"other-model-{factor}"
     if not path.exists():
         model = load_model(resolve("tiny-arithmetic"))
         for parameter in model.parameters():
-            parameter.data.mul_(1.01)
+            parameter.data.mul_(factor)
         model.save_pretrained(path)
         load_tokenizer(resolve("tiny-arithmetic")).save_pretrained(path)
     return path
