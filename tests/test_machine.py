@@ -249,4 +249,4 @@ def test_beside_a_gpu_the_host_has_one_thread(monkeypatch):
         monkeypatch.setattr(module, "pick_device", lambda name: "cuda")
     suit_machine("nowhere/at-all", "auto")
     assert torch.get_num_threads() == 1
-    assert opening.machine_line("nowhere/at-all", "auto") == "machine: cuda, 1 CPU thread"
+    assert opening.machine_line("nowhere/at-all", "auto") == "machine: cuda, 1 thread of the CPU"

@@ -59,8 +59,8 @@ class Fuse:
 DOORS = {
     r"\.from_pretrained\(": {"models/loading.py", "models/smollm.py"},
     r"\bAuto(Config|Tokenizer|Processor)\b": {"models/loading.py", "models/smollm.py"},
-    r"snapshot_download|hf_hub_download|cached_file": {"models/loading.py"},
-    r"apply_chat_template": {"models/tokens/templates.py"},
+    r"snapshot_download|hf_hub_download|cached_file": {"data/locating.py", "models/loading.py"},
+    r"\.apply_chat_template\(": {"models/tokens/templates.py"},
     r"trust_remote_code=(?!False)|weights_only=": set(),
     r"torch\.load|torch\.save|\bimport (pickle|dill|cloudpickle|joblib|shelve|marshal)\b|np\.load|allow_pickle": set(),
     r"zipfile|tarfile|unpack_archive": set(),

@@ -127,7 +127,7 @@ def test_a_space_too_small_for_the_held_out_set_is_refused(make: Any):
         (lambda: Sorting(alphabet="abcdea"), "task.alphabet"),
         (lambda: Gym("chain_sum", held_out=0), "task.held_out is 0"),
         (lambda: Gym("chain_sum", {"seed": 3}), "task.config has ['seed']"),
-        (lambda: File("a.jsonl", held_out=1.0), "task.held_out is 1.0"),
+        (lambda: File("a.jsonl", held_out=1.5), "task.held_out is 1.5"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(make: Any, why: str):

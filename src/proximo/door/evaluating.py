@@ -166,12 +166,17 @@ def _evaluated(name: str, config: EvalConfig, label: str) -> tuple[ModelResult, 
 
 
 def on_data(config: EvalConfig, path: str) -> EvalConfig | None:
-    """The config with every row of a file as its problems, where its task reads a file: it keeps its columns and its
-    reward. None where it does not."""
+    """The config with every row of a file as its problems, where its task can read them: it keeps its columns and its
+    reward. None where it cannot."""
     names = {each.name for each in fields(config.task)} if is_dataclass(config.task) else set()
     if not {"path", "held_out"} <= names:
         return None
-    return on_all(config, replace(config.task, path=path, held_out=1.0))  # pyright: ignore[reportArgumentType]
+    task = replace(config.task, path=path, held_out=1.0)  # pyright: ignore[reportArgumentType]
+    try:
+        task.size("held_out")
+    except ValueError:
+        return None
+    return on_all(config, task)
 
 
 def on_all(config: EvalConfig, task: TaskOptions) -> EvalConfig:

@@ -76,7 +76,7 @@ class ProximoLM(TemplateLM):
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         if add_generation_prompt:
             return rendered(self.tokenizer, chat_history, for_answer=True)
-        return str(self.tokenizer.apply_chat_template(chat_history, tokenize=False, continue_final_message=True))
+        return rendered(self.tokenizer, chat_history, for_answer=False, arguments={"continue_final_message": True})
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         if add_special_tokens is False or not string:

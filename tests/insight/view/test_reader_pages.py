@@ -224,7 +224,7 @@ def test_the_table_over_algorithms_leads_to_each(window, page):
     cosine = float(window.page.get_attribute("tr[data-as=gspo] [data-name=cosine]", "data-value"))
     gradients = [gradient_of(each).flatten() for each in (GRPO, GSPO)]
     assert cosine == pytest.approx(float(torch.nn.functional.cosine_similarity(*gradients, dim=0)), abs=1e-6)
-    window.page.click("text=show 17 more algorithms")
+    window.page.click("text=show 20 more algorithms")
     window.page.wait_for_selector("tr[data-as=gspo-product]")
     window.page.click("tr[data-as=cispo] .into")
     window.until("() => document.querySelector('.lens select').dataset.lens === 'cispo'")

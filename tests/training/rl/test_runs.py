@@ -301,7 +301,7 @@ def test_a_flag_puts_another_piece_in_a_field(capsys, tmp_path):
         ),
         (
             ["--rewards.rules.add", "x"],
-            "x: no flag changes what this field holds; write it in a .toml file, as [[rewards",
+            "--rewards.rules.add x: give one of ExactMatch",
         ),
         (["--task.type", "File"], "--task.type File needs --task.path"),
     ],
