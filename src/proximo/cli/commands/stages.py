@@ -10,7 +10,7 @@ from typing import TypeVar
 from transformers.utils.logging import disable_progress_bar
 
 from proximo import toml
-from proximo.cli.flags import changed, refuse, say, take, take_several, take_switch
+from proximo.cli.flags import changed, refuse, say, take, take_switch
 from proximo.cli.run_folders import ACCEPT_LOST, report_failure, take_allowed, taken
 from proximo.data import DataFile
 from proximo.door.folders import suit_attempt
@@ -82,7 +82,7 @@ def run_stage(
 
     A data file given as first argument replaces the default's.
     """
-    if take_several(arguments, "--track") is not None:
+    if any(argument.partition("=")[0] == "--track" for argument in arguments):
         refuse("--track is for train: leave it out, and send the finished run with `proximo track RUN --to TRACKER`")
     as_json, skip_bad = take_switch(arguments, "--json"), take_switch(arguments, "--skip-bad")
     folder, allowed = take(arguments, "--run"), take_allowed(arguments)
