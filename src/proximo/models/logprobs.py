@@ -51,7 +51,8 @@ def token_logprobs(
     rows = max(1, byte_budget // (weight.shape[0] * 4))
     passes = _compiled_passes() if (states.is_cuda if compiled is None else compiled) else _PLAIN
     if kept_bytes is None:
-        kept_bytes = int(KEPT_SHARE * free_bytes(states.device)) if states.is_cuda else 0
+        is_kept = states.is_cuda and torch.is_grad_enabled()
+        kept_bytes = int(KEPT_SHARE * free_bytes(states.device)) if is_kept else 0
     kept = 0 if passes is _PLAIN else kept_bytes // (weight.shape[0] * 4) // rows
     return _TokenLogprobs.apply(states, weight, targets, temperature, rows, kept, entropy_gradient, passes)
 

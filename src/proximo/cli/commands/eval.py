@@ -49,18 +49,18 @@ def run(arguments: list[str]) -> int:
 
 def _config(names: list[str], arguments: list[str]) -> EvalConfig:
     """One config for all models: that of the first run among them, with the flags' changes."""
-    own = EvalConfig()
+    own = None
     for name in names:
         its, source = own_evaluation(name)
         if source is None:
             continue
-        if own == EvalConfig():
+        if own is None:
             say(source)
             own = its
         elif its.task != own.task:
             say(f"{name} was trained on another task ({type(its.task).__name__}): it is asked the same as the others")
     return changed(
-        _on_given(own, names[0] if names else "", arguments),
+        _on_given(own or EvalConfig(), names[0] if names else "", arguments),
         arguments,
         prog="proximo eval",
         usage="MODEL ... [--checkpoints STEPS] [--data DATA] [--out FILE] [--json]",

@@ -6,7 +6,7 @@ nothing, their value is not read, and they are not discounted.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -129,7 +129,8 @@ class ProcessNormalized:
 class _OfAnother:
     """Traits that an advantage made from another one takes from it."""
 
-    of: "SequenceAdvantage | ReturnToGo | Gae"
+    of: Any
+    """That other one; None where it may be left out."""
 
     @property
     def per_token(self) -> bool:
@@ -202,7 +203,7 @@ class SignScaled(_OfAnother):
 
 
 @dataclass(frozen=True)
-class TeacherKl:
+class TeacherKl(_OfAnother):
     """coefficient · (log π_teacher − log π_old) at each token: minus the reverse KL. On-policy distillation."""
 
     coefficient: float = 1.0
@@ -211,7 +212,6 @@ class TeacherKl:
     """Discount of later tokens' KL. 0: each token counts for itself; 1: the exact gradient of a completion's KL."""
     of: "SequenceAdvantage | ReturnToGo | Gae | None" = None
     """Advantage that the teacher's part is added to, from the rewards. None: rewards play no part."""
-    per_token: ClassVar[bool] = True
     needs_logprobs: ClassVar[tuple[OtherModel, ...]] = ("teacher_logprobs",)
 
     def __post_init__(self) -> None:
@@ -220,12 +220,8 @@ class TeacherKl:
             raise ValueError(f"advantage.coefficient is {self.coefficient}: it must be positive, say 1")
 
     @property
-    def needs_values(self) -> bool:
-        return AdvantageTraits.read(self.of).needs_values
-
-    @property
-    def discount(self) -> float:
-        return AdvantageTraits.read(self.of).discount
+    def per_token(self) -> bool:
+        return True
 
     def __call__(self, feedback: Feedback) -> Credit:
         return self.over([feedback])[0]
