@@ -56,6 +56,26 @@ def test_held_out_problems_of_all_sources_take_turns(mixture: Mixture):
     assert [mixture.problem(index, "held_out", 0).source for index in range(4)] == ["small", "test", "small", "test"]
 
 
+def test_skipped_rows_are_held_out_no_longer(tmp_path: Path):
+    path = sums(tmp_path / "sums.jsonl", range(5))
+    mixture = Mixture((Source("sums", Arithmetic()), Source("test", File(path, held_out=1.0, skip_bad=True), weight=0)))
+    own = {index for index in range(25) if mixture.sources[1].task.problem(index, "held_out", 0).prompt == "2+2="}
+    before = mixture.size("held_out")
+    skipped = mixture.check(lambda problem: "unusable" if problem.prompt == "2+2=" else None)
+    assert len(own) == len(skipped) == 1
+    assert before is not None
+    assert mixture.size("held_out") == before - 1
+
+
+def test_the_order_of_held_out_problems_is_found_once(mixture: Mixture, monkeypatch):
+    asked = []
+    size = File.size
+    monkeypatch.setattr(File, "size", lambda self, split: asked.append(split) or size(self, split))
+    for index in range(8):
+        mixture.problem(index, "held_out", 0)
+    assert asked == ["held_out"] * 2  # once for each of the two files
+
+
 def test_each_source_has_its_own_reward(mixture: Mixture):
     drawn = {problem.source: problem for problem in (mixture.problem(index, "train", 0) for index in range(4))}
     problems = [drawn["large"], drawn["small"], drawn["large"]]

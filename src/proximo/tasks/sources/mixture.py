@@ -96,6 +96,7 @@ class Mixture:
         may be skipped are returned."""
         checked = [source.task for source in self.sources if isinstance(source.task, Checked)]
         skipped = [line for task in checked for line in task.check(complaint)]
+        vars(self).pop("_held_out", None)  # rows that were skipped are gone
         self._refuse_overlap()
         return skipped
 
@@ -118,7 +119,7 @@ class Mixture:
                 raise ValueError(f"task.sources: {source.name} has no problem to train on: give it weight 0")
         return _Schedule([source.weight for source in self.sources])
 
-    @property
+    @cached_property
     def _held_out(self) -> list[tuple[int, int]]:
         """Source and index of each held-out problem, the sources taking turns, so that the first ones are of all."""
         sizes = [source.task.size("held_out") or 0 for source in self.sources]
