@@ -67,7 +67,7 @@ class FileProblems:
 
     def _refuse_empty(self) -> None:
         train, kept = (len(self._splits[split]) for split in ("train", "held_out"))
-        remedy = "a larger share or a file"  # a run always evaluates, so "0" is no remedy here
+        remedy = "a larger share or a file"  # with 0, evaluation has to be switched off too
         refuse_empty(train, kept, self._path, self._held_out, field="task", remedy=remedy)
 
     def _read(self, path: str, mistakes: Mistakes, *, field: str) -> list["_Placed"]:

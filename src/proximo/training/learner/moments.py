@@ -100,7 +100,7 @@ class StoredMoments:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._step(parameter, group)
-        if torch.cuda.is_available():
+        if self.kind == "cpu" and torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()  # what is on the host is whole before anything reads it
 
     def _step(self, parameter: nn.Parameter, group: Mapping[str, Any]) -> None:
