@@ -53,8 +53,8 @@ def asked_text(
 
 def special_prefix(tokenizer: PreTrainedTokenizerBase, text: str = "") -> tuple[int, ...]:
     """The tokens that the tokenizer puts before every text: a BOS, several tokens, or none. Found with any text that
-    has tokens: `text`, or another if the vocabulary has none for it."""
-    shown = next((each for each in (text, *_SPELLED) if _encoded(tokenizer, each)), "")
+    has tokens: a short one, or `text` if the vocabulary spells none of them."""
+    shown = next((each for each in (*_SPELLED, text) if _encoded(tokenizer, each)), "")
     bare, framed = _encoded(tokenizer, shown), tuple(tokenizer.encode(shown))
     if not bare:
         return ()
