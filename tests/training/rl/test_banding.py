@@ -64,4 +64,4 @@ def test_a_run_prints_the_remark_and_stores_it(tmp_path, capsys):
     [event] = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
     assert (event["step"], event["kind"]) == (STEPS, "narrow_band")
     assert event["message"].startswith("the clip range −0.0003 / +0.0004 blocked 69% of the tokens")
-    assert event["message"] in capsys.readouterr().out
+    assert f"warning at step {STEPS}: the clip range −0.0003 / +0.0004" in capsys.readouterr().err
