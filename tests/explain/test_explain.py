@@ -33,6 +33,7 @@ from proximo.maths.pieces.ratios import Anchor, Ratio
 from proximo.maths.pieces.selection import Selection
 from proximo.maths.pieces.shaping import Shape
 from proximo.maths.pieces.weights import Weights
+from proximo.training.config import TrainingOptions
 from tests import ROOT
 
 PIECES = [
@@ -169,6 +170,12 @@ def test_explain_and_the_page_agree_on_verls_dual_clip(name: str):
     on_page, explained = row.split("|")[-2], peer.verl
     assert ("**on**" in on_page) != ("not read" in on_page)
     assert ("is on by default" in explained, "is not read" in explained) == ("**on**" in on_page, "not read" in on_page)
+
+
+def test_the_page_says_when_refilling_ends_and_where_surplus_groups_go():
+    page = (ROOT / "docs" / "algorithms" / "dapo.md").read_text()
+    assert f"| after `training.refill_rounds` = {TrainingOptions().refill_rounds} rounds of sampling a step;" in page
+    assert "| they are carried and train in the next step, sampled by weights one step old;" in page
 
 
 def test_luspo_has_gspos_loss_at_verl():

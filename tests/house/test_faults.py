@@ -4,6 +4,7 @@ import ast
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 
@@ -17,6 +18,7 @@ from faults.page import FORMS, TITLES, page
 from faults.processes import TRACEBACK, Child, descendants, orphans
 
 from proximo import toml
+from proximo.cli import COMMANDS
 from proximo.training.config import RunConfig
 from proximo.training.runfolder.config_changes import differences
 from tests import ROOT
@@ -159,6 +161,15 @@ def test_the_page_in_docs_is_the_page_of_the_results():
     results = json.loads((ROOT / "faults" / "results.json").read_text())
     assert (ROOT / "docs" / "reliability.md").read_text() == page(results)
     assert FORMS.keys() <= TITLES.keys()
+
+
+def test_nothing_that_a_command_does_is_called_missing():
+    [sentence] = re.findall(
+        r"Not implemented, so not attacked: ([^.]*)\.", (ROOT / "docs" / "reliability.md").read_text()
+    )
+    words = re.findall(r"\w+", sentence)
+    assert words
+    assert [word for word in words if word.removesuffix("er") in COMMANDS] == []
 
 
 def test_what_was_promised_was_reached():

@@ -70,3 +70,9 @@ def test_every_requirement_has_both_bounds(extra):
 
 def test_the_changelog_has_this_version():
     assert f"\n## [{proximo.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_readme_names_the_build_tool_that_pip_cannot_download():
+    [tool] = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    said = f"If pip cannot download its build tools, install `{Requirement(tool).name}` first and add `--no-build-iso"
+    assert said in (ROOT / "README.md").read_text()

@@ -8,6 +8,9 @@ import torch
 from experiments.charts import COLOURS, line_chart
 from experiments.moe_measures import other_experts
 from experiments.moe_report import Record, common_steps, summary, table, write
+from experiments.moe_stability import ARMS
+
+from tests import ROOT
 
 
 def test_experts_are_compared_as_sets_layer_by_layer():
@@ -57,3 +60,14 @@ def test_more_lines_than_colours_are_still_told_apart(tmp_path):
     line_chart(tmp_path / "many.svg", "Many", {f"arm {n}": [0.0, float(n)] for n in range(len(COLOURS) + 3)})
     lines = re.findall(r'<polyline points="[^"]*" (.*)/>', (tmp_path / "many.svg").read_text())
     assert len(lines) == len(set(lines)) == len(COLOURS) + 3
+
+
+def test_the_study_of_experts_has_the_arms_and_the_warm_up_of_its_commands():
+    source = (ROOT / "experiments" / "moe_stability.py").read_text()
+    [steps] = re.findall(r'"--warm-steps", type=int, default=(\d+)', source)
+    page = (ROOT / "docs" / "studies" / "moe.md").read_text()
+    assert "python -m experiments.moe_stability" in page
+    assert "--warm-steps" not in page
+    assert f"warm-started by {steps} steps of fine-tuning" in page
+    # Two tables for each of two learning rates; the last three arms control for the size of a step.
+    assert {page.count(f"\n| {arm} |") for arm in ARMS} == {4}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from proximo.models import micro_batches
 from proximo.models.packing.layout import pack, pad, predictors, split_group
-from proximo.models.packing.packed import PackedReader, similar
+from proximo.models.packing.packed import PackedReader, packed_reader, similar
 
 # Two prompts, three completions: rows 0 and 2 continue prompt 1, row 1 prompt 0.
 PROMPTS = [[50], [60, 61, 62]]
@@ -51,6 +51,14 @@ def test_spans_of_similar_length_share_a_call():
     # Below 65 tokens padding costs less than a call.
     assert [index.tolist() for index in similar(torch.tensor([64, 1, 30]))] == [[0, 1, 2]]
     assert similar(torch.tensor([0, 0])) == []
+
+
+def test_one_long_completion_widens_no_call_but_its_own():
+    """31 completions of 10 tokens and one of 300 behind a prompt of 5, each call with the places that it computes."""
+    lengths = torch.tensor([10] * 15 + [300] + [10] * 16)
+    starts = 5 + lengths.cumsum(0) - lengths
+    reader = packed_reader(torch.tensor([0]), torch.tensor([5]), starts, lengths, torch.zeros_like(lengths))
+    assert [tuple(bucket.places.shape) for bucket in reader.buckets] == [(1, 5), (1, 300), (31, 10)]
 
 
 def test_padded_by_hand():

@@ -166,6 +166,14 @@ def test_a_llama_2_reply_has_no_space_of_its_own():
     assert "".join(words(list(completion_tokens(tokenizer, "foo", "bar")))) == "bar</s>"
 
 
+def test_a_reply_in_a_conversation_has_no_space_of_its_own_either():
+    ended = "{{ eos_token if m['role'] == 'assistant' }}"
+    template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}" + ended + "{% endfor %}"
+    asked, tokenizer = ({"role": "user", "content": "answer: "},), llama2(chat_template=template)
+    words = tokenizer.convert_ids_to_tokens(list(completion_tokens(tokenizer, asked, "bar")))
+    assert "".join(words) == "bar</s>"
+
+
 def test_a_space_that_would_merge_with_the_reply_stays_the_prompts():
     tokenizer = TOKENIZERS["byte level"]
     words = tokenizer.convert_ids_to_tokens

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -42,6 +43,7 @@ from proximo.training.rl.progress import Lines
 from proximo.training.rl.run import Run
 from proximo.training.rl.step import train_step
 from proximo.types import Completion, Grade, Group, Problem, Request, Rollout
+from tests import ROOT
 
 TOKENIZER = tiny_tokenizer()
 LN2 = math.log(2)
@@ -455,6 +457,10 @@ def test_only_the_ratio_of_whole_completions_is_an_unbiased_weight():
     assert estimate(log_ratio.sum(dim=1)) == pytest.approx(0.073, abs=5e-4)
     kl = float((old * (old / new).log()).sum())
     assert float((probability * log_ratio.sum(dim=1)).sum()) == pytest.approx(-4 * kl, abs=1e-12)
+    # These are the numbers of the page.
+    page = (ROOT / "docs" / "algorithms" / "gspo.md").read_text()
+    table = page.partition("| weight | estimate of E_new[f] = 2 |\n|---|---|\n")[2].partition("\n\n")[0]
+    assert re.findall(r"\| ([\d.]+) \|$", table, re.MULTILINE) == ["2", "1.1", f"{expected:.3f}", "0.8", "0.073"]
 
 
 # SAPO's gate and GSPO's

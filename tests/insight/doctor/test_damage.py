@@ -193,7 +193,7 @@ def test_every_flipped_bit_of_the_rollouts_is_found(folder):
     assert is_intact(good)
     for place in range(len(good)):
         assert not is_intact(good[:place] + bytes([good[place] ^ 1 << place % 8]) + good[place + 1 :])
-    for place in (10, len(good) // 2, len(good) - 9):
+    for place in range(10, len(good), len(good) // 40):  # a number within a page may still be a number
         file.write_bytes(good)
         flip(file, place)
         with pytest.raises(ValueError, match=r"\A[^\n]+\Z"):

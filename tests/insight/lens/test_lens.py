@@ -311,6 +311,17 @@ def test_rows_that_did_not_train_say_why(tmp_path):
     assert seen.advantages[2].tolist() == [0.0, 0.0]
 
 
+def test_a_row_that_no_update_ran_has_the_entropy_of_its_sampling(tmp_path):
+    step = fixture_step(tmp_path)
+    row, measured = step.layout.of(0), step.entropy.clone()
+    measured[:, row] = math.nan
+    sampled = torch.arange(measured.shape[1]).to(measured.dtype)
+    found = replace(step, entropy=measured, batch=replace(step.batch, rollout_entropy=sampled)).entropy_in(0)
+    assert found is not None
+    assert torch.equal(found[row], sampled[row])
+    assert torch.equal(found[row.stop :], step.entropy[0, row.stop :])
+
+
 def test_a_step_of_the_value_model_alone_has_no_policy_loss(tmp_path):
     batch = fixture_batch(values=OLD, returns=OLD)
     blank = torch.full_like(OLD, math.nan)

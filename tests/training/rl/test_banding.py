@@ -1,11 +1,17 @@
 """The remark on a band that is too narrow for a run's lengths: said once, in numbers, and only where it applies."""
 
+import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from proximo.algorithms import DAPO, GRPO, GSPO, GSPO_PRODUCT, GSPO_TOKEN, SAPO
+from proximo.health.watch import Watch
 from proximo.training.rl.banding import STEPS, BandWatch
+from proximo.training.rl.progress import Lines
+from proximo.training.rl.run import Run
+from proximo.training.runfolder.log import RunLog
 
 SHORT = {"blocked": 0.69, "length": 3.01, "ratio_spread": 0.007}
 """As the demo of two-digit sums has it with GSPO."""
@@ -49,3 +55,13 @@ def test_where_it_does_not_apply_nothing_is_said(algorithm, row):
 
 def test_a_run_that_blocks_later_was_not_too_narrow_from_the_start():
     assert said(GSPO, [{**SHORT, "blocked": 0.1}] * STEPS + [SHORT] * 40) == []
+
+
+def test_a_run_prints_the_remark_and_stores_it(tmp_path, capsys):
+    run = SimpleNamespace(log=RunLog(tmp_path), watch=Watch([]), band=BandWatch(GSPO), progress=Lines())
+    for step in range(1, 9):
+        Run.note(run, step, SHORT)  # pyright: ignore[reportArgumentType]
+    [event] = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    assert (event["step"], event["kind"]) == (STEPS, "narrow_band")
+    assert event["message"].startswith("the clip range −0.0003 / +0.0004 blocked 69% of the tokens")
+    assert f"warning at step {STEPS}: the clip range −0.0003 / +0.0004" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -11,12 +12,17 @@ from proximo.insight.lens.crediting import advantages_under
 from proximo.maths import LinearOverlong, SoftOverlong
 from proximo.maths.crediting import shaped_rewards
 from proximo.rewards import ExactMatch, FormatReward, PythonFunction
+from proximo.samplers import SamplingOptions
 from proximo.tasks import Arithmetic, Code, Countdown, Echo, File, Gym, Sorting, reward_range
-from proximo.training.config import RunConfig
+from proximo.training.config import RunConfig, TrainingOptions
 from proximo.training.preflight.calibration import calibrate
 from proximo.training.preflight.estimate import batch_arithmetic
+from proximo.training.records import DataCursor
 from proximo.training.reward_mix import RewardMix, RewardModel, WeightedRule
 from proximo.training.rl.assemble import assemble
+from proximo.training.rl.progress import Lines
+from proximo.training.rl.run import Run
+from proximo.training.rl.step import train_step
 from tests.fixture import assert_close
 from tests.steps import config, fixture_step
 from tests.training.preflight.test_calibration import Sums
@@ -100,6 +106,27 @@ def test_a_group_that_the_filter_kept_is_not_made_dead():
     assert assembled.batch.outcome.tolist() == [1.0, 0.0]
     assert assembled.dead_rows == 0
     assert assembled.batch.advantages[0, 0] > 0 > assembled.batch.advantages[1, 0]
+
+
+def test_a_run_measures_by_its_own_scale(tmp_path):
+    """Rewards of 0 and 1, so a unit of 0.5; of two tokens the second costs one unit."""
+    run = RunConfig(
+        algorithm=replace(DAPO, keep=GRPO.keep),
+        device="cpu",
+        sampling=SamplingOptions(max_tokens=2),
+        training=TrainingOptions(groups=2, group_size=2, minibatches=1),
+    )
+    torch.set_default_dtype(torch.float32)
+    try:
+        started = Run(run, tmp_path, Lines())
+        started.log.start("")
+        train_step(started, 0, DataCursor())
+    finally:
+        torch.set_default_dtype(torch.float64)
+    rows = pq.read_table(tmp_path / "rollouts" / "step-000001.parquet").to_pylist()
+    lengths = [len(row["tokens"]) for row in rows]
+    assert 2 in lengths
+    assert [row["reward"] - row["outcome"] for row in rows] == [-0.5 * (length == 2) for length in lengths]
 
 
 def test_the_lens_measures_by_the_runs_own_scale(tmp_path, monkeypatch):
