@@ -21,6 +21,7 @@ from proximo.rewards.grading import Grading
 from proximo.samplers import RunSamplers, SampledPolicy, Sampler, Snapshot, build_samplers
 from proximo.tasks import Task
 from proximo.training.ahead.ahead import Ahead
+from proximo.training.ahead.gap import StaleWatch
 from proximo.training.ahead.weights import PolicyCopy, snapshot
 from proximo.training.config import RunConfig
 from proximo.training.learner.learner import Learner
@@ -88,7 +89,7 @@ class Run:
             steps=config.steps,
         )
         self.watch, self.unscored = Watch(), UnscoredWatch(config.rewards.max_unscored, self.grading.failures)
-        self.band = BandWatch(config.algorithm)
+        self.band, self.stale = BandWatch(config.algorithm), StaleWatch(config.ahead.staleness, config.algorithm)
         self.collector = Collector(
             task=self.task,
             sampler=self.samplers.training,
@@ -180,9 +181,10 @@ class Run:
             more = {"rule": found.rule, "severity": found.severity, "remedy": found.remedy, "show": found.show}
             self.log.event(found.step, "finding", found.message, **more)
             self.progress.warned(found.step, str(found))
-        if (remark := self.band.look(metrics)) is not None:
-            self.log.event(step, "narrow_band", remark)
-            self.progress.warned(step, remark)
+        for kind, remark in (("narrow_band", self.band.look(metrics)), ("stale", self.stale.look(metrics))):
+            if remark is not None:
+                self.log.event(step, kind, remark)
+                self.progress.warned(step, remark)
 
     def remember(self) -> None:
         """After a resume: feed the run's earlier rows to the watch, without reporting findings again."""
@@ -192,6 +194,7 @@ class Run:
                 if isinstance(row := json.loads(line), dict):
                     self.watch.look(row)
                     self.band.look(row)
+                    self.stale.look(row)
 
 
 def build_policy(model: PreTrainedModel, config: RunConfig, path: str) -> Policy:
