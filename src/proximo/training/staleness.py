@@ -18,8 +18,3 @@ class Ahead:
     def __post_init__(self) -> None:
         if self.staleness < 0:
             raise ValueError(f"ahead.staleness is {self.staleness}: give a number of steps, 0 or more")
-
-    @property
-    def copies(self) -> int:
-        """Copies of the policy's weights: the module that samples, and a snapshot for each active step."""
-        return self.staleness + 2 if self.staleness else 0

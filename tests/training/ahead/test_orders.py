@@ -3,8 +3,6 @@
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -22,10 +20,9 @@ SOON = 60.0
 """Seconds that nothing here needs; a bound, not a measure."""
 
 
-def policy(value: float = 0.0) -> Any:
-    """A policy with one weight."""
-    weight = torch.full((1,), value)
-    return SimpleNamespace(model=SimpleNamespace(parameters=lambda: [weight], device=CPU))
+def weights(version: int = 0, value: float = 0.0) -> Snapshot:
+    """Of a policy with one weight."""
+    return Snapshot(version, [torch.full((1,), value)])
 
 
 def found(step: int, cursor: DataCursor) -> Collected:
@@ -49,7 +46,7 @@ def trained(ahead: Ahead, first: int, steps: int, cursor: DataCursor | None = No
     """Go through some steps, each of which changes the weights; the version that sampled each, and the last cursor."""
     versions, cursor = [], cursor or DataCursor()
     for step in range(first, steps):
-        versions.append(ahead.start_step(policy(step / 10), 2 * step, cursor, step))
+        versions.append(ahead.start_step(weights(2 * step, step / 10), cursor, step))
         collected = ahead.collect()
         assert collected.rounds == step
         cursor = collected.cursor
@@ -77,7 +74,7 @@ def test_active_steps_are_bounded_and_stay_until_they_are_collected():
         assert go.wait(SOON)
 
     ahead = Ahead(Calls(at), CPU, staleness=2, steps=9)
-    ahead.start_step(policy(), 0, DataCursor(), 0)
+    ahead.start_step(weights(), DataCursor(), 0)
     assert [order.step for order in ahead.active] == [0, 1, 2]
     assert {order.state for order in ahead.active[1:]} == {"waiting"}
     assert ahead.graded() == ()
@@ -86,7 +83,7 @@ def test_active_steps_are_bounded_and_stay_until_they_are_collected():
     assert [order.step for order in ahead.active] == [1, 2]
     ahead.active[-1].result.result(SOON)
     assert [order.state for order in ahead.active] == ["graded", "graded"]
-    ahead.start_step(policy(), 2, DataCursor(1), 1)
+    ahead.start_step(weights(2), DataCursor(1), 1)
     assert [order.step for order in ahead.active] == [1, 2, 3]
     ahead.close()
 
@@ -121,7 +118,7 @@ def test_other_work_comes_before_steps_that_wait():
         done.append(step)
 
     ahead = Ahead(Calls(at), CPU, staleness=2, steps=9)
-    ahead.start_step(policy(), 0, DataCursor(), 0)
+    ahead.start_step(weights(), DataCursor(), 0)
     assert begun.wait(SOON)
     threading.Timer(0.05, go.set).start()
     ahead.now(lambda: done.append("evaluation"))
@@ -137,7 +134,7 @@ def test_what_a_step_raises_comes_with_that_step():
 
     ahead = Ahead(Calls(at), CPU, staleness=2, steps=9)
     trained(ahead, 0, 1)
-    ahead.start_step(policy(), 0, DataCursor(1), 1)
+    ahead.start_step(weights(), DataCursor(1), 1)
     with pytest.raises(ValueError, match="the grader is broken"):
         ahead.collect()
     assert ahead.graded() == ()

@@ -111,7 +111,6 @@ MORE = {
     "dapo, 1": (config(DAPO), 1),
     "dapo, same prompt": (config(DAPO, training=replace(config().training, refill="same_prompt")), 2),
     "ppo": (config(PPO), 2),
-    "lora": (config(adapter=Lora(4)), 1),
     "more than the run": (config(), 9),
 }
 
@@ -129,6 +128,21 @@ def test_the_bytes_are_those_of_a_sampler_that_lags(name: str, tmp_path: Path):
 @pytest.mark.parametrize("name", MORE)
 def test_more_runs_have_the_bytes_of_a_sampler_that_lags(name: str, tmp_path: Path):
     assert_equals_lag(*MORE[name], tmp_path)
+
+
+@pytest.mark.scale
+def test_of_an_adapter_only_what_is_trained_is_kept(tmp_path: Path):
+    settings = config(adapter=Lora(4), steps=3)
+    trained(replace(settings, sampler=Mismatched(lag=1)), tmp_path / "lag")
+    trained(replace(settings, ahead=Ahead(1)), tmp_path / "ahead")
+    wanted, found = numbers(tmp_path / "lag"), numbers(tmp_path / "ahead")
+    other = [name for name in wanted if found.get(name) != wanted[name]]
+    assert {Path(name).name for name in other} == {"sampler.safetensors"}
+    sizes = [(tmp_path / kind / other[0]).stat().st_size for kind in ("ahead", "lag")]
+    assert sizes[0] < sizes[1] / 2
+    folder = left_after(2, tmp_path / "ahead", tmp_path / "run")
+    trained(replace(settings, ahead=Ahead(1)), folder)
+    assert_resumed(folder, tmp_path / "ahead")
 
 
 # Resume
@@ -256,8 +270,13 @@ def test_the_config(tmp_path: Path):
     with pytest.raises(ValueError, match=r"ahead.staleness is 1, but sampler Mismatched keeps older weights itself"):
         Run(config(ahead=Ahead(1), sampler=Mismatched(lag=1)), tmp_path / "both", Lines())
     assert Run(config(), tmp_path / "plain", Lines()).ahead is None
-    [copies] = [each for each in held_models(config(ahead=Ahead(2))) if each.role == "the sampler's copies"]
-    assert copies.parameters == 4 * held_models(config())[0].parameters
+    whole, held = held_models(config())[0].parameters, held_models(config(ahead=Ahead(2)))
+    assert [each.parameters for each in held[-2:]] == [whole, 3 * whole]
+    adapter, held = (
+        held_models(config(adapter=Lora(4)))[1].parameters,
+        held_models(config(adapter=Lora(4), ahead=Ahead(2))),
+    )
+    assert [each.parameters for each in held[-2:]] == [whole, 3 * adapter]
     assert toml.loads(toml.dumps(config(ahead=Ahead(2))), RunConfig).ahead == Ahead(2)
 
 

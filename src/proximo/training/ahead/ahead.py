@@ -14,8 +14,7 @@ from typing import Literal, Protocol, TypeVar
 
 import torch
 
-from proximo.samplers import SampledPolicy, Snapshot
-from proximo.training.ahead.weights import snapshot
+from proximo.samplers import Snapshot
 from proximo.training.ahead.worker import Worker
 from proximo.training.records import Collected, DataCursor
 
@@ -58,10 +57,9 @@ class Ahead:
         self._last: Callable[[], DataCursor] | None = None
         """The cursor that the newest order leaves; None before the first."""
 
-    def start_step(self, policy: SampledPolicy, version: int, cursor: DataCursor, step: int) -> int:
-        """Order what may be ordered when `step` begins; returns the version of the weights that sample it. The policy
-        has seen `version` updates."""
-        newest = snapshot(policy, version)
+    def start_step(self, newest: Snapshot, cursor: DataCursor, step: int) -> int:
+        """Order what may be ordered when `step` begins with the weights `newest`; returns the version of the weights
+        that sample it."""
         if self._last is None:  # the first step of this process
             self._last = lambda: cursor
             while len(self._weights) < self._staleness:  # the start of the run: there are no older weights

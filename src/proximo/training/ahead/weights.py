@@ -1,38 +1,46 @@
 """Weights for a sampler that works while the policy is trained: a second module, and snapshots to load into it."""
 
 from collections.abc import Iterator
+from copy import deepcopy
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from proximo.models import frozen_copy
 from proximo.models.adapters.lora import merged_weights
 from proximo.samplers import SampledPolicy, Snapshot
 
 
 class PolicyCopy:
-    """A second module of the policy's, for samplers: it has the weights of the snapshot that was loaded last."""
+    """A second module of a policy's, for samplers: it has the weights of the snapshot that was loaded last.
+
+    A snapshot holds the weights that are trained; the others are those of the start.
+    """
 
     def __init__(self, policy: SampledPolicy) -> None:
-        self.model = frozen_copy(policy.model)
+        self._policy = policy
+        # Not frozen: from that a sampler sees how much memory training will take.
+        self.model = deepcopy(policy.model).eval()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         return merged_weights(self.model)
 
     @torch.no_grad()
+    def snapshot(self, version: int) -> Snapshot:
+        """The policy's weights as they are now, after `version` updates; another thread may read them."""
+        found = Snapshot(version, [trained.clone() for _, trained in self._trained()])
+        _finish(self.model.device)
+        return found
+
+    @torch.no_grad()
     def load(self, snapshot: Snapshot) -> None:
-        for own, weight in zip(self.model.parameters(), snapshot.weights, strict=True):
+        for (own, _), weight in zip(self._trained(), snapshot.weights, strict=True):
             own.copy_(weight)
         _finish(self.model.device)
 
-
-@torch.no_grad()
-def snapshot(policy: SampledPolicy, version: int) -> Snapshot:
-    """A copy of the policy's weights as they are now, which another thread may read."""
-    # Parameters, not a state dict: weights that are tied are kept once.
-    found = Snapshot(version, [each.detach().clone() for each in policy.model.parameters()])
-    _finish(policy.model.device)
-    return found
+    def _trained(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        """Parameters of this module and of the policy's, where the policy's are trained; tied ones come once."""
+        pairs = zip(self.model.parameters(), self._policy.model.parameters(), strict=True)
+        return [(own, policy) for own, policy in pairs if policy.requires_grad]
 
 
 def _finish(device: torch.device) -> None:

@@ -77,5 +77,6 @@ class Parts:
         return Snapshot(version, list(weights.values()))
 
     def _weights(self) -> dict[str, Tensor]:
-        """The policy's parameters by name; tied weights appear once."""
-        return {name: each.detach() for name, each in self.learner.model.named_parameters()}
+        """The policy's parameters that snapshots hold, by name; tied weights appear once."""
+        named, everything = self.learner.model.named_parameters(), self.ahead is None
+        return {name: each.detach() for name, each in named if everything or each.requires_grad}

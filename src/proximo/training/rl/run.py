@@ -22,7 +22,7 @@ from proximo.samplers import RunSamplers, SampledPolicy, Sampler, Snapshot, buil
 from proximo.tasks import Task
 from proximo.training.ahead.ahead import Ahead
 from proximo.training.ahead.gap import StaleWatch
-from proximo.training.ahead.weights import PolicyCopy, snapshot
+from proximo.training.ahead.weights import PolicyCopy
 from proximo.training.config import RunConfig
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.lora import LoraPolicy
@@ -114,10 +114,10 @@ class Run:
 
     def start_step(self, index: int, cursor: DataCursor) -> int:
         """Give the policy's weights to the sampler; returns the version of those that sample this step."""
-        policy, version = self.learner.policy, self.learner.version
-        if self.ahead is not None:
-            return self.ahead.start_step(policy, version, cursor, index)
-        return self.samplers.training.refresh(policy, version)
+        version = self.learner.version
+        if self.ahead is not None and self._copy is not None:
+            return self.ahead.start_step(self._copy.snapshot(version), cursor, index)
+        return self.samplers.training.refresh(self.learner.policy, version)
 
     def collect(self, index: int, cursor: DataCursor, version: int) -> Collected:
         """Rollouts of the step that has begun, sampled by this version."""
@@ -138,11 +138,11 @@ class Run:
     def evaluate(self) -> tuple[Evaluation, list[Answered]]:
         if not self.config.evaluation.problems:
             return Evaluation.none(), []
-        policy, version, sampler = self.learner.policy, self.learner.version, self.samplers.evaluation
+        version, sampler = self.learner.version, self.samplers.evaluation
         with self.stop.anywhere(), explaining_memory(SAMPLE_LESS):
-            if self.ahead is None:
-                return self._evaluate(sampler.refresh(policy, version))
-            weights = snapshot(policy, version)
+            if self.ahead is None or self._copy is None:
+                return self._evaluate(sampler.refresh(self.learner.policy, version))
+            weights = self._copy.snapshot(version)
             return self.ahead.now(lambda: self._evaluate(self._refresh(sampler, weights)))
 
     def _evaluate(self, version: int) -> tuple[Evaluation, list[Answered]]:
