@@ -29,6 +29,7 @@ from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, saved, step_of
 from proximo.training.runfolder.ledger import check_ledger
+from proximo.training.runfolder.resume import begin
 from proximo.training.runfolder.signals import Stopped
 from proximo.training.staleness import Ahead
 from tests.processes import Command
@@ -219,7 +220,7 @@ class StopsAt(Lines):
 
 
 @pytest.mark.usefixtures("signals_are_heard")
-def test_a_signal_saves_what_is_active_and_an_early_end_leaves_it(tmp_path: Path):
+def test_a_signal_and_an_early_end_save_what_is_active(tmp_path: Path):
     settings = config(ahead=Ahead(1), checkpoints=CheckpointOptions(every=100), steps=4)
     run = trained(settings, tmp_path / "whole")
     assert run.ahead is not None
@@ -237,6 +238,10 @@ def test_a_signal_saves_what_is_active_and_an_early_end_leaves_it(tmp_path: Path
     trained(replace(settings, max_generated_tokens=1), tmp_path / "short")
     assert {row["step"] for row in Rows(tmp_path / "short/ledger.jsonl")} == {1}
     assert check_ledger(tmp_path / "short").wrong == ()
+    with begin(tmp_path / "short", toml.dumps(settings), allowed=["max_generated_tokens"]) as attempt:
+        train(Run(settings, tmp_path / "short", Lines()), attempt)
+    for name in ("metrics.jsonl", "ledger.jsonl"):
+        assert (tmp_path / "short" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_out_of_memory_while_both_run_is_repeated_alone_and_told(tmp_path: Path, monkeypatch):
@@ -288,32 +293,33 @@ KILLS = 50
 
 @pytest.mark.scale
 def test_killed_at_random_moments_nothing_is_lost(tmp_path: Path, small_model: Path):
-    """Many SIGKILLs of a run, at moments that are drawn; in the end the run is the one that was left alone."""
+    """Many SIGKILLs of a run, each at a drawn moment after it has gone on; in the end the run is the one that was left
+    alone."""
     settings = config(
         DAPO,
         model=str(small_model / "tiny-arithmetic"),
         ahead=Ahead(2),
-        steps=30,
+        steps=2 * KILLS,
         checkpoints=CheckpointOptions(every=1, keep=2),
     )
     (tmp_path / "run.toml").write_text(toml.dumps(settings))
 
-    def start(name: str) -> Command:
+    def start(name: str, number: int = 0) -> Command:
         arguments = ("train", str(tmp_path / "run.toml"), "--run", str(tmp_path / name))
-        return Command(*arguments, stderr=tmp_path / f"{name}.txt")
+        return Command(*arguments, stderr=tmp_path / f"{name}-{number}.txt")
 
-    assert start("whole").wait() == 0, (tmp_path / "whole.txt").read_text()
-    draws, killed = random.Random(0), 0
-    while killed < KILLS:
-        process = start("run")
-        process._process.join(draws.uniform(0.2, 5.0))
-        if process.poll() is not None:
-            break
+    assert start("whole").wait() == 0, (tmp_path / "whole-0.txt").read_text()
+    draws = random.Random(0)
+    for number in range(KILLS):
+        process, steps = start("run", number), draws.choice([1, 1, 2])
+        for line in process.lines():
+            steps -= line.startswith("step ")
+            if not steps:
+                break
+        process._process.join(draws.uniform(0.0, 0.5))
         process.kill()
         process.wait()
-        killed += 1
-    assert start("run").wait() == 0, (tmp_path / "run.txt").read_text()
-    attempts = json.loads((tmp_path / "run/run.json").read_text())["attempts"]
-    assert len(attempts) > 5
+    assert start("run", KILLS).wait() == 0, (tmp_path / f"run-{KILLS}.txt").read_text()
+    assert len(json.loads((tmp_path / "run/run.json").read_text())["attempts"]) > KILLS // 2
     assert_resumed(tmp_path / "run", tmp_path / "whole")
     assert check_ledger(tmp_path / "run").drawn == check_ledger(tmp_path / "whole").drawn
