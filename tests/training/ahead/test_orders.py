@@ -194,6 +194,21 @@ def test_closing_ends_a_job_in_the_middle_and_drops_the_others():
     assert not waiting.running()
 
 
+def test_closing_ends_a_job_that_waits_for_memory():
+    worker, failed = Worker("test", CPU), threading.Event()
+
+    def work() -> None:
+        failed.set()
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    worker.submit(work)
+    assert failed.wait(SOON)
+    worker.close()
+    assert worker._thread is not None
+    assert not worker._thread.is_alive()
+    assert worker.repeated == 0
+
+
 def test_closing_ends_a_thread_that_waits():
     worker = Worker("test", CPU)
     worker.close()  # never started

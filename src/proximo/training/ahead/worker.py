@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from typing import Any, TypeVar
 
@@ -14,8 +14,9 @@ import torch
 
 from proximo.training.learner.memory import is_out_of_memory
 
-PATIENCE = 30.0
-"""Seconds to wait for the thread when it is stopped: it may be in a call that cannot be interrupted."""
+PATIENCE = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+"""Seconds to wait for the thread after each attempt to stop it: it may be in a call that cannot be interrupted, or on
+its way out."""
 Result = TypeVar("Result")
 
 
@@ -35,7 +36,7 @@ class Worker:
         self._name, self._device = name, device
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._changed = threading.Condition()
-        self._caller_waits = self._closed = False
+        self._caller_waits = self._closed = self._busy = False
         self._thread: threading.Thread | None = None
         self.repeated = 0
         """Number of jobs that ran out of memory and were done again."""
@@ -67,11 +68,15 @@ class Worker:
             self._closed = True
             self._jobs.clear()
             self._changed.notify_all()
-        for _ in range(round(PATIENCE / 0.1)):
-            if self._thread is None or not self._thread.is_alive():
+        if (thread := self._thread) is None:
+            return
+        for seconds in PATIENCE:
+            with self._changed:  # a thread that is not in a job ends by itself
+                if self._busy:
+                    _interrupt(thread)
+            thread.join(seconds)
+            if not thread.is_alive():
                 return
-            _interrupt(self._thread)
-            self._thread.join(0.1)
 
     def _set_waiting(self, waits: bool) -> None:
         with self._changed:
@@ -80,17 +85,19 @@ class Worker:
 
     def _work(self) -> None:
         on_gpu = self._device.type == "cuda"
-        try:
-            with torch.cuda.stream(torch.cuda.Stream(self._device)) if on_gpu else nullcontext():
-                while (job := self._next()) is not None:
-                    self._do(*job)
-                    del job  # it holds weights, and the next job may come much later
-        except Abandoned:
-            return
+        with (
+            suppress(Abandoned),
+            torch.cuda.stream(torch.cuda.Stream(self._device)) if on_gpu else nullcontext(),
+        ):
+            while (job := self._next()) is not None:
+                self._do(*job)
+                del job  # it holds weights, and the next job may come much later
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
         with self._changed:
+            self._busy = False
             self._changed.wait_for(lambda: self._jobs or self._closed)
+            self._busy = not self._closed
             return None if self._closed else self._jobs.popleft()
 
     def _do(self, future: Future[Any], job: Callable[[], Any]) -> None:
@@ -114,6 +121,8 @@ class Worker:
             torch.cuda.empty_cache()
         with self._changed:
             self._changed.wait_for(lambda: self._caller_waits or self._closed)
+        if self._closed:
+            raise Abandoned
         self.repeated += 1
         return job()
 
