@@ -17,6 +17,7 @@ from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.curriculum import Curriculum
 from proximo.training.rates import Moments, RateSchedule, check_adam
 from proximo.training.reward_mix import RewardMix, check_rewards, mixed_range
+from proximo.training.staleness import Ahead
 
 RoutingReplay = Literal["old_policy", "sampler"]
 """Which pass's choice of experts an update replays."""
@@ -77,7 +78,8 @@ class TrainingOptions:
     """Parameters that are not trained: each entry is a part of their names, such as `embed`, and may have wildcards."""
 
     def __post_init__(self) -> None:
-        for name in ("groups", "group_size", "minibatches", "epochs", "token_budget", "refill_rounds", "max_skipped"):
+        counts = ("groups", "group_size", "minibatches", "epochs", "token_budget", "refill_rounds", "refill_tokens")
+        for name in (*counts, "max_skipped", "reset_reference_every"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"training.{name} is {getattr(self, name)}: it must be at least 1")
         if self.minibatches > self.groups:
@@ -85,8 +87,6 @@ class TrainingOptions:
                 f"training.minibatches is {self.minibatches}, training.groups {self.groups}: "
                 "a minibatch holds whole groups, so there cannot be more of them"
             )
-        if self.refill_tokens is not None and self.refill_tokens < 1:
-            raise ValueError(f"training.refill_tokens is {self.refill_tokens}: give a number of tokens, or None")
         if self.skip_spikes is not None and not self.skip_spikes > 1:
             raise ValueError(f"training.skip_spikes is {self.skip_spikes}: give a multiple over 1, such as 20, or None")
         if self.learning_rate <= 0 or self.max_gradient_norm <= 0:
@@ -100,10 +100,6 @@ class TrainingOptions:
                 "neither can be negative"
             )
         check_adam("training", self.adam_beta1, self.adam_beta2, self.adam_epsilon)
-        if self.reset_reference_every is not None and self.reset_reference_every < 1:
-            raise ValueError(
-                f"training.reset_reference_every is {self.reset_reference_every}: give a number of steps, or None"
-            )
 
     @property
     def updates(self) -> int:
@@ -213,6 +209,7 @@ class RunConfig:
     environment: EnvironmentOptions = field(default_factory=SingleTurn)
     """Environment between a problem and its completions. `SingleTurn`: one completion per sample."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
+    ahead: Ahead = field(default_factory=Ahead)
     routing_replay: RoutingReplay | None = None
     """Routing replay for mixture-of-experts models: which pass's expert choices the updates reuse.
     `old_policy`: the scoring pass before the updates (R2). `sampler`: sampling, for the scoring pass too (R3).

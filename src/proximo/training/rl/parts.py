@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from proximo.samplers import Snapshot, WeightHistory
+from proximo.training.ahead.ahead import Ahead
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.old_checkpoints import by_name, parts_by_name
 from proximo.training.learner.policy import copy_named
@@ -28,7 +29,9 @@ class Parts:
     learner: Learner
     unscored: UnscoredWatch
     history: WeightHistory | None
-    """Older weights for a sampler that lags; None if it needs none."""
+    """Older weights that later steps sample with; None if they need none."""
+    ahead: Ahead | None = None
+    """Orders of later steps; None if each step is sampled and then trained."""
 
     def snapshot(self, state: RunState) -> RunState:
         """Add the current state of all parts to a run state, without weights."""
@@ -39,7 +42,8 @@ class Parts:
             "unscored": self.unscored.state(),
             "sampler": {"versions": [each.version for each in kept]},
         }
-        return replace(state, parts=parts, tensors=own.tensors, snapshots=tuple(kept))
+        graded = () if self.ahead is None else self.ahead.graded()
+        return replace(state, parts=parts, tensors=own.tensors, snapshots=tuple(kept), ahead=graded)
 
     def write(self, folder: Path, state: RunState) -> None:
         """Write weights and optimizer state, one file per group of tensors."""
@@ -63,6 +67,8 @@ class Parts:
             stored = read_tensors(folder / "sampler.safetensors")
             versions: list[int] = parts["sampler"]["versions"]
             self.history.load([self._snapshot(stored, age, version) for age, version in enumerate(versions)])
+        if self.ahead is not None:
+            self.ahead.restore(state.ahead)
 
     def _snapshot(self, stored: Mapping[str, Tensor], age: int, version: int) -> Snapshot:
         weights = {name: torch.empty_like(each) for name, each in self._weights().items()}
@@ -71,5 +77,6 @@ class Parts:
         return Snapshot(version, list(weights.values()))
 
     def _weights(self) -> dict[str, Tensor]:
-        """The policy's parameters by name; tied weights appear once."""
-        return {name: each.detach() for name, each in self.learner.model.named_parameters()}
+        """The policy's parameters that snapshots hold, by name; tied weights appear once."""
+        named, everything = self.learner.model.named_parameters(), self.ahead is None
+        return {name: each.detach() for name, each in named if everything or each.requires_grad}

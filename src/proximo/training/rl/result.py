@@ -8,7 +8,7 @@ from typing import Any
 from proximo.tasks import Task
 from proximo.training.records import Answered, Evaluation
 from proximo.training.runfolder.checkpoints import CHECKPOINTS
-from proximo.training.runfolder.state import plain_answer, read_answers
+from proximo.training.runfolder.plain_rollouts import plain_answer, read_answers
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,8 +18,11 @@ from proximo.models.shipped import resolve
 from proximo.models.tokens.spelling import Spelling
 from proximo.models.values import OwnModel, ValueForm, load_value_model, value_model
 from proximo.rewards.grading import Grading
-from proximo.samplers import build_samplers
+from proximo.samplers import RunSamplers, SampledPolicy, Sampler, Snapshot, build_samplers
 from proximo.tasks import Task
+from proximo.training.ahead.ahead import Ahead
+from proximo.training.ahead.gap import StaleWatch
+from proximo.training.ahead.weights import PolicyCopy
 from proximo.training.config import RunConfig
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.lora import LoraPolicy
@@ -27,7 +31,7 @@ from proximo.training.learner.policy import PlainPolicy, Policy
 from proximo.training.learner.rounding import max_gap
 from proximo.training.preflight.calibration import calibrate
 from proximo.training.preflight.preflight import preflight
-from proximo.training.records import Answered, Evaluation
+from proximo.training.records import Answered, Collected, DataCursor, Evaluation
 from proximo.training.reward_mixing import judged
 from proximo.training.rl.banding import BandWatch
 from proximo.training.rl.collect import Collector
@@ -71,11 +75,7 @@ class Run:
         # First the value model, which may copy layers: a copy has no use for an adapter.
         built = value and value_model(value.form, self.model, backbone)
         policy = build_policy(self.model, config, checked.path)
-        rows = config.training.groups * config.training.group_size
-        slots = min(rows, MAX_SLOTS)
-        self.samplers = build_samplers(
-            config.sampler, policy, self.tokenizer, slots=slots, record_routes=config.routing_replay == "sampler"
-        )
+        self._copy, self.samplers = _samplers(config, policy, self.tokenizer)
         self.learner = Learner(
             policy,
             config.algorithm.with_length_limit(config.sampling.max_tokens),
@@ -85,11 +85,11 @@ class Run:
             value=built,
             value_learning_rate=value and value.rate(config.training.learning_rate),
             replay=config.routing_replay,
-            max_gap=None if self.samplers.differs else max_gap(self.model),
+            max_gap=None if self.samplers.differs or self._copy else max_gap(self.model),
             steps=config.steps,
         )
         self.watch, self.unscored = Watch(), UnscoredWatch(config.rewards.max_unscored, self.grading.failures)
-        self.band = BandWatch(config.algorithm)
+        self.band, self.stale = BandWatch(config.algorithm), StaleWatch(config.ahead.staleness, config.algorithm)
         self.collector = Collector(
             task=self.task,
             sampler=self.samplers.training,
@@ -100,6 +100,10 @@ class Run:
             seed=config.seed,
             environment=config.environment,
         )
+        self.ahead = None
+        """Sampling of later steps while one is trained; None: each step is sampled and then trained."""
+        if staleness := config.ahead.staleness:
+            self.ahead = Ahead(self._collect, self.model.device, staleness=staleness, steps=config.steps)
         self.log, self.stop = RunLog(folder), Stop()
 
     @property
@@ -108,25 +112,51 @@ class Run:
         trained = sum(each.numel() for each in self.model.parameters() if each.requires_grad)
         return {"policy": count_parameters(self.model), "trained": trained}
 
-    def refresh_sampler(self) -> int:
-        """Give the policy's weights to the sampler; returns the version that it samples with."""
-        return self.samplers.training.refresh(self.learner.policy, self.learner.version)
+    def start_step(self, index: int, cursor: DataCursor) -> int:
+        """Give the policy's weights to the sampler; returns the version of those that sample this step."""
+        version = self.learner.version
+        if self.ahead is not None and self._copy is not None:
+            return self.ahead.start_step(self._copy.snapshot(version), cursor, index)
+        return self.samplers.training.refresh(self.learner.policy, version)
+
+    def collect(self, index: int, cursor: DataCursor, version: int) -> Collected:
+        """Rollouts of the step that has begun, sampled by this version."""
+        if self.ahead is not None:
+            return replace(self.ahead.collect(), grading_seconds=0.0)  # nobody waited for grades alone
+        return self.collector.collect(cursor, step=index, version=version)
+
+    def _collect(self, cursor: DataCursor, step: int, weights: Snapshot) -> Collected:
+        """Rollouts of a later step, on the thread that samples ahead."""
+        return self.collector.collect(cursor, step=step, version=self._refresh(self.samplers.training, weights))
+
+    def _refresh(self, sampler: Sampler, weights: Snapshot) -> int:
+        """Give a snapshot to a sampler that works on a copy of the policy."""
+        assert self._copy is not None
+        self._copy.load(weights)
+        return sampler.refresh(self._copy, weights.version)
 
     def evaluate(self) -> tuple[Evaluation, list[Answered]]:
-        config, sampler = self.config, self.samplers.evaluation
-        if not config.evaluation.problems:
+        if not self.config.evaluation.problems:
             return Evaluation.none(), []
+        version, sampler = self.learner.version, self.samplers.evaluation
         with self.stop.anywhere(), explaining_memory(SAMPLE_LESS):
-            return evaluate(
-                self.task,
-                sampler,
-                self.tokenizer,
-                config.sampling,
-                config.evaluation,
-                config.seed,
-                environment=config.environment,
-                version=sampler.refresh(self.learner.policy, self.learner.version),
-            )
+            if self.ahead is None or self._copy is None:
+                return self._evaluate(sampler.refresh(self.learner.policy, version))
+            weights = self._copy.snapshot(version)
+            return self.ahead.now(lambda: self._evaluate(self._refresh(sampler, weights)))
+
+    def _evaluate(self, version: int) -> tuple[Evaluation, list[Answered]]:
+        config = self.config
+        return evaluate(
+            self.task,
+            self.samplers.evaluation,
+            self.tokenizer,
+            config.sampling,
+            config.evaluation,
+            config.seed,
+            environment=config.environment,
+            version=version,
+        )
 
     def tell_if_not_repeatable(self, step: int) -> None:
         """Warn, at the start and on every resume, if this run's sampler is not reproducible."""
@@ -151,9 +181,10 @@ class Run:
             more = {"rule": found.rule, "severity": found.severity, "remedy": found.remedy, "show": found.show}
             self.log.event(found.step, "finding", found.message, **more)
             self.progress.warned(found.step, str(found))
-        if (remark := self.band.look(metrics)) is not None:
-            self.log.event(step, "narrow_band", remark)
-            self.progress.warned(step, remark)
+        for kind, remark in (("narrow_band", self.band.look(metrics)), ("stale", self.stale.look(metrics))):
+            if remark is not None:
+                self.log.event(step, kind, remark)
+                self.progress.warned(step, remark)
 
     def remember(self) -> None:
         """After a resume: feed the run's earlier rows to the watch, without reporting findings again."""
@@ -163,6 +194,7 @@ class Run:
                 if isinstance(row := json.loads(line), dict):
                     self.watch.look(row)
                     self.band.look(row)
+                    self.stale.look(row)
 
 
 def build_policy(model: PreTrainedModel, config: RunConfig, path: str) -> Policy:
@@ -170,6 +202,25 @@ def build_policy(model: PreTrainedModel, config: RunConfig, path: str) -> Policy
     if config.adapter is None:
         return PlainPolicy(model)
     return LoraPolicy(model, config.adapter, base=base_for(path), seed=config.seed)
+
+
+def _samplers(
+    config: RunConfig, policy: Policy, tokenizer: PreTrainedTokenizerBase
+) -> tuple[PolicyCopy | None, RunSamplers]:
+    """The samplers, and the copy of the policy that they sample, if they work while the policy is trained."""
+    staleness, rows = config.ahead.staleness, config.training.groups * config.training.group_size
+    copy = PolicyCopy(policy) if staleness else None
+    sampled: SampledPolicy = copy or policy
+    record_routes = config.routing_replay == "sampler"
+    samplers = build_samplers(
+        config.sampler, sampled, tokenizer, slots=min(rows, MAX_SLOTS), record_routes=record_routes
+    )
+    if staleness and samplers.history is not None and samplers.history.kept():
+        raise ValueError(
+            f"ahead.staleness is {staleness}, but sampler {type(config.sampler).__name__} keeps older weights itself: "
+            "leave one of the two out"
+        )
+    return copy, samplers
 
 
 def _teacher(config: RunConfig, device: str, dtype: torch.dtype) -> PreTrainedModel | None:

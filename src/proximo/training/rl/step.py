@@ -28,11 +28,11 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
     steps done after it, `index + 1`.
     """
     config, learner, clock, step = run.config, run.learner, Clock(), index + 1
-    sampled_version = run.refresh_sampler()
+    sampled_version = run.start_step(index, cursor)
     learner.start_step(sampled_version)
     with run.stop.anywhere():  # nothing has changed before the first update
         with clock.phase("rollout"), explaining_memory(SAMPLE_LESS):
-            collected = run.collector.collect(cursor, step=index, version=sampled_version)
+            collected = run.collect(index, cursor, sampled_version)
         clock.split("rollout", "grade", collected.grading_seconds)
         every = config.training.reset_reference_every
         if every is not None and index and index % every == 0:
@@ -73,7 +73,10 @@ def _tell(run: Run, step: int, collected: Collected, assembled: Assembled | None
     if assembled is not None:
         notices += skipped_updates(run.folder, step, assembled.batch, updates)
     lines = run.unscored.look([*collected.groups, *collected.dropped])
-    for kind, message in [(each.kind, each.message) for each in notices] + [("unscored", line) for line in lines]:
+    told = [(each.kind, each.message) for each in notices] + [("unscored", line) for line in lines]
+    if run.ahead is not None:
+        told += [("out_of_memory", line) for line in run.ahead.take_notices()]
+    for kind, message in told:
         run.log.event(step, kind, message)
         run.progress.warned(step, message)
 

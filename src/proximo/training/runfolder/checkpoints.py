@@ -1,8 +1,8 @@
 """Checkpoints: each is a Hugging Face folder that also holds the run's state. It is written completely or not at all.
 
 In `state/`: run_state.json and random.safetensors (see state.py), optimizer.safetensors (moments and float32 masters),
-value.safetensors (the value model's own parameters), reference.safetensors (only if it was reset) and
-sampler.safetensors (older weights of a sampler that lags).
+value.safetensors (the value model's own parameters), reference.safetensors (only if it was reset),
+sampler.safetensors (older weights that later steps sample with) and ahead.json (rollouts of later steps).
 """
 
 import re

@@ -1,13 +1,13 @@
 """The state of a run between two steps, and how it is stored: numbers and texts as JSON, tensors as safetensors.
 
-The JSON is Python's, which has NaN. Problems are not stored: the task gives them again, and their ids are compared.
+The JSON is Python's, which has NaN.
 """
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,24 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from proximo.samplers import Snapshot
-from proximo.tasks import Split, Task
-from proximo.training.records import Answered, DataCursor, Evaluation
-from proximo.types import Completion, Grade, Group, Problem, Rollout
+from proximo.tasks import Task
+from proximo.training.records import Answered, Collected, DataCursor, Evaluation
+from proximo.training.runfolder.plain_rollouts import (
+    Asked,
+    plain_answer,
+    plain_collected,
+    plain_group,
+    read_answers,
+    read_collected,
+    read_group,
+)
 
 FORMAT = 2
 """Format of a checkpoint's state. 1 numbered its tensors, and is still read."""
 RUN_STATE, OLD_RUN_STATE = "run_state.json", "standing.json"
+AHEAD = "ahead"
+"""Name of the files with rollouts of later steps; which of those are finished when a checkpoint is written differs
+between equal runs, so they have files of their own."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,8 @@ class RunState:
     answers: Sequence[Answered]
     """Answers in that evaluation."""
     cursor: DataCursor = field(default_factory=DataCursor)
+    ahead: Sequence[Collected] = ()
+    """Rollouts of the next steps that are sampled and graded already, in order."""
     generated: int = 0
     """Number of tokens sampled for training."""
     evaluated: bool = True
@@ -56,7 +69,7 @@ class RunState:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     """States of random number generators."""
     snapshots: Sequence[Snapshot] = ()
-    """Older weights for a sampler that lags; references, saved in a separate file."""
+    """Older weights that the next steps sample with; references, saved in a separate file."""
     seconds: float = 0.0
     """Time spent so far; the only field that differs between runs with the same seed."""
     run: str = ""
@@ -86,7 +99,7 @@ def write_run_state(folder: Path, state: RunState) -> None:
         "before": asdict(state.before),
         "answers": [plain_answer(each) for each in state.answers],
         "next_problem": state.cursor.next_problem,
-        "carried": [_group(each, routes) for each in state.cursor.carried],
+        "carried": [plain_group(each, routes) for each in state.cursor.carried],
         "rates": dict(state.cursor.rates),
         "generated": state.generated,
         "evaluated": state.evaluated,
@@ -98,6 +111,11 @@ def write_run_state(folder: Path, state: RunState) -> None:
     (folder / RUN_STATE).write_text(json.dumps(facts) + "\n")
     write_tensors(folder / "random.safetensors", state.tensors)
     write_tensors(folder / "carried.safetensors", routes)
+    if state.ahead:
+        routes = {}
+        later = [plain_collected(each, routes, f"{number}.") for number, each in enumerate(state.ahead)]
+        (folder / f"{AHEAD}.json").write_text(json.dumps(later) + "\n")
+        write_tensors(folder / f"{AHEAD}.safetensors", routes)
 
 
 def read_run_state(folder: Path, task: Task, seed: int) -> RunState:
@@ -106,14 +124,15 @@ def read_run_state(folder: Path, task: Task, seed: int) -> RunState:
         raise ValueError(
             f"{folder} has the format {facts['format']}, this version reads 1 and {FORMAT}: use the other version"
         )
-    asked = _Asked(task, seed)
+    asked = Asked(task, seed)
     routes = read_tensors(folder / "carried.safetensors")
-    groups = tuple(_read_group(each, asked, routes) for each in facts["carried"])
+    groups = tuple(read_group(each, asked, routes) for each in facts["carried"])
     return RunState(
         step=facts["step"],
         before=Evaluation(**facts["before"]),
         answers=read_answers(facts["answers"], task, seed),
         cursor=DataCursor(facts["next_problem"], groups, facts.get("rates", {})),  # earlier versions had none
+        ahead=_read_ahead(folder, asked),
         generated=facts["generated"],
         evaluated=facts["evaluated"],
         best=None if facts["best"] is None else Best(*facts["best"].values()),  # earlier versions: step and outcome
@@ -123,6 +142,13 @@ def read_run_state(folder: Path, task: Task, seed: int) -> RunState:
         seconds=facts["seconds"],
         run=facts["run"],
     )
+
+
+def _read_ahead(folder: Path, asked: Asked) -> list[Collected]:
+    file = folder / f"{AHEAD}.json"
+    stored = json.loads(file.read_text()) if file.exists() else []
+    routes = read_tensors(folder / f"{AHEAD}.safetensors")
+    return [read_collected(each, asked, routes, f"{number}.") for number, each in enumerate(stored)]
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
@@ -145,82 +171,3 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     return load_file(path) if path.exists() else {}
-
-
-# Rollouts
-
-
-@dataclass(frozen=True)
-class _Asked:
-    task: Task
-    seed: int
-
-    def __call__(self, index: int, split: Split, known: str) -> Problem:
-        problem = self.task.problem(index, split, self.seed)
-        if problem.id != known:
-            raise ValueError(
-                f"the task's problem {index} ({split}) was {known!r} when the run was saved and is {problem.id!r} now: "
-                "its data has changed; restore the old data, or start a new run"
-            )
-        return problem
-
-
-def _rollout(completion: Completion, grade: Grade) -> dict[str, Any]:
-    facts = asdict(replace(completion, routes=None, prompt_routes=None))
-    del facts["routes"], facts["prompt_routes"]
-    return facts | {"outcome": grade.outcome, "parts": dict(grade.parts)}
-
-
-def _read_rollout(facts: Mapping[str, Any], **routes: Tensor | None) -> Rollout:
-    completion = Completion(
-        tokens=tuple(facts["tokens"]),
-        logprobs=tuple(facts["logprobs"]),
-        text=facts["text"],
-        finish=facts["finish"],
-        version=facts["version"],
-        entropies=tuple(facts.get("entropies", ())),  # earlier versions did not keep them
-        sampled=tuple(facts.get("sampled", ())),  # earlier versions knew sampled tokens only
-        **routes,
-    )
-    return Rollout(completion, Grade(facts["outcome"], facts["parts"]))
-
-
-def read_answers(facts: Sequence[Mapping[str, Any]], task: Task, seed: int) -> list[Answered]:
-    """An evaluation's answers from the plain values of `plain_answer`."""
-    return [_read_answer(index, each, _Asked(task, seed)) for index, each in enumerate(facts)]
-
-
-def plain_answer(answered: Answered) -> dict[str, Any]:
-    return {"problem": answered.problem.id, **_rollout(answered.completion, answered.grade)}
-
-
-def _read_answer(index: int, facts: Mapping[str, Any], asked: _Asked) -> Answered:
-    rollout = _read_rollout(facts)
-    return Answered(asked(index, "held_out", facts["problem"]), rollout.completion, rollout.grade)
-
-
-def _group(group: Group, routes: dict[str, Tensor]) -> dict[str, Any]:
-    for number, rollout in enumerate(group.rollouts):
-        for name in ("routes", "prompt_routes"):
-            if (tensor := getattr(rollout.completion, name)) is not None:
-                routes[f"{group.ordinal}.{number}.{name}"] = tensor
-    return {
-        "ordinal": group.ordinal,
-        "problem": group.problem.id,
-        "prompt_tokens": list(group.prompt_tokens),
-        "rollouts": [_rollout(each.completion, each.grade) for each in group.rollouts],
-    }
-
-
-def _read_group(facts: Mapping[str, Any], asked: _Asked, routes: Mapping[str, Tensor]) -> Group:
-    ordinal = facts["ordinal"]
-    rollouts = [
-        _read_rollout(
-            each,
-            routes=routes.get(f"{ordinal}.{number}.routes"),
-            prompt_routes=routes.get(f"{ordinal}.{number}.prompt_routes"),
-        )
-        for number, each in enumerate(facts["rollouts"])
-    ]
-    problem = asked(ordinal, "train", facts["problem"])
-    return Group(problem, tuple(facts["prompt_tokens"]), tuple(rollouts), ordinal=ordinal)

@@ -1,0 +1,124 @@
+"""Rollouts as plain values for JSON, and back. Problems are not stored: the task gives them again, and their ids are
+compared. Tensors are stored separately, under names that start with a prefix.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from proximo.tasks import Split, Task
+from proximo.training.records import Answered, Collected, DataCursor
+from proximo.types import Completion, Grade, Group, Problem, Rollout
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Gives a stored rollout's problem; ValueError where it is no longer the same."""
+
+    task: Task
+    seed: int
+
+    def __call__(self, index: int, split: Split, known: str) -> Problem:
+        problem = self.task.problem(index, split, self.seed)
+        if problem.id != known:
+            raise ValueError(
+                f"the task's problem {index} ({split}) was {known!r} when the run was saved and is {problem.id!r} now: "
+                "its data has changed; restore the old data, or start a new run"
+            )
+        return problem
+
+
+def _rollout(completion: Completion, grade: Grade) -> dict[str, Any]:
+    facts = asdict(replace(completion, routes=None, prompt_routes=None))
+    del facts["routes"], facts["prompt_routes"]
+    return facts | {"outcome": grade.outcome, "parts": dict(grade.parts)}
+
+
+def _read_rollout(facts: Mapping[str, Any], **routes: Tensor | None) -> Rollout:
+    completion = Completion(
+        tokens=tuple(facts["tokens"]),
+        logprobs=tuple(facts["logprobs"]),
+        text=facts["text"],
+        finish=facts["finish"],
+        version=facts["version"],
+        entropies=tuple(facts.get("entropies", ())),  # earlier versions did not keep them
+        sampled=tuple(facts.get("sampled", ())),  # earlier versions knew sampled tokens only
+        **routes,
+    )
+    return Rollout(completion, Grade(facts["outcome"], facts["parts"]))
+
+
+def read_answers(facts: Sequence[Mapping[str, Any]], task: Task, seed: int) -> list[Answered]:
+    """An evaluation's answers from the plain values of `plain_answer`."""
+    return [_read_answer(index, each, Asked(task, seed)) for index, each in enumerate(facts)]
+
+
+def plain_answer(answered: Answered) -> dict[str, Any]:
+    return {"problem": answered.problem.id, **_rollout(answered.completion, answered.grade)}
+
+
+def _read_answer(index: int, facts: Mapping[str, Any], asked: Asked) -> Answered:
+    rollout = _read_rollout(facts)
+    return Answered(asked(index, "held_out", facts["problem"]), rollout.completion, rollout.grade)
+
+
+def plain_group(group: Group, routes: dict[str, Tensor], prefix: str = "") -> dict[str, Any]:
+    """Plain values of a group; its routes, if it has any, are added to `routes`."""
+    for number, rollout in enumerate(group.rollouts):
+        for name in ("routes", "prompt_routes"):
+            if (tensor := getattr(rollout.completion, name)) is not None:
+                routes[f"{prefix}{group.ordinal}.{number}.{name}"] = tensor
+    return {
+        "ordinal": group.ordinal,
+        "problem": group.problem.id,
+        "prompt_tokens": list(group.prompt_tokens),
+        "rollouts": [_rollout(each.completion, each.grade) for each in group.rollouts],
+    }
+
+
+def read_group(facts: Mapping[str, Any], asked: Asked, routes: Mapping[str, Tensor], prefix: str = "") -> Group:
+    ordinal = facts["ordinal"]
+    rollouts = [
+        _read_rollout(
+            each,
+            routes=routes.get(f"{prefix}{ordinal}.{number}.routes"),
+            prompt_routes=routes.get(f"{prefix}{ordinal}.{number}.prompt_routes"),
+        )
+        for number, each in enumerate(facts["rollouts"])
+    ]
+    problem = asked(ordinal, "train", facts["problem"])
+    return Group(problem, tuple(facts["prompt_tokens"]), tuple(rollouts), ordinal=ordinal)
+
+
+def plain_collected(collected: Collected, routes: dict[str, Tensor], prefix: str) -> dict[str, Any]:
+    """Plain values of a step's rollouts. A prompt that was sampled again is among the dropped groups and the others,
+    so that each list has a prefix of its own."""
+    lists = {"groups": collected.groups, "dropped": collected.dropped, "carried": collected.cursor.carried}
+    return {
+        name: [plain_group(each, routes, f"{prefix}{name}.{place}.") for place, each in enumerate(groups)]
+        for name, groups in lists.items()
+    } | {
+        "next_problem": collected.cursor.next_problem,
+        "rates": dict(collected.cursor.rates),
+        "passed_over": [[ordinal, problem.id] for ordinal, problem in collected.passed_over],
+        "rounds": collected.rounds,
+        "sampled_tokens": collected.sampled_tokens,
+    }
+
+
+def read_collected(facts: Mapping[str, Any], asked: Asked, routes: Mapping[str, Tensor], prefix: str) -> Collected:
+    """A step's rollouts from the plain values of `plain_collected`."""
+    groups, dropped, carried = (
+        tuple(read_group(each, asked, routes, f"{prefix}{name}.{place}.") for place, each in enumerate(facts[name]))
+        for name in ("groups", "dropped", "carried")
+    )
+    return Collected(
+        groups=groups,
+        dropped=dropped,
+        cursor=DataCursor(facts["next_problem"], carried, facts["rates"]),
+        passed_over=tuple((ordinal, asked(ordinal, "train", known)) for ordinal, known in facts["passed_over"]),
+        rounds=facts["rounds"],
+        sampled_tokens=facts["sampled_tokens"],
+    )

@@ -1,0 +1,39 @@
+"""Sampling ahead on a GPU, on a stream of its own."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from proximo.algorithms import GRPO
+from proximo.samplers import SamplingOptions
+from proximo.samplers.mismatched import Mismatched
+from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
+from proximo.training.rl.progress import Lines
+from proximo.training.rl.run import Run
+from proximo.training.rl.train import train
+from proximo.training.staleness import Ahead
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+
+@pytest.fixture
+def float32():
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(torch.float64)
+
+
+def test_the_metrics_are_those_of_a_sampler_that_lags(tmp_path: Path, float32):
+    settings = RunConfig(
+        algorithm=GRPO,
+        device="cuda",
+        sampling=SamplingOptions(max_tokens=8),
+        training=TrainingOptions(groups=8, group_size=8, minibatches=2, learning_rate=1e-4, token_budget=16384),
+        evaluation=EvaluationOptions(problems=32, every=2),
+        steps=6,
+    )
+    train(Run(replace(settings, sampler=Mismatched(lag=1)), tmp_path / "lag", Lines()))
+    train(Run(replace(settings, ahead=Ahead(1)), tmp_path / "ahead", Lines()))
+    assert (tmp_path / "ahead/metrics.jsonl").read_bytes() == (tmp_path / "lag/metrics.jsonl").read_bytes()
