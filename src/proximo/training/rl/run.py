@@ -112,6 +112,13 @@ class Run:
         """Give the policy's weights to the sampler; returns the version that it samples with."""
         return self.samplers.training.refresh(self.learner.policy, self.learner.version)
 
+    def tell_of_sampler(self, step: int) -> None:
+        """Log what happened to the samplers since the last call."""
+        for each in self.samplers.take_events():
+            self.log.event(step, each.kind, each.message, **each.numbers)
+            if each.warns:
+                self.progress.warned(step, each.message)
+
     def evaluate(self) -> tuple[Evaluation, list[Answered]]:
         config, sampler = self.config, self.samplers.evaluation
         if not config.evaluation.problems:
