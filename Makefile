@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint types imports check parity mutation faults screenshots docs clean
+.PHONY: demo test scale lint types imports check parity mutation faults screenshots docs clean
 
 demo: .venv/.ready
 	$(BIN)/proximo train
@@ -10,6 +10,10 @@ demo: .venv/.ready
 # Each process gets neighbouring tests, so that a file's fixtures are made once.
 test: .venv/.ready
 	$(BIN)/pytest -q -n auto --dist worksteal
+
+# Several processes and other engines; minutes. PROXIMO_VLLM_PYTHON names a Python with vLLM, for tests that need it.
+scale: .venv/.ready
+	$(BIN)/pytest -q -n0 -m scale
 
 lint: .venv/.ready
 	$(BIN)/ruff format --check .

@@ -12,7 +12,7 @@ from pathlib import Path
 from proximo import version
 
 PACKAGE = Path(version.__file__).parent
-KEEPER = Path(__file__).with_name("keeper.py")
+KEEPER = str(Path(__file__).parent / "keeper.py")
 LAST_LINES = 5
 """Lines of the log that an error shows."""
 
@@ -26,7 +26,7 @@ class Server:
         paths = [str(_plugin_folder(self._folder)), *filter(None, [os.environ.get("PYTHONPATH")])]
         with self.log.open("wb") as log:
             self._keeper = subprocess.Popen(
-                [sys.executable, str(KEEPER), *command],
+                [sys.executable, KEEPER, *command],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

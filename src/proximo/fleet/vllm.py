@@ -226,4 +226,5 @@ def server_arguments(
         *("--max-num-seqs", str(slots + 1)),  # one more, for the question whether it is alive
         *("--tensor-parallel-size", str(tensor_parallel)),
         *("--seed", "0"),
+        "--disable-uvicorn-access-log",
     ]
