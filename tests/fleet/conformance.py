@@ -19,7 +19,7 @@ from proximo.samplers import SamplingOptions
 from proximo.samplers.partial import end_tokens
 
 FREE = SamplingOptions(temperature=1.0, max_tokens=12)
-HOT = SamplingOptions(temperature=3.0, max_tokens=12)
+HOT = SamplingOptions(temperature=2.0, max_tokens=12)
 """So hot that two draws hardly ever agree."""
 
 

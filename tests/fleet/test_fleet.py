@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -72,15 +72,16 @@ class Kit:
     """A fleet of engines that can be made sick."""
 
     def __init__(self, policy: SmallPolicy, sync: WeightSync | None = None, deadline: float = 30.0) -> None:
-        self.policy, self.made, self.kinds = policy, [], [Sick]
-        scratch = TemporaryDirectory()
+        self.policy, self.made, self.places = policy, [], []
+        scratch = Path(mkdtemp())
         self.fleet = FleetSampler(
-            policy.model, policy.tokenizer, self.make, sync or Folder(Path(scratch.name)), scratch,
+            policy.model, policy.tokenizer, self.make, sync or Folder(scratch), scratch,
             engines=2, slots=4, probe=4, deadline=deadline, repeats=True,
         )  # fmt: skip
 
-    def make(self, number: int) -> Any:
-        self.made.append(Sick(f"engine-{number}", self.policy.model, self.policy.tokenizer))
+    def make(self, name: str, place: int) -> Any:
+        self.places.append(place)
+        self.made.append(Sick(name, self.policy.model, self.policy.tokenizer))
         return self.made[-1]
 
     def requests(self) -> list[Request]:
@@ -140,6 +141,7 @@ def test_requests_of_a_dead_engine_go_to_the_others_with_the_same_draws(kit):
     assert kit.kinds_of_events() == ["push", "engine_lost"]
     kit.fleet.refresh(kit.policy, 0)  # the next push brings a new engine
     assert [each.name for each in kit.made] == ["engine-0", "engine-1", "engine-2"]
+    assert kit.places == [0, 1, 0]
     assert kit.kinds_of_events() == ["push"]
     assert kit.sample() == whole
 

@@ -44,6 +44,20 @@ def test_routes_are_refused():
         Fleet(engine="embedded").build(policy, policy.tokenizer, slots=1, record_routes=True)
 
 
+@pytest.mark.parametrize(
+    ("python", "message"),
+    [
+        ("/nowhere/python", "sampler.python is /nowhere/python, which cannot"),
+        ("", 'this Python lacks: pip install "pro'),
+    ],
+)
+def test_a_python_without_vllm_is_refused_before_anything_starts(python, message, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    policy = SmallPolicy()
+    with pytest.raises(ValueError, match=message):
+        Fleet(python=python).build(policy, policy.tokenizer, slots=1, record_routes=False)
+
+
 def test_a_config_holds_a_fleet():
     config = RunConfig(sampler=Fleet(engines=3, urls=("http://a:1", "https://b"), arguments=("--enforce-eager",)))
     assert toml.loads(toml.dumps(config), RunConfig) == config

@@ -26,13 +26,13 @@ def planted(tmp_path_factory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def bench(planted, tmp_path_factory) -> Iterator[Bench]:
     policy = SmallPolicy()
-    engine, sync = one_engine(policy, "folder"), Folder(tmp_path_factory.mktemp("weights"))
+    (fleet, engine), sync = one_engine(policy, "folder"), Folder(tmp_path_factory.mktemp("weights"))
     try:
         engine.start(DEADLINE)
         sync.join(engine, DEADLINE)
         yield Bench(engine, sync, policy, 60.0)
     finally:
-        engine.stop()
+        fleet.close()
 
 
 def gap_of(bench: Bench) -> Gap:
@@ -114,7 +114,7 @@ class TestVllm(EngineConformance):
 
 def test_weights_over_gloo():
     policy = SmallPolicy()
-    engine, sync = one_engine(policy, "gloo"), Gloo()
+    (fleet, engine), sync = one_engine(policy, "gloo"), Gloo()
     try:
         engine.start(DEADLINE)
         sync.join(engine, DEADLINE)
@@ -125,6 +125,6 @@ def test_weights_over_gloo():
             print("gloo:", gap_of(bench))
             assert gap_of(bench).mean <= 1e-5
     finally:
-        engine.stop()
+        fleet.close()
     with pytest.raises(EngineLost):
         engine.version()

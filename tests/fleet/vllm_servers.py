@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from proximo.fleet.building import build_fleet
+from proximo.fleet.fleet import FleetSampler
 from proximo.fleet.options import Fleet
 from proximo.fleet.vllm import VllmEngine
 from tests.fleet.conformance import SmallPolicy
@@ -47,12 +48,12 @@ def options(sync: str = "folder", **more) -> Fleet:
     )
 
 
-def one_engine(policy: SmallPolicy, sync: str) -> VllmEngine:
-    """A server of this policy; not started yet."""
+def one_engine(policy: SmallPolicy, sync: str) -> tuple[FleetSampler, VllmEngine]:
+    """A server of this policy, which is not started yet, and the fleet that ends it."""
     fleet = build_fleet(options(sync), policy, policy.tokenizer, slots=8)
-    engine = fleet._make(0)
-    engine.kept = fleet  # its folder lives as long as the engine does
-    return engine
+    [engine] = fleet._engines = [fleet._make("engine-0", 0)]
+    assert isinstance(engine, VllmEngine)
+    return fleet, engine
 
 
 def plant_fault(folder: Path, patch: pytest.MonkeyPatch) -> Path:

@@ -1,11 +1,13 @@
 """The fleet of a run, from its options."""
 
 import copy
+import importlib.util
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -25,16 +27,16 @@ def build_fleet(
     options: Fleet, policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase, *, slots: int
 ) -> FleetSampler:
     """Nothing is started yet: that happens when the first weights are pushed."""
-    scratch = TemporaryDirectory(prefix="proximo-fleet-")
+    scratch = Path(tempfile.mkdtemp(prefix="proximo-fleet-"))
     if options.engine == "embedded":
         make = _embedded(policy, tokenizer)
     else:
-        make = _vllm(options, policy, tokenizer, slots, Path(scratch.name))
+        make = _vllm(options, policy, tokenizer, slots, scratch)
     return FleetSampler(
         policy.model,
         tokenizer,
         make,
-        make_sync(options.sync, Path(scratch.name)),
+        make_sync(options.sync, scratch),
         scratch,
         engines=len(options.urls) or options.engines,
         slots=slots,
@@ -44,23 +46,31 @@ def build_fleet(
     )
 
 
-def _embedded(policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase) -> Callable[[int], Engine]:
-    return lambda number: EmbeddedEngine(f"engine-{number}", policy.model, tokenizer)
+def _embedded(policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase) -> Callable[[str, int], Engine]:
+    return lambda name, place: EmbeddedEngine(name, policy.model, tokenizer)
 
 
 def _vllm(
     options: Fleet, policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase, slots: int, scratch: Path
-) -> Callable[[int], Engine]:
+) -> Callable[[str, int], Engine]:
     ends = end_tokens(policy.model, tokenizer)
     if options.urls:
-        return lambda number: VllmEngine(f"engine-{number}", options.urls[number % len(options.urls)], ends)
+        return lambda name, place: VllmEngine(name, options.urls[place], ends)
+    python = options.python or sys.executable
+    if shutil.which(python) is None:
+        raise ValueError(f"sampler.python is {python}, which cannot be executed: name a Python that has vLLM")
+    if python == sys.executable and importlib.util.find_spec("vllm") is None:
+        raise ValueError(
+            'sampler.engine is "vllm", which this Python lacks: pip install "proximo[vllm]", or name a Python that has '
+            "it in sampler.python"
+        )
     folder = scratch / "model"
     folder.mkdir()
     write_model(folder, policy, tokenizer)
     places = _places(options, policy)
     reach = reach_of(policy.model.config)
 
-    def make(number: int) -> Engine:
+    def make(name: str, place: int) -> Engine:
         port = free_port()
         arguments = server_arguments(
             str(folder),
@@ -73,9 +83,8 @@ def _vllm(
         )
         if options.kv_cache_mb is not None:
             arguments += ["--kv-cache-memory-bytes", str(options.kv_cache_mb << 20)]
-        python = options.python or sys.executable
-        command = Command(python, [*arguments, *options.arguments], places[number % len(places)])
-        return VllmEngine(f"engine-{number}", f"http://127.0.0.1:{port}", ends, command)
+        command = Command(python, [*arguments, *options.arguments], places[place])
+        return VllmEngine(name, f"http://127.0.0.1:{port}", ends, command)
 
     return make
 
@@ -94,7 +103,8 @@ def _places(options: Fleet, policy: SampledPolicy) -> list[dict[str, str]]:
     """The environment of each engine: threads on a CPU, or GPUs besides the learner's."""
     device = policy.model.device
     if device.type == "cpu":
-        return [{"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(torch.get_num_threads())}]
+        threads = str(torch.get_num_threads())
+        return [{"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": threads}] * options.engines
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
     others = [each for number, each in enumerate(visible.split(",")) if number != (device.index or 0)]
     size, needed = options.tensor_parallel, options.engines * options.tensor_parallel

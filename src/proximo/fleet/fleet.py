@@ -1,11 +1,13 @@
 """A sampler over engines: pushes weights, probes who has them, shares requests out, and replaces what is lost."""
 
+import shutil
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from tempfile import TemporaryDirectory
+from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -33,9 +35,9 @@ class FleetSampler:
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        make: Callable[[int], Engine],
+        make: Callable[[str, int], Engine],
         sync: WeightSync,
-        scratch: TemporaryDirectory[str],
+        scratch: Path,
         *,
         engines: int,
         slots: int,
@@ -43,13 +45,17 @@ class FleetSampler:
         deadline: float,
         repeats: bool,
     ) -> None:
-        """`make` makes an engine, given how many were made before, without starting it. `slots` is the number of
-        requests in flight at a time. `scratch` holds the engines' files, and is removed with them."""
+        """`make` makes an engine, given its name and its place, from 0 to `engines` − 1, without starting it: a new
+        engine has the place of the one that was lost. `slots` is the number of requests in flight at a time. `scratch`
+        holds the engines' files, and is removed with them."""
         self._model, self._tokenizer, self._ends = model, tokenizer, end_tokens(model, tokenizer)
         self._make, self._sync, self._probe = make, sync, Probe(model, probe)
         self._wanted, self._slots, self._deadline = engines, slots, deadline
-        self.repeats, self._scratch = repeats, scratch
+        self.repeats = repeats
+        self._remove_scratch = weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
         self._made = 0
+        self._places: dict[str, int] = {}
+        """Place of each engine, by its name."""
         self._engines: list[Engine] = []
         self._confirmed: dict[str, int] = {}
         """Version that an engine has by its probe, by the engine's name."""
@@ -71,8 +77,11 @@ class FleetSampler:
         return version
 
     def _start_missing(self) -> None:
-        new = [self._make(number) for number in range(self._made, self._made + self._wanted - len(self._engines))]
-        self._made += len(new)
+        new: list[Engine] = []
+        for place in sorted(set(range(self._wanted)) - set(self._places.values())):
+            new.append(self._make(f"engine-{self._made}", place))
+            self._places[new[-1].name] = place
+            self._made += 1
         self._engines += new
 
         def start(engine: Engine) -> None:
@@ -209,6 +218,7 @@ class FleetSampler:
                 return  # several requests find the same engine dead
             self._engines.remove(engine)
             self._confirmed.pop(engine.name, None)
+            self._places.pop(engine.name)
             self._losses.append(reason)
             self._events.append(SamplerEvent("engine_lost", reason, warns=True))
         engine.stop()
@@ -232,7 +242,7 @@ class FleetSampler:
         for engine in engines:
             engine.stop()
             self._sync.leave(engine)
-        self._scratch.cleanup()
+        self._remove_scratch()
 
 
 def _without(engines: Sequence[Engine], failed: dict[str, str]) -> list[Engine]:

@@ -16,6 +16,7 @@ from proximo.samplers import SamplingOptions
 
 SPOKEN = "0.32."
 """Versions of vLLM whose interface this is; the side that sends weights changed between 0.22 and 0.32."""
+GENERATE = "/inference/v1/generate"
 POLL_SECONDS = 0.5
 """Pause between two looks at a server that starts."""
 NEUTRAL = {
@@ -93,7 +94,7 @@ class VllmEngine:
             "stop_token_ids": self._ends,
         }
         body = {"token_ids": list(tokens), "sampling_params": parameters}
-        found = self._ask("POST", "/inference/v1/generate", body, deadline)["choices"][0]
+        found = self._ask("POST", GENERATE, body, deadline)["choices"][0]
         drawn = tuple(found["token_ids"] or ())
         spans = tuple(
             Span(_number(each["version"]), each["start"], each["end"]) for each in found["weight_versions"] or ()
@@ -170,8 +171,10 @@ class VllmEngine:
             with self._lock:
                 self._open.discard(connect)
             connect.close()
+        said = text.decode(errors="replace")[:300]
+        if answer.status == 400 and path == GENERATE:  # any engine would refuse it, so this one is not to blame
+            raise ValueError(f"vLLM refuses what it is asked to sample: {said}")
         if answer.status != 200:
-            said = text.decode(errors="replace")[:300]
             raise EngineLost(f"{self._name}: {path} was answered with {answer.status}: {said}")
         return json.loads(text) if text else None
 
