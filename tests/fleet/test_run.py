@@ -7,6 +7,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from proximo.algorithms import GRPO
+from proximo.fleet.fleet import FleetSampler
 from proximo.fleet.options import Fleet
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import Embedded
@@ -40,6 +41,11 @@ def sampled(folder: Path) -> list:
     return [parquet.read_table(path)["tokens"].to_pylist() for path in sorted(folder.rglob("*.parquet"))]
 
 
+def engines_of(run: Run) -> list:
+    assert isinstance(run.samplers.training, FleetSampler)
+    return run.samplers.training._engines
+
+
 @pytest.mark.usefixtures("small_shipped_model")
 def test_a_run_on_embedded_engines_is_the_run_without_them(tmp_path):
     trained(tmp_path / "plain", Embedded())
@@ -48,7 +54,7 @@ def test_a_run_on_embedded_engines_is_the_run_without_them(tmp_path):
     assert [each["version"] for each in pushes] == [0, 1, 2]
     assert all(0 < each["gap"] <= 1e-5 and each["seconds"] > 0 for each in pushes)
     assert sampled(tmp_path / "fleet") == sampled(tmp_path / "plain") != []
-    assert run.samplers.training._engines == []  # stopped when the run ended
+    assert engines_of(run) == []  # stopped when the run ended
     assert not events(tmp_path / "fleet", "not_repeatable")
 
 
@@ -58,5 +64,5 @@ def test_a_run_on_vllm(tmp_path):
     pushes = events(tmp_path, "push")
     assert [each["version"] for each in pushes] == [0, 1, 2]
     assert all(each["gap"] <= 1e-5 for each in pushes)
-    assert run.samplers.training._engines == []
+    assert engines_of(run) == []
     assert events(tmp_path, "not_repeatable")

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from safetensors.torch import load_file
 
 from proximo.fleet.buckets import Layout, packed, unpacked
 from proximo.fleet.server import KEEPER, Server
-from proximo.fleet.sync import write_weights
+from proximo.fleet.sync import in_parallel, write_weights
 
 NAMED = [
     ("a", torch.arange(3, dtype=torch.bfloat16)),
@@ -39,6 +40,24 @@ def test_weights_are_files_of_safetensors(tmp_path: Path):
     assert load_file(file).keys() == {"a", "b", "c", "d"}
 
 
+def test_a_signal_stops_engines_that_are_waited_for():
+    stopped = threading.Event()
+
+    class Waiting:
+        name = "engine-0"
+        stop = staticmethod(stopped.set)
+
+    def do(engine) -> None:
+        if engine is not first:
+            raise KeyboardInterrupt  # what a signal raises
+        stopped.wait(60)
+
+    first, second = Waiting(), Waiting()
+    with pytest.raises(KeyboardInterrupt):
+        in_parallel([second, first], do)  # pyright: ignore[reportArgumentType]
+    assert stopped.is_set()
+
+
 def is_running(number: int) -> bool:
     try:
         return Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2][0] != "Z"
@@ -63,7 +82,10 @@ time.sleep(600)
 
 def test_the_end_of_the_pipe_ends_the_whole_group():
     keeper = subprocess.Popen(
-        [sys.executable, KEEPER, sys.executable, "-c", FAMILY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(KEEPER), sys.executable, "-c", FAMILY],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert keeper.stdout is not None
     assert keeper.stdin is not None

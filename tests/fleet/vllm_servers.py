@@ -10,6 +10,7 @@ import pytest
 from proximo.fleet.building import build_fleet
 from proximo.fleet.fleet import FleetSampler
 from proximo.fleet.options import Fleet
+from proximo.fleet.sync import Transport
 from proximo.fleet.vllm import VllmEngine
 from tests.fleet.conformance import SmallPolicy
 
@@ -42,13 +43,13 @@ def vllm_python() -> str:
     return sys.executable
 
 
-def options(sync: str = "folder", **more) -> Fleet:
+def options(sync: Transport = "folder", **more) -> Fleet:
     return Fleet(
         sync=sync, python=vllm_python(), kv_cache_mb=64, deadline=DEADLINE, arguments=("--enforce-eager",), **more
     )
 
 
-def one_engine(policy: SmallPolicy, sync: str) -> tuple[FleetSampler, VllmEngine]:
+def one_engine(policy: SmallPolicy, sync: Transport) -> tuple[FleetSampler, VllmEngine]:
     """A server of this policy, which is not started yet, and the fleet that ends it."""
     fleet = build_fleet(options(sync), policy, policy.tokenizer, slots=8)
     [engine] = fleet._engines = [fleet._make("engine-0", 0)]

@@ -3,6 +3,7 @@
 Imported by vLLM's workers too, so it needs torch alone.
 """
 
+# pyright: reportPrivateImportUsage=false
 import math
 import os
 from collections.abc import Iterable, Iterator
@@ -96,7 +97,7 @@ def broadcast(group: dist.ProcessGroupGloo, tensor: Tensor) -> dist.Work:
     """Start to send a tensor from rank 0 to all others, or to receive it."""
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = 0, 0
-    return group.broadcast([tensor], options)
+    return group.broadcast([tensor], options)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def receive(group: dist.ProcessGroupGloo, layout: Layout) -> Iterator[tuple[str, Tensor]]:

@@ -5,14 +5,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from proximo import version
 
 PACKAGE = Path(version.__file__).parent
-KEEPER = str(Path(__file__).parent / "keeper.py")
+KEEPER = Path(__file__).parent / "keeper.py"
 LAST_LINES = 5
 """Lines of the log that an error shows."""
 
@@ -20,13 +20,13 @@ LAST_LINES = 5
 class Server:
     """A command that runs until `kill`, or until this process ends in whatever way."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="proximo-engine-"))
         self.log = self._folder / "log.txt"
         paths = [str(_plugin_folder(self._folder)), *filter(None, [os.environ.get("PYTHONPATH")])]
         with self.log.open("wb") as log:
             self._keeper = subprocess.Popen(
-                [sys.executable, KEEPER, *command],
+                [sys.executable, str(KEEPER), *command],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

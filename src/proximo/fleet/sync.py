@@ -4,6 +4,7 @@ Every transport pushes to all engines at once and says which of them failed. An 
 of two versions, so it stays paused and is replaced.
 """
 
+# pyright: reportPrivateImportUsage=false
 import shutil
 import socket
 import tempfile
@@ -135,12 +136,19 @@ def in_parallel(engines: Sequence[Engine], do: Callable[[Engine], object]) -> di
     if not engines:
         return {}
     failed: dict[str, str] = {}
-    with ThreadPoolExecutor(len(engines)) as pool:
+    pool = ThreadPoolExecutor(len(engines))
+    try:
         for engine, future in [(each, pool.submit(do, each)) for each in engines]:
             try:
                 future.result()
             except EngineLost as lost:
                 failed[engine.name] = str(lost)
+    except BaseException:  # a signal, say: then nothing waits until a deadline
+        for engine in engines:
+            engine.stop()
+        raise
+    finally:
+        pool.shutdown()
     return failed
 
 

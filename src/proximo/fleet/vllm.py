@@ -190,7 +190,7 @@ def _number(version: str | None) -> int:
 class Command:
     """How a server is started: the arguments of vLLM and the environment."""
 
-    def __init__(self, python: str, arguments: list[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, python: str, arguments: list[str], environment: dict[str, str]) -> None:
         self._command = [python, "-m", "vllm.entrypoints.openai.api_server", *arguments]
         self._environment = QUIET | environment
 
