@@ -72,7 +72,7 @@ class Kit:
     """A fleet of engines that can be made sick."""
 
     def __init__(self, policy: SmallPolicy, sync: WeightSync | None = None, deadline: float = 30.0) -> None:
-        self.policy, self.made, self.places = policy, [], []
+        self.policy, self.made, self.places, self.fault = policy, [], [], ""
         scratch = Path(mkdtemp())
         self.fleet = FleetSampler(
             policy.model, policy.tokenizer, self.make, sync or Folder(scratch), scratch,
@@ -82,6 +82,7 @@ class Kit:
     def make(self, name: str, place: int) -> Any:
         self.places.append(place)
         self.made.append(Sick(name, self.policy.model, self.policy.tokenizer))
+        self.made[-1].does = self.fault
         return self.made[-1]
 
     def requests(self) -> list[Request]:
@@ -174,12 +175,19 @@ def test_an_engine_that_is_not_the_policy_after_a_push_is_out(policy, fault):
     kit.fleet.close()
 
 
-def test_a_run_ends_where_no_engine_is_the_policy(kit):
+def test_new_engines_get_a_second_chance_where_all_are_lost_in_a_push(kit):
     kit.fleet.refresh(kit.policy, 0)
     for each in kit.made:
         each.does = "head"
     nudge(kit.policy.model, 1)
-    with pytest.raises(FleetLost, match="no engine has the policy's weights of version 1: engine-0 is not the policy"):
+    assert kit.fleet.refresh(kit.policy, 1) == 1
+    assert [each.name for each in kit.made] == ["engine-0", "engine-1", "engine-2", "engine-3"]
+    assert kit.kinds_of_events() == ["push", "engine_lost", "engine_lost", "push", "push"]
+
+
+def test_a_run_ends_where_no_engine_takes_the_policy(kit):
+    kit.fault = "refuse"
+    with pytest.raises(FleetLost, match="no engine has the policy's weights of version 1: engine-2 was answered with"):
         kit.fleet.refresh(kit.policy, 1)
 
 

@@ -67,14 +67,16 @@ class FleetSampler:
     # Weights
 
     def refresh(self, policy: SampledPolicy, version: int) -> int:
-        """Replace engines that were lost, and give all of them the policy's weights."""
-        self._start_missing()
-        behind = [each for each in self._engines if self._confirmed.get(each.name) != version]
-        if behind:
-            self._push(policy, behind, version)
-        if not self._ready():
-            raise FleetLost(f"no engine has the policy's weights of version {version}: {self._why()}")
-        return version
+        """Replace engines that were lost, and give all of them the policy's weights. Where all are lost on the way,
+        new ones get a second chance."""
+        for _ in range(2):
+            self._start_missing()
+            behind = [each for each in self._engines if self._confirmed.get(each.name) != version]
+            if behind:
+                self._push(policy, behind, version)
+            if self._ready():
+                return version
+        raise FleetLost(f"no engine has the policy's weights of version {version}: {self._why()}")
 
     def _start_missing(self) -> None:
         new: list[Engine] = []
