@@ -3,7 +3,7 @@
 A field that cannot change the numbers of a CPU run is listed with the reason, and nothing is claimed about it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from faults.runs import small
@@ -24,6 +24,7 @@ from proximo.algorithms import (
     VAPO,
     VESPO,
 )
+from proximo.fleet.options import Fleet
 from proximo.maths.pieces import corrections, credit, divergences, extras, keeping, selection, shaping
 from proximo.maths.pieces.advantages import BatchScaled, GroupCentred, GroupNormalized
 from proximo.maths.pieces.credit import SequenceWhitened, SignScaled
@@ -35,6 +36,7 @@ from proximo.training.config import RunConfig, TrainingOptions
 MACHINE = "memory or speed only; the numbers stay within rounding"
 LIMIT = "a limit that a run which keeps within it never feels; the families `rewards` and `sandbox` cross it"
 NO_STEPS = "no task of a run rewards single steps, so a run with it is refused"
+FLEET = "where completions are sampled, not what; tests/fleet and `make scale` have engines"
 GIVEN = "a function given in Python, which a config file only names; tests/door has it"
 LISTED = {
     "RunConfig.device": "there is one kind of device here",
@@ -59,6 +61,7 @@ LISTED = {
     "Code.limits": LIMIT,
     "ProcessNormalized.ddof": NO_STEPS,
     "ProcessNormalized.epsilon": NO_STEPS,
+    **dict.fromkeys((f"Fleet.{each.name}" for each in fields(Fleet)), FLEET),
     "SamplingOptions.top_p": "a run refuses to cut the distribution: it is evaluation's",
     "SamplingOptions.top_k": "a run refuses to cut the distribution: it is evaluation's",
     "SamplingOptions.min_p": "a run refuses to cut the distribution: it is evaluation's",

@@ -1,7 +1,7 @@
 """What a sampler is asked and what it promises, and how a run gets one; the engines are in the other files here."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -13,6 +13,7 @@ __all__ = [
     "RunSamplers",
     "SampledPolicy",
     "Sampler",
+    "SamplerEvent",
     "SamplerFactory",
     "SamplingOptions",
     "Snapshot",
@@ -140,6 +141,17 @@ class WeightHistory(Protocol):
 
 
 @dataclass(frozen=True)
+class SamplerEvent:
+    """Something that happened to a sampler, for the events of a run."""
+
+    kind: str
+    message: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    warns: bool = False
+    """Whether the user is told of it at once."""
+
+
+@dataclass(frozen=True)
 class RunSamplers:
     """The samplers of a run."""
 
@@ -152,14 +164,18 @@ class RunSamplers:
     explain stops the run."""
     history: WeightHistory | None = None
     """Older weights of `training` that checkpoints hold; None where the policy's weights are enough."""
+    close: Callable[[], None] = lambda: None
+    """Ends what the samplers started, such as engines; called when the run ends, however it ends."""
+    take_events: Callable[[], Sequence[SamplerEvent]] = tuple
+    """Returns what happened since the last call."""
 
     def __post_init__(self) -> None:
         sampler, history = ("repeats", "refresh", "stream"), () if self.history is None else ("kept", "load")
-        for field, members in {"training": sampler, "evaluation": sampler, "history": history}.items():
-            part = getattr(self, field)
+        for name, members in {"training": sampler, "evaluation": sampler, "history": history}.items():
+            part = getattr(self, name)
             if missing := [member for member in members if not hasattr(part, member)]:
                 raise ValueError(
-                    f"RunSamplers.{field} is of {type(part).__name__}, which has no {' and no '.join(missing)}: it "
+                    f"RunSamplers.{name} is of {type(part).__name__}, which has no {' and no '.join(missing)}: it "
                     f"must have {', '.join(members)}"
                 )
 

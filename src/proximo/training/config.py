@@ -5,6 +5,7 @@ from typing import Literal
 
 from proximo.algorithms import GRPO, Algorithm
 from proximo.environments import EnvironmentOptions, SingleTurn
+from proximo.fleet.options import Fleet
 from proximo.maths.pieces.traits import AdvantageTraits
 from proximo.models import Precision
 from proximo.models.adapters.lora import Lora
@@ -22,7 +23,7 @@ from proximo.training.staleness import Ahead
 RoutingReplay = Literal["old_policy", "sampler"]
 """Which pass's choice of experts an update replays."""
 
-SamplerOptions = Embedded | Mismatched | SamplerFactory
+SamplerOptions = Embedded | Mismatched | Fleet | SamplerFactory
 """The sampler of a run: one of this package, or any class that builds one."""
 
 CPU_TOKENS = 16384
@@ -205,7 +206,8 @@ class RunConfig:
     sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(max_tokens=8))
     sampler: SamplerOptions = field(default_factory=Embedded)
     """Sampler of the rollouts. `Embedded`: the policy's own module.
-    `Mismatched`: a copy that differs from the policy in a chosen way, for studies; evaluation uses the policy."""
+    `Mismatched`: a copy that differs from the policy in a chosen way, for studies; evaluation uses the policy.
+    `Fleet`: engines with weights of their own, such as vLLM servers."""
     environment: EnvironmentOptions = field(default_factory=SingleTurn)
     """Environment between a problem and its completions. `SingleTurn`: one completion per sample."""
     training: TrainingOptions = field(default_factory=TrainingOptions)

@@ -135,6 +135,13 @@ class Run:
         self._copy.load(weights)
         return sampler.refresh(self._copy, weights.version)
 
+    def tell_of_sampler(self, step: int) -> None:
+        """Log what happened to the samplers since the last call."""
+        for each in self.samplers.take_events():
+            self.log.event(step, each.kind, each.message, **each.numbers)
+            if each.warns:
+                self.progress.warned(step, each.message)
+
     def evaluate(self) -> tuple[Evaluation, list[Answered]]:
         if not self.config.evaluation.problems:
             return Evaluation.none(), []

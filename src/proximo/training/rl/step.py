@@ -67,6 +67,7 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
 
 def _tell(run: Run, step: int, collected: Collected, assembled: Assembled | None, updates: Sequence[Update]) -> None:
     """Report problems of a step on the console and in the events."""
+    run.tell_of_sampler(step)
     if not updates:
         run.log.event(step, "empty_step", _why_empty(collected, assembled))
     notices = run.learner.guard.take_notices()

@@ -30,6 +30,7 @@ def train(run: Run, attempt: Attempt | None = None, *, ends: Callable[[], bool] 
             return RunResult.from_dict(attempt.result, run.folder, run.task, run.config.seed)
         run.log = attempt.log
         until.callback(run.grading.close)
+        until.callback(run.samplers.close)
         until.enter_context(run.grading.active())
         until.enter_context(run.stop)
         if run.ahead is not None:
@@ -104,6 +105,7 @@ def _begun(run: Run) -> RunState:
 def _evaluated(run: Run, step: int) -> tuple[Evaluation, list[Answered]]:
     """Evaluate after this many steps, and report failures of graders."""
     found = run.evaluate()
+    run.tell_of_sampler(step)
     for line in run.unscored.lines():
         run.log.event(step, "unscored", line)
         run.progress.warned(step, line)

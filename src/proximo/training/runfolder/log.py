@@ -78,8 +78,8 @@ class RunLog:
         with self._tolerating_failures():
             self._append(TIMINGS, {"step": step, **seconds})
 
-    def event(self, step: int, kind: str, message: str, **more: str) -> None:
-        """`more` has the other fields of a finding: rule, severity, remedy and show."""
+    def event(self, step: int, kind: str, message: str, **more: str | float) -> None:
+        """`more` has the other fields of a finding: rule, severity, remedy and show; or numbers of an event."""
         row = {"step": step, "attempt": self.attempt, "kind": kind, "message": masked(message), **more}
         with self._tolerating_failures():
             self._tell_failure()

@@ -74,8 +74,11 @@ def selfcheck(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTo
     samplers = build_samplers(
         config.sampler, policy, tokenizer, slots=GROUPS * SIBLINGS, record_routes=config.routing_replay == "sampler"
     )
-    version = samplers.training.refresh(policy, 0)
-    groups = sampled_groups(config, task, sampling, tokenizer, samplers.training, version)
+    try:
+        version = samplers.training.refresh(policy, 0)
+        groups = sampled_groups(config, task, sampling, tokenizer, samplers.training, version)
+    finally:
+        samplers.close()
     batch = to_batch(groups)
     yield completions_end(groups, end_tokens(model, tokenizer), sampling)
     yield mask_counts_tokens(groups, batch)

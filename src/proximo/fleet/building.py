@@ -1,0 +1,118 @@
+"""The fleet of a run, from its options."""
+
+import copy
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from proximo.fleet.embedded import EmbeddedEngine
+from proximo.fleet.engine import Engine
+from proximo.fleet.fleet import FleetSampler
+from proximo.fleet.options import Fleet
+from proximo.fleet.sync import make_sync, write_weights
+from proximo.fleet.vllm import Command, VllmEngine, free_port, server_arguments
+from proximo.models.positions import reach_of
+from proximo.samplers import SampledPolicy
+from proximo.samplers.partial import end_tokens
+
+
+def build_fleet(
+    options: Fleet, policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase, *, slots: int
+) -> FleetSampler:
+    """Nothing is started yet: that happens when the first weights are pushed."""
+    scratch = Path(tempfile.mkdtemp(prefix="proximo-fleet-"))
+    if options.engine == "embedded":
+        make = _embedded(policy, tokenizer)
+    else:
+        make = _vllm(options, policy, tokenizer, slots, scratch)
+    return FleetSampler(
+        policy.model,
+        tokenizer,
+        make,
+        make_sync(options.sync, scratch),
+        scratch,
+        engines=len(options.urls) or options.engines,
+        slots=slots,
+        probe=options.probe,
+        deadline=options.deadline,
+        repeats=options.engine == "embedded",
+    )
+
+
+def _embedded(policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase) -> Callable[[str, int], Engine]:
+    return lambda name, place: EmbeddedEngine(name, policy.model, tokenizer)
+
+
+def _vllm(
+    options: Fleet, policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase, slots: int, scratch: Path
+) -> Callable[[str, int], Engine]:
+    ends = end_tokens(policy.model, tokenizer)
+    if options.urls:
+        return lambda name, place: VllmEngine(name, options.urls[place], ends)
+    python = options.python or sys.executable
+    if shutil.which(python) is None:
+        raise ValueError(f"sampler.python is {python}, which cannot be executed: name a Python that has vLLM")
+    if python == sys.executable and importlib.util.find_spec("vllm") is None:
+        raise ValueError(
+            'sampler.engine is "vllm", which this Python lacks: pip install "proximo[vllm]", or name a Python that has '
+            "it in sampler.python"
+        )
+    folder = scratch / "model"
+    folder.mkdir()
+    write_model(folder, policy, tokenizer)
+    places = _places(options, policy)
+    reach = reach_of(policy.model.config)
+
+    def make(name: str, place: int) -> Engine:
+        port = free_port()
+        arguments = server_arguments(
+            str(folder),
+            port,
+            dtype=str(policy.model.dtype).removeprefix("torch."),
+            length=None if reach is None else reach.tokens,
+            slots=slots,
+            sync=options.sync,
+            tensor_parallel=options.tensor_parallel,
+        )
+        if options.kv_cache_mb is not None:
+            arguments += ["--kv-cache-memory-bytes", str(options.kv_cache_mb << 20)]
+        command = Command(python, [*arguments, *options.arguments], places[place])
+        return VllmEngine(name, f"http://127.0.0.1:{port}", ends, command)
+
+    return make
+
+
+def write_model(folder: Path, policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase) -> None:
+    """A checkpoint of the policy for servers to start from."""
+    config = copy.deepcopy(policy.model.config)
+    config.architectures = [type(policy.model).__name__]
+    config.dtype = policy.model.dtype
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    write_weights(folder, policy.weights())
+
+
+def _places(options: Fleet, policy: SampledPolicy) -> list[dict[str, str]]:
+    """The environment of each engine: threads on a CPU, or GPUs besides the learner's."""
+    device = policy.model.device
+    if device.type == "cpu":
+        threads = str(torch.get_num_threads())
+        return [{"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": threads}] * options.engines
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+    others = [each for number, each in enumerate(visible.split(",")) if number != (device.index or 0)]
+    size, needed = options.tensor_parallel, options.engines * options.tensor_parallel
+    if not others and needed == 1 and options.kv_cache_mb is not None:
+        return [{"CUDA_VISIBLE_DEVICES": visible}]  # learner and engine share the only GPU
+    if len(others) < needed:
+        raise ValueError(
+            f"sampler.engines {options.engines} × sampler.tensor_parallel {size} needs {needed} GPUs besides the "
+            f"learner's, and there are {len(others)}: use fewer, or one engine with kv_cache_mb on the only GPU"
+        )
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(others[size * n : size * (n + 1)])} for n in range(options.engines)]

@@ -1,0 +1,31 @@
+"""Runs a command in a process group of its own, and ends the whole group when the process that asked for it is gone.
+
+Run as a script, with the standard library alone: `python keeper.py command …`, with a pipe as its standard input. The
+end of that pipe, which also comes when the other side is killed, ends the group.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+SECONDS = 5.0
+"""Time for a group to end by itself; a server that hangs while it starts ignores SIGTERM."""
+
+
+def main(command: list[str]) -> int:
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    ended = os.pidfd_open(child.pid)
+    select.select([sys.stdin, ended], [], [])
+    for number in (signal.SIGTERM, signal.SIGKILL):  # the child may be gone, and its own children not
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(SECONDS)
+    return child.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,88 @@
+"""The sampler of a config whose completions come from engines. Light: every config knows this file."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from proximo.samplers import RunSamplers, SampledPolicy
+
+REFUSED = {
+    "min_tokens": "it hides the end of sequence from the distribution",
+    "presence_penalty": "it changes the distribution",
+    "frequency_penalty": "it changes the distribution",
+    "repetition_penalty": "it changes the distribution",
+    "logit_bias": "it changes the distribution",
+    "bad_words": "it changes the distribution",
+    "logits-processors": "they change the distribution",
+    "logprobs-mode": "log-probs must be those of the distribution that tokens are drawn from",
+    "weight-transfer-config": "sampler.sync says how weights arrive",
+    "load-format": "engines start with the policy's weights",
+}
+"""Arguments of vLLM with which the log-probs that it returns are not the policy's, or weights do not arrive."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Engines with weights of their own sample; after every update they get the policy's, and a probe compares their
+    log-probs with the learner's.
+
+    Example: Fleet(engines=2, tensor_parallel=2, sync="gloo")
+    """
+
+    engine: Literal["vllm", "embedded"] = "vllm"
+    """Kind of engine. `vllm`: vLLM servers, which the run starts and ends, or those of `urls`. `embedded`: copies of
+    the model in this process, slow and exact, to try a fleet without servers."""
+    engines: int = 1
+    """Number of engines to start. Ignored with `urls`."""
+    tensor_parallel: int = 1
+    """GPUs of each engine that the run starts."""
+    urls: tuple[str, ...] = ()
+    """Addresses of vLLM servers that are already running, such as http://node7:8000. Empty: the run starts its own."""
+    sync: Literal["folder", "gloo", "nccl"] = "folder"
+    """How weights reach engines. `folder`: safetensors in the folder for temporary files (TMPDIR), which all engines
+    must be able to read. `gloo`: over TCP. `nccl`: between GPUs, not tested."""
+    probe: int = 64
+    """Tokens per engine whose log-probs are compared with the policy's after every push."""
+    deadline: float = 600.0
+    """Seconds after which an engine that starts, takes weights or owes a token counts as dead."""
+    kv_cache_mb: int | None = None
+    """Size of each engine's KV cache in MB. None: vLLM decides."""
+    python: str = ""
+    """Python with vLLM to start servers with. Empty: the Python of this process."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments for servers that the run starts, such as "--enforce-eager"."""
+
+    def __post_init__(self) -> None:
+        for name in ("engines", "tensor_parallel", "probe"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"sampler.{name} is {getattr(self, name)}: give at least 1")
+        if not self.deadline > 0:
+            raise ValueError(f"sampler.deadline is {self.deadline}: give a positive number of seconds")
+        if self.kv_cache_mb is not None and self.kv_cache_mb < 1:
+            raise ValueError(f"sampler.kv_cache_mb is {self.kv_cache_mb}: give at least 1, or None")
+        for url in self.urls:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"sampler.urls has {url!r}: give addresses such as http://node7:8000")
+        given = " ".join(self.arguments).replace("_", "-")
+        for name, reason in REFUSED.items():
+            if name.replace("_", "-") in given:
+                raise ValueError(f"sampler.arguments has {name}, which is refused: {reason}; leave it out")
+        if self.engine == "embedded" and (self.urls or self.sync == "nccl"):
+            raise ValueError('sampler.engine is "embedded": leave out urls, and use sync = "folder" or "gloo"')
+
+    @property
+    def copies(self) -> int:
+        return self.engines if self.engine == "embedded" else 0
+
+    def build(
+        self, policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase, *, slots: int, record_routes: bool
+    ) -> RunSamplers:
+        from proximo.fleet.building import build_fleet
+
+        if record_routes:
+            raise ValueError(
+                'sampler is a Fleet, which records no routes: use routing_replay = "old_policy" or leave it out'
+            )
+        fleet = build_fleet(self, policy, tokenizer, slots=slots)
+        return RunSamplers(fleet, fleet, close=fleet.close, take_events=fleet.take_events)

@@ -1,0 +1,233 @@
+"""One vLLM server as an engine. All that we know of vLLM 0.32's interface is here and in receiving.py and plugin.py."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+from proximo.fleet.engine import Draw, EngineLost, Generated, Health, PauseMode, Span
+from proximo.fleet.server import Server
+from proximo.samplers import SamplingOptions
+
+SPOKEN = "0.32."
+"""Versions of vLLM whose interface this is; the side that sends weights changed between 0.22 and 0.32."""
+GENERATE = "/inference/v1/generate"
+POLL_SECONDS = 0.5
+"""Pause between two looks at a server that starts."""
+NEUTRAL = {
+    "min_tokens": 0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": None,
+    "bad_words": [],
+    "ignore_eos": False,
+}
+"""Sent with every request: a server's own defaults would change the distribution, and log-probs by nats."""
+
+
+class VllmEngine:
+    """A vLLM server, started here or somewhere else.
+
+    It must have been started with the flags of `building.py`; one that lacks them is refused when it is first asked.
+    """
+
+    repeats = False
+
+    def __init__(self, name: str, url: str, ends: frozenset[int], command: "Command | None" = None) -> None:
+        """`ends` are tokens that end a completion. `command` starts the server; None: it is running."""
+        self._name, self._ends, self._command = name, sorted(ends), command
+        parts = urlsplit(url)
+        self._address, self._is_https = parts.netloc, parts.scheme == "https"
+        self._server: Server | None = None
+        self._open: set[HTTPConnection] = set()
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def start(self, deadline: float) -> None:
+        until = time.monotonic() + deadline
+        if self._command is not None:
+            self._server = self._command.start()
+        while True:
+            if self._server is not None and not self._server.is_running:
+                raise EngineLost(f"{self._name} ended while it started: {self._server.last_lines()}")
+            with suppress(EngineLost):
+                spoken = self._ask("GET", "/version", None, POLL_SECONDS * 10)["version"]
+                break
+            if self._stopped or time.monotonic() > until:
+                log = "" if self._server is None else f": {self._server.last_lines()}"
+                raise EngineLost(f"{self._name} at {self._address} did not answer within {deadline:g} s{log}")
+            time.sleep(POLL_SECONDS)
+        if not spoken.startswith(SPOKEN):
+            raise EngineLost(f"{self._name} runs vLLM {spoken}: use {SPOKEN}x, whose interface this is")
+
+    # Generating
+
+    def generate(
+        self, prompt: tuple[int, ...], options: SamplingOptions, draw: Draw, prefix: tuple[int, ...] = ()
+    ) -> Generated:
+        assert draw.start == len(prefix)
+        return self._generate(prompt + prefix, options, draw, None)
+
+    def _generate(
+        self, tokens: tuple[int, ...], options: SamplingOptions, draw: Draw, deadline: float | None
+    ) -> Generated:
+        parameters = NEUTRAL | {
+            "temperature": options.temperature,
+            "top_p": options.top_p,
+            "top_k": options.top_k or 0,
+            "min_p": options.min_p,
+            "max_tokens": options.max_tokens - draw.start,
+            "seed": draw.number,
+            "logprobs": 0,
+            "n": 1,
+            "stop": list(options.stop),
+            "stop_token_ids": self._ends,
+        }
+        body = {"token_ids": list(tokens), "sampling_params": parameters}
+        found = self._ask("POST", GENERATE, body, deadline)["choices"][0]
+        drawn = tuple(found["token_ids"] or ())
+        spans = tuple(
+            Span(_number(each["version"]), each["start"], each["end"]) for each in found["weight_versions"] or ()
+        )
+        return Generated(
+            drawn,
+            tuple(each["logprob"] for each in (found["logprobs"] or {}).get("content") or ()),
+            found["finish_reason"],
+            spans or (Span(_number(None), 0, len(drawn)),),
+        )
+
+    def alive(self, deadline: float) -> Health:
+        begun = time.monotonic()
+        try:
+            self._generate((0,), SamplingOptions(max_tokens=1), Draw(0, 0, 0, 0), deadline)
+        except EngineLost as lost:
+            return Health(False, time.monotonic() - begun, str(lost))
+        return Health(True, time.monotonic() - begun)
+
+    def pause(self, mode: PauseMode, deadline: float) -> None:
+        # With clear_cache=false even new requests would read keys and values of the old weights.
+        self._ask("POST", f"/pause?mode={mode}&clear_cache=true", {}, deadline)
+
+    def resume(self, deadline: float) -> None:
+        self._ask("POST", "/resume", {}, deadline)
+
+    # Weights
+
+    def workers(self) -> int:
+        return self._ask("GET", "/get_world_size", None, None)["world_size"]
+
+    def join(self, info: Mapping[str, Any], deadline: float) -> None:
+        self._ask("POST", "/init_weight_transfer_engine", {"init_info": dict(info)}, deadline)
+
+    def begin_update(self, deadline: float) -> None:
+        self._ask("POST", "/start_weight_update", {}, deadline)
+
+    def update(self, info: Mapping[str, Any], deadline: float) -> None:
+        self._ask("POST", "/update_weights", {"update_info": dict(info)}, deadline)
+
+    def finish_update(self, version: int, deadline: float) -> None:
+        self._ask("POST", "/finish_weight_update", {"weight_version": str(version)}, deadline)
+
+    def version(self) -> int | None:
+        said = self._ask("GET", "/weight_info", None, None)["weight_version"]
+        return int(said) if said is not None and said.isdecimal() else None
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            waiting = list(self._open)
+        for each in waiting:
+            with suppress(OSError):
+                if each.sock is not None:
+                    each.sock.shutdown(socket.SHUT_RDWR)
+        if self._server is not None:
+            self._server.kill()
+
+    # HTTP
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float | None) -> Any:
+        connect = (HTTPSConnection if self._is_https else HTTPConnection)(self._address, timeout=deadline)
+        with self._lock:
+            if self._stopped:
+                raise EngineLost(f"{self._name} was stopped")
+            self._open.add(connect)
+        try:
+            connect.request(method, path, None if body is None else json.dumps(body), _JSON)
+            answer = connect.getresponse()
+            text = answer.read()
+        except (OSError, HTTPException) as error:
+            raise EngineLost(f"{self._name}: {path} failed, {type(error).__name__}: {error}") from error
+        finally:
+            with self._lock:
+                self._open.discard(connect)
+            connect.close()
+        said = text.decode(errors="replace")[:300]
+        if answer.status == 400 and path == GENERATE:  # any engine would refuse it, so this one is not to blame
+            raise ValueError(f"vLLM refuses what it is asked to sample: {said}")
+        if answer.status != 200:
+            raise EngineLost(f"{self._name}: {path} was answered with {answer.status}: {said}")
+        return json.loads(text) if text else None
+
+
+_JSON = {"content-type": "application/json"}
+
+
+def _number(version: str | None) -> int:
+    """A version as a number; −1 for weights that were never pushed."""
+    return int(version) if version is not None and version.isdecimal() else -1
+
+
+class Command:
+    """How a server is started: the arguments of vLLM and the environment."""
+
+    def __init__(self, python: str, arguments: list[str], environment: dict[str, str]) -> None:
+        self._command = [python, "-m", "vllm.entrypoints.openai.api_server", *arguments]
+        self._environment = QUIET | environment
+
+    def start(self) -> Server:
+        return Server(self._command, self._environment)
+
+
+QUIET = {
+    "VLLM_SERVER_DEV_MODE": "1",  # the routes that pause and update
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def server_arguments(
+    model: str, port: int, *, dtype: str, length: int | None, slots: int, sync: str, tensor_parallel: int
+) -> list[str]:
+    """The flags that an engine needs; a server at a URL needs those that are marked, too."""
+    return [
+        *("--model", model),
+        *("--host", "127.0.0.1"),
+        *("--port", str(port)),
+        *("--dtype", dtype),
+        *("--max-model-len", "auto" if length is None else str(length)),
+        *("--generation-config", "vllm"),  # needed: the model's own would change temperature and top_p
+        *("--logprobs-mode", "processed_logprobs"),  # needed: of the distribution that is drawn from
+        "--enable-scale-out",  # needed: tokens in, tokens out
+        *("--weight-transfer-config", json.dumps({"backend": sync})),  # needed
+        *("--max-num-seqs", str(slots + 1)),  # one more, for the question whether it is alive
+        *("--tensor-parallel-size", str(tensor_parallel)),
+        *("--seed", "0"),
+        "--disable-uvicorn-access-log",
+    ]

@@ -1,0 +1,23 @@
+"""The engine of this process passes the suite that any engine must pass."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from proximo.fleet.embedded import EmbeddedEngine
+from proximo.fleet.sync import Folder
+from tests.fleet.conformance import Bench, EngineConformance, SmallPolicy
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory) -> Iterator[Bench]:
+    policy = SmallPolicy()
+    engine, sync = EmbeddedEngine("engine-0", policy.model, policy.tokenizer), Folder(tmp_path_factory.mktemp("w"))
+    engine.start(30)
+    sync.join(engine, 30)
+    yield Bench(engine, sync, policy, 30)
+    engine.stop()
+
+
+class TestEmbedded(EngineConformance):
+    pass

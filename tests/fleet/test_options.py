@@ -1,0 +1,78 @@
+"""The options of a fleet: what is refused before anything starts, and what a run without engines loads."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from proximo import toml
+from proximo.fleet.options import Fleet
+from proximo.training.config import RunConfig
+from tests import ROOT
+from tests.fleet.conformance import SmallPolicy
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"engines": 0}, "sampler.engines is 0: give at least 1"),
+        ({"tensor_parallel": 0}, "sampler.tensor_parallel is 0: give at least 1"),
+        ({"probe": 0}, "sampler.probe is 0: give at least 1"),
+        ({"deadline": 0.0}, "sampler.deadline is 0.0: give a positive number of seconds"),
+        ({"kv_cache_mb": 0}, "sampler.kv_cache_mb is 0: give at least 1, or None"),
+        ({"urls": ("node7:8000",)}, "sampler.urls has 'node7:8000': give addresses such as http://node7:8000"),
+        (
+            {"arguments": ("--override-generation-config", '{"min_tokens": 4}')},
+            "min_tokens, which is refused: it hides",
+        ),
+        ({"arguments": ('--override-generation-config={"repetition_penalty": 1.1}',)}, "repetition_penalty, which is"),
+        ({"arguments": ("--logprobs_mode", "raw_logprobs")}, "logprobs-mode, which is refused"),
+        ({"engine": "embedded", "sync": "nccl"}, 'sampler.engine is "embedded": leave out urls'),
+        ({"engine": "embedded", "urls": ("http://a",)}, 'sampler.engine is "embedded": leave out urls'),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(given, message):
+    with pytest.raises(ValueError, match="^[^\n]*$") as caught:
+        Fleet(**given)
+    assert message in str(caught.value)
+
+
+def test_routes_are_refused():
+    policy = SmallPolicy()
+    with pytest.raises(ValueError, match='records no routes: use routing_replay = "old_policy"'):
+        Fleet(engine="embedded").build(policy, policy.tokenizer, slots=1, record_routes=True)
+
+
+@pytest.mark.parametrize(
+    ("python", "message"),
+    [
+        ("/nowhere/python", "sampler.python is /nowhere/python, which cannot"),
+        ("", 'this Python lacks: pip install "pro'),
+    ],
+)
+def test_a_python_without_vllm_is_refused_before_anything_starts(python, message, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    policy = SmallPolicy()
+    with pytest.raises(ValueError, match=message):
+        Fleet(python=python).build(policy, policy.tokenizer, slots=1, record_routes=False)
+
+
+def test_a_config_holds_a_fleet():
+    config = RunConfig(sampler=Fleet(engines=3, urls=("http://a:1", "https://b"), arguments=("--enforce-eager",)))
+    assert toml.loads(toml.dumps(config), RunConfig) == config
+    assert 'type = "Fleet"' in toml.dumps(config)
+
+
+def test_copies_count_where_engines_share_the_process():
+    assert (Fleet(engines=3).copies, Fleet(engine="embedded", engines=3).copies) == (0, 3)
+
+
+def test_a_run_without_engines_loads_their_options_alone():
+    code = (
+        "import sys, proximo.training.rl.train, proximo.cli.commands.train\n"
+        "print(sorted(each for each in sys.modules if each.startswith('proximo.fleet')))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert found.stdout.strip() == "['proximo.fleet', 'proximo.fleet.options']", found.stderr

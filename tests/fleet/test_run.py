@@ -1,0 +1,68 @@
+"""Whole runs on engines."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+import pytest
+
+from proximo.algorithms import GRPO
+from proximo.fleet.fleet import FleetSampler
+from proximo.fleet.options import Fleet
+from proximo.samplers import SamplingOptions
+from proximo.samplers.embedded import Embedded
+from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
+from proximo.training.rl.progress import Lines
+from proximo.training.rl.run import Run
+from proximo.training.rl.train import train
+from tests.fleet.vllm_servers import options
+
+
+def trained(folder: Path, sampler) -> Run:
+    config = RunConfig(
+        algorithm=GRPO,
+        sampling=SamplingOptions(max_tokens=4),
+        sampler=sampler,
+        training=TrainingOptions(groups=3, group_size=4, minibatches=1, learning_rate=1e-3, warmup_steps=0),
+        evaluation=EvaluationOptions(problems=4),
+        steps=2,
+    )
+    run = Run(config, folder, Lines())
+    train(run)
+    return run
+
+
+def events(folder: Path, kind: str) -> list[dict]:
+    rows = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["kind"] == kind]
+
+
+def sampled(folder: Path) -> list:
+    return [parquet.read_table(path)["tokens"].to_pylist() for path in sorted(folder.rglob("*.parquet"))]
+
+
+def engines_of(run: Run) -> list:
+    assert isinstance(run.samplers.training, FleetSampler)
+    return run.samplers.training._engines
+
+
+@pytest.mark.usefixtures("small_shipped_model")
+def test_a_run_on_embedded_engines_is_the_run_without_them(tmp_path):
+    trained(tmp_path / "plain", Embedded())
+    run = trained(tmp_path / "fleet", Fleet(engine="embedded", engines=2, probe=4))
+    pushes = events(tmp_path / "fleet", "push")
+    assert [each["version"] for each in pushes] == [0, 1, 2]
+    assert all(0 < each["gap"] <= 1e-5 and each["seconds"] > 0 for each in pushes)
+    assert sampled(tmp_path / "fleet") == sampled(tmp_path / "plain") != []
+    assert engines_of(run) == []  # stopped when the run ended
+    assert not events(tmp_path / "fleet", "not_repeatable")
+
+
+@pytest.mark.scale
+def test_a_run_on_vllm(tmp_path):
+    run = trained(tmp_path, options("gloo"))
+    pushes = events(tmp_path, "push")
+    assert [each["version"] for each in pushes] == [0, 1, 2]
+    assert all(each["gap"] <= 1e-5 for each in pushes)
+    assert engines_of(run) == []
+    assert events(tmp_path, "not_repeatable")
