@@ -260,7 +260,10 @@ REFUSED = [
     (lambda: config("m", value=ValueOptions(pretrain_steps=2)), r"pretrain_steps is 2 of 2 steps: no step is left"),
     (lambda: ValueOptions(learning_rate=0.0), r"value.learning_rate is 0.0"),
     (lambda: ValueOptions(pretrain_steps=-1), r"value.pretrain_steps is -1"),
-    (lambda: config("m", DAPO, rewards=RewardMix(0.0, (RewardModel("r"),))), r"KeepMixed, which drops groups by"),
+    (
+        lambda: config("m", DAPO, rewards=RewardMix(0.0, (RewardModel("r"),))),
+        r"KeepMixed, which goes by the task's verdict: reward the verdict too",
+    ),
     (lambda: config("m", VAPO, rewards=RewardMix(0.0, (RewardModel("r"),))), r"PositiveNll, which goes by the task"),
 ]
 
