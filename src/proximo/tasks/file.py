@@ -24,7 +24,7 @@ class File:
     columns."""
 
     path: str
-    """A .jsonl, .json, .parquet, .csv or .arrow file, a pattern such as `train-*.parquet`, a folder, or a hub id."""
+    """A .jsonl, .json, .parquet, .csv, .tsv or .arrow file, a pattern like `train-*.parquet`, a folder or a hub id."""
     prompt_column: str = "prompt"
     """Column with the prompt. `a.b` reads field b of column a. The last reply in a column `messages` is left out."""
     answer_columns: tuple[str, ...] = ("answer", "solution", "ground_truth", "label")
@@ -73,7 +73,12 @@ class File:
         return self._problems.check(complaint)
 
     @property
-    def kept_line(self) -> str | None:
+    def remarks(self) -> list[str]:
+        """Lines for a person: rows that keep_pass_rate leaves out, and prompts that occur more than once."""
+        return [line for line in (self._kept_line, self._problems.repeated_line) if line is not None]
+
+    @property
+    def _kept_line(self) -> str | None:
         """How many rows keep_pass_rate leaves out of training; None where it is not given."""
         if self.keep_pass_rate is None:
             return None

@@ -436,6 +436,7 @@ def test_prompts_that_do_not_fit_are_named_before_a_model_loads_or_left_out(poli
     assert main(["train", *flags, *small, "--skip-bad", "--run", str(tmp_path / "b")]) == 0
     events = rows(tmp_path / "b", "events.jsonl")
     assert [row["kind"] for row in events][:2] == ["skipped_row", "skipped_row"]
+    assert f"bad rows left out: 2; {file}:13: not JSON" in capsys.readouterr().err
 
 
 def test_selfcheck_refuses_what_the_run_would(policy, capsys):
