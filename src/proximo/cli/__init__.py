@@ -54,7 +54,7 @@ Train language models by reinforcement learning, and see what each update did.
   proximo doctor [RUN]
                        diagnose a run and say what to do first; without RUN, check this installation
   proximo track RUN --to wandb|trackio|tensorboard|mlflow|FILE.py:NAME ...
-                       send a run to experiment trackers; train --track does it while the run runs
+                       send a run to experiment trackers; --track of train and the stages does it while it runs
   proximo report RUN [--out FILE.html] [--load-code]
                        write one self-contained HTML page: curves, completions, findings, how to repeat the run
   proximo bench TABLE [--only ROW ...] [--steps N] [--peers SETTING ... | none] [--ablate]

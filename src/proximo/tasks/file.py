@@ -12,7 +12,7 @@ from proximo.data.rows import check_share
 from proximo.data.splits import prompt_key
 from proximo.rewards import ExactMatch, Reward
 from proximo.rewards.scoring import scores_of
-from proximo.tasks.protocol import RewardRange, Split, final_answer, reward_range
+from proximo.tasks.protocol import RewardRange, Split, final_answer, reward_range, united
 from proximo.tasks.reading import FileProblems
 from proximo.tasks.sources.prompting import check_template, row_prompt, template_columns
 from proximo.types import Completion, Grade, Problem
@@ -98,6 +98,10 @@ class File:
     def final_answer(self, completion: Completion) -> str | None:
         """The answer as the reward reads it; None if the reward compares none."""
         return final_answer(self.reward, completion)
+
+    def united(self, answers: Sequence[str]) -> list[str]:
+        """The answers, with one text for those that the reward finds equal."""
+        return united(self.reward, answers)
 
     @property
     def reward_range(self) -> RewardRange | None:
