@@ -14,7 +14,7 @@ import proximo
 from proximo.algorithms import Algorithm
 from proximo.cli import COMMANDS, STAGES, main
 from proximo.cli.helping.completion import help_of
-from proximo.cli.helping.pages import FOLDER, PAGED, WIDTH, stored_help
+from proximo.cli.helping.pages import PAGED, WIDTH, folder, stored_help
 from proximo.door.evaluating import EvalConfig
 from proximo.pieces import classes, given_fields
 from proximo.presets import PRESETS
@@ -83,9 +83,9 @@ def test_help_lists_every_field_of_the_config(command: str, helps):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_lists_the_flags_that_the_command_reads_itself(command: str, helps):
     assert helps[command].startswith("usage: proximo ")
-    folder = ROOT / "src" / "proximo" / "cli"
+    place = ROOT / "src" / "proximo" / "cli"
     name = "stages" if command in STAGES else command
-    rooms = (folder, folder / "commands", folder / "results")
+    rooms = (place, place / "commands", place / "results")
     files = [room / f"{name}.py" for room in rooms if (room / f"{name}.py").is_file()]
     assert files or command == "bench"
     read = set(re.findall(r"(?:take|_whole|_number)\w*\(\s*arguments,\s*\"(--[\w-]+)\"", "".join(map(_text, files))))
@@ -129,7 +129,7 @@ def test_a_piece_shows_its_fields_before_it_is_complete(capsys):
 
 def test_stored_pages_are_what_is_rendered(monkeypatch, capsys):
     """If this fails: `make pages` writes them anew."""
-    assert {path.stem for path in FOLDER.glob("*")} == set(PAGED)
+    assert {path.stem for path in folder().glob("*")} == set(PAGED)
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     rendered = {command: help_of(command) for command in PAGED}
     monkeypatch.delenv("COLUMNS")

@@ -12,7 +12,11 @@ WIDTH = 80
 """Columns that the pages are rendered for."""
 PAGED = ("train", "eval", "sft", "reward-model", "dpo")
 """Commands with a stored page."""
-FOLDER = Path(__file__).with_name("pages")
+
+
+def folder() -> Path:
+    """Where the pages are, one text file each."""
+    return Path(__file__).with_name("pages")
 
 
 def stored_help(command: str, arguments: Sequence[str]) -> str | None:
@@ -22,7 +26,7 @@ def stored_help(command: str, arguments: Sequence[str]) -> str | None:
     if "COLUMNS" in os.environ or shutil.get_terminal_size((WIDTH, 24)).columns < WIDTH:
         return None
     try:
-        return (FOLDER / f"{command}.txt").read_text(encoding="utf-8")
+        return (folder() / f"{command}.txt").read_text(encoding="utf-8")
     except OSError:
         return None
 
@@ -32,6 +36,6 @@ def write_pages() -> None:
     from proximo.cli.helping.completion import help_of
 
     os.environ["COLUMNS"] = str(WIDTH)
-    FOLDER.mkdir(exist_ok=True)
+    folder().mkdir(exist_ok=True)
     for command in PAGED:
-        (FOLDER / f"{command}.txt").write_text(help_of(command), encoding="utf-8")
+        (folder() / f"{command}.txt").write_text(help_of(command), encoding="utf-8")
