@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test scale lint types imports check parity mutation faults screenshots docs clean
+.PHONY: demo test scale lint types imports check parity mutation faults screenshots docs pages clean
 
 demo: .venv/.ready
 	$(BIN)/proximo train
@@ -42,6 +42,10 @@ faults: .venv/.ready
 # Makes real runs and takes the pictures of README and guides from their pages. About ten minutes; needs chromium.
 screenshots: .venv/.ready
 	$(BIN)/python docs/screenshots.py
+
+# Writes the help texts that `proximo train --help` and others print without importing torch.
+pages: .venv/.ready
+	$(BIN)/python -c "from proximo.cli.helping.pages import write_pages; write_pages()"
 
 # Builds site/, the documentation as web pages that need nothing from elsewhere; a broken link fails. About 20 s.
 docs: .venv/.docs

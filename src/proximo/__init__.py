@@ -2,13 +2,14 @@
 
     import proximo
 
-    config = proximo.RunConfig(algorithm=proximo.DAPO, task=proximo.tasks.Arithmetic(), model="tiny-arithmetic")
-    result = proximo.train(config, run="runs/mine")         # the same call again resumes, or returns the result
+    result = proximo.train("path/to/model", data="problems.jsonl", run="runs/mine")   # the same call again resumes
     run = proximo.open_run("runs/mine")                     # running, killed or finished
     run.metrics(); run.rollouts(step=12); run.plot("outcome")
 
 Train
-    train(config, run)          reinforcement learning; rewards=[f], on_step=f(step, metrics)
+    train(model, run, data=...) reinforcement learning; rewards=[f], steps=N, on_step=f(step, metrics). What else a run
+                                needs is chosen for model and data, and said
+    train(config, run)          the same from a whole config
     sft(data, run)              fine-tune on completions
     reward_model(data, run)     a model that scores, from ranked completions
     dpo(data, run)              learn from ranked completions directly
@@ -30,6 +31,7 @@ Configs
     SftConfig, DpoConfig, RewardModelConfig, DataFile, FitOptions
     presets                     configs that are known to work: presets.ARITHMETIC, presets.FIVE, with_algorithm
     tasks, rewards              where problems come from, and how answers are judged
+    config_for(model, data=...) the config that train chooses for a model and data, to look at or to change
     task_of(data)               the task of a file, a hub id, a Dataset or a list of dictionaries
 
 Algorithms and the maths
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
     from proximo.door.opened import OpenedRun, open_run
     from proximo.door.planning import plan
     from proximo.door.stages import dpo, reward_model, sft
-    from proximo.door.training import task_of, train
+    from proximo.door.training import config_for, task_of, train
     from proximo.exporting.export import Exported, export
     from proximo.maths.crediting import advantages
     from proximo.maths.objective import policy_loss
@@ -112,6 +114,7 @@ __all__ = [
     "__version__",
     "advantages",
     "compare",
+    "config_for",
     "dpo",
     "evaluate",
     "export",
@@ -141,7 +144,7 @@ _WHERE = {
     "door.opened": ("OpenedRun", "open_run"),
     "door.planning": ("plan",),
     "door.stages": ("dpo", "reward_model", "sft"),
-    "door.training": ("task_of", "train"),
+    "door.training": ("config_for", "task_of", "train"),
     "exporting.export": ("Exported", "export"),
     "maths.crediting": ("advantages",),
     "maths.objective": ("policy_loss",),

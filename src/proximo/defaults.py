@@ -131,11 +131,9 @@ def kept(config: RunConfig, defaults: Sequence[Default]) -> list[Default]:
     return [each for each in defaults if _at(config, each.field) == each.value]
 
 
-def listed(defaults: Sequence[Default]) -> list[str]:
-    """Lines for a person."""
-    return ["chosen for this model and data; a flag changes each:", *(f"  {each}" for each in defaults)] * bool(
-        defaults
-    )
+def listed(defaults: Sequence[Default], how: str = "a flag changes each") -> list[str]:
+    """Lines for a person; `how` says how to change what was chosen."""
+    return [f"chosen for this model and data; {how}:", *(f"  {each}" for each in defaults)] * bool(defaults)
 
 
 def _at(value: object, path: str) -> object:

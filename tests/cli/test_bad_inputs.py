@@ -583,7 +583,7 @@ COMMANDS = {
     "explain of nothing known": (["explain", "grop"], ["no algorithm is called 'grop'", "'grpo'"]),
     "tasks with more": (["tasks", "now"], ["tasks takes nothing"]),
     "pairs without a run": (["pairs"], ["pairs needs the folder of a run"]),
-    "sft with a tracker": (["sft", "--track", "wandb"], ["--track is for train", "proximo track RUN --to TRACKER"]),
+    "sft with a tracker": (["sft", "--track", "wandbb"], ["--track: ", "wandbb"]),
     "dpo without data": (["dpo"], ["dpo needs data"]),
     "an unknown table": (["bench", "speed"], ["speed"]),
 }

@@ -1,5 +1,6 @@
 """Help: every command has it, it lists every flag that the command takes, and `proximo --help` needs no torch."""
 
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import proximo
 from proximo.algorithms import Algorithm
 from proximo.cli import COMMANDS, STAGES, main
 from proximo.cli.helping.completion import help_of
+from proximo.cli.helping.pages import PAGED, WIDTH, folder, stored_help
 from proximo.door.evaluating import EvalConfig
 from proximo.pieces import classes, given_fields
 from proximo.presets import PRESETS
@@ -81,9 +83,9 @@ def test_help_lists_every_field_of_the_config(command: str, helps):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_lists_the_flags_that_the_command_reads_itself(command: str, helps):
     assert helps[command].startswith("usage: proximo ")
-    folder = ROOT / "src" / "proximo" / "cli"
+    place = ROOT / "src" / "proximo" / "cli"
     name = "stages" if command in STAGES else command
-    rooms = (folder, folder / "commands", folder / "results")
+    rooms = (place, place / "commands", place / "results")
     files = [room / f"{name}.py" for room in rooms if (room / f"{name}.py").is_file()]
     assert files or command == "bench"
     read = set(re.findall(r"(?:take|_whole|_number)\w*\(\s*arguments,\s*\"(--[\w-]+)\"", "".join(map(_text, files))))
@@ -125,6 +127,33 @@ def test_a_piece_shows_its_fields_before_it_is_complete(capsys):
     assert "  --task.reward.type {" in text
 
 
+def test_stored_pages_are_what_is_rendered(monkeypatch, capsys):
+    """If this fails: `make pages` writes them anew."""
+    assert {path.stem for path in folder().glob("*")} == set(PAGED)
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    rendered = {command: help_of(command) for command in PAGED}
+    monkeypatch.delenv("COLUMNS")
+    for command in PAGED:
+        assert helped([command, "--help"], capsys) == rendered[command]
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "columns"),
+    [
+        ("train", ["--help"], "200"),
+        ("train", ["--help"], "40"),
+        ("train", ["--algorithm", "dapo", "--help"], None),
+        ("view", ["-h"], None),
+    ],
+)
+def test_other_help_is_rendered(command: str, arguments: list[str], columns: str | None, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert stored_help("train", ["-h"]) is not None
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert stored_help(command, arguments) is None
+
+
 def _text(path: Path) -> str:
     return path.read_text()
 
@@ -132,7 +161,7 @@ def _text(path: Path) -> str:
 LIGHT = """
 import sys
 from proximo.cli import main
-for arguments in (["--help"], ["--version"], ["tasks", "--help"]):
+for arguments in (["--help"], ["--version"], ["tasks", "--help"], ["train", "--help"], ["dpo", "-h"]):
     assert main(arguments) == 0
 try:
     main(["trian"])
@@ -142,8 +171,14 @@ print([name for name in ("torch", "transformers", "tyro") if name in sys.modules
 """
 
 
+def without_width() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+
+
 def test_help_imports_no_torch():
-    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True, env=without_width()
+    )
     assert done.stdout.splitlines()[-1] == "[]"
 
 

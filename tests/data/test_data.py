@@ -73,12 +73,36 @@ def test_files_that_cannot_be_read(tmp_path: Path):
     (tmp_path / "x.csv").write_text("prompt,answer,answer\n1,2,3\n")
     for name, why in [
         ("none.jsonl", "there is no such file"),
-        ("x.txt", ".txt is not a known format, use .jsonl, .json, .parquet, .csv, .arrow"),
+        ("x.txt", ".txt is not a known format, use .jsonl, .json, .parquet, .csv, .tsv, .arrow"),
         ("x.parquet", "cannot be read, not Parquet"),
         ("x.csv", "two columns with one name"),
     ]:
         with pytest.raises(ValueError, match=f"pairs is '.*{name}': .*{why}"):
             read_rows(str(tmp_path / name), Mistakes(), field="pairs")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("x.csv", 'prompt,answer\n"1,5;2",3\n4,\n'),
+        ("x.csv", "prompt;answer\r\n1,5;3\r\n4;\r\n"),
+        ("x.csv", '"prompt"\tanswer\n"1,5"\t3\n4\t\n'),
+        ("x.tsv", "prompt\tanswer\n1,5\t3\n4\t\n"),
+    ],
+)
+def test_the_header_shows_what_separates_values(name: str, text: str, tmp_path: Path):
+    (tmp_path / name).write_bytes(text.encode())
+    mistakes = Mistakes()
+    first, second = (dict(row.values) for row in read_rows(str(tmp_path / name), mistakes))
+    assert not mistakes
+    assert first == {"prompt": "1,5;2" if ";2" in text else "1,5", "answer": "3"}
+    assert second == {"prompt": "4", "answer": None}
+
+
+@pytest.mark.parametrize(("name", "column"), [("x.csv", "prompt"), ("x.tsv", "prompt,answer")])
+def test_a_table_may_have_one_column(name: str, column: str, tmp_path: Path):
+    (tmp_path / name).write_text(f"{column}\na\n")
+    assert [dict(row.values) for row in read_rows(str(tmp_path / name), Mistakes())] == [{column: "a"}]
 
 
 def test_mistakes_are_told_in_the_order_of_the_file():

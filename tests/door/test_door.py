@@ -18,7 +18,7 @@ from proximo.rewards import ExactMatch
 from tests import ROOT
 from tests.door.settings import small
 
-FUNCTIONS = ("train", "sft", "dpo", "reward_model", "merge", "compare", "evaluate", "open_run", "plan")
+FUNCTIONS = ("train", "sft", "dpo", "reward_model", "merge", "compare", "evaluate", "open_run", "plan", "config_for")
 NOTEBOOK = ROOT / "docs" / "notebooks" / "first_run.ipynb"
 
 
@@ -95,7 +95,11 @@ DOOR: Any = proximo
 @pytest.mark.parametrize(
     ("call", "error", "line"),
     [
-        (lambda: DOOR.train({"steps": 3}), TypeError, "config is {'steps': 3}: give a RunConfig, such as"),
+        (
+            lambda: DOOR.train({"steps": 3}),
+            TypeError,
+            "config is {'steps': 3}: give a model's folder or name, or a RunConfig",
+        ),
         (
             lambda: DOOR.sft([{"prompt": "a"}]),
             TypeError,

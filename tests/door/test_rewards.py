@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,13 +13,18 @@ import proximo
 from proximo import toml
 from proximo.door.evaluating import EvalConfig
 from proximo.door.rewards import to_reward, with_rewards
+from proximo.maths import KeepCorrect
+from proximo.models import tiny_tokenizer
 from proximo.rewards import ExactMatch, GivenFunction, PythonFunction
 from proximo.rewards.given import fingerprint
+from proximo.rewards.grading import grading
 from proximo.tasks import File
 from proximo.training.config import RunConfig
 from proximo.training.reward_mix import RewardMix, WeightedRule
+from proximo.training.reward_mixing import judged
 from proximo.training.rl import run as run_module
-from proximo.types import Completion, Problem
+from proximo.training.rl.collect import is_dropped
+from proximo.types import Completion, Group, Problem, Rollout
 from tests.door.settings import small
 from tests.rewards.task_rewards import sums, words
 
@@ -135,7 +141,7 @@ def test_functions_take_the_place_of_the_verdict():
 
 
 def test_one_function_for_a_file_is_its_verdict(tmp_path: Path):
-    """So that DAPO, which drops groups by their verdict, can be trained with it."""
+    """So that dynamic sampling and the outcome in the metrics go by it."""
     config = small(algorithm=proximo.DAPO, task=File(rows(tmp_path)))
     task = with_rewards(config, [sums]).task
     assert isinstance(task, File)
@@ -143,6 +149,37 @@ def test_one_function_for_a_file_is_its_verdict(tmp_path: Path):
     several = with_rewards(small(task=File(rows(tmp_path))), [sums, words])
     assert several.task == File(rows(tmp_path), reward=None)
     assert len(several.rewards.rules) == 2
+
+
+def test_dapo_with_several_functions_keeps_groups_whose_total_differs(tmp_path: Path):
+    """Halves and wholes cancel out in one group, and in another they do not."""
+
+    def first(completions, **columns):
+        return [float(len(text) % 2) for text in completions]
+
+    def second(completions, **columns):
+        return [-2.0 * (len(text) % 2) for text in completions]
+
+    config = small(algorithm=proximo.DAPO, task=File(rows(tmp_path)), steps=1)
+    problem = config.task.problem(0, "train", 0)
+    completions = said("a", "bc", "def")
+    with grading():
+        for weight, kept in ((0.5, False), (0.25, True)):
+            mixed = with_rewards(config, [first, (second, weight)])
+            task = judged(mixed.task, mixed.rewards, tiny_tokenizer())
+            grades = task.grade([problem] * 3, completions)
+            assert [grade.outcome for grade in grades] == [1 - 2 * weight, 0.0, 1 - 2 * weight]
+            group = Group(problem, (1,), tuple(map(Rollout, completions, grades)))
+            assert is_dropped(mixed.algorithm.keep, group) is not kept
+
+
+def test_dapo_goes_by_no_verdict_that_is_not_rewarded(tmp_path: Path):
+    line = "reward the verdict too, `rewards.task=1.0`, or keep all groups, `algorithm.keep.type=KeepAll`"
+    with pytest.raises(ValueError, match=line):
+        with_rewards(small(algorithm=proximo.DAPO), [sums, words])
+    correct = replace(proximo.GRPO, keep=KeepCorrect())
+    with pytest.raises(ValueError, match="KeepCorrect, which goes by the task's verdict"):  # a sum is no verdict
+        with_rewards(small(algorithm=correct, task=File(rows(tmp_path))), [sums, words])
 
 
 REFUSED = [

@@ -1,6 +1,7 @@
 """`proximo.sft`, `dpo`, `reward_model`, `evaluate` and `compare`: what their commands do."""
 
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from proximo.insight.compare import workers
 from proximo.tasks import Arithmetic
 from tests.door.settings import small
 from tests.processes import start_run
+from tests.tracking.folders import MINE
 
 
 @pytest.fixture
@@ -47,6 +49,41 @@ def test_bad_rows_are_refused_before_a_folder_is_made(tmp_path: Path):
     with pytest.raises(ValueError, match="bad.jsonl"):
         proximo.sft(tmp_path / "bad.jsonl", tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+# Trackers
+
+
+def test_a_stage_is_tracked_while_it_runs_and_sent_afterwards(pairs: str, tmp_path: Path, monkeypatch):
+    """Both doors start the trackers of a run that is not finished; what is sent comes from the folder."""
+    started: list[tuple[Path, list[str]]] = []
+
+    @contextmanager
+    def tracked(run: Path, names, say):
+        started.append((run, list(names)))
+        yield
+
+    for module in ("proximo.door.stages", "proximo.cli.commands.stages"):
+        monkeypatch.setattr(f"{module}.tracked", tracked)
+    (tmp_path / "mine.py").write_text(MINE)
+    tracker, run = f"{tmp_path / 'mine.py'}:Mine", tmp_path / "run"
+    proximo.dpo(pairs, run, model="tiny-arithmetic", track=[tracker], quiet=True)
+    flags = [pairs, "--model", "tiny-arithmetic", "--run", str(run), "--track", tracker]
+    assert main(["dpo", *flags]) == 0  # finished
+    assert main(["reward-model", *flags[:-3], str(tmp_path / "other"), *flags[-2:]]) == 0
+    assert started == [(run, [tracker]), (run, []), (tmp_path / "other", [tracker])]
+    [sent] = proximo.track(run, to=[tracker])
+    rows = [json.loads(line) for line in (tmp_path / "mine.jsonl").read_text().splitlines()]
+    metrics = [row for row in rows if row[0] == "metrics"]
+    written = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [values["loss"] for _, _, values in metrics if "loss" in values] == [
+        row["loss"] for row in written if "loss" in row
+    ]
+    assert any(name.startswith("best/") for name in rows[-1][1])
+    assert rows[-1][0] == "close"
+    assert sent.items == len(rows) - 1
+    with pytest.raises(ValueError, match="nothing"):
+        proximo.sft(pairs, tmp_path / "third", track=["nothing"])
 
 
 # evaluate

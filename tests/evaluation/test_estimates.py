@@ -8,7 +8,7 @@ from proximo.evaluation.estimates import curve, majority, pass_at_k
 from proximo.rewards import ExactMatch, MathVerify
 from proximo.rewards.mathematics import boxed
 from proximo.tasks import Arithmetic, Countdown, File
-from proximo.tasks.protocol import final_answer
+from proximo.tasks.protocol import final_answer, final_answers
 from proximo.types import Completion
 
 
@@ -59,6 +59,16 @@ def test_reported_ks():
 )
 def test_final_answers(of: object, text: str, answer: str | None):
     assert final_answer(of, Completion((1,), (0.0,), text, "stop")) == answer
+
+
+def test_answers_vote_together_where_math_verify_finds_them_equal(monkeypatch):
+    task = File("f.jsonl", reward=MathVerify())
+    texts = [r"\boxed{0.5}", "none", r"\boxed{\frac{1}{2}}", "so 3", r"\boxed{1/2}", "it is 4", r"\boxed{50\%}"]
+    said = [Completion((1,), (0.0,), text, "stop") for text in texts]
+    assert final_answers(task, said) == ["0.5", None, "0.5", "3", "0.5", "4", "0.5"]
+    monkeypatch.setattr("proximo.rewards.mathematics.score_or_pass", None)  # plain numbers need no comparison
+    assert final_answers(task, [said[0], said[3], said[5], said[3]]) == ["0.5", "3", "4", "3"]
+    assert final_answers(ExactMatch(), [said[3], said[5]]) == ["so 3", "it is 4"]
 
 
 def test_an_unfinished_box_is_no_answer():

@@ -140,11 +140,11 @@ def test_the_hub_is_refused_offline_without_a_token_and_without_a_name(runs: Pat
     import huggingface_hub
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match="to is 'hub', and HF_HUB_OFFLINE is set"):
+    with pytest.raises(ValueError, match="`to='hub'`, and HF_HUB_OFFLINE is set"):
         hub.ready_hub(None)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    with pytest.raises(ValueError, match="to is 'hub', and there is no token: hf auth login, or set HF_TOKEN"):
+    with pytest.raises(ValueError, match="`to='hub'`, and there is no token: hf auth login, or set HF_TOKEN"):
         export(runs / "whole", "hub", "me/mine")
     with pytest.raises(ValueError, match="for the hub give the repository, USER/NAME"):
         export(runs / "whole", "hub", api=FakeHub())
@@ -153,8 +153,8 @@ def test_the_hub_is_refused_offline_without_a_token_and_without_a_name(runs: Pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["whole", "--to", "onnx"], "to is 'onnx': give one of folder, adapter, hub, gguf:f32, gguf:f16, gguf:q8_0"),
-        (["whole", "--to", "adapter"], "is a whole model, not an adapter: give to='folder'"),
+        (["whole", "--to", "onnx"], "--to onnx: give one of folder, adapter, hub, gguf:f32, gguf:f16, gguf:q8_0"),
+        (["whole", "--to", "adapter"], "is a whole model, not an adapter: give --to folder"),
         (["whole", "--out", "whole"], "out is 'whole', which is there already: give a new name"),
         (["whole", "--to", "gguf:f16", "--dtype", "bfloat16"], "it is for a folder or the hub"),
         (["whole", "--dtype", "int8"], "--dtype int8: give float32 or bfloat16"),

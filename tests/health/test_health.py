@@ -178,15 +178,54 @@ CASES = [
 
 @pytest.mark.parametrize(("rule", "sick", "step", "said", "changes"), CASES)
 def test_a_rule_finds_its_run_and_not_the_one_beside_it(rule, sick, step, said, changes):
-    found = findings(run_of(50, **sick))
+    found = [each for each in findings(run_of(50, **sick)) if each.rule != "cold-start"]
     assert [(each.rule, each.step) for each in found] == [(rule, step)]
     assert said in found[0].message
     assert rule not in [each.rule for each in findings(run_of(50, **sick | changes))]
 
 
 def test_every_rule_has_its_runs():
-    assert {case[0] for case in CASES} | {"held-out-flat"} == {rule.name for rule in RULES}
+    assert {case[0] for case in CASES} | {"held-out-flat", "cold-start"} == {rule.name for rule in RULES}
     assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+CUT = {"truncated": 0.97, "outcome": 0.1}
+ZERO = NOTHING | {"outcome": 0.01, "reward": 0.01, "solved_by_any": 0.1, "reward_spread": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("sick", "before", "said", "changes"),
+    [
+        (NOTHING, None, "none of the first 256 completions has an outcome above 0, and 2% are cut", {"outcome": 0.1}),
+        (NOTHING, 0.0, "2% are cut at the limit; held-out outcomes were 0 before training (1000 problems)", ZERO | CUT),
+        (NOTHING | {"outcome": -1.0}, None, "none of the first 256", {"reward_spread": 0.2}),
+        (CUT, None, "97% of the first 256 completions are cut at the limit; their mean outcome: 0.1", {"outcome": 0.6}),
+        (CUT, 0.2, "held-out outcomes were 0.2 before training", {"truncated": 0.9}),
+        (ZERO, 0.0, "the mean outcome of the first 256 completions is 0.01; held-out", {"outcome": 0.05}),
+        (NOTHING, None, "none of the first", {"completions": 6}),
+        (NOTHING, None, "none of the first", {"outcome": from_step(0, math.nan, math.nan)}),
+    ],
+)
+def test_a_run_that_begins_with_nothing_right_or_nothing_ended_is_told_how_to_ask(sick, before, said, changes):
+    first = [] if before is None else [held_out(-1, before)]
+
+    def found(columns: dict[str, Column]) -> list[tuple[int, str]]:
+        rows = [*first, *run_of(5, **columns)]
+        return [(each.step, each.message) for each in findings(rows) if each.rule == "cold-start"]
+
+    [(step, message)] = found(sick)
+    assert step == 0
+    assert said in message
+    near = found(sick | changes)
+    assert not near or said not in near[0][1]
+
+
+def test_what_begins_later_is_no_cold_start():
+    rows = [held_out(-1, 0.0), *run_of(12, **HEALTHY | {"truncated": from_step(9, 1.0, 0.0)})]
+    assert [each.rule for each in findings(rows)] == []
+    watch = watched(run_of(12, **NOTHING))
+    assert [each.rule for each in watch.standing()] == ["no-reward"]
+    assert [(spell.finding.rule, spell.is_over) for spell in watch.spells][:1] == [("cold-start", True)]
 
 
 def test_held_out_that_stays_where_training_rises():

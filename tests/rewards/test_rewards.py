@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction, Reward
+from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction, Reward, equality
+from proximo.rewards.mathematics import marked
 from proximo.types import Completion, Problem
 
 
@@ -50,6 +51,16 @@ def test_exact_match(answer: Any, text: str, expected: float):
         ("She sold 48/2 = 24, so 48+24 = 72.\n#### 72", "72", 1.0),
         ("1000", "that is $1,000", 1.0),
         ("1000", "1000.00", 1.0),
+        ("1e5", "100,000", 1.0),
+        ("100000", "about 1.0e5.", 1.0),
+        ("5", "1e5", 0.0),
+        ("0.02", "2E-2", 1.0),
+        ("3", "1e3x", 1.0),
+        ("-$5", "-5", 1.0),
+        ("-5", "a loss of -€5", 1.0),
+        ("$5", "-$5", 0.0),
+        ("5", "10-$5", 1.0),
+        ("50", "50%", 1.0),
         (0.5, "0.50", 1.0),
         ("-3", "x = -3", 1.0),
         ("3", "5-3", 1.0),
@@ -66,6 +77,20 @@ def test_exact_match(answer: Any, text: str, expected: float):
 )
 def test_last_number(answer: Any, text: str, expected: float):
     assert score(ExactMatch(last_number=True), answer, text) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "texts"),
+    [
+        ("12%", ["it is 12%", r"\boxed{0.12}", "12"]),
+        ("-3/4", ["so -3/4.", r"\boxed{-\frac{6}{8}}", "-0.75"]),
+        ("1e5", ["100,000", r"\boxed{10^5}", "1.0E5"]),
+        ("$1,000", ["1000", "a total of $1000.00"]),
+    ],
+)
+def test_numbers_as_people_write_them(answer: str, texts: list[str]):
+    assert equality.equal([marked(answer)] * len(texts), texts) == [1.0] * len(texts)
+    assert equality.equal([marked(answer)] * 2, ["4", "5"]) == [0.0, 0.0]
 
 
 def test_no_answer_is_unscored_and_not_wrong():

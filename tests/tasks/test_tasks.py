@@ -469,6 +469,18 @@ def test_a_reward_without_need_for_an_answer_takes_rows_without_one(tmp_path: Pa
     assert task.reference(problem) is None
 
 
+def test_prompts_that_occur_more_than_once_are_one_line(tmp_path: Path):
+    chat = [{"role": "user", "content": "1+1="}]
+    rows = [*ROWS[:3], ROWS[1], {"prompt": chat, "answer": "2"}, ROWS[1], {"prompt": chat, "answer": "3"}]
+    path = written(tmp_path / "twice.jsonl", rows)
+    for share in (0.0, 1.0):  # whichever split they are in
+        assert File(path, held_out=share).remarks == [
+            f'{path}: 2 of 4 prompts occur more than once, 3 rows more than prompts, such as "1+1=" in {path}:2 and '
+            f"{path}:4; 1 of them with different answers"
+        ]
+    assert File(written(tmp_path / "once.jsonl", ROWS)).remarks == []
+
+
 def test_a_held_out_file_of_its_own_must_not_meet_training(tmp_path: Path):
     train, other = written(tmp_path / "train.jsonl", ROWS[:5]), written(tmp_path / "other.jsonl", ROWS[5:8])
     task = File(train, held_out=other, reward=ExactMatch(last_number=True))

@@ -14,7 +14,7 @@ from proximo.data import Mistakes, read_rows
 from proximo.rewards import ExactMatch
 from proximo.samplers import SamplingOptions
 from proximo.tasks import File, Mixture, Source
-from proximo.tasks.sources.mixture import kept_lines
+from proximo.tasks.sources.mixture import data_remarks
 from proximo.training import rating
 from proximo.training.config import RunConfig
 from proximo.training.curriculum import Curriculum
@@ -103,8 +103,8 @@ def test_rows_are_kept_by_their_pass_rate(tmp_path: Path):
     assert sorted(kept.problem(index, "train", 0).data["pass_rate"] for index in range(4)) == [0.2, 0.3, 0.4, 0.5]
     assert kept.size("train") == 4
     line = f"{path}: task.keep_pass_rate leaves out 6 of 10 training rows, whose pass rate is not within 0.2 to 0.5"
-    assert kept_lines(kept) == kept_lines(Mixture((Source("sums", kept),))) == [line]
-    assert kept_lines(File(path)) == []
+    assert data_remarks(kept) == data_remarks(Mixture((Source("sums", kept),))) == [line]
+    assert data_remarks(File(path, held_out=0.0)) == []
     config = RunConfig(task=replace(kept, held_out=0.3), device="cpu", sampling=SamplingOptions(max_tokens=4))
     assert any("task.keep_pass_rate leaves out" in remark for remark in rehearse(config))
     assert File(path, held_out=1.0, keep_pass_rate=(0.2, 0.5)).size("held_out") == 10

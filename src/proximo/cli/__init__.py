@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from proximo.cli.flags import asks_for_help, refuse
+from proximo.cli.helping.pages import stored_help
 from proximo.cli.parsing import nearest
 from proximo.version import __version__
 
@@ -54,7 +55,7 @@ Train language models by reinforcement learning, and see what each update did.
   proximo doctor [RUN]
                        diagnose a run and say what to do first; without RUN, check this installation
   proximo track RUN --to wandb|trackio|tensorboard|mlflow|FILE.py:NAME ...
-                       send a run to experiment trackers; train --track does it while the run runs
+                       send a run to experiment trackers; --track of train and the stages does it while it runs
   proximo report RUN [--out FILE.html] [--load-code]
                        write one self-contained HTML page: curves, completions, findings, how to repeat the run
   proximo bench TABLE [--only ROW ...] [--steps N] [--peers SETTING ... | none] [--ablate]
@@ -146,6 +147,9 @@ def _answer(arguments: list[str]) -> int:
         rest = ["--help"]
     if command not in COMMANDS:
         refuse(f"no command is called {command!r}{nearest(command, COMMANDS)}; there are: {', '.join(COMMANDS)}")
+    if (page := stored_help(command, rest)) is not None:
+        print(page, end="")
+        return 0
     for each in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(each) is not signal.SIG_IGN:  # ignored under nohup
             signal.signal(each, lambda number, _: sys.exit(128 + number))

@@ -10,8 +10,8 @@ from proximo.algorithms import Algorithm
 from proximo.cli.data import DATA_FLAGS, take_task
 from proximo.cli.flags import asks_for_help, changed, read_flags, refuse, said_later, take
 from proximo.cli.parsing import nearest
-from proximo.defaults import START, Default, defaults_for, facts_of, kept, with_defaults
-from proximo.door.training import with_values
+from proximo.defaults import Default, defaults_for, facts_of, kept, with_defaults
+from proximo.door.training import OWN, with_values
 from proximo.explain import Card
 from proximo.insight.folder import RunFolder
 from proximo.outside import load_class
@@ -21,9 +21,6 @@ from proximo.training.config import RunConfig
 from proximo.training.old_names import load_run
 from proximo.training.pipeline import PipelineConfig
 from proximo.training.reward_mix import RewardModel
-
-OWN = replace(START, task=ARITHMETIC.task)
-"""The base where a model or data is named: a model alone is trained on the demo's task."""
 
 
 def base_config(arguments: list[str], default: RunConfig = ARITHMETIC) -> RunConfig:

@@ -13,8 +13,9 @@ from proximo.tasks.sources.recognising import Chosen
 from proximo.training.reward_mix import RewardMix
 
 DATA_FLAGS = """data:
-  --data DATA ...       train on a .jsonl, .json, .parquet, .csv or .arrow file, a pattern, a folder or a hub id; the
-                        shapes of TRL, verl, open-instruct, verifiers and GSM8K are recognised, and a line says how.
+  --data DATA ...       train on a .jsonl, .json, .parquet, .csv, .tsv or .arrow file, a pattern, a folder or a hub id;
+                        the shapes of TRL, verl, open-instruct, verifiers and GSM8K are recognised, and a line says
+                        how.
                         Several are mixed by weight: --data math.jsonl=0.7 code.jsonl=0.3
   --eval-data DATA ...  evaluate on these and hold out nothing of the others; NAME=DATA names one in the metrics
 """

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from proximo.cli.flags import refuse, say, take
+from proximo.cli.flags import refuse, say, take, take_several
 from proximo.door import folders
+from proximo.tracking.named import check_names
 from proximo.training.outside_errors import OutsideFailed
 from proximo.training.runfolder.checkpoints import CHECKPOINTS
 from proximo.training.runfolder.files import TRACEBACK
@@ -22,6 +23,16 @@ def take_allowed(arguments: list[str]) -> list[str]:
     while (field := take(arguments, "--allow-change")) is not None:
         allowed.append(field.replace("-", "_"))
     return allowed
+
+
+def take_trackers(arguments: list[str]) -> list[str]:
+    """The trackers that --track names, removed from the arguments; one that cannot be used is refused."""
+    names = take_several(arguments, "--track") or []
+    try:
+        check_names(names)
+    except ValueError as error:
+        refuse(f"--track: {error}")
+    return names
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Files of rows: JSONL, JSON, Parquet, CSV and Arrow, each as (place, values) pairs."""
+"""Files of rows: JSONL, JSON, Parquet, CSV, TSV and Arrow, each as (place, values) pairs."""
 
 import csv
 import io
@@ -24,7 +24,7 @@ def read_file(path: str, mistakes: Noting) -> list[Placed]:
             return list(_lines(path, _text(path), mistakes))
         case ".json":
             return _json(path, mistakes)
-        case ".csv":
+        case ".csv" | ".tsv":
             return _csv(path, mistakes)
         case ".parquet":
             return _numbered(path, _parquet(path))
@@ -34,7 +34,9 @@ def read_file(path: str, mistakes: Noting) -> list[Placed]:
             raise OSError(f"{suffix or 'no suffix'} is not a known format, use {', '.join(FORMATS)}")
 
 
-FORMATS = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
+FORMATS = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow")
+SEPARATORS = (",", ";", "\t")
+"""What may separate the values of a table that is text."""
 
 
 def _text(path: str) -> bytes:
@@ -73,10 +75,12 @@ def _json(path: str, mistakes: Noting) -> list[Placed]:
 
 
 def _csv(path: str, mistakes: Noting) -> list[Placed]:
-    """The first line names the columns; all values are text, and an empty one is None."""
+    """The first line names the columns and shows what separates them; all values are text, and an empty one is
+    None."""
     try:
+        text = _text(path).decode()
         # Without translated line ends, which a quoted text may hold.
-        lines = csv.reader(io.StringIO(_text(path).decode(), newline=""), strict=True)
+        lines = csv.reader(io.StringIO(text, newline=""), delimiter=_separator(path, text), strict=True)
         columns = next(lines, [])
         if len(set(columns)) < len(columns):
             raise OSError(f"it has two columns with one name, of {', '.join(columns)}: rename one")
@@ -89,6 +93,14 @@ def _csv(path: str, mistakes: Noting) -> list[Placed]:
     except (UnicodeDecodeError, csv.Error) as error:
         raise OSError(f"not CSV in UTF-8, {error}") from error
     return rows
+
+
+def _separator(path: str, text: str) -> str:
+    """A tab in a .tsv file; else the first separator that gives the header line more than one column."""
+    if Path(path).suffix == ".tsv":
+        return "\t"
+    header = text.partition("\n")[0].removesuffix("\r")
+    return next((each for each in SEPARATORS if len(next(csv.reader([header], delimiter=each), [])) > 1), ",")
 
 
 def _parquet(path: str) -> list[Any]:

@@ -99,7 +99,7 @@ class DataFile:
     """A file of training data, one item per row."""
 
     path: str
-    """A .jsonl, .json, .parquet, .csv or .arrow file, a pattern such as `train-*.parquet`, a folder, or a hub id."""
+    """A .jsonl, .json, .parquet, .csv, .tsv or .arrow file, a pattern like `train-*.parquet`, a folder or a hub id."""
     held_out: float | str = 0.1
     """Held-out data: a share of the prompts, chosen by hash, or the path of a separate file."""
     max_tokens: int = 2048

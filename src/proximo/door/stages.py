@@ -11,6 +11,8 @@ from proximo.door.folders import PathLike, attempted, folder_for, suit_attempt
 from proximo.door.machines import as_found
 from proximo.door.refusing import refuse_kind, refuse_values
 from proximo.door.telling import Say, keep_quiet, say
+from proximo.tracking.named import check_names
+from proximo.tracking.starting import tracked
 from proximo.training.offline import dpo as dpo_stage
 from proximo.training.offline import reward_model as reward_model_stage
 from proximo.training.offline import sft as sft_stage
@@ -32,6 +34,7 @@ def sft(
     resume: bool = True,
     allow_change: Sequence[str] = (),
     accept_lost_rows: bool = False,
+    track: Sequence[str] = (),
     quiet: bool = False,
 ) -> Fitted:
     """Fine-tune on a file's completions, or on a task's reference answers; what `proximo sft` does.
@@ -45,7 +48,7 @@ def sft(
     """
     config = _config(data, SftConfig(), model)
     path = folder_for(run, "sft")
-    return _fitted(config, path, sft_stage.sft, resume, allow_change, accept_lost_rows, keep_quiet if quiet else say)
+    return _fitted(config, path, sft_stage.sft, resume, allow_change, accept_lost_rows, track, quiet)
 
 
 def dpo(
@@ -56,6 +59,7 @@ def dpo(
     resume: bool = True,
     allow_change: Sequence[str] = (),
     accept_lost_rows: bool = False,
+    track: Sequence[str] = (),
     quiet: bool = False,
 ) -> Fitted:
     """Learn from ranked completions directly, without a reward model; what `proximo dpo` does.
@@ -68,7 +72,7 @@ def dpo(
     """
     config = _config(data, DpoConfig(DataFile("")), model)
     path = folder_for(run, "dpo")
-    return _fitted(config, path, dpo_stage.dpo, resume, allow_change, accept_lost_rows, keep_quiet if quiet else say)
+    return _fitted(config, path, dpo_stage.dpo, resume, allow_change, accept_lost_rows, track, quiet)
 
 
 def reward_model(
@@ -79,6 +83,7 @@ def reward_model(
     resume: bool = True,
     allow_change: Sequence[str] = (),
     accept_lost_rows: bool = False,
+    track: Sequence[str] = (),
     quiet: bool = False,
 ) -> Fitted:
     """Train a model that scores completions, from ranked ones; what `proximo reward-model` does.
@@ -92,7 +97,7 @@ def reward_model(
     """
     config = _config(data, RewardModelConfig(DataFile("")), model)
     path, stage = folder_for(run, "reward-model"), reward_model_stage.train_reward_model
-    return _fitted(config, path, stage, resume, allow_change, accept_lost_rows, keep_quiet if quiet else say)
+    return _fitted(config, path, stage, resume, allow_change, accept_lost_rows, track, quiet)
 
 
 def _config(data: Config | PathLike, default: Config, model: str | None) -> Config:
@@ -113,9 +118,12 @@ def _fitted(
     resume: bool,
     allow_change: Sequence[str],
     accept_lost: bool,
-    say: Say,
+    track: Sequence[str],
+    quiet: bool,
 ) -> Fitted:
     refuse_values(config)
+    check_names(track)
+    tell = keep_quiet if quiet else say
     text = toml.dumps(config)
     with (
         as_found(),
@@ -124,5 +132,6 @@ def _fitted(
         ) as attempt,
     ):
         if attempt.result is None:
-            suit_attempt(attempt, config.model, config.device, say)
-        return stage(config, path, say, attempt)
+            suit_attempt(attempt, config.model, config.device, tell)
+        with tracked(path, track if attempt.result is None else (), tell):
+            return stage(config, path, tell, attempt)

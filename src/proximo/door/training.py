@@ -1,4 +1,4 @@
-"""`proximo.train`: reinforcement learning from a config, into a run folder."""
+"""`proximo.train`: reinforcement learning from a config, or from a model and data, into a run folder."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from proximo import explain, toml
+from proximo.algorithms import Algorithm
 from proximo.data.given import keep_rows, rows_of
+from proximo.defaults import START, Default, defaults_for, facts_of, listed, with_defaults
 from proximo.door.folders import PathLike, attempted, folder_for, suit_attempt
 from proximo.door.machines import as_found
 from proximo.door.progress import OnStep, Silent, Watched
@@ -14,10 +16,12 @@ from proximo.door.refusing import refuse_kind, refuse_values
 from proximo.door.rewards import Rewards, with_rewards
 from proximo.door.telling import Say, keep_quiet, say
 from proximo.models import load_tokenizer
+from proximo.models.adapters.lora import Lora
 from proximo.models.compiling import compiles
 from proximo.models.shipped import resolve
+from proximo.presets import ARITHMETIC, with_algorithm
 from proximo.rewards import ExactMatch
-from proximo.tasks import TaskOptions
+from proximo.tasks import Task, TaskOptions
 from proximo.tasks.sources.mixture import with_reward
 from proximo.tasks.sources.opening import open_data
 from proximo.tasks.sources.recognising import Chosen
@@ -38,16 +42,22 @@ KEPT = Path("runs") / "data"
 """Folder for rows that were given in Python."""
 CONFIG = "a RunConfig, such as replace(proximo.presets.ARITHMETIC, steps=20)"
 """What a config may be, for errors."""
+OWN = replace(START, task=ARITHMETIC.task)
+"""Where a config for a model and data begins: a model alone is trained on the demo's task."""
+CHANGED = "`proximo.config_for` gives the config, and `dataclasses.replace` changes it"
+"""How to change what was chosen, for a person."""
 COMPILING = "compiling for this GPU: the first evaluation and the first update take up to a minute longer than others"
 
 
 def train(
-    config: RunConfig,
+    config: RunConfig | str | Path,
     run: PathLike | None = None,
     *,
     data: Any = None,
     evaluation_data: Any = (),
     rewards: Rewards | None = None,
+    algorithm: Algorithm | None = None,
+    steps: int | None = None,
     on_step: OnStep | None = None,
     resume: bool = True,
     allow_change: Sequence[str] = (),
@@ -57,35 +67,56 @@ def train(
 ) -> RunResult:
     """Train a model by reinforcement learning; what `proximo train` does.
 
-    The same call with the same folder resumes a run that ended early, with the same numbers as if it had not; a
-    finished run returns its result at once. Ctrl-C saves the run and raises KeyboardInterrupt. ValueError says in one
-    line what cannot be run, before a model is loaded where that is known then.
+    A model and data are enough: everything else is chosen for them, as on the command line, and lines on stderr say
+    what and why. The same call with the same folder resumes a run that ended early, with the same numbers as if it had
+    not; a finished run returns its result at once. Ctrl-C saves the run and raises KeyboardInterrupt. ValueError says
+    in one line what cannot be run, before a model is loaded where possible.
 
-    config            everything that decides the run's numbers; `proximo.presets` has some that work
+    config            a model: a folder, a hub id or the name of a model that ships with Proximo. Or a RunConfig:
+                      everything that decides the run's numbers; `proximo.presets` has some that work
     run               the run folder; None: runs/ALGORITHM-DATE
-    data, evaluation_data   what to train and evaluate on, in the place of config.task: as `proximo.task_of` takes it
+    data, evaluation_data   what to train and evaluate on: as `proximo.task_of` takes it, or a task. It takes the place
+                      of a RunConfig's task; for a model alone, None is the demo's sums
     rewards           what is rewarded, in the place of the task's verdict: functions as TRL, verl or verifiers call
                       them, each alone or as (f, weight). One that a module or file holds runs in a process of its
                       own; a lambda or a notebook's function runs in this process, and a resume needs it again
+    algorithm         proximo.GRPO, proximo.DAPO or another; None: GRPO, or the RunConfig's
+    steps             training steps; None: by the size of the data, or the RunConfig's
     on_step           called as on_step(step, metrics) after each step; True ends the run there, saved, evaluated and
                       finished. The same call with allow_change=["steps"] does the other steps
     resume            False: refuse a folder that is not empty
     allow_change      fields that may differ from how the run in the folder began, such as ["steps"]
     accept_lost_rows  resume although metrics.jsonl or ledger.jsonl has lost rows
     track             trackers that get the run while it runs: wandb, trackio, tensorboard, mlflow or file.py:Name
-    quiet             no lines of progress on stderr
+    quiet             no lines on stderr
 
     Example:
-        config = replace(proximo.presets.ARITHMETIC, algorithm=proximo.DAPO, steps=20)
-        result = proximo.train(config, run="runs/mine")
+        result = proximo.train("path/to/model", "runs/mine", data="gsm8k.jsonl", steps=200)
         print(result.before.accuracy, result.after.accuracy, result.checkpoint)
+        config = replace(proximo.presets.ARITHMETIC, algorithm=proximo.DAPO, steps=20)
+        proximo.train(config, "runs/demo")
     """
-    refuse_kind("config", config, RunConfig, CONFIG)
-    tell = keep_quiet if quiet else say
-    if data is not None:
-        task = task_of(data, evaluation=evaluation_data, model=config.model, rewarded=rewards is not None, quiet=quiet)
-        config = replace(config, task=task)
-    config = with_rewards(with_values(config), rewards)
+    refuse_kind("config", config, (RunConfig, str, Path), f"a model's folder or name, or {CONFIG}")
+    base = config if isinstance(config, RunConfig) else replace(OWN, model=str(config))
+    base = _given(base, data, evaluation_data, rewards, algorithm, steps, quiet)
+    chosen = () if isinstance(config, RunConfig) else defaults_for(base, facts_of(base))
+    options = {"resume": resume, "allow_change": allow_change, "accept_lost": accept_lost_rows, "track": track}
+    return _trained_in(run, with_defaults(base, chosen), chosen, on_step, quiet, **options)
+
+
+def _trained_in(
+    run: PathLike | None,
+    config: RunConfig,
+    chosen: Sequence[Default],
+    on_step: OnStep | None,
+    quiet: bool,
+    *,
+    resume: bool,
+    allow_change: Sequence[str],
+    accept_lost: bool,
+    track: Sequence[str],
+) -> RunResult:
+    """Train in a run folder, new or begun."""
     refuse_values(config)
     check_names(track)
     watched = Watched(Silent() if quiet else Lines(), on_step or (lambda step, metrics: None))
@@ -94,12 +125,80 @@ def train(
         toml.dumps(config),
         resume=resume,
         allow_change=allow_change,
-        accept_lost=accept_lost_rows,
+        accept_lost=accept_lost,
         algorithm=explain.named(config.algorithm),
     )
-    more = "steps" in allow_change
     with as_found(), taking as attempt:
-        return trained(config, attempt, watched, tell, more=more, ends=lambda: watched.ended, track=track)
+        return trained(
+            config,
+            attempt,
+            watched,
+            keep_quiet if quiet else say,
+            more="steps" in allow_change,
+            ends=lambda: watched.ended,
+            opening=listed(chosen, CHANGED),
+            track=track,
+        )
+
+
+def config_for(
+    model: str | Path,
+    *,
+    data: Any = None,
+    evaluation_data: Any = (),
+    rewards: Rewards | None = None,
+    algorithm: Algorithm | None = None,
+    steps: int | None = None,
+    adapter: Lora | None = None,
+    quiet: bool = False,
+) -> RunConfig:
+    """The config that `proximo.train` chooses for a model and data, to look at or to change before training.
+
+    Lines on stderr say what was chosen and why. No weights are loaded.
+
+    model       a folder, a hub id or the name of a model that ships with Proximo
+    adapter     a LoRA adapter to train instead of the whole model; the learning rate is then ten times as high
+    data, evaluation_data, rewards, algorithm, steps, quiet   as in `proximo.train`
+
+    Example:
+        config = proximo.config_for("tiny-arithmetic", data=proximo.tasks.Arithmetic(), steps=20, quiet=True)
+        config = replace(config, sampling=replace(config.sampling, max_tokens=16))
+    """
+    refuse_kind("model", model, (str, Path), "a folder, a hub id, or the name of a model that ships with Proximo")
+    base = replace(OWN, model=str(model), adapter=adapter)
+    base = _given(base, data, evaluation_data, rewards, algorithm, steps, quiet)
+    chosen = defaults_for(base, facts_of(base))
+    for line in () if quiet else listed(chosen, CHANGED):
+        say(line)
+    return with_defaults(base, chosen)
+
+
+def _given(
+    config: RunConfig,
+    data: Any,
+    evaluation_data: Any,
+    rewards: Rewards | None,
+    algorithm: Algorithm | None,
+    steps: int | None,
+    quiet: bool,
+) -> RunConfig:
+    """The config with what else was given in the place of its own."""
+    if algorithm is not None:
+        refuse_kind("algorithm", algorithm, Algorithm, "one of proximo.GRPO, proximo.DAPO and others")
+        config = with_algorithm(config, algorithm)
+    if steps is not None:
+        config = replace(config, steps=steps)
+    if isinstance(data, Task):
+        if evaluation_data:
+            raise ValueError("evaluation_data is given, and data is a task, which has its own: leave one of them out")
+        config = replace(config, task=data)
+    elif data is not None:
+        rewarded = rewards is not None
+        task = task_of(data, evaluation=evaluation_data, model=config.model, rewarded=rewarded, quiet=quiet)
+        config = replace(config, task=task)
+    elif evaluation_data:
+        raise ValueError("evaluation_data goes with data: give the data to train on too")
+    return with_rewards(with_values(config), rewards)
 
 
 def task_of(

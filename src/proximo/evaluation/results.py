@@ -10,8 +10,9 @@ from typing import Any
 from proximo.evaluation.estimates import curve, majority, pass_at_k
 from proximo.insight.compare.paired import Difference, answer_difference
 from proximo.maths.intervals import half_width
+from proximo.rewards.grading import grading
 from proximo.storage.lines import plain
-from proximo.tasks.protocol import Task, final_answer
+from proximo.tasks.protocol import Task, final_answer, final_answers
 from proximo.training.records import Evaluation
 from proximo.training.rl.evaluate import Answers, summarised
 from proximo.training.rl.progress import prompt_text
@@ -67,11 +68,12 @@ class ModelResult:
     def _votes(self) -> list[tuple[list[str | None], list[bool]]]:
         """Of each problem the answers of its scored completions, and whether they are correct."""
         found = []
-        for siblings in self.answers.sampled:
-            scored = [rollout for rollout in siblings if not math.isnan(rollout.grade.outcome)]
-            if scored:
-                votes = [final_answer(self.task, rollout.completion) for rollout in scored]
-                found.append((votes, [rollout.grade.outcome >= 1 for rollout in scored]))
+        with grading():  # so that all answers are compared by one process
+            for siblings in self.answers.sampled:
+                scored = [rollout for rollout in siblings if not math.isnan(rollout.grade.outcome)]
+                if scored:
+                    votes = final_answers(self.task, [rollout.completion for rollout in scored])
+                    found.append((votes, [rollout.grade.outcome >= 1 for rollout in scored]))
         return found
 
     def difference(self, first: "ModelResult") -> Difference:

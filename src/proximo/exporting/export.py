@@ -67,7 +67,7 @@ def export(
         proximo.evaluate(exported.place)
     """
     if to not in FORMS:
-        raise ValueError(f"to is {to!r}: give one of {', '.join(FORMS)}")
+        raise ValueError(f"`to={to!r}`: give one of {', '.join(FORMS)}")
     path, facts = Path(resolve(str(model))), _facts(Path(model))
     if to == "hub":
         repository = _repository(out)
@@ -83,7 +83,7 @@ def export(
         raise ValueError(f"dtype is {dtype!r}, and to is {to!r}: it is for a folder or the hub")
     if to == "adapter":
         if not is_adapter(path):
-            raise ValueError(f"{str(model)!r} is a whole model, not an adapter: give to='folder'")
+            raise ValueError(f"{str(model)!r} is a whole model, not an adapter: give `to='folder'`")
         write_folder(target, partial(_fill, path, path.name, facts))
         return Exported(str(target), to)
     refuse_gguf()

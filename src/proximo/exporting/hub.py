@@ -19,9 +19,9 @@ def ready_hub(api: Hub | None) -> Hub:
     from huggingface_hub import HfApi, constants, get_token
 
     if constants.HF_HUB_OFFLINE:
-        raise ValueError("to is 'hub', and HF_HUB_OFFLINE is set: unset it, or give to='folder' and upload that later")
+        raise ValueError("`to='hub'`, and HF_HUB_OFFLINE is set: unset it, or give `to='folder'` and upload that later")
     if get_token() is None:
-        raise ValueError("to is 'hub', and there is no token: hf auth login, or set HF_TOKEN")
+        raise ValueError("`to='hub'`, and there is no token: hf auth login, or set HF_TOKEN")
     return HfApi()
 
 

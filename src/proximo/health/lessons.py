@@ -123,6 +123,60 @@ class NoReward:
 
 
 @dataclass(frozen=True)
+class ColdStart:
+    """In the first steps only, before the rules that need more of them: what is wrong with a run that has just begun is
+    usually how the model is asked. Later `no-reward` and `truncation` report it."""
+
+    window: int = 1
+    steps: int = EARLY
+    least: int = 32
+    most_right: float = 0.02
+    most_cut: float = 0.95
+    name: ClassVar[str] = "cold-start"
+    severity: ClassVar[Severity] = "warning"
+    reads: ClassVar[str] = "outcome"
+    show: ClassVar[str] = "worst"
+    why: ClassVar[str] = "a model that is asked in a form it was not trained on, or cut off, answers nothing right"
+    remedy: ClassVar[str] = (
+        "read some completions: if they are not in the form that is graded, switch the model's chat template on or off "
+        "(task.chat), or ask for the form in task.template or task.system; if they do not end, raise "
+        "sampling.max_tokens"
+    )
+
+    @property
+    def when(self) -> str:
+        return (
+            f"in the first {self.steps - 1} steps, of {self.least} completions or more none has an outcome above 0 and "
+            f"all have the same reward; or {self.most_cut:.0%} are cut at the limit and outcomes are not above 0.5; or "
+            f"held-out outcomes were 0 before training and those of the completions are not above {self.most_right:g}"
+        )
+
+    def evidence(self, history: History) -> str | None:
+        steps = history.seen[self.reads]
+        asked = sum(history.last("completions", steps))
+        if steps >= self.steps or asked < self.least:
+            return None
+        outcome, cut = (mean(history.last(name, steps)) for name in (self.reads, "truncated"))
+        before = [each for each in history.evaluations[:1] if each.after == 0]
+        is_zero = bool(before) and before[0].outcome == 0 and outcome <= self.most_right
+        first = f"the first {asked:.0f} completions"
+        if cut >= self.most_cut and not outcome > 0.5:
+            text = f"{cut:.0%} of {first} are cut at the limit; their mean outcome: {outcome:g}"
+        elif NoReward(steps).evidence(history) is not None:
+            text = f"none of {first} has an outcome above 0" + (
+                f", and {cut:.0%} are cut at the limit" if cut > 0 else ""
+            )
+        elif is_zero:
+            text = f"the mean outcome of {first} is {outcome:.3g}"
+        else:
+            return None
+        tried = [
+            f"held-out outcomes were {each.outcome:g} before training ({each.problems:.0f} problems)" for each in before
+        ]
+        return "; ".join([text, *tried])
+
+
+@dataclass(frozen=True)
 class Unscored:
     window: int = 3
     most: float = 0.05

@@ -7,12 +7,13 @@ from proximo.health.drift import EntropyCollapse, EntropyRise, KlRunaway, Length
 from proximo.health.finding import SEVERITIES, Finding, Row
 from proximo.health.gains import HeldOutFlat, OnePart
 from proximo.health.history import History
-from proximo.health.lessons import DeadGroups, Duplicates, NoReward, TooEasy, Unscored
+from proximo.health.lessons import ColdStart, DeadGroups, Duplicates, NoReward, TooEasy, Unscored
 from proximo.health.rule import Rule
 from proximo.health.updates import ClipSaturation, HugeUpdate, SamplerGap, WeakValueModel
 
 RULES: tuple[Rule, ...] = (
     NoReward(),
+    ColdStart(),
     DeadGroups(),
     TooEasy(),
     Unscored(),

@@ -1,17 +1,21 @@
 """Mathematical equality, judged by math-verify: ½, 0.5 and \\frac{1}{2} are the same answer."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from proximo.rewards.grading import grading
 from proximo.rewards.processes import Job
-from proximo.rewards.scoring import score
+from proximo.rewards.scoring import score, score_or_pass
 from proximo.rewards.text import ExactMatch
 from proximo.rewards.workers import check_seconds
 from proximo.types import Completion, Problem
 
 MEMORY_MB = 2048
+_PLAIN = re.compile(r"0|-?[1-9]\d*|-?(?:0|[1-9]\d*)\.\d*[1-9]", re.ASCII)
+"""A decimal number in its shortest form."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,33 @@ class MathVerify:
         return [self._score(p.answer, c) for p, c in zip(problems, completions, strict=True)]
 
     def final_answer(self, completion: Completion) -> str | None:
-        """The expression in the last \\boxed{}, else the last number, as written: ½ and 0.5 are two answers here."""
+        """The expression in the last \\boxed{}, else the last number, as written."""
         found = boxed(completion.text)
         return found if found is not None else ExactMatch(last_number=True).final_answer(completion)
+
+    def united(self, answers: Sequence[str]) -> list[str]:
+        """Each answer, or the first of them that math-verify finds equal to it: ½ and 0.5 are one."""
+        firsts: dict[str, str] = {}
+        with grading():  # so that all are compared by one process
+            for answer in answers:
+                if answer not in firsts:
+                    firsts[answer] = self._first_equal(answer, list(dict.fromkeys(firsts.values())))
+        return [firsts[answer] for answer in answers]
+
+    def _first_equal(self, answer: str, others: Sequence[str]) -> str:
+        """The first of the others that is equal; the answer itself if none is."""
+        if _PLAIN.fullmatch(answer):  # two plain numbers of different text differ
+            others = [other for other in others if not _PLAIN.fullmatch(other)]
+        if not others:
+            return answer
+        columns = {"answers": [marked(other) for other in others], "texts": [marked(answer)] * len(others)}
+        said = [Completion((), (), answer, "stop")] * len(others)
+        found = score_or_pass(self._job, said, columns, grader="MathVerify")
+        return next((other for other, is_equal in zip(others, found, strict=True) if is_equal == 1), answer)
+
+    @property
+    def _job(self) -> Job:
+        return Job(f"{Path(__file__).with_name('equality.py')}:equal", self.seconds, MEMORY_MB)
 
     def reference(self, problem: Problem) -> str | None:
         """A completion that scores 1."""
@@ -45,9 +73,8 @@ class MathVerify:
     def _score(self, answer: object, said: Completion) -> float:
         if answer is None:
             return math.nan
-        job = Job(f"{Path(__file__).with_name('equality.py')}:equal", self.seconds, MEMORY_MB)
         columns = {"answers": [marked(str(answer))], "texts": [said.text]}
-        [found] = score(job, [said], columns, grader="MathVerify")
+        [found] = score(self._job, [said], columns, grader="MathVerify")
         return found
 
 

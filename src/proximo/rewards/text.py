@@ -14,8 +14,12 @@ from proximo.types import Completion, Problem
 
 MEMORY_MB = 512
 
-# A sign counts only where it does not subtract: the last number of "5-3" is 3. Commas group thousands.
-_NUMBER = re.compile(r"(?:(?<![\d.)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?", re.ASCII)
+# A sign counts only where it does not subtract: the last number of "5-3" is 3, that of "-$5" is -5. Commas group
+# thousands, and 1e5 is one number.
+_NUMBER = re.compile(
+    r"(?:(?<![\d.)])-[$€£¥]?)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d{1,2}(?!\w))?", re.ASCII
+)
+_UNREAD = re.compile("[,$€£¥]")
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class ExactMatch:
     """1 if the completion equals the answer, else 0; surrounding spaces are ignored."""
 
     last_number: bool = False
-    """Whether to compare only the last numbers of completion and answer: 1,000 and 1000.0 are equal."""
+    """Whether to compare only the last numbers of completion and answer: 1,000, $1000.0 and 1e3 are equal."""
 
     needs_answer = True
     reward_range = (0.0, 1.0)
@@ -88,4 +92,4 @@ class FormatReward:
 def last_number(text: str) -> Decimal | None:
     """The last decimal number of a text, exactly."""
     found = _NUMBER.findall(text)
-    return Decimal(found[-1].replace(",", "")) if found else None
+    return Decimal(_UNREAD.sub("", found[-1])) if found else None

@@ -65,6 +65,11 @@ class Code:
         _ = self._sandbox
         return self._problems.check(complaint)
 
+    @property
+    def remarks(self) -> list[str]:
+        """Lines for a person: prompts that occur more than once."""
+        return [line for line in (self._problems.repeated_line,) if line is not None]
+
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
         """1 if all tests pass, else 0. A program that fails, hangs or exceeds its limits is wrong; one that could not
         be run is unscored."""

@@ -12,7 +12,7 @@ from proximo.data.rows import check_share
 from proximo.data.splits import prompt_key
 from proximo.rewards import ExactMatch, Reward
 from proximo.rewards.scoring import scores_of
-from proximo.tasks.protocol import RewardRange, Split, final_answer, reward_range
+from proximo.tasks.protocol import RewardRange, Split, final_answer, reward_range, united
 from proximo.tasks.reading import FileProblems
 from proximo.tasks.sources.prompting import check_template, row_prompt, template_columns
 from proximo.types import Completion, Grade, Problem
@@ -24,7 +24,7 @@ class File:
     columns."""
 
     path: str
-    """A .jsonl, .json, .parquet, .csv or .arrow file, a pattern such as `train-*.parquet`, a folder, or a hub id."""
+    """A .jsonl, .json, .parquet, .csv, .tsv or .arrow file, a pattern like `train-*.parquet`, a folder or a hub id."""
     prompt_column: str = "prompt"
     """Column with the prompt. `a.b` reads field b of column a. The last reply in a column `messages` is left out."""
     answer_columns: tuple[str, ...] = ("answer", "solution", "ground_truth", "label")
@@ -73,7 +73,12 @@ class File:
         return self._problems.check(complaint)
 
     @property
-    def kept_line(self) -> str | None:
+    def remarks(self) -> list[str]:
+        """Lines for a person: rows that keep_pass_rate leaves out, and prompts that occur more than once."""
+        return [line for line in (self._kept_line, self._problems.repeated_line) if line is not None]
+
+    @property
+    def _kept_line(self) -> str | None:
         """How many rows keep_pass_rate leaves out of training; None where it is not given."""
         if self.keep_pass_rate is None:
             return None
@@ -93,6 +98,10 @@ class File:
     def final_answer(self, completion: Completion) -> str | None:
         """The answer as the reward reads it; None if the reward compares none."""
         return final_answer(self.reward, completion)
+
+    def united(self, answers: Sequence[str]) -> list[str]:
+        """The answers, with one text for those that the reward finds equal."""
+        return united(self.reward, answers)
 
     @property
     def reward_range(self) -> RewardRange | None:

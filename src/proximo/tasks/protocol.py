@@ -65,6 +65,28 @@ class Answering(Protocol):
         ...
 
 
+@runtime_checkable
+class Comparing(Protocol):
+    """An Answering task or reward whose answers may be equal although their texts differ."""
+
+    def united(self, answers: Sequence[str]) -> list[str]:
+        """Each answer, or in its place the first of them that is equal to it."""
+        ...
+
+
+def final_answers(of: object, completions: Sequence[Completion]) -> list[str | None]:
+    """The answers of completions, with one text for those that the task or reward finds equal."""
+    answers = [final_answer(of, completion) for completion in completions]
+    given = [answer for answer in answers if answer is not None]
+    found = iter(united(of, given))
+    return [None if answer is None else next(found) for answer in answers]
+
+
+def united(of: object, answers: Sequence[str]) -> list[str]:
+    """The answers, with one text for those that are equal."""
+    return of.united(answers) if isinstance(of, Comparing) else list(answers)
+
+
 def final_answer(of: object, completion: Completion) -> str | None:
     """The answer of a completion; None if there is none, or if the task or reward cannot compare answers."""
     return of.final_answer(completion) if isinstance(of, Answering) else None

@@ -1,9 +1,12 @@
 """Problems read from data files."""
 
+import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from proximo.data import Mistakes, Row, read_rows, read_splits
+from proximo.data.rows import shortened
 from proximo.data.splits import prompt_key, refuse_empty
 from proximo.tasks.draws import shuffled
 from proximo.tasks.protocol import Split
@@ -60,6 +63,25 @@ class FileProblems:
         self._splits = usable
         self._refuse_empty()
         return [*self._left_out, *mistakes]
+
+    @property
+    def repeated_line(self) -> str | None:
+        """How many prompts occur in several rows, with an example; None if none does."""
+        rows = [row for split in self._splits.values() for row in split]
+        counts = Counter(row.key for row in rows)
+        repeated = [key for key, count in counts.items() if count > 1]
+        if not repeated:
+            return None
+        answers = Counter(key for key, _ in {(row.key, json.dumps(row.problem.answer, default=str)) for row in rows})
+        others = sum(answers[key] > 1 for key in repeated)
+        first = [row for row in rows if row.key == repeated[0]]
+        asked = first[0].problem.prompt
+        shown = shortened(asked if isinstance(asked, str) else asked[-1]["content"])
+        return (
+            f"{self._path}: {len(repeated)} of {len(counts)} prompts occur more than once, {len(rows) - len(counts)} "
+            f"rows more than prompts, such as {shown} in {first[0].place} and {first[1].place}"
+            + (f"; {others} of them with different answers" if others else "")
+        )
 
     def _refuse(self, mistakes: Mistakes) -> None:
         if not self._skip_bad:

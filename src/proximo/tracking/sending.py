@@ -99,7 +99,7 @@ def track(run: str | Path, to: Sequence[str]) -> list[Sent]:
     """
     path, source = Path(run), Source(Path(run))
     if not source.is_run:
-        raise ValueError(f"{path} is no run: give the folder that `proximo train --run` wrote")
+        raise ValueError(f"{path} is no run: give a run folder, which `proximo train` or a stage wrote")
     if not to:
         raise ValueError("to is empty: name at least one tracker, such as tensorboard")
     check_names(to)

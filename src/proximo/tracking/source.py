@@ -86,9 +86,9 @@ class Source:
         return TrackedRun(folder.name, folder, place.resolve(), tomllib.loads(masked(text)), facts)
 
     def summary(self) -> dict[str, float]:
-        """Numbers of result.json, those of the two evaluations as "before/accuracy" and "after/accuracy"."""
+        """Numbers of result.json, those of evaluations as "before/accuracy" and "after/accuracy", or "best/loss"."""
         result = self._json(RESULT)
-        parts = {name: result[name] for name in ("before", "after") if isinstance(result.get(name), dict)}
+        parts = {name: result[name] for name in ("before", "after", "best") if isinstance(result.get(name), dict)}
         found = {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
         return numbers(result | found)
 

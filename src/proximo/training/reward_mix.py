@@ -112,10 +112,12 @@ def check_rewards(task: Task, mix: RewardMix, algorithm: Algorithm) -> None:
             f"rewards.task is {mix.task}, but a File without a reward has no verdict: set rewards.task to 0 and add "
             "to rewards.models or rewards.rules, or set task.reward"
         )
-    if mix.task == 0 and KeepTraits.read(algorithm.keep).reads_outcome:
+    keep = KeepTraits.read(algorithm.keep)
+    # Prompts without a verdict have the total reward as their outcome, and siblings can be compared by that.
+    if mix.task == 0 and keep.reads_outcome and (has_verdict(task) or not keep.compares):
         raise ValueError(
-            f"rewards.task is 0, but algorithm.keep is {type(algorithm.keep).__name__}, which drops groups by the "
-            "task's verdict: use KeepAll"
+            f"rewards.task is 0, but algorithm.keep is {type(algorithm.keep).__name__}, which goes by the task's "
+            "verdict: reward the verdict too, `rewards.task=1.0`, or keep all groups, `algorithm.keep.type=KeepAll`"
         )
     if mix.task == 0 and (judged := needing(algorithm.extras, "outcome")):
         raise ValueError(

@@ -67,6 +67,23 @@ def test_shapes_are_recognised_and_said(shape: str, tmp_path: Path):
     assert "\n" not in line
 
 
+def test_numbers_are_compared_by_value(tmp_path: Path):
+    plain = ["$5", "-£1,000.5", "1e5", "12", "0.5"]
+    task, line = recognise(written(tmp_path, [{"prompt": text, "answer": text} for text in plain]))
+    assert task.reward == NUMBER
+    assert "answers are numbers: comparing last numbers" in line
+    some = [*plain, "3/4", "12%", r"-7.5 \%"]
+    task, line = recognise(written(tmp_path, [{"prompt": text, "answer": text} for text in some]))
+    assert task.reward == LATEX
+    assert "answers are numbers, 3 of 8 as fractions or percentages such as 3/4: comparing with math-verify" in line
+    marked = [{"prompt": "p", "answer": f"so it is\n#### {text}"} for text in some]
+    assert recognise(written(tmp_path, marked))[0].reward == LATEX
+    for text in ("2 1/2", "1/0", "3/4/5", "12 %%"):  # no value that can be relied on
+        task, line = recognise(written(tmp_path, [{"prompt": "p", "answer": each} for each in ("1/2", text)]))
+        assert task.reward == TEXT
+        assert "a completion must equal its answer" in line
+
+
 def test_every_answer_is_looked_at(tmp_path: Path):
     rows = [{"prompt": "p", "answer": str(number)} for number in range(20)]
     task, line = recognise(written(tmp_path, [*rows, {"prompt": "p", "answer": r"\pi"}]))

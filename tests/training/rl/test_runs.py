@@ -260,7 +260,10 @@ REFUSED = [
     (lambda: config("m", value=ValueOptions(pretrain_steps=2)), r"pretrain_steps is 2 of 2 steps: no step is left"),
     (lambda: ValueOptions(learning_rate=0.0), r"value.learning_rate is 0.0"),
     (lambda: ValueOptions(pretrain_steps=-1), r"value.pretrain_steps is -1"),
-    (lambda: config("m", DAPO, rewards=RewardMix(0.0, (RewardModel("r"),))), r"KeepMixed, which drops groups by"),
+    (
+        lambda: config("m", DAPO, rewards=RewardMix(0.0, (RewardModel("r"),))),
+        r"KeepMixed, which goes by the task's verdict: reward the verdict too",
+    ),
     (lambda: config("m", VAPO, rewards=RewardMix(0.0, (RewardModel("r"),))), r"PositiveNll, which goes by the task"),
 ]
 
@@ -433,6 +436,7 @@ def test_prompts_that_do_not_fit_are_named_before_a_model_loads_or_left_out(poli
     assert main(["train", *flags, *small, "--skip-bad", "--run", str(tmp_path / "b")]) == 0
     events = rows(tmp_path / "b", "events.jsonl")
     assert [row["kind"] for row in events][:2] == ["skipped_row", "skipped_row"]
+    assert f"bad rows left out: 2; {file}:13: not JSON" in capsys.readouterr().err
 
 
 def test_selfcheck_refuses_what_the_run_would(policy, capsys):

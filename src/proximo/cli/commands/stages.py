@@ -11,9 +11,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from proximo import toml
 from proximo.cli.flags import changed, refuse, say, take, take_switch
-from proximo.cli.run_folders import ACCEPT_LOST, report_failure, take_allowed, taken
+from proximo.cli.run_folders import ACCEPT_LOST, report_failure, take_allowed, take_trackers, taken
 from proximo.data import DataFile
 from proximo.door.folders import suit_attempt
+from proximo.tracking.starting import tracked
 from proximo.training.offline.dpo import DpoConfig, dpo
 from proximo.training.offline.fitting import Fitted
 from proximo.training.offline.reward_model import RewardModelConfig, train_reward_model
@@ -30,6 +31,7 @@ STAGE_FLAGS = """arguments of the command itself:
   --allow-change FIELD  on resume: permit this field to differ from the original run
   --accept-lost-rows    on resume: continue although metrics.jsonl or ledger.jsonl has lost rows
   --skip-bad            skip bad rows of a data file instead of refusing it
+  --track NAME ...      send the run while it runs to wandb, trackio, tensorboard, mlflow or FILE.py:NAME; any number
   --json                print the result as JSON on stdout, progress on stderr
 examples:
 """
@@ -82,10 +84,8 @@ def run_stage(
 
     A data file given as first argument replaces the default's.
     """
-    if any(argument.partition("=")[0] == "--track" for argument in arguments):
-        refuse("--track is for train: leave it out, and send the finished run with `proximo track RUN --to TRACKER`")
     as_json, skip_bad = take_switch(arguments, "--json"), take_switch(arguments, "--skip-bad")
-    folder, allowed = take(arguments, "--run"), take_allowed(arguments)
+    folder, allowed, trackers = take(arguments, "--run"), take_allowed(arguments), take_trackers(arguments)
     accept_lost = take_switch(arguments, ACCEPT_LOST)
     config = changed(
         _named(command, arguments, default, needs_data),
@@ -106,7 +106,8 @@ def run_stage(
         else:
             suit_attempt(attempt, config.model, config.device, say)
         try:
-            fitted = stage(config, path, say, attempt)
+            with tracked(path, trackers if attempt.result is None else (), say):
+                fitted = stage(config, path, say, attempt)
         except (OSError, ValueError) as error:
             if attempt.is_empty:
                 refuse(str(error))

@@ -12,16 +12,15 @@ from transformers.utils.logging import disable_progress_bar
 from proximo import explain, toml
 from proximo.cli import pipelines
 from proximo.cli.configs import naming_flags, preset, run_config
-from proximo.cli.flags import refuse, say, take, take_several, take_switch
+from proximo.cli.flags import refuse, say, take, take_switch
 from proximo.cli.models import machine_line
 from proximo.cli.output.live import LiveView
-from proximo.cli.run_folders import ACCEPT_LOST, report_failure, take_allowed, taken
+from proximo.cli.run_folders import ACCEPT_LOST, report_failure, take_allowed, take_trackers, taken
 from proximo.defaults import Default, listed
 from proximo.door.planning import fit_here
 from proximo.door.training import trained
 from proximo.insight.doctor.checkup import standing, summary
 from proximo.plain_text import quoted, visible
-from proximo.tracking.named import check_names
 from proximo.training.config import RunConfig
 from proximo.training.pipeline import PipelineConfig
 from proximo.training.preflight.estimate import batch_arithmetic, memory
@@ -102,16 +101,6 @@ def _print_plan(config: RunConfig, defaults: Sequence[Default], as_json: bool) -
     print(toml.dumps(config))
     said = [*listed(defaults), *lines]
     print("\n".join(f"# {visible(part)}" for line in said for part in line.splitlines()))
-
-
-def take_trackers(arguments: list[str]) -> list[str]:
-    """The trackers that --track names, removed from the arguments; one that cannot be used is refused."""
-    names = take_several(arguments, "--track") or []
-    try:
-        check_names(names)
-    except ValueError as error:
-        refuse(f"--track: {error}")
-    return names
 
 
 def _train(

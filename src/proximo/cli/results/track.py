@@ -8,7 +8,7 @@ from proximo.tracking.sending import Sent, track
 USAGE = """usage: proximo track RUN --to TRACKER ... [--json]
 
 Send a run folder to experiment trackers: metrics, config, findings, held-out results, completions and readings of the
-machine. What was sent before, also by `proximo train --track`, is not sent again.
+machine. What was sent before, also by `--track` of train, sft, reward-model and dpo, is not sent again.
 
 --to TRACKER ...  wandb, trackio, tensorboard, mlflow or FILE.py:NAME, a class of your own; any number
 --json            print what was sent as JSON

@@ -141,12 +141,11 @@ def with_reward(task: Mixture | SourceTask, reward: Reward | None) -> Mixture | 
     return replace(task, reward=reward) if isinstance(task, File) else task
 
 
-def kept_lines(task: Mixture | SourceTask) -> list[str]:
-    """How many rows keep_pass_rate leaves out, for each file that has one."""
+def data_remarks(task: Mixture | SourceTask) -> list[str]:
+    """Lines for a person about the rows of each file."""
     if isinstance(task, Mixture):
-        return [line for each in task.sources for line in kept_lines(each.task)]
-    line = task.kept_line if isinstance(task, File) else None
-    return [] if line is None else [line]
+        return [line for each in task.sources for line in data_remarks(each.task)]
+    return task.remarks if isinstance(task, File | Code) else []
 
 
 class _Schedule:

@@ -25,7 +25,9 @@ ANSWERS = (
 """Columns that may hold the prompt or the answer."""
 MARK = "####"
 """Stands before the final number in GSM8K's answers."""
-_NUMBER = re.compile(r"[-+]?\$?[\d,]*\.?\d+", re.ASCII)
+_NUMBER = re.compile(r"[-+]?[$€£¥]?[\d,]*\.?\d+(?:[eE][-+]?\d{1,2})?", re.ASCII)
+_QUOTIENT = re.compile(r"[-+]?\d+ ?/ ?[1-9]\d*|[-+]?[\d,]*\.?\d+ ?\\?%", re.ASCII)
+"""A fraction or a percentage, whose last number alone is not its value."""
 _LATEX = re.compile(r"\\[A-Za-z]+|\$.+\$|\\[(\[]")
 
 
@@ -151,6 +153,12 @@ def _reward(data: str, rows: Sequence[Row], columns: Sequence[str], chosen: Chos
         return ExactMatch(last_number=True), f"answers end in {MARK}: comparing last numbers"
     if all(numbers):
         return ExactMatch(last_number=True), "answers are numbers: comparing last numbers"
+    quotients = [text for text in finals if _QUOTIENT.fullmatch(text)]
+    if quotients and len(quotients) + sum(numbers) == len(texts):
+        return MathVerify(), (
+            f"answers are numbers, {len(quotients)} of {len(texts)} as fractions or percentages such as "
+            f"{quotients[0]}: comparing with math-verify, for which 3/4 equals 0.75, and 12% equals 0.12 and 12"
+        )
     latex = sum(_LATEX.search(text) is not None or MARK in text for text in texts)
     if latex:
         some = "answers" if latex == len(texts) else f"{latex} of {len(texts)} answers"

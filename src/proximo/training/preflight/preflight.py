@@ -1,5 +1,6 @@
 """Checks of a run before it loads weights; `train --dry-run` makes the same checks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from proximo.models.reward_models import check_scores
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, check_form
 from proximo.rewards.grading import grading
-from proximo.tasks.sources.mixture import kept_lines
+from proximo.tasks.sources.mixture import data_remarks
 from proximo.training.config import EvaluationOptions, RunConfig
 from proximo.training.learner.experts import balance_for, check_replay
 from proximo.training.learner.freezing import frozen_names
@@ -27,8 +28,8 @@ from proximo.training.preflight.prompts import check_prompts
 from proximo.training.reward_mixing import judged
 from proximo.training.runfolder.metric_docs import is_taken
 
-SHOWN = 20
-"""Skipped rows that a dry run lists."""
+SHOWN = 3
+"""Skipped rows that are named to a person; the run folder has all of them."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def rehearse(config: RunConfig) -> list[str]:
     """Do everything a run does before it loads weights, including the grader's calibration. Returns the rows it would
     skip and remarks on the grader."""
     found = preflight(config)
-    rows = [*kept_lines(config.task), *_counted(found.left_out)]
+    rows = [*data_remarks(config.task), *skipped_line(found.left_out)]
     if config.rewards.models:
         return rows  # the models' weights would be loaded before the grader is calibrated
     with grading() as active:
@@ -76,12 +77,10 @@ def rehearse(config: RunConfig) -> list[str]:
         return [*rows, *active.called(), *remarks]
 
 
-def _counted(left_out: list[str]) -> list[str]:
-    """The number of skipped rows, and the first of them."""
-    if not left_out:
-        return []
+def skipped_line(left_out: Sequence[str]) -> list[str]:
+    """The number of skipped rows, and the first of them; nothing where there are none."""
     more = [f"and {len(left_out) - SHOWN} more"] if len(left_out) > SHOWN else []
-    return [f"bad rows left out: {len(left_out)}", *left_out[:SHOWN], *more]
+    return [f"bad rows left out: {len(left_out)}; {'; '.join([*left_out[:SHOWN], *more])}"] * bool(left_out)
 
 
 def _check_statistics(algorithm: Algorithm) -> None:

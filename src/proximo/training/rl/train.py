@@ -4,7 +4,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from proximo import toml
-from proximo.tasks.sources.mixture import kept_lines
+from proximo.tasks.sources.mixture import data_remarks
+from proximo.training.preflight.preflight import skipped_line
 from proximo.training.records import Answered, Evaluation
 from proximo.training.rl.checkpointer import Checkpointer
 from proximo.training.rl.parts import Parts
@@ -90,8 +91,10 @@ def _begun(run: Run) -> RunState:
     run.log.rewind({}, 0)
     for mistake in run.left_out:
         run.log.event(0, "skipped_row", mistake)
-    for line in kept_lines(run.config.task):
-        run.log.event(0, "kept_rows", line)
+    for line in data_remarks(run.config.task):
+        run.log.event(0, "data", line)
+        run.progress.warned(0, line)
+    for line in skipped_line(run.left_out):
         run.progress.warned(0, line)
     for remark in run.remarks:
         run.log.event(0, "calibration", remark)

@@ -1,0 +1,121 @@
+"""`proximo.train` and `proximo.config_for` of a model and data: what the command line chooses, without a config."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import proximo
+from proximo import toml
+from proximo.cli import main
+from proximo.rewards import ExactMatch
+from proximo.tasks import Arithmetic, File
+from tests.door.settings import small
+
+MODEL = "tiny-arithmetic"
+ROWS = [{"prompt": f"{n}+{k}=", "answer": str(n + k)} for n in range(10) for k in (1, 2)]
+
+
+@pytest.fixture(autouse=True)
+def sums(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+
+
+def planned(capsys, *flags: str) -> dict[str, Any]:
+    assert main(["train", *flags, "--dry-run", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["config"]
+
+
+@pytest.mark.parametrize(("algorithm", "steps"), [("ppo", None), ("dapo", 40)])
+def test_the_config_is_the_command_lines(algorithm: str, steps: int | None, capsys):
+    value, more = getattr(proximo, algorithm.upper()), ["--steps", "40"] if steps else []
+    config = proximo.config_for(MODEL, data="sums.jsonl", algorithm=value, steps=steps, quiet=True)
+    assert config.evaluation.every == (4 if steps else 5)
+    flags = ["--model", MODEL, "--data", "sums.jsonl", "--algorithm", algorithm, *more]
+    assert toml.plain(config) == planned(capsys, *flags)
+
+
+def test_a_model_alone_gets_the_demos_task_as_on_the_command_line(capsys):
+    assert toml.plain(proximo.config_for(Path(MODEL), quiet=True)) == planned(capsys, "--model", MODEL)
+
+
+def test_rows_train_and_the_lines_say_what_was_chosen_and_why(capsys):
+    result = proximo.train(MODEL, "runs/mine", data=ROWS, steps=1)
+    said = capsys.readouterr().err
+    assert "20 rows, TRL's shape: prompt in prompt, answer in answer" in said
+    assert "chosen for this model and data; `proximo.config_for` gives the config" in said
+    assert "training.group_size 8: completions of a prompt, enough to differ in their rewards" in said
+    config = proximo.open_run("runs/mine").config
+    assert toml.dumps(config) == toml.dumps(proximo.config_for(MODEL, data=ROWS, steps=1, quiet=True))
+    # The same call is done, and says nothing of what was chosen.
+    assert proximo.train(MODEL, "runs/mine", data=ROWS, steps=1) == result
+    assert "chosen for" not in capsys.readouterr().err
+
+
+def test_config_for_says_its_choices_unless_quiet(capsys):
+    config = proximo.config_for(MODEL, data=Arithmetic(digits=1, held_out=4), adapter=proximo.Lora(), steps=3)
+    assert config.task == Arithmetic(digits=1, held_out=4)
+    assert config.training.learning_rate == 2e-4
+    assert "as a LoRA adapter is trained" in capsys.readouterr().err
+    proximo.config_for(MODEL, quiet=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_rewards_take_the_place_of_the_answers():
+    brief = lambda completions, **columns: [-float(len(text)) for text in completions]  # noqa: E731
+    one = proximo.config_for(MODEL, data=ROWS, rewards=brief, quiet=True)
+    assert isinstance(one.task, File)
+    assert one.sampling.max_tokens > 8  # no longer must a completion equal the answer
+    two = proximo.config_for(MODEL, data=ROWS, rewards=[brief, (ExactMatch(), 0.5)], quiet=True)
+    assert [rule.weight for rule in two.rewards.rules] == [1.0, 0.5]
+
+
+def test_what_is_given_takes_the_place_of_a_configs_own():
+    seen = []
+    result = proximo.train(
+        small(steps=9),
+        "runs/mine",
+        data=Arithmetic(digits=1, held_out=4),
+        algorithm=proximo.SAPO,
+        steps=1,
+        on_step=lambda step, metrics: seen.append(step),
+        quiet=True,
+    )
+    config = proximo.open_run("runs/mine").config
+    assert isinstance(config, proximo.RunConfig)
+    assert (config.steps, config.algorithm, seen) == (1, proximo.SAPO, [1])
+    assert config.task == Arithmetic(digits=1, held_out=4)
+    assert config.sampling == small().sampling
+    assert result.checkpoint.name == "step-000001"
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "line"),
+    [
+        (lambda: proximo.train(7), TypeError, "config is 7: give a model's folder or name, or a RunConfig"),  # pyright: ignore
+        (lambda: proximo.train("no/model", data=ROWS), ValueError, "no/model"),
+        (lambda: proximo.config_for(MODEL, algorithm="dapo"), TypeError, "algorithm is 'dapo': give one of"),  # pyright: ignore
+        (lambda: proximo.config_for(MODEL, evaluation_data=ROWS), ValueError, "evaluation_data goes with data"),
+        (
+            lambda: proximo.train(MODEL, data=Arithmetic(), evaluation_data=ROWS),
+            ValueError,
+            "data is a task, which has its own",
+        ),
+        (lambda: proximo.train(MODEL, data=ROWS, steps=0), ValueError, "steps is 0: give at least 1"),
+    ],
+)  # fmt: skip
+def test_refusals_are_one_line(call, error, line: str):
+    with pytest.raises(error, match=line) as found:
+        call()
+    assert "\n" not in str(found.value)
+
+
+def test_bad_rows_are_left_out_by_the_task():
+    Path("some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*ROWS, {"prompt": "1+1="}]))
+    with pytest.raises(ValueError, match="skip_bad"):
+        proximo.config_for(MODEL, data="some.jsonl", quiet=True)
+    task = replace(proximo.task_of("some.jsonl", model=MODEL, quiet=True), skip_bad=True)  # pyright: ignore
+    assert proximo.config_for(MODEL, data=task, quiet=True).task == task
