@@ -78,21 +78,29 @@ class Pool:
         self._foresee()
 
     def _begins(self) -> np.ndarray:
-        """Where the clock begins each request, from now on."""
+        """Where the clock begins each request, from now on: as soon as a slot is free, in the order of issue."""
         held, room = self.held, self.engines.slots * self.engines.number
-        begins, waiting = np.zeros(len(held)), np.flatnonzero(~held.live)
-        if self.batch is None and len(held) <= room:
-            return begins
-        ends = held.left[held.live].tolist()
-        heapq.heapify(ends)
-        left, batch, barrier = held.left.tolist(), None, 0.0
-        for place, group in zip(waiting.tolist(), held.group[waiting].tolist(), strict=True):
-            if self.batch is not None and group // self.batch != batch:
-                batch, barrier = group // self.batch, max([barrier, *ends])
-            begin = max(barrier, heapq.heappop(ends) if len(ends) >= room else 0.0)
-            begins[place] = begin
-            heapq.heappush(ends, begin + left[place])
+        begins, floor, ends = np.zeros(len(held)), 0.0, held.left[held.live].tolist()
+        for part, is_new in self._parts():
+            if is_new:
+                floor, ends = max(ends, default=floor), []
+            now, later = part[: room - len(ends)], part[room - len(ends) :]
+            begins[now] = floor
+            ends += (floor + held.left[now]).tolist()
+            heapq.heapify(ends)
+            for place, left in zip(later.tolist(), held.left[later].tolist(), strict=True):
+                begins[place] = ends[0]
+                heapq.heapreplace(ends, ends[0] + left)
         return begins
+
+    def _parts(self) -> list[tuple[np.ndarray, bool]]:
+        """Requests that wait, and whether they wait for all before them to end."""
+        held, waiting = self.held, np.flatnonzero(~self.held.live)
+        if self.batch is None or not len(waiting):
+            return [(waiting, False)]
+        batches = held.group[waiting] // self.batch
+        running = held.group[held.live] // self.batch
+        return [(waiting[batches == each], each not in running) for each in np.unique(batches).tolist()]
 
     def _foresee(self) -> None:
         """All events: begins and ends of requests, with the time of each."""
