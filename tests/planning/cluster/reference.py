@@ -40,6 +40,9 @@ def simulated(engines, learner, work, rule, lengths, *, steps):
         due = {group for group in left if group < rule.due(version, work.groups)}
         admit()
 
+    def began(group):
+        return max(0, group // work.groups - rule.depth) if rule.drained else born[group]
+
     def step():
         shared = min(engines.number, len(live))
         each = engines.base + (engines.per_request * len(live) + engines.per_token * context) / shared
@@ -52,7 +55,7 @@ def simulated(engines, learner, work, rule, lengths, *, steps):
             chosen, ready = ready[:size], ready[size:]
             taken += size
             trained[-1] += chosen
-            staleness += [version - born[group] for group in chosen]
+            staleness += [version - began(group) for group in chosen]
             tokens = sum(float(lengths[group].sum()) + work.prompt_tokens for group in chosen)
             doing = ("update", now + learner.fixed / learner.chunks + learner.per_token * tokens)
         until = math.inf if doing is None else doing[1]

@@ -25,7 +25,7 @@ class Tailed:
     """Log-normal lengths, cut at `most`."""
 
     mean: float
-    """Tokens of an average completion, before the cut."""
+    """Tokens of an average completion, those that are cut included."""
     most: int
     sigma: float = 1.0
     """Standard deviation of the logarithm: how long the tail is. 0: all have the mean length."""
@@ -38,11 +38,31 @@ class Tailed:
 
     def draw(self, groups: int, group_size: int, seed: int) -> np.ndarray:
         normal = np.random.default_rng(seed).standard_normal((groups, group_size))
-        drawn = np.exp(math.log(self.mean) - self.sigma**2 / 2 + self.sigma * normal)
-        return np.clip(np.rint(drawn), 1, self.most)
+        return np.clip(np.rint(np.exp(self._location + self.sigma * normal)), 1, self.most)
+
+    @property
+    def _location(self) -> float:
+        """Mean of the logarithm with which the lengths have their mean after the cut."""
+        low, high = 0.0, 2 * math.log(self.most) + 40 * self.sigma
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._cut_mean(middle) < self.mean else (low, middle)
+        return low
+
+    def _cut_mean(self, location: float) -> float:
+        if not self.sigma:
+            return min(math.exp(location), self.most)
+        end = (math.log(self.most) - location) / self.sigma
+        below = math.exp(location + self.sigma**2 / 2) * _normal(end - self.sigma)
+        return below + self.most * (1 - _normal(end))
 
     def __str__(self) -> str:
         return f"log-normal lengths with mean {self.mean:,.0f} and sigma {self.sigma:g}, cut at {self.most:,}"
+
+
+def _normal(value: float) -> float:
+    """The share of a normal distribution below this value."""
+    return (1 + math.erf(value / math.sqrt(2))) / 2
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@ the mean of four others. None of the four rows of its table of staleness enters 
 to be assumed stands in the remark of a table.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from proximo.bench.roofline import training
 from proximo.planning.cards import card
 from proximo.planning.cluster.hardware import Engine
 from proximo.planning.cluster.lengths import Tailed
+from proximo.planning.cluster.pool import Engines
 from proximo.planning.cluster.rules import Rule, aggregate, in_flight
 from proximo.planning.cluster.simulate import Learner, Work, groups_needed, simulate
 from proximo.planning.times import reached_arithmetic
@@ -136,7 +139,7 @@ def verl_others() -> Comparison:
         Row("rollout on 64 GPUs, colocated", 150.72, verl_rollout(64)),
         Row("rollout on 32 GPUs, colocated", 357.41, verl_rollout(32)),
         Row("32:32, θ 0.5", 189.26, verl_step(32, 0.5, 156.98), fitted=True),
-        Row("16:16, θ 0.5", 294.77, verl_step(16, 0.5, 313.81)),
+        Row("16:16, θ 0.5", 294.77, verl_step(16, 0.5, 313.81), fitted=True),
         Row("64:64, θ 0.5, require_batches 1", 203.47, verl_step(64, 0.5, 181.08, chunks=16), fitted=True),
         Row("64:64, θ 0.5, require_batches 2", 158.72, verl_step(64, 0.5, 128.08, chunks=8), fitted=True),
         Row("64:64, θ 0.5, require_batches 4", 124.64, verl_step(64, 0.5, 95.06)),
@@ -154,8 +157,8 @@ def verl_others() -> Comparison:
 
 # AReaL, R1-Distill-Qwen on H800
 
-AREAL_LENGTHS = Tailed(mean=8800, most=27 * 1024)
-"""5 % of log-normal lengths with this mean are cut; fewer than 5 % were."""
+AREAL_LENGTHS = Tailed(mean=7700, most=27 * 1024)
+"""About 5 % of log-normal lengths with this mean are cut; fewer than 5 % were."""
 
 
 def areal_speedup(model: Model, gpus: int, staleness: int) -> float:
@@ -237,14 +240,14 @@ def _token_seconds(model: Model, name: str, length: float, forwards: int = 1) ->
     return operations / int(length) / reached_arithmetic(model.hidden, gpu)
 
 
-def _seconds(engines, learner: Learner, work: Work, rule: Rule, lengths: Tailed) -> float:
+def _seconds(engines: Engines, learner: Learner, work: Work, rule: Rule, lengths: Tailed) -> float:
     drawn: np.ndarray = lengths.draw(groups_needed(work, rule, STEPS), work.group_size, seed=0)
     return simulate(engines, learner, work, rule, drawn, steps=STEPS, first=FIRST).seconds
 
 
 # The page
 
-BEGIN, END = "<!-- written by python -m proximo.planning.cluster.published -->", "<!-- end -->"
+BEGIN, END = "<!-- tables: python -m proximo.planning.cluster.published docs/scale-simulation.md -->", "<!-- end -->"
 
 
 def tables(found: Sequence[Comparison]) -> str:
@@ -258,3 +261,14 @@ def tables(found: Sequence[Comparison]) -> str:
             lines.append(f"| {row.what} | {row.published:.4g} | {row.predicted:.4g} | {row.error:+.1%} | {fitted} |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
+
+
+def write(page: Path) -> None:
+    """Put the tables into a page, between the lines that mark them."""
+    text = page.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n\n{tables(comparisons())}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

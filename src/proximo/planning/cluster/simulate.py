@@ -110,8 +110,8 @@ class _Simulation:
             start = max(start, np.partition(due, len(due) - room - 1)[len(due) - room - 1])
         chosen = open_groups[ready <= start][:size]
         self.trained[chosen] = True
-        self._count_tokens(chosen)
-        born = np.where(self.born[chosen] < 0, self.version, self.born[chosen])
+        born = self._began(chosen)
+        self._count_tokens(chosen, born)
         self.out.staleness += (self.version - born).tolist()
         seconds = self.learner.fixed / self.learner.chunks + self.learner.per_token * (
             self.totals[chosen].sum() + size * self.work.prompt_tokens
@@ -119,14 +119,24 @@ class _Simulation:
         self.out.spans.append(Span(UPDATE, self.version, start, start + seconds))
         return start + seconds, taken + size
 
-    def _count_tokens(self, chosen: np.ndarray) -> None:
+    def _began(self, chosen: np.ndarray) -> np.ndarray:
+        """The version with which each group began; a step that is sampled between others has the same for all."""
+        if self.rule.drained:
+            return np.maximum(chosen // self.work.groups - math.ceil(self.rule.depth), 0)
+        return np.where(self.born[chosen] < 0, self.version, self.born[chosen])
+
+    def _count_tokens(self, chosen: np.ndarray, born: np.ndarray) -> None:
         """Tokens by their age: those of this version are what earlier ones left."""
-        if self.version >= self.out.first:
+        if self.version < self.out.first:
+            return
+        if self.rule.drained:
+            tokens = np.bincount(born, weights=self.totals[chosen]).tolist()
+        else:
             tokens = [each[chosen].sum() for each in self.sampled] + [self.unsampled[chosen].sum()]
-            for version, number in enumerate(tokens):
-                if number > 0:
-                    age = self.version - version
-                    self.out.tokens[age] = self.out.tokens.get(age, 0.0) + float(number)
+        for version, number in enumerate(tokens):
+            if number > 0:
+                age = self.version - version
+                self.out.tokens[age] = self.out.tokens.get(age, 0.0) + float(number)
 
     def _push(self, at: float) -> None:
         out, pool = self.out, self.pool
