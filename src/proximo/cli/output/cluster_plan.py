@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import TypeVar, get_args
 
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +18,8 @@ from proximo.planning.cluster.pictures import ages, cluster_page, memory_rows
 from proximo.planning.cluster.search import Cluster, ClusterPlan, Switch, plan_cluster
 from proximo.planning.cluster.timings import PREDICTED, Timings, timings_of
 from proximo.training.config import RunConfig
+
+Number = TypeVar("Number", int, float)
 
 CLUSTER_FLAGS = """flags for many GPUs:
   --gpus N              plan N GPUs: the best split between learner ranks and engines for each staleness
@@ -81,7 +83,7 @@ def take_cluster(arguments: list[str]) -> Asked | None:
             staleness=tuple(
                 sorted({_read("--staleness", each, int) for each in (given["staleness"] or "0,1,2,4").split(",")})
             ),
-            switch=switch,
+            switch=next(each for each in get_args(Switch) if each == switch),
             sigma=_read("--sigma", given["sigma"] or "1", float),
             run=None if run is None else RunFolder(Path(run)),
             timed_on=None if timed is None else card(timed),
@@ -94,7 +96,7 @@ def take_cluster(arguments: list[str]) -> Asked | None:
         refuse(str(error))
 
 
-def _read(flag: str, given: str, kind: Callable[[str], float]) -> float:
+def _read(flag: str, given: str, kind: Callable[[str], Number]) -> Number:
     try:
         return kind(given)
     except ValueError:
