@@ -65,6 +65,8 @@ class Pool:
         self.held = Requests.none()
         self.stall = 0.0
         """Seconds until decoding continues."""
+        self.last_read = -1
+        """The last group whose prompt was read; groups begin in order."""
 
     def issue(self, groups: range, lengths: np.ndarray) -> None:
         """Add requests [groups, group_size], and foresee when everything ends."""
@@ -110,7 +112,7 @@ class Pool:
         # A group's prompt is read with its first request.
         first = np.zeros(count, bool)
         first[np.unique(held.group, return_index=True)[1]] = True
-        first &= later & ~np.isin(held.group, held.group[held.live])
+        first &= later & (held.group > self.last_read)
         clock = np.concatenate([self.begin + held.left, self.begin[later]])
         # A slot is left before it is taken, and nothing ends where it begins.
         order = np.lexsort((np.concatenate([np.zeros(count), np.ones(later.sum())]), clock))
@@ -140,6 +142,7 @@ class Pool:
         """Go to this time. The groups that have begun, and the seconds times engines in use, and times requests."""
         last = int(np.searchsorted(self.at, to, side="right")) - 1
         seconds = to - self.at[last] - self.pause[last]
+        self.stall = max(0.0, -float(seconds))  # what is left of a prefill
         each, growth = self.each[last], self.growth[last]
         steps = 2 * seconds / (each + np.sqrt(each**2 + 2 * growth * seconds)) if seconds > 0 else 0.0
         clock = self.clock[last] + (steps if self.live[last] else 0.0)
@@ -153,10 +156,10 @@ class Pool:
         done = np.where(began, clock - self.begin, 0.0)
         begun = np.unique(held.group[began])
         self.held = Requests(held.group[stays], (held.left - done)[stays], (held.context + done)[stays], began[stays])
-        self.now = to
+        self.now, self.last_read = to, max([self.last_read, *begun[-1:].tolist()])
         return begun, *used
 
     def push(self, seconds: float, *, recompute: bool) -> None:
         """Stand still for new weights, then read again what requests in flight have so far."""
         again = self.held.context[self.held.live].sum() if recompute else 0.0
-        self.stall = seconds + again * self.engines.prefill / self.engines.number
+        self.stall += seconds + again * self.engines.prefill / self.engines.number
