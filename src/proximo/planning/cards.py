@@ -37,6 +37,8 @@ class Card:
     is_gpu: bool = True
     context: float = 0.6
     """GiB that the driver and loaded kernels take from that memory."""
+    link: float = 32e9
+    """Bytes per second in one direction between GPUs of a node: NVLink where there is one, else PCIe 4."""
 
     def __post_init__(self) -> None:
         for field in self.NUMBERS:
@@ -58,12 +60,14 @@ class Card:
 
 
 CARDS = (
-    Card("B200", 178.3, 8.0e12, 2250e12),
-    Card("H200", 139.8, H200_BANDWIDTH, H200_ARITHMETIC),
-    Card("H100", 79.1, 3.35e12, 989e12),
+    Card("B200", 178.3, 8.0e12, 2250e12, link=900e9),
+    Card("H200", 139.8, H200_BANDWIDTH, H200_ARITHMETIC, link=450e9),
+    Card("H100", 79.1, 3.35e12, 989e12, link=450e9),
+    Card("H800", 79.1, 3.35e12, 989e12, link=200e9),
+    Card("H20", 95.1, 4.0e12, 148e12, link=450e9),
     Card("H100-PCIe", 79.1, 2.0e12, 756e12),
-    Card("A100-80", 79.1, 2.039e12, 312e12),
-    Card("A100-40", 39.4, 1.555e12, 312e12),
+    Card("A100-80", 79.1, 2.039e12, 312e12, link=300e9),
+    Card("A100-40", 39.4, 1.555e12, 312e12, link=300e9),
     Card("L40S", 44.4, 0.864e12, 362e12),
     Card("RTX5090", 31.4, 1.792e12, 209.5e12),
     Card("RTX4090", 23.6, 1.008e12, 165.2e12),

@@ -166,8 +166,8 @@ def memory_use(holding: Holding, size: StepSize, card: Card) -> MemoryUse:
     logits = 4 * _buffers(size).slots * holding.shape.vocabulary
     captured = LOGITS_KEPT * logits if card.is_gpu else 0
     free = card.usable - resting - keys.kept - captured
-    passes = max((_largest_pass(holding, each, card, free) for each in size.extremes), key=lambda each: each.bytes)
-    head, sampling = _head(holding, card), LOGITS_DRAWN * logits + PREFILL_COPIES * _prefill(holding, size)
+    passes = max((largest_pass(holding, each, card, free) for each in size.extremes), key=lambda each: each.bytes)
+    head, sampling = head_bytes(holding, card), LOGITS_DRAWN * logits + PREFILL_COPIES * _prefill(holding, size)
     # Of a single pass the gradients come while its activations go.
     gradients = holding.gradients if passes.alone else 0
     return MemoryUse(
@@ -198,7 +198,7 @@ def needed(holding: Holding, size: StepSize, card: Card) -> int:
     keys = (row_pages(one) + 1) * PAGE * per_token if card.is_gpu else keys_in_slots(one, per_token).kept
     cost = min(holding.cost.offloaded, holding.cost.kept) if card.is_gpu else holding.cost.kept
     sampling = LOGITS_DRAWN * 4 * holding.shape.vocabulary + PREFILL_COPIES * _prefill(holding, least)
-    update = least.group_tokens * (cost + holding.unplanned) + _head(holding, card)
+    update = least.group_tokens * (cost + holding.unplanned) + head_bytes(holding, card)
     return holding.total + keys + max(sampling, update)
 
 
@@ -219,7 +219,7 @@ def _keys(holding: Holding, size: StepSize, card: Card, free: int) -> KeyUse:
     return keys_in_pages(_buffers(size), own, per_token, room=max(room_for_keys(free, holding.trained), 0))
 
 
-def _largest_pass(holding: Holding, size: StepSize, card: Card, free: int) -> Pass:
+def largest_pass(holding: Holding, size: StepSize, card: Card, free: int) -> Pass:
     """As the learner decides: whole groups or, of one that is larger than the token budget, as few parts as possible,
     spread evenly over the passes. Groups of different lengths fill a pass to its budget."""
     plan = _planned(holding, size, card, free)
@@ -244,7 +244,7 @@ def _planned(holding: Holding, size: StepSize, card: Card, free: int) -> MemoryP
     return plan_memory(holding.cost, room, [GroupLengths(size.prompt_tokens, (size.max_tokens,) * size.group_size)])
 
 
-def _head(holding: Holding, card: Card) -> int:
+def head_bytes(holding: Holding, card: Card) -> int:
     chunk = CHUNK_BYTES["cuda"] if card.is_gpu else ELSEWHERE
     return int(HEAD_CHUNKS * chunk) + (0 if holding.lora else 4 * holding.shape.head)
 

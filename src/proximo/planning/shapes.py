@@ -84,7 +84,7 @@ class ModelShape:
         """Weights of the layers' matrices, all experts included."""
         return sum(each.numel() for each in _matrices(self.model))
 
-    @property
+    @cached_property
     def body(self) -> int:
         """Weights of the layers' matrices that a token is multiplied with: of a mixture its chosen experts'."""
         chosen = getattr(self.config, "num_experts_per_tok", None) or 1

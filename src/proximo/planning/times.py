@@ -101,8 +101,9 @@ class StepTime:
 
 def step_time(config: RunConfig, holding: Holding, size: StepSize, use: MemoryUse, card: Card) -> StepTime:
     lengths = size.lengths
-    scoring, update = _learning(config, holding, size, lengths, use, card)
-    return StepTime(_rollout(holding, size, lengths, use.live, card), scoring, update, sum(lengths))
+    found = learning(config, holding, size, lengths, card, parts=use.parts, checkpointed=use.checkpointed)
+    rollout = _rollout(holding, size, lengths, use.live, card)
+    return StepTime(rollout, found.scoring, found.passes + found.optimizer, sum(lengths))
 
 
 def _rollout(holding: Holding, size: StepSize, lengths: Sequence[int], slots: int, card: Card) -> Rollout:
@@ -120,32 +121,51 @@ def _rollout(holding: Holding, size: StepSize, lengths: Sequence[int], slots: in
     read = work.prompt_reads * size.prompt_tokens + work.own_reads
     attended = work.row_steps * size.prompt_tokens + work.own_reads
     return Rollout(
-        prefill=(2 * shape.body * prompts.tokens + attention * prompts.attended) / _reached(holding, card),
+        prefill=(2 * shape.body * prompts.tokens + attention * prompts.attended)
+        / reached_arithmetic(holding.shape.hidden, card),
         bytes=(work.steps * weights + shape.kv_bytes(width) * read) / machine.bandwidth,
         arithmetic=(2 * (shape.body + shape.head) * work.row_steps + attention * attended) / machine.arithmetic,
         launches=work.steps * (KERNELS_PER_LAYER * shape.layers + KERNELS_OTHER) * machine.kernel_seconds,
     )
 
 
-def _reached(holding: Holding, card: Card) -> float:
+def reached_arithmetic(hidden: int, card: Card) -> float:
     """Operations per second of a pass over many tokens: wide products use the arithmetic better."""
-    hidden = holding.shape.hidden
     share = WIDEST_SHARE * hidden / (hidden + HALF_WIDTH) if card.is_gpu else CPU_SHARE
     return share * card.machine.arithmetic
 
 
-def _learning(
-    config: RunConfig, holding: Holding, size: StepSize, lengths: Sequence[int], use: MemoryUse, card: Card
-) -> tuple[float, float]:
-    """Seconds of the passes without gradient, and of the updates."""
+@dataclass(frozen=True)
+class Learning:
+    """Seconds of what the learner does in a step, on one device."""
+
+    scoring: float
+    """Passes without gradient."""
+    passes: float
+    """Passes with gradient."""
+    optimizer: float
+
+
+def learning(
+    config: RunConfig,
+    holding: Holding,
+    size: StepSize,
+    lengths: Sequence[int],
+    card: Card,
+    *,
+    parts: int,
+    checkpointed: int,
+) -> Learning:
+    """What training on completions of these lengths takes, if each group is split into `parts` and so many layers run
+    again in the backward pass."""
     shape, machine = holding.shape, card.machine
-    work = training(size.groups * use.parts, size.prompt_tokens, lengths)  # each part of a group has the prompt
+    work = training(size.groups * parts, size.prompt_tokens, lengths)  # each part of a group has the prompt
     attention = 4 * shape.layers * shape.query_width * work.attended
     forward = 2 * shape.body * work.tokens + 2 * shape.head * work.scored + attention
     gradient = work.hardware_operations(shape)
     if holding.lora is not None:  # frozen weights have no gradient
         gradient -= 2 * shape.body * work.tokens + 2 * shape.head * work.scored
-    again = use.checkpointed / max(len(holding.cost.layers), 1)
+    again = checkpointed / max(len(holding.cost.layers), 1)
     gradient += again * (2 * shape.body * work.tokens + attention)
     policy, *values = [each for each in holding.components if each.trained]
     gradient += sum(6 * each.parameters * work.tokens for each in values)
@@ -153,12 +173,12 @@ def _learning(
     judges += [each for each in holding.components if each.role == "teacher"]
     scoring = forward * (config.algorithm.needs_reference + needs_old_pass(config, holding))
     scoring += sum(2 * each.parameters * work.tokens for each in judges)
-    reached, updates = _reached(holding, card), config.training.updates
+    reached, updates = reached_arithmetic(holding.shape.hidden, card), config.training.updates
     optimizer = updates * sum(each.total + each.weights + each.masters for each in (policy, *values)) * 1.5
     seconds = optimizer / machine.bandwidth
     if config.training.adam_moments == "cpu":  # two float32 moments to the device and back
         seconds += updates * sum(16 * each.parameters for each in (policy, *values)) / HOST_BANDWIDTH
-    return scoring / reached, config.training.epochs * gradient / reached + seconds
+    return Learning(scoring / reached, config.training.epochs * gradient / reached, seconds)
 
 
 def needs_old_pass(config: RunConfig, holding: Holding) -> bool:

@@ -11,6 +11,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from proximo.cli.configs import base_config, naming_flags
 from proximo.cli.flags import changed, refuse, take, take_switch
+from proximo.cli.output.cluster_plan import CLUSTER_FLAGS, run_cluster, take_cluster
 from proximo.door.planning import PROMPT_TOKENS, plan
 from proximo.models.adapters.lora import Lora
 from proximo.planning.cards import CARDS, GIB, Card, chosen_card
@@ -46,6 +47,7 @@ EXAMPLES = """
 examples:
   proximo plan --model 8B --algorithm ppo --gpu H200
   proximo plan run.toml --gpu A100-40 --mean-tokens 600
+  proximo plan run.toml --gpu H100 --gpus 1000 --mean-tokens 8000 --report plan.html
 """
 
 
@@ -54,22 +56,22 @@ def run(arguments: list[str]) -> int:
     disable_progress_bar()
     as_json = take_switch(arguments, "--json")
     name, numbers = take(arguments, "--gpu"), [_number(arguments, f"--gpu.{each}") for each in Card.NUMBERS]
+    asked = take_cluster(arguments)
     prompt, mean = _whole(arguments, "--prompt-tokens"), _whole(arguments, "--mean-tokens")
     config = changed(
         base_config(arguments, BASE),
         arguments,
         prog="proximo plan",
         description="Predict a run's memory and time on a GPU, before any weights are loaded.",
-        help_more=f"{PLAN_FLAGS}{naming_flags('plan')}{EXAMPLES}",
-        usage="[PRESET | run.toml] [--gpu NAME]",
+        help_more=f"{PLAN_FLAGS}{CLUSTER_FLAGS}{naming_flags('plan')}{EXAMPLES}",
+        usage="[PRESET | run.toml] [--gpu NAME] [--gpus N]",
     )
+    prompt = PROMPT_TOKENS if prompt is None else prompt
     try:
-        found = plan(
-            config,
-            chosen_card(name, *numbers),
-            prompt_tokens=PROMPT_TOKENS if prompt is None else prompt,
-            mean_tokens=mean,
-        )
+        chosen = chosen_card(name, *numbers)
+        if asked is not None:
+            return run_cluster(config, asked, chosen, prompt_tokens=prompt, mean_tokens=mean, as_json=as_json)
+        found = plan(config, chosen, prompt_tokens=prompt, mean_tokens=mean)
     except ValueError as error:
         refuse(str(error))
     if as_json:

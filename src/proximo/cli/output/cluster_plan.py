@@ -1,0 +1,217 @@
+"""`proximo plan --gpus N`: its flags, its table and its page."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, get_args
+
+from rich.console import Console
+from rich.table import Table
+
+from proximo.cli.flags import refuse, take
+from proximo.insight.folder import RunFolder
+from proximo.planning.cards import GIB, Card, card
+from proximo.planning.cluster.lengths import Lengths, Recorded, Tailed
+from proximo.planning.cluster.pictures import ages, cluster_page, memory_rows
+from proximo.planning.cluster.search import Cluster, ClusterPlan, Switch, plan_cluster
+from proximo.planning.cluster.timings import PREDICTED, Timings, timings_of
+from proximo.training.config import RunConfig
+
+Number = TypeVar("Number", int, float)
+
+CLUSTER_FLAGS = """flags for many GPUs:
+  --gpus N              plan N GPUs: the best split between learner ranks and engines for each staleness
+  --staleness K,K,…     bounds that are simulated (default 0,1,2,4)
+  --switch WHEN         when weights change: in_flight (the default), between (steps), or aggregate: in flight
+                        without a hard bound, as other systems do
+  --sigma X             tail of log-normal lengths with the mean --mean-tokens: the standard deviation of their
+                        logarithm (default 1)
+  --from-run RUN        take lengths from the rollouts of a run folder in their place
+  --timed-on CARD       with --from-run: scale seconds by what that run took on this card
+  --gpus-per-node N     default 8
+  --network BYTES/S     between nodes, for each GPU (default 50e9)
+  --engine-gpus N       GPUs of an engine (default: the fewest that hold the model)
+  --report FILE.html    write a page with pictures
+"""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the flags for many GPUs say."""
+
+    gpus: int
+    staleness: tuple[int, ...]
+    switch: Switch
+    sigma: float
+    run: RunFolder | None
+    timed_on: Card | None
+    per_node: int
+    network: float
+    engine_gpus: int | None
+    report: Path | None
+
+
+def take_cluster(arguments: list[str]) -> Asked | None:
+    """The flags for many GPUs, taken from the arguments; None without `--gpus`."""
+    names = (
+        "staleness",
+        "switch",
+        "sigma",
+        "from-run",
+        "timed-on",
+        "gpus-per-node",
+        "network",
+        "engine-gpus",
+        "report",
+    )
+    gpus = take(arguments, "--gpus")
+    given = {name: take(arguments, f"--{name}") for name in names}
+    if gpus is None:
+        if alone := [f"--{name}" for name, value in given.items() if value is not None]:
+            refuse(f"{alone[0]} is for a plan of many GPUs: give --gpus too")
+        return None
+    switch, run, timed = given["switch"] or "in_flight", given["from-run"], given["timed-on"]
+    if switch not in get_args(Switch):
+        refuse(f"--switch {switch}: give one of {', '.join(get_args(Switch))}")
+    if timed is not None and run is None:
+        refuse("--timed-on says where a run was timed: give --from-run too")
+    try:
+        return Asked(
+            gpus=_read("--gpus", gpus, int),
+            staleness=tuple(
+                sorted({_read("--staleness", each, int) for each in (given["staleness"] or "0,1,2,4").split(",")})
+            ),
+            switch=next(each for each in get_args(Switch) if each == switch),
+            sigma=_read("--sigma", given["sigma"] or "1", float),
+            run=None if run is None else RunFolder(Path(run)),
+            timed_on=None if timed is None else card(timed),
+            per_node=_read("--gpus-per-node", given["gpus-per-node"] or "8", int),
+            network=_read("--network", given["network"] or "50e9", float),
+            engine_gpus=None if given["engine-gpus"] is None else _read("--engine-gpus", given["engine-gpus"], int),
+            report=None if given["report"] is None else Path(given["report"]),
+        )
+    except ValueError as error:
+        refuse(str(error))
+
+
+def _read(flag: str, given: str, kind: Callable[[str], Number]) -> Number:
+    try:
+        return kind(given)
+    except ValueError:
+        refuse(f"{flag} {given}: give a {'whole ' * (kind is int)}number")
+
+
+def run_cluster(
+    config: RunConfig, asked: Asked, chosen: Card, *, prompt_tokens: int, mean_tokens: int | None, as_json: bool
+) -> int:
+    """Print the plan, and write its page if it is asked for."""
+    try:
+        lengths = _lengths(config, asked, mean_tokens)
+        found = plan_cluster(
+            config,
+            Cluster(chosen, asked.gpus, asked.per_node, asked.network, asked.engine_gpus),
+            lengths,
+            prompt_tokens=prompt_tokens,
+            staleness=asked.staleness,
+            switch=asked.switch,
+            timings=_timings(asked, lengths, prompt_tokens),
+        )
+        if asked.report is not None:
+            asked.report.write_text(cluster_page(found), encoding="utf-8")
+    except (OSError, ValueError) as error:
+        refuse(str(error))
+    if as_json:
+        print(json.dumps(found.to_dict()))
+    else:
+        _print(found)
+        if asked.report is not None:
+            print(f"pictures: {asked.report}")
+    return 0
+
+
+def _lengths(config: RunConfig, asked: Asked, mean_tokens: int | None) -> Lengths:
+    if asked.run is not None:
+        return Recorded.of(asked.run)
+    most = config.sampling.max_tokens
+    return Tailed(most, most, 0.0) if mean_tokens is None else Tailed(mean_tokens, most, asked.sigma)
+
+
+def _timings(asked: Asked, lengths: Lengths, prompt_tokens: int) -> Timings:
+    if asked.run is None or asked.timed_on is None:
+        return PREDICTED
+    mean = round(float(lengths.draw(1000, 1, seed=0).mean()))
+    return timings_of(asked.run, asked.timed_on, prompt_tokens=prompt_tokens, mean_tokens=mean)
+
+
+def _print(found: ClusterPlan) -> None:
+    console = Console(highlight=False) if sys.stdout.isatty() else Console(width=160, highlight=False)
+    cluster, size = found.cluster, found.size
+    console.print(
+        f"{found.model}: {found.parameters / 1e9:,.3f} B parameters on {cluster.gpus:,} {cluster.card.name} "
+        f"({cluster.per_node} a node)",
+        markup=False,
+    )
+    console.print(
+        f"a step: {size.groups:,} prompts of {size.prompt_tokens:,} tokens × {size.group_size} completions; "
+        f"{found.lengths}; weights change {found.switch.replace('_', ' ')}; everything below is predicted\n",
+        markup=False,
+        soft_wrap=True,
+    )
+    console.print(_best(found))
+    console.print()
+    console.print(_memory(found))
+    console.print("\n" + "\n".join(_remarks(found)), markup=False, soft_wrap=True)
+
+
+def _best(found: ClusterPlan) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    names = "staleness", "learner ranks", "shard", "engines", "s a step", "update", "waiting", "push"
+    for name in (*names, "learner busy", "engines busy", "requests/engine"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("trained tokens by age")
+    for each in found.staleness:
+        point = found.best(each)
+        outcome = point.outcome
+        table.add_row(
+            str(each),
+            f"{point.ranks.number:,}",
+            f"{point.ranks.shard:,}",
+            f"{point.engines:,} × {point.engine_gpus}",
+            f"{point.seconds:,.1f}",
+            f"{outcome.updating:,.1f}",
+            f"{outcome.waiting:,.1f}",
+            f"{outcome.pushing:,.1f}",
+            f"{outcome.learner_busy:.0%}",
+            f"{outcome.engines_busy:.0%}",
+            f"{outcome.live_per_engine:,.0f} of {point.slots}",
+            ages(outcome),
+        )
+    return table
+
+
+def _memory(found: ClusterPlan) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("GiB of a learner rank", width=42)
+    for each in found.staleness:
+        table.add_column(f"staleness {each}", justify="right", no_wrap=True)
+    for name, sizes in memory_rows(found):
+        table.add_row(name, *(f"{size / GIB:,.1f}" for size in sizes))
+    return table
+
+
+def _remarks(found: ClusterPlan) -> list[str]:
+    best = min((found.best(each) for each in found.staleness), key=lambda point: point.seconds)
+    lines = [
+        f"fastest: staleness {best.staleness}, {best.ranks.number:,} learner ranks and {best.engines:,} engines of "
+        f"{best.engine_gpus}, {best.seconds:,.1f} s a step; {best.used:.0%} of the GPUs' time is used"
+    ]
+    if best.time.balance > 1.2:
+        per_update = found.size.update_groups
+        lines.append(
+            f"the fullest rank has {best.time.balance:.2f} times the average tokens: an update has {per_update:,} "
+            f"groups, and whole groups go to {best.ranks.number:,} ranks; fewer mini-batches or more groups even it out"
+        )
+    lines.append(f"({found.timings.remark}; grading, evaluation and checkpoints are left out)")
+    return lines

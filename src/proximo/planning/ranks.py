@@ -1,0 +1,158 @@
+"""A learner on several ranks: the bytes that each holds, and the seconds of its passes and of its traffic.
+
+Weights, gradients and moments are sharded in float32 over `shard` ranks, and layers are gathered in the dtype of the
+pass while they are used. Whole groups go to ranks, the largest first.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from proximo.planning.cards import Card
+from proximo.planning.holdings import Component, Holding
+from proximo.planning.memory import StepSize, head_bytes, largest_pass
+from proximo.planning.times import learning
+from proximo.training.config import RunConfig
+
+WIDE = 4
+"""Bytes of a sharded number: float32, without masters."""
+AT_ONCE = 2
+"""Layers that are gathered at a time: the one that runs, and the next."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """How many ranks there are, and over how many of them the weights are sharded."""
+
+    number: int
+    shard: int
+    """Ranks that share one copy of the weights; the copies sum their gradients."""
+    per_node: int = 8
+    network: float = 50e9
+    """Bytes per second between nodes, for each GPU: 400 Gbit/s."""
+
+    def __post_init__(self) -> None:
+        if self.shard < 1 or self.number % self.shard:
+            raise ValueError(f"shard is {self.shard}: give a divisor of the {self.number} ranks")
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Predicted bytes of one rank."""
+
+    shards: int
+    """Weights, gradients and moments, and frozen models."""
+    gathered: int
+    """Two layers as they are used."""
+    root: int
+    """Embedding and head, which are gathered for the whole pass."""
+    head: int
+    """Logits of a chunk, and the head's gradient."""
+    activations: int
+    pass_tokens: int
+    parts: int
+    """Passes over each group."""
+    checkpointed: int
+    offloaded: bool
+    usable: int
+
+    @property
+    def total(self) -> int:
+        return self.shards + self.gathered + self.root + self.head + self.activations
+
+    @property
+    def fits(self) -> bool:
+        return self.total <= self.usable
+
+
+def rank_memory(holding: Holding, size: StepSize, card: Card, ranks: Ranks) -> RankMemory:
+    """What one rank holds: its part of the weights, and the activations of its passes in what is left."""
+    shape, width = holding.shape, holding.dtype.itemsize
+    sharded = replace(holding, components=tuple(_sharded(each, ranks.shard) for each in holding.components))
+    alone = ranks.shard == 1
+    tables = 1 if shape.config.tie_word_embeddings else 2
+    gathered = 0 if alone else AT_ONCE * width * shape.matrices // shape.layers
+    root = 0 if alone else width * tables * shape.head
+    own = replace(size, groups=max(1, -(-size.groups // ranks.number)))
+    free = card.usable - (sharded.total - sharded.pending) - gathered - root
+    found = largest_pass(sharded, own, card, free)
+    return RankMemory(
+        shards=sharded.total,
+        gathered=gathered,
+        root=root,
+        head=head_bytes(holding, card),
+        activations=found.bytes,
+        pass_tokens=found.tokens,
+        parts=found.parts,
+        checkpointed=found.plan.checkpointed,
+        offloaded=found.plan.offloaded,
+        usable=card.usable,
+    )
+
+
+def _sharded(component: Component, shard: int) -> Component:
+    """A rank's part. Trained weights are in float32 and have no masters; frozen ones keep their dtype."""
+    weights = WIDE * component.parameters if component.trained else component.weights
+    parts = (weights, component.gradients, 0, component.moments)
+    weights, gradients, masters, moments = (-(-each // shard) for each in parts)
+    return replace(component, weights=weights, gradients=gradients, masters=masters, moments=moments)
+
+
+@dataclass(frozen=True)
+class RankTime:
+    """Predicted seconds of a step's learning."""
+
+    scoring: float
+    passes: float
+    optimizer: float
+    traffic: float
+    """Seconds in which weights and gradients travel; hidden behind the passes as far as these take longer."""
+    balance: float
+    """Tokens of the fullest rank, over the average."""
+
+    @property
+    def total(self) -> float:
+        return self.optimizer + max((self.scoring + self.passes) * self.balance, self.traffic)
+
+
+def rank_time(
+    config: RunConfig, holding: Holding, size: StepSize, lengths: Sequence[Sequence[int]], card: Card, ranks: Ranks
+) -> RankTime:
+    """Seconds of one step whose groups have completions of these lengths."""
+    memory = rank_memory(holding, size, card, ranks)
+    flat = [length for group in lengths for length in group]
+    alone = learning(config, holding, size, flat, card, parts=memory.parts, checkpointed=memory.checkpointed)
+    fullest = balance([size.prompt_tokens + sum(group) for group in lengths], ranks.number, size.minibatches)
+    tokens = (size.groups * size.prompt_tokens + sum(flat)) / ranks.number * fullest
+    passes = max(config.training.updates, -(-int(tokens) * config.training.epochs // max(memory.pass_tokens, 1)))
+    return RankTime(
+        scoring=alone.scoring / ranks.number,
+        passes=alone.passes / ranks.number,
+        optimizer=alone.optimizer / ranks.shard,
+        traffic=_traffic(holding, card, ranks, passes, config.training.updates),
+        balance=fullest,
+    )
+
+
+def _traffic(holding: Holding, card: Card, ranks: Ranks, passes: int, updates: int) -> float:
+    """Weights are gathered before the forward and before the backward pass, gradients reduced after it, in each pass;
+    copies of the weights sum their gradients once an update."""
+    parameters, width = holding.shape.parameters, holding.dtype.itemsize
+    link = card.link if ranks.shard <= ranks.per_node else min(card.link, ranks.network)
+    within = (2 * width + WIDE) * parameters * (ranks.shard - 1) / ranks.shard / link
+    copies = ranks.number // ranks.shard
+    between = 2 * WIDE * parameters / ranks.shard * (copies - 1) / copies
+    slow = card.link if ranks.number <= ranks.per_node else ranks.network
+    return passes * within + updates * between / slow
+
+
+def balance(groups: Sequence[int], ranks: int, minibatches: int) -> float:
+    """Tokens of the fullest rank over the average, if whole groups go to the emptiest rank, the largest first, in each
+    mini-batch."""
+    total, fullest = sum(groups), 0
+    for start in range(minibatches):
+        loads = [0] * ranks
+        for tokens in sorted(groups[start::minibatches], reverse=True):
+            heapq.heapreplace(loads, loads[0] + tokens)
+        fullest += max(loads)
+    return fullest * ranks / total
