@@ -56,6 +56,9 @@ class Steps:
 
     processor: float
     wall: float
+    taken: float
+    """The tracker processes' own processor time, as a share of the run's wall time: on a busy machine with one core
+    for the run, a step cannot lose more than this to them."""
     written: list[bytes]
 
 
@@ -76,6 +79,8 @@ def main(rounds: int) -> None:
             ratios = [100 * (getattr(each[fault], name) / getattr(each[NONE], name) - 1) for each in found]
             shown = ", ".join(f"{ratio:+.2f}" for ratio in ratios)
             print(f"{fault:20} {name:9} median {statistics.median(ratios):+.2f} %  ({shown})")
+        taken = [100 * each[fault].taken for each in found]
+        print(f"{fault:20} taken     median {statistics.median(taken):.2f} %  at most {max(taken):.2f} %")
 
 
 def _round(place: Path, number: int) -> dict[str, Steps]:
@@ -102,14 +107,18 @@ def _trained(folder: Path, seed: int, track: list[str]) -> Steps:
         evaluation=proximo.EvaluationOptions(problems=20),
     )
     marks: list[tuple[float, float]] = []
+    began = time.perf_counter()
     proximo.train(config, folder, on_step=lambda step, metrics: marks.append(_now()), track=track, quiet=True)
+    taken = 0.0
     for child in _children():
         os.kill(child, signal.SIGKILL)  # a tracker has a minute after its run, in which the next one trains
-        os.waitpid(child, 0)
+        used = os.wait4(child, 0)[2]
+        taken += used.ru_utime + used.ru_stime
     pairs = list(zip(marks[WARM - 1 :], marks[WARM:], strict=False))
     processor, wall = ([after[kind] - before[kind] for before, after in pairs] for kind in (0, 1))
     written = [(folder / name).read_bytes() for name in FILES]
-    return Steps(statistics.median(processor), statistics.median(wall), written)
+    taken /= time.perf_counter() - began
+    return Steps(statistics.median(processor), statistics.median(wall), taken, written)
 
 
 def _now() -> tuple[float, float]:

@@ -8,13 +8,14 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from journeys.afterwards import trackers, use
 from journeys.commands import algorithms, mistakes
-from journeys.environment import FOLDER, INSTALLED, ROOT, install
+from journeys.environment import INSTALLED, ROOT, install
 from journeys.page import page
 from journeys.python import notebook, package
 from journeys.training import other_data, own_model, several_sources
@@ -31,6 +32,8 @@ JOURNEYS: dict[int, Callable[[User], None]] = {
     12: several_sources,
     13: package,
 }
+AT_ONCE = 3
+"""Journeys side by side; most of their commands use one core."""
 RESULTS = ROOT / "journeys" / "results.json"
 PAGE = ROOT / "docs" / "journeys.md"
 
@@ -41,18 +44,18 @@ def main(numbers: Sequence[int]) -> int:
         return 2
     if not numbers or not INSTALLED.exists():
         install()
-    results: dict[str, Any] = {}
-    for number in numbers or JOURNEYS:
-        print(f"journey {number}", flush=True)
-        goals = repeat(number)
-        results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        results[str(number)] = [asdict(goal) for goal in goals]
-        RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-        PAGE.write_text(page(results))
-    goals = [Goal(**goal) for number in numbers or JOURNEYS for goal in results[str(number)]]
-    left = [goal for goal in goals if not goal.is_reached]
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() and numbers else {}
+    chosen = list(numbers or JOURNEYS)
+    with ThreadPoolExecutor(AT_ONCE) as workers:
+        goals = dict(zip(chosen, workers.map(repeat, chosen), strict=True))
+    results |= {str(number): [asdict(goal) for goal in found] for number, found in goals.items()}
+    results = {str(number): results[str(number)] for number in JOURNEYS if str(number) in results}
+    RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    PAGE.write_text(page(results))
+    found = [goal for each in goals.values() for goal in each]
+    left = [goal for goal in found if not goal.is_reached]
     print(PAGE.read_text())
-    print(f"journeys: {len(goals) - len(left)} of {len(goals)} goals reached; {PAGE.relative_to(ROOT)}")
+    print(f"journeys: {len(found) - len(left)} of {len(found)} goals reached; {PAGE.relative_to(ROOT)}")
     return 1 if left else 0
 
 
@@ -68,5 +71,4 @@ def repeat(number: int) -> list[Goal]:
 
 
 if __name__ == "__main__":
-    FOLDER.parent.joinpath("docs").mkdir(exist_ok=True)
     sys.exit(main([int(each) for each in sys.argv[1:]]))

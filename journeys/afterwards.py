@@ -72,7 +72,7 @@ def use(user: User) -> None:
     user.run(f"proximo train --model {MODEL} --data gsm8k.jsonl {SMALL} --run runs/a")
     with user.wants("the run's own task, evaluated") as goal:
         done = goal.types("proximo eval runs/a --problems 8")
-        goal.sees(done.text, r"gsm8k\.jsonl")
+        goal.sees(done.err, r"settings from runs/a/config.toml: File")
         goal.sees(done.text, r"\d+\.\d% \([^)]*\)")
     with user.wants("base model and run side by side, with pass@k") as goal:
         done = goal.types(f"proximo eval {MODEL} runs/a --problems 8 --samples 4 --data gsm8k.jsonl")
@@ -82,7 +82,7 @@ def use(user: User) -> None:
         goal.types("proximo export runs/a --out out")
         user.has("load.py", LOAD)
         goal.sees(user.run("python load.py").out, r"says \S+")
-        goal.sees((user.folder / "out/README.md").read_text(), r"held-out")
+        goal.sees((user.folder / "out/README.md").read_text(), r"Held-out results")
         assert not list((user.folder / "out").glob("*.pt")), "the folder has state"
     with user.wants("GGUF in 8 bits for llama.cpp") as goal:
         goal.types("proximo export runs/a --to gguf:q8_0")

@@ -10,10 +10,11 @@ def my_reward(completions, answer, **columns):
     right = [text.rsplit("#### ", 1)[-1] for text in answer]
     return [float(text.strip() == wanted) for text, wanted in zip(completions, right)]
 """
-CALL = """import proximo
-from my_reward import my_reward
-run = proximo.train("my-model", data="gsm8k.jsonl", rewards=my_reward, algorithm="dapo", steps=1)
-print(run.metrics().num_rows, run.rollouts(1).num_rows, type(run.model).__name__, len(run.tokenizer))
+CALL = """from my_reward import my_reward
+import proximo
+result = proximo.train("my-model", "runs/p", data="gsm8k.jsonl", rewards=my_reward, algorithm=proximo.DAPO, steps=1)
+run = proximo.open_run("runs/p")
+print(run.metrics().num_rows, run.rollouts(1).num_rows, run.findings(), result.checkpoint)
 """
 TRL = """
 def correct(completions, solution, **kwargs):
@@ -62,10 +63,11 @@ def own_model(user: User) -> None:
             limit = "--sampling.max-tokens 8"
             done = goal.types(f"proximo train --model {name} --data gsm8k.jsonl {SMALL} {limit} --run runs/{name}")
             goal.sees(done.text, r"the model\s+(runs/\S+)")
-    with user.wants("the same in Python: one call, and one to look", lines=2) as goal:
-        goal.writes("train.py", CALL.replace("from my_reward", "import my_reward\nfrom my_reward"))
+    with user.wants("the same in Python, and a look at metrics and rollouts", lines=2) as goal:
+        goal.writes("train.py", CALL)
         done = goal.types("python train.py")
-        goal.sees(done.out, r"\d+ \d+ \w+ \d+")
+        goal.sees(done.err, r"GSM8K's shape")
+        goal.sees(done.out, r"\d+ \d+ .*runs/p/checkpoints/\S+")
 
 
 def other_data(user: User) -> None:

@@ -76,7 +76,8 @@ class User:
             timeout=PATIENCE,
             check=False,
         )
-        assert code is None or done.returncode == code, f"{command}: exit {done.returncode}: {done.stderr[-1500:]}"
+        last = ([""] + [line for line in done.stderr.splitlines() if line.strip()])[-1]
+        assert code is None or done.returncode == code, f"{command}: exit {done.returncode}: {last}"
         return Output(done.returncode, done.stdout, done.stderr)
 
     @contextmanager
@@ -105,5 +106,6 @@ class Trying:
 
     def writes(self, name: str, text: str) -> None:
         """Code that the goal needs, without empty lines, imports and functions that he had already."""
-        self.goal.written += sum(bool(line.strip()) and not line.startswith("import ") for line in text.splitlines())
+        lines = [line for line in text.splitlines() if line.strip() and not line.startswith(("import ", "from "))]
+        self.goal.written += len(lines)
         self._user.has(name, text)
