@@ -44,10 +44,10 @@ def main(numbers: Sequence[int]) -> int:
         return 2
     if not numbers or not INSTALLED.exists():
         install()
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() and numbers else {}
     chosen = list(numbers or JOURNEYS)
     with ThreadPoolExecutor(AT_ONCE) as workers:
         goals = dict(zip(chosen, workers.map(repeat, chosen), strict=True))
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     results |= {str(number): [asdict(goal) for goal in found] for number, found in goals.items()}
     results = {str(number): results[str(number)] for number in JOURNEYS if str(number) in results}
     RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")

@@ -11,7 +11,7 @@ from journeys.user import User
 
 TRACKERS = ("wandb", "trackio", "tensorboard", "mlflow")
 READ_BACK = """
-import glob, json, sqlite3, sys
+import glob, json, pathlib, sqlite3, sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 run = sys.argv[1]
 rows = [json.loads(line) for line in open(f"{run}/metrics.jsonl")]
@@ -21,7 +21,7 @@ events.Reload()
 found = {"tensorboard": {(tag, each.step) for tag in events.Tags()["scalars"] for each in events.Scalars(tag)}}
 with sqlite3.connect("runs/mlflow.db") as base:
     found["mlflow"] = set(base.execute("select key, step from metrics"))
-(path,) = [each for each in glob.glob("home/**/trackio/proximo.db", recursive=True)]
+(path,) = pathlib.Path("home").rglob("proximo.db")
 with sqlite3.connect(path) as base:
     logs = [(json.loads(text), step) for text, step in base.execute("select metrics, step from metrics")]
 found["trackio"] = {(name, step) for values, step in logs for name in values}

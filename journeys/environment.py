@@ -22,14 +22,14 @@ def install() -> None:
     print(f"journeys: installing the project into {FOLDER.relative_to(ROOT)}, which takes minutes", flush=True)
     subprocess.run([sys.executable, "-m", "venv", FOLDER / "venv"], check=True)
     python = FOLDER / "venv" / "bin" / "python"
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", FOLDER / "wheel", ROOT], check=True)
+    pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", FOLDER / "wheel", ROOT], check=True)
     (wheel,) = (FOLDER / "wheel").glob("*.whl")
-    subprocess.run([*pip, "install", wheel], check=True)
+    subprocess.run([*pip, "install", "--quiet", wheel], check=True)
     listed = subprocess.run([*pip, "list", "--format", "json"], check=True, capture_output=True, text=True)
     others = [each for each in json.loads(listed.stdout) if each["name"] not in ("pip", "setuptools", "proximo")]
     INSTALLED.write_text(json.dumps({"packages": len(others), "wheel_bytes": wheel.stat().st_size}))
-    subprocess.run([*pip, "install", f"{wheel}[{','.join(EXTRAS)}]", *NOTEBOOK], check=True)
+    subprocess.run([*pip, "install", "--quiet", f"{wheel}[{','.join(EXTRAS)}]", *NOTEBOOK], check=True)
 
 
 def surroundings(home: Path) -> dict[str, str]:
