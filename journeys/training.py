@@ -119,7 +119,7 @@ def other_data(user: User) -> None:
     user.has(f"{place}/refs/main", "a" * 40)
     with user.wants("a data set of the hub, by its id, here from the hub's cache") as goal:
         done = goal.types(f"proximo train --model {MODEL} --data me/sums {SMALL} --dry-run")
-        goal.sees(done.text, r"me/sums[^:\n]*: \d+ rows")
+        goal.sees(done.text, r"me/sums\S*: \d+ rows")
     with user.wants("one that is not there is refused in a line") as goal:
         done = goal.types(f"proximo train --model {MODEL} --data openai/gsm8k {SMALL}", 2)
         goal.sees(done.err, r"^error: [^\n]*openai/gsm8k[^\n]*\n$")
