@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test scale lint types imports check parity mutation faults screenshots docs pages clean
+.PHONY: demo test scale lint types imports check parity mutation faults journeys screenshots docs pages clean
 
 demo: .venv/.ready
 	$(BIN)/proximo train
@@ -39,6 +39,10 @@ parity: .venv/.ready
 faults: .venv/.ready
 	$(BIN)/python -m faults
 
+# Goes through what new users want, in a fresh environment with the wheel; writes docs/journeys.md. About 20 minutes.
+journeys: .venv/.ready
+	$(BIN)/python -m journeys
+
 # Makes real runs and takes the pictures of README and guides from their pages. About ten minutes; needs chromium.
 screenshots: .venv/.ready
 	$(BIN)/python docs/screenshots.py
@@ -62,4 +66,4 @@ docs: .venv/.docs
 	@touch $@
 
 clean:
-	rm -rf .venv .parity site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .parity .journeys site .pytest_cache .ruff_cache .hypothesis .import_linter_cache

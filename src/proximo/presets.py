@@ -1,7 +1,8 @@
 """Presets: configs that are known to work."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, VAPO, Algorithm
 from proximo.maths.pairwise import BradleyTerry, Dpo
@@ -41,6 +42,21 @@ def with_algorithm(config: RunConfig, algorithm: Algorithm) -> RunConfig:
     if AnchorTraits.read(algorithm.anchor).on_policy:
         training = replace(training, minibatches=1, epochs=1)
     return replace(config, algorithm=algorithm, training=training, value=value, teacher=teacher)
+
+
+def ablated(algorithm: Algorithm) -> dict[str, Algorithm | None]:
+    """For each stage in which the algorithm differs from `Algorithm()`: the algorithm with that stage's default. None
+    where the stages contradict each other then, as a value loss does without an advantage that asks for values.
+
+    Example: list(ablated(DAPO)) == ["shape", "keep", "gate", "weights"]
+    """
+    defaults = {each.name: getattr(Algorithm(), each.name) for each in fields(Algorithm)}
+    changed = {name: default for name, default in defaults.items() if getattr(algorithm, name) != default}
+    found: dict[str, Algorithm | None] = dict.fromkeys(changed)
+    for name, default in changed.items():
+        with suppress(ValueError):
+            found[name] = replace(algorithm, **{name: default})
+    return found
 
 
 ARITHMETIC = RunConfig(

@@ -50,7 +50,7 @@ Train language models by reinforcement learning, and see what each update did.
                        open a local web page of one or more runs: curves, and every token of every rollout
   proximo replay RUN --step N [--as NAME ...] [--model DIR] [--out TOKENS.parquet]
                        show what other algorithms would have done with a stored step, token by token
-  proximo compare [five | PRESET | run.toml ...] [--algorithms A,B] [--seeds N] [--tokens N | --updates N] [--run DIR]
+  proximo compare [five | PRESET | run.toml ...] [--algorithms A,B | --ablate A] [--seeds N] [--tokens N | --updates N]
                        train algorithms or configs with several seeds and an equal budget; report what is noise
   proximo doctor [RUN]
                        diagnose a run and say what to do first; without RUN, check this installation

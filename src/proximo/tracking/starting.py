@@ -45,8 +45,9 @@ def _started(run: Path, names: Sequence[str], say: Callable[[str], None]) -> Ite
 
 
 def _process(module: str, *arguments: str) -> Iterator[Process]:
-    """The process; none where the system has no room for one. It has a session of its own: Ctrl-C is for the run, and
-    the end of the run reaches it through its stdin."""
+    """The process; none where the system has no room for one. It has a process group of its own: Ctrl-C is for the
+    run, and the end of the run reaches it through its stdin. Not a session of its own: Linux may share the processor
+    among sessions before it looks at priorities, and an idle process would then get as much as the run."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with suppress(OSError):
         yield subprocess.Popen(
@@ -55,7 +56,7 @@ def _process(module: str, *arguments: str) -> Iterator[Process]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=environment,
-            start_new_session=True,
+            process_group=0,
         )
 
 

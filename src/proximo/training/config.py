@@ -90,16 +90,12 @@ class TrainingOptions:
             )
         if self.skip_spikes is not None and not self.skip_spikes > 1:
             raise ValueError(f"training.skip_spikes is {self.skip_spikes}: give a multiple over 1, such as 20, or None")
-        if self.learning_rate <= 0 or self.max_gradient_norm <= 0:
-            raise ValueError(
-                f"training.learning_rate {self.learning_rate}, training.max_gradient_norm {self.max_gradient_norm}: "
-                "both must be positive"
-            )
-        if self.warmup_steps < 0 or self.weight_decay < 0:
-            raise ValueError(
-                f"training.warmup_steps {self.warmup_steps}, training.weight_decay {self.weight_decay}: "
-                "neither can be negative"
-            )
+        for name in ("learning_rate", "max_gradient_norm"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"training.{name} is {getattr(self, name)}: give a number above 0")
+        for name in ("warmup_steps", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"training.{name} is {getattr(self, name)}: give 0 or more")
         check_adam("training", self.adam_beta1, self.adam_beta2, self.adam_epsilon)
 
     @property

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from proximo import explain, toml
-from proximo.algorithms import GRPO
+from proximo.algorithms import DAPO, GRPO, PPO
 from proximo.cli import main
 from proximo.insight.compare import Budget, ComparisonPlan, Failure, Job, Place, Result, fair_line, make_plan, run_jobs
 from proximo.insight.compare import comparison_folder as place_module
@@ -32,10 +32,10 @@ from proximo.insight.compare.worker import train_one
 from proximo.insight.folder import RunFolder
 from proximo.insight.report.facts import gather
 from proximo.machine import Machine
-from proximo.maths import Clip
+from proximo.maths import Clip, KeepAll, SequenceMean
 from proximo.maths.intervals import T95
 from proximo.models import tiny_model, tiny_tokenizer
-from proximo.presets import FIVE, with_algorithm
+from proximo.presets import FIVE, ablated, with_algorithm
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
@@ -228,6 +228,9 @@ REFUSED = [
     (["arithmetic", "pipeline-demo"], "a chain of runs"),
     (["five", "arithmetic"], "five is a whole comparison"),
     (["five", "--algorithms", "grpo,gspo"], "five is a whole comparison"),
+    (["five", "--ablate", "dapo"], "five is a whole comparison"),
+    (["--ablate", "dpo"], "--ablate dpo: no algorithm is called so"),
+    (["--ablate", "dapo", "--algorithms", "grpo,gspo"], "--ablate dapo and --algorithms grpo,gspo: give one of them"),
     (["five", "--seeds", "0"], "--seeds 0: give at least 1"),
     (["five", "--seeds", "many"], "--seeds many: give a whole number"),
     (["five", "--tokens", "0"], "--tokens 0: give at least 1"),
@@ -281,6 +284,26 @@ def test_a_dry_run_says_what_and_starts_nothing(tmp_path, monkeypatch, capsys):
     assert "at most 20" in printed  # 256 completions a step: 5,000 tokens are reached in 20
     assert "4 runs of 5,000 generated tokens each, 1 at a time; nothing was started" in printed
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_ablation_leaves_out_one_choice_at_a_time(capsys):
+    """DAPO's four, by hand: the overlong penalty, dynamic sampling, clip-higher and the token loss."""
+    less = ablated(DAPO)
+    assert less == {
+        "shape": replace(DAPO, shape=None),
+        "keep": replace(DAPO, keep=KeepAll()),
+        "gate": replace(DAPO, gate=Clip(0.2, 0.2)),
+        "weights": replace(DAPO, weights=SequenceMean()),
+    }
+    assert main(["compare", "--ablate", "dapo", "--seeds", "1", "--updates", "4", "--dry-run"]) == 0
+    runs = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:-1]]
+    assert runs == ["dapo-seed-0", *(f"without-{stage}-seed-0" for stage in less)]
+
+
+def test_an_ablation_says_what_cannot_be_left_out(capsys):
+    assert {stage for stage, value in ablated(PPO).items() if value is None} == {"advantage", "extra"}
+    assert main(["compare", "--ablate", "ppo", "--seeds", "1", "--updates", "4", "--dry-run"]) == 0
+    assert "not left out, since other choices of ppo need it: advantage, extra" in capsys.readouterr().err
 
 
 # Differences

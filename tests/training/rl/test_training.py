@@ -621,9 +621,11 @@ def test_a_run_that_cannot_work_is_refused_before_anything_loads(changes: dict, 
     [
         ({"groups": 0}, "training.groups is 0"),
         ({"groups": 2, "minibatches": 4}, "there cannot be more"),
-        ({"learning_rate": 0.0}, "training.learning_rate 0.0"),
         ({"refill_tokens": 0}, "training.refill_tokens is 0"),
-        ({"warmup_steps": -1}, "training.warmup_steps -1"),
+        ({"learning_rate": 0.0}, "training.learning_rate is 0.0: give a number above 0$"),  # and of no other field
+        ({"max_gradient_norm": 0.0}, "training.max_gradient_norm is 0.0: give a number above 0$"),
+        ({"warmup_steps": -1}, "training.warmup_steps is -1: give 0 or more$"),
+        ({"weight_decay": -0.1}, "training.weight_decay is -0.1: give 0 or more$"),
         ({"reset_reference_every": 0}, "training.reset_reference_every is 0"),
     ],
 )

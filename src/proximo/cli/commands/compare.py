@@ -14,10 +14,11 @@ from rich.text import Text
 
 from proximo import explain
 from proximo.cli.configs import named_algorithm, naming_flags, preset_or_file, suited_base, with_named, with_values
-from proximo.cli.flags import asks_for_help, changed, refuse, say, take, take_switch
+from proximo.cli.flags import asks_for_help, changed, refuse, said_later, say, take, take_switch
 from proximo.cli.run_folders import ACCEPT_LOST
 from proximo.defaults import listed
 from proximo.door.comparing import SEEDS, checked_plan, compared, default_jobs, machines_for
+from proximo.explain import Card
 from proximo.insight.compare import (
     JSON,
     MARKDOWN,
@@ -33,7 +34,7 @@ from proximo.insight.compare import (
 )
 from proximo.insight.folder import RunFolder
 from proximo.insight.report.facts import gather
-from proximo.presets import ARITHMETIC, COMPARISONS, Comparison
+from proximo.presets import ARITHMETIC, COMPARISONS, Comparison, ablated, with_algorithm
 from proximo.redacting import without_secrets
 from proximo.training.config import RunConfig
 from proximo.training.runfolder.signals import Stopped
@@ -46,6 +47,7 @@ DESCRIPTION = (
 
 FLAGS = """flags of the command itself; all others above are for all runs, except --steps and --max-generated-tokens:
   --algorithms A,B,...  algorithms to compare on one config: the preset or file that is named, or the demo's
+  --ablate NAME         one algorithm, whole and with each of its choices put back to the default, one at a time
   --seeds N             number of seeds, counting up from the config's own (default: 3)
   --tokens N            budget: each run ends with the step in which it has sampled N tokens for training
   --updates N           budget: N optimizer updates per run; without either, the budget that the configs share
@@ -60,6 +62,7 @@ EXAMPLES = """examples:
   proximo compare five                                   PPO, GRPO, DAPO, GSPO and SAPO on the demo's task
   proximo compare --algorithms grpo,gspo --updates 200   named algorithms on the demo's task, or on one config
   proximo compare --algorithms grpo,dapo --model DIR --data problems.jsonl --updates 200
+  proximo compare --ablate dapo --seeds 3 --updates 200  DAPO without each of its four additions
   proximo compare mine.toml yours.toml --tokens 500000   any configs; the first is the baseline
 """
 SECONDS = 2.0
@@ -90,7 +93,10 @@ def run(arguments: list[str]) -> int:
 
 def _plan(arguments: list[str]) -> ComparisonPlan:
     """The plan that the command line describes."""
-    names, seeds = take(arguments, "--algorithms"), _whole(arguments, "--seeds")
+    names, ablate = take(arguments, "--algorithms"), take(arguments, "--ablate")
+    if names is not None and ablate is not None:
+        refuse(f"--ablate {ablate} and --algorithms {names}: give one of them")
+    seeds = _whole(arguments, "--seeds")
     if (one := take(arguments, "--algorithm")) is not None:
         refuse(f"--algorithm {one}: name those to compare, as in --algorithms {one},OTHER")
     tokens, updates = _whole(arguments, "--tokens"), _whole(arguments, "--updates")
@@ -99,7 +105,7 @@ def _plan(arguments: list[str]) -> ComparisonPlan:
     for flag in ("--steps", "--max-generated-tokens", "--max_generated_tokens"):
         if take(arguments, flag) is not None:
             refuse(f"{flag}: a comparison's runs end with its budget, give --updates N or --tokens N")
-    comparison, configs = _chosen(arguments, names)
+    comparison, configs = _chosen(arguments, names, ablate)
     configs = [(name, _changed(config, arguments)) for name, config in configs]
     try:
         budget = Budget("tokens", tokens) if tokens is not None else None
@@ -110,25 +116,42 @@ def _plan(arguments: list[str]) -> ComparisonPlan:
         refuse(str(error))
 
 
-def _chosen(arguments: list[str], names: str | None) -> tuple[Comparison | None, list[tuple[str, RunConfig]]]:
+def _chosen(
+    arguments: list[str], names: str | None, ablate: str | None
+) -> tuple[Comparison | None, list[tuple[str, RunConfig]]]:
     """Take the configs, by name, from the arguments; the flags stay."""
     given = []
     while arguments and not arguments[0].startswith("-"):
         given.append(arguments.pop(0))
     comparison = next((each for each in COMPARISONS if each.name in given), None)
     if comparison is not None:
-        if len(given) > 1 or names is not None:
+        if len(given) > 1 or names is not None or ablate is not None:
             refuse(f"{comparison.name} is a whole comparison: give it alone")
         return comparison, list(comparison.configs.items())
-    if names is not None:
+    if names is not None or ablate is not None:
         if len(given) > 1:
-            refuse(f"--algorithms {names} are compared on one config, not on {len(given)}")
+            refuse(f"--algorithms and --ablate compare on one config, not on {len(given)}")
         base = preset_or_file(given[0]) if given else _suited(arguments)
+        if names is None:
+            return None, _ablations(base, named_algorithm("--ablate", ablate or ""))
         cards = [named_algorithm("--algorithms", name.strip()) for name in names.split(",")]
         return None, [(card.name, with_named(base, card)) for card in cards]
     if not given:
         refuse("compare needs something to compare: proximo compare five, --algorithms grpo,sapo, or two configs")
     return None, [(Path(name).stem, _config(name)) for name in given]
+
+
+def _ablations(base: RunConfig, card: Card) -> list[tuple[str, RunConfig]]:
+    """The algorithm first, then without each of its choices."""
+    with said_later():
+        less = ablated(card.value)
+        found = [(f"without-{stage}", with_algorithm(base, value)) for stage, value in less.items() if value]
+    kept = [stage for stage, value in less.items() if value is None]
+    if not found:
+        refuse(f"--ablate {card.name}: none of its choices can be left out alone")
+    if kept:
+        say(f"not left out, since other choices of {card.name} need it: {', '.join(kept)}")
+    return [(card.name, with_named(base, card)), *found]
 
 
 def _suited(arguments: list[str]) -> RunConfig:
@@ -155,7 +178,7 @@ def _changed(config: RunConfig, flags: list[str]) -> RunConfig:
         with_values(config),
         flags,
         prog="proximo compare",
-        usage="[five | PRESET | run.toml ...] [--algorithms A,B]",
+        usage="[five | PRESET | run.toml ...] [--algorithms A,B | --ablate A]",
         description=DESCRIPTION,
         help_more=f"{FLAGS}{naming_flags('compare')}\n{EXAMPLES}",
     )

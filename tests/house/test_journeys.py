@@ -1,0 +1,68 @@
+"""The journeys of new users: what counts as reached, and the page. `make journeys` goes through them."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from journeys.__main__ import JOURNEYS
+from journeys.page import TITLES, page
+from journeys.user import Goal, User
+
+from tests import ROOT
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> User:
+    return User(1, tmp_path)
+
+
+def test_a_goal_is_reached_with_what_is_excellent_or_less(user: User, capsys):
+    with user.wants("one command and a line", lines=1) as goal:
+        goal.writes("a.py", "import json\n\nprint(7)\n")
+        goal.sees(goal.types("echo seen 7").out, r"seen (\d)")
+    with user.wants("too many commands") as goal:
+        goal.types("true")
+        goal.types("true")
+    with user.wants("too many lines") as goal:
+        goal.writes("b.py", "a = 1\n")
+    assert [(each.typed, each.written, each.is_reached) for each in user.goals] == [
+        (1, 1, True), (2, 0, False), (0, 1, False)
+    ]  # fmt: skip
+    assert user.goals[0].seen == ["7"]
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "pattern", "left"),
+    [
+        ("exit 3", 0, "", "exit 3: exit 3: "),
+        ("exit 0", 2, "", "exit 0: exit 0: "),
+        ("echo a", 0, "b", "does not see 'b' in 'a\\n'"),
+    ],
+)
+def test_a_goal_is_left_where_a_command_ends_otherwise_or_nothing_is_seen(
+    user: User, command: str, code: int, pattern: str, left: str, capsys
+):
+    with user.wants("something") as goal:
+        goal.sees(goal.types(command, code).out, pattern)
+    assert not user.goals[0].is_reached
+    assert user.goals[0].left == left
+
+
+def test_the_page_has_what_was_seen_and_what_is_left():
+    goals = [
+        Goal(7, "a | b", 1, 0, typed=1, seen=["x", "y"]),
+        Goal(7, "c", 1, 2, typed=3, written=2),
+        Goal(7, "d", 1, 0, typed=1, left="does not see it"),
+    ]
+    text = page({"7": [asdict(goal) for goal in goals]})
+    assert "| a \\| b | 1 command | 1 command | x; y |" in text
+    assert "| c | 1 command, 2 lines | 3 commands, 2 lines | **left**: took 3 commands, 2 lines |" in text
+    assert "- 7, d: does not see it\n" in text
+    assert "What is left" not in page({"7": [asdict(goals[0])]})
+
+
+def test_the_page_in_the_documentation_is_that_of_the_results():
+    results = json.loads((ROOT / "journeys" / "results.json").read_text())
+    assert (ROOT / "docs" / "journeys.md").read_text() == page(results)
+    assert list(JOURNEYS) == list(TITLES) == sorted(map(int, results))
