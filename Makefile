@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint types imports check parity mutation faults screenshots docs clean
+.PHONY: demo test lint types imports check scale parity mutation faults screenshots docs clean
 
 demo: .venv/.ready
 	$(BIN)/proximo train
@@ -22,6 +22,10 @@ imports: .venv/.ready
 	$(BIN)/lint-imports
 
 check: test lint types imports
+
+# Tests of several processes: ranks, engines, nodes. Each test starts its own, so they run one after the other.
+scale: .venv/.ready
+	$(BIN)/pytest -q -n0 -m scale
 
 # Plants small faults in maths/ one by one and shows which test catches each.
 mutation: .venv/.ready
