@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-PATIENCE = timedelta(days=365)
-"""How long a rank waits for the next order. Rank 0 may grade or wait for an engine for hours; if it dies, its
-connections close and the wait ends at once."""
+PATIENCE = 365 * 86400.0
+"""Seconds that a rank waits for the next order, a year: rank 0 may grade or wait for an engine for hours. If it dies,
+its connections close and the wait ends at once."""
 
 
 class Mesh:
@@ -27,7 +27,7 @@ class Mesh:
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **how)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        orders = dist.new_group(backend="gloo", timeout=PATIENCE)
+        orders = dist.new_group(backend="gloo", timeout=timedelta(seconds=PATIENCE))
         assert isinstance(orders, dist.ProcessGroup)
         self._orders = orders
         shape = (self.size,) if shard in (0, self.size) else (self.size // shard, shard)

@@ -5,7 +5,7 @@ or the LoRA policy that they hold in shards.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from proximo.training.config import TrainingOptions
 from proximo.training.learner.gradients import UpdateRows
 from proximo.training.learner.guard import GradientPass
 from proximo.training.learner.learner import Learner
-from proximo.training.learner.memory import checkpoint_models
+from proximo.training.learner.memory import checkpoint_models, explaining_memory
 from proximo.training.learner.passes import Found, Job, OldScores, Passes, Rows, Shares, directly, joined
 from proximo.training.learner.policy import PlainPolicy, Tensors
 from proximo.types import Batch
@@ -177,10 +177,13 @@ class ShardedPolicy:
         if (passes.checkpointed, passes.offloaded) != self._checkpointed:
             checkpoint_models(self._models, passes)
             self._checkpointed = (passes.checkpointed, passes.offloaded)
-        passes = replace(passes, through=self._through)
-        found = None if share.rows is None else run(passes, share.rows)
-        for _ in range(share.idle):
-            run(passes, share.idle_rows)
+        passes, rank = replace(passes, through=self._through), self._crew.mesh.rank
+        # With other processes in the same pass it cannot be done again with fewer tokens.
+        advice = f"on rank {rank}; set a smaller training.token_budget, the last was {passes.token_budget}"
+        with nullcontext() if self.may_repeat else explaining_memory(advice):
+            found = None if share.rows is None else run(passes, share.rows)
+            for _ in range(share.idle):
+                run(passes, share.idle_rows)
         for _, root in self._roots:
             reshard(root)
         return found

@@ -1,6 +1,7 @@
 """`proximo.train`: reinforcement learning from a config, into a run folder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from proximo.training.rl import train as loop
 from proximo.training.rl.checkpointer import refuse_fewer_steps
 from proximo.training.rl.progress import Lines, Progress
 from proximo.training.rl.result import RunResult
-from proximo.training.rl.run import Run
+from proximo.training.rl.run import HoldsOnRanks, Run
 from proximo.training.runfolder.checkpoints import step_of
 from proximo.training.runfolder.resume import Attempt
 
@@ -177,8 +178,8 @@ def trained(
     refuse_fewer_steps(config, attempt.resume_from)
     with tracked(attempt.folder, track, say):
         try:
-            with naming_failures(config):
-                run = Run(config, attempt.folder, progress)
+            with naming_failures(config), _on_ranks(config) as ranks:
+                run = Run(config, attempt.folder, progress, ranks)
                 for line in (*(opening if attempt.resume_from is None else ()), *run.grading.called()):
                     say(line)
                 if compiles(run.model):
@@ -186,6 +187,18 @@ def trained(
                 return loop.train(run, attempt, ends=ends)
         finally:
             progress.stop()
+
+
+@contextmanager
+def _on_ranks(config: RunConfig) -> Iterator[HoldsOnRanks | None]:
+    """What holds the run on several processes, if it has any; a run of one imports nothing of it."""
+    if config.ranks is None:
+        yield None
+        return
+    from proximo.distributed.conducting import conducting
+
+    with conducting(config) as ranks:
+        yield ranks
 
 
 def _has_steps_left(config: RunConfig, attempt: Attempt) -> bool:

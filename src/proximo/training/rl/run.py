@@ -1,9 +1,11 @@
 """Everything a run holds in memory, built from its config."""
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -17,7 +19,7 @@ from proximo.models.shipped import resolve
 from proximo.models.tokens.spelling import Spelling
 from proximo.models.values import OwnModel, ValueForm, load_value_model, value_model
 from proximo.rewards.grading import Grading
-from proximo.samplers import build_samplers
+from proximo.samplers import RunSamplers, build_samplers
 from proximo.tasks import Task
 from proximo.training.config import RunConfig
 from proximo.training.learner.learner import Learner
@@ -46,10 +48,33 @@ SAMPLE_LESS = (
 """Advice if sampling runs out of memory."""
 
 
+class HoldsOnRanks(Protocol):
+    """Holds a run's policy in shards on several processes, see `proximo.distributed`."""
+
+    def hold(self, policy: PlainPolicy, dtype: torch.dtype) -> Policy: ...
+
+    def samplers(
+        self, factory: Any, tokenizer: PreTrainedTokenizerBase, *, slots: int, record_routes: bool
+    ) -> RunSamplers: ...
+
+    def hold_signals(self, held: Callable[[], AbstractContextManager[None]]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Built:
+    """The models of a run, with what samples and trains them."""
+
+    model: PreTrainedModel
+    teacher: PreTrainedModel | None
+    samplers: RunSamplers
+    learner: Learner
+
+
 class Run:
     """Everything a run holds in memory, built from its config."""
 
-    def __init__(self, config: RunConfig, folder: Path, progress: Progress) -> None:
+    def __init__(self, config: RunConfig, folder: Path, progress: Progress, ranks: HoldsOnRanks | None = None) -> None:
+        """`ranks`: where the run is one of several processes, what holds the policy on all of them."""
         self.config, self.folder, self.progress = config, folder, progress
         checked = preflight(config)
         self.tokenizer: PreTrainedTokenizerBase = checked.tokenizer
@@ -60,34 +85,9 @@ class Run:
         """Failures and worker processes of this run's graders."""
         with self.grading.active():
             self.remarks = [*calibrate(self.task, config.seed), *config.penalty_remarks]
-        value = config.value_options
-        device, dtype = checked.device, pick_dtype(config.dtype, checked.device)
-        backbone = value and _value_backbone(value.form, device, dtype)
-        quantization = None if config.adapter is None else config.adapter.quantize_base
-        self.model: PreTrainedModel = load_model(checked.path, device=device, dtype=dtype, quantization=quantization)
-        self.teacher = _teacher(config, device, dtype)
-        for each in filter(None, (self.model, backbone, self.teacher)):
-            allow_compiling(each, config.compile)
-        # First the value model, which may copy layers: a copy has no use for an adapter.
-        built = value and value_model(value.form, self.model, backbone)
-        policy = build_policy(self.model, config, checked.path)
-        rows = config.training.groups * config.training.group_size
-        slots = min(rows, MAX_SLOTS)
-        self.samplers = build_samplers(
-            config.sampler, policy, self.tokenizer, slots=slots, record_routes=config.routing_replay == "sampler"
-        )
-        self.learner = Learner(
-            policy,
-            config.algorithm.with_length_limit(config.sampling.max_tokens),
-            config.training,
-            temperature=config.sampling.temperature,
-            seed=config.seed,
-            value=built,
-            value_learning_rate=value and value.rate(config.training.learning_rate),
-            replay=config.routing_replay,
-            max_gap=None if self.samplers.differs else max_gap(self.model),
-            steps=config.steps,
-        )
+        built = build_learner(config, checked.path, checked.device, self.tokenizer, ranks)
+        self.model, self.teacher = built.model, built.teacher
+        self.samplers, self.learner = built.samplers, built.learner
         self.watch, self.unscored = Watch(), UnscoredWatch(config.rewards.max_unscored, self.grading.failures)
         self.band = BandWatch(config.algorithm)
         self.collector = Collector(
@@ -101,6 +101,8 @@ class Run:
             environment=config.environment,
         )
         self.log, self.stop = RunLog(folder), Stop()
+        if ranks is not None:
+            ranks.hold_signals(self.stop.held)
 
     @property
     def parameters(self) -> dict[str, int]:
@@ -165,7 +167,44 @@ class Run:
                     self.band.look(row)
 
 
-def build_policy(model: PreTrainedModel, config: RunConfig, path: str) -> Policy:
+def build_learner(
+    config: RunConfig, path: str, device: str, tokenizer: PreTrainedTokenizerBase, ranks: HoldsOnRanks | None = None
+) -> Built:
+    """Load the models of a run, and build what samples and trains them."""
+    value, dtype = config.value_options, pick_dtype(config.dtype, device)
+    held = dtype if ranks is None else torch.float32  # shards are float32, and their passes in `dtype`
+    backbone = value and _value_backbone(value.form, device, held)
+    quantization = None if config.adapter is None else config.adapter.quantize_base
+    model = load_model(path, device=device, dtype=held, quantization=quantization)
+    teacher = _teacher(config, device, dtype)
+    for each in filter(None, (model, backbone, teacher)):
+        allow_compiling(each, config.compile)
+    # First the value model, which may copy layers: a copy has no use for an adapter.
+    values = value and value_model(value.form, model, backbone)
+    policy = plain = build_policy(model, config, path)
+    rows, records = config.training.groups * config.training.group_size, config.routing_replay == "sampler"
+    slots, bound = min(rows, MAX_SLOTS), max_gap(model, dtype)
+    if ranks is None:
+        samplers = build_samplers(config.sampler, policy, tokenizer, slots=slots, record_routes=records)
+    else:
+        policy = ranks.hold(plain, dtype)
+        samplers = ranks.samplers(config.sampler, tokenizer, slots=slots, record_routes=records)
+    learner = Learner(
+        policy,
+        config.algorithm.with_length_limit(config.sampling.max_tokens),
+        config.training,
+        temperature=config.sampling.temperature,
+        seed=config.seed,
+        value=values,
+        value_learning_rate=value and value.rate(config.training.learning_rate),
+        replay=config.routing_replay,
+        max_gap=None if samplers.differs else bound,
+        steps=config.steps,
+    )
+    return Built(model, teacher, samplers, learner)
+
+
+def build_policy(model: PreTrainedModel, config: RunConfig, path: str) -> PlainPolicy:
     """What is trained: the model, which was loaded from `path`, or an adapter that is added to it."""
     if config.adapter is None:
         return PlainPolicy(model)
