@@ -1,6 +1,7 @@
 """Updates of tiny models for tests on ranks: the same work for a plain policy and for one in shards.
 
-`python -m tests.distributed.rank_cases FOLDER` runs all cases in a process of a group; rank 0 writes what it found.
+`python -m tests.distributed.rank_cases FOLDER SHARD CASE ...` runs cases in a process of a group; rank 0 writes what it
+found.
 """
 
 import sys
@@ -128,25 +129,25 @@ def make_groups(count: int, *, seed: int) -> list[Group]:
     return groups
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, shard: int, names: list[str]) -> None:
     from proximo.distributed.following import Crew
     from proximo.distributed.mesh import Mesh
     from proximo.distributed.policy import ShardedPolicy
 
     torch.set_num_threads(1)
-    mesh = Mesh.join(device="cpu", timeout=60.0)
-    for name, case in CASES.items():
+    mesh = Mesh.join(device="cpu", timeout=60.0, shard=shard)
+    for name in names:
         crew = Crew(mesh)
         if mesh.rank == 0:
             found = run_case(name, lambda policy, crew=crew: ShardedPolicy(policy, crew))
             torch.save(vars(found), folder / f"{name}.pt")
             crew.dismiss()
         else:
-            learner = build(case, lambda policy, crew=crew: ShardedPolicy(policy, crew))
+            learner = build(CASES[name], lambda policy, crew=crew: ShardedPolicy(policy, crew))
             assert isinstance(learner.policy, ShardedPolicy)
             learner.policy.follow(learner)
     mesh.close()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

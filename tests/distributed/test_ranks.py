@@ -19,21 +19,29 @@ NORM, WEIGHTS = 1e-5, 5e-6
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("ranks")
+    return run(tmp_path_factory.mktemp("ranks"), shard=0, names=list(CASES))
+
+
+def run(folder: Path, *, shard: int, names: list[str]) -> Path:
+    """Cases on two ranks; the folder of what they found."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ranks = [_start(folder, rank, port) for rank in range(2)]
-    assert [each.wait(600) for each in ranks] == [0, 0], (folder / "1.log").read_text()
+    command = [sys.executable, "-m", "tests.distributed.rank_cases", str(folder), str(shard), *names]
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    ranks = []
+    for rank in range(2):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": path}
+        with (folder / f"{rank}.log").open("wb") as log:
+            ranks.append(subprocess.Popen(command, env={**os.environ, **place, **own}, stdout=log, stderr=log))
+    assert [each.wait(900) for each in ranks] == [0, 0], (folder / "1.log").read_text()
     return folder
 
 
-def _start(folder: Path, rank: int, port: int) -> subprocess.Popen[bytes]:
-    group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    with (folder / f"{rank}.log").open("wb") as log:
-        command = [sys.executable, "-m", "tests.distributed.rank_cases", str(folder)]
-        return subprocess.Popen(command, env={**os.environ, **group, **place}, cwd=ROOT, stdout=log, stderr=log)
+def test_repeated_shards_agree_too(tmp_path):
+    folder = run(tmp_path, shard=1, names=["kl"])
+    assert relative(Results(**torch.load(folder / "kl.pt")), run_case("kl")) < WEIGHTS
 
 
 @pytest.mark.parametrize("name", CASES)
