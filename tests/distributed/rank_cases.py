@@ -14,6 +14,7 @@ from torch import Tensor
 
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm
 from proximo.maths.pieces.divergences import KlLoss
+from proximo.maths.pieces.extras import RouterBalance
 from proximo.models import tiny_model
 from proximo.models.adapters.lora import Lora
 from proximo.models.tiny import tiny_moe
@@ -36,7 +37,10 @@ class Case:
     algorithm: Algorithm
     form: ValueForm | None = None
     lora: bool = False
+    experts: bool = False
     replay: RoutingReplay | None = None
+    pretrain: int = 0
+    """First steps that train only the value model."""
     groups: int = 5
     steps: int = 5
     broken_step: int | None = None
@@ -53,7 +57,9 @@ CASES = {
     "ppo_model": Case(PPO, OwnModel()),
     "kl": Case(replace(GRPO, kl=KlLoss())),
     "lora": Case(replace(GRPO, kl=KlLoss()), lora=True),
-    "moe": Case(replace(GRPO, kl=None), replay="old_policy"),
+    "moe": Case(replace(GRPO, kl=None), experts=True, replay="old_policy"),
+    "balance": Case(replace(GRPO, kl=None, extra=RouterBalance(0.1)), experts=True, steps=2),
+    "pretrain": Case(PPO, OwnLayers(), pretrain=1, steps=2),
     "one_group": Case(replace(GRPO, kl=None), groups=1),
     "broken": Case(replace(GRPO, kl=None), steps=3, broken_step=1),
 }
@@ -80,8 +86,11 @@ def run_case(name: str, hold: Holding = lambda policy: policy) -> Results:
         learner.set_learning_rate(step)
         if step == case.broken_step:
             poison(learner)
-        batch = assemble(make_groups(case.groups, seed=step), [], learner, 24).batch
-        for update in learner.updates(batch):
+        assembled = assemble(make_groups(case.groups, seed=step), [], learner, 24)
+        updates = learner.updates(assembled.batch)
+        if step < case.pretrain:
+            updates = learner.value_updates(replace(assembled.batch, returns=assembled.earned))
+        for update in updates:
             norms.append(update.gradient_norm)
             value_norms.append(update.value_gradient_norm)
             logprobs.append(float(torch.nan_to_num(update.logprobs).double().sum()))
@@ -93,7 +102,7 @@ def run_case(name: str, hold: Holding = lambda policy: policy) -> Results:
 
 def build(case: Case, hold: Holding) -> Learner:
     shape = {"hidden": 16, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate": 24}
-    model = tiny_moe(**shape, experts=4) if case.replay else tiny_model(**shape)
+    model = tiny_moe(**shape, experts=4) if case.experts else tiny_model(**shape)
     value = case.form and value_model(case.form, model)
     inner = LoraPolicy(model, Lora(rank=4), base="tiny", seed=0) if case.lora else PlainPolicy(model)
     options = TrainingOptions(

@@ -99,9 +99,13 @@ class OnRanks:
         spread = getattr(factory, "on_every_rank", False)
         copied = CopiedPolicy(self._policy)
         built = build_samplers(factory, copied, tokenizer, slots=slots, record_routes=record_routes)
+        if built.history is not None:
+            raise ValueError(
+                f"sampler {type(factory).__name__} keeps older weights, which ranks do not: leave ranks out"
+            )
         training = RankSampler(built.training, self._policy, self._crew, "training", spread=spread)
         evaluation = RankSampler(built.evaluation, self._policy, self._crew, "evaluation", spread=spread)
-        return RunSamplers(training, evaluation, differs=built.differs, history=built.history)
+        return RunSamplers(training, evaluation, differs=built.differs)
 
     def hold_signals(self, held: Callable[[], AbstractContextManager[None]]) -> None:
         """`held` is a context in which signals wait: one must not end what ranks do together."""

@@ -32,7 +32,8 @@ class Mesh:
         self._orders = orders
         shape = (self.size,) if shard in (0, self.size) else (self.size // shard, shard)
         self.shard_size = shape[-1]
-        self.devices: DeviceMesh = init_device_mesh(device, shape)
+        names = ("repeat", "shard")[-len(shape) :]
+        self.devices: DeviceMesh = init_device_mesh(device, shape, mesh_dim_names=names)
         """Ranks that a model is sharded over; with two dimensions, shards repeat along the first."""
 
     @classmethod
