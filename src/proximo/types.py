@@ -232,6 +232,11 @@ class Stats:
             peaks=_merged(self.peaks, other.peaks, torch.maximum),
         )
 
+    def double(self) -> "Stats":
+        """In float64, to be added up without rounding."""
+        kinds = (self.totals, self.token_sums, self.peaks)
+        return Stats(*({name: value.double() for name, value in each.items()} for each in kinds))
+
     def floats(self) -> dict[str, float]:
         """Every statistic by name; shares and means are over the sampled tokens."""
         tokens = max(float(self.totals.get("tokens", 0)), 1.0)

@@ -623,9 +623,21 @@ FAULTS = (
     ),
     Fault(
         "training/learner/gradients.py",
-        "plan.rows(index).to(device)",
-        "plan.rows(index)",
+        "part.plan.to(device)",
+        "part.plan",
         "weights of the loss left on the CPU",
+    ),
+    Fault(
+        "distributed/shares.py",
+        "max(counts) - own",
+        "0",
+        "ranks: fewer passes on one rank than on others",
+    ),
+    Fault(
+        "distributed/shares.py",
+        "weights=torch.zeros_like(plan.weights)",
+        "weights=plan.weights",
+        "ranks: a row that only fills a pass is trained on",
     ),
     Fault(
         "models/packing/layout.py",

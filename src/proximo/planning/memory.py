@@ -15,9 +15,9 @@ from proximo.planning.keys import KeyUse, keys_in_pages, keys_in_slots, pages_at
 from proximo.samplers.embedded.attention import PAGE, pages_for
 from proximo.samplers.embedded.buffers import BufferPlan, plan_of, room_for_keys
 from proximo.samplers.embedded.prefill import PREFILL_TOKENS
+from proximo.training.building import MAX_SLOTS
 from proximo.training.config import CPU_TOKENS, RunConfig
 from proximo.training.learner.memory import GroupLengths, MemoryPlan, plan_memory, room_for_activations
-from proximo.training.rl.run import MAX_SLOTS
 
 LOGITS_DRAWN, LOGITS_KEPT = 16, 8
 """Copies of a row's float32 logits while tokens are drawn, and afterwards in the captured steps' memory. Fitted to two

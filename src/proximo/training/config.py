@@ -16,6 +16,7 @@ from proximo.samplers.mismatched import Mismatched
 from proximo.tasks import TaskOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.curriculum import Curriculum
+from proximo.training.ranks import Ranks
 from proximo.training.rates import Moments, RateSchedule, check_adam
 from proximo.training.reward_mix import RewardMix, check_rewards, mixed_range
 from proximo.training.staleness import Ahead
@@ -150,10 +151,8 @@ class EvaluationOptions:
                 "problems and samples are at least 0, every at least 1"
             )
         if not self.problems and (self.every is not None or self.samples):
-            raise ValueError(
-                f"evaluation.problems is 0, which switches evaluation off, but every is {self.every} and samples "
-                f"{self.samples}: leave them out, or evaluate on some problems"
-            )
+            off = f"evaluation.problems is 0, which switches evaluation off, but every is {self.every} and samples "
+            raise ValueError(f"{off}{self.samples}: leave them out, or evaluate on some problems")
         if self.target is not None and self.every is None:
             raise ValueError(f"evaluation.target is {self.target}, but evaluation.every is None: give its steps")
         if self.patience is not None and (self.patience < 1 or self.every is None):
@@ -223,6 +222,8 @@ class RunConfig:
     """Tokens sampled for training after which no further step starts. None: only `steps` limits the run."""
     seed: int = 0
     """Random seed of the run."""
+    ranks: Ranks | None = None
+    """Processes that share the model and the work. None: one process, which holds the whole model."""
 
     @property
     def pretrain_steps(self) -> int:

@@ -22,6 +22,7 @@ from proximo.models.scoring import score
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
+from proximo.training.learner.gradients import old_logprobs
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.passes import minibatches
 from proximo.training.learner.policy import PlainPolicy
@@ -329,7 +330,7 @@ def test_the_learners_gradient_is_policy_losss_with_rows_of_advantage_0(name: st
         plan, _ = trainer.gradients.plan(trainer.passes, batch)
         assert plan.selected is not None
         assert plan.selected[batch.group == 1].any()
-    trainer.gradients.of_update(trainer.passes, batch, trainer.old_logprobs)
+    trainer.gradients.of_update(trainer.passes, batch, trainer.own_rows(batch))
     ours = [parameter.grad.clone() for parameter in plain(trainer).parameters().values() if parameter.grad is not None]
     plain(trainer).optimizer.zero_grad()
     fields = {"prompts": batch.prompts, "tokens": batch.tokens, "lengths": batch.lengths, "group": batch.group}
@@ -337,7 +338,7 @@ def test_the_learners_gradient_is_policy_losss_with_rows_of_advantage_0(name: st
     loss, _ = proximo.policy_loss(
         trainer.algorithm,
         logprobs=scores.logprobs,
-        old_logprobs=trainer.old_logprobs(batch, scores.logprobs.detach()),
+        old_logprobs=old_logprobs(batch, trainer.own_rows(batch), scores.logprobs.detach()),
         advantages=batch.advantages,
         mask=batch.mask,
         group=batch.group,

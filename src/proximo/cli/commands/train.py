@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from proximo.training.config import RunConfig
 from proximo.training.pipeline import PipelineConfig
 from proximo.training.preflight.estimate import batch_arithmetic, memory
 from proximo.training.preflight.preflight import rehearse
+from proximo.training.ranks import Ranks
 from proximo.training.rl.progress import Lines, Progress, gain, measure, prompt_text, share
 from proximo.training.rl.result import RunResult
 from proximo.training.runfolder.checkpoints import step_of
@@ -36,6 +37,7 @@ TRAIN_FLAGS = """flags of the command itself:
   --accept-lost-rows    on resume: continue although metrics.jsonl or ledger.jsonl has lost rows
   --skip-bad            skip bad rows of a data file instead of refusing it
   --track NAME ...      send the run while it runs to wandb, trackio, tensorboard, mlflow or FILE.py:NAME; any number
+  --ranks N             train on N processes that hold the model in shards; sets ranks.processes
   --dry-run             check the run and print its config, sizes and memory, without starting it
   --json                print the result as JSON on stdout, progress on stderr
 """
@@ -45,6 +47,7 @@ EXAMPLES = """examples:
   proximo train --algorithm dapo --steps 300 --run runs/dapo
   proximo train run.toml --training.learning-rate 1e-6  a config file with one field changed
   proximo train --model DIR --data problems.jsonl --dry-run
+  proximo train run.toml --ranks 4                      four GPUs of this machine; with torchrun or SLURM, it joins
   proximo train --track tensorboard wandb --run runs/a  local event files, and wandb (offline unless logged in)
   proximo train --algorithm.gate.type SoftGate --help   the fields of another piece
 """
@@ -52,8 +55,9 @@ EXAMPLES = """examples:
 
 def run(arguments: list[str]) -> int:
     disable_progress_bar()  # transformers' own bars would run through ours
+    given = list(arguments)
     as_json, dry_run = take_switch(arguments, "--json"), take_switch(arguments, "--dry-run")
-    folder, trackers = take(arguments, "--run"), take_trackers(arguments)
+    folder, trackers, ranks = take(arguments, "--run"), take_trackers(arguments), take_ranks(arguments)
     chain = preset(arguments[0]) if arguments else None
     if isinstance(chain, PipelineConfig):
         if trackers:
@@ -69,10 +73,13 @@ def run(arguments: list[str]) -> int:
         help_more=f"{TRAIN_FLAGS}{naming_flags('train')}\n{EXAMPLES}",
         skip_bad=skip_bad,
     )
+    config = config if ranks is None else replace(config, ranks=replace(config.ranks or Ranks(), processes=ranks))
     if dry_run:
         _print_plan(config, defaults, as_json)
         return 0
     path = Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}"
+    if config.ranks is not None and (status := _on_ranks(config, given, None if folder else path)) is not None:
+        return status
     named = explain.named(config.algorithm)
     with taken(path, toml.dumps(config), allowed, algorithm=named, accept_lost=accept_lost) as attempt:
         outcome = _train(config, attempt, listed(defaults), more="steps" in allowed, trackers=trackers)
@@ -101,6 +108,34 @@ def _print_plan(config: RunConfig, defaults: Sequence[Default], as_json: bool) -
     print(toml.dumps(config))
     said = [*listed(defaults), *lines]
     print("\n".join(f"# {visible(part)}" for line in said for part in line.splitlines()))
+
+
+def take_ranks(arguments: list[str]) -> int | None:
+    """The number that --ranks gives, removed from the arguments."""
+    if (given := take(arguments, "--ranks")) is None:
+        return None
+    if not given.isdecimal() or not int(given):
+        refuse(f"--ranks {given}: give the number of processes, at least 1")
+    return int(given)
+
+
+def _on_ranks(config: RunConfig, arguments: list[str], folder: Path | None) -> int | None:
+    """Start the processes of a run, or follow as one of them: the exit status. None on rank 0, which trains. `folder`
+    is the run folder where the arguments name none."""
+    from proximo.distributed.launching import command_of, is_launched, launch, own_rank
+
+    assert config.ranks is not None
+    if not is_launched():
+        if config.ranks.processes == 1:
+            return None
+        named = [] if folder is None else ["--run", str(folder)]
+        return launch(command_of(["train", *arguments, *named]), config.ranks.processes, say)
+    if own_rank() == 0:
+        return None
+    from proximo.distributed.conducting import follow
+
+    follow(config)
+    return 0
 
 
 def _train(

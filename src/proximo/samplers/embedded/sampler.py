@@ -29,6 +29,8 @@ class Embedded:
     """The policy's own module samples, in this process: there are no weights to keep in step."""
 
     copies: ClassVar[int] = 0
+    on_every_rank: ClassVar[bool] = True
+    """Where a run has several processes, each of them samples some of the requests."""
 
     def build(
         self, policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase, *, slots: int, record_routes: bool

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 
 import torch
@@ -37,12 +37,19 @@ class Balance:
     @torch.no_grad()
     def counted(self, passes: Passes, policy: Policy, batch: Batch) -> "CountedBalance":
         """For one update: a pass over all its rows, without gradient."""
+        shares = policy.spread("load", partial(self.of_rows, policy), passes, batch)
+        counts = reduce(add, [found for _, found in shares])
+        return CountedBalance(self.loss, self.chosen * counts.double() / counts.sum().clamp(min=1))
+
+    @torch.no_grad()
+    def of_rows(self, policy: Policy, passes: Passes, batch: Batch) -> Tensor:
+        """Tokens of these rows that went to each expert, over all layers."""
         counts = torch.zeros((), dtype=torch.long, device=policy.model.device)
         for index in passes.parts(batch):
             rows = batch.rows(index)
             scores, _ = policy.scores(passes, rows)
             counts = counts + self.loss.assignments(_trained_logits(scores, rows), self.chosen)
-        return CountedBalance(self.loss, self.chosen * counts.double() / counts.sum().clamp(min=1))
+        return counts
 
 
 @dataclass(frozen=True)

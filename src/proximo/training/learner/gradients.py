@@ -1,9 +1,10 @@
 """The gradient of an update: losses of micro-batches, added up exactly whatever the split."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from operator import add
 
 import torch
 from torch import Tensor
@@ -17,16 +18,40 @@ from proximo.maths.plans import Plan, plan_step
 from proximo.maths.records import LossInputs
 from proximo.maths.rows import rows_of
 from proximo.models import Scores
-from proximo.tensor_types import Float, Int
+from proximo.tensor_types import Bool, Float, Int
 from proximo.training.learner.critic import Critic
-from proximo.training.learner.experts import Balance, agreement_stats
+from proximo.training.learner.experts import Balance, CountedBalance, agreement_stats
 from proximo.training.learner.guard import GradientPass, Parts
 from proximo.training.learner.passes import OldScores, Passes
 from proximo.training.learner.policy import Policy
 from proximo.types import Batch, Stats, to_device
 
-OldLogprobs = Callable[[Batch, Float[Tensor, "B T"]], Float[Tensor, "B T"]]
-"""What ratios are measured against, of some rows and the log-probs that they have now."""
+
+@dataclass(frozen=True)
+class UpdateRows:
+    """Rows of an update, with their slices of what was decided over all of its rows."""
+
+    batch: Batch
+    weights: Float[Tensor, "B T"]
+    """Weights of a mean over the update's tokens."""
+    plan: Plan | None = None
+    """Of the policy's terms; None where only values are trained."""
+    own: Bool[Tensor, " B"] | None = None
+    """Rows whose ratios are measured against their log-probs in this very pass; None where only values are trained."""
+    balance: CountedBalance | None = None
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def rows(self, index: Int[Tensor, " M"]) -> "UpdateRows":
+        """Some of the rows."""
+        return replace(
+            self,
+            batch=self.batch.rows(index),
+            weights=self.weights[index],
+            plan=None if self.plan is None else self.plan.rows(index),
+            own=None if self.own is None else self.own[index],
+        )
 
 
 class Gradients:
@@ -44,22 +69,33 @@ class Gradients:
         self._policy, self._algorithm, self._critic, self._balance = policy, algorithm, critic, balance
         self._seed = seed
 
-    def of_update(self, passes: Passes, batch: Batch, old_logprobs: OldLogprobs) -> GradientPass:
-        """Of all terms of the loss; it is left with the parameters."""
-        (plan, before), token_weights = self.plan(passes, batch), TokenMean()(batch.mask, batch.group)
+    def of_update(self, passes: Passes, batch: Batch, own: Bool[Tensor, " B"]) -> GradientPass:
+        """Of all terms of the loss; it is left with the parameters. `own`: rows whose ratios are measured against their
+        log-probs in this very pass."""
+        (plan, before), weights = self.plan(passes, batch), TokenMean()(batch.mask, batch.group)
         balance = self._balance and self._balance.counted(passes, self._policy, batch)
         self._policy.zero_grad()
+        trained = self.rows_with_gradient(batch)
+        update = UpdateRows(batch, weights, plan, own, balance)
+        found = joined_passes(self._policy.spread("update", self.of_rows, passes, update.rows(trained)))
+        logprobs = [(trained[index], each) for index, each in found.parts]
+        entropies = [(trained[index], each) for index, each in found.entropies]
+        at_fault = partial(self._piece_at_fault, update, logprobs, entropies)
+        return replace(found, parts=logprobs, entropies=entropies, before=before, piece_at_fault=at_fault)
+
+    def of_rows(self, passes: Passes, update: UpdateRows) -> GradientPass:
+        """Of all terms, of these rows alone; their gradient is added to what the parameters have."""
         stats, first_logprobs, entropies, agreements = Stats(), [], [], []
-        value = self._critic and self._critic.model
-        trained, device = self.rows_with_gradient(batch), self._policy.model.device
-        for part in passes.parts(batch.rows(trained)):
-            index = trained[part]
-            rows = batch.rows(index)
+        value, balance, device = self._critic and self._critic.model, update.balance, self._policy.model.device
+        for index in passes.parts(update.batch):
+            part = update.rows(index)
+            assert part.plan is not None
+            assert part.own is not None
             with ExitStack() as until:
-                scores, values = self._policy.scores(passes, rows, value, until=until)
-                rows, weights = rows.to(device), to_device(token_weights[index], device)
-                old = old_logprobs(rows, scores.logprobs.detach())
-                terms = [self.loss(rows, scores, old, plan.rows(index).to(device))]
+                scores, values = self._policy.scores(passes, part.batch, value, until=until)
+                rows, weights = part.batch.to(device), to_device(part.weights, device)
+                old = old_logprobs(rows, to_device(part.own, device), scores.logprobs.detach())
+                terms = [self.loss(rows, scores, old, part.plan.to(device))]
                 if self._critic is not None:
                     assert values is not None
                     terms.append(self._critic.term(values, rows, weights))
@@ -70,31 +106,34 @@ class Gradients:
             agreements.append(scores.agreement)
             first_logprobs.append((index, scores.logprobs.detach()))
             entropies.append((index, scores.entropy.detach()))
-        at_fault = partial(self._piece_at_fault, batch, plan, first_logprobs, entropies, old_logprobs)
-        return GradientPass(stats, first_logprobs, entropies, agreements, before, at_fault)
+        return GradientPass(stats, first_logprobs, entropies, agreements)
 
-    def _piece_at_fault(
-        self, batch: Batch, plan: Plan, logprobs: Parts, entropies: Parts, old_logprobs: OldLogprobs
-    ) -> str | None:
+    def _piece_at_fault(self, update: UpdateRows, logprobs: Parts, entropies: Parts) -> str | None:
         """What is wrong with which piece, found by computing the policy's terms again; None where none is at fault."""
         for (index, now), (_, entropy) in zip(logprobs, entropies, strict=True):
-            rows, now = batch.rows(index), now.cpu()
-            old = old_logprobs(rows, now)
-            inputs = LossInputs.of(rows, logprobs=now, old_logprobs=old, entropy=entropy.cpu())
-            if (found := piece_at_fault(self._algorithm, inputs, plan.rows(index))) is not None:
+            part, now = update.rows(index), now.cpu()
+            assert part.plan is not None
+            assert part.own is not None
+            old = old_logprobs(part.batch, part.own, now)
+            inputs = LossInputs.of(part.batch, logprobs=now, old_logprobs=old, entropy=entropy.cpu())
+            if (found := piece_at_fault(self._algorithm, inputs, part.plan)) is not None:
                 return found
         return None
 
     def of_values(self, passes: Passes, batch: Batch) -> GradientPass:
         """Of the value model's loss alone."""
-        assert self._critic is not None
-        critic, weights = self._critic.unclipped(), TokenMean()(batch.mask, batch.group)
         self._policy.zero_grad()
-        stats, device = Stats(), self._policy.model.device
-        for index in passes.parts(batch):
-            rows = batch.rows(index)
-            values = self._policy.values(passes, critic.model, rows)
-            loss, part_stats = critic.term(values, rows.to(device), to_device(weights[index], device))
+        update = UpdateRows(batch, TokenMean()(batch.mask, batch.group))
+        return joined_passes(self._policy.spread("values", self.of_row_values, passes, update))
+
+    def of_row_values(self, passes: Passes, update: UpdateRows) -> GradientPass:
+        """Of the value model's loss, of these rows alone."""
+        assert self._critic is not None
+        critic, stats, device = self._critic.unclipped(), Stats(), self._policy.model.device
+        for index in passes.parts(update.batch):
+            part = update.rows(index)
+            values = self._policy.values(passes, critic.model, part.batch)
+            loss, part_stats = critic.term(values, part.batch.to(device), to_device(part.weights, device))
             loss.backward()
             stats = stats + part_stats
         return GradientPass(stats)
@@ -121,3 +160,19 @@ class Gradients:
             rows = replace(rows, logprobs=before.logprobs, entropy=before.entropy)
         generator = torch.Generator().manual_seed(self._seed + self._policy.version)
         return plan_step(self._algorithm, rows, generator), before
+
+
+def old_logprobs(rows: Batch, own: Bool[Tensor, " B"], logprobs: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """What ratios are measured against: of rows in `own` these log-probs, else those of the policy that sampled."""
+    return torch.where(own.unsqueeze(1), logprobs.to(rows.old_logprobs.dtype), rows.old_logprobs)
+
+
+def joined_passes(shares: Sequence[tuple[Int[Tensor, " M"], GradientPass]]) -> GradientPass:
+    """What was found in shares of an update's rows, whose numbers come with each; of one share, that itself."""
+    stats = [found.stats for _, found in shares]
+    return GradientPass(
+        stats=stats[0] if len(stats) == 1 else reduce(add, [each.double() for each in stats], Stats()),
+        parts=[(rows[index], each) for rows, found in shares for index, each in found.parts],
+        entropies=[(rows[index], each) for rows, found in shares for index, each in found.entropies],
+        agreements=[each for _, found in shares for each in found.agreements],
+    )

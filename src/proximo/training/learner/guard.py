@@ -102,7 +102,7 @@ class GradientPass:
     agreements: Sequence[Any] = ()
     before: OldScores | None = None
     """Of all rows, dead ones too, where the update first asked for them without a gradient, to choose among tokens."""
-    piece_at_fault: Callable[[], str | None] = lambda: None
+    piece_at_fault: Callable[[], str | None] | None = None
     """Says which piece returned a number that is not finite, if one did; asked where the log-probs are finite."""
 
 
@@ -154,7 +154,7 @@ class UpdateGuard:
             try:
                 return passes, work(passes)
             except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
+                if not (is_out_of_memory(error) and self._policy.may_repeat):
                     raise
                 failure = first_line(error)
             # Not in the clause above: while an error is handled, the frames it went through keep their tensors.
@@ -204,7 +204,7 @@ class UpdateGuard:
             for index, logprobs in found.parts:
                 at_fault[index] = (~logprobs.isfinite().cpu() & batch.mask[index]).any(dim=1)
             reason = f"not finite: {', '.join(where[:4])}"
-            piece = None if at_fault.any() else found.piece_at_fault()
+            piece = None if at_fault.any() or found.piece_at_fault is None else found.piece_at_fault()
             if piece is not None:
                 reason += f"; {piece}, and the policy's log-probs are finite"
             return self._skip(reason, at_fault, names, piece)

@@ -24,7 +24,7 @@ from proximo.training.learner.experts import (
     to_replay,
     with_routes,
 )
-from proximo.training.learner.gradients import Gradients
+from proximo.training.learner.gradients import Gradients, old_logprobs
 from proximo.training.learner.guard import GradientPass, Update, UpdateGuard
 from proximo.training.learner.memory import checkpoint_models, checkpointable_layers, with_room
 from proximo.training.learner.optimizer import POLICY
@@ -205,7 +205,7 @@ class Learner:
         if (unread := self.guard.skip_if_not_finite(batch)) is not None:
             return unread
         self.passes, found = self.guard.retry_on_oom(
-            self.passes, batch, lambda passes: self.gradients.of_update(passes, batch, self.old_logprobs)
+            self.passes, batch, lambda passes: self.gradients.of_update(passes, batch, self.own_rows(batch))
         )
         if fresh:
             check_agreement(found.agreements)
@@ -214,7 +214,7 @@ class Learner:
         gap = self._first_gap(batch, found) if fresh and found.parts else None  # first: it may stop the run
         update = replace(self.guard.apply(batch, found), version=self.version, first_gap=gap)
         self.policy.version += update.skipped is None
-        old = self.old_logprobs(batch, update.logprobs)  # not known of a dead row that was not run
+        old = old_logprobs(batch, self.own_rows(batch), update.logprobs)  # not known of a dead row that was not run
         return replace(update, old_logprobs=torch.where(old.isnan(), batch.old_logprobs, old))
 
     def update_value(self, batch: Batch) -> Update:
@@ -244,12 +244,10 @@ class Learner:
             warmup = min(warmup, steps // 2)
         return rate_share(schedule, index, warmup=warmup, steps=steps)
 
-    def old_logprobs(self, rows: Batch, logprobs: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-        """What ratios are measured against; of a single update the policy that sampled is the policy itself."""
-        if self.options.updates > 1:
-            return rows.old_logprobs
-        own = logprobs.to(rows.old_logprobs.dtype)
-        return torch.where(self.is_stale(rows).unsqueeze(1), rows.old_logprobs, own)
+    def own_rows(self, rows: Batch) -> Bool[Tensor, " B"]:
+        """Rows whose ratios are measured against their own log-probs of the update's pass: with a single update, the
+        policy that sampled fresh rows is the policy itself."""
+        return ~self.is_stale(rows) & (self.options.updates == 1)
 
     def _first_gap(self, batch: Batch, found: GradientPass) -> MismatchStats | None:
         index = torch.cat([index for index, _ in found.parts])

@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 
 from proximo.models.adapters.files import read_adapter, save_model
 from proximo.models.adapters.lora import Lora, adapter_off, add_lora, merged_weights
-from proximo.models.values import ValueModel
 from proximo.tensor_types import Float
 from proximo.training.config import TrainingOptions
 from proximo.training.learner.passes import Passes
@@ -36,9 +35,8 @@ class LoraPolicy(PlainPolicy):
         self._reset_to: dict[str, Tensor] = {}
         """The adapter at the last reset of the reference, by parameter name."""
 
-    def start(self, options: TrainingOptions, value: ValueModel | None, *, needs_reference: bool) -> None:
+    def set_up(self, options: TrainingOptions, *, needs_reference: bool) -> None:
         self._needs_reference = needs_reference
-        self._start_optimizer(options, value)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         return merged_weights(self.model)
@@ -58,15 +56,15 @@ class LoraPolicy(PlainPolicy):
 
     @contextmanager
     def _as_at_reset(self) -> Iterator[None]:
-        """The parameters hold the adapter of the last reset, and afterwards their own memory again."""
-        own = {name: each.data for name, each in self.parameters().items()}
+        """The parameters hold the adapter of the last reset, and afterwards their own numbers again."""
+        own = [(each.detach(), each.detach().clone()) for each in self.parameters().values()]
         try:
             for name, parameter in self.parameters().items():
-                parameter.data = self._reset_to[name]
+                parameter.detach().copy_(self._reset_to[name])
             yield
         finally:
-            for name, parameter in self.parameters().items():
-                parameter.data = own[name]
+            for parameter, numbers in own:
+                parameter.copy_(numbers)
 
     def save(self, folder: Path) -> None:
         save_model(self.model, folder)
@@ -74,7 +72,7 @@ class LoraPolicy(PlainPolicy):
     def _load_weights(self, folder: Path) -> None:
         read_adapter(self.model, folder)
 
-    def _reference_tensors(self) -> dict[str, Tensor]:
+    def reference_tensors(self) -> dict[str, Tensor]:
         if not self._reset_to:  # about to be filled from a checkpoint
             self._reset_to = {name: torch.empty_like(each) for name, each in self.parameters().items()}
         return self._reset_to

@@ -111,17 +111,22 @@ class Optimizer:
 
         Where such norms are not accepted, nothing is changed, gradients included.
         """
-        norms = [self._norm(group) for group in self._groups]
+        norms = self.norms()
         found = [float(norm) for norm in norms]
         if accepts(found):
-            for group, norm in zip(self._groups, norms, strict=True):
-                nn.utils.clip_grads_with_norm_(group, most, norm)
-            self.step()
+            self.step_clipped(most, norms)
         return found
 
-    @staticmethod
-    def _norm(group: Sequence[nn.Parameter]) -> Tensor:
-        return nn.utils.get_total_norm([each.grad for each in group if each.grad is not None])
+    def norms(self) -> list[Tensor]:
+        """Norm of each group's gradient."""
+        gradients = [[each.grad for each in group if each.grad is not None] for group in self._groups]
+        return [nn.utils.get_total_norm(each) for each in gradients]
+
+    def step_clipped(self, most: float, norms: Sequence[Tensor]) -> None:
+        """Step with gradients that are clipped to a maximum norm; `norms` are those before."""
+        for group, norm in zip(self._groups, norms, strict=True):
+            nn.utils.clip_grads_with_norm_(group, most, norm)
+        self.step()
 
     @torch.no_grad()
     def step(self) -> None:

@@ -4,9 +4,10 @@ One rule of places: a batch lives on the CPU, and so does what is kept of a pass
 goes to the model's device for its pass and its loss; nothing waits for the device between two micro-batches.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,13 @@ from proximo.tensor_types import Float, Int
 from proximo.training.config import TrainingOptions
 from proximo.types import Batch
 
+Job = Literal["update", "values", "load"]
+"""Work over rows that may be shared out: an update's gradient, the value model's alone, the load of experts."""
+Rows = TypeVar("Rows", bound=Sized)
+Found = TypeVar("Found")
+Shares = list[tuple[Tensor, Found]]
+"""Row numbers of each share of some rows, and what was found in it."""
+
 
 @dataclass(frozen=True)
 class OldScores:
@@ -30,6 +38,11 @@ class OldScores:
     """None without a value model."""
     routes: Routes | None = None
     """Experts that the routers chose, if they are recorded."""
+
+
+def directly(model: PreTrainedModel, work: Callable[[], Any]) -> Any:
+    """Run a pass of a model that is whole in memory."""
+    return work()
 
 
 @dataclass(frozen=True)
@@ -47,6 +60,8 @@ class Passes:
     """Number of layers, from the first on, that keep only what enters them and run again in the backward pass."""
     offloaded: bool = False
     """Whether what checkpointed layers keep waits in the host's memory."""
+    through: Callable[[PreTrainedModel, Callable[[], Any]], Any] = directly
+    """Runs a pass of a model: directly, or where the model is in shards through the module that gathers them."""
 
     def with_token_limit(self, most: int | None) -> "Passes":
         """The same with at most this many tokens per pass."""
@@ -83,6 +98,17 @@ class Passes:
         until: ExitStack | None = None,
     ) -> tuple[Scores, Float[Tensor, "B T"] | None]:
         """The policy's scores and, from the same pass where that can be, the value before each token."""
+        return self.through(model, lambda: self._with_values(model, value, rows, record=record, until=until))
+
+    def _with_values(
+        self,
+        model: PreTrainedModel,
+        value: ValueModel | None,
+        rows: Batch,
+        *,
+        record: bool = False,
+        until: ExitStack | None = None,
+    ) -> tuple[Scores, Float[Tensor, "B T"] | None]:
         if value is None:
             return self.scores(model, rows, record=record, until=until), None
         with value.observing(model):
@@ -91,6 +117,9 @@ class Passes:
 
     def values(self, model: PreTrainedModel, value: ValueModel, rows: Batch) -> Float[Tensor, "B T"]:
         """Values alone; a gradient reaches nothing of the policy's."""
+        return self.through(model, lambda: self._values(model, value, rows))
+
+    def _values(self, model: PreTrainedModel, value: ValueModel, rows: Batch) -> Float[Tensor, "B T"]:
         if not value.needs_policy:
             return value.estimate(rows, None)
         with torch.no_grad(), value.observing(model):

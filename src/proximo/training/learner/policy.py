@@ -18,9 +18,9 @@ from proximo.models.values import ValueModel
 from proximo.tensor_types import Float
 from proximo.training.config import TrainingOptions
 from proximo.training.learner.freezing import freeze
-from proximo.training.learner.old_checkpoints import by_name, optimizer_by_name
+from proximo.training.learner.named_tensors import by_name, copy_named, optimizer_by_name
 from proximo.training.learner.optimizer import HALVES, POLICY, VALUE, Optimizer
-from proximo.training.learner.passes import OldScores, Passes
+from proximo.training.learner.passes import Found, Job, OldScores, Passes, Rows, Shares
 from proximo.types import Batch
 
 VALUE_NAMES = "value/"
@@ -42,8 +42,7 @@ class Policy(Protocol):
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and current value of every weight, one at a time, as a plain model of the same class has them; for
-        samplers that keep a copy."""
+        """Name and value of every weight, as a plain model of the same class has them; for samplers with a copy."""
         ...
 
     def start(self, options: TrainingOptions, value: ValueModel | None, *, needs_reference: bool) -> None:
@@ -73,6 +72,15 @@ class Policy(Protocol):
         self, passes: Passes, batch: Batch, value: ValueModel | None = None, *, record: bool = False
     ) -> OldScores:
         """Scores of all rows, on the CPU."""
+        ...
+
+    def spread(self, job: Job, run: Callable[[Passes, Rows], Found], passes: Passes, rows: Rows) -> Shares[Found]:
+        """What `run` finds in the rows, in shares where several processes hold the policy: these know it as `job`."""
+        ...
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether a pass that ran out of memory can be repeated: not while other processes wait in it."""
         ...
 
     @property
@@ -145,11 +153,15 @@ class PlainPolicy:
         self._value: dict[str, nn.Parameter] = {}
 
     def start(self, options: TrainingOptions, value: ValueModel | None, *, needs_reference: bool) -> None:
+        self.set_up(options, needs_reference=needs_reference)
+        self.start_optimizer(options, value)
+
+    def set_up(self, options: TrainingOptions, *, needs_reference: bool) -> None:
+        """Decide what is trained, and keep the reference."""
         self.reference = frozen_copy(self.model) if needs_reference else None
         freeze(self.model, options.freeze)
-        self._start_optimizer(options, value)
 
-    def _start_optimizer(self, options: TrainingOptions, value: ValueModel | None) -> None:
+    def start_optimizer(self, options: TrainingOptions, value: ValueModel | None) -> None:
         self._value = {} if value is None else _trained(value.named_parameters())
         self.optimizer = Optimizer(
             [list(self.parameters().values()), list(self._value.values())],
@@ -191,6 +203,13 @@ class PlainPolicy:
         self, passes: Passes, batch: Batch, value: ValueModel | None = None, *, record: bool = False
     ) -> OldScores:
         return passes.without_gradient(self.model, batch, value, record=record)
+
+    def spread(self, job: Job, run: Callable[[Passes, Rows], Found], passes: Passes, rows: Rows) -> Shares[Found]:
+        return [(torch.arange(len(rows)), run(passes, rows))]
+
+    @property
+    def may_repeat(self) -> bool:
+        return True
 
     @property
     def has_reference(self) -> bool:
@@ -241,23 +260,27 @@ class PlainPolicy:
     def tensors(self) -> Tensors:
         found: Tensors = {"optimizer": self.optimizer.tensors(self._names()), "value": dict(self._value)}
         if self.reference_was_reset:
-            found["reference"] = self._reference_tensors()
+            found["reference"] = self.reference_tensors()
         return found
 
-    def _reference_tensors(self) -> dict[str, Tensor]:
+    def reference_tensors(self) -> dict[str, Tensor]:
         """Tensors of a reference that was reset, by name."""
         assert self.reference is not None
         return dict(self.reference.named_parameters())
 
     def load(self, folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        names, halves = self._names(), [name for name, each in self._everything().items() if each.dtype in HALVES]
         self._load_weights(folder)
+        self.load_state(state, tensors)
+
+    def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """The rest of `load`, after the model's weights."""
+        names, halves = self._names(), [name for name, each in self.optimized().items() if each.dtype in HALVES]
         self.optimizer.load_tensors(optimizer_by_name(tensors["optimizer"], names, halves), names)
         copy_named(self._value, by_name(tensors["value"], list(self._value)), "the value model")
         self.version = state["version"]
         self.reference_was_reset = state["reference_was_reset"] and self.has_reference
         if self.reference_was_reset:
-            own = self._reference_tensors()
+            own = self.reference_tensors()
             copy_named(own, by_name(tensors["reference"], list(own)), "the reference")
 
     def _load_weights(self, folder: Path) -> None:
@@ -265,32 +288,13 @@ class PlainPolicy:
         stored = load_model(str(folder), dtype=self.model.dtype)
         copy_named(dict(self.model.named_parameters()), dict(stored.named_parameters()), "the model")
 
-    def _everything(self) -> dict[str, nn.Parameter]:
-        """What the optimizer holds, in its order."""
+    def optimized(self) -> dict[str, nn.Parameter]:
+        """Parameters that the optimizer steps, by name, in its order."""
         return {**self.parameters(), **{f"{VALUE_NAMES}{name}": each for name, each in self._value.items()}}
 
     def _names(self) -> list[str]:
-        return list(self._everything())
+        return list(self.optimized())
 
 
 def _trained(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in named if parameter.requires_grad}
-
-
-@torch.no_grad()
-def copy_named(targets: Mapping[str, Tensor], stored: Mapping[str, Tensor], what: str) -> None:
-    """Copy tensors into others of the same names; ValueError, with what differs, where they are not the same."""
-    if others := sorted(targets.keys() ^ stored.keys()):
-        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-        raise ValueError(
-            f"{what} has {len(stored)} tensors in the checkpoint and {len(targets)} in this run; only one of them has "
-            f"{', '.join(others[:3])}{more}"
-        )
-    for name, target in targets.items():
-        known = stored[name]
-        if known.shape != target.shape or known.dtype != target.dtype:
-            raise ValueError(
-                f"{what}, {name}: {tuple(known.shape)} {known.dtype} in the checkpoint, "
-                f"{tuple(target.shape)} {target.dtype} in this run"
-            )
-        target.copy_(known)

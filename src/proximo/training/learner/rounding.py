@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from proximo.algorithms import Algorithm
@@ -43,8 +44,9 @@ FLOAT32 = Bounds(mean=1e-4, largest=1e-4, relative=1e-4, trusts=True, stops=0.02
 BFLOAT16 = Bounds(mean=2e-3, largest=0.1, relative=0.1, trusts=False, stops=0.25)
 
 
-def bounds_of(model: PreTrainedModel) -> Bounds:
-    return BFLOAT16 if model.dtype in HALVES else FLOAT32
+def bounds_of(model: PreTrainedModel, dtype: torch.dtype | None = None) -> Bounds:
+    """`dtype` is what it computes in, if that is not its weights'."""
+    return BFLOAT16 if (dtype or model.dtype) in HALVES else FLOAT32
 
 
 def is_mixture(config: PreTrainedConfig) -> bool:
@@ -53,9 +55,10 @@ def is_mixture(config: PreTrainedConfig) -> bool:
     return any((getattr(text, name, None) or 0) > 1 for name in EXPERT_COUNTS)
 
 
-def max_gap(model: PreTrainedModel) -> float:
-    """The largest `sampler_gap` that rounding may explain, of a sampler that is the model itself."""
-    stops = bounds_of(model).stops
+def max_gap(model: PreTrainedModel, dtype: torch.dtype | None = None) -> float:
+    """The largest `sampler_gap` that rounding may explain, of a sampler that is the model itself. `dtype` is what it
+    computes in, if that is not its weights'."""
+    stops = bounds_of(model, dtype).stops
     return min(stops * MIXTURE_FACTOR, 1.0) if is_mixture(model.config) else stops
 
 

@@ -14,9 +14,8 @@ from transformers import PreTrainedModel
 
 from proximo.models.torch_globals import OwnDraws
 from proximo.storage.folders import remove_folder, write_folder
-from proximo.training.learner.old_checkpoints import by_name, optimizer_by_name
+from proximo.training.learner.named_tensors import by_name, copy_named, optimizer_by_name
 from proximo.training.learner.optimizer import HALVES, Optimizer
-from proximo.training.learner.policy import copy_named
 from proximo.training.runfolder.checkpoints import STATE, place, saved
 from proximo.training.runfolder.resume import Attempt, begin
 from proximo.training.runfolder.state import (

@@ -13,11 +13,11 @@ from proximo.models import load_model, load_tokenizer, pick_device, pick_dtype, 
 from proximo.models.shipped import resolve
 from proximo.samplers.embedded import local_sampler
 from proximo.tensor_types import Float
+from proximo.training.building import MAX_SLOTS
 from proximo.training.offline.encoding import Encoded, EncodedRows, completion_tokens, to_rows
 from proximo.training.pipeline.config import SFT, PipelineConfig
 from proximo.training.pipeline.result import Fooled, Measured
 from proximo.training.reward_mixing import judged
-from proximo.training.rl.run import MAX_SLOTS
 from proximo.types import Completion, Grade, Problem, Request
 
 TOKEN_BUDGET = 16384

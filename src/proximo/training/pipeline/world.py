@@ -14,8 +14,8 @@ from proximo.models.shipped import resolve
 from proximo.samplers.embedded import local_sampler
 from proximo.storage.folders import write_file
 from proximo.tasks import Sorting
+from proximo.training.building import MAX_SLOTS
 from proximo.training.pipeline.config import DEMONSTRATIONS, RANKINGS, SFT, PipelineConfig
-from proximo.training.rl.run import MAX_SLOTS
 from proximo.types import Completion, Problem, Request
 
 

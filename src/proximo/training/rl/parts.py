@@ -10,8 +10,7 @@ from torch import Tensor
 from proximo.samplers import Snapshot, WeightHistory
 from proximo.training.ahead.ahead import Ahead
 from proximo.training.learner.learner import Learner
-from proximo.training.learner.old_checkpoints import by_name, parts_by_name
-from proximo.training.learner.policy import copy_named
+from proximo.training.learner.named_tensors import by_name, copy_named, parts_by_name
 from proximo.training.records import PartState
 from proximo.training.rl.unscored import UnscoredWatch
 from proximo.training.runfolder.checkpoints import STATE

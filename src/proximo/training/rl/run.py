@@ -6,29 +6,19 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from proximo.health import Watch
-from proximo.models import load_model, pick_dtype
 from proximo.models.adapters.quantized import count_parameters
-from proximo.models.adapters.starting import base_for
-from proximo.models.compiling import allow_compiling
-from proximo.models.shipped import resolve
 from proximo.models.tokens.spelling import Spelling
-from proximo.models.values import OwnModel, ValueForm, load_value_model, value_model
 from proximo.rewards.grading import Grading
-from proximo.samplers import RunSamplers, SampledPolicy, Sampler, Snapshot, build_samplers
+from proximo.samplers import Sampler, Snapshot
 from proximo.tasks import Task
 from proximo.training.ahead.ahead import Ahead
 from proximo.training.ahead.gap import StaleWatch
-from proximo.training.ahead.weights import PolicyCopy
+from proximo.training.building import HoldsOnRanks, build_learner
 from proximo.training.config import RunConfig
-from proximo.training.learner.learner import Learner
-from proximo.training.learner.lora import LoraPolicy
 from proximo.training.learner.memory import explaining_memory
-from proximo.training.learner.policy import PlainPolicy, Policy
-from proximo.training.learner.rounding import max_gap
 from proximo.training.preflight.calibration import calibrate
 from proximo.training.preflight.preflight import preflight
 from proximo.training.records import Answered, Collected, DataCursor, Evaluation
@@ -42,8 +32,6 @@ from proximo.training.runfolder.files import METRICS
 from proximo.training.runfolder.log import RunLog
 from proximo.training.runfolder.signals import Stop
 
-MAX_SLOTS = 512
-"""Number of slots for decoding; a step with more rows refills slots as rows end."""
 SAMPLE_LESS = (
     "use a smaller sampling.max_tokens, or decode fewer rows: a smaller training.groups or training.group_size"
 )
@@ -53,7 +41,8 @@ SAMPLE_LESS = (
 class Run:
     """Everything a run holds in memory, built from its config."""
 
-    def __init__(self, config: RunConfig, folder: Path, progress: Progress) -> None:
+    def __init__(self, config: RunConfig, folder: Path, progress: Progress, ranks: HoldsOnRanks | None = None) -> None:
+        """`ranks`: where the run is one of several processes, what holds the policy on all of them."""
         self.config, self.folder, self.progress = config, folder, progress
         checked = preflight(config)
         self.tokenizer: PreTrainedTokenizerBase = checked.tokenizer
@@ -64,30 +53,9 @@ class Run:
         """Failures and worker processes of this run's graders."""
         with self.grading.active():
             self.remarks = [*calibrate(self.task, config.seed), *config.penalty_remarks]
-        value = config.value_options
-        device, dtype = checked.device, pick_dtype(config.dtype, checked.device)
-        backbone = value and _value_backbone(value.form, device, dtype)
-        quantization = None if config.adapter is None else config.adapter.quantize_base
-        self.model: PreTrainedModel = load_model(checked.path, device=device, dtype=dtype, quantization=quantization)
-        self.teacher = _teacher(config, device, dtype)
-        for each in filter(None, (self.model, backbone, self.teacher)):
-            allow_compiling(each, config.compile)
-        # First the value model, which may copy layers: a copy has no use for an adapter.
-        built = value and value_model(value.form, self.model, backbone)
-        policy = build_policy(self.model, config, checked.path)
-        self._copy, self.samplers = _samplers(config, policy, self.tokenizer)
-        self.learner = Learner(
-            policy,
-            config.algorithm.with_length_limit(config.sampling.max_tokens),
-            config.training,
-            temperature=config.sampling.temperature,
-            seed=config.seed,
-            value=built,
-            value_learning_rate=value and value.rate(config.training.learning_rate),
-            replay=config.routing_replay,
-            max_gap=None if self.samplers.differs or self._copy else max_gap(self.model),
-            steps=config.steps,
-        )
+        built = build_learner(config, checked.path, checked.device, self.tokenizer, ranks)
+        self.model, self.teacher = built.model, built.teacher
+        self._copy, self.samplers, self.learner = built.copy, built.samplers, built.learner
         self.watch, self.unscored = Watch(), UnscoredWatch(config.rewards.max_unscored, self.grading.failures)
         self.band, self.stale = BandWatch(config.algorithm), StaleWatch(config.ahead.staleness, config.algorithm)
         self.collector = Collector(
@@ -105,6 +73,8 @@ class Run:
         if staleness := config.ahead.staleness:
             self.ahead = Ahead(self._collect, self.model.device, staleness=staleness, steps=config.steps)
         self.log, self.stop = RunLog(folder), Stop()
+        if ranks is not None:
+            ranks.hold_signals(self.stop.held)
 
     @property
     def parameters(self) -> dict[str, int]:
@@ -202,42 +172,3 @@ class Run:
                     self.watch.look(row)
                     self.band.look(row)
                     self.stale.look(row)
-
-
-def build_policy(model: PreTrainedModel, config: RunConfig, path: str) -> Policy:
-    """What is trained: the model, which was loaded from `path`, or an adapter that is added to it."""
-    if config.adapter is None:
-        return PlainPolicy(model)
-    return LoraPolicy(model, config.adapter, base=base_for(path), seed=config.seed)
-
-
-def _samplers(
-    config: RunConfig, policy: Policy, tokenizer: PreTrainedTokenizerBase
-) -> tuple[PolicyCopy | None, RunSamplers]:
-    """The samplers, and the copy of the policy that they sample, if they work while the policy is trained."""
-    staleness, rows = config.ahead.staleness, config.training.groups * config.training.group_size
-    copy = PolicyCopy(policy) if staleness else None
-    sampled: SampledPolicy = copy or policy
-    record_routes = config.routing_replay == "sampler"
-    samplers = build_samplers(
-        config.sampler, sampled, tokenizer, slots=min(rows, MAX_SLOTS), record_routes=record_routes
-    )
-    if staleness and samplers.history is not None and samplers.history.kept():
-        raise ValueError(
-            f"ahead.staleness is {staleness}, but sampler {type(config.sampler).__name__} keeps older weights itself: "
-            "leave one of the two out"
-        )
-    return copy, samplers
-
-
-def _teacher(config: RunConfig, device: str, dtype: torch.dtype) -> PreTrainedModel | None:
-    if config.teacher is None:
-        return None
-    return load_model(resolve(config.teacher), device=device, dtype=dtype).requires_grad_(False)
-
-
-def _value_backbone(form: ValueForm, device: str, dtype: torch.dtype) -> PreTrainedModel | None:
-    """The value model's own weights, if it has a separate folder."""
-    if not isinstance(form, OwnModel) or form.path is None:
-        return None
-    return load_value_model(resolve(form.path), device=device, dtype=dtype)

@@ -13,9 +13,10 @@ from proximo.outside import named_file
 from proximo.storage.folders import MANIFEST, file_hash
 from proximo.training.old_names import completed
 
-FREE = ("checkpoints",)
+FREE = ("checkpoints", "ranks")
 FREE_NAMES = ("save_every",)
-"""Tables, and fields of any table, that may change at any time: when a run is saved does not affect its numbers."""
+"""Tables, and fields of any table, that may change at any time: when a run is saved does not affect its numbers, and
+another number of processes affects them as rounding does."""
 ADDED = {
     "adam_beta1": 0.9,
     "adam_beta2": 0.95,

@@ -75,6 +75,17 @@ class Stop:
             self._depth -= 1
         self.check()  # a signal during a finalizer, where Python drops exceptions from handlers
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A part of such a region that a signal must not interrupt: it takes effect at the end."""
+        depth, self._depth = self._depth, 0
+        try:
+            yield
+        finally:
+            self._depth = depth
+        if depth:
+            self.check()
+
     def _asked(self, number: int, _: FrameType | None) -> None:
         again, asked = self.signal is not None, signal.Signals(number)
         if again and asked == signal.SIGINT:

@@ -20,6 +20,7 @@ from proximo.models.values import OwnModel, value_model
 from proximo.samplers import Sampler, SamplingOptions, build_samplers
 from proximo.samplers.partial import end_tokens
 from proximo.tasks import Task
+from proximo.training.building import build_policy
 from proximo.training.config import RunConfig
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.optimizer import POLICY, VALUE
@@ -29,7 +30,6 @@ from proximo.training.records import DataCursor
 from proximo.training.reward_mixing import judged
 from proximo.training.rl.assemble import assemble, to_batch
 from proximo.training.rl.collect import Collector
-from proximo.training.rl.run import build_policy
 from proximo.training.selfcheck.checks import (
     PROBLEMS,
     Check,

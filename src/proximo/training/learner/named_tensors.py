@@ -1,8 +1,9 @@
-"""Reads checkpoints of format 1, which numbered tensors in the order of their parameters instead of naming them."""
+"""Tensors of a checkpoint, copied by name. Format 1 numbered them in the order of their parameters instead."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from proximo.training.learner.optimizer import MASTER
@@ -44,3 +45,22 @@ def parts_by_name(parts: Mapping[str, Any]) -> dict[str, Any]:
 def _name(names: Sequence[str], number: int) -> str:
     """A number beyond the parameters of this run stays one, and is refused as a name that only the file has."""
     return names[number] if number < len(names) else str(number)
+
+
+@torch.no_grad()
+def copy_named(targets: Mapping[str, Tensor], stored: Mapping[str, Tensor], what: str) -> None:
+    """Copy tensors into others of the same names; ValueError, with what differs, where they are not the same."""
+    if others := sorted(targets.keys() ^ stored.keys()):
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        raise ValueError(
+            f"{what} has {len(stored)} tensors in the checkpoint and {len(targets)} in this run; only one of them has "
+            f"{', '.join(others[:3])}{more}"
+        )
+    for name, target in targets.items():
+        known = stored[name]
+        if known.shape != target.shape or known.dtype != target.dtype:
+            raise ValueError(
+                f"{what}, {name}: {tuple(known.shape)} {known.dtype} in the checkpoint, "
+                f"{tuple(target.shape)} {target.dtype} in this run"
+            )
+        target.copy_(known)

@@ -1,0 +1,174 @@
+"""A run on ranks: what rank 0 gives to the loop, and how the others are built from the same config."""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from proximo.distributed.following import Crew
+from proximo.distributed.launching import GROUP_FAILED, is_launched, own_rank
+from proximo.distributed.mesh import Mesh
+from proximo.distributed.policy import ShardedPolicy
+from proximo.models import load_tokenizer, pick_device
+from proximo.models.shipped import resolve
+from proximo.samplers import RunSamplers, SampledPolicy, Sampler, SamplingOptions, Stream, build_samplers, gathered
+from proximo.training.building import Built, build_learner
+from proximo.training.config import RunConfig
+from proximo.training.learner.memory import first_line
+from proximo.training.learner.policy import PlainPolicy, Policy
+from proximo.training.runfolder.signals import SIGNALS
+from proximo.types import Completion, Request
+
+
+class CopiedPolicy:
+    """What samplers see of a sharded policy: its whole copy."""
+
+    def __init__(self, policy: ShardedPolicy) -> None:
+        self._policy = policy
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self._policy.copy
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        return self._policy.weights()
+
+
+class RankSampler:
+    """A sampler of rank 0 that refreshes from the shards; with `spread`, every rank samples some of the requests with
+    one of its own. Requests are then answered together, not one by one."""
+
+    def __init__(self, local: Sampler, policy: ShardedPolicy, crew: Crew, name: str, *, spread: bool) -> None:
+        self._local, self._policy, self._crew, self._name = local, policy, crew, name
+        self._copied = CopiedPolicy(policy)
+        self._spread = spread and crew.size > 1
+        crew.add(**{f"refresh_{name}": self._refresh_here, f"sample_{name}": self._sample_here})
+
+    @property
+    def repeats(self) -> bool:
+        return self._local.repeats
+
+    def refresh(self, policy: SampledPolicy, version: int) -> int:
+        self._policy.refresh()
+        return self._crew.tell(f"refresh_{self._name}", version)[0] if self._spread else self._refresh_here(version)
+
+    def stream(self, requests: Any, options: SamplingOptions, *, seed: int, step: int, version: int = 0) -> Stream:
+        if not self._spread:
+            yield from self._local.stream(requests, options, seed=seed, step=step, version=version)
+            return
+        shares = [list(range(rank, len(requests), self._crew.size)) for rank in range(self._crew.size)]
+        orders = [([requests[number] for number in own], options, seed, step, version) for own in shares]
+        found = self._crew.ask(f"sample_{self._name}", orders)
+        answers = {
+            number: each
+            for own, part in zip(shares, found, strict=True)
+            for number, each in zip(own, part, strict=True)
+        }
+        yield from sorted(answers.items())
+
+    def _refresh_here(self, version: int) -> int:
+        return self._local.refresh(self._copied, version)
+
+    def _sample_here(
+        self, requests: list[Request], options: SamplingOptions, seed: int, step: int, version: int
+    ) -> list[tuple[Completion, ...]]:
+        stream = self._local.stream(requests, options, seed=seed, step=step, version=version)
+        return gathered(stream, len(requests)) if requests else []
+
+
+class OnRanks:
+    """How a run is held by several processes; the loop of rank 0 asks it for a policy and for samplers."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+
+    def hold(self, policy: PlainPolicy, dtype: torch.dtype) -> Policy:
+        self._policy = ShardedPolicy(policy, self._crew, dtype)
+        return self._policy
+
+    def samplers(
+        self, factory: Any, tokenizer: PreTrainedTokenizerBase, *, slots: int, record_routes: bool
+    ) -> RunSamplers:
+        """Those of this process. A sampler that does not run on every rank is rank 0's alone."""
+        spread = getattr(factory, "on_every_rank", False)
+        copied = CopiedPolicy(self._policy)
+        built = build_samplers(factory, copied, tokenizer, slots=slots, record_routes=record_routes)
+        if built.history is not None:
+            raise ValueError(
+                f"sampler {type(factory).__name__} keeps older weights, which ranks do not: leave ranks out"
+            )
+        training = RankSampler(built.training, self._policy, self._crew, "training", spread=spread)
+        evaluation = RankSampler(built.evaluation, self._policy, self._crew, "evaluation", spread=spread)
+        return RunSamplers(training, evaluation, differs=built.differs)
+
+    def hold_signals(self, held: Callable[[], AbstractContextManager[None]]) -> None:
+        """`held` is a context in which signals wait: one must not end what ranks do together."""
+        self._crew.uninterrupted = held
+
+    def dismiss(self) -> None:
+        self._crew.dismiss()
+
+    def follow(self, built: Built) -> None:
+        """On ranks above 0: work until rank 0 ends the run."""
+        self._policy.follow(built.learner)
+
+
+@contextmanager
+def conducting(config: RunConfig) -> Iterator[OnRanks]:
+    """On rank 0: what holds the run on all ranks; they are dismissed at the end."""
+    mesh = _joined(config)
+    ranks = OnRanks(Crew(mesh))
+    with ended_with_group():
+        try:
+            yield ranks
+        finally:
+            ranks.dismiss()
+            mesh.close()
+
+
+def follow(config: RunConfig) -> None:
+    """On ranks above 0: build the same learner and samplers, and work until rank 0 ends the run."""
+    for each in SIGNALS:  # they are for rank 0, which tells the others when to end
+        signal.signal(each, signal.SIG_IGN)
+    mesh = _joined(config)
+    ranks = OnRanks(Crew(mesh))
+    path, device = resolve(config.model), pick_device(config.device)
+    with ended_with_group():
+        ranks.follow(build_learner(config, path, device, load_tokenizer(path), ranks))
+    mesh.close()
+
+
+@contextmanager
+def ended_with_group() -> Iterator[None]:
+    """A rank that cannot reach another one ends with a status of its own, by which the launcher starts all again."""
+    try:
+        yield
+    except RuntimeError as error:
+        # gloo has no class of errors of its own.
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
+            raise
+        print(f"rank {own_rank()} lost the others: {first_line(error)}", file=sys.stderr)
+        raise SystemExit(GROUP_FAILED) from error
+
+
+def _joined(config: RunConfig) -> Mesh:
+    """The group of processes that this one was started for; without RANK, one of its own."""
+    assert config.ranks is not None
+    device, wanted = torch.device(pick_device(config.device)).type, config.ranks.processes
+    if not is_launched() and wanted > 1:
+        raise ValueError(
+            f"ranks.processes is {wanted}, but this is one process: start it with proximo train, torchrun or "
+            "SLURM, which start them all"
+        )
+    if not is_launched():
+        return Mesh.alone(device=device, timeout=config.ranks.timeout)
+    mesh = Mesh.join(device=device, timeout=config.ranks.timeout, shard=config.ranks.shard)
+    if mesh.size != wanted:
+        raise ValueError(f"ranks.processes is {wanted}, but WORLD_SIZE is {mesh.size}: start as many processes")
+    return mesh

@@ -1,0 +1,123 @@
+"""Starts the processes of a run on this machine, and starts them again if one of them dies or hangs.
+
+Several machines: start `proximo train run.toml` with torchrun or SLURM on each of them, which set RANK; it then joins.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+RESTARTS = 3
+"""Times that a group which failed is started again; each time the run resumes from its newest checkpoint."""
+GRACE = 20.0
+"""Seconds that the other processes have to end by themselves, once one has ended."""
+POLL = 0.1
+GROUP_FAILED = 75
+"""Exit status of a rank that ends because it cannot reach another one."""
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Processes = list["subprocess.Popen[bytes]"]
+
+
+def is_launched() -> bool:
+    """Whether this process was started as one of a group, by `launch`, torchrun or SLURM with RANK set."""
+    return "RANK" in os.environ
+
+
+def own_rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def launch(command: Sequence[str], ranks: int, say: Callable[[str], None], *, restarts: int = RESTARTS) -> int:
+    """Run a command as `ranks` processes until rank 0 has ended by itself; returns its exit status."""
+    for attempt in range(restarts + 1):
+        group = _start(command, ranks)
+        try:
+            with _forwarding(group[0]):
+                failure = _watch(group)
+        finally:
+            _end(group)
+        if failure is None:
+            return group[0].returncode
+        left = restarts - attempt
+        then = (
+            f"all are started again from the newest checkpoint, {left} times at most" if left else "the run has ended"
+        )
+        say(f"{failure}: {then}")
+    return 1
+
+
+def _start(command: Sequence[str], ranks: int) -> Processes:
+    """A group with a meeting place of its own: what is left of an earlier one is not in its way."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    shared["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+    return [
+        # Groups of their own: Ctrl-C is for rank 0, which saves the run before it ends the others.
+        subprocess.Popen(
+            command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, process_group=0
+        )
+        for rank in range(ranks)
+    ]
+
+
+def _watch(group: Processes) -> str | None:
+    """Wait until the run is over; why the group failed, or None where rank 0 ended by itself, whatever its status."""
+    while all(each.poll() is None for each in group):
+        time.sleep(POLL)
+    deadline = time.monotonic() + GRACE
+    while any(each.poll() is None for each in group) and time.monotonic() < deadline:
+        time.sleep(POLL)
+    status = group[0].returncode
+    if status is not None and status >= 0 and status != GROUP_FAILED:
+        return None
+    others = {rank: each.returncode for rank, each in enumerate(group) if each.returncode != GROUP_FAILED}
+    for rank, code in others.items():
+        if code is not None and code < 0:
+            return f"rank {rank} was ended by {signal.Signals(-code).name}"
+    for rank, code in others.items():
+        if code:
+            return f"rank {rank} failed with status {code}"
+    hung = [str(rank) for rank, code in others.items() if code is None]
+    return f"rank {', '.join(hung)} hangs" if hung else "the ranks lost each other"
+
+
+def _end(group: Processes) -> None:
+    for each in group:
+        if each.poll() is None:
+            each.kill()
+        each.wait()
+
+
+@contextmanager
+def _forwarding(conductor: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Signals that ask a run to stop go to rank 0 alone."""
+
+    def forward(number: int, _: Any) -> None:
+        if conductor.poll() is None:
+            conductor.send_signal(number)
+
+    before = {each: signal.signal(each, forward) for each in FORWARDED if signal.getsignal(each) != signal.SIG_IGN}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def command_of(arguments: Sequence[str]) -> list[str]:
+    """The command that each process runs."""
+    return [sys.executable, "-m", "proximo.cli", *arguments]

@@ -1,0 +1,291 @@
+"""A sharded policy: the third way to hold weights, next to a whole model and an adapter.
+
+Rank 0's learner talks to it as to any other policy. Each call becomes an order that all ranks carry out with the plain
+or the LoRA policy that they hold in shards.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from proximo.distributed.following import Crew
+from proximo.distributed.saving import gathered, restore
+from proximo.distributed.sharding import HALVES, Root, local, refill, reshard, shard, whole
+from proximo.distributed.shares import Share, batch_shares, on_cpu, update_shares
+from proximo.models import Scores, frozen_copy, supports_packing
+from proximo.models.adapters.files import save_model
+from proximo.models.adapters.lora import has_adapter, merged_weights
+from proximo.models.adapters.quantized import quantized_layers
+from proximo.models.devices import with_precision
+from proximo.models.values import HeadOnOwnModel, ValueModel
+from proximo.tensor_types import Float
+from proximo.training.config import TrainingOptions
+from proximo.training.learner.gradients import UpdateRows
+from proximo.training.learner.guard import GradientPass
+from proximo.training.learner.learner import Learner
+from proximo.training.learner.memory import checkpoint_models, explaining_memory
+from proximo.training.learner.passes import Found, Job, OldScores, Passes, Rows, Shares, directly, joined
+from proximo.training.learner.policy import PlainPolicy, Tensors
+from proximo.types import Batch
+
+
+class ShardedPolicy:
+    """A policy whose parameters, gradients and moments are in shards on all ranks.
+
+    Every rank builds one, and a learner around it. Rank 0's learner uses it; the others call `follow`.
+
+    Example: Learner(ShardedPolicy(PlainPolicy(model), crew), GRPO, TrainingOptions(), temperature=1.0, seed=0)
+    """
+
+    def __init__(self, inner: PlainPolicy, crew: Crew, dtype: torch.dtype = torch.float32) -> None:
+        """`inner` has a whole model in float32, which `start` shards; its passes compute in `dtype`."""
+        kind = type(inner.model).__name__
+        if not supports_packing(inner.model):
+            raise ValueError(f"ranks: {kind} is outside the packed fast path, and cannot be sharded: leave ranks out")
+        if quantized_layers(inner.model):
+            raise ValueError("ranks: a quantised base cannot be sharded: leave adapter.quantize_base out, or ranks")
+        self._inner, self._crew, self._dtype = inner, crew, dtype
+        self.version = 0
+        self.copy: PreTrainedModel = with_precision(frozen_copy(inner.model), dtype)
+        """A whole copy on each rank, to sample with and to save; `refresh` brings it up to date."""
+        self._is_copy_old = False
+        self._runs: dict[Job, Callable[[Passes, Any], Any]] = {}
+        crew.add(
+            spread=self._spread_here,
+            old=self._old_here,
+            reference=self._reference_here,
+            norms=self._norms_here,
+            step=self._step_here,
+            rates=inner.set_rates,
+            zero_grad=inner.zero_grad,
+            fill_zeros=inner.fill_zeros,
+            broken=self._broken_here,
+            reset_reference=self._reset_here,
+            refill=self._refill_here,
+            tensors=self._tensors_here,
+            load=self._load_here,
+        )
+
+    def start(self, options: TrainingOptions, value: ValueModel | None, *, needs_reference: bool) -> None:
+        if options.adam_moments != "float32":
+            raise ValueError(
+                f"training.adam_moments is {options.adam_moments!r}: with ranks they are float32 in shards"
+            )
+        if value is not None and not isinstance(value, nn.Module):
+            raise ValueError(f"value.form builds a {type(value).__name__}: with ranks it must be a torch module")
+        self._inner.set_up(options, needs_reference=needs_reference)
+        mesh, model, reference = self._crew.mesh, self._inner.model, self._inner.reference
+        self._value = value
+        self._models = [model, *([value.model] if isinstance(value, HeadOnOwnModel) else [])]
+        self._roots: list[tuple[PreTrainedModel, Root]] = [(model, shard(model, mesh, self._dtype, value))]
+        if reference is not None:
+            self._roots.append((reference, shard(with_precision(reference, self._dtype), mesh, self._dtype)))
+        self._inner.start_optimizer(options, value)
+        self._norms: list[Tensor] = []
+        self._checkpointed = (0, False)
+
+    def follow(self, learner: Learner) -> None:
+        """On ranks above 0: work for rank 0 until the run ends. `learner` is this rank's own around this policy."""
+        self._runs = {"update": learner.gradients.of_rows, "values": learner.gradients.of_row_values}
+        if (balance := learner.balance) is not None:
+            self._runs["load"] = lambda passes, batch: balance.of_rows(self, passes, batch)
+        self._crew.follow()
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self._inner.model
+
+    # The whole copy
+
+    def refresh(self) -> None:
+        """Bring the copy up to date on every rank, if there was an update since the last time."""
+        if self._is_copy_old:
+            self._crew.tell("refill")
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        self.refresh()
+        if has_adapter(self.copy):
+            return merged_weights(self.copy)
+        return ((name, parameter.detach()) for name, parameter in self.copy.named_parameters())
+
+    def _refill_here(self) -> None:
+        refill(self.copy, self.model)
+        self._is_copy_old = False
+
+    # Passes
+
+    def scores(
+        self,
+        passes: Passes,
+        rows: Batch,
+        value: ValueModel | None = None,
+        *,
+        record: bool = False,
+        until: ExitStack | None = None,
+    ) -> tuple[Scores, Float[Tensor, "B T"] | None]:
+        return self._inner.scores(passes, rows, value, record=record, until=until)
+
+    def values(self, passes: Passes, value: ValueModel, rows: Batch) -> Float[Tensor, "B T"]:
+        return self._inner.values(passes, value, rows)
+
+    def spread(self, job: Job, run: Callable[[Passes, Rows], Found], passes: Passes, rows: Rows) -> Shares[Found]:
+        self._runs[job] = run
+        if not len(rows):
+            return []
+        if isinstance(rows, UpdateRows):
+            return self._found("spread", update_shares(rows, passes, self._crew.size), passes, job)
+        assert isinstance(rows, Batch)
+        return self._found("spread", batch_shares(rows, passes, self._crew.size), passes, job)
+
+    def without_gradient(
+        self, passes: Passes, batch: Batch, value: ValueModel | None = None, *, record: bool = False
+    ) -> OldScores:
+        shares = batch_shares(batch, passes, self._crew.size)
+        found: Shares[OldScores] = self._found("old", shares, passes, value is not None, record)
+        if len(found) == 1:
+            return found[0][1]
+        blank = torch.zeros_like(batch.rollout_logprobs)
+        logprobs, entropy, values = blank.clone(), blank.clone(), None if value is None else blank.clone()
+        for index, each in found:
+            logprobs[index], entropy[index] = each.logprobs, each.entropy
+            if values is not None:
+                assert each.values is not None
+                values[index] = each.values
+        routes = [(index, each.routes) for index, each in found if each.routes is not None]
+        return OldScores(logprobs, entropy, values, joined(routes, batch))
+
+    def reference_logprobs(self, passes: Passes, batch: Batch) -> Float[Tensor, "B T"]:
+        logprobs = torch.zeros_like(batch.rollout_logprobs)
+        for index, each in self._found("reference", batch_shares(batch, passes, self._crew.size), passes):
+            logprobs[index] = each
+        return logprobs
+
+    def _found(self, job: str, shares: list[Share[Any]], passes: Passes, *more: Any) -> Shares[Any]:
+        """What ranks find in their shares; of ranks that have rows."""
+        plain = replace(passes, through=directly)
+        found = self._crew.ask(job, [(plain, each, *more) for each in shares])
+        return [(share.index, each) for share, each in zip(shares, found, strict=True) if share.rows is not None]
+
+    def _each(self, passes: Passes, share: Share[Rows], run: Callable[[Passes, Rows], Found]) -> Found | None:
+        """On each rank: its own rows, and then the passes that others still make."""
+        if (passes.checkpointed, passes.offloaded) != self._checkpointed:
+            checkpoint_models(self._models, passes)
+            self._checkpointed = (passes.checkpointed, passes.offloaded)
+        passes, rank = replace(passes, through=self._through), self._crew.mesh.rank
+        # With other processes in the same pass it cannot be done again with fewer tokens.
+        advice = f"on rank {rank}; set a smaller training.token_budget, the last was {passes.token_budget}"
+        with nullcontext() if self.may_repeat else explaining_memory(advice):
+            found = None if share.rows is None else run(passes, share.rows)
+            for _ in range(share.idle):
+                run(passes, share.idle_rows)
+        for _, root in self._roots:
+            reshard(root)
+        return found
+
+    def _through(self, model: PreTrainedModel, work: Callable[[], Any]) -> Any:
+        [root] = [root for known, root in self._roots if known is model]
+        return root.run(work)
+
+    def _spread_here(self, passes: Passes, share: Share[Any], job: Job) -> Any:
+        found = self._each(passes, share, self._runs[job])
+        return on_cpu(found) if isinstance(found, GradientPass) else found
+
+    def _old_here(self, passes: Passes, share: Share[Batch], has_values: bool, record: bool) -> OldScores | None:
+        value = self._value if has_values else None
+        return self._each(
+            passes, share, lambda passes, rows: self._inner.without_gradient(passes, rows, value, record=record)
+        )
+
+    def _reference_here(self, passes: Passes, share: Share[Batch]) -> Tensor | None:
+        return self._each(passes, share, self._inner.reference_logprobs)
+
+    @property
+    def may_repeat(self) -> bool:
+        return self._crew.size == 1
+
+    @property
+    def has_reference(self) -> bool:
+        return self._inner.has_reference
+
+    def reset_reference(self) -> None:
+        self._crew.tell("reset_reference")
+
+    @torch.no_grad()
+    def _reset_here(self) -> None:
+        if self._inner.reference is None:  # an adapter, which keeps its own shards
+            self._inner.reset_reference()
+            return
+        for own, weight in zip(self._inner.reference.parameters(), self.model.parameters(), strict=True):
+            local(own).copy_(local(weight))
+        self._inner.reference_was_reset = True
+
+    # Updates
+
+    def set_rates(self, policy: float, value: float) -> None:
+        self._crew.tell("rates", policy, value)
+
+    def zero_grad(self) -> None:
+        self._crew.tell("zero_grad")
+
+    def fill_zeros(self) -> None:
+        self._crew.tell("fill_zeros")
+
+    def apply(self, max_norm: float, accepts: Callable[[list[float]], bool]) -> list[float]:
+        norms: list[float] = self._crew.tell("norms")[0]
+        if accepts(norms):
+            self._crew.tell("step", max_norm)
+        return norms
+
+    def _norms_here(self) -> list[float]:
+        self._norms = [whole(norm) for norm in self._inner.optimizer.norms()]
+        return [float(norm) for norm in self._norms]
+
+    def _step_here(self, max_norm: float) -> None:
+        self._inner.optimizer.step_clipped(max_norm, self._norms)
+        self._is_copy_old = True
+
+    @property
+    def trains_values(self) -> bool:
+        return self._inner.trains_values
+
+    def broken_gradients(self) -> tuple[str, ...]:
+        found = [set(names) for names in self._crew.tell("broken")]
+        return tuple(name for name in self._inner.optimized() if name in set().union(*found))
+
+    def _broken_here(self) -> list[str]:
+        gradients = {name: each.grad for name, each in self._inner.optimized().items() if each.grad is not None}
+        return [name for name, each in gradients.items() if not local(each).isfinite().all()]
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._inner.pending_bytes // self._crew.mesh.shard_size
+
+    # State
+
+    def save(self, folder: Path) -> None:
+        self.refresh()
+        save_model(self.copy, folder)
+
+    def state(self) -> dict[str, Any]:
+        return self._inner.state() | {"version": self.version}
+
+    def tensors(self) -> Tensors:
+        return self._crew.tell("tensors")[0]
+
+    def load(self, folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self._crew.tell("load", str(folder), dict(state))  # each rank reads the files itself
+        self.version = self._inner.version
+
+    def _tensors_here(self) -> Tensors | None:
+        found = gathered(self._inner, masters=self._dtype in HALVES)
+        return found if self._crew.mesh.rank == 0 else None
+
+    def _load_here(self, folder: str, state: dict[str, Any]) -> None:
+        restore(self._inner, self.copy, Path(folder), state)
+        self._is_copy_old = False

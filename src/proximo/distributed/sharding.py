@@ -1,0 +1,123 @@
+"""A model in shards: FSDP2 around one root module whose call is a whole pass.
+
+A pass walks through the submodules and reads the head's weight, and never calls the model itself. So the root that
+gathers embedding, norm and head is a module of our own, whose forward is whatever pass it is given.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+
+from proximo.distributed.mesh import Mesh
+from proximo.models.packing.attention import decoder_layers
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+class Root(nn.Module):
+    """Everything whose shards one pass gathers. Its call runs a pass and returns that pass's tensors with a gradient,
+    on which FSDP hangs what gathers the shards again for the backward pass."""
+
+    def __init__(self, *modules: nn.Module) -> None:
+        super().__init__()
+        self.held = nn.ModuleList(modules)
+
+    def forward(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        return work()
+
+    def run(self, work: Callable[[], Any]) -> Any:
+        """What a pass finds."""
+        found: list[Any] = []
+
+        def forward() -> tuple[Tensor, ...]:
+            found.append(work())
+            return tuple(with_gradient(found[0]))
+
+        self(forward)
+        return found[0]
+
+
+def with_gradient(found: Any) -> Iterator[Tensor]:
+    """The tensors of a pass's result through which a gradient can reach the model. Of a view, what it is a view of:
+    its gradient passes through there, and FSDP wants no views."""
+    if isinstance(found, Tensor):
+        if found.requires_grad:
+            yield found if found._base is None else found._base
+    elif isinstance(found, tuple):
+        for each in found:
+            yield from with_gradient(each)
+    elif is_dataclass(found):
+        for field in fields(found):
+            yield from with_gradient(getattr(found, field.name))
+
+
+def shard(model: PreTrainedModel, mesh: Mesh, dtype: torch.dtype, value: nn.Module | None = None) -> Root:
+    """Shard a model's parameters in place, and those of a value model that shares its passes.
+
+    Parameters stay as wide as they are and compute in `dtype`. Gradients are summed over ranks in float32, not
+    averaged: the weights of an update are over all its rows already.
+    """
+    half = dtype in HALVES
+    narrow = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False) if half else MixedPrecisionPolicy()
+    for layer in decoder_layers(model):
+        fully_shard(layer, mesh=mesh.devices, mp_policy=narrow)
+    if value is not None:
+        for each in _layers_of(value):
+            fully_shard(each, mesh=mesh.devices, mp_policy=narrow)
+        if (head := dict(value.named_children()).get("head")) is not None:
+            fully_shard(head, mesh=mesh.devices)  # in float32: half a digit of a value is not enough to learn from
+    root = Root(*(each for each in (model, value) if each is not None))
+    fully_shard(root, mesh=mesh.devices, mp_policy=narrow)
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    return root
+
+
+def _layers_of(value: nn.Module) -> Iterator[nn.Module]:
+    """Layers of a value model's own."""
+    own = dict(value.named_children())
+    if isinstance(model := own.get("model"), PreTrainedModel):
+        yield from decoder_layers(model)
+    elif isinstance(layers := own.get("layers"), nn.ModuleList):
+        yield from layers
+
+
+def reshard(root: nn.Module) -> None:
+    """Give back what the last pass gathered: if shards change meanwhile, the next pass would read the old weights."""
+    assert isinstance(root, FSDPModule)
+    root.reshard()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor that all ranks hold shards of; all of them ask together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def like(tensor: Tensor, sharded: Tensor) -> Tensor:
+    """This rank's shard of a whole tensor that every rank has, laid out as another one is."""
+    if not isinstance(sharded, DTensor) or not tensor.ndim:
+        return tensor
+    tensor = tensor.to(device=sharded.device)
+    return distribute_tensor(tensor, sharded.device_mesh, sharded.placements, src_data_rank=None)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def refill(copy: PreTrainedModel, model: PreTrainedModel) -> None:
+    """Bring a whole copy up to date in place, so that whatever points at its memory stays valid; all ranks together.
+    Weights that are not trained are in it already."""
+    for own, sharded in zip(copy.parameters(), model.parameters(), strict=True):
+        if sharded.requires_grad:
+            own.copy_(whole(sharded.detach()))

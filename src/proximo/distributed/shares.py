@@ -1,0 +1,111 @@
+"""How rows are dealt out to ranks: whole groups, and equally many passes on each rank.
+
+Every pass of a sharded model is made by all ranks together. So a rank with fewer micro-batches than others makes up for
+them with passes over one short row, whose weights are 0 and whose results are dropped.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Generic
+
+import torch
+from torch import Tensor
+
+from proximo.models.routing import Agreement
+from proximo.tensor_types import Int
+from proximo.training.learner.gradients import UpdateRows
+from proximo.training.learner.guard import GradientPass
+from proximo.training.learner.passes import Passes, Rows
+from proximo.types import Batch, Stats
+
+
+@dataclass(frozen=True)
+class Share(Generic[Rows]):
+    """What one rank gets of some work over rows."""
+
+    index: Int[Tensor, " M"]
+    """Row numbers among all rows."""
+    rows: Rows | None
+    """Its own rows; None: there are none for it."""
+    idle_rows: Rows
+    """One row without weight, to make a pass with."""
+    idle: int
+    """Number of passes to make with it."""
+
+
+def deal(sizes: Mapping[int, int], ranks: int) -> list[list[int]]:
+    """Numbers of groups for each rank: the largest group first, each to the rank with the fewest tokens so far."""
+    filled, dealt = [0] * ranks, [list[int]() for _ in range(ranks)]
+    for number in sorted(sizes, key=lambda number: (-sizes[number], number)):
+        rank = filled.index(min(filled))
+        dealt[rank].append(number)
+        filled[rank] += sizes[number]
+    return dealt
+
+
+def row_shares(batch: Batch, ranks: int) -> list[Int[Tensor, " M"]]:
+    """Row numbers for each rank; a group is never split, so that each of its prompts is computed once."""
+    lengths, sizes = batch.lengths.tolist(), dict[int, int]()
+    for number, length in zip(batch.group.tolist(), lengths, strict=True):
+        sizes[number] = sizes.get(number, len(batch.prompts[number])) + length
+    dealt = deal(sizes, ranks)
+    return [torch.isin(batch.group, torch.tensor(own, dtype=torch.long)).nonzero().squeeze(1) for own in dealt]
+
+
+def batch_shares(batch: Batch, passes: Passes, ranks: int) -> list[Share[Batch]]:
+    """The shares of work that has no weights."""
+    return [
+        Share(index, trimmed(batch.rows(index)) if len(index) else None, trimmed(batch.rows(short)), idle)
+        for index, short, idle in _dealt(batch, passes, ranks)
+    ]
+
+
+def update_shares(update: UpdateRows, passes: Passes, ranks: int) -> list[Share[UpdateRows]]:
+    """The shares of an update's rows."""
+
+    def part(index: Int[Tensor, " M"]) -> UpdateRows:
+        rows = update.rows(index)
+        return replace(rows, batch=trimmed(rows.batch))
+
+    return [
+        Share(index, part(index) if len(index) else None, without_weight(part(short)), idle)
+        for index, short, idle in _dealt(update.batch, passes, ranks)
+    ]
+
+
+def _dealt(batch: Batch, passes: Passes, ranks: int) -> list[tuple[Tensor, Tensor, int]]:
+    """For each rank its rows, the shortest row of all, and how many passes it has to make with that one."""
+    indices = row_shares(batch, ranks)
+    counts = [len(list(passes.parts(batch.rows(index)))) if len(index) else 0 for index in indices]
+    short = (batch.lengths + torch.tensor([len(batch.prompts[number]) for number in batch.group.tolist()])).argmin()
+    return [(index, short.reshape(1), max(counts) - own) for index, own in zip(indices, counts, strict=True)]
+
+
+def trimmed(batch: Batch) -> Batch:
+    """The batch without what its rows do not need: other groups' prompts and routes, and where the rows come from.
+    Groups keep their numbers."""
+    own = set(batch.group.tolist())
+    prompts = tuple(prompt if number in own else () for number, prompt in enumerate(batch.prompts))
+    routes = tuple(each if number in own else each[:0] for number, each in enumerate(batch.prompt_routes))
+    return replace(batch, prompts=prompts, prompt_routes=routes, groups=())
+
+
+def without_weight(update: UpdateRows) -> UpdateRows:
+    """The same rows with every weight 0: they pass through the model, and add nothing to gradient or loss."""
+    plan = update.plan
+    if plan is not None:
+        others = tuple(None if each is None else torch.zeros_like(each) for each in plan.extra_weights)
+        plan = replace(plan, weights=torch.zeros_like(plan.weights), extra_weights=others)
+    return replace(update, weights=torch.zeros_like(update.weights), plan=plan)
+
+
+def on_cpu(found: GradientPass) -> GradientPass:
+    """To be sent to another process."""
+    stats = Stats(*({name: each.cpu() for name, each in kind.items()} for kind in vars(found.stats).values()))
+    agreements = [part and tuple(map(_agreement_on_cpu, part)) for part in found.agreements]
+    parts, entropies = ([(index, each.cpu()) for index, each in kind] for kind in (found.parts, found.entropies))
+    return replace(found, stats=stats, parts=parts, entropies=entropies, agreements=agreements)
+
+
+def _agreement_on_cpu(found: Agreement) -> Agreement:
+    return Agreement(found.positions.cpu(), found.equal.cpu(), found.changed.cpu())

@@ -1,0 +1,62 @@
+"""Starting the processes of a run, and starting them again."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from proximo.distributed import launching
+from proximo.distributed.launching import launch
+from proximo.training.ranks import Ranks
+
+SOURCE = Path(launching.__file__).parents[1]
+BEGIN = "import os, pathlib, sys, time; rank = int(os.environ['RANK']); seen = pathlib.Path(sys.argv[1]); "
+
+
+def started(code: str, folder: Path, ranks: int = 2, **options: int) -> tuple[int, list[str]]:
+    said: list[str] = []
+    return launch([sys.executable, "-c", BEGIN + code, str(folder)], ranks, said.append, **options), said
+
+
+def test_each_process_knows_its_rank_and_rank_0_gives_the_status(tmp_path):
+    code = (
+        "(seen / str(rank)).write_text(os.environ['WORLD_SIZE'] + os.environ['LOCAL_RANK']); sys.exit(3 * (rank == 0))"
+    )
+    assert started(code, tmp_path, 3) == (3, [])
+    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {"0": "30", "1": "31", "2": "32"}
+
+
+def test_a_rank_that_dies_starts_all_of_them_again(tmp_path):
+    code = (
+        "tried = seen / str(rank); again = tried.exists(); tried.touch(); "
+        "rank and not again and os.kill(os.getpid(), 9); sys.exit(0 if again else 75)"
+    )
+    status, said = started(code, tmp_path)
+    assert status == 0
+    assert said == ["rank 1 was ended by SIGKILL: all are started again from the newest checkpoint, 3 times at most"]
+
+
+def test_a_rank_that_hangs_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(launching, "GRACE", 0.3)
+    status, said = started("time.sleep(600 * rank); sys.exit(75)", tmp_path, restarts=0)
+    assert (status, said) == (1, ["rank 1 hangs: the run has ended"])
+
+
+def test_nothing_of_it_is_imported_by_a_run_of_one_process():
+    importing = re.compile(r"^(?:from|import) proximo\.distributed", re.MULTILINE)
+    others = [each for each in SOURCE.rglob("*.py") if SOURCE / "distributed" not in each.parents]
+    assert not [each for each in others if importing.search(each.read_text())]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"processes": 0}, "ranks.processes is 0"),
+        ({"processes": 4, "shard": 3}, "ranks.shard is 3"),
+        ({"timeout": 0.0}, "ranks.timeout is 0.0"),
+    ],
+)
+def test_options_that_cannot_be(options, named):
+    with pytest.raises(ValueError, match=named):
+        Ranks(**options)
