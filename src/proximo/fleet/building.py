@@ -28,10 +28,12 @@ def build_fleet(
 ) -> FleetSampler:
     """Nothing is started yet: that happens when the first weights are pushed."""
     scratch = Path(tempfile.mkdtemp(prefix="proximo-fleet-"))
-    if options.engine == "embedded":
-        make = _embedded(policy, tokenizer)
-    else:
-        make = _vllm(options, policy, tokenizer, slots, scratch)
+    try:
+        embedded = options.engine == "embedded"
+        make = _embedded(policy, tokenizer) if embedded else _vllm(options, policy, tokenizer, slots, scratch)
+    except ValueError:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
     return FleetSampler(
         policy.model,
         tokenizer,
