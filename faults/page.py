@@ -135,7 +135,8 @@ def _gaps(families: Mapping[str, Any]) -> str:
 OUT_OF_REACH = (
     "Not tested: loss of power (only processes are killed, the disk keeps working), failures of a GPU, and runs on "
     "several machines.",
-    "Not implemented, so not attacked: judges over the network, sampling in parallel with training, several processes. "
+    "Not implemented, so not attacked: judges over the network. Not attacked here yet: ranks, engines and sampling "
+    "ahead, which have tests of their own. "
     "The page of `proximo view` is attacked by its own tests (test_view.py and test_damage.py), not here.",
 )
 

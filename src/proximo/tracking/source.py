@@ -21,7 +21,7 @@ from proximo.training.runfolder.files import EVENTS, METRICS, RESULT, ROLLOUTS, 
 
 SYSTEM = f"{TRACKING}/system.jsonl"
 """Readings of the machine; see readings.py."""
-FACTS = ("algorithm", "version", "commit", "python", "torch", "transformers", "processor", "argv", "parameters")
+FACTS = ("algorithm", "version", "source", "python", "torch", "transformers", "processor", "argv", "parameters")
 """Keys of run.json that trackers get."""
 
 

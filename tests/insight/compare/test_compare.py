@@ -581,7 +581,7 @@ def test_what_is_not_equal_is_named(copied):
     file = place.run(job) / "run.json"
     record = json.loads(file.read_text())
     # Where the command was given is no matter; another model is, and versions that it went on with.
-    file.write_text(json.dumps(record | {"commit": "elsewhere"}))
+    file.write_text(json.dumps(record | {"argv": ["elsewhere"]}))
     assert unequal(plan, place) == []
     attempts = [*record["attempts"], record["attempts"][0] | {"torch": "1.0"}]
     file.write_text(json.dumps(record | {"fingerprints": {"model": "0" * 64}, "attempts": attempts}))

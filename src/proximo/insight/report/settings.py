@@ -16,7 +16,7 @@ MAX_TEXT = 20_000
 """Maximum characters shown of config.toml."""
 MAX_FILES = 200
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-VERSIONS = ("python", "torch", "transformers", "processor", "commit")
+VERSIONS = ("version", "source", "python", "torch", "transformers", "processor")
 
 
 def configuration(facts: Facts) -> str:

@@ -147,7 +147,7 @@ def read_lines(path: Path, start: int) -> tuple[bytes, int]:
 def about(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
     """A run's config, command and versions."""
     record, result = run.record, run.result or {}
-    versions = ("commit", "python", "torch", "transformers", "processor", "machine")
+    versions = ("version", "source", "python", "torch", "transformers", "processor", "machine")
     settings = _settings(run.config_text)
     return {
         "state": run.state,

@@ -7,7 +7,6 @@ be written are kept and tried again; for other files one warning is printed and 
 import json
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -181,18 +180,9 @@ def facts() -> dict[str, object]:
         "argv": without_secrets(sys.argv),
         "version": __version__,
         "source": source_fingerprint(),
-        "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "processor": platform.machine(),
         "machine": Machine.current().to_dict(),
     }
-
-
-def _commit() -> str | None:
-    try:
-        result = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=5)
-    except (OSError, subprocess.TimeoutExpired):  # no git on this machine, which a run does not need
-        return None
-    return result.stdout.strip() or None

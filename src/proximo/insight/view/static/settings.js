@@ -57,5 +57,5 @@ function attempts(list) {
 
 function pairs(values) {
   const text = (value) => (typeof value === "object" ? Object.entries(value).map(([name, each]) => `${name} ${each}`).join(", ") : String(value));
-  return element("p", { class: "faint versions" }, ...Object.entries(values ?? {}).map(([name, value]) => element("span", {}, `${oneLine(name)} `, quoted(oneLine(name === "commit" ? text(value).slice(0, 12) : text(value))))));
+  return element("p", { class: "faint versions" }, ...Object.entries(values ?? {}).map(([name, value]) => element("span", {}, `${oneLine(name)} `, quoted(oneLine(text(value))))));
 }
