@@ -98,6 +98,7 @@ def test_a_gpu_by_its_numbers(capsys):
         "arithmetic": 989e12,
         "is_gpu": True,
         "context": 0.6,
+        "link": 32e9,
     }
     _, found = planned(["--model", "0.6B", "--gpu", "H200", "--gpu.memory", "60"], capsys)
     assert (found["card"]["name"], found["card"]["memory"]) == ("H200", 60)

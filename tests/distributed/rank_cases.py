@@ -103,7 +103,7 @@ def run_case(name: str, hold: Holding = lambda policy: policy) -> Results:
 def build(case: Case, hold: Holding) -> Learner:
     shape = {"hidden": 16, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate": 24}
     model = tiny_moe(**shape, experts=4) if case.experts else tiny_model(**shape)
-    value = case.form and value_model(case.form, model)
+    value = None if case.form is None else value_model(case.form, model)
     inner = LoraPolicy(model, Lora(rank=4), base="tiny", seed=0) if case.lora else PlainPolicy(model)
     options = TrainingOptions(
         groups=5, group_size=4, minibatches=1, learning_rate=1e-3, warmup_steps=0, token_budget=60

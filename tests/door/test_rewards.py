@@ -19,10 +19,10 @@ from proximo.rewards import ExactMatch, GivenFunction, PythonFunction
 from proximo.rewards.given import fingerprint
 from proximo.rewards.grading import grading
 from proximo.tasks import File
+from proximo.training import building
 from proximo.training.config import RunConfig
 from proximo.training.reward_mix import RewardMix, WeightedRule
 from proximo.training.reward_mixing import judged
-from proximo.training.rl import run as run_module
 from proximo.training.rl.collect import is_dropped
 from proximo.types import Completion, Group, Problem, Rollout
 from tests.door.settings import small
@@ -285,7 +285,7 @@ def test_a_run_with_a_lambda_needs_it_again_to_resume(tmp_path: Path, monkeypatc
     read = proximo.open_run(folder).config
     assert isinstance(read, RunConfig)
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "load_model", None)  # refused before
+        patch.setattr(building, "load_model", None)  # refused before
         with pytest.raises(ValueError, match="'longer' was given in Python, and no file holds it"):
             proximo.train(read, folder, quiet=True)
         with pytest.raises(ValueError, match=r"rewards.rules\[0\].reward.code was"):

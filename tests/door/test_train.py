@@ -14,7 +14,7 @@ import proximo
 from proximo import toml
 from proximo.cli import main
 from proximo.cli.flags import as_flags
-from proximo.training.rl import run as run_module
+from proximo.training import building
 from tests.door.settings import small
 
 
@@ -56,7 +56,7 @@ def test_command_line_and_python_resume_each_others_runs(tmp_path: Path):
 
 
 def test_a_finished_run_returns_its_result_at_once(whole: Path, monkeypatch):
-    monkeypatch.setattr(run_module, "load_model", None)  # no model is loaded
+    monkeypatch.setattr(building, "load_model", None)  # no model is loaded
     result = proximo.train(small(), whole, quiet=True)
     assert result.checkpoint == whole / "checkpoints" / "step-000003"
     assert result == proximo.open_run(whole).result
@@ -136,7 +136,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("config", "message"), REFUSED)
 def test_bad_input_is_refused_before_a_model_loads(config, message: str, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(run_module, "load_model", None)
+    monkeypatch.setattr(building, "load_model", None)
     with pytest.raises(ValueError, match=message):
         proximo.train(config(), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()

@@ -1,16 +1,12 @@
 """The options of a fleet: what is refused before anything starts, and what a run without engines loads."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from proximo import toml
 from proximo.fleet.options import Fleet
 from proximo.training.config import RunConfig
-from tests import ROOT
 from tests.fleet.conformance import SmallPolicy
+from tests.processes import Script
 
 
 @pytest.mark.parametrize(
@@ -68,11 +64,8 @@ def test_copies_count_where_engines_share_the_process():
     assert (Fleet(engines=3).copies, Fleet(engine="embedded", engines=3).copies) == (0, 3)
 
 
-def test_a_run_without_engines_loads_their_options_alone():
-    code = (
-        "import sys, proximo.training.rl.train, proximo.cli.commands.train\n"
-        "print(sorted(each for each in sys.modules if each.startswith('proximo.fleet')))"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert found.stdout.strip() == "['proximo.fleet', 'proximo.fleet.options']", found.stderr
+def test_a_run_without_engines_loads_their_options_alone(tmp_path):
+    code = "print(sorted(each for each in sys.modules if each.startswith('proximo.fleet')))"
+    script = Script(code, stdout=tmp_path / "out", stderr=tmp_path / "err")  # in it, `proximo train` is imported
+    assert script.wait() == 0
+    assert (tmp_path / "out").read_text() == "['proximo.fleet', 'proximo.fleet.options']\n"

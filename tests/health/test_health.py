@@ -25,6 +25,7 @@ from proximo.samplers import SamplingOptions
 from proximo.storage.lines import Lines
 from proximo.tasks import File
 from proximo.tasks.arithmetic import Arithmetic
+from proximo.training.ahead.gap import StaleWatch
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
 from proximo.training.records import Collected, DataCursor
 from proximo.training.reward_mix import RewardMix, WeightedRule
@@ -614,7 +615,9 @@ def test_a_run_on_prompts_alone_does_not_know_what_is_solved(settings, tmp_path)
 def test_a_damaged_row_is_no_reason_not_to_go_on(tmp_path):
     damaged = b'{"outcome": 0.0}\n{"outcome": 0.0}\n???\n[1]\n\xff\xfe\n{"outcome": 0.0}\n{"outco'
     (tmp_path / "metrics.jsonl").write_bytes(damaged)
-    run = SimpleNamespace(folder=tmp_path, watch=Watch([NoReward(window=3)]), band=BandWatch(GSPO))
+    run = SimpleNamespace(
+        folder=tmp_path, watch=Watch([NoReward(window=3)]), band=BandWatch(GSPO), stale=StaleWatch(0, GSPO)
+    )
     Run.remember(run)  # pyright: ignore[reportArgumentType]
     assert run.watch.history.trained == 3
 

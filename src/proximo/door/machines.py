@@ -13,6 +13,8 @@ from proximo.models import Precision, load_model, load_tokenizer, pick_device, p
 from proximo.models.inspecting import tensors
 from proximo.models.loading import base_of
 from proximo.models.shipped import resolve
+from proximo.training.building import HoldsOnRanks
+from proximo.training.config import RunConfig
 
 
 @contextmanager
@@ -69,3 +71,15 @@ def num_parameters(folder: Path) -> int | None:
     shapes = [shape for file in folder.glob("*.safetensors") for shape in tensors(file).values()]
     count = sum(map(math.prod, shapes))
     return count or None
+
+
+@contextmanager
+def on_ranks(config: RunConfig) -> Iterator[HoldsOnRanks | None]:
+    """What holds the run on several processes, if it has any; a run of one imports nothing of it."""
+    if config.ranks is None:
+        yield None
+        return
+    from proximo.distributed.conducting import conducting
+
+    with conducting(config) as ranks:
+        yield ranks

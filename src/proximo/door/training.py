@@ -1,7 +1,6 @@
 """`proximo.train`: reinforcement learning from a config, or from a model and data, into a run folder."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from proximo.algorithms import Algorithm
 from proximo.data.given import keep_rows, rows_of
 from proximo.defaults import START, Default, defaults_for, facts_of, listed, with_defaults
 from proximo.door.folders import PathLike, attempted, folder_for, suit_attempt
-from proximo.door.machines import as_found
+from proximo.door.machines import as_found, on_ranks
 from proximo.door.progress import OnStep, Silent, Watched
 from proximo.door.refusing import refuse_kind, refuse_values
 from proximo.door.rewards import Rewards, with_rewards
@@ -28,7 +27,6 @@ from proximo.tasks.sources.opening import open_data
 from proximo.tasks.sources.recognising import Chosen
 from proximo.tracking.named import check_names
 from proximo.tracking.starting import tracked
-from proximo.training.building import HoldsOnRanks
 from proximo.training.config import RunConfig
 from proximo.training.outside_errors import naming_failures
 from proximo.training.preflight.prompts import check_prompts
@@ -278,7 +276,7 @@ def trained(
     refuse_fewer_steps(config, attempt.resume_from)
     with tracked(attempt.folder, track, say):
         try:
-            with naming_failures(config), _on_ranks(config) as ranks:
+            with naming_failures(config), on_ranks(config) as ranks:
                 run = Run(config, attempt.folder, progress, ranks)
                 for line in (*(opening if attempt.resume_from is None else ()), *run.grading.called()):
                     say(line)
@@ -287,18 +285,6 @@ def trained(
                 return loop.train(run, attempt, ends=ends)
         finally:
             progress.stop()
-
-
-@contextmanager
-def _on_ranks(config: RunConfig) -> Iterator[HoldsOnRanks | None]:
-    """What holds the run on several processes, if it has any; a run of one imports nothing of it."""
-    if config.ranks is None:
-        yield None
-        return
-    from proximo.distributed.conducting import conducting
-
-    with conducting(config) as ranks:
-        yield ranks
 
 
 def _has_steps_left(config: RunConfig, attempt: Attempt) -> bool:

@@ -54,9 +54,20 @@ class ModelShape:
         return self.model.config.get_text_config()
 
     @cached_property
+    def _counts(self) -> tuple[int, int, int]:
+        """`parameters`, `matrices` and `body`: counting takes long enough to do it once."""
+        chosen, matrices = getattr(self.config, "num_experts_per_tok", None) or 1, _matrices(self.model)
+        body = (each.numel() * chosen // len(each) if each.ndim == 3 else each.numel() for each in matrices)
+        return (
+            sum(each.numel() for each in self.model.parameters()),
+            sum(each.numel() for each in matrices),
+            sum(body),
+        )
+
+    @property
     def parameters(self) -> int:
         """All weights; tied ones are counted once."""
-        return sum(each.numel() for each in self.model.parameters())
+        return self._counts[0]
 
     @property
     def layers(self) -> int:
@@ -79,18 +90,15 @@ class ModelShape:
         """Whether the fast path runs it: packed passes and the embedded sampler, which this plan is about."""
         return supports_packing(self.model)
 
-    @cached_property
+    @property
     def matrices(self) -> int:
         """Weights of the layers' matrices, all experts included."""
-        return sum(each.numel() for each in _matrices(self.model))
+        return self._counts[1]
 
-    @cached_property
+    @property
     def body(self) -> int:
         """Weights of the layers' matrices that a token is multiplied with: of a mixture its chosen experts'."""
-        chosen = getattr(self.config, "num_experts_per_tok", None) or 1
-        return sum(
-            each.numel() * chosen // len(each) if each.ndim == 3 else each.numel() for each in _matrices(self.model)
-        )
+        return self._counts[2]
 
     @property
     def head(self) -> int:

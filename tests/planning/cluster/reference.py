@@ -83,6 +83,7 @@ def simulated(engines, learner, work, rule, lengths, *, steps):
             clock += moved
             context += moved * len(live)
         now = until
+        assert doing is not None
         kind, doing = doing[0], None
         if kind == "update" and taken == work.groups:
             ends.append(now)

@@ -724,6 +724,6 @@ def test_dynamic_sampling_that_never_fills_ends_each_step_with_a_diagnosis(tmp_p
     steps = [row for row in rows_of_file(tmp_path / "run" / "metrics.jsonl") if "updates" in row]
     assert [(row["rounds"], row["updates"], row["dead_groups"]) for row in steps] == [(3, 0, 1.0)] * 2
     events = rows_of_file(tmp_path / "run" / "events.jsonl")
-    assert [row["kind"] for row in events] == ["empty_step"] * 2
+    assert [row["kind"] for row in events] == ["empty_step", "empty_step", "finding"]
     assert "groups of 3 rounds, as KeepMixed does" in events[0]["message"]
     assert "too hard or too easy" in events[0]["message"]

@@ -8,6 +8,7 @@ import pytest
 
 from proximo.algorithms import DAPO, GRPO, GSPO, GSPO_PRODUCT, GSPO_TOKEN, SAPO
 from proximo.health.watch import Watch
+from proximo.training.ahead.gap import StaleWatch
 from proximo.training.rl.banding import STEPS, BandWatch
 from proximo.training.rl.progress import Lines
 from proximo.training.rl.run import Run
@@ -58,7 +59,8 @@ def test_a_run_that_blocks_later_was_not_too_narrow_from_the_start():
 
 
 def test_a_run_prints_the_remark_and_stores_it(tmp_path, capsys):
-    run = SimpleNamespace(log=RunLog(tmp_path), watch=Watch([]), band=BandWatch(GSPO), progress=Lines())
+    watches = {"watch": Watch([]), "band": BandWatch(GSPO), "stale": StaleWatch(0, GSPO)}
+    run = SimpleNamespace(log=RunLog(tmp_path), progress=Lines(), **watches)
     for step in range(1, 9):
         Run.note(run, step, SHORT)  # pyright: ignore[reportArgumentType]
     [event] = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())

