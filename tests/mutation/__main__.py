@@ -29,6 +29,7 @@ ORDER = [
     "tests/training/rl/test_reference.py",
     "tests/training/rl/test_sampled.py",
     "tests/models/test_layout.py",
+    "tests/distributed/test_shares.py",
     "tests/training/learner/test_memory.py",
     "tests/training/learner/test_values.py",
     "tests/training/test_reward_mixing.py",
