@@ -72,7 +72,7 @@ def test_a_stored_moment_is_the_nearest_power_and_a_square_never_0(name, power, 
     """Moments over 20 decades, the last block not whole; values are (code / most) ** power of the block's largest."""
     random = torch.Generator().manual_seed(1)
     moment = 10 ** (-20 * torch.rand(4100, generator=random, dtype=torch.float32))
-    moment[0] = 0.0
+    moment[0], moment[1] = 0.0, 1e-30  # a code of 0 for the second too, if squares were only rounded
     if name == "exp_avg":
         moment[1::2] *= -1
     held: dict[str, torch.Tensor] = {}
