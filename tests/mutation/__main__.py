@@ -10,7 +10,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.mutation.faults import FAULTS, Fault
@@ -59,22 +61,29 @@ def caught_by(fault: Fault) -> str:
     """The first test that fails with the fault planted, or "" if none does. The tests of the fault's own room run
     first, by themselves: nearly always one of them catches it, and the others need not even be imported."""
     path = fault.file if "/" in fault.file else f"maths/{fault.file}"
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder)
-        for part in ("src", "tests", "pyproject.toml"):
-            source = ROOT / part
-            (shutil.copytree if source.is_dir() else shutil.copy)(source, copy / part)
+    own = [each for each in ORDER if each.startswith(f"tests/{path.split('/')[0]}/")]
+    with copied() as copy:
         target = copy / "src/proximo" / path
         text = target.read_text()
         if text.count(fault.right) != 1:
             raise SystemExit(f"{fault.file}: {fault.right!r} occurs {text.count(fault.right)} times, not once")
         target.write_text(text.replace(fault.right, fault.wrong))
-        own = [each for each in ORDER if each.startswith(f"tests/{path.split('/')[0]}/")]
         others = [each for each in ORDER if each not in own]
-        return next((found for tests in (own, others) if tests and (found := _failing(copy, fault, tests))), "")
+        return next((found for tests in (own, others) if tests and (found := failing(copy, tests))), "")
 
 
-def _failing(copy: Path, fault: Fault, tests: list[str]) -> str:
+@contextmanager
+def copied() -> Iterator[Path]:
+    """A copy of the sources, and of what tests read besides."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for part in ("src", "tests", "docs", "pyproject.toml"):
+            source = ROOT / part
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, copy / part)
+        yield copy
+
+
+def failing(copy: Path, tests: list[str]) -> str:
     """The first of the tests that fails, or ""."""
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *tests],
@@ -88,13 +97,16 @@ def _failing(copy: Path, fault: Fault, tests: list[str]) -> str:
         return ""
     found = re.search(r"^(?:FAILED|ERROR) tests/(.+?)(?: - |$)", result.stdout, re.MULTILINE)
     if found is None:  # a run that tested nothing has caught nothing
-        raise SystemExit(f"{fault.what}: pytest stopped: {result.stdout[-500:]}{result.stderr[-500:]}")
+        raise SystemExit(f"pytest stopped: {result.stdout[-500:]}{result.stderr[-500:]}")
     return found[1]
 
 
 def main(words: list[str]) -> int:
     """All faults, or those whose file or description holds one of the words."""
     faults = [each for each in FAULTS if not words or any(word in f"{each.file} {each.what}" for word in words)]
+    with copied() as copy:  # a test that fails without any fault would seem to catch them all
+        if found := failing(copy, ORDER):
+            raise SystemExit(f"without any fault, {found} fails in a copy of the sources")
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         results = []
         for result in pool.map(caught_by, faults):
