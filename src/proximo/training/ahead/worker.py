@@ -71,13 +71,14 @@ class Worker:
             self._changed.notify_all()
         if (thread := self._thread) is None:
             return
-        for seconds in PATIENCE:
-            with self._changed:  # a thread that is not in a job ends by itself
-                if self._busy:
-                    _interrupt(thread)
-            thread.join(seconds)
-            if not thread.is_alive():
-                return
+        with _abandoning_quietly():
+            for seconds in PATIENCE:
+                with self._changed:  # a thread that is not in a job ends by itself
+                    if self._busy:
+                        _interrupt(thread)
+                thread.join(seconds)
+                if not thread.is_alive():
+                    return
 
     def _set_waiting(self, waits: bool) -> None:
         with self._changed:
@@ -93,6 +94,8 @@ class Worker:
             while (job := self._next()) is not None:
                 self._do(*job)
                 del job  # it holds weights, and the next job may come much later
+        with suppress(Abandoned), self._changed:
+            self._busy = False  # from here on the thread is Python's, which clears up: nothing may be raised in it
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
         with self._changed:
@@ -116,14 +119,17 @@ class Worker:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
+        with self._changed:
+            self._busy = False  # what follows ends by itself
         # Not in the clause above: while an error is handled, the frames it went through keep their tensors.
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         with self._changed:
             self._changed.wait_for(lambda: self._caller_waits or self._closed)
-        if self._closed:
-            raise Abandoned
+            if self._closed:
+                raise Abandoned
+            self._busy = True
         self.repeated += 1
         return job()
 
