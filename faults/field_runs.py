@@ -22,7 +22,7 @@ from proximo.sandbox import Limits
 from proximo.tasks import Code, Countdown, Echo, File, Gym, Sorting
 from proximo.training.config import EvaluationOptions, ValueOptions
 from proximo.training.reward_mix import RewardMix, RewardModel, WeightedRule
-from proximo.training.staleness import Ahead
+from proximo.training.staleness import AheadOptions
 
 
 def trials(folder: Path) -> list[Trial]:
@@ -56,8 +56,8 @@ def _runs(folder: Path) -> list[Trial]:
         *several(lively(GRPO, adapter=Lora(4)), "adapter", rank=2, alpha=1, targets=("q_proj",), quantize_base="int8"),
         *several(grpo, "sampling", temperature=0.7, max_tokens=2, stop=("1",)),
         *several(lagging(), "sampler", precision="float16", lag=0),
-        Trial(grpo, "ahead", Ahead(1)),
-        Trial(replace(grpo, ahead=Ahead(1), steps=4), "ahead.staleness", 2),
+        Trial(grpo, "ahead", AheadOptions(1)),
+        Trial(replace(grpo, ahead=AheadOptions(1), steps=4), "ahead.staleness", 2),
         *several(ppo, "value", form=OwnLayers(1), learning_rate=0.1, pretrain_steps=1),
         Trial(lively(PPO, value=ValueOptions(TrunkHead())), "value.form.trains_trunk", False),
         Trial(lively(PPO, value=ValueOptions(OwnLayers(1))), "value.form.layers", 2),

@@ -90,6 +90,16 @@ def kept_grading(module_grading: "Grading") -> Iterator["Grading"]:
 
 
 @pytest.fixture
+def ordinary_precision() -> Iterator[None]:
+    """float32, as a run has it."""
+    import torch
+
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(torch.float64)
+
+
+@pytest.fixture
 def signals_are_heard() -> Iterator[None]:
     """A shell's background jobs ignore SIGINT, and so would tests that a script started."""
     from proximo.training.runfolder.signals import SIGNALS

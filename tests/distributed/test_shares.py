@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import torch
 
-from proximo.distributed.shares import batch_shares, deal, row_shares, trimmed, update_shares
+from proximo.distributed.shares import batch_shares, row_shares, trimmed, update_shares
 from proximo.maths.plans import Plan
 from proximo.training.learner.gradients import UpdateRows
 from proximo.training.learner.passes import Passes
+from proximo.training.ranks import deal
 from proximo.training.rl.assemble import to_batch
 from tests.distributed.rank_cases import make_groups
 

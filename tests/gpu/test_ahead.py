@@ -13,7 +13,7 @@ from proximo.training.config import EvaluationOptions, RunConfig, TrainingOption
 from proximo.training.rl.progress import Lines
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
-from proximo.training.staleness import Ahead
+from proximo.training.staleness import AheadOptions
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -35,5 +35,5 @@ def test_the_metrics_are_those_of_a_sampler_that_lags(tmp_path: Path, float32):
         steps=6,
     )
     train(Run(replace(settings, sampler=Mismatched(lag=1)), tmp_path / "lag", Lines()))
-    train(Run(replace(settings, ahead=Ahead(1)), tmp_path / "ahead", Lines()))
+    train(Run(replace(settings, ahead=AheadOptions(1)), tmp_path / "ahead", Lines()))
     assert (tmp_path / "ahead/metrics.jsonl").read_bytes() == (tmp_path / "lag/metrics.jsonl").read_bytes()

@@ -536,11 +536,7 @@ class Told:
     def stop(self) -> None: ...
 
 
-@pytest.fixture(autouse=True)
-def ordinary_precision():
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("ordinary_precision")
 
 
 @pytest.fixture(scope="module")

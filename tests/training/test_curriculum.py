@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import proximo
 from proximo.cli.rate import RateConfig, rated
@@ -22,12 +21,7 @@ from proximo.training.preflight.preflight import rehearse
 from proximo.training.runfolder.ledger import check_ledger
 from tests.door.settings import small
 
-
-@pytest.fixture(autouse=True)
-def ordinary_precision():
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("ordinary_precision")
 
 
 def sums(path: Path, count: int, **columns: Any) -> str:

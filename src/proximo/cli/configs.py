@@ -8,7 +8,7 @@ from pathlib import Path
 from proximo import explain, toml
 from proximo.algorithms import Algorithm
 from proximo.cli.data import DATA_FLAGS, take_task
-from proximo.cli.flags import asks_for_help, changed, read_flags, refuse, said_later, take
+from proximo.cli.flags import asks_for_help, changed, read_flags, read_number, refuse, said_later, take
 from proximo.cli.parsing import nearest
 from proximo.defaults import Default, defaults_for, facts_of, kept, with_defaults
 from proximo.door.training import OWN, with_values
@@ -148,15 +148,8 @@ def preset(name: str) -> RunConfig | PipelineConfig | None:
 def _with_judge(config: RunConfig, path: str, task_weight: str | None) -> RunConfig:
     """Rewarded by a reward model too; the weight of the task's verdict is taken at once, as 0 may be the only one."""
     try:
-        weight = config.rewards.task if task_weight is None else _number("--rewards.task", task_weight)
+        weight = config.rewards.task if task_weight is None else read_number("--rewards.task", task_weight, float)
         models = (*config.rewards.models, RewardModel(path))
         return replace(config, rewards=replace(config.rewards, task=weight, models=models))
     except ValueError as error:
         refuse(str(error))
-
-
-def _number(flag: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        refuse(f"{flag} {text}: give a number")

@@ -3,7 +3,7 @@
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass, replace
 from types import NoneType
@@ -18,6 +18,7 @@ from proximo.pieces import choices, classes, foreign_class, given_fields, made, 
 from proximo.plain_text import visible
 
 Value = TypeVar("Value")
+Number = TypeVar("Number", int, float)
 
 
 def changed(
@@ -195,6 +196,19 @@ def take(arguments: list[str], flag: str) -> str | None:
             del arguments[position]
             return argument.removeprefix(f"{flag}=")
     return None
+
+
+def read_number(flag: str, given: str, kind: Callable[[str], Number]) -> Number:
+    """The value of a flag as an int or a float."""
+    try:
+        return kind(given)
+    except ValueError:
+        refuse(f"{flag} {given}: give a {'whole ' * (kind is int)}number")
+
+
+def take_number(arguments: list[str], flag: str, kind: Callable[[str], Number]) -> Number | None:
+    """`take`, of a number."""
+    return None if (given := take(arguments, flag)) is None else read_number(flag, given, kind)
 
 
 def take_several(arguments: list[str], flag: str) -> list[str] | None:

@@ -20,7 +20,7 @@ from proximo.distributed.sharding import HALVES, Root, local, refill, reshard, s
 from proximo.distributed.shares import Share, batch_shares, on_cpu, update_shares
 from proximo.models import Scores, frozen_copy, supports_packing
 from proximo.models.adapters.files import save_model
-from proximo.models.adapters.lora import has_adapter, merged_weights
+from proximo.models.adapters.lora import merged_weights
 from proximo.models.adapters.quantized import quantized_layers
 from proximo.models.devices import with_precision
 from proximo.models.values import HeadOnOwnModel, ValueModel
@@ -110,9 +110,7 @@ class ShardedPolicy:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         self.refresh()
-        if has_adapter(self.copy):
-            return merged_weights(self.copy)
-        return ((name, parameter.detach()) for name, parameter in self.copy.named_parameters())
+        return merged_weights(self.copy)
 
     def _refill_here(self) -> None:
         refill(self.copy, self.model)

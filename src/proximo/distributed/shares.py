@@ -4,7 +4,6 @@ Every pass of a sharded model is made by all ranks together. So a rank with fewe
 them with passes over one short row, whose weights are 0 and whose results are dropped.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Generic
 
@@ -16,6 +15,7 @@ from proximo.tensor_types import Int
 from proximo.training.learner.gradients import UpdateRows
 from proximo.training.learner.guard import GradientPass
 from proximo.training.learner.passes import Passes, Rows
+from proximo.training.ranks import deal
 from proximo.types import Batch, Stats
 
 
@@ -31,16 +31,6 @@ class Share(Generic[Rows]):
     """One row without weight, to make a pass with."""
     idle: int
     """Number of passes to make with it."""
-
-
-def deal(sizes: Mapping[int, int], ranks: int) -> list[list[int]]:
-    """Numbers of groups for each rank: the largest group first, each to the rank with the fewest tokens so far."""
-    filled, dealt = [0] * ranks, [list[int]() for _ in range(ranks)]
-    for number in sorted(sizes, key=lambda number: (-sizes[number], number)):
-        rank = filled.index(min(filled))
-        dealt[rank].append(number)
-        filled[rank] += sizes[number]
-    return dealt
 
 
 def row_shares(batch: Batch, ranks: int) -> list[Int[Tensor, " M"]]:

@@ -4,7 +4,6 @@ Weights, gradients and moments are sharded in float32 over `shard` ranks, and la
 pass while they are used. Whole groups go to ranks, the largest first.
 """
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +12,7 @@ from proximo.planning.holdings import Component, Holding
 from proximo.planning.memory import StepSize, head_bytes, largest_pass
 from proximo.planning.times import learning
 from proximo.training.config import RunConfig
+from proximo.training.ranks import deal
 
 WIDE = 4
 """Bytes of a sharded number: float32, without masters."""
@@ -151,8 +151,6 @@ def balance(groups: Sequence[int], ranks: int, minibatches: int) -> float:
     mini-batch."""
     total, fullest = sum(groups), 0
     for start in range(minibatches):
-        loads = [0] * ranks
-        for tokens in sorted(groups[start::minibatches], reverse=True):
-            heapq.heapreplace(loads, loads[0] + tokens)
-        fullest += max(loads)
+        sizes = dict(enumerate(groups[start::minibatches]))
+        fullest += max(sum(sizes[number] for number in own) for own in deal(sizes, ranks))
     return fullest * ranks / total

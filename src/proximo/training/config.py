@@ -19,7 +19,7 @@ from proximo.training.curriculum import Curriculum
 from proximo.training.ranks import Ranks
 from proximo.training.rates import Moments, RateSchedule, check_adam
 from proximo.training.reward_mix import RewardMix, check_rewards, mixed_range
-from proximo.training.staleness import Ahead
+from proximo.training.staleness import AheadOptions
 
 RoutingReplay = Literal["old_policy", "sampler"]
 """Which pass's choice of experts an update replays."""
@@ -206,7 +206,7 @@ class RunConfig:
     environment: EnvironmentOptions = field(default_factory=SingleTurn)
     """Environment between a problem and its completions. `SingleTurn`: one completion per sample."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
-    ahead: Ahead = field(default_factory=Ahead)
+    ahead: AheadOptions = field(default_factory=AheadOptions)
     routing_replay: RoutingReplay | None = None
     """Routing replay for mixture-of-experts models: which pass's expert choices the updates reuse.
     `old_policy`: the scoring pass before the updates (R2). `sampler`: sampling, for the scoring pass too (R3).

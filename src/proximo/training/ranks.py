@@ -1,5 +1,7 @@
-"""Options of a run on several processes."""
+"""Options of a run on several processes, and which of them gets which groups."""
 
+import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -24,3 +26,13 @@ class Ranks:
             )
         if self.timeout <= 0:
             raise ValueError(f"ranks.timeout is {self.timeout}: give a number of seconds above 0")
+
+
+def deal(sizes: Mapping[int, int], ranks: int) -> list[list[int]]:
+    """Numbers of groups for each rank: the largest group first, each to the rank with the fewest tokens so far."""
+    filled, dealt = [(0, rank) for rank in range(ranks)], [list[int]() for _ in range(ranks)]
+    for number in sorted(sizes, key=lambda number: (-sizes[number], number)):
+        tokens, rank = filled[0]
+        dealt[rank].append(number)
+        heapq.heapreplace(filled, (tokens + sizes[number], rank))
+    return dealt

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Ahead:
+class AheadOptions:
     """Running ahead: later steps are sampled while a step is trained. Results are the same on every repetition, and
     the same as those of a sampler that lags: `Mismatched(lag=staleness)`.
 
-    Example: Ahead(staleness=1)
+    Example: AheadOptions(staleness=1)
     """
 
     staleness: int = 0

@@ -59,11 +59,7 @@ FLAGS = ["--updates", "4", "--seeds", "2"]
 MACHINE = Machine(1, True)
 
 
-@pytest.fixture(autouse=True)
-def ordinary_precision():
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("ordinary_precision")
 
 
 def rows(folder: Path) -> list[dict]:

@@ -36,11 +36,7 @@ SMALL += ["--training.minibatches", "1"]
 STEPS = 3
 
 
-@pytest.fixture(autouse=True)
-def ordinary_precision():
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("ordinary_precision")
 
 
 def trained(folder: Path, *flags: str) -> Path:

@@ -19,7 +19,7 @@ from proximo.samplers import SamplingOptions
 from proximo.samplers.mismatched import Mismatched
 from proximo.storage.lines import Lines as Rows
 from proximo.tasks.arithmetic import Arithmetic
-from proximo.training.ahead.ahead import Ahead as Orders
+from proximo.training.ahead.ahead import Ahead
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.curriculum import Curriculum
 from proximo.training.preflight.estimate import held_models
@@ -31,19 +31,12 @@ from proximo.training.runfolder.checkpoints import CHECKPOINTS, saved, step_of
 from proximo.training.runfolder.ledger import check_ledger
 from proximo.training.runfolder.resume import begin
 from proximo.training.runfolder.signals import Stopped
-from proximo.training.staleness import Ahead
+from proximo.training.staleness import AheadOptions
 from tests.processes import Command
 
-pytestmark = pytest.mark.usefixtures("small_shipped_model")
+pytestmark = pytest.mark.usefixtures("small_shipped_model", "ordinary_precision")
 OWN = {"config.toml", "run.json", "timings.jsonl", "manifest.json", "ahead.json", "ahead.safetensors"}
 """Files that differ between any two runs, and those of a run that samples ahead alone."""
-
-
-@pytest.fixture(autouse=True)
-def ordinary_precision():
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
 
 
 def config(algorithm: Algorithm = GRPO, **changes) -> RunConfig:
@@ -95,7 +88,7 @@ def assert_resumed(folder: Path, whole: Path) -> None:
 
 def assert_equals_lag(settings: RunConfig, staleness: int, tmp_path: Path) -> None:
     trained(replace(settings, sampler=Mismatched(lag=staleness)), tmp_path / "lag")
-    trained(replace(settings, ahead=Ahead(staleness)), tmp_path / "ahead")
+    trained(replace(settings, ahead=AheadOptions(staleness)), tmp_path / "ahead")
     wanted = numbers(tmp_path / "lag")
     assert_same(numbers(tmp_path / "ahead"), wanted)
     assert sum(name.endswith("sampler.safetensors") for name in wanted) == (3 if staleness else 0)
@@ -135,14 +128,14 @@ def test_more_runs_have_the_bytes_of_a_sampler_that_lags(name: str, tmp_path: Pa
 def test_of_an_adapter_only_what_is_trained_is_kept(tmp_path: Path):
     settings = config(adapter=Lora(4), steps=3)
     trained(replace(settings, sampler=Mismatched(lag=1)), tmp_path / "lag")
-    trained(replace(settings, ahead=Ahead(1)), tmp_path / "ahead")
+    trained(replace(settings, ahead=AheadOptions(1)), tmp_path / "ahead")
     wanted, found = numbers(tmp_path / "lag"), numbers(tmp_path / "ahead")
     other = [name for name in wanted if found.get(name) != wanted[name]]
     assert {Path(name).name for name in other} == {"sampler.safetensors"}
     sizes = [(tmp_path / kind / other[0]).stat().st_size for kind in ("ahead", "lag")]
     assert sizes[0] < sizes[1] / 2
     folder = left_after(2, tmp_path / "ahead", tmp_path / "run")
-    trained(replace(settings, ahead=Ahead(1)), folder)
+    trained(replace(settings, ahead=AheadOptions(1)), folder)
     assert_resumed(folder, tmp_path / "ahead")
 
 
@@ -156,7 +149,7 @@ def left_after(step: int, whole: Path, folder: Path) -> Path:
     return folder
 
 
-def waiting_for_all(self: Orders) -> tuple:
+def waiting_for_all(self: Ahead) -> tuple:
     return tuple(order.result.result() for order in self.active)
 
 
@@ -165,9 +158,9 @@ def test_a_resumed_run_goes_on_with_what_is_graded_and_samples_the_rest_again(
     graded: Callable, tmp_path: Path, monkeypatch
 ):
     settings = config(
-        DAPO, ahead=Ahead(2), training=replace(config().training, refill="same_prompt", curriculum=Curriculum())
+        DAPO, ahead=AheadOptions(2), training=replace(config().training, refill="same_prompt", curriculum=Curriculum())
     )
-    monkeypatch.setattr(Orders, "graded", graded)
+    monkeypatch.setattr(Ahead, "graded", graded)
     trained(settings, tmp_path / "whole")
     folder = left_after(2, tmp_path / "whole", tmp_path / "run")
     [point] = saved(folder / CHECKPOINTS)
@@ -194,12 +187,12 @@ def test_routes_of_graded_steps_are_saved(tmp_path: Path, monkeypatch):
     settings = config(
         model=str(tmp_path / "model"),
         routing_replay="sampler",
-        ahead=Ahead(1),
+        ahead=AheadOptions(1),
         steps=3,
         evaluation=EvaluationOptions(problems=0),
         checkpoints=CheckpointOptions(every=1, keep=9),
     )
-    monkeypatch.setattr(Orders, "graded", waiting_for_all)
+    monkeypatch.setattr(Ahead, "graded", waiting_for_all)
     trained(settings, tmp_path / "whole")
     folder = left_after(1, tmp_path / "whole", tmp_path / "run")
     assert (saved(folder / CHECKPOINTS)[0] / "state/ahead.safetensors").exists()
@@ -221,7 +214,7 @@ class StopsAt(Lines):
 
 @pytest.mark.usefixtures("signals_are_heard")
 def test_a_signal_and_an_early_end_save_what_is_active(tmp_path: Path):
-    settings = config(ahead=Ahead(1), checkpoints=CheckpointOptions(every=100), steps=4)
+    settings = config(ahead=AheadOptions(1), checkpoints=CheckpointOptions(every=100), steps=4)
     run = trained(settings, tmp_path / "whole")
     assert run.ahead is not None
     assert run.ahead.active == ()
@@ -245,7 +238,7 @@ def test_a_signal_and_an_early_end_save_what_is_active(tmp_path: Path):
 
 
 def test_out_of_memory_while_both_run_is_repeated_alone_and_told(tmp_path: Path, monkeypatch):
-    settings = config(ahead=Ahead(1), steps=2)
+    settings = config(ahead=AheadOptions(1), steps=2)
     trained(settings, tmp_path / "whole")
     failed, collect = [], Collector.collect
 
@@ -271,18 +264,18 @@ def test_out_of_memory_while_both_run_is_repeated_alone_and_told(tmp_path: Path,
 
 def test_the_config(tmp_path: Path):
     with pytest.raises(ValueError, match=r"ahead.staleness is -1: give a number of steps"):
-        Ahead(-1)
+        AheadOptions(-1)
     with pytest.raises(ValueError, match=r"ahead.staleness is 1, but sampler Mismatched keeps older weights itself"):
-        Run(config(ahead=Ahead(1), sampler=Mismatched(lag=1)), tmp_path / "both", Lines())
+        Run(config(ahead=AheadOptions(1), sampler=Mismatched(lag=1)), tmp_path / "both", Lines())
     assert Run(config(), tmp_path / "plain", Lines()).ahead is None
-    whole, held = held_models(config())[0].parameters, held_models(config(ahead=Ahead(2)))
+    whole, held = held_models(config())[0].parameters, held_models(config(ahead=AheadOptions(2)))
     assert [each.parameters for each in held[-2:]] == [whole, 3 * whole]
     adapter, held = (
         held_models(config(adapter=Lora(4)))[1].parameters,
-        held_models(config(adapter=Lora(4), ahead=Ahead(2))),
+        held_models(config(adapter=Lora(4), ahead=AheadOptions(2))),
     )
     assert [each.parameters for each in held[-2:]] == [whole, 3 * adapter]
-    assert toml.loads(toml.dumps(config(ahead=Ahead(2))), RunConfig).ahead == Ahead(2)
+    assert toml.loads(toml.dumps(config(ahead=AheadOptions(2))), RunConfig).ahead == AheadOptions(2)
 
 
 # Killed for real
@@ -298,7 +291,7 @@ def test_killed_at_random_moments_nothing_is_lost(tmp_path: Path, small_model: P
     settings = config(
         DAPO,
         model=str(small_model / "tiny-arithmetic"),
-        ahead=Ahead(2),
+        ahead=AheadOptions(2),
         steps=2 * KILLS,
         checkpoints=CheckpointOptions(every=1, keep=2),
     )

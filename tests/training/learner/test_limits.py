@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -632,13 +632,6 @@ def test_a_loss_of_nothing_is_zero(algorithm: Algorithm):
 
 
 # Whole runs
-
-
-@pytest.fixture
-def ordinary_precision() -> Iterator[None]:
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
 
 
 def run_of(folder: Path, **changes) -> Run:

@@ -35,12 +35,7 @@ from proximo.training.rl.train import train
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 from tests.policies import plain
 
-
-@pytest.fixture(autouse=True)
-def ordinary_precision():
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("ordinary_precision")
 
 
 @pytest.fixture(scope="module")

@@ -44,11 +44,7 @@ def judge(completions, **_):
 """
 
 
-@pytest.fixture(autouse=True)
-def ordinary_precision():
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("ordinary_precision")
 
 
 @pytest.fixture(scope="module")

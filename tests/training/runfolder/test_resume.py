@@ -65,7 +65,7 @@ from proximo.version import source_fingerprint
 from tests.policies import plain
 from tests.processes import Command
 
-pytestmark = pytest.mark.usefixtures("small_shipped_model")
+pytestmark = pytest.mark.usefixtures("small_shipped_model", "ordinary_precision")
 
 
 class Quiet:
@@ -83,13 +83,6 @@ class Quiet:
         self.warnings.append(message)
 
     def stop(self) -> None: ...
-
-
-@pytest.fixture(autouse=True)
-def ordinary_precision():
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
 
 
 def config(algorithm: Algorithm = GRPO, **changes) -> RunConfig:

@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,13 +133,6 @@ def test_a_signal_that_is_ignored_stays_ignored():
 
 
 # A run, stopped in each of its phases
-
-
-@pytest.fixture
-def ordinary_precision() -> Iterator[None]:
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """`proximo doctor`: diagnose a run, or check this installation."""
 
 import json
-import sys
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from proximo.cli.flags import refuse, take_switch
+from proximo.cli.output.console import on_stdout
 from proximo.health import ENOUGH, Spell
 from proximo.insight.doctor.checkup import Checkup, check_up
 from proximo.insight.doctor.installation import Part, installation, is_fine
@@ -131,4 +131,4 @@ def _print_beside(console: Console, word: str, text: str, most: int | None = Non
 
 def _console() -> Console:
     """A console as wide as the terminal; lines that go to a file or a pipe are not wrapped."""
-    return Console(highlight=False) if sys.stdout.isatty() else Console(width=10_000, highlight=False)
+    return on_stdout(10_000, highlight=False)

@@ -1,6 +1,5 @@
 """`proximo explain`: an algorithm choice by choice, or the table of all."""
 
-import sys
 import textwrap
 
 from rich.console import Console
@@ -10,6 +9,7 @@ from rich.text import Text
 from proximo import explain
 from proximo.algorithms import Algorithm
 from proximo.cli.flags import asks_for_help, changed, refuse
+from proximo.cli.output.console import on_stdout
 from proximo.cli.parsing import nearest
 from proximo.explain import Card
 
@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> int:
 
 def _console() -> Console:
     """A console as wide as the terminal; wide enough for any table if the output goes to a file or a pipe."""
-    return Console() if sys.stdout.isatty() else Console(width=200)
+    return on_stdout(200)
 
 
 def _changed(card: Card, flags: list[str]) -> Algorithm:

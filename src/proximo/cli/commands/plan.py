@@ -1,17 +1,16 @@
 """`proximo plan`: memory and seconds of a run on a GPU, predicted before any weights are loaded."""
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from rich.console import Console
 from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 from proximo.cli.configs import base_config, naming_flags
-from proximo.cli.flags import changed, refuse, take, take_switch
+from proximo.cli.flags import changed, refuse, take, take_number, take_switch
 from proximo.cli.output.cluster_plan import CLUSTER_FLAGS, run_cluster, take_cluster
+from proximo.cli.output.console import on_stdout
 from proximo.door.planning import PROMPT_TOKENS, plan
 from proximo.models.adapters.lora import Lora
 from proximo.planning.cards import CARDS, GIB, Card, chosen_card
@@ -55,9 +54,9 @@ def run(arguments: list[str]) -> int:
     """Exit status: 0 if full fine-tuning or LoRA fits, 1 if neither does."""
     disable_progress_bar()
     as_json = take_switch(arguments, "--json")
-    name, numbers = take(arguments, "--gpu"), [_number(arguments, f"--gpu.{each}") for each in Card.NUMBERS]
+    name, numbers = take(arguments, "--gpu"), [take_number(arguments, f"--gpu.{each}", float) for each in Card.NUMBERS]
     asked = take_cluster(arguments)
-    prompt, mean = _whole(arguments, "--prompt-tokens"), _whole(arguments, "--mean-tokens")
+    prompt, mean = take_number(arguments, "--prompt-tokens", int), take_number(arguments, "--mean-tokens", int)
     config = changed(
         base_config(arguments, BASE),
         arguments,
@@ -81,24 +80,8 @@ def run(arguments: list[str]) -> int:
     return 0 if any(way.fits for way in found.ways) else 1
 
 
-def _number(arguments: list[str], flag: str) -> float | None:
-    given = take(arguments, flag)
-    try:
-        return None if given is None else float(given)
-    except ValueError:
-        refuse(f"{flag} {given}: give a number")
-
-
-def _whole(arguments: list[str], flag: str) -> int | None:
-    given = take(arguments, flag)
-    try:
-        return None if given is None else int(given)
-    except ValueError:
-        refuse(f"{flag} {given}: give a whole number")
-
-
 def _print(found: Plan) -> None:
-    console = Console(highlight=False) if sys.stdout.isatty() else Console(width=160, highlight=False)
+    console = on_stdout(160, highlight=False)
     size, card = found.size, found.card
     console.print(
         f"{found.model}: {found.parameters / 1e9:,.3f} B parameters in {found.dtype} on {card.name} "

@@ -1,20 +1,19 @@
 """`proximo replay`: what other algorithms would have done with a stored step, token by token."""
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import torch
-from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
 from proximo.algorithms import Algorithm
 from proximo.cli.configs import algorithm_file
 from proximo.cli.flags import refuse, say, take, take_switch
 from proximo.cli.models import open_model
+from proximo.cli.output.console import on_stdout
 from proximo.cli.output.replay_output import Replayed, flipped, print_tables
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens.gradients import ParameterGradients, check_tokens, parameter_gradients
@@ -64,7 +63,7 @@ def run(arguments: list[str]) -> int:
     if as_json:
         print(json.dumps(_data(replayed)))
     else:
-        print_tables(replayed, Console() if sys.stdout.isatty() else Console(width=140))
+        print_tables(replayed, on_stdout(140))
     if out is not None:
         say(f"written to {out}")
     return 0

@@ -1,7 +1,6 @@
 """`proximo selfcheck`: check that model, task and algorithm work together."""
 
 import json
-import sys
 import time
 from dataclasses import asdict
 
@@ -13,6 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 from proximo.cli.configs import naming_flags, run_config
 from proximo.cli.flags import refuse, say, take_switch
 from proximo.cli.models import open_model
+from proximo.cli.output.console import on_stdout
 from proximo.plain_text import visible
 from proximo.rewards.grading import grading
 from proximo.storage.lines import plain
@@ -90,7 +90,7 @@ def _print_table(checks: list[Check]) -> None:
             Text(visible(detail), style="dim"),
         )
     # Wide enough for any detail where the output goes to a file or a pipe.
-    (Console() if sys.stdout.isatty() else Console(width=200)).print(table)
+    on_stdout(200).print(table)
 
 
 def _verdict(check: Check) -> tuple[str, str]:

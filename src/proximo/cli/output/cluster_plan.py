@@ -1,16 +1,14 @@
 """`proximo plan --gpus N`: its flags, its table and its page."""
 
 import json
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import get_args
 
-from rich.console import Console
 from rich.table import Table
 
-from proximo.cli.flags import refuse, take
+from proximo.cli.flags import read_number, refuse, take
+from proximo.cli.output.console import on_stdout
 from proximo.insight.folder import RunFolder
 from proximo.planning.cards import GIB, Card, card
 from proximo.planning.cluster.lengths import Lengths, Recorded, Tailed
@@ -18,8 +16,6 @@ from proximo.planning.cluster.pictures import ages, cluster_page, memory_rows
 from proximo.planning.cluster.search import Cluster, ClusterPlan, Switch, plan_cluster
 from proximo.planning.cluster.timings import PREDICTED, Timings, timings_of
 from proximo.training.config import RunConfig
-
-Number = TypeVar("Number", int, float)
 
 CLUSTER_FLAGS = """flags for many GPUs:
   --gpus N              plan N GPUs: the best split between learner ranks and engines for each staleness
@@ -79,28 +75,23 @@ def take_cluster(arguments: list[str]) -> Asked | None:
         refuse("--timed-on says where a run was timed: give --from-run too")
     try:
         return Asked(
-            gpus=_read("--gpus", gpus, int),
+            gpus=read_number("--gpus", gpus, int),
             staleness=tuple(
-                sorted({_read("--staleness", each, int) for each in (given["staleness"] or "0,1,2,4").split(",")})
+                sorted({read_number("--staleness", each, int) for each in (given["staleness"] or "0,1,2,4").split(",")})
             ),
             switch=next(each for each in get_args(Switch) if each == switch),
-            sigma=_read("--sigma", given["sigma"] or "1", float),
+            sigma=read_number("--sigma", given["sigma"] or "1", float),
             run=None if run is None else RunFolder(Path(run)),
             timed_on=None if timed is None else card(timed),
-            per_node=_read("--gpus-per-node", given["gpus-per-node"] or "8", int),
-            network=_read("--network", given["network"] or "50e9", float),
-            engine_gpus=None if given["engine-gpus"] is None else _read("--engine-gpus", given["engine-gpus"], int),
+            per_node=read_number("--gpus-per-node", given["gpus-per-node"] or "8", int),
+            network=read_number("--network", given["network"] or "50e9", float),
+            engine_gpus=None
+            if given["engine-gpus"] is None
+            else read_number("--engine-gpus", given["engine-gpus"], int),
             report=None if given["report"] is None else Path(given["report"]),
         )
     except ValueError as error:
         refuse(str(error))
-
-
-def _read(flag: str, given: str, kind: Callable[[str], Number]) -> Number:
-    try:
-        return kind(given)
-    except ValueError:
-        refuse(f"{flag} {given}: give a {'whole ' * (kind is int)}number")
 
 
 def run_cluster(
@@ -146,7 +137,7 @@ def _timings(asked: Asked, lengths: Lengths, prompt_tokens: int) -> Timings:
 
 
 def _print(found: ClusterPlan) -> None:
-    console = Console(highlight=False) if sys.stdout.isatty() else Console(width=160, highlight=False)
+    console = on_stdout(160, highlight=False)
     cluster, size = found.cluster, found.size
     console.print(
         f"{found.model}: {found.parameters / 1e9:,.3f} B parameters on {cluster.gpus:,} {cluster.card.name} "
