@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from proximo.distributed.mesh import Mesh
+from proximo.models.compiling import compile_between_hooks
 from proximo.models.packing.attention import decoder_layers
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -67,6 +68,7 @@ def shard(model: PreTrainedModel, mesh: Mesh, dtype: torch.dtype, value: nn.Modu
     narrow = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False) if half else MixedPrecisionPolicy()
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh.devices, mp_policy=narrow)
+        compile_between_hooks(layer)
     if value is not None:
         for each in _layers_of(value):
             fully_shard(each, mesh=mesh.devices, mp_policy=narrow)

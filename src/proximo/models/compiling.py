@@ -74,7 +74,9 @@ def layer_run(model: PreTrainedModel) -> LayerRun:
     may_compile = compiles_layers(model)
 
     def run(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:
-        one = compiled_layer if may_compile and fits(layer, reader) else run_layer
+        one = run_layer
+        if may_compile and isinstance(reader, Tiles):  # only blocks keep the shapes apart from the sizes
+            one = compiled_layer if not has_hooks(layer) else compiled_between if INSIDE in vars(layer) else run_layer
         if not (torch.is_grad_enabled() and getattr(layer, "gradient_checkpointing", False)):
             return one(layer, hidden, angles, reader)
         if one is run_layer:
@@ -86,9 +88,8 @@ def layer_run(model: PreTrainedModel) -> LayerRun:
     return run
 
 
-def fits(layer: nn.Module, reader: LayerReader) -> bool:
-    """Hooks and compilation do not mix, and only blocks keep the shapes apart from the sizes."""
-    return isinstance(reader, Tiles) and not (layer._forward_hooks or layer._forward_pre_hooks)
+def has_hooks(layer: nn.Module) -> bool:
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
 def compiled_layer(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:
@@ -96,6 +97,29 @@ def compiled_layer(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tenso
     for tensor in (hidden, *angles):
         torch._dynamo.maybe_mark_dynamic(tensor, 0)
     return _compiled()(layer, hidden, angles, reader)
+
+
+INSIDE = "_proximo_compiles_inside"
+"""The attribute of a layer whose forward may be compiled although it has hooks: those run around it."""
+
+
+def compile_between_hooks(layer: nn.Module) -> None:
+    """Let a layer be compiled whose hooks gather its weights: its forward alone, after one hook and before the other.
+    Other hooks keep a layer from being compiled."""
+    setattr(layer, INSIDE, True)
+    layer.forward = partial(_forward_between, layer)
+    for module in layer.modules():
+        # So marked, torch would compile for the first layer and not look whether another one differs.
+        module._is_fsdp_managed_module = False  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def compiled_between(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:
+    return nn.Module.__call__(layer, hidden, compiled=(angles, reader))
+
+
+def _forward_between(layer: nn.Module, hidden: Tensor, *, compiled: Any = None, **plain: Any) -> Tensor:
+    """What a layer's call runs between its hooks."""
+    return compiled_layer(layer, hidden, *compiled) if compiled else type(layer).forward(layer, hidden, **plain)
 
 
 @cache
@@ -112,8 +136,10 @@ def keep_variants() -> None:
 
 
 def forward(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:
-    """The layer's forward, not its call: checkpoints and hooks are handled outside."""
-    return layer.forward(hidden, attention_mask=None, position_embeddings=angles, use_cache=False, reader=reader)
+    """The class's forward, not the layer's call: checkpoints and hooks are handled outside."""
+    return type(layer).forward(
+        layer, hidden, attention_mask=None, position_embeddings=angles, use_cache=False, reader=reader
+    )
 
 
 def _call(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:
