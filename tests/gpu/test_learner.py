@@ -111,6 +111,16 @@ def test_an_update_is_the_cpus(algorithm, form):
         assert apart([same.nan_to_num(0.0)], [logprobs.nan_to_num(0.0)]) < 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("algorithm", "form"), ALGORITHMS.values(), ids=ALGORITHMS)
+def test_an_update_repeats_itself_bit_for_bit(algorithm, form, dtype):
+    _, gradients, logprobs = updated(algorithm, "cuda", dtype, form)
+    for _ in range(3):
+        _, again, same = updated(algorithm, "cuda", dtype, form)
+        assert torch.equal(same.nan_to_num(0.0), logprobs.nan_to_num(0.0))
+        assert all(map(torch.equal, again, gradients))
+
+
 @pytest.mark.parametrize("algorithm", [PPO, GSPO], ids=["PPO", "GSPO"])
 def test_an_update_in_bfloat16_is_close(algorithm):
     # The same rounded weights, computed in float32.

@@ -202,7 +202,15 @@ def _states(model: PreTrainedModel, laid: Packed | Padded, where: Bool[Tensor, "
         with attention(model, "sdpa") if supports_packing(model) else nullcontext():
             output = model.base_model(input_ids=laid.tokens, attention_mask=laid.mask, use_cache=False)
         states = output.last_hidden_state
-    return _placed(states.flatten(0, 1).index_select(0, laid.predictors), where, laid)
+    return _placed(states_at(states.flatten(0, 1), laid.predictors), where, laid)
+
+
+def states_at(flat: Float[Tensor, "S E"], places: Int[Tensor, " C"]) -> Float[Tensor, "C E"]:
+    """The states at these places, of which some occur several times: siblings begin at the end of one prompt.
+
+    On a GPU the gradient of `index_select` sums those in any order, and no two runs would be equal.
+    """
+    return flat[places] if flat.is_cuda else flat.index_select(0, places)
 
 
 def _placed(flat: Float[Tensor, "C E"], where: Bool[Tensor, "B T"], laid: Packed | Padded) -> States:

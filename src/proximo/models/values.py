@@ -18,7 +18,7 @@ from proximo.models.loading import has_score, load_model, read_config, supports_
 from proximo.models.packing.attention import attention, body, wide_sums
 from proximo.models.positions import check_rows
 from proximo.models.reward_models import load_reward_model
-from proximo.models.scoring import States, completion_states
+from proximo.models.scoring import States, completion_states, states_at
 from proximo.tensor_types import Float
 from proximo.types import Batch
 
@@ -182,7 +182,7 @@ class HeadOnOwnLayers(nn.Module):
         with attention(policy, name), wide_sums(policy.dtype, hidden.device):
             for layer in self.layers:
                 hidden = layer(hidden, **others)
-        return read(self.head, states, self.norm(hidden).flatten(0, 1).index_select(0, states.places))
+        return read(self.head, states, states_at(self.norm(hidden).flatten(0, 1), states.places))
 
 
 class HeadOnOwnModel(nn.Module):
