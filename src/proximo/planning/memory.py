@@ -8,7 +8,7 @@ moments come with the first update and stay.
 from dataclasses import dataclass, replace
 
 from proximo.bench.workloads import Tail
-from proximo.models.logprobs import CHUNK_BYTES, ELSEWHERE
+from proximo.models.logprobs import CHUNK_BYTES, ELSEWHERE, KEPT_SHARE
 from proximo.planning.cards import Card
 from proximo.planning.holdings import Holding
 from proximo.planning.keys import KeyUse, keys_in_pages, keys_in_slots, pages_at_once, row_pages
@@ -19,9 +19,9 @@ from proximo.training.building import MAX_SLOTS
 from proximo.training.config import CPU_TOKENS, RunConfig
 from proximo.training.learner.memory import GroupLengths, MemoryPlan, plan_memory, room_for_activations
 
-LOGITS_DRAWN, LOGITS_KEPT = 16, 8
-"""Copies of a row's float32 logits while tokens are drawn, and afterwards in the captured steps' memory. Fitted to two
-measured rollouts on an H200 (0.6 B, 256 and 128 rows), with the sampler before pages."""
+LOGITS_COPIES = 2
+"""Copies of a row's float32 logits in the captured steps' memory, while tokens are drawn and afterwards. Fitted to
+seven measured rollouts on an H200."""
 PREFILL_COPIES = 2
 """Copies of the keys and values of a batch of prompts while it is read."""
 HEAD_CHUNKS = 1.5
@@ -108,6 +108,8 @@ class Pass:
     """Activations that it keeps for its backward pass."""
     parts: int
     """Passes over each group, of which each has the prompt."""
+    scored: int
+    """Completion tokens of it, which have logits."""
     alone: bool
     """Whether it is the only one of its update."""
 
@@ -140,6 +142,8 @@ class MemoryUse:
     """What that pass keeps for its backward pass."""
     head: int
     """Logits of a chunk, and the sum of the head's gradient."""
+    logits: int
+    """Logits that are kept for the backward pass, because the memory is free."""
     rollout_peak: int
     update_peak: int
     needed: int
@@ -164,12 +168,14 @@ def memory_use(holding: Holding, size: StepSize, card: Card) -> MemoryUse:
     resting = holding.total - holding.pending
     keys = _keys(holding, size, card, free=card.usable - resting)
     logits = 4 * _buffers(size).slots * holding.shape.vocabulary
-    captured = LOGITS_KEPT * logits if card.is_gpu else 0
+    captured = LOGITS_COPIES * logits if card.is_gpu else 0
     free = card.usable - resting - keys.kept - captured
     passes = max((largest_pass(holding, each, card, free) for each in size.extremes), key=lambda each: each.bytes)
-    head, sampling = head_bytes(holding, card), LOGITS_DRAWN * logits + PREFILL_COPIES * _prefill(holding, size)
+    head, sampling = head_bytes(holding, card), LOGITS_COPIES * logits + PREFILL_COPIES * _prefill(holding, size)
     # Of a single pass the gradients come while its activations go.
     gradients = holding.gradients if passes.alone else 0
+    taken = holding.total + keys.kept + captured + max(passes.bytes - gradients, 0)
+    kept = kept_logits(holding, card, passes.scored, free=card.usable - taken)
     return MemoryUse(
         held=holding.total,
         live=keys.live,
@@ -183,8 +189,9 @@ def memory_use(holding: Holding, size: StepSize, card: Card) -> MemoryUse:
         parts=passes.parts,
         activations=passes.bytes,
         head=head,
+        logits=kept,
         rollout_peak=max(resting + keys.first, holding.total + keys.kept) + sampling,
-        update_peak=holding.total + keys.kept + captured + max(passes.bytes + head - gradients, 0),
+        update_peak=holding.total + keys.kept + captured + max(passes.bytes + head + kept - gradients, 0),
         needed=needed(holding, size, card),
         usable=card.usable,
         refused=keys.refused,
@@ -197,7 +204,7 @@ def needed(holding: Holding, size: StepSize, card: Card) -> int:
     one = _buffers(least)
     keys = (row_pages(one) + 1) * PAGE * per_token if card.is_gpu else keys_in_slots(one, per_token).kept
     cost = min(holding.cost.offloaded, holding.cost.kept) if card.is_gpu else holding.cost.kept
-    sampling = LOGITS_DRAWN * 4 * holding.shape.vocabulary + PREFILL_COPIES * _prefill(holding, least)
+    sampling = LOGITS_COPIES * 4 * holding.shape.vocabulary + PREFILL_COPIES * _prefill(holding, least)
     update = least.group_tokens * (cost + holding.unplanned) + head_bytes(holding, card)
     return holding.total + keys + max(sampling, update)
 
@@ -233,7 +240,8 @@ def largest_pass(holding: Holding, size: StepSize, card: Card, free: int) -> Pas
     if size.mean_tokens is not None:
         tokens = max(tokens, min(plan.token_budget, size.update_groups * size.group_tokens))
     cost = holding.cost.bytes(plan.checkpointed, offloaded=plan.offloaded) + holding.unplanned
-    return Pass(tokens, plan, tokens * cost, parts, alone=passes == 1)
+    prompts = tokens // part * size.prompt_tokens
+    return Pass(tokens, plan, tokens * cost, parts, scored=tokens - prompts, alone=passes == 1)
 
 
 def _planned(holding: Holding, size: StepSize, card: Card, free: int) -> MemoryPlan:
@@ -242,6 +250,15 @@ def _planned(holding: Holding, size: StepSize, card: Card, free: int) -> MemoryP
     shape = holding.shape
     room = room_for_activations(free, pending=holding.pending, vocabulary=shape.vocabulary, hidden=shape.hidden)
     return plan_memory(holding.cost, room, [GroupLengths(size.prompt_tokens, (size.max_tokens,) * size.group_size)])
+
+
+def kept_logits(holding: Holding, card: Card, tokens: int, free: int) -> int:
+    """Whole chunks of float32 logits, as `token_logprobs` keeps them."""
+    if not card.is_gpu:
+        return 0
+    token = 4 * holding.shape.vocabulary
+    chunk = max(1, CHUNK_BYTES["cuda"] // token)
+    return min(tokens, max(int(KEPT_SHARE * free), 0) // token // chunk * chunk) * token
 
 
 def head_bytes(holding: Holding, card: Card) -> int:

@@ -125,6 +125,7 @@ def _memory_rows(way: Way) -> list[tuple[str, str]]:
         ("keys and values", _gib(use.keys)),
         ("activations of a pass", _gib(use.activations)),
         ("logits of a chunk, gradient of the head", _gib(use.head)),
+        ("logits kept until the backward pass", _gib(use.logits)),
         ("peak of a rollout", _gib(use.rollout_peak)),
         ("peak of an update", _gib(use.update_peak)),
     ]
