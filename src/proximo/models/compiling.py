@@ -110,7 +110,7 @@ def compile_between_hooks(layer: nn.Module) -> None:
     layer.forward = partial(_forward_between, layer)
     for module in layer.modules():
         # So marked, torch would compile for the first layer and not look whether another one differs.
-        module._is_fsdp_managed_module = False  # pyright: ignore[reportAttributeAccessIssue]
+        setattr(module, "_is_fsdp_managed_module", False)  # noqa: B010 -- torch's types know modules and tensors alone
 
 
 def compiled_between(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:

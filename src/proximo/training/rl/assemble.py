@@ -7,7 +7,8 @@ Log-probs that the algorithm does not need are not computed.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import chain, repeat
+from struct import pack
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from proximo.maths.crediting import feedback_in, returns_to_go, shaped_rewards, 
 from proximo.maths.pieces.credit import assign
 from proximo.maths.pieces.keeping import trained_mask
 from proximo.maths.pieces.traits import AdvantageTraits
-from proximo.tensor_types import Bool, Int
+from proximo.tensor_types import Bool, Float, Int
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.passes import Passes
 from proximo.training.records import Assembled
@@ -86,14 +87,27 @@ def is_dead(batch: Batch) -> Bool[Tensor, " B"]:
     return (batch.advantages == 0).all(dim=1)
 
 
-def _entropies(completion: Completion) -> Iterable[float]:
-    """Entropies aligned with the completion's tokens; NaN if its sampler does not record them."""
-    return completion.entropies or repeat(math.nan, len(completion.tokens))
+def _filled(where: Bool[Tensor, "B T"], rows: Iterable[Sequence[Any]], code: str, dtype: Any) -> Tensor:
+    """Numbers in rows of different lengths as a tensor, which has 0 elsewhere. `code` is struct's for their type: while
+    Python's numbers are packed a GPU is idle, and nothing packs them faster."""
+    found = np.zeros(where.shape, dtype)
+    found[where.numpy()] = np.frombuffer(b"".join(pack(f"{len(row)}{code}", *row) for row in rows), dtype)
+    return torch.from_numpy(found)
 
 
-def _sampled(completion: Completion) -> Iterable[bool]:
-    """Log-probs aligned with the completion's tokens."""
-    return completion.sampled or repeat(True, len(completion.tokens))
+def _is_sampled(where: Bool[Tensor, "B T"], completions: Sequence[Completion]) -> Bool[Tensor, "B T"]:
+    if not any(each.sampled for each in completions):
+        return where
+    rows = (each.sampled or (True,) * len(each.tokens) for each in completions)
+    return _filled(where, rows, "?", np.bool_)
+
+
+def _entropy(where: Bool[Tensor, "B T"], completions: Sequence[Completion]) -> Float[Tensor, "B T"]:
+    """NaN for completions whose sampler does not record it."""
+    if not any(each.entropies for each in completions):
+        return torch.zeros(where.shape, dtype=torch.float32).masked_fill(where, math.nan)
+    rows = (each.entropies or (math.nan,) * len(each.tokens) for each in completions)
+    return _filled(where, rows, "f", np.float32)
 
 
 def to_batch(groups: Sequence[Group]) -> Batch:
@@ -103,17 +117,10 @@ def to_batch(groups: Sequence[Group]) -> Batch:
     lengths = torch.tensor([len(completion.tokens) for completion in completions])
     shape = (len(rollouts), max(1, int(lengths.max())))
     where = torch.arange(shape[1]) < lengths.unsqueeze(1)
-    # All rows at once through an array, since a GPU is idle meanwhile.
-    flags = np.fromiter(chain.from_iterable(map(_sampled, completions)), np.bool_)
-    is_sampled = torch.zeros(shape, dtype=torch.bool).masked_scatter(where, torch.from_numpy(flags))
-    tokens = np.fromiter(chain.from_iterable(completion.tokens for completion in completions), np.int64)
-    logprobs = np.fromiter(chain.from_iterable(completion.logprobs for completion in completions), np.float32)
-    tokens = torch.zeros(shape, dtype=torch.long).masked_scatter(where, torch.from_numpy(tokens))
-    logprobs = torch.zeros(shape, dtype=torch.float32).masked_scatter(where, torch.from_numpy(logprobs))
-    logprobs = logprobs.masked_fill(~is_sampled, 0.0)
-    entropy = np.fromiter(chain.from_iterable(map(_entropies, completions)), np.float32)
-    entropy = torch.zeros(shape, dtype=torch.float32).masked_scatter(where, torch.from_numpy(entropy))
-    entropy = entropy.masked_fill(~is_sampled, 0.0)
+    is_sampled = _is_sampled(where, completions)
+    tokens = _filled(where, (each.tokens for each in completions), "q", np.int64)
+    logprobs = _filled(where, (each.logprobs for each in completions), "f", np.float32).masked_fill(~is_sampled, 0.0)
+    entropy = _entropy(where, completions).masked_fill(~is_sampled, 0.0)
     outcome = torch.tensor([rollout.grade.verdict for _, rollout in rollouts], dtype=torch.float64)
     rewards = torch.tensor([rollout.grade.reward for _, rollout in rollouts], dtype=torch.float64)
     return Batch(
