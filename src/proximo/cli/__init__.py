@@ -40,6 +40,8 @@ Train language models by reinforcement learning, and see what each update did.
                        measure how often a model solves each row of a data file, to train on those in between
   proximo plan [PRESET | run.toml] [--model MODEL] [--algorithm NAME] [--gpu NAME] [--field VALUE ...]
                        predict memory and seconds per step on a GPU, before any weights, and say what would fit
+  proximo job slurm|kubernetes run.toml --run DIR [--nodes N] [--gpus N] [--out FILE]
+                       write the job file of a run on several nodes of a cluster
   proximo selfcheck [PRESET | run.toml] [--algorithm NAME] [--field VALUE ...]
                        check in about a minute that model, task and algorithm work together
   proximo chat MODEL [--chat] [--remember] [--temperature X] [--max-tokens N]
@@ -78,7 +80,7 @@ changed field, and --accept-lost-rows (also of compare) continues although metri
 
 STAGES = ("sft", "reward-model", "dpo")
 """Commands that train on files."""
-OUTSIDE = ("init", "rate", "serve", "tasks")
+OUTSIDE = ("init", "job", "rate", "serve", "tasks")
 """Commands whose files are next to this one."""
 RESULTS = ("track", "export")
 """Commands on what a run has written."""
@@ -91,6 +93,7 @@ COMMANDS = (
     "pairs",
     "rate",
     "plan",
+    "job",
     "selfcheck",
     "chat",
     "serve",

@@ -1,0 +1,81 @@
+"""`proximo job`: write the job file of a run on a cluster."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from proximo.cli.configs import base_config
+from proximo.cli.flags import asks_for_help, refuse, take, take_number
+from proximo.distributed.jobs import Job, kubernetes, slurm
+from proximo.training.ranks import Ranks
+
+USAGE = """usage: proximo job slurm run.toml --run DIR [--nodes N] [--gpus N] [--hours X] [--out FILE]
+                         [--partition NAME] [--account NAME]
+       proximo job kubernetes run.toml --run DIR --image IMAGE --claim NAME [--folder DIR] [--nodes N] [--gpus N]
+                         [--hours X] [--out FILE]
+
+Write a job file that trains a run on the GPUs of several nodes, with a process for each. The config is checked first.
+A job that ends early resumes the run when it is started again. With Kubernetes it is an indexed Job, with one pod for
+each node.
+
+--run DIR         run folder, on a disk that all nodes see
+--nodes N         nodes (default: 1)
+--gpus N          GPUs of a node (default: 8)
+--hours X         time limit (default: 24)
+--out FILE        file to write (default: print it)
+--partition NAME  SLURM's partition
+--account NAME    SLURM's account
+--image IMAGE     container image with proximo and its dependencies
+--claim NAME      PersistentVolumeClaim that all pods can write (ReadWriteMany), with the config and the run folder
+--folder DIR      folder at which pods see it, from which paths are relative (default: /work)
+
+examples:
+  proximo job slurm run.toml --run runs/mine --nodes 4 --out mine.sbatch       then: sbatch mine.sbatch
+  proximo job kubernetes run.toml --run runs/mine --nodes 2 --image registry/proximo --claim data
+"""
+KINDS = ("slurm", "kubernetes")
+
+
+def run(arguments: list[str]) -> int:
+    """Exit status: 0 written, 2 refused."""
+    if asks_for_help(arguments):
+        print(USAGE, end="")
+        return 0
+    kind = arguments.pop(0) if arguments else None
+    if kind not in KINDS:
+        refuse(f"job takes {' or '.join(KINDS)} first: proximo job slurm run.toml --run DIR")
+    out, folder = take(arguments, "--out"), take(arguments, "--run")
+    if folder is None:
+        refuse("--run is missing: a job that is started again finds its run by it")
+    numbers = {
+        "nodes": take_number(arguments, "--nodes", int),
+        "gpus": take_number(arguments, "--gpus", int),
+        "hours": take_number(arguments, "--hours", float),
+    }
+    own = ("image", "claim", "folder") if kind == "kubernetes" else ("partition", "account")
+    chosen = {name: given for name in own if (given := take(arguments, f"--{name}")) is not None}
+    if kind == "kubernetes" and (missing := [f"--{name}" for name in own[:2] if name not in chosen]):
+        refuse(f"{' and '.join(missing)} missing: proximo job --help says what they are")
+    if len(arguments) != 1 or not arguments[0].endswith(".toml"):
+        refuse(f"job takes one .toml file, not {' '.join(arguments) or 'none'}: proximo init writes one")
+    try:
+        job = Job(arguments[0], folder, **{name: given for name, given in numbers.items() if given is not None})
+        _check(job)
+        text = kubernetes(job, **chosen) if kind == "kubernetes" else slurm(job, **chosen)
+    except ValueError as error:
+        refuse(str(error))
+    if out is None:
+        print(text, end="")
+        return 0
+    try:
+        Path(out).write_text(text)
+    except OSError as error:
+        refuse(f"--out {out}: {error.strerror}; give another name")
+    start = f"kubectl apply -f {out}" if kind == "kubernetes" else f"sbatch {out}"
+    print(f"written to {out}\nstart it     {start}")
+    return 0
+
+
+def _check(job: Job) -> None:
+    """Refuse a config that cannot run on so many processes."""
+    config = base_config([job.config])
+    replace(config, ranks=replace(config.ranks or Ranks(), processes=job.nodes * job.gpus))

@@ -1,0 +1,133 @@
+"""Job files for clusters: the same command on every node, which torchrun turns into one group of ranks.
+
+A job that is started again resumes the run, because it names the run folder.
+"""
+
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+PORT = 29500
+"""Where the processes find each other, on the first node."""
+RESTARTS = 3
+"""Times that torchrun starts all processes again after one has died; the run then resumes from its checkpoint."""
+NOTICE = 120
+"""Seconds before its time limit at which SLURM asks the job to save and end."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run on several nodes of one kind."""
+
+    config: str
+    """Path of the run's .toml file, as the nodes see it."""
+    run: str
+    """Run folder, which all nodes see; the first one writes it."""
+    nodes: int = 1
+    gpus: int = 8
+    """GPUs of a node, with a process each."""
+    hours: float = 24.0
+
+    def __post_init__(self) -> None:
+        for field in ("nodes", "gpus", "hours"):
+            if not getattr(self, field) > 0:
+                raise ValueError(f"--{field} {getattr(self, field):g}: give a number above 0")
+
+    @property
+    def name(self) -> str:
+        """A name that clusters accept: of lower-case letters, digits and hyphens."""
+        plain = re.sub(r"[^a-z0-9]+", "-", PurePosixPath(self.run).name.lower()).strip("-")
+        return f"proximo-{plain}"[:50].rstrip("-")
+
+    def command(self, meeting: str, number: str) -> list[str]:
+        """What each node runs. `meeting` is the first node's address, and `number` the job's own."""
+        found = [f"--nnodes={self.nodes}", f"--nproc-per-node={self.gpus}", f"--max-restarts={RESTARTS}"]
+        # The static rendezvous does not survive a restart: addresses of dead processes stay in its store.
+        found += ["--rdzv-backend=c10d", f"--rdzv-id={number}", f"--rdzv-endpoint={meeting}:{PORT}"]
+        # Without "--" torchrun would take --run for one of its own flags.
+        ours = ["train", self.config, "--ranks", str(self.nodes * self.gpus), "--run", self.run]
+        return ["torchrun", *found, "-m", "--", "proximo.cli", *ours]
+
+
+def slurm(job: Job, *, partition: str | None = None, account: str | None = None) -> str:
+    """A script for sbatch. Preempted or out of time, it is queued again, and resumes."""
+    asked = {
+        "job-name": job.name,
+        "nodes": job.nodes,
+        "ntasks-per-node": 1,
+        "gpus-per-node": job.gpus,
+        "time": _clock(job.hours),
+        "partition": partition,
+        "account": account,
+        "signal": f"TERM@{NOTICE}",
+        "open-mode": "append",
+        "output": f"{job.name}-%j.log",
+    }
+    lines = [f"#SBATCH --{flag}={value}" for flag, value in asked.items() if value is not None]
+    torchrun = [
+        shlex.quote(each) if "$" not in each else f'"{each}"' for each in job.command("$first", "$SLURM_JOB_ID")
+    ]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *lines,
+            "#SBATCH --requeue",
+            "",
+            "set -euo pipefail",
+            'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            "export OMP_NUM_THREADS=1",
+            f"srun {' '.join(torchrun)}",
+            "",
+        ]
+    )
+
+
+def kubernetes(job: Job, *, image: str, claim: str, folder: str = "/work") -> str:
+    """A manifest for kubectl apply: an indexed job with a pod for each node, and a name for the first of them.
+
+    `claim` is a volume that all pods can write (ReadWriteMany), in which config and run folder are.
+    """
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": job.name},
+        # Pods find each other before they are ready.
+        "spec": {"clusterIP": "None", "selector": {"job-name": job.name}, "publishNotReadyAddresses": True},
+    }
+    container = {
+        "name": "proximo",
+        "image": image,
+        "workingDir": folder,
+        "command": job.command(f"{job.name}-0.{job.name}", job.name),
+        "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+        "resources": {"limits": {"nvidia.com/gpu": job.gpus}},
+        # NCCL needs more shared memory than the 64 MiB that a container gets.
+        "volumeMounts": [{"name": "work", "mountPath": folder}, {"name": "shm", "mountPath": "/dev/shm"}],
+    }
+    volumes = [
+        {"name": "work", "persistentVolumeClaim": {"claimName": claim}},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+    ]
+    pod = {"subdomain": job.name, "restartPolicy": "Never", "containers": [container], "volumes": volumes}
+    work = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": job.name},
+        "spec": {
+            "completions": job.nodes,
+            "parallelism": job.nodes,
+            "completionMode": "Indexed",
+            "backoffLimit": RESTARTS * job.nodes,
+            "activeDeadlineSeconds": int(3600 * job.hours),
+            "template": {"spec": pod},
+        },
+    }
+    # JSON is YAML, and needs no package to be written.
+    return "".join(f"---\n{json.dumps(each, indent=2)}\n" for each in (service, work))
+
+
+def _clock(hours: float) -> str:
+    minutes = max(1, round(60 * hours))
+    return f"{minutes // 60:02}:{minutes % 60:02}:00"
