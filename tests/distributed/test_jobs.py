@@ -80,7 +80,7 @@ def test_names_that_clusters_accept(folder, name):
 
 def test_it_is_written_to_a_file(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("run.toml").write_text("steps = 3\n[ranks]\nprocesses = 8\nshard = 8\n")
+    Path("run.toml").write_text("steps = 3\n[ranks]\nshard = 8\n")
     assert main(["job", "slurm", "run.toml", "--run", "runs/x", "--nodes", "2", "--out", "x.sbatch"]) == 0
     assert capsys.readouterr().out == "written to x.sbatch\nstart it     sbatch x.sbatch\n"
     last = Path("x.sbatch").read_text().splitlines()[-1]
@@ -102,7 +102,7 @@ def test_it_is_written_to_a_file(tmp_path, capsys, monkeypatch):
 )
 def test_what_cannot_run_is_refused(flags, words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("run.toml").write_text("[ranks]\nprocesses = 8\nshard = 8\n")
+    Path("run.toml").write_text("[ranks]\nshard = 8\n")
     with pytest.raises(SystemExit) as stopped:
         main(["job", *flags])
     assert stopped.value.code == 2

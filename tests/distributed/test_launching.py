@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from proximo.cli import main
 from proximo.distributed import launching
 from proximo.distributed.launching import launch
 from proximo.training.ranks import Ranks
@@ -49,10 +50,30 @@ def test_nothing_of_it_is_imported_by_a_run_of_one_process():
     assert not [each for each in others if importing.search(each.read_text())]
 
 
+def test_train_joins_the_group_that_it_was_started_for(monkeypatch, capsys):
+    """Without [ranks] each process would train a run of its own."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", "--dry-run"]) == 0
+    assert "[ranks]\nprocesses = 3\n" in capsys.readouterr().out
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert main(["train", "--dry-run"]) == 0
+    assert "[ranks]" not in capsys.readouterr().out
+
+
+def test_shards_without_a_number_of_processes_wait_for_one(tmp_path, capsys):
+    (tmp_path / "run.toml").write_text("[ranks]\nshard = 4\n")
+    assert main(["train", str(tmp_path / "run.toml"), "--ranks", "8", "--dry-run"]) == 0
+    for flags, words in ((["--ranks", "6"], "ranks.shard is 4"), ([], "ranks.processes is 0")):
+        with pytest.raises(SystemExit):
+            main(["train", str(tmp_path / "run.toml"), *flags])
+        assert words in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"processes": 0}, "ranks.processes is 0"),
+        ({"processes": -1}, "ranks.processes is -1"),
         ({"processes": 4, "shard": 3}, "ranks.shard is 3"),
         ({"timeout": 0.0}, "ranks.timeout is 0.0"),
     ],

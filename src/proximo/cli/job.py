@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from proximo.cli.configs import base_config
 from proximo.cli.flags import asks_for_help, refuse, take, take_number
-from proximo.distributed.jobs import Job, kubernetes, slurm
 from proximo.training.ranks import Ranks
+
+if TYPE_CHECKING:
+    from proximo.distributed.jobs import Job
 
 USAGE = """usage: proximo job slurm run.toml --run DIR [--nodes N] [--gpus N] [--hours X] [--out FILE]
                          [--partition NAME] [--account NAME]
@@ -40,6 +43,8 @@ def run(arguments: list[str]) -> int:
     if asks_for_help(arguments):
         print(USAGE, end="")
         return 0
+    from proximo.distributed.jobs import Job, kubernetes, slurm
+
     kind = arguments.pop(0) if arguments else None
     if kind not in KINDS:
         refuse(f"job takes {' or '.join(KINDS)} first: proximo job slurm run.toml --run DIR")
@@ -75,7 +80,7 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _check(job: Job) -> None:
+def _check(job: "Job") -> None:
     """Refuse a config that cannot run on so many processes."""
     config = base_config([job.config])
     replace(config, ranks=replace(config.ranks or Ranks(), processes=job.nodes * job.gpus))

@@ -161,14 +161,14 @@ def _joined(config: RunConfig) -> Mesh:
     """The group of processes that this one was started for; without RANK, one of its own."""
     assert config.ranks is not None
     device, wanted = torch.device(pick_device(config.device)).type, config.ranks.processes
-    if not is_launched() and wanted > 1:
+    if not is_launched() and wanted != 1:
         raise ValueError(
-            f"ranks.processes is {wanted}, but this is one process: start it with proximo train, torchrun or "
+            f"ranks.processes is {wanted}, but this is one process: start it with proximo train --ranks N, torchrun or "
             "SLURM, which start them all"
         )
     if not is_launched():
         return Mesh.alone(device=device, timeout=config.ranks.timeout)
     mesh = Mesh.join(device=device, timeout=config.ranks.timeout, shard=config.ranks.shard)
-    if mesh.size != wanted:
+    if wanted and mesh.size != wanted:
         raise ValueError(f"ranks.processes is {wanted}, but WORLD_SIZE is {mesh.size}: start as many processes")
     return mesh

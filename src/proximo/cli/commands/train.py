@@ -1,6 +1,7 @@
 """`proximo train`: train a model by reinforcement learning, or run the pipeline demo."""
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -73,7 +74,7 @@ def run(arguments: list[str]) -> int:
         help_more=f"{TRAIN_FLAGS}{naming_flags('train')}\n{EXAMPLES}",
         skip_bad=skip_bad,
     )
-    config = config if ranks is None else replace(config, ranks=replace(config.ranks or Ranks(), processes=ranks))
+    config = config if ranks is None else _with_ranks(config, ranks)
     if dry_run:
         _print_plan(config, defaults, as_json)
         return 0
@@ -111,12 +112,21 @@ def _print_plan(config: RunConfig, defaults: Sequence[Default], as_json: bool) -
 
 
 def take_ranks(arguments: list[str]) -> int | None:
-    """The number that --ranks gives, removed from the arguments."""
+    """The number that --ranks gives, removed from the arguments; without it, that of the group which torchrun or SLURM
+    started this process for."""
     if (given := take(arguments, "--ranks")) is None:
-        return None
+        started = os.environ.get("WORLD_SIZE", "") if "RANK" in os.environ else ""
+        return int(started) if started.isdecimal() and int(started) > 1 else None
     if not given.isdecimal() or not int(given):
         refuse(f"--ranks {given}: give the number of processes, at least 1")
     return int(given)
+
+
+def _with_ranks(config: RunConfig, number: int) -> RunConfig:
+    try:
+        return replace(config, ranks=replace(config.ranks or Ranks(), processes=number))
+    except ValueError as error:
+        refuse(str(error))
 
 
 def _on_ranks(config: RunConfig, arguments: list[str], folder: Path | None) -> int | None:
@@ -126,6 +136,8 @@ def _on_ranks(config: RunConfig, arguments: list[str], folder: Path | None) -> i
 
     assert config.ranks is not None
     if not is_launched():
+        if not config.ranks.processes:
+            refuse("ranks.processes is 0: give the number of processes, as in --ranks 8")
         if config.ranks.processes == 1:
             return None
         named = [] if folder is None else ["--run", str(folder)]
