@@ -27,10 +27,6 @@ imports: .venv/.ready
 
 check: test lint types imports
 
-# Tests of several processes: ranks, engines, nodes. Each test starts its own, so they run one after the other.
-scale: .venv/.ready
-	$(BIN)/pytest -q -n0 -m scale
-
 # Plants small faults in maths/ one by one and shows which test catches each.
 mutation: .venv/.ready
 	$(BIN)/python -m tests.mutation
