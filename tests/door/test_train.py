@@ -96,7 +96,7 @@ def test_true_ends_a_run_saved_evaluated_and_finished(whole: Path, tmp_path: Pat
     assert proximo.open_run(folder).state == "finished"
     # The same call is done; the other steps are done where that is asked for, to the same bytes.
     again = proximo.train(small(), folder, on_step=lambda step, found: pytest.fail("it is finished"), quiet=True)
-    assert again == result
+    assert again.result == result.result
     assert proximo.train(small(), folder, allow_change=["steps"], quiet=True).checkpoint.name == "step-000003"
     assert metrics(folder) == metrics(whole)
 

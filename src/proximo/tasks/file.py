@@ -120,7 +120,7 @@ class File:
 
     @cached_property
     def _problems(self) -> FileProblems:
-        needed = {} if self.template else {"task.prompt_column": (self.prompt_column,)}
+        needed: dict[str, tuple[str, ...]] = {} if self.template else {"task.prompt_column": (self.prompt_column,)}
         if self._needs_answer:
             needed["task.answer_columns"] = self.answer_columns
         return FileProblems(self.path, self.held_out, self.skip_bad, self._problem, self._keeps, needed)
