@@ -134,6 +134,14 @@ def test_a_task_whose_file_has_no_answers_says_so_once(skip_bad: bool, tmp_path:
     assert File(path, reward=None, held_out=0.5).size("train")
 
 
+def test_nothing_is_claimed_of_answers_that_are_none(tmp_path: Path):
+    path = written(tmp_path, [{"prompt": f"{n}+1=", "reward_model": {"ground_truth": "2"}} for n in range(20)])
+    task, line = recognise(path, Chosen(answer_columns=("reward_model",)))
+    assert "answers" not in line
+    with pytest.raises(ValueError, match="set task.answer_columns to one of reward_model.ground_truth"):
+        task.size("train")
+
+
 def test_a_column_of_lists_is_named(tmp_path: Path):
     rows = [{"messages": ASKED, "ground_truth": [str(number)]} for number in range(20)]
     task, _ = recognise(written(tmp_path, rows))

@@ -151,6 +151,8 @@ def _reward(data: str, rows: Sequence[Row], columns: Sequence[str], chosen: Chos
         )
     values = [next((row.find(each) for each in columns if row.find(each) is not None), None) for row in rows]
     texts = [str(value).strip() for value in values if _is_answer(value)]
+    if not texts:  # the task says what is wrong with each row
+        return ExactMatch(), ""
     finals = [text.rpartition(MARK)[2].strip() for text in texts]
     numbers = [_NUMBER.fullmatch(text) is not None and last_number(text) is not None for text in finals]
     if all(MARK in text for text in texts) and all(numbers):
