@@ -59,7 +59,7 @@ def test_a_finished_run_returns_its_result_at_once(whole: Path, monkeypatch):
     monkeypatch.setattr(building, "load_model", None)  # no model is loaded
     result = proximo.train(small(), whole, quiet=True)
     assert result.checkpoint == whole / "checkpoints" / "step-000003"
-    assert result == proximo.open_run(whole).result
+    assert result.result == proximo.open_run(whole).result
 
 
 def test_a_run_that_failed_resumes_to_the_same_bytes(whole: Path, tmp_path: Path):
