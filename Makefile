@@ -40,6 +40,7 @@ faults: .venv/.ready
 	$(BIN)/python -m faults
 
 # Goes through what new users want, in a fresh environment with the wheel; writes docs/journeys.md. About 20 minutes.
+# Needs nothing from the network but packages. `python -m journeys 7 9` repeats some in the environment that is there.
 journeys: .venv/.ready
 	$(BIN)/python -m journeys
 

@@ -251,14 +251,14 @@ def _other_files(folder: Path, found: Findings) -> None:
     text = rows.read_text()
     more = text + json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n"
     changes = {
-        "a row more in the data": (lambda: rows.write_text(more), "task.path its files have changed"),
+        "a row more in the data": (lambda: rows.write_text(more), "(task.path) has changed since the run began"),
         "rows in another order": (
             lambda: rows.write_text("".join(text.splitlines(keepends=True)[::-1])),
-            "task.path its files have changed",
+            "(task.path) has changed since the run began",
         ),
         "other weights": (
             lambda: (rows.write_text(text), shutil.copy(folder / "another" / "model.safetensors", model)),
-            "model its files have changed",
+            "model) has changed since the run began",
         ),
         "a model that is gone": (lambda: shutil.rmtree(model), "model its files are missing"),
     }

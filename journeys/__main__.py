@@ -1,21 +1,24 @@
-"""`python -m journeys [NUMBER ...]`: repeat journeys, and write docs/journeys.md.
+"""`python -m journeys [NUMBER ...]`: repeat journeys.
 
-Without numbers the environment is made anew and all are repeated; with numbers these, in the environment that is there.
+Without numbers the environment is made anew, all are repeated and docs/journeys.md is written from this one run; with
+numbers these are repeated in the environment that is there, and what was seen is printed.
 """
 
 import json
 import shutil
 import sys
 import tempfile
+import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from journeys.afterwards import trackers, use
 from journeys.commands import algorithms, mistakes
-from journeys.environment import INSTALLED, ROOT, install
+from journeys.environment import FOLDER, INSTALLED, ROOT, install
 from journeys.page import page
 from journeys.python import notebook, package
 from journeys.training import other_data, own_model, several_sources
@@ -42,31 +45,44 @@ def main(numbers: Sequence[int]) -> int:
     if unknown := set(numbers) - set(JOURNEYS):
         print(f"journeys: no journey {min(unknown)}; there are {', '.join(map(str, JOURNEYS))}", file=sys.stderr)
         return 2
+    began = time.monotonic()
     if not numbers or not INSTALLED.exists():
         install()
     chosen = list(numbers or JOURNEYS)
     with ThreadPoolExecutor(AT_ONCE) as workers:
-        goals = dict(zip(chosen, workers.map(repeat, chosen), strict=True))
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    results |= {str(number): [asdict(goal) for goal in found] for number, found in goals.items()}
-    results = {str(number): results[str(number)] for number in JOURNEYS if str(number) in results}
-    RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-    PAGE.write_text(page(results))
-    found = [goal for each in goals.values() for goal in each]
-    left = [goal for goal in found if not goal.is_reached]
-    print(PAGE.read_text())
-    print(f"journeys: {len(found) - len(left)} of {len(found)} goals reached; {PAGE.relative_to(ROOT)}")
+        found = dict(zip(chosen, workers.map(repeat, chosen), strict=True))
+    goals = [goal for each in found.values() for goal in each]
+    results = {
+        "made": f"One run on {datetime.now():%Y-%m-%d}, of {(time.monotonic() - began) / 60:.0f} minutes.",
+        "journeys": {str(number): [asdict(goal) for goal in found[number]] for number in chosen},
+    }
+    print(page(results))
+    if not numbers:
+        RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+        PAGE.write_text(page(results))
+        print(f"journeys: written to {PAGE.relative_to(ROOT)}")
+    left = [goal for goal in goals if not goal.is_reached]
+    for goal in left:
+        print(f"journeys: LEFT {goal.journey}, {goal.name}: {goal.reason}")
+    print(f"journeys: {len(goals) - len(left)} of {len(goals)} goals reached")
     return 1 if left else 0
 
 
 def repeat(number: int) -> list[Goal]:
-    """One journey, in a folder outside the repository."""
+    """One journey, in a folder outside the repository. What fails between its goals ends this journey alone, and is one
+    more goal, which is left. What was seen is kept at once, for a run that is killed."""
     folder = Path(tempfile.mkdtemp(prefix=f"journey-{number}-"))
     user = User(number, folder)
     try:
         JOURNEYS[number](user)
+    except Exception as error:
+        traceback.print_exc()
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        user.goals.append(Goal(number, "the rest of the journey", 0, 0, left=f"ended early: {reason}"[:300]))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / f"journey-{number}.json").write_text(json.dumps([asdict(goal) for goal in user.goals], indent=1) + "\n")
     return user.goals
 
 

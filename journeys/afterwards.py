@@ -72,7 +72,7 @@ def use(user: User) -> None:
     user.run(f"proximo train --model {MODEL} --data gsm8k.jsonl {SMALL} --run runs/a")
     with user.wants("the run's own task, evaluated") as goal:
         done = goal.types("proximo eval runs/a --problems 8")
-        goal.sees(done.err, r"settings from runs/a/config.toml: File")
+        goal.sees(done.err, r"settings from runs/a/config.toml: File gsm8k.jsonl")
         goal.sees(done.text, r"\d+\.\d% \([^)]*\)")
     with user.wants("base model and run side by side, with pass@k") as goal:
         done = goal.types(f"proximo eval {MODEL} runs/a --problems 8 --samples 4 --data gsm8k.jsonl")

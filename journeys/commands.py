@@ -64,9 +64,14 @@ def algorithms(user: User) -> None:
             wanted = {"gate": "0.2", "keep": "KeepAll", "weights": "SequenceMean", "shape": "none"}[stage]
             assert wanted in str(algorithm.get(stage, "none")), algorithm.get(stage)
     with user.wants("the four dropped one at a time, with intervals") as goal:
-        settings = "--training.groups 2 --training.group-size 4 --training.minibatches 1 --evaluation.problems 8"
-        done = goal.types(f"proximo compare --ablate dapo --seeds 1 --updates 1 {settings} --run runs/ablation")
-        goal.sees(done.out, r"within noise|better|worse")
+        settings = (
+            "--training.groups 2 --training.group-size 4 --training.minibatches 1 --training.learning-rate 1e-3 "
+            "--evaluation.problems 8"
+        )
+        done = goal.types(f"proximo compare --ablate dapo --seeds 1 --updates 2 {settings} --run runs/ablation")
+        for stage in ("gate", "keep", "weights", "shape"):
+            goal.sees(done.out, rf"without-{stage} against dapo: [^;,\n]*")
+        goal.sees((user.folder / "runs/ablation/compare.md").read_text(), "95 % interval")
 
 
 def mistakes(user: User) -> None:

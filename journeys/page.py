@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from journeys.user import Goal
+from journeys.user import Goal, effort
 
 TITLES = {
     1: "A model, a GSM8K file and a reward of one's own",
@@ -19,7 +19,7 @@ TITLES = {
 HEAD = """# Journeys
 
 What a new user wants, how many commands and lines of code that should take, and what it took. `make journeys` installs
-the project's wheel in a fresh environment and goes through them with files outside the repository; it writes this page.
+the project's wheel in a fresh environment, goes through them with files outside the repository and writes this page.
 Settings that make runs short are not counted, nor are imports and what a user had before (data, a model, a reward
 function).
 """
@@ -38,32 +38,23 @@ NOT_TRIED = """
 """
 
 
-def page(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    text, left = HEAD, []
+def page(results: Mapping[str, Any]) -> str:
+    text, left = f"{HEAD}\n{results['made']}\n", []
     for number, title in TITLES.items():
-        goals = [Goal(**goal) for goal in results.get(str(number), ())]
+        goals = [Goal(**goal) for goal in results["journeys"].get(str(number), ())]
         if goals:
             text += f"\n## {number}. {title}\n\n" + _table(
                 ("wanted", "excellent", "took", "seen"), [_row(goal) for goal in goals]
             )
         left += [goal for goal in goals if not goal.is_reached]
     if left:
-        text += LEFT + "\n" + "".join(f"- {goal.journey}, {goal.name}: {_reason(goal)}\n" for goal in left)
+        text += LEFT + "\n" + "".join(f"- {goal.journey}, {goal.name}: {goal.reason}\n" for goal in left)
     return text + NOT_TRIED
 
 
 def _row(goal: Goal) -> tuple[str, ...]:
-    seen = "; ".join(goal.seen) if goal.is_reached else f"**left**: {_reason(goal)}"
-    return goal.name, _effort(goal.commands, goal.lines), _effort(goal.typed, goal.written), seen
-
-
-def _reason(goal: Goal) -> str:
-    return goal.left or f"took {_effort(goal.typed, goal.written)}"
-
-
-def _effort(commands: int, lines: int) -> str:
-    shown = f"{commands} command{'s' * (commands != 1)}"
-    return shown + f", {lines} line{'s' * (lines != 1)}" * bool(lines)
+    seen = "; ".join(goal.seen) if goal.is_reached else f"**left**: {goal.reason}"
+    return goal.name, effort(goal.commands, goal.lines), effort(goal.typed, goal.written), seen
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

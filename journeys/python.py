@@ -8,8 +8,8 @@ from journeys.user import User
 
 CELLS = (
     'import proximo\nrun = proximo.train("my-model", "runs/n", data="gsm8k.jsonl", steps=1, quiet=True)',
-    'opened = proximo.open_run("runs/n")\nopened.metrics().column("outcome")',
-    'opened.plot("outcome")',
+    'run.metrics().column("outcome")',
+    'run.plot("outcome")',
 )
 EXECUTE = """
 import sys

@@ -12,9 +12,8 @@ def my_reward(completions, answer, **columns):
 """
 CALL = """from my_reward import my_reward
 import proximo
-result = proximo.train("my-model", "runs/p", data="gsm8k.jsonl", rewards=my_reward, algorithm=proximo.DAPO, steps=1)
-run = proximo.open_run("runs/p")
-print(run.metrics().num_rows, run.rollouts(1).num_rows, run.findings(), result.checkpoint)
+run = proximo.train("my-model", "runs/p", data="gsm8k.jsonl", rewards=my_reward, algorithm="dapo", steps=1)
+print(run.metrics().num_rows, run.rollouts(1).num_rows, run.findings(), type(run.model), run.checkpoint)
 """
 TRL = """
 def correct(completions, solution, **kwargs):
@@ -63,11 +62,11 @@ def own_model(user: User) -> None:
             limit = "--sampling.max-tokens 8"
             done = goal.types(f"proximo train --model {name} --data gsm8k.jsonl {SMALL} {limit} --run runs/{name}")
             goal.sees(done.text, r"the model\s+(runs/\S+)")
-    with user.wants("the same in Python, and a look at metrics and rollouts", lines=2) as goal:
+    with user.wants("the same in Python, and a look at metrics, rollouts and the model", lines=2) as goal:
         goal.writes("train.py", CALL)
         done = goal.types("python train.py")
         goal.sees(done.err, r"GSM8K's shape")
-        goal.sees(done.out, r"\d+ \d+ .*runs/p/checkpoints/\S+")
+        goal.sees(done.out, r"\d+ \d+ .*ForCausalLM.*runs/p/checkpoints/\S+")
 
 
 def other_data(user: User) -> None:

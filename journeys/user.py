@@ -14,6 +14,11 @@ PATIENCE = 1800
 """Seconds that a command may take on a busy machine."""
 
 
+def effort(commands: int, lines: int) -> str:
+    shown = f"{commands} command{'s' * (commands != 1)}"
+    return shown + f", {lines} line{'s' * (lines != 1)}" * bool(lines)
+
+
 @dataclass
 class Goal:
     """Something that a user wants. `commands` and `lines` are what would be excellent; `typed` and `written` what it
@@ -32,6 +37,11 @@ class Goal:
     @property
     def is_reached(self) -> bool:
         return self.left is None and self.typed <= self.commands and self.written <= self.lines
+
+    @property
+    def reason(self) -> str:
+        """Why it is left."""
+        return self.left or f"took {effort(self.typed, self.written)}"
 
     def sees(self, text: str, pattern: str) -> str:
         """The part of the text that matches, which goes into the table; fails where there is none."""

@@ -156,6 +156,12 @@ def test_facts_are_read_without_weights(folder: str, sums: str, tmp_path):
     assert facts_of(RunConfig(model=folder, task=Arithmetic())).problems is None
 
 
+def test_data_that_are_all_held_out_cannot_be_trained_on(folder: str, sums: str):
+    config = replace(START, model=folder, task=File(sums, held_out=1.0))
+    with pytest.raises(ValueError, match="task.held_out leaves no problem to train on: hold out less"):
+        facts_of(config)
+
+
 def test_a_command_with_a_model_and_data_does_not_run_the_demo(folder: str, sums: str, capsys):
     arguments = ["train", "--model", folder, "--task.type", "File", "--task.path", sums, "--dry-run"]
     assert main([*arguments, "--task.reward.last-number", "True", "--training.groups", "6"]) == 0

@@ -2,9 +2,9 @@
 
     import proximo
 
-    result = proximo.train("path/to/model", data="problems.jsonl", run="runs/mine")   # the same call again resumes
+    run = proximo.train("path/to/model", data="problems.jsonl", run="runs/mine")   # the same call again resumes
+    run.metrics(); run.rollouts(step=12); run.plot("outcome"); run.model, run.tokenizer
     run = proximo.open_run("runs/mine")                     # running, killed or finished
-    run.metrics(); run.rollouts(step=12); run.plot("outcome")
 
 Train
     train(model, run, data=...) reinforcement learning; rewards=[f], steps=N, on_step=f(step, metrics). What else a run
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from proximo.door.comparing import compare
     from proximo.door.evaluating import evaluate
     from proximo.door.merging import Merged, merge
-    from proximo.door.opened import OpenedRun, open_run
+    from proximo.door.opened import OpenedRun, TrainedRun, open_run
     from proximo.door.planning import plan
     from proximo.door.stages import dpo, reward_model, sft
     from proximo.door.training import config_for, task_of, train
@@ -107,6 +107,7 @@ __all__ = [
     "Sent",
     "SftConfig",
     "Stats",
+    "TrainedRun",
     "TrainingOptions",
     "UnusualChoice",
     "ValueOptions",
@@ -141,7 +142,7 @@ _WHERE = {
     "door.comparing": ("compare",),
     "door.evaluating": ("evaluate",),
     "door.merging": ("Merged", "merge"),
-    "door.opened": ("OpenedRun", "open_run"),
+    "door.opened": ("OpenedRun", "TrainedRun", "open_run"),
     "door.planning": ("plan",),
     "door.stages": ("dpo", "reward_model", "sft"),
     "door.training": ("config_for", "task_of", "train"),

@@ -81,6 +81,8 @@ class Facts:
 def facts_of(config: RunConfig) -> Facts:
     """Read the model's config and tokenizer and the task's problems; no weights. ValueError says what is missing."""
     task, problems = config.task, _problems(config)
+    if not problems:
+        raise ValueError("task.held_out leaves no problem to train on: hold out less")
     path = resolve(config.model)
     tokenizer, reach = load_tokenizer(path), reach_of(read_config(path))
     answers = [text for problem in problems if (text := _answer(task, problem)) is not None]

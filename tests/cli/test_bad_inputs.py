@@ -204,9 +204,13 @@ DATA: dict[str, tuple[str, str | bytes | Callable[[Path], object], list[str]]] =
     "no prompt": (
         "x.jsonl",
         '{"question": "1+1=", "answer": "2"}\n',
-        [":1: no column 'prompt', only question, answer"],
+        ["in the column 'prompt', only in question, answer: choose with --task.prompt-column NAME"],
     ),
-    "no answer": ("x.jsonl", '{"prompt": "1+1="}\n', [":1: no answer in answer, solution"]),
+    "no answers": (
+        "x.jsonl",
+        '{"prompt": "1+1="}\n',
+        ["in any of the columns answer, solution", "only in prompt: choose with --task.answer-columns NAME"],
+    ),
     "a number for a prompt": (
         "x.jsonl",
         GOOD_ROWS + '{"prompt": 3, "answer": "2"}',
@@ -236,7 +240,7 @@ DATA: dict[str, tuple[str, str | bytes | Callable[[Path], object], list[str]]] =
     "Parquet of another kind": (
         "x.parquet",
         _parquet(question=["1"] * 3),
-        [", row 1: no column 'prompt', only question"],
+        ["no row has a value in the column 'prompt', only in question"],
     ),
     "Parquet of numbers": (
         "x.parquet",
@@ -247,7 +251,7 @@ DATA: dict[str, tuple[str, str | bytes | Callable[[Path], object], list[str]]] =
     "Parquet with nothing": (
         "x.parquet",
         _parquet(prompt=pa.array([None], pa.string()), answer=["1"]),
-        [", row 1: the prompt is null"],
+        ["no row has a value in the column 'prompt', only in answer"],
     ),
 }
 

@@ -128,7 +128,8 @@ def test_eval_prints_its_numbers(folder, capsys):
 
 
 def test_a_runs_model_is_judged_as_the_run_judges_it(folder, tmp_path, capsys):
-    rows = tmp_path / "x.jsonl"
+    rows = tmp_path / ("a" * 40) / "x.jsonl"
+    rows.parent.mkdir()
     rows.write_text("".join(json.dumps({"prompt": f"say {n}", "answer": "x"}) + "\n" for n in range(40)))
     run = tmp_path / "run"
     config = RunConfig(
@@ -144,7 +145,7 @@ def test_a_runs_model_is_judged_as_the_run_judges_it(folder, tmp_path, capsys):
     for name in (str(run), str(checkpoint)):
         assert main(["eval", name, "--json"]) == 0
         printed = capsys.readouterr()
-        assert printed.err == f"settings from {run / 'config.toml'}: File, 2 tokens at most\n"
+        assert printed.err == f"settings from {run / 'config.toml'}: File …/x.jsonl, 2 tokens at most\n"
         result = json.loads(printed.out)
         # Everything a model says is right here, where two-digit sums would be wrong; 1 + 0.5 is the run's reward.
         assert (result["held_out/accuracy"], result["held_out/reward"]) == (1.0, 1.5)
@@ -178,7 +179,8 @@ def test_a_stored_unusual_choice_is_no_python_warning(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", ["eval", "chat", "selfcheck", "train", "sft"])
-def test_every_command_has_help(command, capsys):
+def test_every_command_has_help(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")  # rendered, not the stored page, which a terminal of 80 columns gets
     with pytest.raises(SystemExit) as stopped:
         main([command, "--help"])
     assert stopped.value.code == 0

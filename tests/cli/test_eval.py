@@ -8,10 +8,11 @@ import pytest
 
 from proximo import toml
 from proximo.cli import main
+from proximo.door.evaluating import task_name
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.rewards import ExactMatch
 from proximo.samplers import SamplingOptions
-from proximo.tasks import Echo, File
+from proximo.tasks import Echo, File, Mixture, Source
 from proximo.training.config import EvaluationOptions, RunConfig
 
 
@@ -39,17 +40,28 @@ def test_checkpoints_stand_in_one_table(run: Path, tmp_path: Path, capsys):
     assert first.startswith(f"{run} step 1  ")
     assert second.startswith(f"{run} step 2  ")
     assert second.endswith("the same")  # they have the same weights
-    assert printed.err.startswith(f"settings from {run / 'config.toml'}: File, 2 tokens at most\n")
+    [line, *_] = printed.err.splitlines()
+    assert line.startswith(f"settings from {run / 'config.toml'}: File ")
+    assert line.endswith("/train.jsonl, 2 tokens at most")
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(rows) == 2 * 3 * (1 + 2)
     assert {row["model"] for row in rows} == {f"{run} step 1", f"{run} step 2"}
+
+
+def test_a_task_is_named_with_its_data():
+    mixture = Mixture((Source("a", File("a.jsonl")), Source("b", File("long/" * 9 + "b.jsonl")), Source("c", Echo())))
+    assert [task_name(each) for each in (Echo(), File("a/b.jsonl"), mixture)] == [
+        "Echo", "File a/b.jsonl", "Mixture a.jsonl, …/b.jsonl"
+    ]  # fmt: skip
 
 
 def test_every_row_of_a_data_file_is_asked_with_the_runs_reward(run: Path, tmp_path: Path, capsys):
     data = tmp_path / "test.jsonl"
     data.write_text("".join(json.dumps({"question": f"{n}+0=", "label": str(n)}) + "\n" for n in range(5)))
     assert main(["eval", str(run), "--data", str(data), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["held_out/problems"] == 5
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["held_out/problems"] == 5
+    assert f"asked instead: every row of {data}\n" in printed.err
     # A model without a run reads it as any file, and a flag names its columns.
     model = str(run / "checkpoints" / "step-000001")
     shutil.copytree(model, tmp_path / "model")

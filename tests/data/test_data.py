@@ -288,6 +288,8 @@ def test_a_file_of_its_own_is_held_out(tmp_path: Path):
     parts = read_splits(read_examples, train, other, mistakes)
     assert [len(part) for part in parts] == [4, 4]
     assert str(mistakes) == f"{train}:5: this prompt is also in {other}: remove one of them"
+    with pytest.raises(ValueError, match=r"data.held_out is '.*', which is trained on: give other data, or a share"):
+        read_splits(read_examples, train, train, Mistakes())
     with pytest.raises(ValueError, match=r"data.held_out is 'none.jsonl': there is no such file"):
         read_splits(read_examples, train, "none.jsonl", mistakes)
 

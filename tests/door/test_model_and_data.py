@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 import proximo
 from proximo import toml
@@ -43,16 +44,39 @@ def test_a_model_alone_gets_the_demos_task_as_on_the_command_line(capsys):
 
 
 def test_rows_train_and_the_lines_say_what_was_chosen_and_why(capsys):
-    result = proximo.train(MODEL, "runs/mine", data=ROWS, steps=1)
+    run = proximo.train(MODEL, "runs/mine", data=ROWS, steps=1, algorithm="sapo")
     said = capsys.readouterr().err
     assert "20 rows, TRL's shape: prompt in prompt, answer in answer" in said
     assert "chosen for this model and data; `proximo.config_for` gives the config" in said
     assert "training.group_size 8: completions of a prompt, enough to differ in their rewards" in said
     config = proximo.open_run("runs/mine").config
-    assert toml.dumps(config) == toml.dumps(proximo.config_for(MODEL, data=ROWS, steps=1, quiet=True))
+    chosen = proximo.config_for(MODEL, data=ROWS, steps=1, algorithm=proximo.SAPO, quiet=True)
+    assert toml.dumps(config) == toml.dumps(chosen)
     # The same call is done, and says nothing of what was chosen.
-    assert proximo.train(MODEL, "runs/mine", data=ROWS, steps=1) == result
+    again = proximo.train(MODEL, "runs/mine", data=ROWS, steps=1, algorithm="SAPO")
+    assert again.result == run.result
     assert "chosen for" not in capsys.readouterr().err
+
+
+def test_what_train_returns_is_the_run(capsys):
+    """One line trains and one looks, without opening the folder that was just written."""
+    run = proximo.train(small(steps=1), "runs/mine", quiet=True)
+    opened = proximo.open_run("runs/mine")
+    assert isinstance(run, proximo.OpenedRun)
+    assert repr(run) == repr(opened) == "<run runs/mine: grpo, finished, 1 steps>"
+    assert run.metrics() == opened.metrics()
+    assert run.rollouts(1) == opened.rollouts(1)
+    result = opened.result
+    assert isinstance(result, proximo.RunResult)
+    assert run.result == result
+    assert (run.before, run.after, run.examples) == (result.before, result.after, result.examples)
+    assert (run.checkpoint, run.seconds) == (Path("runs/mine/checkpoints/step-000001"), result.seconds)
+    assert run.generated_tokens == sum(map(len, run.rollouts(1).column("tokens").to_pylist()))
+    ids = run.tokenizer("12+13=", return_tensors="pt")["input_ids"]
+    plain: Any = transformers.AutoModelForCausalLM.from_pretrained(run.checkpoint)
+    own: Any = run.model
+    greedy = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    assert own.generate(ids.to(own.device), **greedy).tolist() == plain.generate(ids, **greedy).tolist()
 
 
 def test_config_for_says_its_choices_unless_quiet(capsys):
@@ -97,7 +121,8 @@ def test_what_is_given_takes_the_place_of_a_configs_own():
     [
         (lambda: proximo.train(7), TypeError, "config is 7: give a model's folder or name, or a RunConfig"),  # pyright: ignore
         (lambda: proximo.train("no/model", data=ROWS), ValueError, "no/model"),
-        (lambda: proximo.config_for(MODEL, algorithm="dapo"), TypeError, "algorithm is 'dapo': give one of"),  # pyright: ignore
+        (lambda: proximo.config_for(MODEL, algorithm=7), TypeError, "algorithm is 7: give a name such as 'dapo'"),  # pyright: ignore
+        (lambda: proximo.config_for(MODEL, algorithm="dappo"), ValueError, "no algorithm is called 'dappo'; there are"),
         (lambda: proximo.config_for(MODEL, evaluation_data=ROWS), ValueError, "evaluation_data goes with data"),
         (
             lambda: proximo.train(MODEL, data=Arithmetic(), evaluation_data=ROWS),

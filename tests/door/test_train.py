@@ -59,7 +59,7 @@ def test_a_finished_run_returns_its_result_at_once(whole: Path, monkeypatch):
     monkeypatch.setattr(building, "load_model", None)  # no model is loaded
     result = proximo.train(small(), whole, quiet=True)
     assert result.checkpoint == whole / "checkpoints" / "step-000003"
-    assert result == proximo.open_run(whole).result
+    assert result.result == proximo.open_run(whole).result
 
 
 def test_a_run_that_failed_resumes_to_the_same_bytes(whole: Path, tmp_path: Path):
@@ -96,7 +96,7 @@ def test_true_ends_a_run_saved_evaluated_and_finished(whole: Path, tmp_path: Pat
     assert proximo.open_run(folder).state == "finished"
     # The same call is done; the other steps are done where that is asked for, to the same bytes.
     again = proximo.train(small(), folder, on_step=lambda step, found: pytest.fail("it is finished"), quiet=True)
-    assert again == result
+    assert again.result == result.result
     assert proximo.train(small(), folder, allow_change=["steps"], quiet=True).checkpoint.name == "step-000003"
     assert metrics(folder) == metrics(whole)
 

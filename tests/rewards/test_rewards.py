@@ -219,11 +219,14 @@ def test_a_path_that_leads_nowhere_is_the_users_error(tmp_path: Path):
         PythonFunction("json")
     broken = tmp_path / "broken.py"
     broken.write_text("import nothing_of_this_name")
+    empty = tmp_path / "empty.py"
+    empty.write_text("from json import loads\n")
     for path, why in [
         ("no_such_module:f", "no_such_module cannot be imported, ModuleNotFoundError"),
         (f"{tmp_path}/missing.py:f", "missing.py cannot be imported, FileNotFoundError"),
         (f"{broken}:f", "broken.py cannot be imported, ModuleNotFoundError: No module named 'nothing_of_this_name'"),
-        ("json:dumpz", "json has no function dumpz"),
+        ("json:dumpz", "json has no function dumpz, its functions are dump, dumps, "),
+        (f"{empty}:f", "empty.py has no function f, its functions are none$"),
     ]:
         with pytest.raises(ValueError, match=why):
             PythonFunction(path)([asked("a")], [said("a")])

@@ -453,11 +453,15 @@ def test_a_share_too_small_to_hold_out_a_row_is_refused_without_offering_none(tm
 
 def test_only_the_first_bad_rows_are_spelled_out(tmp_path: Path):
     """Rows of one mistake are one line; of other mistakes there are 20 lines at most."""
-    task = File(written(tmp_path / "bad.jsonl", [{"question": "q"}] * 25))
-    with pytest.raises(ValueError, match=r":1: no column 'prompt', only question: .* \(and 24 more rows like it\)$"):
+    good = {"prompt": "1+1=", "answer": "2"}
+    task = File(written(tmp_path / "bad.jsonl", [good] + [{"question": "q"}] * 25))
+    with pytest.raises(ValueError, match=r":2: no column 'prompt', only question: .* \(and 24 more rows like it\)$"):
         task.size("train")
     columns = ["".join(pair) for pair in product("abcde", repeat=2)]
     task = File(written(tmp_path / "worse.jsonl", [{name: "q"} for name in columns]))
+    with pytest.raises(ValueError, match="only in aa, .*, 5 more: choose"):
+        task.size("train")
+    task = File(written(tmp_path / "worst.jsonl", [good] + [{name: "q"} for name in columns]))
     with pytest.raises(ValueError, match="and 5 more$"):
         task.size("train")
 

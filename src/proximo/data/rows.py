@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -15,7 +15,7 @@ Prompt = str | tuple[Message, ...]
 """Plain text, or a conversation for the chat template."""
 
 _SHOWN = 20
-"""Mistakes listed in full in an error message."""
+"""Mistakes, or columns, listed in full in an error message."""
 _ALIKE = 3
 """Rows named individually that share a mistake."""
 
@@ -134,6 +134,31 @@ def read_rows(path: str, mistakes: Mistakes, *, field: str = "data.path") -> lis
             else:
                 mistakes.add(place, f"{shortened(values)} is not an object with columns: write one object to a line")
     return rows
+
+
+def refuse_absent(rows: Sequence[Row], columns: Sequence[str], data: str, field: str) -> None:
+    """Raise ValueError, in one line, if no row has a value in any of these columns; `field` is the config field that
+    names them and `data` says where the rows are from."""
+    if any(row.find(column) is not None for row in rows for column in columns):
+        return
+    named = f"the column {columns[0]!r}" if len(columns) == 1 else f"any of the columns {', '.join(columns)}"
+    known = _columns(rows)
+    shown = [*known[:_SHOWN], *([f"{len(known) - _SHOWN} more"] if len(known) > _SHOWN else [])]
+    raise ValueError(
+        f"{data}: no row has a value in {named}, only in {', '.join(shown) or 'none'}: choose with `{field}=NAME`"
+    )
+
+
+def _columns(rows: Sequence[Row]) -> list[str]:
+    """Names of all columns with a value; those of a column's fields are given instead of its own, as `a.b`."""
+    found: dict[str, None] = {}
+    for row in rows:
+        for name, value in row.values.items():
+            if isinstance(value, Mapping):
+                found |= dict.fromkeys(f"{name}.{inner}" for inner in value)
+            elif value is not None:
+                found[name] = None
+    return list(found)
 
 
 def read_prompt(value: Any, name: str = "the prompt") -> Prompt:

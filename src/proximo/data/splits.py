@@ -62,6 +62,10 @@ def read_splits(
             [item for item, away in zip(items, kept, strict=True) if not away],
             [item for item, away in zip(items, kept, strict=True) if away],
         )
+    if held_out == path:
+        raise ValueError(
+            f"{field}.held_out is {held_out!r}, which is trained on: give other data, or a share such as 0.1"
+        )
     others = list(read(held_out, mistakes, field=f"{field}.held_out"))
     known = {item.key for item in others}
     for item in items:

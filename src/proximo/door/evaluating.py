@@ -23,7 +23,7 @@ from proximo.pieces import classes, missing_members
 from proximo.rewards.grading import grading
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
-from proximo.tasks import Arithmetic, File, Split, Task, TaskOptions
+from proximo.tasks import Arithmetic, Code, File, Mixture, Split, Task, TaskOptions
 from proximo.training.config import EvaluationOptions, RunConfig
 from proximo.training.old_names import renewed
 from proximo.training.outside_errors import naming_failures
@@ -35,6 +35,8 @@ from proximo.training.rl import evaluate as evaluation
 
 ALL_PROBLEMS = 1_000_000
 """Number of problems that means all of a file."""
+SHORT_PATH = 40
+"""Characters of a path that is shown whole."""
 NEEDED = ("task", "rewards", "sampling", "evaluation", "device", "dtype", "environment", "seed")
 """Fields of a run's config that say how it is evaluated."""
 
@@ -191,7 +193,7 @@ def own_evaluation(name: str) -> tuple[EvalConfig, str | None]:
     if found is None:
         return EvalConfig(), None
     config, file = found
-    line = f"settings from {file}: {type(config.task).__name__}, {config.sampling.max_tokens} tokens at most"
+    line = f"settings from {file}: {task_name(config.task)}, {config.sampling.max_tokens} tokens at most"
     own = EvalConfig(
         task=config.task,
         rewards=config.rewards,
@@ -204,6 +206,14 @@ def own_evaluation(name: str) -> tuple[EvalConfig, str | None]:
         seed=config.seed,
     )
     return own, line
+
+
+def task_name(task: TaskOptions) -> str:
+    """Class of the task, and the data that it reads; of a long path its last part."""
+    tasks = [source.task for source in task.sources] if isinstance(task, Mixture) else [task]
+    paths = [each.path for each in tasks if isinstance(each, File | Code)]
+    short = [path if len(path) <= SHORT_PATH else f"…/{Path(path).name}" for path in paths]
+    return f"{type(task).__name__} {', '.join(short)}".rstrip()
 
 
 def own_file(name: str) -> File | None:

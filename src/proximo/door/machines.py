@@ -11,7 +11,7 @@ from transformers.utils import logging
 from proximo import machine
 from proximo.models import Precision, load_model, load_tokenizer, pick_device, pick_dtype
 from proximo.models.inspecting import tensors
-from proximo.models.loading import base_of
+from proximo.models.loading import base_of, supports_packing
 from proximo.models.shipped import resolve
 from proximo.training.building import HoldsOnRanks
 from proximo.training.config import RunConfig
@@ -39,6 +39,16 @@ def open_model(
     path, place = resolve(name), pick_device(device)
     model = load_model(path, dtype=pick_dtype(dtype, place), device=place, keep_adapter=True)
     return model, load_tokenizer(path)
+
+
+def transformers_model(name: str) -> PreTrainedModel:
+    """A model for other libraries: with transformers' own attention, which ours cannot replace in `generate`, and an
+    adapter merged into the weights. On the GPU if there is one."""
+    place = pick_device("auto")
+    model = load_model(resolve(name), dtype=pick_dtype("auto", place), device=place)
+    if supports_packing(model):
+        model.set_attn_implementation("sdpa")
+    return model
 
 
 def suit_machine(name: str | None, device: str = "auto") -> None:

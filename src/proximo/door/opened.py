@@ -8,10 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo import explain, toml
 from proximo.algorithms import Algorithm, UnusualChoice
 from proximo.door.folders import PathLike
+from proximo.door.machines import as_found, transformers_model
 from proximo.door.plots import Plot, plot_of
 from proximo.health import Finding
 from proximo.insight.charts.drawing import Series, line_chart
@@ -20,12 +22,15 @@ from proximo.insight.folder import RunFolder, State
 from proximo.insight.lens.replay import Comparison, compared, own_name
 from proximo.insight.reading import is_number
 from proximo.insight.report.facts import STAGES
+from proximo.models import load_tokenizer
+from proximo.models.shipped import resolve
 from proximo.tasks import Arithmetic
 from proximo.training.config import RunConfig
 from proximo.training.offline.dpo import DpoConfig
 from proximo.training.offline.fitting import Fitted
 from proximo.training.offline.reward_model import RewardModelConfig
 from proximo.training.offline.sft import SftConfig
+from proximo.training.records import Answered, Evaluation
 from proximo.training.rl.result import RunResult
 from proximo.training.runfolder.files import EVENTS, METRICS
 
@@ -116,7 +121,7 @@ class OpenedRun:
 
     @property
     def result(self) -> RunResult | Fitted | None:
-        """What `proximo.train` or the stage returned; None where the run is not finished. Without the run's task, where
+        """Result of the run or the stage; None where the run is not finished. Without the run's task, where
         that is a class of your own or its data are gone, there are no examples in it."""
         found = self._folder.result
         if found is None:
@@ -160,16 +165,24 @@ class OpenedRun:
         config = RunFolder(self.path, load_code=True).config
         named: dict[str, Algorithm] = {own_name(config): config.algorithm}
         for each in algorithms:
-            card = explain.card(each) if isinstance(each, str) else None
-            if isinstance(each, str) and card is None:
-                raise ValueError(
-                    f"no algorithm is called {each!r}; there are {', '.join(c.name for c in explain.CARDS)}"
-                )
-            if isinstance(each, Algorithm):
-                named.setdefault(explain.named(each), each)
-            elif card is not None:
-                named.setdefault(card.name, card.value)
+            name = _card(each).name if isinstance(each, str) else explain.named(each)
+            named.setdefault(name, algorithm_of(each))
         return compared(self._folder.step(step), config, named)
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The model of the newest checkpoint, as transformers has it, loaded when it is first asked for. An adapter is
+        merged into it.
+
+        Example: run.model.generate(**run.tokenizer("12+13=", return_tensors="pt").to(run.model.device))
+        """
+        with as_found():
+            return transformers_model(str(self.path))
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the newest checkpoint."""
+        return load_tokenizer(resolve(str(self.path)))
 
     def __repr__(self) -> str:
         try:
@@ -179,6 +192,61 @@ class OpenedRun:
             kind = "; ".join(f"type = {name}, not loaded" for name in self._folder.unavailable) or "config not readable"
         done = self._folder.rows(METRICS)
         return f"<run {self.path}: {kind}, {self.state}, {done[-1]['step'] if done else 0} steps>"
+
+
+class TrainedRun(OpenedRun):
+    """A run that `proximo.train` has finished: its result, and all that `proximo.open_run` gives."""
+
+    def __init__(self, path: Path, result: RunResult) -> None:
+        super().__init__(RunFolder(path))
+        self._result = result
+
+    @property
+    def result(self) -> RunResult:
+        """Accuracies, examples, checkpoint and costs as one value; each is an attribute of the run too."""
+        return self._result
+
+    @property
+    def before(self) -> Evaluation:
+        """Held-out evaluation before training."""
+        return self._result.before
+
+    @property
+    def after(self) -> Evaluation:
+        """Held-out evaluation after training."""
+        return self._result.after
+
+    @property
+    def examples(self) -> list[tuple[Answered, Answered]]:
+        """Answers to the same held-out problems before and after training."""
+        return self._result.examples
+
+    @property
+    def checkpoint(self) -> Path:
+        """Folder of the trained model."""
+        return self._result.checkpoint
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens sampled in training."""
+        return self._result.generated_tokens
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training, over all attempts."""
+        return self._result.seconds
+
+
+def algorithm_of(given: str | Algorithm) -> Algorithm:
+    """An algorithm as it is, or by its name as in `proximo explain --all`."""
+    return given if isinstance(given, Algorithm) else _card(given).value
+
+
+def _card(name: str) -> explain.Card:
+    found = explain.card(name)
+    if found is None:
+        raise ValueError(f"no algorithm is called {name!r}; there are {', '.join(c.name for c in explain.CARDS)}")
+    return found
 
 
 def _config(folder: RunFolder) -> RunConfig | SftConfig | RewardModelConfig | DpoConfig:

@@ -11,6 +11,7 @@ from proximo.data.given import keep_rows, rows_of
 from proximo.defaults import START, Default, defaults_for, facts_of, listed, with_defaults
 from proximo.door.folders import PathLike, attempted, folder_for, suit_attempt
 from proximo.door.machines import as_found, on_ranks
+from proximo.door.opened import TrainedRun, algorithm_of
 from proximo.door.progress import OnStep, Silent, Watched
 from proximo.door.refusing import refuse_kind, refuse_values
 from proximo.door.rewards import Rewards, with_rewards
@@ -56,7 +57,7 @@ def train(
     data: Any = None,
     evaluation_data: Any = (),
     rewards: Rewards | None = None,
-    algorithm: Algorithm | None = None,
+    algorithm: Algorithm | str | None = None,
     steps: int | None = None,
     on_step: OnStep | None = None,
     resume: bool = True,
@@ -64,8 +65,9 @@ def train(
     accept_lost_rows: bool = False,
     track: Sequence[str] = (),
     quiet: bool = False,
-) -> RunResult:
-    """Train a model by reinforcement learning; what `proximo train` does.
+) -> TrainedRun:
+    """Train a model by reinforcement learning; what `proximo train` does. Returns the run: its result, metrics,
+    rollouts, charts, model and tokenizer.
 
     A model and data are enough: everything else is chosen for them, as on the command line, and lines on stderr say
     what and why. The same call with the same folder resumes a run that ended early, with the same numbers as if it had
@@ -80,7 +82,7 @@ def train(
     rewards           what is rewarded, in the place of the task's verdict: functions as TRL, verl or verifiers call
                       them, each alone or as (f, weight). One that a module or file holds runs in a process of its
                       own; a lambda or a notebook's function runs in this process, and a resume needs it again
-    algorithm         proximo.GRPO, proximo.DAPO or another; None: GRPO, or the RunConfig's
+    algorithm         a name, such as "dapo", or a value, such as proximo.DAPO; None: GRPO, or the RunConfig's
     steps             training steps; None: by the size of the data, or the RunConfig's
     on_step           called as on_step(step, metrics) after each step; True ends the run there, saved, evaluated and
                       finished. The same call with allow_change=["steps"] does the other steps
@@ -91,8 +93,8 @@ def train(
     quiet             no lines on stderr
 
     Example:
-        result = proximo.train("path/to/model", "runs/mine", data="gsm8k.jsonl", steps=200)
-        print(result.before.accuracy, result.after.accuracy, result.checkpoint)
+        run = proximo.train("path/to/model", "runs/mine", data="gsm8k.jsonl", algorithm="dapo", steps=200)
+        print(run.before.accuracy, run.after.accuracy, run.checkpoint, run.metrics().column("outcome"))
         config = replace(proximo.presets.ARITHMETIC, algorithm=proximo.DAPO, steps=20)
         proximo.train(config, "runs/demo")
     """
@@ -115,7 +117,7 @@ def _trained_in(
     allow_change: Sequence[str],
     accept_lost: bool,
     track: Sequence[str],
-) -> RunResult:
+) -> TrainedRun:
     """Train in a run folder, new or begun."""
     refuse_values(config)
     check_names(track)
@@ -129,7 +131,7 @@ def _trained_in(
         algorithm=explain.named(config.algorithm),
     )
     with as_found(), taking as attempt:
-        return trained(
+        result = trained(
             config,
             attempt,
             watched,
@@ -139,6 +141,7 @@ def _trained_in(
             opening=listed(chosen, CHANGED),
             track=track,
         )
+    return TrainedRun(attempt.folder, result)
 
 
 def config_for(
@@ -147,7 +150,7 @@ def config_for(
     data: Any = None,
     evaluation_data: Any = (),
     rewards: Rewards | None = None,
-    algorithm: Algorithm | None = None,
+    algorithm: Algorithm | str | None = None,
     steps: int | None = None,
     adapter: Lora | None = None,
     quiet: bool = False,
@@ -178,14 +181,14 @@ def _given(
     data: Any,
     evaluation_data: Any,
     rewards: Rewards | None,
-    algorithm: Algorithm | None,
+    algorithm: Algorithm | str | None,
     steps: int | None,
     quiet: bool,
 ) -> RunConfig:
     """The config with what else was given in the place of its own."""
     if algorithm is not None:
-        refuse_kind("algorithm", algorithm, Algorithm, "one of proximo.GRPO, proximo.DAPO and others")
-        config = with_algorithm(config, algorithm)
+        refuse_kind("algorithm", algorithm, (Algorithm, str), "a name such as 'dapo', or a value such as proximo.DAPO")
+        config = with_algorithm(config, algorithm_of(algorithm))
     if steps is not None:
         config = replace(config, steps=steps)
     if isinstance(data, Task):
@@ -269,7 +272,8 @@ def trained(
 ) -> RunResult:
     """The rest of a run whose folder is taken; of a finished one its result. `more`: one that was ended before its
     last step does the others. `opening`: lines to say when a new run is not refused and begins."""
-    if attempt.result is not None and not (more and _has_steps_left(config, attempt)):
+    has_steps_left = attempt.resume_from is not None and step_of(attempt.resume_from) < config.steps
+    if attempt.result is not None and not (more and has_steps_left):
         return _kept(config, attempt, say)
     attempt.result = None
     suit_attempt(attempt, config.model, config.device, say)
@@ -285,10 +289,6 @@ def trained(
                 return loop.train(run, attempt, ends=ends)
         finally:
             progress.stop()
-
-
-def _has_steps_left(config: RunConfig, attempt: Attempt) -> bool:
-    return attempt.resume_from is not None and step_of(attempt.resume_from) < config.steps
 
 
 def _kept(config: RunConfig, attempt: Attempt, say: Say) -> RunResult:

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
@@ -144,12 +145,14 @@ def serve(requests: int, answers: int) -> None:
     with contextlib.suppress(OSError):  # shared memory is in no limit: when it runs out, not the trainer is ended
         Path("/proc/self/oom_score_adj").write_text("1000")
     try:
-        function = load(job["place"], job["name"])
+        module = load(job["place"])
     except BaseException as error:  # a user's module may raise anything while it is imported
         send(answers, {"refused": f"{job['place']} cannot be imported, {calling.described(error)}"})
         return
+    function = vars(module).get(job["name"])
     if function is None or not (callable(function) or job["user"]):
-        send(answers, {"refused": f"{job['place']} has no function {job['name']}"})
+        known = ", ".join(functions(module)) or "none"
+        send(answers, {"refused": f"{job['place']} has no function {job['name']}, its functions are {known}"[:500]})
         return
     try:
         called: Any = calling.adapted(function) if job["user"] else function
@@ -166,8 +169,8 @@ def serve(requests: int, answers: int) -> None:
         send(answers, answer | {"id": request["id"]} | health)
 
 
-def load(place: str, name: str) -> object:
-    """What a module or a file calls so; None where it calls nothing so."""
+def load(place: str) -> ModuleType:
+    """A module, or a file as one."""
     if place.endswith(".py"):
         sys.path.insert(0, str(Path(place).parent))  # as with `python file.py`: it may import what is next to it
         spec = importlib.util.spec_from_file_location(f"reward_{Path(place).stem}", place)
@@ -178,7 +181,13 @@ def load(place: str, name: str) -> object:
         spec.loader.exec_module(module)
     else:
         module = importlib.import_module(place)
-    return vars(module).get(name)
+    return module
+
+
+def functions(module: ModuleType) -> list[str]:
+    """Names of the functions that a module defines itself."""
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    return [name for name in own if callable(vars(module)[name]) and not name.startswith("_")]
 
 
 def answered(function: Callable[..., Any], request: Mapping[str, Any], *, is_users: bool) -> dict[str, Any]:

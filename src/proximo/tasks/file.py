@@ -120,7 +120,14 @@ class File:
 
     @cached_property
     def _problems(self) -> FileProblems:
-        return FileProblems(self.path, self.held_out, self.skip_bad, self._problem, self._keeps)
+        needed: dict[str, tuple[str, ...]] = {} if self.template else {"task.prompt_column": (self.prompt_column,)}
+        if self._needs_answer:
+            needed["task.answer_columns"] = self.answer_columns
+        return FileProblems(self.path, self.held_out, self.skip_bad, self._problem, self._keeps, needed)
+
+    @property
+    def _needs_answer(self) -> bool:
+        return self.reward is not None and self.reward.needs_answer
 
     def _keeps(self, problem: Problem) -> bool:
         """Whether to train on a problem, by its pass rate; one without is left out."""
@@ -138,7 +145,7 @@ class File:
         prompt = self._prompt(row)
         column = next((column for column in self.answer_columns if row.find(column) is not None), "")
         answer = row.find(column) if column else None
-        if self.reward is not None and self.reward.needs_answer:
+        if self._needs_answer:
             self._check_answer(column, answer)
         data = {column: value for column, value in row.values.items() if column != self.prompt_column}
         name = stable_hash(prompt_key(prompt), json.dumps(answer, default=str))

@@ -2,11 +2,11 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proximo.data import Mistakes, Row, read_rows, read_splits
-from proximo.data.rows import shortened
+from proximo.data.rows import refuse_absent, shortened
 from proximo.data.splits import prompt_key, refuse_empty
 from proximo.tasks.draws import shuffled
 from proximo.tasks.protocol import Split
@@ -23,10 +23,13 @@ class FileProblems:
         skip_bad: bool,
         problem: Callable[[Row], Problem],
         keeps: Callable[[Problem], bool] = lambda problem: True,
+        needed: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """`problem` turns a row into a problem, or raises a ValueError that says what is wrong with it. `keeps` says
-        which problems to train on."""
+        which problems to train on. `needed` are columns by the config field that names them; a file must
+        have one of each field."""
         self._path, self._held_out, self._skip_bad, self._make = path, held_out, skip_bad, problem
+        self._needed = needed or {}
         mistakes = Mistakes()
         train, kept = read_splits(self._read, path, held_out, mistakes, field="task")
         self._refuse(mistakes)
@@ -93,8 +96,10 @@ class FileProblems:
         refuse_empty(train, kept, self._path, self._held_out, field="task", remedy=remedy)
 
     def _read(self, path: str, mistakes: Mistakes, *, field: str) -> list["_Placed"]:
-        problems = []
-        for row in read_rows(path, mistakes, field=field):
+        problems, rows = [], read_rows(path, mistakes, field=field)
+        for name, columns in self._needed.items() if rows else ():
+            refuse_absent(rows, columns, f"{field} is {path!r}", name)
+        for row in rows:
             try:
                 problems.append(_Placed(row.place, self._make(row)))
             except ValueError as error:

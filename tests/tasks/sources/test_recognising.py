@@ -105,6 +105,43 @@ def test_rows_without_an_answer_are_bad_rows_and_change_no_grader(missing: dict[
     assert kept.size("train") + kept.size("held_out") == 20
 
 
+@pytest.mark.parametrize("has_reward", [False, True])
+def test_a_chosen_column_that_no_row_has_is_one_line_with_those_that_exist(has_reward: bool, tmp_path: Path):
+    """Not a bad row for each row, after a line that says how its answers are compared."""
+    path = written(tmp_path, [{"question": "1+1=", "answer": "2", "info": {"level": 3}, "x": None}] * 20)
+    for chosen, field, name in (
+        (Chosen(answer_columns=("solutoin",)), "task.answer_columns", "the column 'solutoin'"),
+        (Chosen(answer_columns=("info.a", "b")), "task.answer_columns", "any of the columns info.a, b"),
+        (Chosen(prompt_column="questoin"), "task.prompt_column", "the column 'questoin'"),
+    ):
+        with pytest.raises(ValueError, match="no row has a value") as refused:
+            recognise(path, replace(chosen, has_reward=has_reward))
+        assert str(refused.value) == (
+            f"data is {path!r}: no row has a value in {name}, only in question, answer, info.level: choose with "
+            f"`{field}=NAME`"
+        )
+
+
+@pytest.mark.parametrize("skip_bad", [False, True])
+def test_a_task_whose_file_has_no_answers_says_so_once(skip_bad: bool, tmp_path: Path):
+    path = written(tmp_path, [{"prompt": f"{number}+1=", "result": "2"} for number in range(20)])
+    with pytest.raises(ValueError, match="no row has a value") as refused:
+        File(path, answer_columns=("answer",), skip_bad=skip_bad).size("train")
+    assert str(refused.value) == (
+        f"task.path is {path!r}: no row has a value in the column 'answer', only in prompt, result: choose with "
+        "`task.answer_columns=NAME`"
+    )
+    assert File(path, reward=None, held_out=0.5).size("train")
+
+
+def test_nothing_is_claimed_of_answers_that_are_none(tmp_path: Path):
+    path = written(tmp_path, [{"prompt": f"{n}+1=", "reward_model": {"ground_truth": "2"}} for n in range(20)])
+    task, line = recognise(path, Chosen(answer_columns=("reward_model",)))
+    assert "answers" not in line
+    with pytest.raises(ValueError, match="set task.answer_columns to one of reward_model.ground_truth"):
+        task.size("train")
+
+
 def test_a_column_of_lists_is_named(tmp_path: Path):
     rows = [{"messages": ASKED, "ground_truth": [str(number)]} for number in range(20)]
     task, _ = recognise(written(tmp_path, rows))

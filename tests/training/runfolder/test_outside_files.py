@@ -1,4 +1,4 @@
-"""The files of a user's own classes belong to the run: a changed one is named, and refused unless allowed."""
+"""A user's own code and data belong to the run: a changed file is named, and refused unless allowed."""
 
 import json
 from pathlib import Path
@@ -83,6 +83,25 @@ def test_a_changed_file_is_named_and_refused_unless_it_is_allowed(here):
         pass
     (here / "mine.py").unlink()
     with pytest.raises(ValueError, match="task.type its files are missing"), begin(folder, text):
+        pass
+
+
+def test_data_that_changed_are_named_in_the_first_line_with_what_to_do(here):
+    """Defaults follow the number of rows: a list of other fields would not say that the data are the reason."""
+    text, folder = '[task]\ntype = "File"\npath = "sums.jsonl"\n[evaluation]\nproblems = {}\n', here / "run"
+    (here / "sums.jsonl").write_text("{}\n{}\n")
+    started(text.format(2), folder)
+    (here / "sums.jsonl").write_text("{}\n")
+    for problems, allowed, more in ((2, [], ""), (1, ["evaluation"], ""), (1, [], ", and allow what else differs:")):
+        with pytest.raises(ValueError, match="other data") as refused:
+            begin(folder, text.format(problems), allowed=allowed).__enter__()
+        first, *others = str(refused.value).splitlines()
+        assert first == (
+            f"`run={folder}` began with other data: sums.jsonl (task.path) has changed since the run began. Restore "
+            f"the data, choose another name, or resume with the new rows: `allow_change=['task.path']`{more}"
+        )
+        assert others == ["  evaluation.problems was 2, now 1  (`allow_change=['evaluation.problems']`)"] * bool(more)
+    with begin(folder, text.format(1), allowed=["task.path", "evaluation.problems"]):
         pass
 
 

@@ -7,7 +7,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from proximo.cli.data import take_task
 from proximo.cli.flags import changed, refuse, say, take, take_models, take_several, take_switch
-from proximo.door.evaluating import EvalConfig, evaluated, on_all, on_data, own_evaluation
+from proximo.door.evaluating import EvalConfig, evaluated, on_all, on_data, own_evaluation, task_name
 from proximo.evaluation.files import check_file, write_rows
 from proximo.evaluation.models import Candidate, candidates
 from proximo.evaluation.results import ModelResult
@@ -58,7 +58,7 @@ def _config(names: list[str], arguments: list[str]) -> EvalConfig:
             say(source)
             own = its
         elif its.task != own.task:
-            say(f"{name} was trained on another task ({type(its.task).__name__}): it is asked the same as the others")
+            say(f"{name} was trained on another task ({task_name(its.task)}): it is asked the same as the others")
     return changed(
         _on_given(own or EvalConfig(), names[0] if names else "", arguments),
         arguments,
@@ -74,6 +74,7 @@ def _on_given(own: EvalConfig, model: str, arguments: list[str]) -> EvalConfig:
     data = take_several(list(arguments), "--data")
     if data is not None and len(data) == 1 and Path(data[0]).is_file() and (found := on_data(own, data[0])):
         take_several(arguments, "--data")
+        say(f"asked instead: every row of {data[0]}")
         return found
     task = take_task(arguments, model, own.rewards, held_out=1.0)
     return own if task is None else on_all(own, task)

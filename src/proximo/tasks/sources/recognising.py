@@ -7,6 +7,7 @@ from typing import Any
 
 from proximo.data import Mistakes, Row, read_rows
 from proximo.data.locating import split_patterns
+from proximo.data.rows import refuse_absent
 from proximo.rewards import ExactMatch, MathVerify, Reward
 from proximo.rewards.text import last_number
 from proximo.tasks.file import File
@@ -101,6 +102,8 @@ def _held_out(data: str, tests: Sequence[str], chosen: Chosen) -> float | str | 
 
 def _prompt_column(data: str, rows: Sequence[Row], chosen: Chosen) -> str:
     if chosen.prompt_column is not None:
+        if not chosen.template:
+            refuse_absent(rows, [chosen.prompt_column], f"data is {data!r}", "task.prompt_column")
         return chosen.prompt_column
     found = [column for column in PROMPTS if rows[0].find(column) is not None]
     if len(found) > 1 and not chosen.template:
@@ -119,6 +122,7 @@ def _prompt_column(data: str, rows: Sequence[Row], chosen: Chosen) -> str:
 def _answer_columns(data: str, rows: Sequence[Row], chosen: Chosen) -> tuple[str, ...]:
     """The column with the answers; none where no column under such a name has a value."""
     if chosen.answer_columns is not None:
+        refuse_absent(rows, chosen.answer_columns, f"data is {data!r}", "task.answer_columns")
         return chosen.answer_columns
     found = [column for column in ANSWERS if all(_is_answer(row.find(column)) for row in rows)]
     if not found and not chosen.has_reward:  # rows without an answer are bad rows, which the task names one by one
@@ -147,6 +151,8 @@ def _reward(data: str, rows: Sequence[Row], columns: Sequence[str], chosen: Chos
         )
     values = [next((row.find(each) for each in columns if row.find(each) is not None), None) for row in rows]
     texts = [str(value).strip() for value in values if _is_answer(value)]
+    if not texts:  # the task says what is wrong with each row
+        return ExactMatch(), ""
     finals = [text.rpartition(MARK)[2].strip() for text in texts]
     numbers = [_NUMBER.fullmatch(text) is not None and last_number(text) is not None for text in finals]
     if all(MARK in text for text in texts) and all(numbers):

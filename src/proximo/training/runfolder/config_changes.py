@@ -35,6 +35,9 @@ NAMES_FILES = ("model", "teacher", "path", "held_out", "reference", "reference_l
 """Fields whose value may be a data file or a model's folder. Code is known by its form, in any field."""
 NAMES_FUNCTIONS = ("path",)
 """Fields whose value may be a reward function, file.py:function or package.module:function, which may be corrected."""
+DATA_TABLES = ("task", "data")
+"""Tables whose files are data; those of other tables are models."""
+CHANGED = "has changed since the run began"
 MISSING = object()
 
 
@@ -109,18 +112,15 @@ def folder_hash(folder: Path) -> str:
 
 
 def changed_files(old: Mapping[str, str], new: Mapping[str, str], config_toml: str) -> dict[str, str]:
-    """Fields whose files have changed or are missing; for code, the file is named."""
+    """Fields whose files have changed, which are named, or are missing."""
     named = dict(_texts(config_toml))
     found = {}
     for field in [field for field in old if old[field] != new.get(field)]:
-        if field not in new:
-            found[field] = "its files are missing"
-        elif _code_file(value := named.get(field, "")) is not None:
-            found[field] = (
-                f"({value if value.endswith('.py') else value.rpartition(':')[0]}) has changed since the run began"
-            )
-        else:
-            found[field] = "its files have changed since the run began"
+        value = named.get(field, "")
+        is_code = not value.endswith(".py") and _code_file(value) is not None
+        found[field] = (
+            f"({value.rpartition(':')[0] if is_code else value}) {CHANGED}" if field in new else "its files are missing"
+        )
     return found
 
 
@@ -140,12 +140,22 @@ def refuse_changes(folder: Path, found: Mapping[str, str], allowed: Sequence[str
         if not any(_covers([name], field) for field in fields):
             raise ValueError(f"`allow_change={[name]}`: the config has no such field")
     refused = {field: what for field, what in found.items() if not _covers(allowed, field)}
-    if refused:
-        lines = [f"  {field} {what}  (`allow_change={[field]}`)" for field, what in refused.items()]
+    if not refused:
+        return
+    data = [field for field, what in refused.items() if _is_data(field) and what.endswith(CHANGED)]
+    lines = [f"  {field} {what}  (`allow_change={[field]}`)" for field, what in refused.items() if field not in data]
+    if not data:
         raise ValueError(
             f"`run={folder}` holds a run with another config. Use its config, choose another name, or allow each "
             "change:\n" + "\n".join(lines)
         )
+    # Defaults follow the number of rows, so that other fields may differ with the data.
+    names = " and ".join(f"{refused[field].removesuffix(CHANGED).strip(' ()')} ({field})" for field in data)
+    allow = " ".join(f"`allow_change={[field]}`" for field in data)
+    raise ValueError(
+        f"`run={folder}` began with other data: {names} {CHANGED}. Restore the data, choose another name, or resume "
+        f"with the new rows: {allow}" + (", and allow what else differs:\n" + "\n".join(lines) if lines else "")
+    )
 
 
 def refuse_other(folder: Path, taken_for: str, config_toml: str) -> None:
@@ -170,6 +180,10 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
                 yield from flat(item, f"{path}[{number}]")
         case _:
             yield path, value
+
+
+def _is_data(field: str) -> bool:
+    return _covers(DATA_TABLES, field) and field.rpartition(".")[2] in NAMES_FILES
 
 
 def _is_free(field: str) -> bool:
