@@ -26,8 +26,8 @@ from tests.policies import plain
 from tests.training.learner.test_moe import random_groups, small_moe, some, wide_moe
 from tests.training.learner.test_values import stirred
 
-WHOLE, SPLIT = 10_000, 20
-"""Tokens in a pass: all three groups at once, and parts of each; a prompt and its completions have more than 20."""
+WHOLE, SPLIT = 10_000, 26
+"""Tokens in a pass: all three groups at once, and parts of each; a prompt and its completions have more than 26."""
 LAYERS = 3
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
 precisions = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
