@@ -1,4 +1,5 @@
 import gc
+import os
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -49,6 +50,14 @@ def machine_unmeasured() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "machine_for", lambda parameters: machine.Machine.current())
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def disks_are_not_waited_for() -> Iterator[None]:
+    """No test cuts the power, and a small run would wait for its disk thirty times, as long as it computes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)  # which needs an open file as well
         yield
 
 

@@ -67,7 +67,7 @@ def said(answers):
     return [(each.tokens, each.text, each.finish) for siblings in answers for each in siblings]
 
 
-FEWER = [replace(request, num_samples=3) for request in REQUESTS]
+FEWER = [replace(request, num_samples=2) for request in REQUESTS]
 CALLS = [
     (FEWER, LONG),
     (FEWER[:2], replace(LONG, max_tokens=17)),

@@ -3,7 +3,9 @@
 import json
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -118,13 +120,20 @@ def in_loss(trainer: Learner, batch: Batch, value: float) -> Batch:
 PLACES = [in_advantage, in_old_logprob, in_logit, in_gradient, in_loss]
 
 
+@cache
+def after_one_update(algorithm: Algorithm) -> tuple[Learner, Batch]:
+    """So that the optimizer has something to lose. To be copied: the same for all who ask."""
+    trainer = learner(algorithm)
+    batch = assemble(groups(), [], trainer, 8).batch
+    assert trainer.update(batch, fresh=True).skipped is None
+    return trainer, batch
+
+
 @five
 @pytest.mark.parametrize("value", BAD.values(), ids=BAD.keys())
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 def test_one_number_that_is_not_finite_changes_nothing(place: Callable, value: float, algorithm: Algorithm):
-    trainer = learner(algorithm)
-    batch = assemble(groups(), [], trainer, 8).batch
-    assert trainer.update(batch, fresh=True).skipped is None  # so that the optimizer has something to lose
+    trainer, batch = deepcopy(after_one_update(algorithm))
     before, version = state_of(trainer), trainer.version
     update = trainer.update(place(trainer, batch, value), fresh=False)
     assert update.skipped is not None
@@ -137,9 +146,7 @@ def test_one_number_that_is_not_finite_changes_nothing(place: Callable, value: f
 @five
 def test_without_a_fault_the_same_update_is_applied(algorithm: Algorithm):
     """The control of the test above."""
-    trainer = learner(algorithm)
-    batch = assemble(groups(), [], trainer, 8).batch
-    trainer.update(batch, fresh=True)
+    trainer, batch = deepcopy(after_one_update(algorithm))
     before = state_of(trainer)
     assert trainer.update(batch, fresh=False).skipped is None
     assert not same(before, state_of(trainer))

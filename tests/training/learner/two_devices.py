@@ -4,7 +4,6 @@ It follows torch's own rule. Operations take tensors of one device; a single num
 indices on the CPU may pick from anywhere, and a copy may go from one to the other. What makes the host wait is counted.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ GPU = torch.device("cuda", 0)
 WAITS = {"item", "tolist", "__bool__", "__int__", "__float__", "__index__", "numpy"}
 COUNTS = ("nonzero", "masked_select", "unique", "_unique2", "bincount", "repeat_interleave")
 """Operations whose result has a size that only the device knows."""
+INDEXED = ("index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_")
 
 
 class Mixed(Exception):
@@ -47,8 +47,8 @@ class TwoDevices:
             self.mark(tensor, True)
 
     def is_there(self, tensor: Tensor) -> bool:
-        known = self._there.get(tensor.untyped_storage()._cdata)
-        return known is not None and not known.expired()
+        # No other storage gets this address while a weak reference to the first is kept.
+        return tensor.untyped_storage()._cdata in self._there
 
     def mark(self, tensor: Tensor, there: bool) -> Tensor:
         storage = tensor.untyped_storage()
@@ -64,8 +64,7 @@ class TwoDevices:
         self._free[storage._cdata] = StorageWeakRef(storage)
 
     def is_free(self, tensor: Tensor) -> bool:
-        known = self._free.get(tensor.untyped_storage()._cdata)
-        return known is not None and not known.expired()
+        return tensor.untyped_storage()._cdata in self._free
 
     def wait(self, tensor: Any, what: str) -> None:
         if isinstance(tensor, Tensor) and self.is_there(tensor):
@@ -76,16 +75,17 @@ def _device_of(value: Any) -> torch.device | None:
     return torch.device(value) if isinstance(value, str | torch.device) else None
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(*values: Any) -> list[Tensor]:
     """Every one in an operation's arguments. torch's pytree took most of the time of the tests that use this device."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _tensors(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _tensors(each)
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += _tensors(*value)
+        elif isinstance(value, dict):
+            found += _tensors(*value.values())
+    return found
 
 
 class _Calls(TorchFunctionMode):
@@ -141,21 +141,28 @@ class _Calls(TorchFunctionMode):
 class _Operations(TorchDispatchMode):
     """What is computed, in backward passes too."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and torch's guard against it takes as long as the operations
+
     def __init__(self, devices: TwoDevices) -> None:
         super().__init__()
         self.devices = devices
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, function._overloadpacket.__name__
-        self._check(name, args, kwargs)
-        tensors = [*_tensors(args), *_tensors(kwargs)]
-        there = any(map(self.devices.is_there, tensors))
-        if there and name in COUNTS:
-            self.devices.waits.append(name)
+        tensors = _tensors(args, kwargs)
+        before = [leaf.untyped_storage()._cdata for leaf in tensors]
+        places = {each in self.devices._there for each in before}
+        there = True in places
+        if there:
+            if name in INDEXED or False in places:
+                self._check(name, args, kwargs)
+            if name in COUNTS:
+                self.devices.waits.append(name)
         result = function(*args, **kwargs)
         if name == "copy_":
             return result
-        before = {leaf.untyped_storage()._cdata for leaf in tensors}
         for leaf in _tensors(result):
             if leaf.untyped_storage()._cdata not in before:
                 self.devices.mark(leaf, there)
@@ -167,9 +174,9 @@ class _Operations(TorchDispatchMode):
         if name in ("copy_", "_to_copy") or not self.devices.checks:
             return
         parts: Any = (args, kwargs)
-        if name in ("index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_"):
+        if name in INDEXED:
             chosen, indices, others = args[0], args[1], args[2:]
-            known = list(_tensors(indices))
+            known = _tensors(indices)
             if any(map(self.devices.is_there, known)) and not self.devices.is_there(chosen):
                 raise Mixed(f"{name}: indices of the device pick from the CPU")
             if self.devices.is_there(chosen) and any(each.dtype == torch.bool for each in known):

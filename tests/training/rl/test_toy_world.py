@@ -57,14 +57,14 @@ def test_every_algorithm_learns(name: str):
         algorithm = replace(algorithm, advantage=TokenWhitened(Gae(length_adaptive=20.0, critic_decay=1.0)))
     single = isinstance(algorithm.anchor, CurrentPolicy)
     training = TrainingOptions(
-        groups=8, group_size=8, minibatches=1 if single else 2, learning_rate=2e-2, warmup_steps=0
+        groups=8, group_size=8, minibatches=1 if single else 2, learning_rate=4e-2, warmup_steps=0
     )
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float32)
     try:
-        teacher = learn(GRPO, training, steps=12)[0] if name == "DISTILL" else None
+        teacher = learn(GRPO, training, steps=8)[0] if name == "DISTILL" else None
         # Online DPO learns from two of eight completions.
-        outcomes = learn(algorithm, training, steps=24 if name == "ONLINE_DPO" else 12, teacher=teacher)[1]
+        outcomes = learn(algorithm, training, steps=16 if name == "ONLINE_DPO" else 8, teacher=teacher)[1]
     finally:
         torch.set_default_dtype(torch.float64)
     assert 0.3 < outcomes[0] < 0.7

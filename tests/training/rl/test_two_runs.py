@@ -68,7 +68,7 @@ def configs(tmp_path_factory) -> list[RunConfig]:
         rewards=RewardMix(rules=(WeightedRule(judge),), max_unscored=1.0),
         evaluation=EvaluationOptions(problems=4),
         checkpoints=CheckpointOptions(every=2),
-        steps=4,
+        steps=3,
         seed=3,
     )
     second = replace(
@@ -78,7 +78,7 @@ def configs(tmp_path_factory) -> list[RunConfig]:
         model=str(folder / "wide"),
         value=ValueOptions(OwnModel()),
         rewards=RewardMix(rules=(WeightedRule(judge, weight=0.5),), max_unscored=1.0),
-        steps=5,
+        steps=3,
         seed=4,
     )
     adapter = replace(

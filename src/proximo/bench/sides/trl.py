@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from proximo.bench.memory import peak_bytes, release, reset_peak
@@ -81,13 +80,18 @@ class _Shared:
             place.update(kept)
 
 
-class _Pausing(TrainerCallback):
-    def __init__(self) -> None:
-        self.rounds: Rounds | None = None
+def _pausing() -> Any:
+    """A callback that pauses its `rounds` after each step."""
+    from transformers import TrainerCallback  # here: it imports the compiler, which takes a second
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        assert self.rounds is not None
-        self.rounds.pause()
+    class Pausing(TrainerCallback):
+        rounds: Rounds | None = None
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            assert self.rounds is not None
+            self.rounds.pause()
+
+    return Pausing()
 
 
 class Trl:
@@ -109,7 +113,7 @@ class Trl:
         self.gradient_norm: Any = None
         self.losses: list[Any] = []
         self._texts = [workload.text(prompt) for prompt in workload.prompts()]
-        pausing, on_gpu = _Pausing(), torch.device(device).type == "cuda"
+        pausing, on_gpu = _pausing(), torch.device(device).type == "cuda"
         dtype = torch.bfloat16 if on_gpu else torch.float32
         model = workload.shape.model(attention="sdpa", dtype=dtype, device=device)
         if settings.full_weights:
