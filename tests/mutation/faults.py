@@ -389,15 +389,15 @@ FAULTS = (
     ),
     Fault(
         "models/values.py",
-        ".index_select(0, states.places))",
-        ".index_select(0, states.places.roll(1)))",
+        "flatten(0, 1), states.places))",
+        "flatten(0, 1), states.places.roll(1)))",
         "own layers: states off by one",
     ),
     Fault("models/values.py", "for layer in self.layers:", "for layer in self.layers[1:]:", "own layers: one left out"),
     Fault(
         "models/scoring.py",
-        "index_select(0, laid.predictors), where, laid)",
-        "index_select(0, (laid.predictors + 1).clamp(max=states.shape[0] * states.shape[1] - 1)), where, laid)",
+        "flatten(0, 1), laid.predictors), where, laid)",
+        "flatten(0, 1), (laid.predictors + 1).clamp(max=states.shape[0] * states.shape[1] - 1)), where, laid)",
         "values read after the token is consumed",
     ),
     Fault(
