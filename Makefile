@@ -1,6 +1,9 @@
 # Two commands do all their own set-up: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
+# What is compiled is kept, also where the surroundings tell Python not to: rewriting the asserts of all tests anew takes
+# each process of `make test` ten seconds.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test scale lint types imports check parity mutation faults journeys screenshots docs pages clean
 

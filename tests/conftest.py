@@ -1,6 +1,7 @@
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Processes are forked from what this one is before its first test."""
+    if "tests.processes" in sys.modules:
+        sys.modules["tests.processes"].start_server()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,28 +1,70 @@
 """Python in processes of their own, forked from a server that has imported everything: imports take seconds, a small
-run does not. Shapes are not checked in them."""
+run does not. The server is forked from the process that runs the tests, before its first one: what is large is imported
+there already. Shapes are not checked in them.
+"""
 
+import importlib
 import multiprocessing
 import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
+
+import torch
 
 from proximo.insight.compare.comparison_folder import Place
 from proximo.insight.compare.plan import Job
 from proximo.machine import Machine
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["proximo.cli.commands.train", "proximo.cli.pipelines"])
 SOON = 300.0
+OURS = ("faults", "proximo", "tests")
+"""What the server imports anew, without checks of shapes."""
+PRELOADED = ("proximo.cli.commands.train", "proximo.cli.pipelines", "tests.processes")
+
+
+def start_server() -> None:
+    """Before the first test: a process that only waits has no threads, no fixtures and nothing of a test in it."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    resource_tracker.ensure_running()  # started as the server is, but to be another interpreter
+    spawn, util.spawnv_passfds = util.spawnv_passfds, _fork_server
+    try:
+        forkserver.ensure_running()
+    finally:
+        util.spawnv_passfds = spawn
+
+
+def _fork_server(path: bytes, arguments: list[str], descriptors: list[int]) -> int:
+    """In the place of multiprocessing's own start of its server, which is another interpreter."""
+    if pid := os.fork():
+        return pid
+    low = 3
+    for high in [*sorted(descriptors), os.sysconf("SC_OPEN_MAX")]:  # what is kept open would keep others waiting
+        os.closerange(low, high)
+        low = high + 1
+    sys.meta_path[:] = [each for each in sys.meta_path if type(each).__module__ != "tests.shape_checks"]
+    for name in [each for each in sys.modules if each.partition(".")[0] in OURS]:
+        del sys.modules[name]
+    torch.set_default_dtype(torch.float32)
+    warnings.resetwarnings()  # in tests they are errors; Python itself hides these
+    for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+        warnings.simplefilter("ignore", kind)
+    try:
+        for name in PRELOADED:
+            importlib.import_module(name)
+        exec(arguments[-1], {})  # the server's loop, which raises SystemExit at its end
+    finally:
+        os._exit(0)
 
 
 class Script:
     """`python -c CODE ARGUMENTS`, running; what it prints is in two files, or in one. Has what Popen has."""
 
     def __init__(self, code: str, *arguments: str, stdout: str | Path = os.devnull, stderr: Path) -> None:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the server: forked processes have no threads of it
         stderr.touch()
         self._process = SERVER.Process(target=_run, args=(code, arguments, str(stdout), str(stderr)))
         self._process.start()

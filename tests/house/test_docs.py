@@ -48,15 +48,15 @@ def test_excerpt_stands_in_the_source(info: str, body: str):
 
 
 SMALLER = {
-    "train": ["--training.groups", "4", "--evaluation.problems", "8"],
-    "eval": ["--problems", "8"],
+    "train": ["--training.groups", "2", "--training.minibatches", "1", "--evaluation.problems", "4"],
+    "eval": ["--problems", "4"],
     **{stage: ["--data.held-out", "0", "--fit.epochs", "0.1"] for stage in ("sft", "reward-model", "dpo")},
 }
 """The documented command, with less to do: one step instead of many."""
 FEWER = replace(
     presets.ARITHMETIC,
-    training=replace(presets.ARITHMETIC.training, groups=4),
-    evaluation=replace(presets.ARITHMETIC.evaluation, problems=8),
+    training=replace(presets.ARITHMETIC.training, groups=2, minibatches=1),
+    evaluation=replace(presets.ARITHMETIC.evaluation, problems=4),
 )
 """The same for documented code, in the preset that it trains."""
 

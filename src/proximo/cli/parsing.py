@@ -40,7 +40,7 @@ def parsed(default: Value, flags: Sequence[str], prog: str, usage: str, descript
                 prog=f"{prog} {usage}".strip(),
                 description=description,
                 config=(tyro.conf.AvoidSubcommands,),
-                registry=closed_unions(raised),
+                registry=closed_unions(raised, has_help=not {"-h", "--help"}.isdisjoint(flags)),
                 return_unknown_args=True,
             )
     except SystemExit as stopped:
