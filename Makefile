@@ -11,8 +11,6 @@ demo: .venv/.ready
 	$(BIN)/proximo train
 
 # Each process gets neighbouring tests, so that a file's fixtures are made once.
-# Bytecode is kept, also where the environment forbids it: else every process compiles all files, and pytest all asserts.
-test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/.ready
 	$(BIN)/pytest -q -n auto --dist worksteal
 

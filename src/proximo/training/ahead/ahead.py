@@ -52,7 +52,8 @@ class Ahead:
         self._worker = Worker("ahead", device)
         self._orders: deque[Order] = deque()
         self._weights: deque[Snapshot] = deque(maxlen=staleness)
-        """Weights of the next steps' orders, the oldest first, those of the next step's own excluded."""
+        """Weights of the next steps' orders, the oldest first, those of the next step's own excluded. Where there are too
+        few, the oldest are those of the steps before too."""
         self._restored: Sequence[Collected] = ()
         self._last: Callable[[], DataCursor] | None = None
         """The cursor that the newest order leaves; None before the first."""
@@ -62,9 +63,10 @@ class Ahead:
         that sample it."""
         if self._last is None:  # the first step of this process
             self._last = lambda: cursor
-            while len(self._weights) < self._staleness:  # the start of the run: there are no older weights
+            if not self._weights:  # the start of the run
                 self._weights.append(newest)
-            for later, weights in enumerate(self._weights):
+            missing = self._staleness - len(self._weights)  # there are no older weights than the first
+            for later, weights in enumerate([self._weights[0]] * missing + list(self._weights)):
                 self._order(step + later, weights, self._restored[later : later + 1])
             self._restored = ()
         self._order(step + self._staleness, newest)
