@@ -52,8 +52,8 @@ class Ahead:
         self._worker = Worker("ahead", device)
         self._orders: deque[Order] = deque()
         self._weights: deque[Snapshot] = deque(maxlen=staleness)
-        """Weights of the next steps' orders, the oldest first, those of the next step's own excluded. Where there are too
-        few, the oldest are those of the steps before too."""
+        """Weights of the next steps' orders, the oldest first, those of the next step's own excluded. At
+        the start of a run there are fewer: the oldest then sample the steps before too."""
         self._restored: Sequence[Collected] = ()
         self._last: Callable[[], DataCursor] | None = None
         """The cursor that the newest order leaves; None before the first."""
