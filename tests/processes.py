@@ -147,4 +147,5 @@ def _run(code: str, arguments: tuple[str, ...], stdout: str, stderr: str) -> Non
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
+    util._run_finalizers()  # pyright: ignore[reportAttributeAccessIssue] -- semaphores, such as a progress bar's
     os._exit(status)
