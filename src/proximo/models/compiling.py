@@ -109,7 +109,7 @@ def compile_between_hooks(layer: nn.Module) -> None:
     setattr(layer, INSIDE, True)
     layer.forward = partial(_forward_between, layer)
     for module in layer.modules():
-        # So marked, torch would compile for the first layer and not look whether another one differs.
+        # So marked, torch may skip the guards that tell layers apart (its skip_fsdp_guards).
         setattr(module, "_is_fsdp_managed_module", False)  # noqa: B010 -- torch's types know modules and tensors alone
 
 
