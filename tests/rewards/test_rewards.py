@@ -225,8 +225,8 @@ def test_a_path_that_leads_nowhere_is_the_users_error(tmp_path: Path):
         ("no_such_module:f", "no_such_module cannot be imported, ModuleNotFoundError"),
         (f"{tmp_path}/missing.py:f", "missing.py cannot be imported, FileNotFoundError"),
         (f"{broken}:f", "broken.py cannot be imported, ModuleNotFoundError: No module named 'nothing_of_this_name'"),
-        ("json:dumpz", "json has no function dumpz, its functions are dump, dumps, "),
-        (f"{empty}:f", "empty.py has no function f, its functions are none$"),
+        ("json:dumpz", "json has no function dumpz; it has dump, dumps, "),
+        (f"{empty}:f", "empty.py has no function f; it has none$"),
     ]:
         with pytest.raises(ValueError, match=why):
             PythonFunction(path)([asked("a")], [said("a")])

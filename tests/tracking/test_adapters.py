@@ -4,9 +4,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from proximo.tracking.adapters import mlflow
 from proximo.tracking.sending import track
 from tests.tracking.folders import add_finding, add_rollouts, add_step, finish, make_run
 
@@ -96,3 +98,34 @@ def test_wandb(run: Path, monkeypatch):
             tables |= {name for name in items if name.startswith("tables/")}
     assert outcomes == WANTED
     assert any(name.startswith("tables/completions") for name in tables)
+
+
+class HalfMade(Exception):
+    """Stands for the end of a process."""
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_mlflows_database_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool):
+    """A tracker that was ended while MLflow made its tables left a file that MLflow never opened again."""
+
+    class Client:
+        def __init__(self, address: str) -> None:
+            self.file = Path(address.removeprefix("sqlite:///"))
+
+        def search_experiments(self, max_results: int) -> None:
+            self.file.write_text("half")
+            if ends:
+                raise HalfMade
+            self.file.write_text("whole")
+
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=Client))
+    path = tmp_path / "mlflow.db"
+    if ends:
+        with pytest.raises(HalfMade):
+            mlflow._database(path)
+        assert not path.exists()
+        return
+    for _ in range(2):  # the second time it is there
+        assert mlflow._database(path) == f"sqlite:///{path}"
+    assert path.read_text() == "whole"
+    assert [each.name for each in tmp_path.iterdir()] == ["mlflow.db"]

@@ -152,7 +152,7 @@ def serve(requests: int, answers: int) -> None:
     function = vars(module).get(job["name"])
     if function is None or not (callable(function) or job["user"]):
         known = ", ".join(functions(module)) or "none"
-        send(answers, {"refused": f"{job['place']} has no function {job['name']}, its functions are {known}"[:500]})
+        send(answers, {"refused": f"{job['place']} has no function {job['name']}; it has {known}"[:500]})
         return
     try:
         called: Any = calling.adapted(function) if job["user"] else function

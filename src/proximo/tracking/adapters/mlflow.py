@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar
 
 from proximo.tracking.tracker import Completion, TrackedRun
@@ -21,7 +22,7 @@ class MLflow:
     def open(self, run: TrackedRun, key: str | None) -> str:
         self._entities: Any = import_module("mlflow.entities")
         beside, given = run.folder.parent, os.environ.get("MLFLOW_TRACKING_URI")
-        self._client: Any = import_module("mlflow").MlflowClient(given or f"sqlite:///{beside / 'mlflow.db'}")
+        self._client: Any = import_module("mlflow").MlflowClient(given or _database(beside / "mlflow.db"))
         self._key = key or self._created(run, None if given else (beside / "mlflow-artifacts").as_uri())
         self._client.update_run(self._key, status="RUNNING")
         return self._key
@@ -58,6 +59,23 @@ class MLflow:
         if summary:
             self._client.log_dict(self._key, dict(summary), "summary.json")
         self._client.set_terminated(self._key, "FINISHED" if finished else "KILLED")
+
+
+def _database(path: Path) -> str:
+    """The address of a database file, which is made whole under another name first: a process that is ended while
+    MLflow makes its tables would leave a file that MLflow never opens again."""
+    if not path.exists():
+        new = path.with_name(f".{path.stem}-{os.getpid()}{path.suffix}")
+        new.unlink(missing_ok=True)
+        import_module("mlflow").MlflowClient(f"sqlite:///{new}").search_experiments(max_results=1)
+        try:
+            os.link(new, path)
+        except FileExistsError:  # another run has made it meanwhile
+            pass
+        except OSError:  # a file system without links
+            os.replace(new, path)
+        new.unlink(missing_ok=True)
+    return f"sqlite:///{path}"
 
 
 def _flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
