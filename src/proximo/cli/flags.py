@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any, NoReturn, TypeVar
 
 from proximo.cli.helping.choices import element, holds_several, is_required, required_choice, type_lines
-from proximo.cli.parsing import nearest, parsed
+from proximo.cli.parsing import asks_for_help, nearest, parsed
 from proximo.door import telling
 from proximo.door.refusing import refuse_values
 from proximo.outside import is_outside
@@ -231,10 +231,6 @@ def take_switch(arguments: list[str], flag: str) -> bool:
     while flag in arguments:
         arguments.remove(flag)
     return given
-
-
-def asks_for_help(arguments: Sequence[str]) -> bool:
-    return not {"-h", "--help"}.isdisjoint(arguments)
 
 
 def take_model(arguments: list[str], command: str) -> str:

@@ -1,15 +1,9 @@
 """`proximo job`: write the job file of a run on a cluster."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from proximo.cli.configs import base_config
+from proximo.cli.configs import base_config, with_ranks
 from proximo.cli.flags import asks_for_help, refuse, take, take_number
-from proximo.training.ranks import Ranks
-
-if TYPE_CHECKING:
-    from proximo.distributed.jobs import Job
 
 USAGE = """usage: proximo job slurm run.toml --run DIR [--nodes N] [--gpus N] [--hours X] [--out FILE]
                          [--partition NAME] [--account NAME]
@@ -64,7 +58,7 @@ def run(arguments: list[str]) -> int:
         refuse(f"job takes one .toml file, not {' '.join(arguments) or 'none'}: proximo init writes one")
     try:
         job = Job(arguments[0], folder, **{name: given for name, given in numbers.items() if given is not None})
-        _check(job)
+        with_ranks(base_config([job.config]), job.nodes * job.gpus)  # refuses what cannot run so
         text = kubernetes(job, **chosen) if kind == "kubernetes" else slurm(job, **chosen)
     except ValueError as error:
         refuse(str(error))
@@ -78,9 +72,3 @@ def run(arguments: list[str]) -> int:
     start = f"kubectl apply -f {out}" if kind == "kubernetes" else f"sbatch {out}"
     print(f"written to {out}\nstart it     {start}")
     return 0
-
-
-def _check(job: "Job") -> None:
-    """Refuse a config that cannot run on so many processes."""
-    config = base_config([job.config])
-    replace(config, ranks=replace(config.ranks or Ranks(), processes=job.nodes * job.gpus))

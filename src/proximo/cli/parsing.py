@@ -21,6 +21,10 @@ NUMBERS = (
 """What Python says of text that is no number, and what a person is told."""
 
 
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    return not {"-h", "--help"}.isdisjoint(arguments)
+
+
 def parsed(default: Value, flags: Sequence[str], prog: str, usage: str, description: str) -> Value:
     """The value with the fields changed that the flags name; ValueError says in one line what is wrong. Help is printed
     and ends in SystemExit(0)."""
@@ -40,7 +44,7 @@ def parsed(default: Value, flags: Sequence[str], prog: str, usage: str, descript
                 prog=f"{prog} {usage}".strip(),
                 description=description,
                 config=(tyro.conf.AvoidSubcommands,),
-                registry=closed_unions(raised, has_help=not {"-h", "--help"}.isdisjoint(flags)),
+                registry=closed_unions(raised, has_help=asks_for_help(flags)),
                 return_unknown_args=True,
             )
     except SystemExit as stopped:

@@ -9,10 +9,10 @@ import shlex
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from proximo.distributed.launching import RESTARTS
+
 PORT = 29500
 """Where the processes find each other, on the first node."""
-RESTARTS = 3
-"""Times that torchrun starts all processes again after one has died; the run then resumes from its checkpoint."""
 NOTICE = 120
 """Seconds before its time limit at which SLURM asks the job to save and end."""
 

@@ -48,13 +48,23 @@ def token_logprobs(
     check_temperature(temperature)
     if byte_budget is None:
         byte_budget = CHUNK_BYTES.get(states.device.type, ELSEWHERE)
-    rows = max(1, byte_budget // (weight.shape[0] * 4))
+    rows = chunk_rows(weight.shape[0], byte_budget)
     passes = _compiled_passes() if (states.is_cuda if compiled is None else compiled) else _PLAIN
     if kept_bytes is None:
         is_kept = states.is_cuda and torch.is_grad_enabled()
         kept_bytes = int(KEPT_SHARE * free_bytes(states.device)) if is_kept else 0
-    kept = 0 if passes is _PLAIN else kept_bytes // (weight.shape[0] * 4) // rows
+    kept = 0 if passes is _PLAIN else chunks_kept(weight.shape[0], kept_bytes, rows)
     return _TokenLogprobs.apply(states, weight, targets, temperature, rows, kept, entropy_gradient, passes)
+
+
+def chunk_rows(vocabulary: int, byte_budget: int) -> int:
+    """Rows of float32 logits in a chunk."""
+    return max(1, byte_budget // (4 * vocabulary))
+
+
+def chunks_kept(vocabulary: int, kept_bytes: int, rows: int) -> int:
+    """Whole chunks of so many rows for which there is room."""
+    return kept_bytes // (4 * vocabulary) // rows
 
 
 def check_temperature(temperature: float) -> None:

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from proximo import explain, toml
 from proximo.cli import pipelines
-from proximo.cli.configs import naming_flags, preset, run_config
+from proximo.cli.configs import naming_flags, preset, run_config, with_ranks
 from proximo.cli.flags import refuse, say, take, take_switch
 from proximo.cli.models import machine_line
 from proximo.cli.output.live import LiveView
@@ -26,7 +26,6 @@ from proximo.training.config import RunConfig
 from proximo.training.pipeline import PipelineConfig
 from proximo.training.preflight.estimate import batch_arithmetic, memory
 from proximo.training.preflight.preflight import rehearse
-from proximo.training.ranks import Ranks
 from proximo.training.rl.progress import Lines, Progress, gain, measure, prompt_text, share
 from proximo.training.rl.result import RunResult
 from proximo.training.runfolder.checkpoints import step_of
@@ -74,7 +73,7 @@ def run(arguments: list[str]) -> int:
         help_more=f"{TRAIN_FLAGS}{naming_flags('train')}\n{EXAMPLES}",
         skip_bad=skip_bad,
     )
-    config = config if ranks is None else _with_ranks(config, ranks)
+    config = config if ranks is None else with_ranks(config, ranks)
     if dry_run:
         _print_plan(config, defaults, as_json)
         return 0
@@ -120,13 +119,6 @@ def take_ranks(arguments: list[str]) -> int | None:
     if not given.isdecimal() or not int(given):
         refuse(f"--ranks {given}: give the number of processes, at least 1")
     return int(given)
-
-
-def _with_ranks(config: RunConfig, number: int) -> RunConfig:
-    try:
-        return replace(config, ranks=replace(config.ranks or Ranks(), processes=number))
-    except ValueError as error:
-        refuse(str(error))
 
 
 def _on_ranks(config: RunConfig, arguments: list[str], folder: Path | None) -> int | None:
