@@ -26,9 +26,11 @@ class Job:
     run: str
     """Run folder, which all nodes see; the first one writes it."""
     nodes: int = 1
+    """Number of nodes."""
     gpus: int = 8
     """GPUs of a node, with a process each."""
     hours: float = 24.0
+    """Time limit of the job."""
 
     def __post_init__(self) -> None:
         for field in ("nodes", "gpus", "hours"):
@@ -52,7 +54,8 @@ class Job:
 
 
 def slurm(job: Job, *, partition: str | None = None, account: str | None = None) -> str:
-    """A script for sbatch. Preempted or out of time, it is queued again, and resumes."""
+    """A script for sbatch. After a preemption or the loss of a node SLURM queues it again, and the run resumes; out of
+    time, it has saved the run and ends."""
     asked = {
         "job-name": job.name,
         "nodes": job.nodes,
