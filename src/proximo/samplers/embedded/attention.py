@@ -17,8 +17,9 @@ PAGE = 64
 """Tokens in a page: what a kernel reads at a time, and on average half of it is wasted for each row."""
 MIN_CHUNK = 128
 """Keys that one program reads, at least: below that, merging costs more than it saves."""
-PROGRAMS = 1056
-"""Programs that a step's keys are divided among, about: eight for each multiprocessor of a large GPU."""
+PROGRAMS = 1584
+"""Programs that a step's keys are divided among, about: twelve for each multiprocessor of a large GPU. With fewer, the
+last ones leave it half idle; with more, merging takes longer."""
 
 Layers = list[tuple[Tensor, Tensor]]
 """Keys and values [pages, heads, PAGE, width] of each layer, each in memory of its own: compiled code that changes two
