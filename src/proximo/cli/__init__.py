@@ -54,6 +54,8 @@ Train language models by reinforcement learning, and see what each update did.
                        show what other algorithms would have done with a stored step, token by token
   proximo compare [five | PRESET | run.toml ...] [--algorithms A,B | --ablate A] [--seeds N] [--tokens N | --updates N]
                        train algorithms or configs with several seeds and an equal budget; report what is noise
+  proximo fork RUN [--at STEP] [--algorithm NAME] [--run DIR] [--field VALUE ...]
+                       continue a run from one of its checkpoints in another folder, with something changed
   proximo doctor [RUN]
                        diagnose a run and say what to do first; without RUN, check this installation
   proximo track RUN --to wandb|trackio|tensorboard|mlflow|FILE.py:NAME ...
@@ -72,7 +74,8 @@ Train language models by reinforcement learning, and see what each update did.
 
 Every command has --help; proximo --version prints the version, and
 proximo --print-completion bash|zsh|fish a script that completes commands, flags and their values with the Tab key.
---json (train, eval, plan, selfcheck, sft, reward-model, dpo) prints the result as JSON on stdout, progress on stderr.
+--json (train, fork, eval, plan, selfcheck, sft, reward-model, dpo) prints the result as JSON on stdout, progress on
+stderr.
 --dry-run (train) checks and prints the resolved run without starting it.
 Repeating a command with the same --run resumes a run that ended early. On resume, --allow-change FIELD permits a
 changed field, and --accept-lost-rows (also of compare) continues although metrics.jsonl or ledger.jsonl has lost rows.
@@ -82,7 +85,7 @@ STAGES = ("sft", "reward-model", "dpo")
 """Commands that train on files."""
 OUTSIDE = ("init", "job", "rate", "serve", "tasks")
 """Commands whose files are next to this one."""
-RESULTS = ("track", "export")
+RESULTS = ("fork", "track", "export")
 """Commands on what a run has written."""
 COMMANDS = (
     "train",
@@ -159,7 +162,7 @@ def _answer(arguments: list[str]) -> int:
     try:
         return _run(command, rest)
     except KeyboardInterrupt:
-        kept = "; what was written so far is in the run folder" if command in ("train", *STAGES) else ""
+        kept = "; what was written so far is in the run folder" if command in ("train", "fork", *STAGES) else ""
         print(f"interrupted{kept}", file=sys.stderr)
         return 130
 

@@ -82,12 +82,12 @@ def run(arguments: list[str]) -> int:
         return status
     named = explain.named(config.algorithm)
     with taken(path, toml.dumps(config), allowed, algorithm=named, accept_lost=accept_lost) as attempt:
-        outcome = _train(config, attempt, listed(defaults), more="steps" in allowed, trackers=trackers)
+        outcome = train_attempt(config, attempt, listed(defaults), more="steps" in allowed, trackers=trackers)
     if outcome is None:
         for line in summary(path):
             say(line)
         return 1
-    _print_result(path, outcome, as_json)
+    print_result(path, outcome, as_json)
     return 0
 
 
@@ -142,7 +142,7 @@ def _on_ranks(config: RunConfig, arguments: list[str], folder: Path | None) -> i
     return 0
 
 
-def _train(
+def train_attempt(
     config: RunConfig, attempt: Attempt, opening: Sequence[str], *, more: bool, trackers: Sequence[str]
 ) -> RunResult | None:
     """Train; None if the run failed, which has then been reported."""
@@ -154,7 +154,7 @@ def _train(
         return None
 
 
-def _print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
+def print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
     if as_json:
         result = {
             "run": str(path),

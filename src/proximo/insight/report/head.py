@@ -10,6 +10,7 @@ from proximo.insight.reading import Row, is_number, real
 from proximo.insight.report.facts import Facts
 from proximo.insight.report.summary import changes, first_and_last, sign_test
 from proximo.plain_text import visible
+from proximo.training.runfolder.forking import parent_of
 
 LIKELY = 0.05
 """p-value below which the change in answers is unlikely to be chance."""
@@ -21,13 +22,14 @@ COLOURS = {"finished": "good", "running": "warn", "stopped": "bad"}
 def head(facts: Facts, titles: Sequence[str]) -> Html:
     """The head of the page; `titles` are those of the sections that follow."""
     links = " ".join(f'<a href="#{anchor(title)}">{text(title)}</a>' for title in titles)
-    config = facts.config
+    config, parent = facts.config, parent_of(facts.run.path, facts.record)
     line = [
         facts.algorithm_name or " ".join(facts.command),
         None if config is None else type(config.task).__name__,
         facts.model,
         None if config is None else f"seed {config.seed}",
         facts.attempts[0].get("started") if facts.attempts else None,
+        None if parent is None else f"fork of {parent[0].name} after step {parent[1]}",
     ]
     what = " · ".join(f"<bdi>{text(visible(str(each), MAX_TEXT))}</bdi>" for each in line if each)
     return Html(

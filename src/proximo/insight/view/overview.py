@@ -20,8 +20,10 @@ from proximo.insight.folder import RunFolder, decoded, find_runs
 from proximo.maths.pieces.traits import GateTraits
 from proximo.plain_text import quoted
 from proximo.storage.opening import LinkedFile, open_file
+from proximo.training.runfolder.checkpoints import CHECKPOINTS, saved, step_of
 from proximo.training.runfolder.config_changes import flat
 from proximo.training.runfolder.files import EVENTS, METRICS, TIMINGS
+from proximo.training.runfolder.forking import parent_of
 from proximo.training.runfolder.metric_docs import meaning
 
 FILES = {"metrics": METRICS, "timings": TIMINGS, "events": EVENTS}
@@ -67,6 +69,14 @@ class Runs:
         inside = run.path.relative_to(self.root)
         return _text_of(inside) if inside.parts else _text_of(run.name)
 
+    def _fork(self, run: RunFolder) -> dict[str, Any] | None:
+        """The run that a fork comes from, by its name here if it is among these, and the step."""
+        if (found := parent_of(run.path, run.record)) is None:
+            return None
+        parent, step = found
+        inside = parent.is_relative_to(self.root)
+        return {"run": _text_of(parent.relative_to(self.root) if inside else parent), "step": step}
+
     def _summary(self, name: str, run: RunFolder) -> dict[str, Any] | None:
         """The run's summary; unchanged files are not read again. None if the run is removed meanwhile; for a file that
         is refused, a link or too large, the reason."""
@@ -75,7 +85,8 @@ class Runs:
         known = self._summaries.get(name)
         if known is None or known[0] != stamp:
             try:
-                known = self._summaries[name] = (stamp, {"name": name, "state": state, **summary(run)})
+                told = {"name": name, "state": state, **summary(run), "fork": self._fork(run)}
+                known = self._summaries[name] = (stamp, told)
             except (LinkedFile, ValueError) as error:
                 return {"name": name, "state": state, "error": _text_of(str(error))}
             except OSError:
@@ -162,6 +173,8 @@ def about(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
         "after": result.get("after"),
         "seconds": result.get("seconds"),
         "rollouts": bool(run.steps()),
+        "path": _text_of(run.path),
+        "checkpoints": sorted(map(step_of, saved(run.path / CHECKPOINTS))),
         "meanings": {name: words for name in last_values(run) if (words := meaning(name)) is not None},
     }
 

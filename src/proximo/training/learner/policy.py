@@ -146,8 +146,7 @@ class PlainPolicy:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-        self.version = 0
+        self.model, self.version = model, 0
         self.reference: PreTrainedModel | None = None
         self.reference_was_reset = False
         self._value: dict[str, nn.Parameter] = {}
@@ -276,7 +275,8 @@ class PlainPolicy:
         """The rest of `load`, after the model's weights."""
         names, halves = self._names(), [name for name, each in self.optimized().items() if each.dtype in HALVES]
         self.optimizer.load_tensors(optimizer_by_name(tensors["optimizer"], names, halves), names)
-        copy_named(self._value, by_name(tensors["value"], list(self._value)), "the value model")
+        known = tensors["value"] or self._value  # without one, the algorithm was changed, and it starts anew
+        copy_named(self._value, by_name(known, list(self._value)), "the value model")
         self.version = state["version"]
         self.reference_was_reset = state["reference_was_reset"] and self.has_reference
         if self.reference_was_reset:

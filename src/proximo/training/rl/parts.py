@@ -11,6 +11,7 @@ from proximo.samplers import Snapshot, WeightHistory
 from proximo.training.ahead.ahead import Ahead
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.named_tensors import by_name, copy_named, parts_by_name
+from proximo.training.learner.policy import VALUE_NAMES
 from proximo.training.records import PartState
 from proximo.training.rl.unscored import UnscoredWatch
 from proximo.training.runfolder.checkpoints import STATE
@@ -59,6 +60,11 @@ class Parts:
         """Load a checkpoint into parts that were newly created from the config."""
         parts, folder = parts_by_name(state.parts), checkpoint / STATE
         large = {name: read_tensors(folder / f"{name}.safetensors") for name in ("optimizer", "value", "reference")}
+        if self.learner.critic is None:  # of a run whose algorithm was changed from one that has a value model
+            large["value"] = {}
+            large["optimizer"] = {
+                name: each for name, each in large["optimizer"].items() if not name.startswith(VALUE_NAMES)
+            }
         self.learner.policy.load(checkpoint, parts["learner"]["policy"], large)
         self.learner.load(PartState(parts["learner"], state.tensors))
         self.unscored.load(parts["unscored"])

@@ -136,7 +136,8 @@ function showAxes(current, runs) {
 /** Read a shown run from its beginning, once. */
 function follow(name) {
   if (!followed.has(name)) {
-    const run = new Followed(name, listed.runs.find((each) => each.name === name)?.state);
+    const { state, fork } = listed.runs.find((each) => each.name === name) ?? {};
+    const run = new Followed(name, state, fork);
     followed.set(name, run);
     run.learn().then(soon);
     run.read().then(soon).then(() => run.diagnose()).then(soon).catch(() => {});

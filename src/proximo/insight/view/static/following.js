@@ -14,8 +14,8 @@ export const seconds = (row) => phases(row).reduce((sum, [, value]) => sum + val
 
 /** One run: its rows in order, and the position of a step on each axis. */
 export class Followed {
-  constructor(name, state) {
-    Object.assign(this, { name, state, about: null, diagnosed: [], isDiagnosed: false, error: null, reading: null });
+  constructor(name, state, fork = null) {
+    Object.assign(this, { name, state, fork, about: null, diagnosed: [], isDiagnosed: false, error: null, reading: null });
     this.next = { metrics: 0, timings: 0, events: 0 };
     this.forget("metrics");
     this.forget("timings");

@@ -67,7 +67,7 @@ function rangeOf(specs) {
 /** A panel as one chart, or as one per run if values are stacked. */
 function specsOf(panel, runs, axis) {
   if (panel.stacked) return runs.flatMap(([run]) => stackOf(panel, run, axis, runs.length > 1));
-  const found = runs.flatMap(([run, shade]) => linesOf(panel, run, runs.length > 1).map((line) => ({ run, shade, ...line, ...valuesOf(panel, line, run, axis) }))).filter(({ x }) => x.length);
+  const found = runs.flatMap(([run, shade]) => linesOf(panel, run, runs.length > 1).map((line) => ({ run, shade, ...line, ...valuesOf(panel, line, run, axis, beginOf(run, runs)) }))).filter(({ x }) => x.length);
   if (!found.length) return [];
   const labels = [...new Set(found.map(({ label }) => label))];
   const isOne = new Set(found.map(({ run }) => run)).size === 1;
@@ -88,9 +88,12 @@ function linesOf(panel, run, isMany) {
   return [...lines, ...[...names].map((name) => ({ label: name.slice(panel.each.prefix.length), of: name }))];
 }
 
-function valuesOf(panel, line, run, axis) {
+/** The first step to draw: a fork next to its parent begins where they part. */
+const beginOf = (run, runs) => (run.fork && runs.some(([other]) => other.name === run.fork.run) ? run.fork.step : 0);
+
+function valuesOf(panel, line, run, axis, begin) {
   const value = typeof line.of === "function" ? line.of : (row) => row[line.of];
-  const rows = run[line.from ?? panel.from ?? "trained"].filter((row) => isNumber(value(row)));
+  const rows = run[line.from ?? panel.from ?? "trained"].filter((row) => row.step >= begin && isNumber(value(row)));
   const hasBand = line.low && rows.some((row) => isNumber(row[line.low]) && row[line.low] !== row[line.high]);
   const kept = thinned(rows, value);
   const column = (of) => kept.map((row) => { const found = of(row); return isNumber(found) ? found : null; });

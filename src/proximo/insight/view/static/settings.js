@@ -27,6 +27,7 @@ function settings([run, shade]) {
     algorithm(about.algorithm),
     about.command ? element("pre", { class: "command" }, quoted(visible(command(about.command)))) : null,
     attempts(about.attempts),
+    fork(about),
     pairs(about.versions),
     element("details", { open: true }, element("summary", {}, "config.toml, resolved"), element("pre", {}, quoted(visible(about.config)))),
   );
@@ -40,6 +41,15 @@ function algorithm({ name, changes, stages, why }) {
     element("p", {}, ...text), changes.length ? element("ul", {}, ...changes.map((each) => element("li", {}, quoted(oneLine(each))))) : null,
     element("details", {}, element("summary", {}, "its eleven choices"), element("table", {}, ...stages.map(([stage, choice]) => element("tr", {}, element("th", { scope: "row" }, stage), element("td", { class: "mono" }, quoted(oneLine(choice))))))),
   );
+}
+
+/** The command that continues the run from a checkpoint with something changed. */
+function fork({ path, checkpoints }) {
+  if (!checkpoints?.length) return null;
+  const line = (step) => `${command(["proximo", "fork", path, "--at", step])} --algorithm NAME`;
+  const shown = element("pre", { class: "command" }, quoted(visible(line(checkpoints.at(-1)))));
+  const choose = element("select", { "aria-label": "step to fork at", onchange: (event) => shown.replaceChildren(quoted(visible(line(event.target.value)))) }, ...checkpoints.toReversed().map((step) => element("option", { value: step }, String(step))));
+  return element("details", { class: "fork" }, element("summary", {}, "Fork: continue from a checkpoint with something changed"), element("p", {}, "after step ", choose), shown);
 }
 
 /** The command line as it would be typed. */

@@ -1,0 +1,87 @@
+"""`proximo fork`: continue a run from one of its checkpoints with something changed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers.utils.logging import disable_progress_bar
+
+from proximo import explain, toml
+from proximo.algorithms import Algorithm
+from proximo.cli.commands.train import print_result, train_attempt
+from proximo.cli.configs import naming_flags, run_config
+from proximo.cli.flags import asks_for_help, refuse, say, take, take_number, take_switch
+from proximo.cli.run_folders import take_trackers, taken
+from proximo.insight.doctor.checkup import summary
+from proximo.training.runfolder.checkpoints import step_of
+from proximo.training.runfolder.forking import changes, checkpoint_at, fork
+
+USAGE = "RUN [--at STEP] [--run DIR] [--algorithm NAME] [--field VALUE ...]"
+HELP = """flags of the command itself:
+  --at STEP          checkpoint to begin from, by the number of steps done; without it the newest
+  --run DIR          folder of the fork (default: RUN-at-STEP, with the algorithm's name where it changes)
+  --fresh-optimizer  begin without the optimizer's moments
+  --track NAME ...   send the fork while it runs to wandb, trackio, tensorboard, mlflow or FILE.py:NAME
+  --json             print the result as JSON on stdout, progress on stderr
+A fork begins with the run's weights, optimizer, data cursor and random numbers, so that its next prompts and draws are
+those of the run; a value model that the run does not have begins anew. With nothing changed it writes the same bytes.
+The same command again resumes it.
+
+"""
+EXAMPLES = """
+examples:
+  proximo fork runs/a --at 40 --algorithm gspo
+  proximo fork runs/a --at 40 --training.learning-rate 1e-6 --run runs/a-slower
+  proximo fork runs/a --steps 200                       more steps, from the newest checkpoint, in another folder
+"""
+
+
+def run(arguments: list[str]) -> int:
+    disable_progress_bar()  # transformers' own bars would run through ours
+    as_json, fresh = take_switch(arguments, "--json"), take_switch(arguments, "--fresh-optimizer")
+    folder, trackers = take(arguments, "--run"), take_trackers(arguments)
+    at = take_number(arguments, "--at", int)
+    parent, point = _begun(arguments, at)
+    config, _ = run_config(
+        arguments,
+        prog="proximo fork",
+        usage=USAGE,
+        description="Continue a run from one of its checkpoints in a folder of its own, with fields changed.",
+        help_more=f"{HELP}{naming_flags('fork')}\n{EXAMPLES}",
+    )
+    step, named, text = step_of(point), explain.named(config.algorithm), toml.dumps(config)
+    if step >= config.steps:
+        refuse(f"steps is {config.steps}, and the fork begins after step {step}: give more, as in --steps {step + 100}")
+    path = Path(folder) if folder else _folder(parent, step, config.algorithm, changes(parent, text))
+    try:
+        other = fork(parent, path, point, fresh_optimizer=fresh)
+    except (OSError, ValueError) as error:
+        refuse(str(error))
+    if other is not None:
+        say(f"warning: {other}")
+    with taken(path, text, changes(path, text), algorithm=named) as attempt:
+        outcome = train_attempt(config, attempt, (), more=False, trackers=trackers)
+    if outcome is None:
+        print("\n".join(summary(path)))
+        return 1
+    print_result(path, outcome, as_json)
+    return 0
+
+
+def _begun(arguments: list[str], at: int | None) -> tuple[Path, Path]:
+    """The run and its checkpoint; the run's config takes its place among the arguments."""
+    if asks_for_help(arguments):
+        return Path(), Path()
+    if not arguments or arguments[0].startswith("-"):
+        refuse(f"fork needs the folder of a run: proximo fork {USAGE}")
+    parent = Path(arguments.pop(0))
+    try:
+        point = checkpoint_at(parent, at)
+    except ValueError as error:
+        refuse(str(error))
+    arguments.insert(0, str(parent / "config.toml"))
+    return parent, point
+
+
+def _folder(parent: Path, step: int, algorithm: Algorithm, changed: Sequence[str]) -> Path:
+    other = any(field.startswith("algorithm") for field in changed)
+    return parent.with_name(f"{parent.name}-at-{step}{f'-{explain.nearest(algorithm).name}' if other else ''}")

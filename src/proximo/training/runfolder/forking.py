@@ -1,0 +1,127 @@
+"""Forking a run: a new folder with the run as it was after a step, which resumes there with another config.
+
+The fork has the run's rows up to that step, its data cursor, random numbers and optimizer: with nothing changed, it
+writes what the run wrote.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from proximo.storage.folders import MANIFEST, complaints, write_file, write_folder
+from proximo.storage.lines import Lines
+from proximo.training.learner.optimizer import MASTER
+from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, place, saved, step_of
+from proximo.training.runfolder.config_changes import differences
+from proximo.training.runfolder.files import EVENTS, EVIDENCE, ROLLOUTS, TIMINGS
+from proximo.training.runfolder.log import facts
+from proximo.training.runfolder.record import lost_rows, other_code, read_record, refuse_format
+from proximo.training.runfolder.state import read_origin, read_tensors, write_tensors
+
+FORK = "fork"
+"""Field of run.json with the folder of the run that a fork comes from, relative to the fork's own, and the step."""
+
+
+def checkpoint_at(run: Path, step: int | None) -> Path:
+    """The intact checkpoint of a run after a step, the newest without one; ValueError names those that there are."""
+    if not run.is_dir() or read_record(run) is None:
+        raise ValueError(f"{run} holds no run: give the folder of one, such as runs/demo")
+    wrong = {path: complaints(path) for path in saved(run / CHECKPOINTS)}
+    steps = sorted(step_of(path) for path, found in wrong.items() if not found)
+    if not steps:
+        raise ValueError(f"{run} has no checkpoint to fork from: a run saves one every `checkpoints.every` steps")
+    if step is not None and step not in steps:
+        damaged = wrong.get(place(run / CHECKPOINTS, step))
+        why = f"is damaged ({damaged[0]})" if damaged else "is not there"
+        raise ValueError(
+            f"the checkpoint after step {step} of {run} {why}; there are those after {', '.join(map(str, steps))}. "
+            "More of them stay with `checkpoints.every` and `checkpoints.keep`"
+        )
+    return place(run / CHECKPOINTS, steps[-1] if step is None else step)
+
+
+def fork(run: Path, folder: Path, checkpoint: Path, *, fresh_optimizer: bool = False) -> str | None:
+    """Write the folder of a fork that begins at a run's checkpoint; one that is there already stays as it is.
+
+    `fresh_optimizer`: without the optimizer's moments. Returns a message if Proximo's code has changed since the run.
+    """
+    record = read_record(run)
+    assert record is not None
+    refuse_format(run, record)
+    whole = {"of": os.path.relpath(run, folder), "step": step_of(checkpoint), "fresh_optimizer": fresh_optimizer}
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        there = read_record(folder) if folder.is_dir() else None
+        if there is None or there.get(FORK) != whole:
+            raise ValueError(f"`run={folder}` is not empty and not this fork: give another folder")
+        return None
+    if lost := lost_rows(run, checkpoint):
+        raise ValueError(f"{run}/{lost[0]}: restore the complete file")
+    partial = folder.with_name(f"{folder.name}.fork")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        _copy_rows(run, partial, checkpoint)
+        target = place(partial / CHECKPOINTS, step_of(checkpoint))
+        write_folder(target, lambda path: _copy_checkpoint(checkpoint, path, fresh_optimizer))
+        shutil.copy(run / "config.toml", partial)
+        # The machine stays the run's: other numbers of threads would change the last digits.
+        own = record | facts() | {"machine": record["machine"], "attempts": [], FORK: whole}
+        write_file(partial / "run.json", (json.dumps(own, indent=2) + "\n").encode())
+        if folder.is_dir():
+            folder.rmdir()
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return other_code(record["attempts"])
+
+
+def changes(folder: Path, config_toml: str) -> list[str]:
+    """Fields in which a config differs from that of a run, or of a fork that has not begun. One that has begun has its
+    own, in which nothing may change any more."""
+    record = read_record(folder)
+    begun = record is not None and FORK in record and record["attempts"]
+    return [] if begun else list(differences((folder / "config.toml").read_text(encoding="utf-8"), config_toml))
+
+
+def parent_of(folder: Path, record: Mapping[str, Any]) -> tuple[Path, int] | None:
+    """The run that a fork comes from, and the step after which it begins; None of a run that is no fork."""
+    found = record.get(FORK)
+    if not isinstance(found, dict) or not isinstance(found.get("of"), str) or not isinstance(found.get("step"), int):
+        return None
+    return Path(os.path.normpath(folder / found["of"])), found["step"]
+
+
+def _copy_rows(run: Path, target: Path, checkpoint: Path) -> None:
+    """Everything that was written up to a checkpoint."""
+    _, sizes = read_origin(checkpoint / STATE)
+    for name, size in sizes.items():
+        if size:
+            with (run / name).open("rb") as file:
+                write_file(target / name, file.read(size))
+    last = step_of(checkpoint)
+    for name in (EVENTS, TIMINGS):
+        if (run / name).exists():
+            shutil.copy(run / name, target)
+            Lines(target / name).keep(lambda row: isinstance(row.get("step"), int) and row["step"] <= last)
+    for name in (ROLLOUTS, EVIDENCE):
+        files = [file for file in (run / name).glob("step-*") if int(file.name[5:11]) <= last]
+        for file in files:
+            (target / name).mkdir(exist_ok=True)
+            shutil.copy(file, target / name)
+
+
+def _copy_checkpoint(source: Path, target: Path, fresh_optimizer: bool) -> None:
+    for path in source.iterdir():
+        if path.is_dir():
+            shutil.copytree(path, target / path.name)
+        elif path.name != MANIFEST:
+            shutil.copy(path, target)
+    if fresh_optimizer:
+        file = target / STATE / "optimizer.safetensors"
+        kept = {name: each for name, each in read_tensors(file).items() if name.endswith(f".{MASTER}")}
+        file.unlink()
+        write_tensors(file, kept)

@@ -1,0 +1,126 @@
+"""A fork is the run up to its step, and with nothing changed also after it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from proximo import toml
+from proximo.algorithms import GSPO, PPO, Algorithm
+from proximo.cli import main
+from proximo.insight.view.overview import Runs
+from proximo.training.config import RunConfig
+from proximo.training.rl.run import Run
+from proximo.training.rl.train import train
+from proximo.training.runfolder.checkpoints import CHECKPOINTS
+from proximo.training.runfolder.forking import changes, checkpoint_at, fork, parent_of
+from proximo.training.runfolder.ledger import check_ledger
+from proximo.training.runfolder.resume import begin
+from proximo.training.runfolder.state import read_tensors
+from tests.training.runfolder.test_resume import Quiet, assert_same, config, numbers, trained
+
+pytestmark = pytest.mark.usefixtures("small_shipped_model", "ordinary_precision")
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("forks") / "parent"
+    trained(config(), folder)
+    return folder
+
+
+def continued(parent: Path, folder: Path, step: int, settings: RunConfig, **options) -> Path:
+    fork(parent, folder, checkpoint_at(parent, step), **options)
+    text = toml.dumps(settings)
+    with begin(folder, text, allowed=changes(folder, text)) as attempt:
+        train(Run(settings, folder, Quiet()), attempt)
+    return folder
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_with_nothing_changed_it_writes_the_same_bytes(parent, tmp_path, step):
+    before = {file: file.read_bytes() for file in parent.rglob("*") if file.is_file()}
+    assert_same(numbers(continued(parent, tmp_path / "fork", step, config())), numbers(parent))
+    assert before == {file: file.read_bytes() for file in parent.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("algorithm", [GSPO, PPO], ids=["gspo", "ppo"])
+def test_another_algorithm_gets_the_same_prompts_and_first_draws(parent, tmp_path, algorithm: Algorithm):
+    folder = continued(parent, tmp_path / "fork", 2, config(algorithm))
+    ours, theirs = (pq.read_table(each / "rollouts" / "step-000003.parquet") for each in (folder, parent))
+    for column in ("problem", "tokens"):
+        assert ours[column].to_pylist() == theirs[column].to_pylist()
+    whole = [each.joinpath("metrics.jsonl").read_text().splitlines() for each in (folder, parent)]
+    assert whole[0][:3] == whole[1][:3]
+    assert whole[0][-2] != whole[1][-2]  # the last one is of the evaluation
+    assert check_ledger(folder / "ledger.jsonl") == check_ledger(parent / "ledger.jsonl")
+
+
+def test_back_from_a_value_model(parent, tmp_path):
+    middle = continued(parent, tmp_path / "ppo", 2, config(PPO))
+    folder = continued(middle, tmp_path / "grpo", 3, config())
+    assert json.loads((folder / "result.json").read_text())["checkpoint"] == "step-000004"
+
+
+def test_without_the_moments_the_optimizer_begins_anew(parent, tmp_path):
+    folder, kept = tmp_path / "fork", tmp_path / "kept"
+    fork(parent, folder, checkpoint_at(parent, 2), fresh_optimizer=True)
+    fork(parent, kept, checkpoint_at(parent, 2))
+    moments = [
+        read_tensors(each / CHECKPOINTS / "step-000002" / "state" / "optimizer.safetensors") for each in (folder, kept)
+    ]
+    assert not moments[0]
+    assert moments[1]
+    settings = config()
+    with begin(folder, toml.dumps(settings)) as attempt:
+        train(Run(settings, folder, Quiet()), attempt)
+    rows = [each.joinpath("metrics.jsonl").read_text().splitlines() for each in (folder, parent)]
+    assert rows[0][:3] == rows[1][:3]
+    assert rows[0][-2] != rows[1][-2]
+
+
+def test_the_command_forks_and_resumes_and_the_page_knows(parent, capsys):
+    arguments = ["fork", str(parent), "--at", "3", "--algorithm", "gspo", "--json"]
+    assert main(list(arguments)) == 0
+    folder = parent.with_name("parent-at-3-gspo")
+    assert json.loads(capsys.readouterr().out)["run"] == str(folder)
+    record = json.loads((folder / "run.json").read_text())
+    assert parent_of(folder, record) == (parent, 3)
+    assert len(record["attempts"]) == 1
+    assert main(list(arguments)) == 0  # finished: the same again
+    assert len(json.loads((folder / "run.json").read_text())["attempts"]) == 1
+    listed = {each["name"]: each["fork"] for each in Runs(parent.parent).listed()["runs"]}
+    assert listed == {"parent": None, "parent-at-3-gspo": {"run": "parent", "step": 3}}
+
+
+def test_what_cannot_be_forked_is_refused_in_a_line(parent, tmp_path, capsys):
+    def refusal(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["fork", *arguments])
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    assert "there are those after 1, 2, 3, 4" in refusal(str(parent), "--at", "9")
+    assert "holds no run" in refusal(str(tmp_path / "nothing"))
+    assert "the fork begins after step 4: give more, as in --steps 104" in refusal(str(parent))
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    assert "not this fork" in refusal(str(parent), "--at", "2", "--run", str(tmp_path / "taken"))
+    (tmp_path / "taken" / "file").unlink()
+    before = sorted(tmp_path.iterdir())
+    metrics = parent / "metrics.jsonl"
+    whole = metrics.read_bytes()
+    try:
+        metrics.write_bytes(whole[: len(whole) // 2])
+        assert "rows are lost" in refusal(str(parent), "--at", "3", "--run", str(tmp_path / "taken"))
+    finally:
+        metrics.write_bytes(whole)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_fork_of_another_seed_draws_otherwise(parent, tmp_path):
+    folder = continued(parent, tmp_path / "fork", 2, replace(config(), seed=1))
+    ours, theirs = (pq.read_table(each / "rollouts" / "step-000003.parquet") for each in (folder, parent))
+    assert ours["tokens"].to_pylist() != theirs["tokens"].to_pylist()
