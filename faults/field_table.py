@@ -51,6 +51,7 @@ LISTED = {
     "MathVerify.seconds": LIMIT,
     "PythonFunction.seconds": LIMIT,
     "PythonFunction.memory_mb": LIMIT,
+    "PythonFunction.at_once": MACHINE,
     "PythonFunction.siblings": "decides only what follows a failure; the family `rewards` has one",
     **dict.fromkeys((f"GivenFunction.{name}" for name in ("name", "code", "siblings", "reward_range")), GIVEN),
     "Limits.seconds": LIMIT,

@@ -6,13 +6,13 @@ grades (training/rl/grading.py), and unknown to other threads. Nothing here belo
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 from proximo.rewards.failures import Failure, Tally
 from proximo.rewards.processes import Job
-from proximo.rewards.workers import Worker
+from proximo.rewards.workers import Crew, Threads
 
 
 class Grading:
@@ -30,21 +30,31 @@ class Grading:
         """Why completions are unscored. Graders add to it on any thread; the loop takes them out."""
         self.forms: dict[str, str] = {}
         """How reward functions that were given in Python are called, by their names."""
-        self._workers: dict[Job, Worker] = {}
-        self._ended = weakref.finalize(self, _close, self._workers)
+        self._crews: dict[object, Crew | Threads] = {}
+        self._ended = weakref.finalize(self, _close, self._crews)
 
-    def worker(self, job: Job) -> Worker:
-        """The process of a reward function; the same one for equal jobs."""
-        return self._workers.setdefault(job, Worker(job))
+    def crew(self, job: Job, at_once: int = 1) -> Crew:
+        """The processes of a reward function; the same ones for equal jobs."""
+        if not isinstance(found := self._crews.get(job), Crew):
+            found = self._crews[job] = Crew(job, at_once)
+        return found
+
+    def threads(self, of: Hashable, at_once: int) -> Threads:
+        """Threads of a reward that waits in this process; the same ones for equal rewards."""
+        if not isinstance(found := self._crews.get(of), Threads):
+            found = self._crews[of] = Threads(at_once)
+        return found
 
     def called(self) -> list[str]:
         """A line for each reward function of a user's that was called: as whose."""
-        forms = {worker.job.path: worker.form for worker in self._workers.values() if worker.form} | self.forms
+        forms = {
+            worker.job.path: worker.form for worker in self._crews.values() if isinstance(worker, Crew) and worker.form
+        } | self.forms
         return [f"reward {name}: called as {form}" for name, form in forms.items()]
 
     def close(self) -> None:
         """Kill the workers. Also done when the object is garbage-collected, and when the program exits."""
-        _close(self._workers)
+        _close(self._crews)
 
     @contextmanager
     def active(self) -> Iterator["Grading"]:
@@ -79,7 +89,7 @@ def note_failure(grader: str, failure: Failure) -> None:
         active.failures.add(grader, failure)
 
 
-def _close(workers: dict[Job, Worker]) -> None:
-    while workers:
-        _, worker = workers.popitem()
-        worker.close()
+def _close(crews: dict[object, Crew | Threads]) -> None:
+    while crews:
+        _, crew = crews.popitem()
+        crew.close()
