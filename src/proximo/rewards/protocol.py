@@ -39,3 +39,12 @@ class Begins(Protocol):
     def begin(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> Waiting[Scores]:
         """Begin to score and return at once. Groups are begun in the order in which they are sampled."""
         ...
+
+
+@runtime_checkable
+class Checks(Protocol):
+    """A reward that can say before a run whether it can be asked."""
+
+    def check(self) -> None:
+        """Raise ValueError if it cannot, before any model is loaded."""
+        ...
