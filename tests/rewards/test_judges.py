@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from proximo import presets, toml
 from proximo.rewards import GraderFailed, Judge
 from proximo.rewards.grading import Grading
 from proximo.rewards.judges import session
 from proximo.rewards.judges.cache import Verdicts
 from proximo.rewards.judges.verdicts import as_data, asked, read
+from proximo.training.preflight.preflight import preflight
+from proximo.training.reward_mix import RewardMix, WeightedRule
+from proximo.training.runfolder.config_changes import differences, fingerprints
 from proximo.types import Completion, Problem
 from tests.rewards.judge_server import JudgeServer, by_length, case_of, verdict
 
@@ -334,3 +338,34 @@ def test_a_judge_that_cannot_be_asked_is_refused_before_a_run(server: JudgeServe
     with pytest.raises(ValueError, match="where no server answers"):
         reward.check()
     server.open()
+
+
+def test_a_run_is_refused_before_its_model_is_read():
+    rule = WeightedRule(Judge("http://127.0.0.1:9/v1", "m", "r"))
+    config = replace(presets.ARITHMETIC, model="there/is/no/such/model", rewards=RewardMix(rules=(rule,)))
+    with pytest.raises(ValueError, match=r"reward\.url is 'http://127\.0\.0\.1:9/v1', where no server answers"):
+        preflight(config)
+
+
+def test_a_config_holds_a_judge_and_a_changed_rubric_is_noticed(tmp_path: Path):
+    file = tmp_path / "rubric.md"
+    file.write_text("a")
+    rules = [
+        Judge("http://h/v1", "m", str(file), cache="x"),
+        Judge("http://h/v1", "m", "10: good.\n0: bad: " + "x" * 5000),
+    ]
+    mix = RewardMix(rules=tuple(map(WeightedRule, rules)))
+    text = toml.dumps(replace(presets.ARITHMETIC, rewards=mix))
+    assert toml.loads(text, type(presets.ARITHMETIC)).rewards == mix
+    before = fingerprints(text)
+    file.write_text("b")
+    after = fingerprints(text)
+    assert [field for field in before if before[field] != after[field]] == [
+        field for field in before if field.endswith("rubric")
+    ]
+    assert sum(field.endswith("rubric") for field in before) == 1
+    more = toml.dumps(
+        replace(presets.ARITHMETIC, rewards=RewardMix(rules=(WeightedRule(replace(rules[0], at_once=3)),)))
+    )
+    less = toml.dumps(replace(presets.ARITHMETIC, rewards=RewardMix(rules=(WeightedRule(rules[0]),))))
+    assert differences(more, less) == {}

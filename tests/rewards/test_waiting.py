@@ -26,8 +26,9 @@ def begun(reward, texts: Sequence[str], folder: Path | None = None) -> list[list
     return [scores() for scores in waiting]
 
 
-def test_calls_that_wait_run_at_once_from_the_second_on(tmp_path: Path, grading):
+def test_calls_that_wait_run_at_once_from_the_third_on(tmp_path: Path, grading):
     reward = PythonFunction(f"{FILE}:meet")
+    assert begun(reward, ["alone"], tmp_path) == [[0.0, 0.0]]
     assert begun(reward, ["alone"], tmp_path) == [[0.0, 0.0]]
     assert begun(reward, ["a", "b"], tmp_path) == [[1.0, 1.0], [1.0, 1.0]]  # each waits for the other
     assert grading.failures.take() == []

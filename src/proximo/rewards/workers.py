@@ -33,6 +33,8 @@ MAX_CHILDREN = 32
 """A worker that leaves more processes behind is replaced."""
 BUSY = 0.2
 """Share of its time that a call computes, above which calls do not run at once."""
+LEAST_WAIT = 0.1
+"""Seconds that calls wait, below which they do not run at once: on a busy machine a quick call waits a little, too."""
 PAYS_OFF = 20
 """Number of calls within which the start of a further worker must pay off."""
 Columns = Mapping[str, Sequence[Any]]
@@ -139,7 +141,8 @@ class Crew:
         """Whether calls wait rather than compute, are slow enough for a further process, and leave memory for it."""
         workers = list(self._workers)
         calls, seconds = sum(each.calls for each in workers), sum(each.seconds for each in workers)
-        if not calls:
+        waits = sorted(wait for each in workers for wait in each.waits)
+        if len(waits) < 2 or waits[(len(waits) - 1) // 2] < LEAST_WAIT:  # the median, of two the shorter
             return False
         memory = max(each.memory for each in workers)
         return (
@@ -158,6 +161,8 @@ class Worker:
         """How a user's function is called, in words; empty before the first call."""
         self.calls, self.seconds, self.computed = 0, 0.0, 0.0
         """Answered calls, how long they took, and for how much of it they computed."""
+        self.waits: deque[float] = deque(maxlen=5)
+        """Seconds that the last calls waited."""
         self.start_seconds, self.memory = 0.0, 0
         """Of the last start, and bytes in use after the last call."""
         self._process: Process | None = None
@@ -219,7 +224,9 @@ class Worker:
     def _measure(self, answer: Mapping[str, Any], seconds: float) -> None:
         computed = answer.get("computed")
         self.calls, self.seconds, self.memory = self.calls + 1, self.seconds + seconds, _whole(answer.get("memory"))
-        self.computed += min(computed, seconds) if isinstance(computed, float) and computed >= 0 else seconds
+        busy = min(computed, seconds) if isinstance(computed, float) and computed >= 0 else seconds
+        self.computed += busy
+        self.waits.append(seconds - busy)
 
     def _recycle(self, answer: Mapping[str, Any], result: list[Found] | Failure) -> None:
         """Replace a worker that is growing, out of memory, was told to exit or has closed its output."""
