@@ -30,6 +30,7 @@ from proximo.maths.pieces.advantages import BatchScaled, GroupCentred, GroupNorm
 from proximo.maths.pieces.credit import SequenceWhitened, SignScaled
 from proximo.maths.pieces.ratios import SamplerPolicy, SequenceRatio
 from proximo.maths.pieces.weights import ConstantLength, TokenMean
+from proximo.rewards import Judge
 from proximo.samplers.mismatched import Mismatched
 from proximo.training.config import RunConfig, TrainingOptions
 
@@ -38,6 +39,7 @@ LIMIT = "a limit that a run which keeps within it never feels; the families `rew
 NO_STEPS = "no task of a run rewards single steps, so a run with it is refused"
 FLEET = "where completions are sampled, not what; tests/fleet and `make scale` have engines"
 GIVEN = "a function given in Python, which a config file only names; tests/door has it"
+JUDGE = "of a judge behind a server; tests/rewards/test_judges.py has one, and the family `judges` breaks it"
 LISTED = {
     "RunConfig.device": "there is one kind of device here",
     "RunConfig.environment": "one environment comes with the package; others are classes of a user's own",
@@ -51,7 +53,9 @@ LISTED = {
     "MathVerify.seconds": LIMIT,
     "PythonFunction.seconds": LIMIT,
     "PythonFunction.memory_mb": LIMIT,
+    "PythonFunction.at_once": MACHINE,
     "PythonFunction.siblings": "decides only what follows a failure; the family `rewards` has one",
+    **dict.fromkeys((f"Judge.{each.name}" for each in fields(Judge)), JUDGE),
     **dict.fromkeys((f"GivenFunction.{name}" for name in ("name", "code", "siblings", "reward_range")), GIVEN),
     "Limits.seconds": LIMIT,
     "Limits.cpu_seconds": LIMIT,

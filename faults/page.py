@@ -13,6 +13,7 @@ TITLES = {
     "signals": "SIGTERM and SIGINT",
     "numbers": "numbers that are not finite, spikes, memory, degenerate batches",
     "rewards": "reward functions",
+    "judges": "judges behind a server",
     "sandbox": "hostile programs and exploits of the grader",
     "inputs": "malformed and malicious inputs",
     "text": "hostile text, secrets, unusual environments",
@@ -84,6 +85,10 @@ FORMS = {
     "saves": ("checkpoints lost or incomplete: {lost}, of {saves} disturbed saves",),
     "signals": ("time from SIGTERM to the end: median {median_seconds:.2f} s, longest {longest_seconds:.2f} s",),
     "rewards": ("completions that hostile reward functions left unscored in whole runs: {unscored}; trained: {zeros}",),
+    "judges": (
+        "completions that failing judges left unscored in whole runs: {unscored}; verdicts kept when a judge died: "
+        "{kept}",
+    ),
     "sandbox": (
         "hostile programs: {tried} tried, {ran} ran, {contained} contained; {bare} of {bare_tried} that are safe to "
         "try escape if there is no sandbox",

@@ -49,6 +49,8 @@ OBJECTS = {
     "insight/view/summaries.py:_summaries": "a cache of the viewer, by the step object that it holds",
     "models/torch_globals.py:_IN_USE": "a lock around what torch itself has once in a process",
     "outside.py:_loading": "a lock around Python's own table of modules",
+    "rewards/calling.py:_LOOPS": "the event loop of all `async def` reward functions, by the process",
+    "rewards/calling.py:_STARTING": "a lock around the start of that loop",
     "rewards/grading.py:_CURRENT": "a context variable: each thread has its own value",
     "rewards/worker.py:calling": "a module of this package, in a reward function's own process",
     "sandbox/kernel.py:_libc": "the C library",

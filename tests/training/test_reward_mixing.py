@@ -39,7 +39,7 @@ from proximo.tasks import Echo, File, Task
 from proximo.training.config import EvaluationOptions
 from proximo.training.records import Evaluation
 from proximo.training.reward_mix import RewardMix, RewardModel, WeightedRule, check_rewards
-from proximo.training.reward_mixing import Judge, Judged, judged, same_tokens
+from proximo.training.reward_mixing import Judged, ScoringModel, judged, same_tokens
 from proximo.training.rl.evaluate import evaluate
 from proximo.training.rl.progress import gain, measure, share
 from proximo.types import Completion, Problem
@@ -272,7 +272,7 @@ def test_prompts_alone_have_the_reward_as_their_outcome(folder, tmp_path):
 
 def test_a_score_that_is_no_number_is_unscored():
     def broken(_, completions):
-        return [math.inf, math.nan, 2.0][: len(completions)]
+        return lambda: [math.inf, math.nan, 2.0][: len(completions)]
 
     grades = Judged(Echo(), 1.0, {"broken": (0.5, broken)}).grade([A] * 3, [completion("a")] * 3)
     assert [math.isnan(grade.reward) for grade in grades] == [True, True, False]
@@ -344,7 +344,7 @@ def stranger(folder, tmp_path) -> Path:
 
 def test_another_tokenizer_reads_the_text(stranger):
     own = other_tokenizer(stranger)
-    judge = Judge(RewardModel(str(stranger)), tiny_tokenizer(), A)
+    judge = ScoringModel(RewardModel(str(stranger)), tiny_tokenizer(), A)
     assert not judge.same_tokens
     finished, cut = completion("hello"), completion("hello", "length")
     found = judge([A, A, B], [finished, cut, finished])
@@ -362,13 +362,13 @@ def test_a_conversation_is_written_with_the_reward_models_own_template(stranger)
     chat = Problem("chat", ({"role": "user", "content": "hi"},), None)
     other_tokenizer(stranger)
     with pytest.raises(ValueError, match="stranger', which cannot read chat: .*no chat template"):
-        Judge(RewardModel(str(stranger)), tiny_tokenizer(), chat)
+        ScoringModel(RewardModel(str(stranger)), tiny_tokenizer(), chat)
     template = (
         "{% for message in messages %}{{ '[' + message['content'] + ']' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '>' }}{% endif %}"
     )
     own = other_tokenizer(stranger, template)
-    (found,) = Judge(RewardModel(str(stranger)), tiny_tokenizer(), chat)([chat], [completion("yo")])
+    (found,) = ScoringModel(RewardModel(str(stranger)), tiny_tokenizer(), chat)([chat], [completion("yo")])
     assert found == pytest.approx(plain_score(stranger, own.encode("[hi]>"), [*own.encode("yo"), EOS]), abs=1e-5)
 
 
@@ -385,7 +385,7 @@ def test_tokens_pass_as_they_are_where_they_mean_the_same(tmp_path):
 
 def test_a_completion_that_cannot_be_read_is_unscored_and_the_others_are_not(stranger, grading):
     other_tokenizer(stranger)
-    judge = Judge(RewardModel(str(stranger)), tiny_tokenizer(), A)
+    judge = ScoringModel(RewardModel(str(stranger)), tiny_tokenizer(), A)
     good, bad = completion("hello"), completion("<eos> hello")
     found = judge([A, A, B], [bad, good, good])
     [failures] = grading.failures.take()
@@ -398,7 +398,7 @@ def test_a_completion_that_cannot_be_read_is_unscored_and_the_others_are_not(str
 
 
 def test_one_that_a_stop_string_ended_ends_with_the_end_token(folder):
-    judge = Judge(RewardModel(str(folder)), tiny_tokenizer(), A)
+    judge = ScoringModel(RewardModel(str(folder)), tiny_tokenizer(), A)
     assert judge.same_tokens
     stopped = replace(completion("ab5", "length"), text="ab", finish="stop")  # its tokens hold what stopped it
     assert judge([A], [stopped]) == judge([A], [completion("ab")]) != judge([A], [completion("ab", "length")])
@@ -408,7 +408,7 @@ def test_the_token_budget_changes_nothing(folder):
     problems = [Echo().problem(number, "train", 0) for number in range(6) for _ in range(2)]
     said = [completion(str(number) * (number + 1)) for number in range(12)]
     small, large = (
-        Judge(RewardModel(str(folder), token_budget=budget), tiny_tokenizer(), A)(problems, said)
+        ScoringModel(RewardModel(str(folder), token_budget=budget), tiny_tokenizer(), A)(problems, said)
         for budget in (1, 10_000)
     )
     assert small == pytest.approx(large, abs=1e-5)

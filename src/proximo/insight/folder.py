@@ -20,7 +20,7 @@ from proximo.storage.locks import is_held
 from proximo.storage.opening import LinkedFile, open_file
 from proximo.training.config import RunConfig
 from proximo.training.old_names import loads_run
-from proximo.training.runfolder.files import METRICS, RESULT, ROLLOUTS, TRACKING
+from proximo.training.runfolder.files import METRICS, RESULT, ROLLOUTS, TRACKING, VERDICTS
 from proximo.training.runfolder.record import FORMAT
 
 State = Literal["running", "finished", "stopped"]
@@ -197,7 +197,7 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
     for path in inside:
         if (path / "run.json").is_file():
             yield path
-        if depth > 1 and path.name not in (ROLLOUTS, TRACKING, "checkpoints", "evidence"):
+        if depth > 1 and path.name not in (ROLLOUTS, TRACKING, VERDICTS, "checkpoints", "evidence"):
             yield from _below(path, depth - 1)
 
 

@@ -9,11 +9,12 @@ active `Grading`.
 from proximo.rewards.failures import GraderFailed
 from proximo.rewards.function import PythonFunction
 from proximo.rewards.given import GivenFunction
+from proximo.rewards.judges.judge import Judge
 from proximo.rewards.mathematics import MathVerify
 from proximo.rewards.protocol import Grader
 from proximo.rewards.text import ExactMatch, FormatReward
 
-Reward = ExactMatch | FormatReward | MathVerify | PythonFunction | GivenFunction | Grader
+Reward = ExactMatch | FormatReward | MathVerify | PythonFunction | Judge | GivenFunction | Grader
 """What a config may name: one of ours, or any Grader from a file, type = "my_file.py:MyReward"."""
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "GivenFunction",
     "Grader",
     "GraderFailed",
+    "Judge",
     "MathVerify",
     "PythonFunction",
     "Reward",

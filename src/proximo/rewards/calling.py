@@ -6,10 +6,12 @@ Runs inside a worker too, and imports nothing of Proximo.
 import asyncio
 import inspect
 import itertools
+import os
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -202,27 +204,40 @@ def finished(result: Any) -> Any:
     if not inspect.isawaitable(result):
         return result
 
-    async def awaited(each: Awaitable[Any]) -> Any:
-        return await each
+    async def awaited(each: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+        try:
+            return await each, None
+        except BaseException as error:  # raised again in the caller's thread: sys.exit would end the loop
+            return None, error
 
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(awaited(result))
-    found: list[Any] = []  # a notebook's own loop runs in this thread, so the function's needs another
-    thread = threading.Thread(target=lambda: found.append(_caught(lambda: asyncio.run(awaited(result)))))
-    thread.start()
-    thread.join()
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    return found[0]
+    value, error = asyncio.run_coroutine_threadsafe(awaited(result), _loop()).result()
+    if error is not None:
+        raise error
+    return value
 
 
-def _caught(call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except BaseException as error:  # raised again in the caller's thread
-        return error
+_LOOPS: dict[int, asyncio.AbstractEventLoop] = {}
+"""This process's event loop, by its id: one that was forked off has none."""
+_STARTING = threading.Lock()
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """The loop in which all `async def` functions of this process run, on a thread of its own: a client that a function
+    keeps between its calls belongs to one loop, and several calls wait together. A notebook's own loop is another."""
+    with _STARTING:
+        found = _LOOPS.get(os.getpid())
+        if found is None:
+            found = _LOOPS[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=found.run_forever, name="async rewards", daemon=True).start()
+        return found
+
+
+def is_async(function: Any) -> bool:
+    """Whether a function, an object that is called, or a partial of one, is `async def`."""
+    while isinstance(function, partial):
+        function = function.func
+    called = type(function).__call__ if callable(function) else None
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
 
 def listed(result: Any, count: int) -> list[Any]:

@@ -3,12 +3,15 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from proximo.outside import place_of
+from proximo.rewards.grading import grading
 from proximo.rewards.processes import Job
-from proximo.rewards.scoring import groups, score_or_pass
-from proximo.rewards.workers import check_seconds
+from proximo.rewards.protocol import Waiting
+from proximo.rewards.scoring import Answer, ask, groups, noted
+from proximo.rewards.workers import Crew, check_at_once, check_seconds
 from proximo.types import Completion, Problem
 
 
@@ -30,8 +33,8 @@ class PythonFunction(metaclass=_TakesFunctions):
     Columns are the data set's, the answer and the completions' token ids (`completion_ids`), as in TRL.
     Completions are strings, or lists of messages where the prompt is a conversation. A call has one group's
     completions, and runs in a process of its own: whatever it does there, the run continues, and what it leaves
-    unscored takes no part in training. It may be replaced at any time, so a function that keeps a state of its own
-    is not the same after a resume. Random numbers that it draws are: they are seeded with what it is asked.
+    unscored takes no part in training. A process may be replaced or get company at any time, so a function that keeps
+    a state of its own does not repeat. Random numbers that it draws are: they are seeded with what it is asked.
     """
 
     path: str
@@ -45,6 +48,9 @@ class PythonFunction(metaclass=_TakesFunctions):
     siblings: bool = False
     """Whether the function compares the completions of a group. If it fails, the whole group is unscored, since
     completions cannot be tried alone."""
+    at_once: int = 64
+    """Maximum calls at the same time, each in a process of its own. Only functions that mostly wait, for a server or a
+    disk, get more than one process, and together these use at most memory_mb. 1: one group after the other."""
     reward_range: tuple[float, float] | None = None
     """Rewards of a wrong and of a right answer, such as 0 and 1; the unit of length penalties is half their distance.
     None: not known, and length penalties assume -1 and 1."""
@@ -58,14 +64,38 @@ class PythonFunction(metaclass=_TakesFunctions):
         check_seconds(self.seconds)
         if self.memory_mb < 64:
             raise ValueError(f"reward.memory_mb is {self.memory_mb}: Python itself needs 64")
+        check_at_once(self.at_once)
         check_range(self.reward_range)
 
     def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float | None]:
-        job = Job(self.path, self.seconds, self.memory_mb, is_users=True)
-        scores = []
-        for asked, said in groups(problems, completions):
-            scores += score_or_pass(job, said, columns_of(asked, said), grader=self.path, alone=not self.siblings)
-        return scores
+        with grading() as active:
+            calls = self._calls(active.crew(self._job, self.at_once), problems, completions)
+            if len(calls) == 1:  # on this thread, so that an interrupt ends the call too
+                [(call, said)] = calls
+                return noted(call(), said, grader=self.path)
+            return self.begin(problems, completions)()
+
+    def begin(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> Waiting[list[float | None]]:
+        """Begin one call for each group, as far as calls may run at once."""
+        with grading() as active:
+            crew = active.crew(self._job, self.at_once)
+            begun = [(crew.begin(work), said) for work, said in self._calls(crew, problems, completions)]
+
+        def finish() -> list[float | None]:
+            return [score for answer, said in begun for score in noted(answer(), said, grader=self.path)]
+
+        return finish
+
+    def _calls(
+        self, crew: Crew, problems: Sequence[Problem], completions: Sequence[Completion]
+    ) -> list[tuple[Waiting[Answer], Sequence[Completion]]]:
+        """One call for each group, and the completions that it is about."""
+        call = partial(ask, crew, alone=not self.siblings)
+        return [(partial(call, columns_of(asked, said)), said) for asked, said in groups(problems, completions)]
+
+    @property
+    def _job(self) -> Job:
+        return Job(self.path, self.seconds, self.memory_mb, is_users=True)
 
     @property
     def label(self) -> str:

@@ -8,14 +8,17 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
-from proximo.rewards.calling import Adapted, Junk, adapted, described, to_number
+from proximo.rewards.calling import Adapted, Junk, adapted, described, is_async, to_number
 from proximo.rewards.failures import Failure, GraderFailed, plain
 from proximo.rewards.function import check_range, columns_of
-from proximo.rewards.grading import grading
-from proximo.rewards.scoring import called, groups
+from proximo.rewards.grading import Grading, grading
+from proximo.rewards.protocol import Waiting
+from proximo.rewards.scoring import Answer, ask, groups, noted
 from proximo.rewards.workers import Columns, Found, checked
 from proximo.types import Completion, Problem
 
+AT_ONCE = 64
+"""Maximum calls of an `async def` function at the same time."""
 Function = Callable[..., Any]
 """Called as TRL, verl or verifiers calls it; TRL's f(prompts=…, completions=…, **columns) returns a list of numbers."""
 
@@ -25,7 +28,8 @@ class GivenFunction:
     """A function that `proximo.train(..., rewards=[f])` was given and that no other process could import.
 
     It is called as a PythonFunction is, but in the trainer's own process: without a time or memory limit, with the
-    process's own random numbers, and with whatever state it keeps. An exception leaves its completions unscored. A
+    process's own random numbers, and with whatever state it keeps. Groups are scored one after the other; the calls of
+    an `async def` function wait together. An exception leaves its completions unscored. A
     config file holds its name and a fingerprint only, so a resume needs the same function again.
     """
 
@@ -64,6 +68,10 @@ class GivenFunction:
         return self.name
 
     def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float | None]:
+        with grading():
+            return self.begin(problems, completions)()
+
+    def begin(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> Waiting[list[float | None]]:
         if self.function is None:
             raise GraderFailed(
                 f"the reward function {self.name!r} was given in Python, and no file holds it: give it again, "
@@ -73,13 +81,24 @@ class GivenFunction:
             function = adapted(self.function)
         except ValueError as error:
             raise GraderFailed(f"the reward function {self.name!r} cannot be called: {error}") from None
-        scores: list[float | None] = []
+        caller, begun = _InProcess(function), []
         with grading() as active:
             active.forms[self.name] = function.form
             for asked, answers in groups(problems, completions):
-                columns = columns_of(asked, answers)
-                scores += called(_InProcess(function), answers, columns, grader=self.name, alone=not self.siblings)
-        return scores
+                work = partial(ask, caller, columns_of(asked, answers), alone=not self.siblings)
+                begun.append((self._begun(work, active), answers))
+
+        def finish() -> list[float | None]:
+            return [score for answer, said in begun for score in noted(answer(), said, grader=self.name)]
+
+        return finish
+
+    def _begun(self, work: Waiting[Answer], active: Grading) -> Waiting[Answer]:
+        """The calls of an `async def` wait together; another function is called for one group after the other."""
+        if is_async(self.function):
+            return active.threads(self, AT_ONCE).begin(work)
+        answer = work()
+        return lambda: answer
 
     def reference(self, problem: Problem) -> str | None:
         """None: only the function knows what it likes."""

@@ -6,13 +6,26 @@ grades (training/rl/grading.py), and unknown to other threads. Nothing here belo
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
+from threading import Lock
+from typing import Protocol, TypeVar, cast
 
 from proximo.rewards.failures import Failure, Tally
+from proximo.rewards.judges.usage import Usage
 from proximo.rewards.processes import Job
-from proximo.rewards.workers import Worker
+from proximo.rewards.workers import Crew, Threads
+
+
+class Closes(Protocol):
+    """Holds processes or threads."""
+
+    def close(self) -> None: ...
+
+
+Shared = TypeVar("Shared", bound=Closes)
 
 
 class Grading:
@@ -25,26 +38,50 @@ class Grading:
         grading.close()
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
+        """`folder`: the run's, for verdicts of judges."""
+        self.folder = folder
         self.failures = Tally()
         """Why completions are unscored. Graders add to it on any thread; the loop takes them out."""
+        self.usage = Usage()
+        """What judges cost."""
+        self.notices: list[str] = []
+        """What else a person should know; the loop takes them out."""
         self.forms: dict[str, str] = {}
         """How reward functions that were given in Python are called, by their names."""
-        self._workers: dict[Job, Worker] = {}
-        self._ended = weakref.finalize(self, _close, self._workers)
+        self._shared: dict[Hashable, Closes] = {}
+        self._lock = Lock()
+        self._ended = weakref.finalize(self, _close, self._shared)
 
-    def worker(self, job: Job) -> Worker:
-        """The process of a reward function; the same one for equal jobs."""
-        return self._workers.setdefault(job, Worker(job))
+    def shared(self, key: Hashable, make: Callable[[], Shared]) -> Shared:
+        """What all calls of one reward share, made when it is first asked for."""
+        with self._lock:
+            if key not in self._shared:
+                self._shared[key] = make()
+            return cast(Shared, self._shared[key])
+
+    def crew(self, job: Job, at_once: int = 1) -> Crew:
+        """The processes of a reward function; the same ones for equal jobs."""
+        return self.shared(job, lambda: Crew(job, at_once))
+
+    def threads(self, of: Hashable, at_once: int) -> Threads:
+        """Threads of a reward that waits in this process; the same ones for equal rewards."""
+        return self.shared(of, lambda: Threads(at_once))
+
+    def take_notices(self) -> list[str]:
+        taken, self.notices = self.notices, []
+        return taken
 
     def called(self) -> list[str]:
         """A line for each reward function of a user's that was called: as whose."""
-        forms = {worker.job.path: worker.form for worker in self._workers.values() if worker.form} | self.forms
+        forms = {
+            worker.job.path: worker.form for worker in self._shared.values() if isinstance(worker, Crew) and worker.form
+        } | self.forms
         return [f"reward {name}: called as {form}" for name, form in forms.items()]
 
     def close(self) -> None:
         """Kill the workers. Also done when the object is garbage-collected, and when the program exits."""
-        _close(self._workers)
+        _close(self._shared)
 
     @contextmanager
     def active(self) -> Iterator["Grading"]:
@@ -79,7 +116,7 @@ def note_failure(grader: str, failure: Failure) -> None:
         active.failures.add(grader, failure)
 
 
-def _close(workers: dict[Job, Worker]) -> None:
-    while workers:
-        _, worker = workers.popitem()
-        worker.close()
+def _close(shared: dict[Hashable, Closes]) -> None:
+    while shared:
+        _, each = shared.popitem()
+        each.close()

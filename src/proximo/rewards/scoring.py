@@ -10,7 +10,7 @@ from proximo.rewards.calling import Junk, described, listed, to_number
 from proximo.rewards.failures import Failure, GraderFailed, plain
 from proximo.rewards.grading import grading, note_failure
 from proximo.rewards.processes import Job
-from proximo.rewards.protocol import Grader
+from proximo.rewards.protocol import Begins, Grader, Scores, Waiting
 from proximo.rewards.workers import Columns, Found, checked
 from proximo.types import Completion, Problem
 
@@ -29,8 +29,26 @@ class Caller(Protocol):
 def scores_of(reward: Grader, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float | None]:
     """The scores that a reward gives. Completions for which it raises are unscored, and the run's `Grading` counts them
     under the name of its class; a `GraderFailed` is raised."""
+    with grading():
+        return begin_scores(reward, problems, completions)()
+
+
+def begin_scores(
+    reward: Grader, problems: Sequence[Problem], completions: Sequence[Completion]
+) -> Waiting[list[float | None]]:
+    """As `scores_of`, and returns at once if the reward waits for something else. Others score here and now, so that
+    each is asked about one group after the other. A `Grading` must be active until the result is there."""
     columns = {"problems": problems, "completions": completions}
-    return called(_Rewarding(reward), completions, columns, grader=type(reward).__name__)
+    rewarding, name = _Rewarding(reward), type(reward).__name__
+    if not isinstance(reward, Begins):
+        scores = called(rewarding, completions, columns, grader=name)
+        return lambda: scores
+    first = rewarding.begin(problems, completions)
+
+    def finish() -> list[float | None]:
+        return noted(_retried(rewarding, first(), columns, {}, alone=True), completions, grader=name)
+
+    return finish
 
 
 @dataclass(frozen=True)
@@ -41,16 +59,26 @@ class _Rewarding:
 
     def call(self, columns: Columns, constants: Mapping[str, Any]) -> list[Found] | Failure:
         problems, completions = columns["problems"], columns["completions"]
-        try:
-            scores = listed(self.reward(problems, completions), len(completions))
-        except GraderFailed:
-            raise
-        except Junk as error:
-            return Failure("junk", plain(str(error)))
-        except Exception as error:
-            return Failure(type(error).__name__, plain(described(error)))
-        # NaN is a reward's own word for unscored, and it has counted why itself.
-        return [math.nan if score != score else checked(score) for score in map(to_number, scores)]
+        return _caught(lambda: self.reward(problems, completions), len(completions))
+
+    def begin(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> Waiting[list[Found] | Failure]:
+        assert isinstance(self.reward, Begins)
+        waiting = self.reward.begin(problems, completions)
+        return lambda: _caught(waiting, len(completions))
+
+
+def _caught(scoring: Waiting[Scores], count: int) -> list[Found] | Failure:
+    """The scores, or why there are none."""
+    try:
+        scores = listed(scoring(), count)
+    except GraderFailed:
+        raise
+    except Junk as error:
+        return Failure("junk", plain(str(error)))
+    except Exception as error:
+        return Failure(type(error).__name__, plain(described(error)))
+    # NaN is a reward's own word for unscored, and it has counted why itself.
+    return [math.nan if score != score else checked(score) for score in map(to_number, scores)]
 
 
 def score(
@@ -86,7 +114,7 @@ def score_or_pass(
     the function compares them (`alone=False`).
     """
     with grading() as active:
-        return called(active.worker(job), said, columns, constants, grader=grader, alone=alone)
+        return called(active.crew(job), said, columns, constants, grader=grader, alone=alone)
 
 
 def called(
@@ -99,19 +127,51 @@ def called(
     alone: bool = True,
 ) -> list[float | None]:
     """As `score_or_pass`, of a function in a process of its own or in this one."""
-    constants, count = constants or {}, len(said)
+    return noted(ask(function, columns, constants, alone=alone), said, grader=grader)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a function says of the completions of a call."""
+
+    found: Sequence[Found]
+    together: Failure | None = None
+    """How the call for all of them failed, if they were tried one by one after it."""
+
+
+def ask(
+    function: Caller, columns: Columns, constants: Mapping[str, Any] | None = None, *, alone: bool = True
+) -> Answer:
+    """Call a function, and for single completions again where that fails and `alone` allows it. Counts nothing, so
+    that it may run on any thread."""
+    return _retried(function, function.call(columns, constants or {}), columns, constants or {}, alone=alone)
+
+
+def _retried(
+    function: Caller,
+    result: list[Found] | Failure,
+    columns: Columns,
+    constants: Mapping[str, Any],
+    *,
+    alone: bool,
+) -> Answer:
+    count = len(next(iter(columns.values())))
+    if isinstance(result, Failure) and alone and count > 1:
+        return Answer(_one_by_one(function, columns, constants, count), result)
+    return Answer([result] * count if isinstance(result, Failure) else result)
+
+
+def noted(answer: Answer, said: Sequence[Completion], *, grader: str) -> list[float | None]:
+    """The scores of an answer; failures are counted in the run's `Grading`."""
     with grading() as active:
-        result = function.call(columns, constants)
-        if isinstance(result, Failure) and alone and count > 1:
+        if answer.together is not None:
             # Counted even where each of them alone is scored: then the function fails for several at once.
-            active.failures.add(grader, result, unscored=0)
-            result = _one_by_one(function, columns, constants, count)
-        found = [result] * count if isinstance(result, Failure) else result
-        for each, completion in zip(found, said, strict=True):
+            active.failures.add(grader, answer.together, unscored=0)
+        for each, completion in zip(answer.found, said, strict=True):
             if isinstance(each, Failure):
                 example = f"{each.message}; the completion: {plain(completion.text, 100)!r}"
                 active.failures.add(grader, replace(each, message=example))
-    return [math.nan if isinstance(each, Failure) else each for each in found]
+    return [math.nan if isinstance(each, Failure) else each for each in answer.found]
 
 
 def _one_by_one(function: Caller, columns: Columns, constants: Mapping[str, Any], count: int) -> list[Found]:

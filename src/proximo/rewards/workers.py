@@ -1,7 +1,9 @@
 """Reward functions in processes of their own: the run continues if they are slow, leak memory, fail or crash.
 
-A function has one worker, which is asked one call at a time, in the order in which groups are sampled. So no score
-depends on how fast anything is. A worker that had to be killed is replaced with the next call.
+A worker is asked one call at a time. A function whose calls mostly wait, for a server or a disk, gets further workers,
+so that several groups are scored at once; one that computes keeps a single worker, since its time limits would
+otherwise be shared between them. No score depends on how fast anything is: calls are seeded by what they ask. A worker
+that had to be killed is replaced with the next call.
 """
 
 import hashlib
@@ -9,12 +11,17 @@ import json
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
 
 from proximo.rewards.failures import Failure, GraderFailed, plain
 from proximo.rewards.processes import Job, NotLoaded, Process
+from proximo.rewards.protocol import Result, Waiting
 
 LARGEST = 1e6
 """A score beyond it, on either side, is taken for a mistake: one such number would drown a whole step."""
@@ -24,12 +31,125 @@ RECYCLE_CALLS = 5000
 """Calls after which a worker is replaced, before a slow leak matters."""
 MAX_CHILDREN = 32
 """A worker that leaves more processes behind is replaced."""
+BUSY = 0.2
+"""Share of its time that a call computes, above which calls do not run at once."""
+LEAST_WAIT = 0.1
+"""Seconds that calls wait, below which they do not run at once: on a busy machine a quick call waits a little, too."""
+PAYS_OFF = 20
+"""Number of calls within which the start of a further worker must pay off."""
 Columns = Mapping[str, Sequence[Any]]
 """Arguments of a call by name, each with one entry for each completion."""
 
 
 Found = float | Failure | None
 """What a function says of one completion; None is its own word."""
+
+
+class Threads:
+    """Daemon threads that do queued work: at most `most`, started when work would wait and `may_grow` allows it.
+
+    Daemons: a call that never returns must not keep an interrupted program alive.
+    """
+
+    def __init__(self, most: int, may_grow: Callable[[], bool] = lambda: True) -> None:
+        self._most, self._may_grow = most, may_grow
+        self._queue: deque[Callable[[], None]] = deque()
+        self._count = self._idle = 0
+        self._is_closed = False
+        self._changed = threading.Condition()
+
+    def begin(self, work: Waiting[Result]) -> Waiting[Result]:
+        """Queue the work, which runs in a copy of this thread's context."""
+        future: Future[Result] = Future()
+        context = copy_context()
+
+        def done() -> None:
+            try:
+                future.set_result(context.run(work))
+            except BaseException as error:  # raised again where the result is asked for
+                future.set_exception(error)
+
+        with self._changed:
+            self._queue.append(done)
+            self._grow()
+            self._changed.notify()
+        return future.result
+
+    def close(self) -> None:
+        """Let the threads end once the queue is empty."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _grow(self) -> None:
+        while len(self._queue) > self._idle and self._count < self._most and (not self._count or self._may_grow()):
+            self._count, self._idle = self._count + 1, self._idle + 1
+            threading.Thread(target=self._work, name="reward", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._is_closed)
+                if not self._queue:
+                    return
+                self._idle -= 1
+                work = self._queue.popleft()
+            work()
+            with self._changed:
+                self._idle += 1
+                self._grow()
+
+
+class Crew:
+    """All workers of a function: one, and further ones for calls that would wait, where that pays off."""
+
+    def __init__(self, job: Job, at_once: int = 1) -> None:
+        self.job = job
+        self._threads = Threads(at_once, self._may_grow)
+        self._workers: list[Worker] = []
+        self._idle: list[Worker] = []
+        self._lock = threading.Lock()
+
+    @property
+    def form(self) -> str:
+        """How a user's function is called, in words; empty before the first call."""
+        return next((worker.form for worker in self._workers if worker.form), "")
+
+    def begin(self, work: Waiting[Result]) -> Waiting[Result]:
+        """Begin work that calls the function."""
+        return self._threads.begin(work)
+
+    def call(self, columns: Columns, constants: Mapping[str, Any]) -> "list[Found] | Failure":
+        """A score or a failure for each completion, or one failure of the whole call."""
+        with self._lock:
+            if not self._idle:
+                self._idle.append(Worker(self.job))
+                self._workers.append(self._idle[-1])
+            worker = self._idle.pop()
+        try:
+            return worker.call(columns, constants)
+        finally:
+            with self._lock:
+                self._idle.append(worker)
+
+    def close(self) -> None:
+        self._threads.close()
+        for worker in self._workers:
+            worker.close()
+
+    def _may_grow(self) -> bool:
+        """Whether calls wait rather than compute, are slow enough for a further process, and leave memory for it."""
+        workers = list(self._workers)
+        calls, seconds = sum(each.calls for each in workers), sum(each.seconds for each in workers)
+        waits = sorted(wait for each in workers for wait in each.waits)
+        if len(waits) < 2 or waits[(len(waits) - 1) // 2] < LEAST_WAIT:  # the median, of two the shorter
+            return False
+        memory = max(each.memory for each in workers)
+        return (
+            sum(each.computed for each in workers) < BUSY * seconds
+            and PAYS_OFF * seconds / calls > max(each.start_seconds for each in workers)
+            and (len(workers) + 1) * memory <= self.job.memory_mb * 2**20
+        )
 
 
 class Worker:
@@ -39,6 +159,12 @@ class Worker:
         self.job = job
         self.form = ""
         """How a user's function is called, in words; empty before the first call."""
+        self.calls, self.seconds, self.computed = 0, 0.0, 0.0
+        """Answered calls, how long they took, and for how much of it they computed."""
+        self.waits: deque[float] = deque(maxlen=5)
+        """Seconds that the last calls waited."""
+        self.start_seconds, self.memory = 0.0, 0
+        """Of the last start, and bytes in use after the last call."""
         self._process: Process | None = None
         self._was_loaded = self._is_closed = False
         self._calls = self._first_memory = 0
@@ -55,11 +181,13 @@ class Worker:
             process = self._ready()
             if isinstance(process, Failure):
                 return process
+            start = time.monotonic()
             answer = process.ask(arguments, count, seed, self.job.seconds)
             said = process.printed
             if isinstance(answer, Failure):
                 self._process = None
                 return _with_output(answer, said)
+            self._measure(answer, time.monotonic() - start)
             result = _read(answer, count)
             if isinstance(result, Failure):
                 result = _with_output(result, said)
@@ -81,7 +209,7 @@ class Worker:
         if self._is_closed:
             return Failure("died", "the run has ended")
         if self._process is None or not self._process.is_alive:  # a stop request in the middle of a call killed it
-            self._process = None
+            self._process, start = None, time.monotonic()
             try:
                 self._process = Process(self.job)
             except NotLoaded as error:
@@ -89,8 +217,16 @@ class Worker:
                     return Failure("start", f"its process could not be started again: {error}", fatal=True)
                 raise GraderFailed(f"reward.path is {self.job.path!r}: {error}") from None
             self._was_loaded, self._calls, self._first_memory = True, 0, 0
+            self.start_seconds = time.monotonic() - start
             self.form = self._process.form
         return self._process
+
+    def _measure(self, answer: Mapping[str, Any], seconds: float) -> None:
+        computed = answer.get("computed")
+        self.calls, self.seconds, self.memory = self.calls + 1, self.seconds + seconds, _whole(answer.get("memory"))
+        busy = min(computed, seconds) if isinstance(computed, float) and computed >= 0 else seconds
+        self.computed += busy
+        self.waits.append(seconds - busy)
 
     def _recycle(self, answer: Mapping[str, Any], result: list[Found] | Failure) -> None:
         """Replace a worker that is growing, out of memory, was told to exit or has closed its output."""
@@ -110,6 +246,12 @@ def check_seconds(seconds: float) -> None:
     """Of a reward's field `seconds`."""
     if not 0 < seconds <= LONGEST:
         raise ValueError(f"reward.seconds is {seconds}: give a positive number, at most {LONGEST:g} (a day)")
+
+
+def check_at_once(at_once: int) -> None:
+    """Of a reward's field `at_once`."""
+    if at_once < 1:
+        raise ValueError(f"reward.at_once is {at_once}: give at least 1")
 
 
 def _encoded(arguments: Mapping[str, Any]) -> str:

@@ -11,7 +11,9 @@ from proximo.data.locating import data_name
 from proximo.data.rows import check_share
 from proximo.data.splits import prompt_key
 from proximo.rewards import ExactMatch, Reward
-from proximo.rewards.scoring import scores_of
+from proximo.rewards.grading import grading
+from proximo.rewards.protocol import Waiting
+from proximo.rewards.scoring import begin_scores
 from proximo.tasks.protocol import RewardRange, Split, final_answer, reward_range, united
 from proximo.tasks.reading import FileProblems
 from proximo.tasks.sources.prompting import check_template, row_prompt, template_columns
@@ -90,10 +92,14 @@ class File:
         )
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
+        with grading():
+            return self.begin(problems, completions)()
+
+    def begin(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> Waiting[list[Grade]]:
         if self.reward is None:
-            return [Grade(math.nan)] * len(completions)
-        scores = scores_of(self.reward, problems, completions)
-        return [Grade(math.nan, applies=False) if score is None else Grade(score) for score in scores]
+            return lambda: [Grade(math.nan)] * len(completions)
+        scores = begin_scores(self.reward, problems, completions)
+        return lambda: [Grade(math.nan, applies=False) if score is None else Grade(score) for score in scores()]
 
     def final_answer(self, completion: Completion) -> str | None:
         """The answer as the reward reads it; None if the reward compares none."""

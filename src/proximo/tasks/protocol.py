@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, Protocol, runtime_checkable
 
+from proximo.rewards.protocol import Waiting
 from proximo.types import Completion, Grade, Problem
 
 Split = Literal["train", "held_out"]
@@ -39,6 +40,23 @@ class Task(Protocol):
     def reference(self, problem: Problem) -> str | None:
         """A completion that must score 1, used to check the grader; None if none is known."""
         ...
+
+
+@runtime_checkable
+class BeginsGrading(Protocol):
+    """A task whose rewards may wait for something else, so that several groups are graded at once."""
+
+    def begin(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> Waiting[list[Grade]]:
+        """Begin to grade. Groups are begun in the order in which they are sampled."""
+        ...
+
+
+def begin_grading(task: Task, problems: Sequence[Problem], completions: Sequence[Completion]) -> Waiting[list[Grade]]:
+    """Begin to grade if the task can; another task grades here and now."""
+    if isinstance(task, BeginsGrading):
+        return task.begin(problems, completions)
+    grades = task.grade(problems, completions)
+    return lambda: grades
 
 
 @runtime_checkable

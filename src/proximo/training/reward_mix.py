@@ -146,5 +146,14 @@ def _scaled(declared: RewardRange | None, weight: float) -> RewardRange | None:
 
 def has_verdict(task: Task) -> bool:
     """Whether the task grades completions; False for a file of prompts without a reward."""
-    tasks = [source.task for source in task.sources] if isinstance(task, Mixture) else [task]
-    return not any(isinstance(each, File) and each.reward is None for each in tasks)
+    return not any(isinstance(each, File) and each.reward is None for each in _tasks(task))
+
+
+def rewards_of(task: Task, mix: RewardMix) -> list[Reward]:
+    """All rewards without a model of their own: those of files and the rules."""
+    own = [each.reward for each in _tasks(task) if isinstance(each, File) and each.reward is not None]
+    return [*own, *(rule.reward for rule in mix.rules)]
+
+
+def _tasks(task: Task) -> list[Task]:
+    return [source.task for source in task.sources] if isinstance(task, Mixture) else [task]

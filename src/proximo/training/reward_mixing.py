@@ -17,14 +17,16 @@ from proximo.models.reward_models import completion_scores, load_reward_model
 from proximo.models.shipped import resolve
 from proximo.models.tokens.tokenizing import special_prefix
 from proximo.rewards.failures import Failure, plain
-from proximo.rewards.grading import note_failure
-from proximo.rewards.scoring import scores_of
+from proximo.rewards.grading import grading, note_failure
+from proximo.rewards.protocol import Scores, Waiting
+from proximo.rewards.scoring import begin_scores
 from proximo.tasks import RewardRange, Split, Task, reward_range
+from proximo.tasks.protocol import begin_grading
 from proximo.training.offline.encoding import EncodedRows, completion_tokens
 from proximo.training.reward_mix import RewardMix, RewardModel, has_verdict
 from proximo.types import Completion, Grade, Problem
 
-Scorer = Callable[[Sequence[Problem], Sequence[Completion]], Sequence[float | None]]
+Scorer = Callable[[Sequence[Problem], Sequence[Completion]], Waiting[Scores]]
 """A rule or a reward model: one number per completion; NaN: unscored; None: does not apply to it."""
 
 
@@ -45,13 +47,13 @@ def judged(
         if rule.reward.needs_answer and problem.answer is None:
             kind = type(rule.reward).__name__
             raise ValueError(f"rewards.rules has {kind}, which needs an answer, but problem {problem.id} has none")
-    judges = [Judge(model, tokenizer, problem, dtype) for model in mix.models]
-    for judge in judges:
-        allow_compiling(judge.model, compiled)
+    models = [ScoringModel(model, tokenizer, problem, dtype) for model in mix.models]
+    for model in models:
+        allow_compiling(model.model, compiled)
     scorers: list[tuple[float, Scorer]] = [
-        (model.weight, judge) for model, judge in zip(mix.models, judges, strict=True)
+        (options.weight, model.begin) for options, model in zip(mix.models, models, strict=True)
     ]
-    scorers += [(rule.weight, partial(scores_of, rule.reward)) for rule in mix.rules]
+    scorers += [(rule.weight, partial(begin_scores, rule.reward)) for rule in mix.rules]
     while_sampling = not mix.models and task.while_sampling
     return Judged(task, mix.task, dict(zip(mix.names, scorers, strict=True)), while_sampling)
 
@@ -86,8 +88,15 @@ class Judged:
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
         """The outcome is the task's verdict; where there is none, of prompts alone or where the task's own function
         returned None, it is the reward. A function that returns None for a completion takes no part in its reward."""
-        own = self.task.grade(problems, completions)
-        parts = {name: scorer(problems, completions) for name, (_, scorer) in self.scorers.items()}
+        with grading():
+            return self.begin(problems, completions)()
+
+    def begin(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> Waiting[list[Grade]]:
+        own = begin_grading(self.task, problems, completions)
+        begun = {name: scorer(problems, completions) for name, (_, scorer) in self.scorers.items()}
+        return lambda: self._mixed(own(), {name: scores() for name, scores in begun.items()})
+
+    def _mixed(self, own: Sequence[Grade], parts: Mapping[str, Scores]) -> list[Grade]:
         weights = {name: weight for name, (weight, _) in self.scorers.items()}
         grades = []
         for row, grade in enumerate(own):
@@ -105,7 +114,7 @@ def finite(score: float) -> float:
     return score if math.isfinite(score) else math.nan
 
 
-class Judge:
+class ScoringModel:
     """A reward model that scores the policy's completions: from tokens if both share a vocabulary, otherwise from
     text."""
 
@@ -124,6 +133,11 @@ class Judge:
             raise ValueError(f"rewards.models has {options.path!r}, which cannot read {problem.id}: {error}") from error
         device = pick_device(options.device)
         self.model = load_reward_model(path, device=device, dtype=pick_dtype(dtype, device), fresh_head=False)
+
+    def begin(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> Waiting[Scores]:
+        """Scores at once: the model shares its device with the sampler."""
+        scores = self(problems, completions)
+        return lambda: scores
 
     @torch.no_grad()
     def __call__(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float]:

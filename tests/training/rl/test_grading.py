@@ -307,9 +307,9 @@ def test_who_may_be_graded_while_sampling_goes_on(tmp_path):
 def test_a_mixed_reward_that_may_not_is_asked_once():
     calls: list[int] = []
 
-    def model(problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float]:
+    def model(problems: Sequence[Problem], completions: Sequence[Completion]) -> Callable[[], list[float]]:
         calls.append(len(completions))
-        return [float(completion.text) for completion in completions]
+        return lambda: [float(completion.text) for completion in completions]
 
     def outcomes(while_sampling: bool) -> list[float]:
         script = Script(order=lambda count: [1, 0])

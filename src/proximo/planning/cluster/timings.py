@@ -14,6 +14,8 @@ LATEST = 20
 """Steps of a run whose timings are used: the last ones; the first compiles."""
 NOT_LEARNING = ("step", "tokens", "rollout", "grade", "write", "evaluate", "checkpoint")
 """What is in a row of timings and is not the learner's."""
+JUDGING = "judge_"
+"""What judges cost begins so; they work while others sample."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,14 @@ def timings_of(run: RunFolder, card: Card, *, prompt_tokens: int, mean_tokens: i
     if time is None:
         raise ValueError(f"{run.path} would not fit on {card.name} by the plan: give the card that it ran on")
     rollout = sum(row["rollout"] for row in rows) / len(rows)
-    rest = [value for row in rows for name, value in row.items() if name not in NOT_LEARNING and is_number(value)]
+    rest = [value for row in rows for name, value in row.items() if _is_learning(name) and is_number(value)]
     sampling, learning = rollout / time.rollout.total, sum(rest) / len(rows) / (time.scoring + time.update)
     remark = (
         f"seconds are scaled by what {run.name} took on {card.name}: {sampling:.2f} times the predicted ones for "
         f"sampling, {learning:.2f} times for learning"
     )
     return Timings(sampling, learning, remark)
+
+
+def _is_learning(name: str) -> bool:
+    return name not in NOT_LEARNING and not name.startswith(JUDGING)

@@ -8,13 +8,15 @@ from typing import Protocol, runtime_checkable
 
 from proximo.data.splits import prompt_key
 from proximo.rewards import Reward
+from proximo.rewards.grading import grading
+from proximo.rewards.protocol import Waiting
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.tasks.code import Code
 from proximo.tasks.countdown import Countdown
 from proximo.tasks.echo import Echo
 from proximo.tasks.file import File
 from proximo.tasks.gym import Gym
-from proximo.tasks.protocol import RewardRange, Split, Task, reward_range
+from proximo.tasks.protocol import RewardRange, Split, Task, begin_grading, reward_range
 from proximo.tasks.sorting import Sorting
 from proximo.types import Completion, Grade, Problem
 
@@ -79,13 +81,22 @@ class Mixture:
         return replace(found, id=f"{source.name}/{found.id}", source=source.name)
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
-        grades: dict[int, Grade] = {}
+        with grading():
+            return self.begin(problems, completions)()
+
+    def begin(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> Waiting[list[Grade]]:
+        begun: list[tuple[list[int], Waiting[list[Grade]]]] = []
         for source in self.sources:
             rows = [row for row, problem in enumerate(problems) if problem.source == source.name]
             if rows:
-                found = source.task.grade([problems[row] for row in rows], [completions[row] for row in rows])
-                grades |= dict(zip(rows, found, strict=True))
-        return [grades[row] for row in range(len(problems))]
+                asked, said = [problems[row] for row in rows], [completions[row] for row in rows]
+                begun.append((rows, begin_grading(source.task, asked, said)))
+
+        def finish() -> list[Grade]:
+            grades = {row: grade for rows, found in begun for row, grade in zip(rows, found(), strict=True)}
+            return [grades[row] for row in range(len(problems))]
+
+        return finish
 
     def reference(self, problem: Problem) -> str | None:
         source = next(source for source in self.sources if source.name == problem.source)

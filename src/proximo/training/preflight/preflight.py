@@ -19,12 +19,14 @@ from proximo.models.reward_models import check_scores
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, check_form
 from proximo.rewards.grading import grading
+from proximo.rewards.protocol import Checks
 from proximo.tasks.sources.mixture import data_remarks
 from proximo.training.config import EvaluationOptions, RunConfig
 from proximo.training.learner.experts import balance_for, check_replay
 from proximo.training.learner.freezing import frozen_names
 from proximo.training.preflight.calibration import calibrate
 from proximo.training.preflight.prompts import check_prompts
+from proximo.training.reward_mix import rewards_of
 from proximo.training.reward_mixing import judged
 from proximo.training.runfolder.metric_docs import is_taken
 
@@ -57,6 +59,9 @@ def preflight(config: RunConfig) -> Preflight:
             "task.held_out leaves no problem to evaluate on, which a run does before and after training: keep some, or "
             "set evaluation.problems to 0"
         )
+    for reward in rewards_of(config.task, config.rewards):
+        if isinstance(reward, Checks):
+            reward.check()
     path = resolve(config.model)
     tokenizer = load_tokenizer(path)
     _check_models(config, path, tokenizer)

@@ -1,4 +1,4 @@
-"""Grading during sampling: groups are graded one by one, as the sampler finishes them."""
+"""Grading during sampling: groups are begun one by one, as the sampler finishes them, and may wait together."""
 
 import sys
 import time
@@ -13,9 +13,11 @@ from time import monotonic
 
 from proximo.rewards.failures import Failure, plain
 from proximo.rewards.grading import grading, note_failure
+from proximo.rewards.protocol import Waiting
 from proximo.samplers import Stream, gathered
 from proximo.tasks import Task
-from proximo.types import Completion, Grade, Problem, Rollout
+from proximo.tasks.protocol import begin_grading
+from proximo.types import Completion, Problem, Rollout
 
 REPORT_EVERY = 60.0
 """Seconds of waiting for grades after which a message says for which problem."""
@@ -53,22 +55,29 @@ def _graded_after(task: Task, problems: Sequence[Problem], stream: Stream) -> Gr
     answers = gathered(stream, len(problems))
     start = time.perf_counter()
     asked = [problem for problem, siblings in zip(problems, answers, strict=True) for _ in siblings]
-    rollouts = iter(_judged(task, asked, [completion for siblings in answers for completion in siblings]))
+    rollouts = iter(_begun(task, asked, [completion for siblings in answers for completion in siblings])())
     seconds = time.perf_counter() - start
     return Graded([tuple(islice(rollouts, len(siblings))) for siblings in answers], seconds)
 
 
-def _judged(task: Task, problems: Sequence[Problem], completions: Sequence[Completion]) -> tuple[Rollout, ...]:
-    grades: list[Grade] = task.grade(problems, completions)
-    for problem, grade in zip(problems, grades, strict=True):
-        if not grade.applies:
-            message = f"every reward function returned None for {plain(problem.id, 100)}"
-            note_failure("rewards", Failure("none", message))
-    return tuple(Rollout(completion, grade) for completion, grade in zip(completions, grades, strict=True))
+def _begun(task: Task, problems: Sequence[Problem], completions: Sequence[Completion]) -> Waiting[tuple[Rollout, ...]]:
+    """Begin to grade; tasks that do not wait for anything else have then graded."""
+    waiting = begin_grading(task, problems, completions)
+
+    def finish() -> tuple[Rollout, ...]:
+        grades = waiting()
+        for problem, grade in zip(problems, grades, strict=True):
+            if not grade.applies:
+                message = f"every reward function returned None for {plain(problem.id, 100)}"
+                note_failure("rewards", Failure("none", message))
+        return tuple(Rollout(completion, grade) for completion, grade in zip(completions, grades, strict=True))
+
+    return finish
 
 
 class Grader:
-    """Grades groups on a separate thread, one at a time and in the order given.
+    """Grades groups on a separate thread, in the order given. Rewards that wait, such as judges behind a server, are
+    begun in that order and wait together.
 
     So no verdict depends on how fast anything is, a task need not be ready for several threads, and one that draws
     random numbers draws them in the same order in every run.
@@ -127,10 +136,16 @@ class Grader:
             print(f"waiting for the grades of problem {problem!r} ({seconds:.0f} s)", file=sys.stderr)
 
     def _work(self) -> None:
+        begun: list[tuple[int, Problem, Waiting[tuple[Rollout, ...]]]] = []
         try:
             while (group := self._groups.get()) is not None and not self._left:
                 number, problem, completions = group
                 self._current = problem.id, monotonic()
-                self._rollouts[number] = _judged(self._task, [problem] * len(completions), completions)
+                begun.append((number, problem, _begun(self._task, [problem] * len(completions), completions)))
+            for number, problem, waiting in begun:
+                if self._left:  # after an error elsewhere
+                    return
+                self._current = problem.id, monotonic()
+                self._rollouts[number] = waiting()
         except BaseException as failure:  # raised again in the caller's thread
             self._failure = failure

@@ -49,7 +49,7 @@ class Run:
         self.spelling = Spelling(self.tokenizer)
         self.left_out = checked.left_out
         self.task: Task = judged(config.task, config.rewards, self.tokenizer, config.dtype, compiled=config.compile)
-        self.grading = Grading()
+        self.grading = Grading(folder)
         """Failures and worker processes of this run's graders."""
         with self.grading.active():
             self.remarks = [*calibrate(self.task, config.seed), *config.penalty_remarks]

@@ -58,7 +58,7 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
     run.log.ledger(entries(step, cursor, collected, assembled, updates, run.task.size("train")))
     with clock.phase("write"):
         run.log.rollouts(step, _table(run, index, collected, assembled, updates))
-    run.log.timings(step, clock.seconds | {"tokens": collected.sampled_tokens})
+    run.log.timings(step, clock.seconds | {"tokens": collected.sampled_tokens} | run.grading.usage.take())
     run.progress.stepped(step, metrics, clock.seconds, collected)
     learner.guard.check()
     run.unscored.check()
@@ -75,6 +75,7 @@ def _tell(run: Run, step: int, collected: Collected, assembled: Assembled | None
         notices += skipped_updates(run.folder, step, assembled.batch, updates)
     lines = run.unscored.look([*collected.groups, *collected.dropped])
     told = [(each.kind, each.message) for each in notices] + [("unscored", line) for line in lines]
+    told += [("judge", line) for line in run.grading.take_notices()]
     if run.ahead is not None:
         told += [("out_of_memory", line) for line in run.ahead.take_notices()]
     for kind, message in told:

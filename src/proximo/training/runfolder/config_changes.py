@@ -10,13 +10,14 @@ from typing import Any
 from proximo.data.locating import hub_data
 from proximo.models.shipped import resolve
 from proximo.outside import named_file
+from proximo.rewards.judges.judge import is_rubric_file
 from proximo.storage.folders import MANIFEST, file_hash
 from proximo.training.old_names import completed
 
 FREE = ("checkpoints", "ranks")
-FREE_NAMES = ("save_every",)
-"""Tables, and fields of any table, that may change at any time: when a run is saved does not affect its numbers, and
-another number of processes affects them as rounding does."""
+FREE_NAMES = ("save_every", "at_once")
+"""Tables, and fields of any table, that may change at any time: neither when a run is saved nor how many calls of a
+reward run at once affects its numbers, and another number of processes affects them as rounding does."""
 ADDED = {
     "adam_beta1": 0.9,
     "adam_beta2": 0.95,
@@ -65,6 +66,8 @@ def fingerprints(config_toml: str) -> dict[str, str]:
     for field, value in _texts(config_toml):
         if not _is_function(field, value) and (file := _code_file(value)) is not None:
             found[field] = file_hash(file)
+        elif field.endswith(".rubric") and is_rubric_file(value):
+            found[field] = file_hash(Path(value).expanduser())
         elif field.rpartition(".")[2] in NAMES_FILES:
             path = Path(value) if Path(value).is_file() else Path(resolve(value))
             if glob.has_magic(value) and hub_data(value) is None:

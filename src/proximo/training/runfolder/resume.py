@@ -25,14 +25,14 @@ from proximo.training.runfolder.config_changes import (
     refuse_changes,
     refuse_other,
 )
-from proximo.training.runfolder.files import EVENTS, RESULT, TRACEBACK, TRACKING
+from proximo.training.runfolder.files import EVENTS, RESULT, TRACEBACK, TRACKING, VERDICTS
 from proximo.training.runfolder.log import RunLog, facts
 from proximo.training.runfolder.record import CODE, COMPARED, FORMAT, lost_rows, other_code, read_record, refuse_format
 from proximo.training.runfolder.signals import Stopped
 from proximo.training.runfolder.state import read_origin
 from proximo.version import __version__
 
-WITHOUT_NUMBERS = (LOCK, "config.toml", "run.json", EVENTS, TRACEBACK, TRACKING)
+WITHOUT_NUMBERS = (LOCK, "config.toml", "run.json", EVENTS, TRACEBACK, TRACKING, VERDICTS)
 
 
 class Attempt:

@@ -1,0 +1,1 @@
+"""Language models behind a server that judge completions by a rubric."""

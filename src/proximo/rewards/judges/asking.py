@@ -1,0 +1,108 @@
+"""One request to a server over HTTP, with a limit for all of it: a server that sends a byte now and then is cut off."""
+
+import io
+import json
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+MAX_BYTES = 4 << 20
+"""Bytes of an answer."""
+
+
+class Unreachable(Exception):
+    """There is no server, or it closed the connection."""
+
+
+class TooLate(Exception):
+    """No whole answer within the limit."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a server answered."""
+
+    status: int
+    body: bytes
+    retry_after: str = ""
+    """What the server says about when to ask again."""
+
+    @property
+    def json(self) -> Any:
+        """None where the body is not JSON."""
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError):
+            return None
+
+    @property
+    def text(self) -> str:
+        return self.body.decode(errors="replace")
+
+
+def request(method: str, url: str, body: Mapping[str, Any] | None, headers: Mapping[str, str], seconds: float) -> Reply:
+    """Raises Unreachable or TooLate."""
+    parts, until = urlsplit(url), time.monotonic() + seconds
+    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    try:
+        connection = kind(parts.hostname or "", parts.port, timeout=seconds)
+        try:
+            connection.connect()
+            connection.sock = _Limited(connection.sock, until)
+            data = None if body is None else json.dumps(body).encode()
+            connection.request(method, parts.path, data, {"Content-Type": "application/json", **headers})
+            answer = connection.getresponse()
+            found = answer.read(MAX_BYTES + 1)
+            if len(found) > MAX_BYTES:
+                raise Unreachable(f"its answer has more than {MAX_BYTES // 2**20} MiB")
+            return Reply(answer.status, found, answer.getheader("Retry-After") or "")
+        finally:
+            connection.close()
+    except TimeoutError:
+        raise TooLate(f"no answer within {seconds:g} s") from None
+    except (OSError, HTTPException) as error:
+        raise Unreachable(f"{type(error).__name__}: {error}") from None
+
+
+class _Limited:
+    """A socket as http.client uses it, all of whose reads and writes together end at a certain time."""
+
+    def __init__(self, inner: socket.socket, until: float) -> None:
+        self._inner, self._until = inner, until
+
+    def sendall(self, data: bytes) -> None:
+        self._wait()
+        self._inner.sendall(data)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        assert mode == "rb"
+        return io.BufferedReader(_Reading(self))
+
+    def read_into(self, buffer: memoryview) -> int:
+        self._wait()
+        return self._inner.recv_into(buffer)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _wait(self) -> None:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._inner.settimeout(left)
+
+
+class _Reading(io.RawIOBase):
+    def __init__(self, limited: _Limited) -> None:
+        super().__init__()
+        self._limited = limited
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._limited.read_into(memoryview(buffer))

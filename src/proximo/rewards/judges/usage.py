@@ -1,0 +1,27 @@
+"""What judges cost: requests, tokens and seconds since they were last taken, for a run's timings."""
+
+import threading
+from collections import Counter
+
+
+class Usage:
+    """Counted on any thread."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._slowest = 0.0
+        self._lock = threading.Lock()
+
+    def add(self, **counts: float) -> None:
+        with self._lock:
+            for name, number in counts.items():
+                self._counts[f"judge_{name}"] += number  # pyright: ignore[reportArgumentType]
+            self._slowest = max(self._slowest, counts.get("seconds", 0.0))
+
+    def take(self) -> dict[str, float]:
+        """By name; empty where nothing was judged."""
+        with self._lock:
+            found = dict(self._counts) | ({"judge_slowest": self._slowest} if self._slowest else {})
+            self._counts.clear()
+            self._slowest = 0.0
+        return found
