@@ -128,6 +128,26 @@ def test_runs_are_laid_over_one_another(window, page, runs):
     assert window.charts()["outcome"]["lines"][0]["colour"] == colours["grpo"]
 
 
+def test_a_fork_begins_where_it_parts_from_its_parent(window, runs, tmp_path):
+    shutil.copytree(runs / "grpo", tmp_path / "grpo")
+    shutil.copytree(runs / "grpo", tmp_path / "fork")
+    record = json.loads((tmp_path / "fork" / "run.json").read_text())
+    (tmp_path / "fork" / "run.json").write_text(json.dumps(record | {"fork": {"of": "../grpo", "step": 3}}))
+    page = window.serve(tmp_path)
+    whole = logged(runs / "grpo", "outcome")
+    charts = opened(window, page, "outcome", run="fork")
+    assert drawn(charts["outcome"], "fork") == whole  # alone, it is shown from its beginning
+    assert "from grpo at 3" in window.page.inner_text("li[data-run=fork]")
+    window.page.get_by_label("show grpo").check()
+    window.until("() => window.proximo.charts.outcome.lines.length === 2")
+    assert drawn(window.charts()["outcome"], "fork") == [point for point in whole if point[0] >= 3]
+    assert drawn(window.charts()["outcome"], "grpo") == whole
+    window.page.goto(page.address(run="fork", tab="config"))
+    window.page.click("details.fork summary")
+    assert "proximo fork" in window.page.inner_text("details.fork pre")
+    assert "--at 4 --algorithm NAME" in window.page.inner_text("details.fork pre")
+
+
 def test_the_axis_may_be_tokens_or_time(window, page, runs):
     opened(window, page, "outcome", run="grpo")
     tokens, seconds = [0.0], [0.0]

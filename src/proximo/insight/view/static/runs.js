@@ -51,11 +51,11 @@ export class RunList {
     box.checked = place >= 0;
     if (place >= 0) box.style.accentColor = `var(--${colours[place]})`;
     const only = element("button", { type: "button", class: "name", title: `show only ${label}`, "data-key": `only ${run.name}`, onclick: () => this.go({ run: [run.name], step: null }) }, quoted(label));
-    const far = [run.algorithm, known(run.steps) ? `${run.step ?? 0} of ${run.steps}` : known(run.step) ? `${run.step} steps` : null, run.fork && `fork of ${oneLine(run.fork.run)} after step ${run.fork.step}`, run.error && oneLine(run.error)];
+    const far = [run.algorithm, known(run.steps) ? `${run.step ?? 0} of ${run.steps}` : known(run.step) ? `${run.step} steps` : null, run.fork && `from ${oneLine(run.fork.run)} at ${run.fork.step}`, run.error && oneLine(run.error)];
     return element(
       "li", { class: `run ${run.state}${place < 0 ? "" : " chosen"}`, "data-run": run.name },
       box, only, element("span", { class: "last", title: "outcome of the last step" }, known(run.outcome) ? withUnit(run.outcome, "share") : ""),
-      element("span", { class: "about" }, element("i", { class: `state ${run.state}`, title: run.state }), [run.state, ...far].filter(Boolean).join(" · ")), bar(run),
+      element("span", { class: "about", title: far.filter(Boolean).join(" · ") }, element("i", { class: `state ${run.state}`, title: run.state }), [run.state, ...far].filter(Boolean).join(" · ")), bar(run),
     );
   }
 
