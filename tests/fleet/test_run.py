@@ -43,7 +43,7 @@ def sampled(folder: Path) -> list:
 
 def engines_of(run: Run) -> list:
     assert isinstance(run.samplers.training, FleetSampler)
-    return run.samplers.training._engines
+    return run.samplers.training.roster.engines
 
 
 @pytest.mark.usefixtures("small_shipped_model")
