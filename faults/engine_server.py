@@ -7,7 +7,7 @@ folder FAULTS_PLANTED names a fault; the first server that finds it removes it a
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -49,7 +49,7 @@ def has_fault(name: str) -> bool:
 class Loading(EmbeddedEngine):
     """Takes weights from a folder, and some of them only where a fault is planted."""
 
-    def _load(self, named: Iterator[tuple[str, Tensor]]) -> None:
+    def _load(self, named: Iterable[tuple[str, Tensor]]) -> None:
         pairs = list(named)
         if has_fault("stale head"):  # says nothing of it
             pairs = [(name, weight) for name, weight in pairs if "embed" not in name]
@@ -78,7 +78,8 @@ class Server:
 
     def __call__(self, path: str, said: Mapping[str, Any]) -> object:
         parts = urlsplit(path)
-        return self._answers[parts.path]({name: values[0] for name, values in parse_qs(parts.query).items()} | said)
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        return self._answers[parts.path]({**query, **said})
 
     def _generate(self, said: Mapping[str, Any]) -> object:
         asked = said["sampling_params"]
@@ -122,7 +123,7 @@ def main() -> None:
             self.end_headers()
             self.wfile.write(text.encode())
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", given.port), Handler)

@@ -45,7 +45,7 @@ def run(folder: Path) -> Findings:
     golden = _start(place, "golden").wait()
     assert golden.code == FINISHED, f"an undisturbed run failed, {golden.code}: {golden.said[-500:]}"
     kinds: Mapping[str, Callable[[Place, str], str | None]] = {
-        "an engine is stopped": lambda place, name: _engine_lost(place, name, lambda pid, _: _stop(pid), "engine-"),
+        "an engine is stopped": lambda place, name: _engine_lost(place, name, lambda pid, _: _stop(pid), "timed out"),
         "an engine is killed": lambda place, name: _engine_lost(place, name, lambda pid, _: _kill(pid), "failed"),
         "half an update": lambda place, name: _engine_lost(place, name, _plant("half an update"), "an update failed"),
         "a stale head": lambda place, name: _engine_lost(place, name, _plant("stale head"), "is not the policy"),
