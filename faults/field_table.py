@@ -38,6 +38,7 @@ MACHINE = "memory or speed only; the numbers stay within rounding"
 LIMIT = "a limit that a run which keeps within it never feels; the families `rewards` and `sandbox` cross it"
 NO_STEPS = "no task of a run rewards single steps, so a run with it is refused"
 FLEET = "where completions are sampled, not what; tests/fleet and `make scale` have engines"
+IN_FLIGHT = "a run in flight does not repeat, so its numbers cannot be compared; tests/training/ahead has such runs"
 GIVEN = "a function given in Python, which a config file only names; tests/door has it"
 JUDGE = "of a judge behind a server; tests/rewards/test_judges.py has one, and the family `judges` breaks it"
 LISTED = {
@@ -68,6 +69,7 @@ LISTED = {
     "ProcessNormalized.ddof": NO_STEPS,
     "ProcessNormalized.epsilon": NO_STEPS,
     **dict.fromkeys((f"Fleet.{each.name}" for each in fields(Fleet)), FLEET),
+    **dict.fromkeys((f"AheadOptions.{name}" for name in ("switch", "window", "expire")), IN_FLIGHT),
     "SamplingOptions.top_p": "a run refuses to cut the distribution: it is evaluation's",
     "SamplingOptions.top_k": "a run refuses to cut the distribution: it is evaluation's",
     "SamplingOptions.min_p": "a run refuses to cut the distribution: it is evaluation's",

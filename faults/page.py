@@ -12,6 +12,7 @@ TITLES = {
     "damage": "damaged and foreign checkpoints",
     "signals": "SIGTERM and SIGINT",
     "numbers": "numbers that are not finite, spikes, memory, degenerate batches",
+    "engines": "engines of a fleet",
     "rewards": "reward functions",
     "judges": "judges behind a server",
     "sandbox": "hostile programs and exploits of the grader",
@@ -140,8 +141,8 @@ def _gaps(families: Mapping[str, Any]) -> str:
 OUT_OF_REACH = (
     "Not tested: loss of power (only processes are killed, the disk keeps working), failures of a GPU, and runs on "
     "several machines.",
-    "Not implemented, so not attacked: judges over the network. Not attacked here yet: ranks, engines and sampling "
-    "ahead, which have tests of their own. "
+    "Not implemented, so not attacked: judges over the network. Not attacked here yet: ranks and sampling ahead, which "
+    "have tests of their own; engines are attacked with a server of our own in vLLM's place. "
     "The page of `proximo view` is attacked by its own tests (test_view.py and test_damage.py), not here.",
 )
 

@@ -65,7 +65,7 @@ class Completion:
     finish: Literal["stop", "length"]
     """Ended by itself (end of sequence or a stop string), or cut at the limit."""
     version: int = 0
-    """How many updates the policy had seen."""
+    """How many updates the policy had seen; where it was updated on the way, at the first token or before."""
     entropies: tuple[float, ...] = field(default=(), compare=False, repr=False)
     """Of the policy before each token, in nats, at the sampling temperature and before any truncation; empty where the
     sampler does not say."""
@@ -76,9 +76,12 @@ class Completion:
     sampled: tuple[bool, ...] = ()
     """Whether the policy sampled each token: False for a tool's or an environment's, which the model reads and is not
     trained on. Empty: it sampled all of them."""
+    versions: tuple[int, ...] = ()
+    """How many updates the policy had seen at each token, where it was updated while the completion was sampled.
+    Empty: `version` at all of them."""
 
     def __post_init__(self) -> None:
-        for name in ("logprobs", "entropies", "sampled", "routes"):
+        for name in ("logprobs", "entropies", "sampled", "routes", "versions"):
             values = getattr(self, name)
             if values is not None and len(values) not in (0, len(self.tokens)):
                 raise ValueError(

@@ -169,6 +169,24 @@ class EngineConformance:
         assert found.version == bench.version
         assert bench.gaps(bench.prompt(), found).mean() <= 1e-5
 
+    def test_an_interrupted_completion_is_continued_behind_what_it_has(self, bench: Bench):
+        bench.push()
+        prompt, options = bench.prompt(), replace(HOT, max_tokens=200)
+        with ThreadPoolExecutor(4) as pool:
+            asked = [pool.submit(bench.engine.generate, prompt, options, Draw(0, 0, 2, n)) for n in range(4)]
+            bench.engine.pause("abort", bench.deadline)
+            bench.engine.resume(bench.deadline)
+            found = [each.result() for each in asked]
+        for sample, each in enumerate(found):
+            whole = each
+            if each.finish == "abort":
+                draw = Draw(0, 0, 2, sample, len(each.tokens))
+                whole = each.continued(bench.engine.generate(prompt, options, draw, each.tokens))
+            assert whole.finish in ("stop", "length")
+            assert len(whole.tokens) == len(whole.logprobs) == len(whole.versions) <= options.max_tokens
+            assert set(whole.versions) == {bench.version}
+            assert bench.gaps(prompt, whole, HOT.temperature).mean() <= 1e-5
+
     def test_it_says_that_it_lives_by_generating(self, bench: Bench):
         health = bench.engine.alive(bench.deadline)
         assert (health.alive, health.reason) == (True, "")

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -12,11 +13,13 @@ import torch
 
 from proximo.fleet.embedded import EmbeddedEngine
 from proximo.fleet.engine import Draw, EngineLost, Generated, Health
-from proximo.fleet.fleet import FleetLost, FleetSampler
+from proximo.fleet.fleet import FleetSampler
+from proximo.fleet.roster import Dropped, FleetLost
 from proximo.fleet.sync import Folder, Gloo, WeightSync
+from proximo.models import score
 from proximo.samplers import Sampler, SamplingOptions
 from proximo.samplers.embedded import local_sampler
-from proximo.types import Request
+from proximo.types import Completion, Request
 from tests.fleet.conformance import SmallPolicy, nudge
 
 OPTIONS = SamplingOptions(max_tokens=4)
@@ -47,6 +50,20 @@ class Sick(EmbeddedEngine):
             with self._changed:
                 self._changed.wait_for(lambda: self._stopped)
         return super().generate(prompt, options, draw, prefix)
+
+    def _decode(self, tokens, options, draw, start) -> Any:
+        if self.does != "wait for a pause":
+            return super()._decode(tokens, options, draw, start)
+        completion, _ = super()._decode(tokens, replace(options, max_tokens=2), draw, start)
+        with self._changed:
+            while self._paused is None:
+                self._changed.wait(0.01)
+        return completion, True
+
+    def pause(self, mode, deadline: float) -> None:
+        super().pause(mode, deadline)
+        if self.does == "wait for a pause":
+            self.does = ""
 
     def alive(self, deadline: float) -> Health:
         return Health(False, deadline, "no token") if self.does == "hang" else super().alive(deadline)
@@ -90,8 +107,8 @@ class Kit:
         encode = self.policy.tokenizer
         return [Request(key, tuple(encode(text)["input_ids"]), 2) for key, text in enumerate(texts)]
 
-    def sample(self) -> dict:
-        return dict(self.fleet.stream(self.requests(), OPTIONS, seed=1, step=2))
+    def sample(self, version: int = 0) -> dict:
+        return dict(self.fleet.stream(self.requests(), OPTIONS, seed=1, step=2, version=version))
 
     def kinds_of_events(self) -> list[str]:
         return [each.kind for each in self.fleet.take_events()]
@@ -115,7 +132,7 @@ def test_a_fleet_samples_what_the_policy_samples(policy, sync):
     for engine_version in (3, 4):
         nudge(policy.model, engine_version)
         assert kit.fleet.refresh(policy, engine_version) == engine_version
-        found = kit.sample()
+        found = kit.sample(engine_version)
         assert list(found) == [0, 1, 2]
         for number, siblings in enumerate(expected(kit)):
             for ours, theirs in zip(siblings, found[number], strict=True):
@@ -171,7 +188,7 @@ def test_an_engine_that_is_not_the_policy_after_a_push_is_out(policy, fault):
     assert "engine-0" in lost[0]
     assert not kit.made[0].alive(1).alive or fault == "hang"
     assert kit.made[0]._stopped  # never resumed
-    assert {each.version for siblings in kit.sample().values() for each in siblings} == {1}
+    assert {each.version for siblings in kit.sample(1).values() for each in siblings} == {1}
     kit.fleet.close()
 
 
@@ -208,6 +225,63 @@ def test_a_stream_that_is_left_early_leaves_no_request_behind(kit):
     assert [each._running for each in kit.made] == [0, 0]
     assert kit.sample() == whole
     assert threading.active_count() < 20
+
+
+LONG = replace(OPTIONS, temperature=2.0, max_tokens=9)
+"""So hot that completions are not over after two tokens."""
+
+
+def gaps(policy: SmallPolicy, prompt: tuple[int, ...], found: Completion) -> torch.Tensor:
+    tokens, group = torch.tensor([found.tokens]), torch.tensor([0])
+    lengths = torch.tensor([tokens.shape[1]])
+    scores = score(
+        policy.model, prompts=[prompt], tokens=tokens, lengths=lengths, group=group, temperature=LONG.temperature
+    )
+    return (scores.logprobs[0] - torch.tensor(found.logprobs)).abs()
+
+
+def test_a_push_interrupts_requests_which_continue_with_the_new_weights(kit):
+    kit.fleet.refresh(kit.policy, 3)
+    for each in kit.made:
+        each.does = "wait for a pause"
+    [request, *_] = kit.requests()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(lambda: list(kit.fleet.stream([request], LONG, seed=1, step=2, version=3)))
+        while sum(each._running for each in kit.made) < 2:
+            assert not asked.done()
+        old = {name: each.clone() for name, each in kit.policy.weights()}
+        nudge(kit.policy.model, 1, size=0.3)
+        kit.fleet.refresh(kit.policy, 4)
+        [(_, siblings)] = asked.result()
+    new = [gaps(kit.policy, request.prompt_tokens, each) for each in siblings]
+    for name, each in kit.policy.weights():
+        each.copy_(old[name])
+    old = [gaps(kit.policy, request.prompt_tokens, each) for each in siblings]
+    for found in siblings:
+        assert (found.version, found.versions) == (3, (3, 3) + (4,) * (len(found.tokens) - 2))
+        assert len(found.tokens) > 2
+    before = [torch.cat([each[:2] for each in under]).max() for under in (old, new)]
+    after = [torch.cat([each[2:] for each in under]).max() for under in (old, new)]
+    assert before[0] <= 1e-4 < 1e-2 < before[1]
+    assert after[1] <= 1e-4 < 1e-2 < after[0]
+
+
+def test_requests_that_are_given_up_end_and_the_others_continue(kit):
+    kit.fleet.refresh(kit.policy, 0)
+    for each in kit.made:
+        each.does = "wait for a pause"
+    first, second, _ = kit.requests()
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(list, kit.fleet.stream([each], LONG, seed=1, step=2)) for each in (first, second)]
+        while sum(each._running for each in kit.made) < 4:
+            assert not any(each.done() for each in asked)
+        kit.fleet.drop(7, first.key)  # of another step
+        kit.fleet.drop(2, first.key)
+        with pytest.raises(Dropped):
+            asked[0].result()
+        [(_, siblings)] = asked[1].result()
+    assert all(len(each.tokens) > 2 and each.versions == () for each in siblings)
+    assert kit.fleet._streams == {}
 
 
 def test_a_draw_is_one_number_of_63_bits_in_which_every_part_counts():

@@ -15,12 +15,15 @@ from proximo.training.config import EvaluationOptions, RunConfig, TrainingOption
 from proximo.training.rl.progress import Lines
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
+from proximo.training.runfolder.ledger import check_ledger
+from proximo.training.staleness import AheadOptions
 from tests.fleet.vllm_servers import options
 
 
-def trained(folder: Path, sampler) -> Run:
+def trained(folder: Path, sampler, ahead: AheadOptions | None = None) -> Run:
     config = RunConfig(
         algorithm=GRPO,
+        ahead=ahead or AheadOptions(),
         sampling=SamplingOptions(max_tokens=4),
         sampler=sampler,
         training=TrainingOptions(groups=3, group_size=4, minibatches=1, learning_rate=1e-3, warmup_steps=0),
@@ -43,7 +46,7 @@ def sampled(folder: Path) -> list:
 
 def engines_of(run: Run) -> list:
     assert isinstance(run.samplers.training, FleetSampler)
-    return run.samplers.training._engines
+    return run.samplers.training.roster.engines
 
 
 @pytest.mark.usefixtures("small_shipped_model")
@@ -59,8 +62,10 @@ def test_a_run_on_embedded_engines_is_the_run_without_them(tmp_path):
 
 
 @pytest.mark.scale
-def test_a_run_on_vllm(tmp_path):
-    run = trained(tmp_path, options("gloo"))
+@pytest.mark.parametrize("ahead", [None, AheadOptions(1, switch="in_flight", window=0.5)], ids=["plain", "in flight"])
+def test_a_run_on_vllm(tmp_path, ahead):
+    run = trained(tmp_path, options("gloo"), ahead)
+    assert check_ledger(tmp_path).wrong == ()
     pushes = events(tmp_path, "push")
     assert [each["version"] for each in pushes] == [0, 1, 2]
     assert all(each["gap"] <= 1e-5 for each in pushes)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from proximo.fleet.buckets import Layout, packed, unpacked
-from proximo.fleet.server import KEEPER, Server
+from proximo.fleet.servers.server import KEEPER, Server
 from proximo.fleet.sync import in_parallel, write_weights
 
 NAMED = [

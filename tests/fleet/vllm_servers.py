@@ -52,7 +52,7 @@ def options(sync: Transport = "folder", **more) -> Fleet:
 def one_engine(policy: SmallPolicy, sync: Transport) -> tuple[FleetSampler, VllmEngine]:
     """A server of this policy, which is not started yet, and the fleet that ends it."""
     fleet = build_fleet(options(sync), policy, policy.tokenizer, slots=8)
-    [engine] = fleet._engines = [fleet._make("engine-0", 0)]
+    [engine] = fleet.roster.missing()
     assert isinstance(engine, VllmEngine)
     return fleet, engine
 

@@ -4,6 +4,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -105,7 +106,7 @@ class OnRanks:
             )
         training = RankSampler(built.training, self._policy, self._crew, "training", spread=spread)
         evaluation = RankSampler(built.evaluation, self._policy, self._crew, "evaluation", spread=spread)
-        return RunSamplers(training, evaluation, differs=built.differs)
+        return replace(built, training=training, evaluation=evaluation, drop=None)
 
     def hold_signals(self, held: Callable[[], AbstractContextManager[None]]) -> None:
         """`held` is a context in which signals wait: one must not end what ranks do together."""

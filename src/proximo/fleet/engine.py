@@ -60,6 +60,18 @@ class Generated:
         """Version of the oldest span."""
         return min(span.version for span in self.spans)
 
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Version of each token."""
+        return tuple(span.version for span in self.spans for _ in range(span.start, span.end))
+
+    def continued(self, rest: "Generated") -> "Generated":
+        """This one, which was interrupted, and what followed."""
+        start = len(self.tokens)
+        spans = [Span(each.version, start + each.start, start + each.end) for each in rest.spans if each.end]
+        tokens, finish = self.tokens + rest.tokens, rest.finish
+        return Generated(tokens, self.logprobs + rest.logprobs, finish, (*self.spans, *spans))
+
 
 @dataclass(frozen=True)
 class Health:

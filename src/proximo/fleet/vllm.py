@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from proximo.fleet.engine import Draw, EngineLost, Generated, Health, PauseMode, Span
-from proximo.fleet.server import Server
+from proximo.fleet.servers.server import Server
 from proximo.samplers import SamplingOptions
 
 SPOKEN = "0.32."

@@ -168,6 +168,9 @@ class RunSamplers:
     """Ends what the samplers started, such as engines; called when the run ends, however it ends."""
     take_events: Callable[[], Sequence[SamplerEvent]] = tuple
     """Returns what happened since the last call."""
+    drop: Callable[[int, int], None] | None = None
+    """Gives up the requests of a step and a key. A sampler that has this is asked on several threads at a time, also
+    while it is refreshed: completions continue with the new weights. None: it does one thing at a time."""
 
     def __post_init__(self) -> None:
         sampler, history = ("repeats", "refresh", "stream"), () if self.history is None else ("kept", "load")

@@ -65,10 +65,12 @@ def build_learner(
     values = value and value_model(value.form, model, backbone)
     policy = plain = build_policy(model, config, path)
     rows, records = config.training.groups * config.training.group_size, config.routing_replay == "sampler"
+    if config.ahead.switch == "in_flight":
+        rows *= config.ahead.staleness + 1
     slots, bound = min(rows, MAX_SLOTS), max_gap(model, dtype)
     copy = None
     if ranks is None:
-        copy = PolicyCopy(policy) if config.ahead.staleness else None
+        copy = PolicyCopy(policy) if config.ahead.copies_weights else None
         samplers = build_samplers(config.sampler, copy or policy, tokenizer, slots=slots, record_routes=records)
         _check_ahead(config, samplers)
     else:
@@ -83,7 +85,7 @@ def build_learner(
         value=values,
         value_learning_rate=value and value.rate(config.training.learning_rate),
         replay=config.routing_replay,
-        max_gap=None if samplers.differs or copy else bound,
+        max_gap=None if samplers.differs or config.ahead.staleness else bound,
         steps=config.steps,
     )
     return Built(model, teacher, copy, samplers, learner)
@@ -102,6 +104,11 @@ def _check_ahead(config: RunConfig, samplers: RunSamplers) -> None:
         raise ValueError(
             f"ahead.staleness is {staleness}, but sampler {type(config.sampler).__name__} keeps older weights itself: "
             "leave one of the two out"
+        )
+    if config.ahead.switch == "in_flight" and samplers.drop is None:
+        raise ValueError(
+            f'ahead.switch is "in_flight", but sampler {type(config.sampler).__name__} cannot take new weights while '
+            'it samples: use Fleet, or switch = "between"'
         )
 
 

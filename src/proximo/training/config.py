@@ -263,11 +263,7 @@ class RunConfig:
             )
         if self.sampling.temperature == 0:
             raise ValueError("sampling.temperature is 0: greedy completions of a group are all equal; train with 1.0")
-        if self.ranks is not None and self.ahead.staleness:
-            raise ValueError(
-                f"ahead.staleness is {self.ahead.staleness}, but with ranks no step is sampled while another is "
-                "trained: leave one of them out"
-            )
+        self.ahead.check_run(on_ranks=self.ranks is not None, refill=self.training.refill)
         if self.adapter is not None and self.training.freeze:
             raise ValueError(
                 f"training.freeze is {list(self.training.freeze)}, but with adapter no weight of the model is trained: "

@@ -23,6 +23,24 @@ class DataCursor:
 
 
 @dataclass(frozen=True)
+class Active:
+    """A group that was drawn and is not trained yet, between two steps."""
+
+    ordinal: int
+    problem: Problem
+    step: int
+    """Index of the step at which it was drawn."""
+    version: int
+    """Version of the weights when it was drawn."""
+    passed: int
+    """Number of younger groups that were trained before it."""
+    is_noted: bool
+    """Whether the ledger says that it was carried over."""
+    group: Group | None
+    """Its rollouts; None while it is sampled."""
+
+
+@dataclass(frozen=True)
 class PartState:
     """State of a part of a run, for a resume."""
 
@@ -45,6 +63,10 @@ class Collected:
     """Tokens sampled in this step, dropped and carried groups included."""
     passed_over: tuple[tuple[int, Problem], ...] = ()
     """Draws that a curriculum passed over, by number, with their problems."""
+    late: tuple[tuple[int, Problem], ...] = ()
+    """Draws that younger ones have passed, and that are trained in a later step."""
+    expired: tuple[tuple[int, Problem], ...] = ()
+    """Draws that took too long, and were given up."""
     grading_seconds: float = field(default=0.0, compare=False)
     """Seconds waited for grades after sampling; 0 if the grader keeps up with the sampler."""
 

@@ -171,7 +171,8 @@ def test_out_of_memory_is_told_once():
     assert ahead.take_notices() == []
     with pytest.raises(torch.OutOfMemoryError):
         ahead.now(always_out_of_memory)
-    [notice] = ahead.take_notices()
+    [(kind, notice)] = ahead.take_notices()
+    assert kind == "out_of_memory"
     assert "was done again alone, with the same result" in notice
     assert ahead.take_notices() == []
     ahead.close()

@@ -85,15 +85,16 @@ class Ahead:
         before those that wait, so that the sampler never serves two at a time."""
         return self._worker.wait(self._worker.submit(work, first=True))
 
-    def take_notices(self) -> list[str]:
-        """What happened on the thread since the last call."""
+    def take_notices(self) -> list[tuple[str, str]]:
+        """Kind and message of what happened on the thread since the last call."""
         count, self._worker.repeated = self._worker.repeated, 0
         if not count:
             return []
-        return [
+        message = (
             f"sampling ahead ran out of memory next to the updates ({count} times) and was done again alone, with the "
             "same result: ahead.staleness = 0, or a smaller training.token_budget, leaves more room"
-        ]
+        )
+        return [("out_of_memory", message)]
 
     def close(self) -> None:
         """Stop sampling, in the middle of an order too."""

@@ -91,10 +91,10 @@ def held_models(config: RunConfig, skeleton_of: Callable[[str], PreTrainedModel]
         held.append(Held("teacher", _count(skeleton_of(config.teacher)), trained=False))
     if config.sampler.copies:
         held.append(Held("the sampler's copies", config.sampler.copies * _count(policy), trained=False))
-    if staleness := config.ahead.staleness:
+    if config.ahead.copies_weights:
         trained = sum(each.parameters for each in _held_policy(config, policy) if each.trained)
         held.append(Held("copy that samples ahead", _count(policy), trained=False))
-        held.append(Held("weights of active steps", (staleness + 1) * trained, trained=False))
+        held.append(Held("weights of active steps", (config.ahead.staleness + 1) * trained, trained=False))
     match config.value_options and config.value_options.form:
         case OwnLayers(layers):
             held.append(Held(f"value model's {layers} layers", _count(_last_layers(policy, layers)), trained=True))

@@ -7,6 +7,7 @@ the run. Groups kept beyond what the step needs are carried over to the next one
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -15,7 +16,7 @@ from proximo.environments import Ask, Environment, Question, SingleTurn, play
 from proximo.maths.pieces.keeping import Keep, drops
 from proximo.maths.pieces.traits import KeepTraits
 from proximo.models import problem_tokens
-from proximo.samplers import Sampler, SamplingOptions
+from proximo.samplers import Sampler, SamplingOptions, Stream
 from proximo.tasks import Task
 from proximo.training.config import TrainingOptions
 from proximo.training.records import Collected, DataCursor, num_tokens
@@ -52,7 +53,7 @@ class Collector:
             wanted = self._draws(len(kept), len(dropped))
             drawn = again[:wanted]
             fresh = wanted - len(drawn)
-            chosen, skipped = self._chosen(next_problem, fresh, cursor.rates)
+            chosen, skipped = self.chosen(next_problem, fresh, cursor.rates)
             drawn += chosen
             passed_over += skipped
             next_problem += len(chosen) + len(skipped)
@@ -62,7 +63,7 @@ class Collector:
             sampled += groups
             again = []
             for (index, problem), group in zip(drawn, groups, strict=True):
-                if is_dropped(self.keep, group):
+                if self.drops(group):
                     dropped.append(group)
                     if self.training.refill == "same_prompt":
                         again.append((index, problem))
@@ -72,19 +73,27 @@ class Collector:
         return Collected(
             groups=tuple(kept[:full]),
             dropped=tuple(dropped),
-            cursor=DataCursor(next_problem, tuple(kept[full:]), self._rates(cursor.rates, sampled)),
+            cursor=DataCursor(next_problem, tuple(kept[full:]), self.rates(cursor.rates, sampled)),
             passed_over=tuple(passed_over),
             rounds=rounds,
             sampled_tokens=tokens,
             grading_seconds=seconds,
         )
 
+    def drops(self, group: Group) -> bool:
+        return is_dropped(self.keep, group)
+
+    @property
+    def refills(self) -> bool:
+        """Whether dropped groups are replaced."""
+        return KeepTraits.read(self.keep).refills
+
     def _may_sample(self, rounds: int, tokens: int) -> bool:
         """Whether to sample another round: the first always, then to replace dropped groups until a limit is
         reached."""
         most = self.training.refill_tokens
         is_left = rounds < self.training.refill_rounds and (most is None or tokens < most)
-        return rounds == 0 or (KeepTraits.read(self.keep).refills and is_left)
+        return rounds == 0 or (self.refills and is_left)
 
     def _draws(self, num_kept: int, num_dropped: int) -> int:
         """Number of prompts to sample now: the missing groups divided by the share kept so far."""
@@ -94,7 +103,7 @@ class Collector:
         share = max(num_kept / (num_kept + num_dropped), 0.25)
         return min(round(missing / share), 2 * self.training.groups)
 
-    def _chosen(
+    def chosen(
         self, first: int, count: int, rates: Mapping[str, float]
     ) -> tuple[list[tuple[int, Problem]], list[tuple[int, Problem]]]:
         """The next `count` problems to sample, from this draw on, and those that a curriculum passes over."""
@@ -106,7 +115,7 @@ class Collector:
             index += 1
         return chosen, skipped
 
-    def _rates(self, rates: Mapping[str, float], groups: Sequence[Group]) -> Mapping[str, float]:
+    def rates(self, rates: Mapping[str, float], groups: Sequence[Group]) -> Mapping[str, float]:
         """Running pass rates after these groups; those that no grader scored change nothing."""
         if self.training.curriculum is None:
             return rates
@@ -122,17 +131,32 @@ class Collector:
         self, drawn: Sequence[tuple[int, Problem]], *, step: int, version: int, round_number: int
     ) -> tuple[list[Group], float]:
         """One group per problem, and the seconds spent waiting for grades."""
-        prompts = [problem_tokens(self.tokenizer, problem) for _, problem in drawn]
-        questions = [
-            Question(problem, Request(key=index, prompt_tokens=tokens, num_samples=self.training.group_size))
-            for (index, problem), tokens in zip(drawn, prompts, strict=True)
-        ]
         # A prompt that is sampled again in a later round of the same step must not use the same random numbers.
         seed = self.seed + 1_000_003 * round_number
-        ask = Ask(self.sampler, self.tokenizer, self.sampling, seed=seed, step=step, version=version)
-        found = graded(self.task, [problem for _, problem in drawn], play(self.environment, questions, ask))
+        prompts, stream = self._asked(drawn, seed=seed, step=step, version=version)
+        found = graded(self.task, [problem for _, problem in drawn], stream)
         groups = [
             Group(problem, tokens, rollouts, ordinal=index)
             for (index, problem), tokens, rollouts in zip(drawn, prompts, found.rollouts, strict=True)
         ]
         return groups, found.seconds
+
+    def group(self, ordinal: int, problem: Problem, *, step: int, version: int, grading: Lock) -> Group:
+        """One group by itself; others may be sampled at the same time, and are graded one at a time."""
+        [tokens], stream = self._asked([(ordinal, problem)], seed=self.seed, step=step, version=version)
+        completions = list(stream)
+        with grading:
+            [rollouts] = graded(self.task, [problem], iter(completions)).rollouts
+        return Group(problem, tokens, rollouts, ordinal=ordinal)
+
+    def _asked(
+        self, drawn: Sequence[tuple[int, Problem]], *, seed: int, step: int, version: int
+    ) -> tuple[list[tuple[int, ...]], Stream]:
+        """Prompts of problems as tokens, and the completions that the environment returns."""
+        prompts = [problem_tokens(self.tokenizer, problem) for _, problem in drawn]
+        questions = [
+            Question(problem, Request(key=index, prompt_tokens=tokens, num_samples=self.training.group_size))
+            for (index, problem), tokens in zip(drawn, prompts, strict=True)
+        ]
+        ask = Ask(self.sampler, self.tokenizer, self.sampling, seed=seed, step=step, version=version)
+        return prompts, play(self.environment, questions, ask)

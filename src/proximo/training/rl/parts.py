@@ -9,6 +9,7 @@ from torch import Tensor
 
 from proximo.samplers import Snapshot, WeightHistory
 from proximo.training.ahead.ahead import Ahead
+from proximo.training.ahead.in_flight import InFlight
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.named_tensors import by_name, copy_named, parts_by_name
 from proximo.training.learner.policy import VALUE_NAMES
@@ -31,7 +32,9 @@ class Parts:
     history: WeightHistory | None
     """Older weights that later steps sample with; None if they need none."""
     ahead: Ahead | None = None
-    """Orders of later steps; None if each step is sampled and then trained."""
+    """Orders of later steps; None if none are sampled ahead."""
+    in_flight: InFlight | None = None
+    """Groups that are sampled while weights change; None if none are."""
 
     def snapshot(self, state: RunState) -> RunState:
         """Add the current state of all parts to a run state, without weights."""
@@ -43,7 +46,8 @@ class Parts:
             "sampler": {"versions": [each.version for each in kept]},
         }
         graded = () if self.ahead is None else self.ahead.graded()
-        return replace(state, parts=parts, tensors=own.tensors, snapshots=tuple(kept), ahead=graded)
+        active = () if self.in_flight is None else self.in_flight.active()
+        return replace(state, parts=parts, tensors=own.tensors, snapshots=tuple(kept), ahead=graded, active=active)
 
     def write(self, folder: Path, state: RunState) -> None:
         """Write weights and optimizer state, one file per group of tensors."""
@@ -74,6 +78,8 @@ class Parts:
             self.history.load([self._snapshot(stored, age, version) for age, version in enumerate(versions)])
         if self.ahead is not None:
             self.ahead.restore(state.ahead)
+        if self.in_flight is not None:
+            self.in_flight.restore(state.active)
 
     def _snapshot(self, stored: Mapping[str, Tensor], age: int, version: int) -> Snapshot:
         weights = {name: torch.empty_like(each) for name, each in self._weights().items()}

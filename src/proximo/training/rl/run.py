@@ -16,6 +16,7 @@ from proximo.samplers import Sampler, Snapshot
 from proximo.tasks import Task
 from proximo.training.ahead.ahead import Ahead
 from proximo.training.ahead.gap import StaleWatch
+from proximo.training.ahead.in_flight import InFlight
 from proximo.training.building import HoldsOnRanks, build_learner
 from proximo.training.config import RunConfig
 from proximo.training.learner.memory import explaining_memory
@@ -68,10 +69,15 @@ class Run:
             seed=config.seed,
             environment=config.environment,
         )
-        self.ahead = None
-        """Sampling of later steps while one is trained; None: each step is sampled and then trained."""
-        if staleness := config.ahead.staleness:
+        self.ahead: Ahead | None = None
+        """Sampling of later steps while one is trained; None, like `in_flight`: not done."""
+        self.in_flight: InFlight | None = None
+        """Sampling of groups while weights change."""
+        if self._copy is not None:
+            staleness = config.ahead.staleness
             self.ahead = Ahead(self._collect, self.model.device, staleness=staleness, steps=config.steps)
+        elif config.ahead.staleness and (drop := self.samplers.drop) is not None:
+            self.in_flight = InFlight(self.collector, drop, config.ahead, steps=config.steps)
         self.log, self.stop = RunLog(folder), Stop()
         if ranks is not None:
             ranks.hold_signals(self.stop.held)
@@ -87,12 +93,15 @@ class Run:
         version = self.learner.version
         if self.ahead is not None and self._copy is not None:
             return self.ahead.start_step(self._copy.snapshot(version), cursor, index)
-        return self.samplers.training.refresh(self.learner.policy, version)
+        sampled = self.samplers.training.refresh(self.learner.policy, version)
+        return sampled if self.in_flight is None else self.in_flight.start_step(sampled, cursor, index)
 
     def collect(self, index: int, cursor: DataCursor, version: int) -> Collected:
         """Rollouts of the step that has begun, sampled by this version."""
         if self.ahead is not None:
             return replace(self.ahead.collect(), grading_seconds=0.0)  # nobody waited for grades alone
+        if self.in_flight is not None:
+            return self.in_flight.collect()
         return self.collector.collect(cursor, step=index, version=version)
 
     def _collect(self, cursor: DataCursor, step: int, weights: Snapshot) -> Collected:
@@ -104,6 +113,11 @@ class Run:
         assert self._copy is not None
         self._copy.load(weights)
         return sampler.refresh(self._copy, weights.version)
+
+    def close_ahead(self) -> None:
+        """Stop sampling for later steps."""
+        for each in filter(None, (self.ahead, self.in_flight)):
+            each.close()
 
     def tell_of_sampler(self, step: int) -> None:
         """Log what happened to the samplers since the last call."""
@@ -117,10 +131,13 @@ class Run:
             return Evaluation.none(), []
         version, sampler = self.learner.version, self.samplers.evaluation
         with self.stop.anywhere(), explaining_memory(SAMPLE_LESS):
-            if self.ahead is None or self._copy is None:
-                return self._evaluate(sampler.refresh(self.learner.policy, version))
-            weights = self._copy.snapshot(version)
-            return self.ahead.now(lambda: self._evaluate(self._refresh(sampler, weights)))
+            if self.ahead is not None and self._copy is not None:
+                weights = self._copy.snapshot(version)
+                return self.ahead.now(lambda: self._evaluate(self._refresh(sampler, weights)))
+            sampled = sampler.refresh(self.learner.policy, version)
+            if self.in_flight is not None:
+                return self.in_flight.now(lambda: self._evaluate(sampled))
+            return self._evaluate(sampled)
 
     def _evaluate(self, version: int) -> tuple[Evaluation, list[Answered]]:
         config = self.config

@@ -76,8 +76,8 @@ def _tell(run: Run, step: int, collected: Collected, assembled: Assembled | None
     lines = run.unscored.look([*collected.groups, *collected.dropped])
     told = [(each.kind, each.message) for each in notices] + [("unscored", line) for line in lines]
     told += [("judge", line) for line in run.grading.take_notices()]
-    if run.ahead is not None:
-        told += [("out_of_memory", line) for line in run.ahead.take_notices()]
+    for each in filter(None, (run.ahead, run.in_flight)):
+        told += each.take_notices()
     for kind, message in told:
         run.log.event(step, kind, message)
         run.progress.warned(step, message)

@@ -34,9 +34,8 @@ def train(run: Run, attempt: Attempt | None = None, *, ends: Callable[[], bool] 
         until.callback(run.samplers.close)
         until.enter_context(run.grading.active())
         until.enter_context(run.stop)
-        if run.ahead is not None:
-            until.callback(run.ahead.close)
-        parts = Parts(run.learner, run.unscored, run.ahead or run.samplers.history, run.ahead)
+        until.callback(run.close_ahead)
+        parts = Parts(run.learner, run.unscored, run.ahead or run.samplers.history, run.ahead, run.in_flight)
         checkpointer = Checkpointer(run.config, parts, run.tokenizer, run.log, run.progress.warned)
         # Nothing is written before this: a run that cannot be resumed, because too much was changed, stays as it is.
         state = None if attempt.resume_from is None else checkpointer.restore(attempt.resume_from, run.task)

@@ -17,10 +17,10 @@ from proximo.training.records import Assembled, Collected, DataCursor
 from proximo.types import Group, Problem
 
 LEDGER = "ledger.jsonl"
-State = Literal["trained", "filtered", "unscored", "abandoned", "passed_over", "carried"]
-FINAL: tuple[State, ...] = ("trained", "filtered", "unscored", "abandoned", "passed_over")
+State = Literal["trained", "filtered", "unscored", "abandoned", "passed_over", "expired", "carried"]
+FINAL: tuple[State, ...] = ("trained", "filtered", "unscored", "abandoned", "passed_over", "expired")
 """Final states: trained; dropped by the algorithm's `keep`; not graded because every grader failed; only in updates
-that were skipped; not sampled because of a curriculum."""
+that were skipped; not sampled because of a curriculum; given up because it took too long."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,8 @@ def entries(
         ordinal: (group.problem, state) for ordinal, (group, state) in found.items()
     }
     ended |= {ordinal: (problem, "passed_over") for ordinal, problem in collected.passed_over}
+    ended |= {ordinal: (problem, "carried") for ordinal, problem in collected.late}
+    ended |= {ordinal: (problem, "expired") for ordinal, problem in collected.expired}
     return [
         Entry(ordinal, problem.id, ordinal // size if size else 0, step, state, problem.source)
         for ordinal, (problem, state) in sorted(ended.items(), key=lambda each: each[0])

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from proximo.tasks import Split, Task
-from proximo.training.records import Answered, Collected, DataCursor
+from proximo.training.records import Active, Answered, Collected, DataCursor
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 
 
@@ -33,6 +33,8 @@ class Asked:
 def _rollout(completion: Completion, grade: Grade) -> dict[str, Any]:
     facts = asdict(replace(completion, routes=None, prompt_routes=None))
     del facts["routes"], facts["prompt_routes"]
+    if not completion.versions:
+        del facts["versions"]
     return facts | {"outcome": grade.outcome, "parts": dict(grade.parts)}
 
 
@@ -45,6 +47,7 @@ def _read_rollout(facts: Mapping[str, Any], **routes: Tensor | None) -> Rollout:
         version=facts["version"],
         entropies=tuple(facts.get("entropies", ())),  # earlier versions did not keep them
         sampled=tuple(facts.get("sampled", ())),  # earlier versions knew sampled tokens only
+        versions=tuple(facts.get("versions", ())),
         **routes,
     )
     return Rollout(completion, Grade(facts["outcome"], facts["parts"]))
@@ -122,3 +125,18 @@ def read_collected(facts: Mapping[str, Any], asked: Asked, routes: Mapping[str, 
         rounds=facts["rounds"],
         sampled_tokens=facts["sampled_tokens"],
     )
+
+
+def plain_active(active: Active, routes: dict[str, Tensor]) -> dict[str, Any]:
+    """Plain values of a group in flight."""
+    group = None if active.group is None else plain_group(active.group, routes)
+    facts = {name: getattr(active, name) for name in ("ordinal", "step", "version", "passed", "is_noted")}
+    return facts | {"problem": active.problem.id, "group": group}
+
+
+def read_active(facts: Mapping[str, Any], asked: Asked, routes: Mapping[str, Tensor]) -> Active:
+    """A group in flight from the plain values of `plain_active`."""
+    problem = asked(facts["ordinal"], "train", facts["problem"])
+    group = None if facts["group"] is None else read_group(facts["group"], asked, routes)
+    numbers = {name: facts[name] for name in ("ordinal", "step", "version", "passed", "is_noted")}
+    return Active(**numbers, problem=problem, group=group)

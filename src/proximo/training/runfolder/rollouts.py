@@ -21,7 +21,7 @@ from proximo.storage.lines import plain
 from proximo.storage.sealing import seal
 from proximo.tensor_types import Float, Int
 from proximo.training.learner.guard import Update
-from proximo.types import Batch, Message, Problem
+from proximo.types import Batch, Message, Problem, Rollout
 
 FORMAT = 3
 """Format of the table. From 3 on the file has a checksum."""
@@ -66,6 +66,7 @@ def rollout_table(
         "parts": pa.array([dict(rollout.grade.parts) for rollout in rollouts], pa.map_(pa.string(), pa.float64())),
         "truncated": batch.truncated.numpy(),
         "version": batch.version.numpy(),
+        "versions": _versions(rollouts),
         "rollout_logprobs": ragged(batch.rollout_logprobs),
         "rollout_entropy": ragged(batch.rollout_entropy),
         "old_logprobs": ragged(batch.old_logprobs),
@@ -88,6 +89,15 @@ def write_rollouts(table: pa.Table, path: Path) -> None:
     """Write the table, with a checksum that readers verify."""
     pq.write_table(table, path)
     seal(path)
+
+
+def _versions(rollouts: Sequence[Rollout]) -> pa.Array | None:
+    """The version of each token; None unless some completion was sampled with several."""
+    completions = [rollout.completion for rollout in rollouts]
+    if not any(each.versions for each in completions):
+        return None
+    rows = [list(each.versions) or [each.version] * len(each.tokens) for each in completions]
+    return pa.array(rows, pa.list_(pa.int64()))
 
 
 class Ragged:

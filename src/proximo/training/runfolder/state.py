@@ -16,12 +16,14 @@ from torch import Tensor
 
 from proximo.samplers import Snapshot
 from proximo.tasks import Task
-from proximo.training.records import Answered, Collected, DataCursor, Evaluation
+from proximo.training.records import Active, Answered, Collected, DataCursor, Evaluation
 from proximo.training.runfolder.plain_rollouts import (
     Asked,
+    plain_active,
     plain_answer,
     plain_collected,
     plain_group,
+    read_active,
     read_answers,
     read_collected,
     read_group,
@@ -30,9 +32,9 @@ from proximo.training.runfolder.plain_rollouts import (
 FORMAT = 2
 """Format of a checkpoint's state. 1 numbered its tensors, and is still read."""
 RUN_STATE, OLD_RUN_STATE = "run_state.json", "standing.json"
-AHEAD = "ahead"
-"""Name of the files with rollouts of later steps; which of those are finished when a checkpoint is written differs
-between equal runs, so they have files of their own."""
+AHEAD, ACTIVE = "ahead", "active"
+"""Names of the files with rollouts of later steps, and with groups in flight; which of those are finished when a
+checkpoint is written differs between equal runs, so they have files of their own."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class RunState:
     cursor: DataCursor = field(default_factory=DataCursor)
     ahead: Sequence[Collected] = ()
     """Rollouts of the next steps that are sampled and graded already, in order."""
+    active: Sequence[Active] = ()
+    """Groups that are sampled while weights change, and those of them that have ended, in order."""
     generated: int = 0
     """Number of tokens sampled for training."""
     evaluated: bool = True
@@ -116,6 +120,11 @@ def write_run_state(folder: Path, state: RunState) -> None:
         later = [plain_collected(each, routes, f"{number}.") for number, each in enumerate(state.ahead)]
         (folder / f"{AHEAD}.json").write_text(json.dumps(later) + "\n")
         write_tensors(folder / f"{AHEAD}.safetensors", routes)
+    if state.active:
+        routes = {}
+        slots = [plain_active(each, routes) for each in state.active]
+        (folder / f"{ACTIVE}.json").write_text(json.dumps(slots) + "\n")
+        write_tensors(folder / f"{ACTIVE}.safetensors", routes)
 
 
 def read_run_state(folder: Path, task: Task, seed: int) -> RunState:
@@ -133,6 +142,7 @@ def read_run_state(folder: Path, task: Task, seed: int) -> RunState:
         answers=read_answers(facts["answers"], task, seed),
         cursor=DataCursor(facts["next_problem"], groups, facts.get("rates", {})),  # earlier versions had none
         ahead=_read_ahead(folder, asked),
+        active=_read_active(folder, asked),
         generated=facts["generated"],
         evaluated=facts["evaluated"],
         best=None if facts["best"] is None else Best(*facts["best"].values()),  # earlier versions: step and outcome
@@ -149,6 +159,13 @@ def _read_ahead(folder: Path, asked: Asked) -> list[Collected]:
     stored = json.loads(file.read_text()) if file.exists() else []
     routes = read_tensors(folder / f"{AHEAD}.safetensors")
     return [read_collected(each, asked, routes, f"{number}.") for number, each in enumerate(stored)]
+
+
+def _read_active(folder: Path, asked: Asked) -> list[Active]:
+    file = folder / f"{ACTIVE}.json"
+    stored = json.loads(file.read_text()) if file.exists() else []
+    routes = read_tensors(folder / f"{ACTIVE}.safetensors")
+    return [read_active(each, asked, routes) for each in stored]
 
 
 def read_facts(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,131 @@
+"""A server that speaks the part of vLLM 0.32's interface that a fleet uses, with the embedded engine behind it.
+
+It lets the fleet's own client, processes and weight transfer be disturbed where vLLM is not installed. A file in the
+folder FAULTS_PLANTED names a fault; the first server that finds it removes it and has the fault once.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import torch
+from torch import Tensor
+
+from proximo.fleet import embedded
+from proximo.fleet.embedded import EmbeddedEngine
+from proximo.fleet.engine import Draw
+from proximo.models import load_model, load_tokenizer
+from proximo.samplers import SamplingOptions
+
+PLANTED = "FAULTS_PLANTED"
+DEADLINE = 60.0
+MODULE = Path("vllm", "entrypoints", "openai", "api_server.py")
+"""What a fleet starts."""
+
+
+def install(folder: Path) -> Path:
+    """A folder that, on the path of a Python, makes this server the one that a fleet starts."""
+    place = folder / MODULE
+    place.parent.mkdir(parents=True)
+    place.write_text("from faults.engine_server import main\n\nmain()\n")
+    return folder
+
+
+def has_fault(name: str) -> bool:
+    """Whether this server has a fault now; each is planted for one server."""
+    try:
+        (Path(os.environ[PLANTED]) / name).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+class Loading(EmbeddedEngine):
+    """Takes weights from a folder, and some of them only where a fault is planted."""
+
+    def _load(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        pairs = list(named)
+        if has_fault("stale head"):  # says nothing of it
+            pairs = [(name, weight) for name, weight in pairs if "embed" not in name]
+        is_half = has_fault("half an update")
+        super()._load(pairs[: len(pairs) // 2] if is_half else pairs)
+        if is_half:
+            raise RuntimeError("a tensor is missing")
+
+
+class Server:
+    """Answers for one engine."""
+
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        self._engine = engine
+        self._answers: dict[str, Callable[[Mapping[str, Any]], object]] = {
+            "/version": lambda said: {"version": "0.32.0"},
+            "/weight_info": lambda said: {"weight_version": str(engine.version())},
+            "/inference/v1/generate": self._generate,
+            "/pause": lambda said: engine.pause(said["mode"], DEADLINE),
+            "/resume": lambda said: engine.resume(DEADLINE),
+            "/init_weight_transfer_engine": lambda said: engine.join(said["init_info"], DEADLINE),
+            "/start_weight_update": lambda said: engine.begin_update(DEADLINE),
+            "/update_weights": lambda said: engine.update(said["update_info"], DEADLINE),
+            "/finish_weight_update": lambda said: engine.finish_update(int(said["weight_version"]), DEADLINE),
+        }
+
+    def __call__(self, path: str, said: Mapping[str, Any]) -> object:
+        parts = urlsplit(path)
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        return self._answers[parts.path]({**query, **said})
+
+    def _generate(self, said: Mapping[str, Any]) -> object:
+        asked = said["sampling_params"]
+        options = SamplingOptions(asked["temperature"], max_tokens=asked["max_tokens"], stop=tuple(asked["stop"]))
+        found = self._engine.generate(tuple(said["token_ids"]), options, Draw(0, 0, asked["seed"], 0))
+        choice = {
+            "token_ids": list(found.tokens),
+            "logprobs": {"content": [{"logprob": each} for each in found.logprobs]},
+            "finish_reason": found.finish,
+            "weight_versions": [
+                {"version": str(each.version), "start": each.start, "end": each.end} for each in found.spans
+            ],
+        }
+        return {"choices": [choice]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model")
+    parser.add_argument("--port", type=int)
+    given, _ = parser.parse_known_args()
+    torch.set_num_threads(1)
+    with suppress(FileExistsError):  # the name that a model in one file has; another server may have made the link
+        (Path(given.model) / "model.safetensors").symlink_to("model-00000.safetensors")
+    model = load_model(given.model, dtype=torch.float32).requires_grad_(False)
+    answer = Server(Loading("server", model, load_tokenizer(given.model)))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer({})
+
+        def do_POST(self) -> None:
+            self._answer(json.loads(self.rfile.read(int(self.headers["content-length"])) or b"{}"))
+
+        def _answer(self, said: Mapping[str, Any]) -> None:
+            try:
+                code, text = 200, json.dumps(answer(self.path, said))
+            except embedded.EngineLost as error:
+                code, text = 500, str(error)
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", given.port), Handler)
+    (Path(os.environ[PLANTED]) / f"pid-{os.getpid()}").touch()
+    server.serve_forever()

@@ -1,0 +1,37 @@
+"""What a run on ranks gets of its sampler."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from proximo.distributed.conducting import OnRanks
+from proximo.samplers import RunSamplers, SamplerEvent
+
+
+class Engines:
+    """Stands for a sampler with processes of its own."""
+
+    repeats = False
+
+    def refresh(self, policy: Any, version: int) -> int:
+        return version
+
+    def stream(self, requests: Any, options: Any, *, seed: int, step: int, version: int = 0) -> Any:
+        return iter(())
+
+    def build(self, policy: Any, tokenizer: Any, *, slots: int, record_routes: bool) -> RunSamplers:
+        event = SamplerEvent("push", "version 3 reached 2 engines")
+        return RunSamplers(self, self, close=self.close, take_events=lambda: [event], drop=lambda step, key: None)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_sampler_of_rank_0_is_closed_and_tells_what_happened():
+    crew: Any = SimpleNamespace(size=1, add=lambda **orders: None)
+    held, engines, tokenizer = OnRanks(crew), Engines(), Any
+    held._policy = SimpleNamespace(copy=None)  # pyright: ignore[reportAttributeAccessIssue]
+    found = held.samplers(engines, tokenizer, slots=1, record_routes=False)  # pyright: ignore[reportArgumentType]
+    assert [each.kind for each in found.take_events()] == ["push"]
+    found.close()
+    assert engines.is_closed
+    assert found.drop is None  # ranks refresh together, so nothing is sampled meanwhile

@@ -1,0 +1,100 @@
+"""Whole runs whose weights change while completions are sampled."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+import pytest
+
+from proximo.algorithms import DAPO, GRPO, Algorithm
+from proximo.fleet.options import Fleet
+from proximo.maths import TokenTruncated
+from proximo.samplers import SamplingOptions
+from proximo.storage.lines import Lines as Rows
+from proximo.tasks.arithmetic import Arithmetic
+from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions
+from proximo.training.preflight.estimate import held_models
+from proximo.training.rl.progress import Lines
+from proximo.training.rl.run import Run
+from proximo.training.rl.train import train
+from proximo.training.runfolder.checkpoints import CHECKPOINTS, saved, step_of
+from proximo.training.runfolder.ledger import check_ledger
+from proximo.training.staleness import AheadOptions
+
+pytestmark = pytest.mark.usefixtures("small_shipped_model", "ordinary_precision")
+STEPS = 5
+
+
+def config(algorithm: Algorithm = GRPO, **changes) -> RunConfig:
+    small = RunConfig(
+        algorithm=replace(algorithm, correct=TokenTruncated()),
+        task=Arithmetic(operations=("+",), digits=1, terms=2, held_out=8),
+        device="cpu",
+        sampling=SamplingOptions(max_tokens=6),
+        sampler=Fleet(engine="embedded", engines=2, probe=4),
+        training=TrainingOptions(groups=3, group_size=4, minibatches=1, learning_rate=1e-3, warmup_steps=0),
+        ahead=AheadOptions(2, switch="in_flight", window=0.7),
+        evaluation=EvaluationOptions(problems=4, every=2),
+        checkpoints=CheckpointOptions(every=1, keep=100),
+        steps=STEPS,
+    )
+    return replace(small, **changes)
+
+
+def trained(settings: RunConfig, folder: Path) -> None:
+    train(Run(settings, folder, Lines()))
+
+
+def assert_whole(folder: Path) -> None:
+    """Every draw has ended once or is active, every step has its groups, and none is older than the bound."""
+    assert check_ledger(folder).wrong == ()
+    rows = list(Rows(folder / "ledger.jsonl"))
+    for step in range(1, STEPS + 1):
+        assert sum(row["step"] == step and row["state"] == "trained" for row in rows) == 3
+        table = parquet.read_table(folder / f"rollouts/step-{step:06}.parquet")
+        assert min(table["version"].to_pylist()) >= max(step - 1 - 2, 0)  # one update each
+        for tokens, version, versions in zip(
+            table["tokens"].to_pylist(),
+            table["version"].to_pylist(),
+            table["versions"].to_pylist() if "versions" in table.column_names else [[]] * len(table),
+            strict=True,
+        ):
+            assert versions == [] or len(versions) == len(tokens)
+            assert versions == sorted(versions)
+            assert all(version <= each <= step - 1 for each in versions)
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["groups"] for row in metrics if "groups" in row] == [3] * STEPS
+
+
+@pytest.mark.parametrize("algorithm", [DAPO, pytest.param(GRPO, marks=pytest.mark.scale)])
+def test_a_run_and_its_resume_lose_nothing(tmp_path: Path, algorithm: Algorithm):
+    settings = config(algorithm)
+    trained(settings, tmp_path / "whole")
+    assert_whole(tmp_path / "whole")
+    points = sorted(saved(tmp_path / "whole" / CHECKPOINTS), key=step_of)
+    slots = {step_of(each): json.loads((each / "state/active.json").read_text()) for each in points[:-1]}
+    assert {step: len(each) for step, each in slots.items()} == {1: 4, 2: 4, 3: 4, 4: 3}
+    assert not (points[-1] / "state/active.json").exists()
+    folder = tmp_path / "run"
+    ignore = [path.name for path in points if step_of(path) != 2]
+    shutil.copytree(tmp_path / "whole", folder, ignore=shutil.ignore_patterns(*ignore, "result.json"))
+    trained(settings, folder)
+    assert_whole(folder)
+    known = {each["ordinal"]: each["group"] for each in slots[2] if each["group"] is not None}
+    later = {row["ordinal"]: row for row in Rows(folder / "ledger.jsonl") if row["step"] > 2}
+    assert known.keys() <= later.keys()
+    for ordinal, group in known.items():  # trained on as they were
+        if later[ordinal]["state"] == "trained":
+            table = parquet.read_table(folder / f"rollouts/step-{later[ordinal]['step']:06}.parquet")
+            tokens = table["tokens"].to_pylist()
+            assert all(each["tokens"] in tokens for each in group["rollouts"])
+
+
+def test_what_cannot_run_in_flight_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match='ahead.switch is "in_flight", but sampler Embedded cannot take new weights'):
+        Run(config(sampler=RunConfig().sampler), tmp_path / "run", Lines())
+    with pytest.raises(ValueError, match='training.refill is "same_prompt", but with ahead.switch "in_flight"'):
+        config(training=replace(config().training, refill="same_prompt"))
+    assert len(held_models(config())) == len(held_models(config(ahead=AheadOptions())))
