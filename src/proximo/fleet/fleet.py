@@ -7,6 +7,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -154,7 +155,8 @@ class FleetSampler:
 
     def _completed(self, partial: PartialCompletion, writer: TokenWriter, closed: threading.Event) -> Completion:
         draw = Draw(writer.seed, writer.step, partial.key, partial.sample)
-        found = self._generated(partial.prompt, writer.options, draw, closed)
+        limit = min(partial.max_tokens or writer.options.max_tokens, writer.options.max_tokens)
+        found = self._generated(partial.prompt, replace(writer.options, max_tokens=limit), draw, closed)
         # The end is found here again, by the rules of all samplers: engines read text in ways of their own.
         logprobs = [0.0] * len(found.tokens) if writer.options.greedy else list(found.logprobs)
         writer.take(partial, list(found.tokens), logprobs, [])

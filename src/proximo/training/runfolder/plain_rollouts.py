@@ -10,7 +10,7 @@ from torch import Tensor
 
 from proximo.tasks import Split, Task
 from proximo.training.records import Answered, Collected, DataCursor
-from proximo.types import Completion, Grade, Group, Problem, Rollout
+from proximo.types import Completion, Grade, Group, Problem, Rollout, Turn
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class Asked:
 def _rollout(completion: Completion, grade: Grade) -> dict[str, Any]:
     facts = asdict(replace(completion, routes=None, prompt_routes=None))
     del facts["routes"], facts["prompt_routes"]
+    if not completion.turns:
+        del facts["turns"]
     return facts | {"outcome": grade.outcome, "parts": dict(grade.parts)}
 
 
@@ -45,6 +47,7 @@ def _read_rollout(facts: Mapping[str, Any], **routes: Tensor | None) -> Rollout:
         version=facts["version"],
         entropies=tuple(facts.get("entropies", ())),  # earlier versions did not keep them
         sampled=tuple(facts.get("sampled", ())),  # earlier versions knew sampled tokens only
+        turns=tuple(Turn(**each) for each in facts.get("turns", ())),
         **routes,
     )
     return Rollout(completion, Grade(facts["outcome"], facts["parts"]))
