@@ -44,6 +44,11 @@ def with_algorithm(config: RunConfig, algorithm: Algorithm) -> RunConfig:
     return replace(config, algorithm=algorithm, training=training, value=value, teacher=teacher)
 
 
+def with_values(config: RunConfig) -> RunConfig:
+    """A value model's options written out, where one is needed, so that its fields can be changed and read."""
+    return replace(config, value=config.value_options)
+
+
 def ablated(algorithm: Algorithm) -> dict[str, Algorithm | None]:
     """For each stage in which the algorithm differs from `Algorithm()`: the algorithm with that stage's default. None
     where the stages contradict each other then, as a value loss does without an advantage that asks for values.
