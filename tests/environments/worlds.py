@@ -108,3 +108,15 @@ class Picky(Environment):
         if reply == "b":
             time.sleep(100)
         return Done(1.0)
+
+
+class Parity(Environment):
+    """Three replies, each of which earns something by what it says."""
+
+    def reset(self, problem: dict[str, Any]) -> None:
+        self.seen = 0
+
+    def step(self, reply: str) -> Observation | Done:
+        self.seen += 1
+        reward = 0.5 * (sum(map(ord, reply)) % 2)
+        return Done(reward) if self.seen == 3 else Observation(f"+{self.seen}=", reward)
