@@ -225,7 +225,7 @@ def test_formats_are_read_from_templates():
 )
 def test_mistakes_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
-        MultiTurn(**fields)
+        MultiTurn(**fields).check()
 
 
 def test_tools_need_a_conversation_and_a_docstring():

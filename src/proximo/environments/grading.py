@@ -13,7 +13,10 @@ from proximo.types import Completion, Grade, Problem
 
 def played(task: Task, environment: Interaction, tokenizer: PreTrainedTokenizerBase) -> Task:
     """The task as this environment plays it; the task itself where the environment has no say in it."""
-    return Played(task, environment, tokenizer) if isinstance(environment, Acting) else task
+    if not isinstance(environment, Acting):
+        return task
+    environment.check()
+    return Played(task, environment, tokenizer)
 
 
 @dataclass(frozen=True)

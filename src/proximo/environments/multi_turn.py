@@ -51,12 +51,6 @@ class MultiTurn:
     """Memory limit of each process for its own data."""
 
     def __post_init__(self) -> None:
-        if not self.path and not self.tools:
-            raise ValueError(
-                "environment.path is empty and so is environment.tools: give an environment, tools, or both"
-            )
-        if self.arguments and not self.path:
-            raise ValueError(f"environment.arguments is {dict(self.arguments)}, but environment.path is empty")
         for name, path in [("path", self.path)] * bool(self.path) + [("tools", each) for each in self.tools]:
             place, _, wanted = path.rpartition(":")
             if not place or not wanted.isidentifier():
@@ -69,6 +63,15 @@ class MultiTurn:
                 f"environment.seconds is {self.seconds}, environment.memory_mb {self.memory_mb}: give seconds above 0, "
                 "at most a day, and at least 64 MB"
             )
+
+    def check(self) -> None:
+        """Refuse one that has nothing to play with. Not when it is made: flags fill its fields one by one."""
+        if not self.path and not self.tools:
+            raise ValueError(
+                "environment.path is empty and so is environment.tools: give an environment, tools, or both"
+            )
+        if self.arguments and not self.path:
+            raise ValueError(f"environment.arguments is {dict(self.arguments)}, but environment.path is empty")
 
     @property
     def scores(self) -> bool:

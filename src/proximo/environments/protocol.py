@@ -100,6 +100,10 @@ class Acting(Protocol):
         """Whether it gives the outcome of completions; otherwise the task grades them."""
         ...
 
+    def check(self) -> None:
+        """Raise ValueError where it cannot be played at all."""
+        ...
+
     def prepared(self, problem: Problem, tokenizer: PreTrainedTokenizerBase) -> Problem:
         """The problem as the policy is asked it, such as with the tools that it may call."""
         ...

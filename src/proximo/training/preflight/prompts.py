@@ -44,6 +44,7 @@ def check_prompts(config: Asks, path: str, tokenizer: PreTrainedTokenizerBase) -
             f"{reach.tokens}, or use a model with a longer context"
         )
 
+    task = played(config.task, config.environment, tokenizer)
     acts = config.environment if isinstance(config.environment, Acting) else None
 
     def complaint(problem: Problem) -> str | None:
@@ -55,7 +56,7 @@ def check_prompts(config: Asks, path: str, tokenizer: PreTrainedTokenizerBase) -
 
     if isinstance(config.task, Checked):
         return config.task.check(complaint)
-    _check_first(played(config.task, config.environment, tokenizer), config.seed, tokenizer, most, reach)
+    _check_first(task, config.seed, tokenizer, most, reach)
     return []
 
 
