@@ -43,11 +43,8 @@ ROUNDS = 200
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 
 
-def main(
-    requests: int, answers: int, life: int, trainer: int, *, serve: Callable[[int, int], None] | None = None
-) -> None:
-    """The first three are file descriptors, the fourth a process. `serve` is what the runner does; reward functions are
-    called where it is not given."""
+def main(requests: int, answers: int, life: int, trainer: int, *, serve: Any = None) -> None:
+    """Three file descriptors, a process, and what the runner does; None: it calls reward functions."""
     for descriptor in (requests, answers, life):
         os.set_inheritable(descriptor, False)  # by programs that a function starts
     _prctl(_SET_CHILD_SUBREAPER, 1)  # orphans below become ours, so that we can kill them
@@ -170,7 +167,6 @@ def serve_rewards(requests: int, answers: int) -> None:
 
 
 def limit_memory(most: int) -> None:
-    """Bytes of its own data."""
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):  # shared memory is in no limit: when it runs out, not the trainer is ended
@@ -179,16 +175,15 @@ def limit_memory(most: int) -> None:
 
 def load(place: str) -> ModuleType:
     """A module, or a file as one."""
-    if place.endswith(".py"):
-        sys.path.insert(0, str(Path(place).parent))  # as with `python file.py`: it may import what is next to it
-        spec = importlib.util.spec_from_file_location(f"reward_{Path(place).stem}", place)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-    else:
-        module = importlib.import_module(place)
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    sys.path.insert(0, str(Path(place).parent))  # as with `python file.py`: it may import what is next to it
+    spec = importlib.util.spec_from_file_location(f"reward_{Path(place).stem}", place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
     return module
 
 
