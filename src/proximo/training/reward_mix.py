@@ -107,7 +107,7 @@ def _rule_name(reward: Reward) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(reward).__name__).lower()
 
 
-def check_rewards(task: Task, mix: RewardMix, algorithm: Algorithm, environment: Interaction) -> None:
+def check_rewards(task: Task, mix: RewardMix, algorithm: Algorithm, environment: Interaction | None = None) -> None:
     """Refuse a run whose reward does not include what it should train on, or is empty."""
     graded = has_verdict(task) or (isinstance(environment, Acting) and environment.scores)
     if not graded and mix.task != 0:
