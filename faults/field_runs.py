@@ -8,6 +8,7 @@ from faults.field_prompts import prompt_trials
 from faults.field_table import STRONG, Trial, algorithm_trials, lagging, lively, several
 from faults.runs import rows_file, small
 from proximo.algorithms import DAPO, DISTILL, GRPO, ONLINE_DPO, PPO, RFT, SAPO
+from proximo.environments import MultiTurn
 from proximo.maths import RouterBalance, SoftOverlong
 from proximo.maths.pieces.advantages import GroupCentred
 from proximo.models import load_model, load_tokenizer, tiny_tokenizer
@@ -17,9 +18,10 @@ from proximo.models.shipped import resolve
 from proximo.models.tiny import tiny_moe
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead
 from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction
+from proximo.samplers import SamplingOptions
 from proximo.samplers.mismatched import Mismatched
 from proximo.sandbox import Limits
-from proximo.tasks import Code, Countdown, Echo, File, Gym, Sorting
+from proximo.tasks import Code, Countdown, Echo, File, Guessing, Gym, Sorting
 from proximo.training.config import EvaluationOptions, ValueOptions
 from proximo.training.reward_mix import RewardMix, RewardModel, WeightedRule
 from proximo.training.staleness import AheadOptions
@@ -142,6 +144,19 @@ def _tasks(folder: Path) -> list[Trial]:
                   held_out=0.25),
         Trial(lively(GRPO, task=Code(str(_bad_programs(folder)), held_out=0.5, workers=1)), "task.skip_bad", True),
         Trial(form, "task.reward", MathVerify()),
+        *_turns(),
+    ]  # fmt: skip
+
+
+def _turns() -> list[Trial]:
+    """Of environments and tools."""
+    guess = small(GRPO, steps=1, model="tiny-agent", task=Guessing(held_out=8), sampling=SamplingOptions(max_tokens=32))
+    played = replace(guess, environment=MultiTurn("proximo.worlds:NumberGuessing", max_turn_tokens=4))
+    return [
+        *several(guess, "task", secret="word", held_out=9),
+        Trial(guess, "environment", played.environment),
+        *several(played, "environment", path="proximo.worlds:WordGuessing", arguments={"tries": 1},
+                  tools=("proximo.worlds:calculate",), max_turns=1, max_turn_tokens=1, max_answer_tokens=1),
     ]  # fmt: skip
 
 

@@ -43,7 +43,8 @@ GIVEN = "a function given in Python, which a config file only names; tests/door 
 JUDGE = "of a judge behind a server; tests/rewards/test_judges.py has one, and the family `judges` breaks it"
 LISTED = {
     "RunConfig.device": "there is one kind of device here",
-    "RunConfig.environment": "one environment comes with the package; others are classes of a user's own",
+    "MultiTurn.seconds": LIMIT,
+    "MultiTurn.memory_mb": LIMIT,
     "RunConfig.compile": "nothing is compiled on a CPU",
     "TrainingOptions.token_budget": MACHINE,
     "RunConfig.ranks": "the numbers stay within rounding; tests/distributed holds them to it",

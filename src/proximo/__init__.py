@@ -49,6 +49,7 @@ from proximo.version import __version__
 
 if TYPE_CHECKING:
     from proximo import presets, rewards, tasks
+    from proximo.acting import Done, Environment, Observation
     from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm, UnusualChoice
     from proximo.data import DataFile
     from proximo.door.comparing import compare
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from proximo.door.planning import plan
     from proximo.door.stages import dpo, reward_model, sft
     from proximo.door.training import config_for, task_of, train
+    from proximo.environments import MultiTurn
     from proximo.exporting.export import Exported, export
     from proximo.maths.crediting import advantages
     from proximo.maths.objective import policy_loss
@@ -89,7 +91,9 @@ __all__ = [
     "Algorithm",
     "CheckpointOptions",
     "DataFile",
+    "Done",
     "DpoConfig",
+    "Environment",
     "Evaluation",
     "EvaluationOptions",
     "Exported",
@@ -97,6 +101,8 @@ __all__ = [
     "Fitted",
     "Lora",
     "Merged",
+    "MultiTurn",
+    "Observation",
     "OpenedRun",
     "RewardMix",
     "RewardModel",
@@ -137,6 +143,7 @@ _ROOMS = ("presets", "rewards", "tasks")
 """Modules that are names of the door themselves."""
 
 _WHERE = {
+    "acting": ("Done", "Environment", "Observation"),
     "algorithms": ("DAPO", "GRPO", "GSPO", "PPO", "SAPO", "Algorithm", "UnusualChoice"),
     "data": ("DataFile",),
     "door.comparing": ("compare",),
@@ -146,6 +153,7 @@ _WHERE = {
     "door.planning": ("plan",),
     "door.stages": ("dpo", "reward_model", "sft"),
     "door.training": ("config_for", "task_of", "train"),
+    "environments": ("MultiTurn",),
     "exporting.export": ("Exported", "export"),
     "maths.crediting": ("advantages",),
     "maths.objective": ("policy_loss",),

@@ -55,15 +55,24 @@ def counted_from(folder: str, name: str) -> str:
 
 def load_class(name: str, check: Check | None = None) -> type:
     """The class that a name points at; ValueError says in one line what is wrong and what to do."""
-    place, class_name = _split(name)
+    return _load(name, "class", lambda value: isinstance(value, type), check)
+
+
+def load_function(name: str, check: Check | None = None) -> Callable[..., Any]:
+    """The function that a name points at, likewise."""
+    return _load(name, "function", lambda value: callable(value) and not isinstance(value, type), check)
+
+
+def _load(name: str, what: str, fits: Callable[[Any], bool], check: Check | None) -> Any:
+    place, wanted = _split(name)
     with _loading:
         module = _file_module(place, check) if place.endswith(".py") else _named_module(place, check)
-    found = vars(module).get(class_name)
-    if not isinstance(found, type):
-        own = [each for each, value in vars(module).items() if isinstance(value, type) and _is_of(value, module)]
-        close = difflib.get_close_matches(class_name, own, n=1)
+    found = vars(module).get(wanted)
+    if not fits(found):
+        own = [each for each, value in vars(module).items() if fits(value) and _is_of(value, module)]
+        close = difflib.get_close_matches(wanted, own, n=1)
         there = f", perhaps {close[0]}" if close else f"; it has {', '.join(own)}" if own else ""
-        raise ValueError(f"{place} has no class {class_name}{there}")
+        raise ValueError(f"{place} has no {what} {wanted}{there}")
     return found
 
 
@@ -125,8 +134,8 @@ def _split(name: str) -> tuple[str, str]:
     return place, class_name
 
 
-def _is_of(value: type, module: types.ModuleType) -> bool:
-    return value.__module__ == module.__name__
+def _is_of(value: Any, module: types.ModuleType) -> bool:
+    return getattr(value, "__module__", None) == module.__name__
 
 
 def _file_module(place: str, check: Check | None) -> types.ModuleType:

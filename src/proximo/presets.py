@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, VAPO, Algorithm
+from proximo.environments import MultiTurn
 from proximo.maths.pairwise import BradleyTerry, Dpo
 from proximo.maths.pieces.divergences import KlLoss, UnbiasedK3
 from proximo.maths.pieces.shaping import KlReward
@@ -12,6 +13,7 @@ from proximo.maths.pieces.traits import AdvantageTraits, AnchorTraits
 from proximo.models.values import OwnLayers, OwnModel
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
+from proximo.tasks.guessing import Guessing
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
 from proximo.training.offline.fitting import FitOptions
 from proximo.training.pipeline import PipelineConfig, PreferenceOptions, ReinforcementOptions, RewardModelOptions
@@ -42,6 +44,11 @@ def with_algorithm(config: RunConfig, algorithm: Algorithm) -> RunConfig:
     if AnchorTraits.read(algorithm.anchor).on_policy:
         training = replace(training, minibatches=1, epochs=1)
     return replace(config, algorithm=algorithm, training=training, value=value, teacher=teacher)
+
+
+def with_values(config: RunConfig) -> RunConfig:
+    """A value model's options written out, where one is needed, so that its fields can be changed and read."""
+    return replace(config, value=config.value_options)
 
 
 def ablated(algorithm: Algorithm) -> dict[str, Algorithm | None]:
@@ -83,6 +90,27 @@ SMOLLM_ARITHMETIC = RunConfig(
     steps=20,
 )
 
+_GAME = replace(
+    ARITHMETIC,
+    model="tiny-agent",
+    training=TrainingOptions(groups=16, group_size=8, minibatches=2, learning_rate=3e-4, warmup_steps=2),
+    # Sampled: the most likely replies of this model are better than it is.
+    evaluation=EvaluationOptions(problems=200, samples=4, metric="mean_at_k"),
+    steps=60,
+)
+GUESSING = replace(
+    _GAME,
+    task=Guessing("number"),
+    environment=MultiTurn("proximo.worlds:NumberGuessing", max_turns=3, max_turn_tokens=4),
+    sampling=SamplingOptions(max_tokens=24),
+)
+CALCULATOR = replace(
+    _GAME,
+    task=Arithmetic(operations=("*",), digits=2, held_out=200, chat=True),
+    environment=MultiTurn(tools=("proximo.worlds:calculate",), max_turns=3),
+    sampling=SamplingOptions(max_tokens=48),
+)
+
 PIPELINE_DEMO = PipelineConfig(
     sft=FitOptions(epochs=3.0, batch=32, learning_rate=1e-3, warmup_steps=20),
     reward_model=RewardModelOptions(
@@ -110,6 +138,8 @@ PRESETS = (
     Preset("ppo-arithmetic", PPO_ARITHMETIC, "the same with PPO and a value model on its own copy of the last layer"),
     Preset("vapo-arithmetic", VAPO_ARITHMETIC, "the same with VAPO and a separate, pretrained value model"),
     Preset("smollm-arithmetic", SMOLLM_ARITHMETIC, "one-digit sums with SmolLM2-135M; needs the extra smollm"),
+    Preset("guessing", GUESSING, "guess a number in three turns, told higher or lower; a minute or two on a CPU"),
+    Preset("calculator", CALCULATOR, "products of two-digit numbers with a calculator as a tool; minutes on a CPU"),
     Preset(
         "pipeline-demo",
         PIPELINE_DEMO,

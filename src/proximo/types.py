@@ -49,6 +49,27 @@ class Request:
     first_sample: int = 0
     """The number of the first sample. A later turn asks for each sample alone, since their prompts then differ, and
     gives its number here."""
+    max_tokens: int | None = None
+    """Its own limit, where that is below the options': what earlier turns have left. None: the options' alone."""
+
+    def limit(self, max_tokens: int) -> int:
+        """Tokens of a completion at most, where the options allow `max_tokens`."""
+        return max_tokens if self.max_tokens is None else min(self.max_tokens, max_tokens)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A message of a conversation after the prompt."""
+
+    role: str
+    """assistant: what the policy sampled. user or tool: what an environment answered."""
+    text: str
+    end: int
+    """Number of the completion's tokens up to its end."""
+    reward: float | None = None
+    """What the policy earned by it; NaN: unscored. None: it earns nothing by itself, the whole completion is graded."""
+    failed: str = ""
+    """What went wrong with it, such as a tool that raised; empty: nothing."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +100,15 @@ class Completion:
     versions: tuple[int, ...] = ()
     """How many updates the policy had seen at each token, where it was updated while the completion was sampled.
     Empty: `version` at all of them."""
+    turns: tuple[Turn, ...] = ()
+    """Its messages, the policy's and the environment's, in order. Empty: it is one reply."""
 
     def __post_init__(self) -> None:
+        ends = [turn.end for turn in self.turns]
+        if ends and not (ends == sorted(ends) and ends[-1] == len(self.tokens)):
+            raise ValueError(
+                f"completion.turns end at {ends} of {len(self.tokens)} tokens: the last turn ends with them"
+            )
         for name in ("logprobs", "entropies", "sampled", "routes", "versions"):
             values = getattr(self, name)
             if values is not None and len(values) not in (0, len(self.tokens)):
@@ -93,6 +121,12 @@ class Completion:
     def num_sampled(self) -> int:
         """The completion's length as it is shown, penalised and counted: sampled tokens only."""
         return sum(self.sampled) if self.sampled else len(self.tokens)
+
+    @property
+    def earned(self) -> float | None:
+        """Sum of what its turns earned; None where turns earn nothing by themselves."""
+        rewards = [turn.reward for turn in self.turns if turn.reward is not None]
+        return math.fsum(rewards) if rewards else None
 
 
 @dataclass(frozen=True)
@@ -188,6 +222,8 @@ class Batch:
     """[B, T, L, K]: the experts that completion tokens are sent to; -1: unknown. None: where their routers say."""
     prompt_routes: tuple[Tensor, ...] = ()
     """The same of each prompt."""
+    turn_rewards: Tensor | None = None
+    """[B, T]: what each turn earned, at its last token; None where turns earned nothing."""
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proximo.algorithms import GRPO
-from proximo.environments import Ask, Environment, Question, SingleTurn
+from proximo.environments import Ask, Interaction, Question, SingleTurn
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.samplers import SamplingOptions, Stream
 from proximo.samplers.embedded import EmbeddedSampler
@@ -38,7 +38,7 @@ def test_a_single_turn_is_what_the_sampler_streams(sampler):
     found = list(SingleTurn().play(questions, asking(sampler)))
     assert found == list(sampler.stream(requests, OPTIONS, seed=1, step=3, version=9))
     assert {each.version for _, siblings in found for each in siblings} == {9}
-    assert isinstance(SingleTurn(), Environment)
+    assert isinstance(SingleTurn(), Interaction)
 
 
 def test_a_sample_asked_for_alone_is_the_one_among_its_siblings(sampler):
@@ -142,7 +142,7 @@ class Breaking:
         return BROKEN[self.case][0](list(self.sampler.stream(requests, options, **draws)))
 
 
-def breaking(sampler: Any, environment: Environment) -> Collector:
+def breaking(sampler: Any, environment: Interaction) -> Collector:
     task, training = Arithmetic(held_out=5), TrainingOptions(groups=2, group_size=2, minibatches=1)
     return Collector(task, sampler, TOKENIZER, OPTIONS, training, GRPO.keep, seed=0, environment=environment)
 

@@ -33,6 +33,7 @@ CACHES = {
     "samplers/embedded/captured.py:compiled_draw": COMPILED,
     "samplers/drawing.py:_root": PURE,
     "sandbox/filtering.py:instructions": PURE,
+    "environments/tool_calls.py:schema_of": "what a user's function says of itself; its module is loaded once",
     "tasks/arithmetic.py:_stream": PURE,
     "tasks/countdown.py:_stream": PURE,
     "tasks/draws.py:_permutation": PURE,
@@ -41,9 +42,11 @@ CACHES = {
     "tasks/gym_scoring.py:_dataset": PURE,
     "tasks/sorting.py:_stream": PURE,
     "training/old_names.py:_defaults": PURE,
+    "worlds/python.py:_sandbox": "a sandbox that keeps nothing between two programs",
     "version.py:source_fingerprint": FILE,
 }
 OBJECTS = {
+    "acting/worker.py:process": "a module of this package, in a process of environments",
     "insight/view/lenses.py:_looks": "a cache of the viewer, by the step object that it holds",
     "insight/view/reader.py:_tables": "a cache of the viewer, by the file and when it was written",
     "insight/view/summaries.py:_summaries": "a cache of the viewer, by the step object that it holds",

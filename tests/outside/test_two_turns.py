@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import torch
 
 from proximo import toml
-from proximo.environments import Ask, Environment, Question
+from proximo.environments import Ask, Interaction, Question
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import EmbeddedSampler
@@ -27,7 +27,7 @@ QUESTIONS = [Question(Problem(str(key), "?", None), Request(key, prompt, 3)) for
 
 def test_a_config_holds_an_environment_from_outside():
     config = RunConfig(environment=TwoTurns(note="="))
-    assert isinstance(TwoTurns(), Environment)
+    assert isinstance(TwoTurns(), Interaction)
     assert toml.loads(toml.dumps(config), RunConfig).environment == TwoTurns(note="=")
 
 

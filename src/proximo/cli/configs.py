@@ -11,11 +11,11 @@ from proximo.cli.data import DATA_FLAGS, take_task
 from proximo.cli.flags import asks_for_help, changed, read_flags, read_number, refuse, said_later, take
 from proximo.cli.parsing import nearest
 from proximo.defaults import Default, defaults_for, facts_of, kept, with_defaults
-from proximo.door.training import OWN, with_values
+from proximo.door.training import OWN
 from proximo.explain import Card
 from proximo.insight.folder import RunFolder
 from proximo.outside import load_class
-from proximo.presets import ARITHMETIC, PRESETS, with_algorithm
+from proximo.presets import ARITHMETIC, PRESETS, with_algorithm, with_values
 from proximo.tasks import Code, File
 from proximo.training.config import RunConfig
 from proximo.training.old_names import load_run

@@ -35,3 +35,12 @@ def keep_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> str:
         partial.write_text(text)
         partial.replace(path)
     return str(path)
+
+
+def paths_of(given: Any, keep_in: Path) -> list[str]:
+    """Data as paths: rows that are given in Python are written to a file in `keep_in`."""
+    if isinstance(given, str | Path):
+        return [str(given)]
+    if isinstance(given, list | tuple) and all(isinstance(each, str | Path) for each in given):
+        return [str(each) for each in given]
+    return [keep_rows(rows_of(given), keep_in)]

@@ -13,7 +13,7 @@ from proximo.door.machines import machine_of
 from proximo.door.refusing import refuse_kind
 from proximo.door.rewards import refuse_unbound
 from proximo.door.telling import Say, keep_quiet, say
-from proximo.door.training import CONFIG, with_values
+from proximo.door.training import CONFIG
 from proximo.insight.compare import (
     Budget,
     ComparisonPlan,
@@ -30,7 +30,7 @@ from proximo.insight.compare import (
 )
 from proximo.machine import Machine
 from proximo.models import pick_device
-from proximo.presets import Comparison
+from proximo.presets import Comparison, with_values
 from proximo.storage.locks import FolderLock
 from proximo.training.config import RunConfig
 from proximo.training.preflight.estimate import held_models

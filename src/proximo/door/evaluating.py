@@ -14,7 +14,7 @@ from proximo.door.machines import as_found, open_model
 from proximo.door.refusing import refuse_kind
 from proximo.door.rewards import Rewards, with_rewards
 from proximo.door.telling import keep_quiet, say
-from proximo.environments import EnvironmentOptions, SingleTurn
+from proximo.environments import EnvironmentOptions, SingleTurn, played
 from proximo.evaluation.results import ModelResult
 from proximo.insight.folder import RunFolder
 from proximo.models import Precision, load_tokenizer
@@ -59,7 +59,8 @@ class EvalConfig:
     dtype: Precision = "auto"
     """Data type of the weights. `auto`: bfloat16 on a GPU, float32 on a CPU."""
     environment: EnvironmentOptions = field(default_factory=SingleTurn)
-    """Environment between a problem and its completions. `SingleTurn`: one completion per sample."""
+    """Environment between a problem and its completions. `SingleTurn`: one completion per sample.
+    `MultiTurn`: several turns with an environment of your own or tools."""
     seed: int = 0
     """Random seed of the evaluation."""
 
@@ -150,7 +151,7 @@ def _evaluated(name: str, config: EvalConfig, label: str) -> tuple[ModelResult, 
     model, tokenizer = open_model(name, config.device, config.dtype)
     model.requires_grad_(False)  # nothing is trained, and the sampler may take the memory that training would
     options = EvaluationOptions(problems=config.problems, samples=config.samples)
-    task = judged(config.task, config.rewards, tokenizer, config.dtype)
+    task = judged(played(config.task, config.environment, tokenizer), config.rewards, tokenizer, config.dtype)
     sampler = local_sampler(model, tokenizer)
     with grading() as active:
         found = evaluation.answers(

@@ -7,7 +7,7 @@ from typing import Any
 
 from proximo import explain, toml
 from proximo.algorithms import Algorithm
-from proximo.data.given import keep_rows, rows_of
+from proximo.data.given import paths_of
 from proximo.defaults import START, Default, defaults_for, facts_of, listed, with_defaults
 from proximo.door.folders import PathLike, attempted, folder_for, suit_attempt
 from proximo.door.machines import as_found, on_ranks
@@ -16,11 +16,13 @@ from proximo.door.progress import OnStep, Silent, Watched
 from proximo.door.refusing import refuse_kind, refuse_values
 from proximo.door.rewards import Rewards, with_rewards
 from proximo.door.telling import Say, keep_quiet, say
+from proximo.environments import Acting, EnvironmentOptions
+from proximo.environments.given import Tool, given_environment
 from proximo.models import load_tokenizer
 from proximo.models.adapters.lora import Lora
 from proximo.models.compiling import compiles
 from proximo.models.shipped import resolve
-from proximo.presets import ARITHMETIC, with_algorithm
+from proximo.presets import ARITHMETIC, with_algorithm, with_values
 from proximo.rewards import ExactMatch
 from proximo.tasks import Task, TaskOptions
 from proximo.tasks.sources.mixture import with_reward
@@ -57,6 +59,9 @@ def train(
     data: Any = None,
     evaluation_data: Any = (),
     rewards: Rewards | None = None,
+    environment: Any = None,
+    tools: Sequence[Tool] = (),
+    max_turns: int | None = None,
     algorithm: Algorithm | str | None = None,
     steps: int | None = None,
     on_step: OnStep | None = None,
@@ -82,6 +87,9 @@ def train(
     rewards           what is rewarded, in the place of the task's verdict: functions as TRL, verl or verifiers call
                       them, each alone or as (f, weight). One that a module or file holds runs in a process of its
                       own; a lambda or a notebook's function runs in this process, and a resume needs it again
+    environment       a class with reset(problem) and step(reply), which answers replies and rewards them, its path
+                      file.py:Name, or a value such as proximo.MultiTurn(...)
+    tools, max_turns  functions that the policy may call, or their paths; replies of an episode at most
     algorithm         a name, such as "dapo", or a value, such as proximo.DAPO; None: GRPO, or the RunConfig's
     steps             training steps; None: by the size of the data, or the RunConfig's
     on_step           called as on_step(step, metrics) after each step; True ends the run there, saved, evaluated and
@@ -95,12 +103,12 @@ def train(
     Example:
         run = proximo.train("path/to/model", "runs/mine", data="gsm8k.jsonl", algorithm="dapo", steps=200)
         print(run.before.accuracy, run.after.accuracy, run.checkpoint, run.metrics().column("outcome"))
-        config = replace(proximo.presets.ARITHMETIC, algorithm=proximo.DAPO, steps=20)
-        proximo.train(config, "runs/demo")
+        proximo.train(replace(proximo.presets.ARITHMETIC, algorithm=proximo.DAPO, steps=20), "runs/demo")
     """
     refuse_kind("config", config, (RunConfig, str, Path), f"a model's folder or name, or {CONFIG}")
     base = config if isinstance(config, RunConfig) else replace(OWN, model=str(config))
-    base = _given(base, data, evaluation_data, rewards, algorithm, steps, quiet)
+    played = given_environment(environment, tools, max_turns)
+    base = _given(base, data, evaluation_data, rewards, algorithm, steps, quiet, played)
     chosen = () if isinstance(config, RunConfig) else defaults_for(base, facts_of(base))
     options = {"resume": resume, "allow_change": allow_change, "accept_lost": accept_lost_rows, "track": track}
     return _trained_in(run, with_defaults(base, chosen), chosen, on_step, quiet, **options)
@@ -184,8 +192,11 @@ def _given(
     algorithm: Algorithm | str | None,
     steps: int | None,
     quiet: bool,
+    environment: EnvironmentOptions | None = None,
 ) -> RunConfig:
     """The config with what else was given in the place of its own."""
+    if environment is not None:
+        config = replace(config, environment=environment)
     if algorithm is not None:
         refuse_kind("algorithm", algorithm, (Algorithm, str), "a name such as 'dapo', or a value such as proximo.DAPO")
         config = with_algorithm(config, algorithm_of(algorithm))
@@ -196,7 +207,7 @@ def _given(
             raise ValueError("evaluation_data is given, and data is a task, which has its own: leave one of them out")
         config = replace(config, task=data)
     elif data is not None:
-        rewarded = rewards is not None
+        rewarded = rewards is not None or (isinstance(environment, Acting) and environment.scores)
         task = task_of(data, evaluation=evaluation_data, model=config.model, rewarded=rewarded, quiet=quiet)
         config = replace(config, task=task)
     elif evaluation_data:
@@ -239,24 +250,11 @@ def task_of(
         has_reward=rewarded,
     )
     chat = model is not None and load_tokenizer(resolve(model)).chat_template is not None
-    found = open_data(_paths(data, keep_in), _paths(evaluation, keep_in), chosen, chat=chat)
+    found = open_data(paths_of(data, Path(keep_in)), paths_of(evaluation, Path(keep_in)), chosen, chat=chat)
     for line in found.lines:
         (keep_quiet if quiet else say)(line)
     # A reward stands where one has to be until what is rewarded takes its place.
     return with_reward(found.task, ExactMatch()) if rewarded else found.task
-
-
-def _paths(given: Any, keep_in: PathLike) -> list[str]:
-    if isinstance(given, str | Path):
-        return [str(given)]
-    if isinstance(given, list | tuple) and all(isinstance(each, str | Path) for each in given):
-        return [str(each) for each in given]
-    return [keep_rows(rows_of(given), Path(keep_in))]
-
-
-def with_values(config: RunConfig) -> RunConfig:
-    """A value model's options written out, where one is needed, so that its fields can be changed and read."""
-    return replace(config, value=config.value_options)
 
 
 def trained(

@@ -1,9 +1,21 @@
 """What stands between a task's problems and the sampler: one question and one answer, or several turns."""
 
-from proximo.environments.protocol import Ask, Environment, Question, play
+from proximo.environments.grading import played
+from proximo.environments.multi_turn import MultiTurn
+from proximo.environments.protocol import Acting, Ask, Interaction, Question, play
 from proximo.environments.single_turn import SingleTurn
 
-__all__ = ["Ask", "Environment", "EnvironmentOptions", "Question", "SingleTurn", "play"]
+__all__ = [
+    "Acting",
+    "Ask",
+    "EnvironmentOptions",
+    "Interaction",
+    "MultiTurn",
+    "Question",
+    "SingleTurn",
+    "play",
+    "played",
+]
 
-EnvironmentOptions = SingleTurn | Environment
-"""What a run's config may name: an environment of this package, or any class that is one."""
+EnvironmentOptions = SingleTurn | MultiTurn | Interaction
+"""What a run's config may name: one of this package, or any class that has `play`."""

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import chain, compress
 from typing import Any, NoReturn
 
 from proximo.samplers import Stream
 from proximo.types import Completion, Request
 
+Drawn = dict[tuple[int, int], list[tuple[int, ...]]]
+"""Tokens that a sampler returned, by the key of the request and the sample's number, in the order they were asked."""
 SHOWN = 100
 """Most characters of a returned object in an error."""
 
@@ -26,6 +28,8 @@ class Promise:
     """Version of the policy, which every completion carries."""
     vocabulary: int
     """Number of token ids of the tokenizer."""
+    drawn: Drawn | None = None
+    """Tokens that the sampler returned, for what an environment returns; None: they come from the sampler itself."""
 
     def check(self, stream: Stream) -> Stream:
         """The same stream; ValueError at the first entry that breaks the promise."""
@@ -39,22 +43,25 @@ class Promise:
             if number not in missing:
                 self._refuse(f"prompt {number}", f"it must return each number from 0 to {len(self.requests) - 1} once")
             missing.remove(number)
-            if len(completions) != (wanted := self.requests[number].num_samples):
-                self._refuse(f"{len(completions)} completions of prompt {number}", f"num_samples is {wanted}")
-            for completion in completions:
-                self._check(completion, f"of prompt {number}")
+            request = self.requests[number]
+            if len(completions) != request.num_samples:
+                wanted = f"num_samples is {request.num_samples}"
+                self._refuse(f"{len(completions)} completions of prompt {number}", wanted)
+            for sample, completion in enumerate(completions, start=request.first_sample):
+                self._check(completion, f"of prompt {number}", request.limit(self.max_tokens))
+                self._check_drawn(completion, f"of prompt {number}", (request.key, sample))
             yield number, tuple(completions)
         if missing:
             self._refuse(f"no completions of prompt {min(missing)}", f"it must answer all {len(self.requests)} prompts")
 
-    def _check(self, completion: Any, prompt: str) -> None:
+    def _check(self, completion: Any, prompt: str, max_tokens: int) -> None:
         if not isinstance(completion, Completion):
             self._refuse(_shown(completion), "it must return objects of proximo.types.Completion")
         count = len(completion.tokens)
-        if count > self.max_tokens:
+        if count > max_tokens:
             self._refuse(
                 f"a completion {prompt} of {count} tokens",
-                f"max_tokens is {self.max_tokens}, and tokens that were not sampled count",
+                f"max_tokens is {max_tokens}, and tokens that were not sampled count",
             )
         if len(completion.logprobs) != count:  # a completion without any is one that no policy sampled
             self._refuse(
@@ -71,6 +78,17 @@ class Promise:
             self._refuse(
                 f"a completion {prompt} with token ids from {min(written)} to {max(written)} that were not sampled",
                 f"the tokenizer has 0 to {self.vocabulary - 1}",
+            )
+
+    def _check_drawn(self, completion: Completion, prompt: str, key: tuple[int, int]) -> None:
+        """What is trained on as sampled is what was sampled, token by token."""
+        if self.drawn is None:
+            return
+        found = tuple(compress(completion.tokens, completion.sampled or (True,) * len(completion.tokens)))
+        if found != tuple(chain.from_iterable(self.drawn.get(key, ()))):
+            self._refuse(
+                f"a completion {prompt} whose sampled tokens are not those that the sampler returned",
+                "use its tokens as they are, never those of a text that was tokenised again",
             )
 
     def _refuse(self, returned: str, promised: str) -> NoReturn:

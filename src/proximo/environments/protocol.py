@@ -1,12 +1,12 @@
 """What an environment is given and what it returns."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from transformers import PreTrainedTokenizerBase
 
-from proximo.environments.checking import Promise
+from proximo.environments.checking import Drawn, Promise
 from proximo.samplers import Sampler, SamplingOptions, Stream
 from proximo.types import Problem, Request
 
@@ -35,6 +35,8 @@ class Ask:
     step: int
     version: int
     """The version of the policy, as the sampler's `refresh` returned it; completions carry it."""
+    drawn: Drawn = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What the sampler has returned, by key and sample, one entry for each time that it was asked."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.version, int):
@@ -46,16 +48,26 @@ class Ask:
         are given, such as fewer tokens for a later turn."""
         chosen = self.options if options is None else options
         stream = self.sampler.stream(requests, chosen, seed=self.seed, step=self.step, version=self.version)
-        return self.checked(f"sampler {type(self.sampler).__name__}", requests, stream, chosen)
+        promise = Promise(
+            f"sampler {type(self.sampler).__name__}", requests, chosen.max_tokens, self.version, len(self.tokenizer)
+        )
+        for number, completions in promise.check(stream):
+            request = requests[number]
+            for sample, completion in enumerate(completions, start=request.first_sample):
+                self.drawn.setdefault((request.key, sample), []).append(completion.tokens)
+            yield number, completions
 
-    def checked(self, source: str, requests: Sequence[Request], stream: Stream, options: SamplingOptions) -> Stream:
-        """The same stream; ValueError names the source where it is not what was asked for."""
-        promise = Promise(source, requests, options.max_tokens, self.version, len(self.tokenizer))
+    def played(self, source: str, requests: Sequence[Request], stream: Stream) -> Stream:
+        """The same stream; ValueError names the source where it is not what was asked for, and where a token is said
+        to be sampled that the sampler has not returned: such as one of a text that was tokenised again."""
+        promise = Promise(
+            source, requests, self.options.max_tokens, self.version, len(self.tokenizer), drawn=self.drawn
+        )
         return promise.check(stream)
 
 
 @runtime_checkable
-class Environment(Protocol):
+class Interaction(Protocol):
     """Turns problems into completions by asking the sampler, as often as it likes: a frozen dataclass.
 
     Training and evaluation both go through it; the task grades what it returns.
@@ -72,8 +84,26 @@ class Environment(Protocol):
         ...
 
 
-def play(environment: Environment, questions: Sequence[Question], ask: Ask) -> Stream:
+def play(environment: Interaction, questions: Sequence[Question], ask: Ask) -> Stream:
     """What the environment returns, checked before anything is graded or trained on."""
     requests = [question.request for question in questions]
     source = f"environment {type(environment).__name__}"
-    return ask.checked(source, requests, environment.play(questions, ask), ask.options)
+    return ask.played(source, requests, environment.play(questions, ask))
+
+
+@runtime_checkable
+class Acting(Protocol):
+    """An interaction that has a say in what is asked and in what is earned."""
+
+    @property
+    def scores(self) -> bool:
+        """Whether it gives the outcome of completions; otherwise the task grades them."""
+        ...
+
+    def check(self) -> None:
+        """Raise ValueError where it cannot be played at all."""
+        ...
+
+    def prepared(self, problem: Problem, tokenizer: PreTrainedTokenizerBase) -> Problem:
+        """The problem as the policy is asked it, such as with the tools that it may call."""
+        ...

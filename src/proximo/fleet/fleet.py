@@ -158,7 +158,8 @@ class FleetSampler:
         self, partial: PartialCompletion, writer: TokenWriter, version: int, dropped: threading.Event
     ) -> Completion:
         draw = Draw(writer.seed, writer.step, partial.key, partial.sample)
-        found = self._generated(partial.prompt, writer.options, draw, dropped)
+        limit = min(partial.max_tokens or writer.options.max_tokens, writer.options.max_tokens)
+        found = self._generated(partial.prompt, replace(writer.options, max_tokens=limit), draw, dropped)
         # The end is found here again, by the rules of all samplers: engines read text in ways of their own.
         logprobs = [0.0] * len(found.tokens) if writer.options.greedy else list(found.logprobs)
         writer.take(partial, list(found.tokens), logprobs, [])

@@ -70,9 +70,10 @@ def check_requests(model: PreTrainedModel, requests: Sequence[Request], max_toke
     """A ValueError that names the first request whose completion may go out of reach."""
     reach = reach_of(model.config)
     for number, request in enumerate(requests):
-        if reach is not None and len(request.prompt_tokens) + max_tokens > reach.tokens:
+        limit = request.limit(max_tokens)
+        if reach is not None and len(request.prompt_tokens) + limit > reach.tokens:
             raise ValueError(
-                f"requests[{number}] has {len(request.prompt_tokens)} prompt tokens, and max_tokens is {max_tokens}: "
+                f"requests[{number}] has {len(request.prompt_tokens)} prompt tokens, and max_tokens is {limit}: "
                 f"{reach.why}, shorten one of the two"
             )
 

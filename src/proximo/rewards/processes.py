@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from proximo.rewards.failures import Failure, plain
 from proximo.rewards.worker import LENGTH
@@ -42,15 +42,37 @@ class Job:
     is_users: bool = False
     """Whether it is a user's function, called as its parameters say; ours take their arguments as they are."""
 
+    def message(self) -> dict[str, Any]:
+        """What the process is told to load."""
+        place, name = located(self.path)
+        return {"place": place, "name": name, "user": self.is_users}
+
+
+class Loads(Protocol):
+    """What a process is for."""
+
+    @property
+    def memory_mb(self) -> int: ...
+
+    def message(self) -> dict[str, Any]: ...
+
+
+def located(path: str) -> tuple[str, str]:
+    """The module or file of a path like file.py:name, as another process finds it, and the name in it."""
+    place, _, name = path.rpartition(":")
+    return str(Path(place).expanduser().absolute()) if place.endswith(".py") else place, name
+
 
 class NotLoaded(Exception):
     """The function cannot be imported."""
 
 
 class Process:
-    """One worker. After any failure that is fatal it has been killed."""
+    """One worker, which runs a script. After any failure that is fatal it has been killed."""
 
-    def __init__(self, job: Job) -> None:
+    script = Path(__file__).with_name("worker.py")
+
+    def __init__(self, job: Loads) -> None:
         """Start it and load the function; raises NotLoaded where that cannot be done."""
         self.is_alive = True
         self.form = ""
@@ -63,11 +85,10 @@ class Process:
         self._printed, printed = _pipe()
         for ours in (self._requests, self._answers, self._printed):
             os.set_blocking(ours, False)
-        script = Path(__file__).with_name("worker.py")
         arguments = [str(number) for number in (requests, answers, life, os.getpid())]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-X", "faulthandler", str(script), *arguments],
+                [sys.executable, "-P", "-X", "faulthandler", str(self.script), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
                 stderr=printed,
@@ -85,14 +106,11 @@ class Process:
                 os.close(theirs)
         self._load(job)
 
-    def _load(self, job: Job) -> None:
-        place, _, name = job.path.rpartition(":")
+    def _load(self, job: Loads) -> None:
         message = {
             "path": [entry or os.getcwd() for entry in sys.path],
-            "place": str(Path(place).expanduser().absolute()) if place.endswith(".py") else place,
-            "name": name,
             "memory": job.memory_mb * 2**20,
-            "user": job.is_users,
+            **job.message(),
         }
         hello = self._exchange(None, START_SECONDS, MAX_ANSWER)
         self._runner = hello.get("runner") if isinstance(hello, dict) else None

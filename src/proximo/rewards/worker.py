@@ -43,8 +43,8 @@ ROUNDS = 200
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 
 
-def main(requests: int, answers: int, life: int, trainer: int) -> None:
-    """The first three are file descriptors, the last a process."""
+def main(requests: int, answers: int, life: int, trainer: int, *, serve: Any = None) -> None:
+    """Three file descriptors, a process, and what the runner does; None: it calls reward functions."""
     for descriptor in (requests, answers, life):
         os.set_inheritable(descriptor, False)  # by programs that a function starts
     _prctl(_SET_CHILD_SUBREAPER, 1)  # orphans below become ours, so that we can kill them
@@ -67,7 +67,7 @@ def main(requests: int, answers: int, life: int, trainer: int) -> None:
     os.setsid()
     _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() == keeper:
-        serve(requests, answers)
+        (serve or serve_rewards)(requests, answers)
     os._exit(0)
 
 
@@ -132,18 +132,14 @@ def _prctl(option: int, value: int) -> None:
 # The runner
 
 
-def serve(requests: int, answers: int) -> None:
+def serve_rewards(requests: int, answers: int) -> None:
     """Load the function of the first message, then call it with each of the others."""
     job = receive(requests)
     if job is None:
         return
     sys.path[:] = job["path"]
     sys.argv[:] = [""]
-    most = job["memory"]
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError):  # shared memory is in no limit: when it runs out, not the trainer is ended
-        Path("/proc/self/oom_score_adj").write_text("1000")
+    limit_memory(job["memory"])
     try:
         module = load(job["place"])
     except BaseException as error:  # a user's module may raise anything while it is imported
@@ -170,18 +166,24 @@ def serve(requests: int, answers: int) -> None:
         send(answers, answer | {"id": request["id"], "computed": _computed() - before} | health)
 
 
+def limit_memory(most: int) -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):  # shared memory is in no limit: when it runs out, not the trainer is ended
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
 def load(place: str) -> ModuleType:
     """A module, or a file as one."""
-    if place.endswith(".py"):
-        sys.path.insert(0, str(Path(place).parent))  # as with `python file.py`: it may import what is next to it
-        spec = importlib.util.spec_from_file_location(f"reward_{Path(place).stem}", place)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-    else:
-        module = importlib.import_module(place)
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    sys.path.insert(0, str(Path(place).parent))  # as with `python file.py`: it may import what is next to it
+    spec = importlib.util.spec_from_file_location(f"reward_{Path(place).stem}", place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
     return module
 
 
@@ -193,12 +195,21 @@ def functions(module: ModuleType) -> list[str]:
 
 def answered(function: Callable[..., Any], request: Mapping[str, Any], *, is_users: bool) -> dict[str, Any]:
     """The scores, or how the function failed."""
-    _seed(request["seed"])
-    try:
+
+    def scored() -> dict[str, Any]:
         arguments, count = request["arguments"], request["count"]
         # A function of Proximo's own takes its arguments as they are.
         scores = function(arguments, count) if is_users else calling.listed(function(**arguments), count)
         return {"scores": [calling.to_number(score) for score in scores]}
+
+    return guarded(scored, request["seed"])
+
+
+def guarded(call: Callable[[], dict[str, Any]], seed: int) -> dict[str, Any]:
+    """What foreign code returns, or how it failed."""
+    _seed(seed)
+    try:
+        return call()
     except SystemExit as error:
         return {"failed": "exit", "message": f"it called sys.exit({error.code!r})"[:500]}
     except MemoryError as error:
@@ -257,10 +268,14 @@ def _count_children() -> int:
 
 
 def send(descriptor: int, message: Mapping[str, Any]) -> None:
-    body = json.dumps(message).encode()
-    data = memoryview(len(body).to_bytes(LENGTH) + body)
+    data = memoryview(encoded(message))
     while data:
         data = data[os.write(descriptor, data) :]
+
+
+def encoded(message: Mapping[str, Any]) -> bytes:
+    body = json.dumps(message).encode()
+    return len(body).to_bytes(LENGTH) + body
 
 
 def receive(descriptor: int) -> dict[str, Any] | None:

@@ -38,6 +38,8 @@ class PartialCompletion:
     routes: list[Int[Tensor, "L K"]] = field(default_factory=list)
     """Where tokens went when they were read back; empty where that is not recorded."""
     prompt_routes: Int[Tensor, "S L K"] | None = None
+    max_tokens: int | None = None
+    """The request's own limit; None: the options' alone."""
 
     @property
     def length(self) -> int:
@@ -56,9 +58,16 @@ def partials_of(requests: Sequence[Request]) -> list[list[PartialCompletion]]:
             raise ValueError(
                 f"requests[{number}]: turn {request.turn}, first_sample {request.first_sample}: both count from 0"
             )
+        if request.max_tokens is not None and request.max_tokens < 1:
+            raise ValueError(f"requests[{number}].max_tokens is {request.max_tokens}: give at least 1, or None")
     return [
         [
-            PartialCompletion(turn_key(request.key, request.turn), request.first_sample + sample, request.prompt_tokens)
+            PartialCompletion(
+                turn_key(request.key, request.turn),
+                request.first_sample + sample,
+                request.prompt_tokens,
+                max_tokens=request.max_tokens,
+            )
             for sample in range(request.num_samples)
         ]
         for request in requests
@@ -118,7 +127,7 @@ class TokenWriter:
         """Whether its newest token was its last."""
         if partial.tokens[-1] in self.end_tokens or self._stopped(partial):
             partial.finish = "stop"
-        elif len(partial.tokens) == self.options.max_tokens:
+        elif len(partial.tokens) in (self.options.max_tokens, partial.max_tokens):
             partial.finish = "length"
         elif self.listener is not None and not self.listener(partial):
             partial.finish = "stop"

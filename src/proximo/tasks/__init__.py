@@ -9,12 +9,13 @@ from proximo.tasks.code import Code
 from proximo.tasks.countdown import Countdown
 from proximo.tasks.echo import Echo
 from proximo.tasks.file import File
+from proximo.tasks.guessing import Guessing
 from proximo.tasks.gym import Gym
 from proximo.tasks.protocol import RewardRange, Split, Task, reward_range
 from proximo.tasks.sorting import Sorting
 from proximo.tasks.sources.mixture import Mixture, Source
 
-TaskOptions = Arithmetic | Countdown | Echo | Sorting | Gym | File | Code | Mixture | Task
+TaskOptions = Arithmetic | Countdown | Echo | Sorting | Guessing | Gym | File | Code | Mixture | Task
 """What a config may name: one of ours, or any Task from a file, type = "my_file.py:MyTask"."""
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Countdown",
     "Echo",
     "File",
+    "Guessing",
     "Gym",
     "Mixture",
     "RewardRange",

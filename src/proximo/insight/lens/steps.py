@@ -39,6 +39,7 @@ PER_TOKEN = {
     "teacher_logprobs": 0,
     "values": 0,
     "returns": 0,
+    "turn_rewards": 0,
     "routes": UNKNOWN,
 }
 """Fields of a batch with one entry per token, and their padding value."""
@@ -218,9 +219,7 @@ def _batch(column: Mapping[str, pa.Array], rows: "_Rows", lengths: Int[Tensor, "
         if number not in prompts:
             prompts[number] = tuple(column["prompt_tokens"][place].as_py())
 
-    def optional(name: str) -> Tensor | None:
-        return rows(column[name]) if name in column else None
-
+    names = ("rollout_entropy", "ref_logprobs", "teacher_logprobs", "values", "returns", "turn_rewards")
     mask = rows(column["mask"])
     return FlatBatch(
         prompts=tuple(prompts.get(number, ()) for number in range(max(prompts, default=-1) + 1)),
@@ -234,13 +233,9 @@ def _batch(column: Mapping[str, pa.Array], rows: "_Rows", lengths: Int[Tensor, "
         truncated=torch.from_numpy(column["truncated"].to_numpy(zero_copy_only=False).copy()),
         version=torch.from_numpy(column["version"].to_numpy().copy()),
         rollout_logprobs=rows(column["rollout_logprobs"]),
-        rollout_entropy=optional("rollout_entropy"),
         old_logprobs=rows(column["old_logprobs"]),
         advantages=rows(column["advantages"]),
-        ref_logprobs=optional("ref_logprobs"),
-        teacher_logprobs=optional("teacher_logprobs"),
-        values=optional("values"),
-        returns=optional("returns"),
+        **{name: rows(column[name]) for name in names if name in column},
         **_routes(column, rows, group, len(prompts)),
     )
 

@@ -80,6 +80,15 @@ def reply_tokens(tokenizer: PreTrainedTokenizerBase, asked: str, reply: str) -> 
     return next(faithful, found[0] if found else _encoded(tokenizer, reply))
 
 
+def following_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+    """The tokens of a text that stands after others, as far as that can be known without them: without the space that
+    SentencePiece-like tokenizers put before a text. Special tokens that are spelled in it become such."""
+    for anchor in _ANCHORS:
+        if text and (tokens := _behind(tokenizer, anchor, text)):
+            return tokens
+    return _encoded(tokenizer, text)
+
+
 class ReplyReader:
     """Decodes sampled tokens in the context of their prompt, without special tokens.
 

@@ -28,6 +28,8 @@ class DecodeTable:
     """False from its last token on, until its slot is taken again."""
     prompts: Int[Tensor, " S"]
     """Lengths."""
+    limits: Int[Tensor, " S"]
+    """Tokens that it may draw at most."""
     states: Int[Tensor, " S"]
     """Of the random numbers: what is the same for all tokens of a row."""
     all_tokens: Int[Tensor, "S R1"]
@@ -49,9 +51,13 @@ class DecodeTable:
     def enter(self, partials: Sequence[PartialCompletion], first: int) -> None:
         """Empty rows for partials, in neighbouring slots."""
         here = slice(first, first + len(partials))
-        rows = [[signed(partial.key), partial.sample, len(partial.prompt)] for partial in partials]
+        room = self.all_tokens.shape[1] - 1
+        rows = [
+            [signed(partial.key), partial.sample, len(partial.prompt), min(partial.max_tokens or room, room)]
+            for partial in partials
+        ]
         entering = torch.tensor(rows, device=self.tokens.device)
-        keys, samples, self.prompts[here] = entering.unbind(dim=1)
+        keys, samples, self.prompts[here], self.limits[here] = entering.unbind(dim=1)
         self.states[here] = row_states(self.seed, self.step, keys, samples)
         self.counts[here], self.live[here] = 0, True
 
@@ -73,7 +79,8 @@ class DecodeTable:
         self.entropies[here].scatter_(1, counts.unsqueeze(1), entropies.unsqueeze(1))
         self.broken.logical_or_((live & logprobs.isnan()).any())
         counts += live
-        live &= (tokens.unsqueeze(1) != ends).all(dim=1) & (counts < options.max_tokens)
+        limits = self.limits[here].clamp(max=options.max_tokens)
+        live &= (tokens.unsqueeze(1) != ends).all(dim=1) & (counts < limits)
 
     def positions(self, rows: int) -> Int[Tensor, " N"]:
         """Of the newest tokens. A slot that nobody has taken has none, and stands at the beginning."""
@@ -95,7 +102,7 @@ class DecodeTable:
             column[slot] = value
 
     def _columns(self) -> tuple[Tensor, ...]:
-        columns = (self.tokens, self.counts, self.live, self.prompts, self.states)
+        columns = (self.tokens, self.counts, self.live, self.prompts, self.limits, self.states)
         return *columns, self.all_tokens, self.logprobs, self.entropies
 
     def look(self, rows: int) -> tuple[list[int], list[bool], bool]:
@@ -120,6 +127,7 @@ def empty_table(slots: int, room: int, device: torch.device) -> DecodeTable:
         counts=integers(slots),
         live=integers(slots).bool(),
         prompts=integers(slots),
+        limits=integers(slots),
         states=integers(slots),
         all_tokens=integers(slots, room + 1),
         logprobs=torch.zeros(slots, room + 1, dtype=torch.float32, device=device),

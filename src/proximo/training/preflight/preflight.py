@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from proximo.algorithms import Algorithm
+from proximo.environments import played
 from proximo.maths.pieces.traits import AdvantageTraits, GateTraits
 from proximo.models import load_tokenizer, pick_device
 from proximo.models.adapters.lora import target_names
@@ -78,7 +79,8 @@ def rehearse(config: RunConfig) -> list[str]:
     if config.rewards.models:
         return rows  # the models' weights would be loaded before the grader is calibrated
     with grading() as active:
-        remarks = calibrate(judged(config.task, config.rewards, found.tokenizer, config.dtype), config.seed)
+        task = played(config.task, config.environment, found.tokenizer)
+        remarks = calibrate(judged(task, config.rewards, found.tokenizer, config.dtype), config.seed)
         return [*rows, *active.called(), *remarks]
 
 

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
+from proximo.environments import Acting, EnvironmentOptions, played
 from proximo.models import problem_tokens
 from proximo.models.loading import read_config
 from proximo.models.positions import Reach, reach_of
@@ -17,7 +18,7 @@ LOOKED_AT = 8
 
 
 class Asks(Protocol):
-    """A config with a task, sampling options and a seed."""
+    """A config with a task, its environment, sampling options and a seed."""
 
     @property
     def task(self) -> TaskOptions: ...
@@ -27,6 +28,9 @@ class Asks(Protocol):
 
     @property
     def seed(self) -> int: ...
+
+    @property
+    def environment(self) -> EnvironmentOptions: ...
 
 
 def check_prompts(config: Asks, path: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -40,16 +44,19 @@ def check_prompts(config: Asks, path: str, tokenizer: PreTrainedTokenizerBase) -
             f"{reach.tokens}, or use a model with a longer context"
         )
 
+    task = played(config.task, config.environment, tokenizer)
+    acts = config.environment if isinstance(config.environment, Acting) else None
+
     def complaint(problem: Problem) -> str | None:
         try:
-            length = len(problem_tokens(tokenizer, problem))
+            length = len(problem_tokens(tokenizer, acts.prepared(problem, tokenizer) if acts else problem))
         except ValueError as error:
             return str(error)
         return _too_long(length, most, reach)
 
     if isinstance(config.task, Checked):
         return config.task.check(complaint)
-    _check_first(config.task, config.seed, tokenizer, most, reach)
+    _check_first(task, config.seed, tokenizer, most, reach)
     return []
 
 

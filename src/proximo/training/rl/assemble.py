@@ -23,6 +23,7 @@ from proximo.tensor_types import Bool, Float, Int
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.passes import Passes
 from proximo.training.records import Assembled
+from proximo.training.turn_rewards import at_their_turns, turn_rewards
 from proximo.types import Batch, Completion, Group
 
 
@@ -33,9 +34,11 @@ def assemble(
     completion_limit: int,
     *,
     penalty_unit: float = 1.0,
+    outcome_weight: float = 1.0,
     teacher: PreTrainedModel | None = None,
 ) -> Assembled:
-    """Everything that the updates of one step read. `penalty_unit`: see `RunConfig.penalty_unit`."""
+    """Everything that the updates of one step read. `penalty_unit`: see `RunConfig.penalty_unit`. `outcome_weight`:
+    weight of the outcome, which turns may have earned, in the reward."""
     algorithm, kl_reward = learner.algorithm, learner.kl_reward
     everyone = to_batch([*groups, *dropped])
     is_kept = everyone.group < len(groups)
@@ -49,7 +52,7 @@ def assemble(
 
     penalties = algorithm.length_penalties
     batch = replace(batch, rewards=shaped_rewards(batch, penalties, completion_limit, penalty_unit))
-    feedback = feedback_in(batch, kl_reward)
+    feedback = at_their_turns(feedback_in(batch, kl_reward), batch, outcome_weight)
     credit = assign(algorithm.advantage, feedback)
     earned = returns_to_go(algorithm.advantage, feedback) if batch.values is not None else None
     batch = replace(
@@ -139,5 +142,6 @@ def to_batch(groups: Sequence[Group]) -> Batch:
         old_logprobs=logprobs,
         advantages=torch.zeros(shape, dtype=torch.float64),
         groups=tuple(groups),
+        turn_rewards=turn_rewards(shape, completions),
         sibling=torch.tensor([number for group in groups for number in range(len(group.rollouts))]),
     )

@@ -12,7 +12,7 @@ from threading import Lock
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from proximo.environments import Ask, Environment, Question, SingleTurn, play
+from proximo.environments import Ask, Interaction, Question, SingleTurn, play
 from proximo.maths.pieces.keeping import Keep, drops
 from proximo.maths.pieces.traits import KeepTraits
 from proximo.models import problem_tokens
@@ -40,7 +40,7 @@ class Collector:
     training: TrainingOptions
     keep: Keep
     seed: int
-    environment: Environment = field(default_factory=SingleTurn)
+    environment: Interaction = field(default_factory=SingleTurn)
 
     def collect(self, cursor: DataCursor, *, step: int, version: int) -> Collected:
         """Fill a step with groups to train on."""

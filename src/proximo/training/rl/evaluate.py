@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from proximo.environments import Ask, Environment, Question, SingleTurn, play
+from proximo.environments import Ask, Interaction, Question, SingleTurn, play
 from proximo.maths.intervals import half_width
 from proximo.models import problem_tokens
 from proximo.samplers import Sampler, SamplingOptions
@@ -39,7 +39,7 @@ def evaluate(
     options: EvaluationOptions,
     seed: int,
     *,
-    environment: Environment = SINGLE_TURN,
+    environment: Interaction = SINGLE_TURN,
     version: int = 0,
 ) -> tuple[Evaluation, list[Answered]]:
     """Greedy accuracy and reward on the first held-out problems, and mean@k and pass@k if requested.
@@ -62,7 +62,7 @@ def answers(
     options: EvaluationOptions,
     seed: int,
     *,
-    environment: Environment = SINGLE_TURN,
+    environment: Interaction = SINGLE_TURN,
     version: int = 0,
     split: Split = "held_out",
 ) -> Answers:
@@ -136,7 +136,7 @@ def _with_samples(result: Evaluation, drawn: list[tuple[Rollout, ...]]) -> Evalu
 
 
 def _answers(
-    task: Task, environment: Environment, ask: Ask, problems: list[Problem], num_samples: int
+    task: Task, environment: Interaction, ask: Ask, problems: list[Problem], num_samples: int
 ) -> list[tuple[Rollout, ...]]:
     """Sample and grade the completions of each problem."""
     questions = [

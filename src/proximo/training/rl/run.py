@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from proximo.environments import played
 from proximo.health import Watch
 from proximo.models.adapters.quantized import count_parameters
 from proximo.models.tokens.spelling import Spelling
@@ -49,7 +50,11 @@ class Run:
         self.tokenizer: PreTrainedTokenizerBase = checked.tokenizer
         self.spelling = Spelling(self.tokenizer)
         self.left_out = checked.left_out
-        self.task: Task = judged(config.task, config.rewards, self.tokenizer, config.dtype, compiled=config.compile)
+        self.task_played = played(config.task, config.environment, self.tokenizer)
+        """The config's task with what its environment makes of it, before rewards are mixed."""
+        self.task: Task = judged(
+            self.task_played, config.rewards, self.tokenizer, config.dtype, compiled=config.compile
+        )
         self.grading = Grading(folder)
         """Failures and worker processes of this run's graders."""
         with self.grading.active():

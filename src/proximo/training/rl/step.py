@@ -40,15 +40,21 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
         rate, assembled = learner.set_learning_rate(index, policy_step=index - config.pretrain_steps), None
         if collected.groups:
             with clock.phase("assemble"):
-                limit, unit = config.sampling.max_tokens, config.penalty_unit
-                groups, dropped = collected.groups, collected.dropped
-                assembled = assemble(groups, dropped, learner, limit, penalty_unit=unit, teacher=run.teacher)
+                assembled = assemble(
+                    collected.groups,
+                    collected.dropped,
+                    learner,
+                    config.sampling.max_tokens,
+                    penalty_unit=config.penalty_unit,
+                    outcome_weight=config.rewards.task,
+                    teacher=run.teacher,
+                )
     updates = []
     if assembled is not None and len(assembled.batch):
         with clock.phase("update"):
             updates = list(_updates(run, assembled, index))
     _tell(run, step, collected, assembled, updates)
-    metrics = step_metrics(collected, assembled, updates, rate, has_verdict=has_verdict(config.task))
+    metrics = step_metrics(collected, assembled, updates, rate, has_verdict=has_verdict(run.task_played))
     kl = None if assembled is None else kl_per_completion(assembled.batch)
     if assembled is not None and kl is not None:
         metrics |= kl_metrics(kl, learner.kl_reward)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from proximo.tasks import Split, Task
 from proximo.training.records import Active, Answered, Collected, DataCursor
-from proximo.types import Completion, Grade, Group, Problem, Rollout
+from proximo.types import Completion, Grade, Group, Problem, Rollout, Turn
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,9 @@ class Asked:
 def _rollout(completion: Completion, grade: Grade) -> dict[str, Any]:
     facts = asdict(replace(completion, routes=None, prompt_routes=None))
     del facts["routes"], facts["prompt_routes"]
-    if not completion.versions:
-        del facts["versions"]
+    for name in ("versions", "turns"):
+        if not facts[name]:
+            del facts[name]
     return facts | {"outcome": grade.outcome, "parts": dict(grade.parts)}
 
 
@@ -48,6 +49,7 @@ def _read_rollout(facts: Mapping[str, Any], **routes: Tensor | None) -> Rollout:
         entropies=tuple(facts.get("entropies", ())),  # earlier versions did not keep them
         sampled=tuple(facts.get("sampled", ())),  # earlier versions knew sampled tokens only
         versions=tuple(facts.get("versions", ())),
+        turns=tuple(Turn(**each) for each in facts.get("turns", ())),
         **routes,
     )
     return Rollout(completion, Grade(facts["outcome"], facts["parts"]))

@@ -7,6 +7,7 @@ are a list of such lists. Rows that did not train are included; their `state` sa
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,8 @@ def rollout_table(
         "values": ragged(batch.values),
         "returns": ragged(batch.returns),
         "advantages": ragged(batch.advantages),
+        "turn_rewards": ragged(batch.turn_rewards),
+        "turns": _turns(rollouts),
         **_route_columns(batch),
     }
     table = pa.table({name: column for name, column in columns.items() if column is not None})
@@ -176,6 +179,14 @@ def _route_columns(batch: Batch) -> Mapping[str, pa.Array]:
         "route_layers": pa.array([layers] * len(rows), pa.int16()),
         "route_experts": pa.array([chosen] * len(rows), pa.int16()),
     }
+
+
+def _turns(rollouts: Sequence[Rollout]) -> pa.Array | None:
+    """Each row's turns as JSON; None where nothing has several."""
+    if not any(rollout.completion.turns for rollout in rollouts):
+        return None
+    turns = [[asdict(turn) | {"reward": plain(turn.reward)} for turn in each.completion.turns] for each in rollouts]
+    return pa.array([json.dumps(each, ensure_ascii=False) for each in turns], pa.string())
 
 
 def _messages(prompt: str | Sequence[Message]) -> str | None:

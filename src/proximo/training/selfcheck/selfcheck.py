@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.algorithms import Algorithm
+from proximo.environments import played
 from proximo.maths.arithmetic import at_least_float32, row_mean
 from proximo.maths.pieces.keeping import KeepAll
 from proximo.models import score_rows, supports_packing
@@ -58,12 +59,13 @@ def selfcheck(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTo
         quantize(model, config.adapter.quantize_base, str(model.device))
     policy = build_policy(model, config, resolve(config.model))
     # Rewards and value models are those of the run, so that what it would refuse is refused here.
-    task = judged(config.task, config.rewards, tokenizer, config.dtype, compiled=config.compile)
-    problems = [config.task.problem(index, "train", config.seed) for index in range(PROBLEMS)]
+    own = played(config.task, config.environment, tokenizer)
+    task = judged(own, config.rewards, tokenizer, config.dtype, compiled=config.compile)
+    problems = [own.problem(index, "train", config.seed) for index in range(PROBLEMS)]
     encoded = prompts_have_tokens(tokenizer, problems)
     yield encoded
-    yield references_are_right(config.task, config.seed)
-    yield silence_is_wrong(config.task, config.seed)
+    yield references_are_right(own, config.seed)
+    yield silence_is_wrong(own, config.seed)
     if not encoded.ok:
         return  # there is nothing to sample from
     yield prompts_decode_back(tokenizer, problems)

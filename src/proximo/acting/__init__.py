@@ -1,0 +1,52 @@
+"""Environments as their authors write them: a class with `reset` and `step`. Imports nothing heavy."""
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Done", "Environment", "Observation"]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the policy is told after a reply; the episode continues."""
+
+    text: str
+    reward: float = 0.0
+    """Reward of the reply."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """The episode has ended."""
+
+    reward: float = 0.0
+    """Reward of the last reply. An episode's reward is the sum over its replies."""
+
+
+class Environment:
+    """An episode of several turns. Each sample of a problem has an instance of its own, which may keep what it likes.
+
+    Both methods may be `async def`. Random numbers of Python, numpy and torch are seeded before each call, so that a
+    resumed run repeats them.
+
+    Example:
+        class Guess(Environment):
+            def reset(self, problem):
+                self.number = int(problem["answer"])
+
+            def step(self, reply):
+                guess = int(reply)
+                return Done(1.0) if guess == self.number else Observation("higher" if guess < self.number else "lower")
+    """
+
+    def reset(self, problem: dict[str, Any]) -> Any:
+        """Start an episode of a problem: its `id`, `prompt`, `answer`, and the other columns of the data by name.
+
+        The policy is asked the problem's prompt. Return None or that prompt: the start of an episode that is another
+        one cannot be trained on.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no reset(problem): add it")
+
+    def step(self, reply: str) -> Any:
+        """The policy's reply; returns an Observation or a Done."""
+        raise NotImplementedError(f"{type(self).__name__} has no step(reply): add it")

@@ -1,0 +1,200 @@
+"""The process that environments run in. Started as a script by hosts.py, it loads them once and forks for each episode.
+
+An episode is a process: one that hangs or dies takes nothing else with it, and all of them work at the same time.
+Siblings are forked from one that was reset: copies of the same start, whatever that holds.
+"""
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def _rewards() -> Any:
+    """rewards/worker.py, by its file: importing the package would take seconds."""
+    path = Path(__file__).parents[1] / "rewards" / "worker.py"
+    spec = importlib.util.spec_from_file_location("proximo_rewards_worker", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+process = _rewards()
+MAX_ANSWER = 4 * 2**20
+"""Bytes of an episode's answer; its text is cut to far less before it is sent."""
+
+
+def serve(requests: int, answers: int) -> None:
+    """Load what the first message names, then do what each of the others asks."""
+    job = process.receive(requests)
+    if job is None:
+        return
+    sys.path[:] = job["path"]
+    sys.argv[:] = [""]
+    process.limit_memory(job["memory"])
+    try:
+        found = _load(job)
+    except BaseException as error:  # a user's module may raise anything while it is imported
+        process.send(answers, {"refused": process.calling.described(error)})
+        return
+    process.send(answers, {"ready": True})
+    episodes = Episodes(*found, job["max_characters"], (requests, answers))
+    while (request := process.receive(requests)) is not None:
+        process.send(answers, {"id": request["id"], "answers": episodes.do(request["arguments"])})
+
+
+def _load(job: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """What makes an environment, or None, and the tools by name."""
+    modules: dict[str, Any] = {}
+
+    def named(place: str, name: str) -> Any:
+        module = modules[place] = modules.get(place) or process.load(place)
+        if not callable(found := vars(module).get(name)):
+            raise ValueError(f"{place} has no class or function {name}; it has {', '.join(process.functions(module))}")
+        return found
+
+    tools = {name: named(place, name) for place, name in job["tools"]}
+    if job["environment"] is None:
+        return None, tools
+    kind, arguments = named(*job["environment"]), job["arguments"]
+    return (lambda: kind(**arguments)), tools
+
+
+class Episodes:
+    """The processes of the episodes, by their numbers."""
+
+    def __init__(self, make: Any, tools: dict[str, Any], max_characters: int, inherited: Sequence[int]) -> None:
+        self._make, self._tools, self._most = make, tools, max_characters
+        self._inherited = inherited
+        self._sockets: dict[int, socket.socket] = {}
+        self._pids: dict[int, int] = {}
+        """Of the first of a group at once, of its siblings with their first answer."""
+
+    def do(self, request: Mapping[str, Any]) -> list[Any]:
+        """Answers to the episodes that are asked, in order; None of one that gave none in time."""
+        for number in request["ends"]:
+            self._end(number)
+        for start in request["starts"]:
+            self._start(start["episodes"], start["message"])
+        asked = [number for start in request["starts"] for number in start["episodes"]]
+        for number, message in request["asks"]:
+            asked.append(number)
+            with contextlib.suppress(OSError, KeyError):  # it has died: it gives no answer
+                self._sockets[number].sendall(process.encoded(message))
+        found = self._answers(asked, request["seconds"])
+        self._pids |= {number: each.pop("pid") for number, each in found.items() if each is not None and "pid" in each}
+        for number in asked:
+            if found[number] is None:
+                self._end(number)
+        return [found[number] for number in asked]
+
+    def _start(self, numbers: Sequence[int], message: Mapping[str, Any]) -> None:
+        pairs = [socket.socketpair() for _ in numbers]
+        for number, (ours, _) in zip(numbers, pairs, strict=True):
+            self._sockets[number] = ours
+        theirs = [each for _, each in pairs]
+        pid = os.fork()
+        if not pid:
+            with contextlib.suppress(BaseException):
+                for held in self._inherited:
+                    os.close(held)
+                for each in self._sockets.values():
+                    each.close()
+                self._begin(theirs, message)
+            os._exit(0)
+        for each in theirs:
+            each.close()
+        self._pids[numbers[0]] = pid
+
+    def _begin(self, sockets: Sequence[socket.socket], message: Mapping[str, Any]) -> None:
+        """In the process of a group: reset, then fork for the siblings, and live on as the first of them."""
+        os.setsid()
+        from proximo.acting.instance import Instance
+
+        loop = asyncio.new_event_loop()
+
+        def finish(result: Any) -> Any:
+            return loop.run_until_complete(result) if asyncio.iscoroutine(result) else result
+
+        instance: list[Instance] = []
+
+        def reset() -> dict[str, Any]:
+            instance.append(Instance(self._make, self._tools, finish, self._most))
+            return instance[0].answer(message)
+
+        first = process.guarded(reset, message["seed"])
+        own = sockets[0]
+        for other in sockets[1:]:
+            if not os.fork():
+                os.setsid()
+                own = other
+                break
+        for each in sockets:
+            if each is not own:
+                each.close()
+        own.sendall(process.encoded(first | {"pid": os.getpid()}))
+        while (asked := process.receive(own.fileno())) is not None:
+            own.sendall(process.encoded(process.guarded(lambda: instance[0].answer(asked), asked["seed"])))
+
+    def _answers(self, numbers: Sequence[int], seconds: float) -> dict[int, Any]:
+        """The next message of each; None of those that died, or that have not answered in time."""
+        deadline = time.monotonic() + seconds
+        found: dict[int, Any] = dict.fromkeys(numbers)
+        received = {
+            self._sockets[number].fileno(): (number, bytearray()) for number in numbers if number in self._sockets
+        }
+        poll = select.poll()
+        for descriptor in received:
+            poll.register(descriptor, select.POLLIN)
+        while received and (left := deadline - time.monotonic()) > 0:
+            for descriptor, _ in poll.poll(left * 1000):
+                number, data = received[descriptor]
+                part = os.read(descriptor, 1 << 16)
+                data += part
+                size = int.from_bytes(data[: process.LENGTH]) if len(data) >= process.LENGTH else 0
+                whole = bool(size) and len(data) >= process.LENGTH + size
+                if whole:
+                    found[number] = _parsed(bytes(data[process.LENGTH :]))
+                elif size > MAX_ANSWER:
+                    found[number] = {"failed": "junk", "message": f"it answered {size} bytes"}
+                if whole or not part or size > MAX_ANSWER:
+                    poll.unregister(descriptor)
+                    del received[descriptor]
+        return found
+
+    def _end(self, number: int) -> None:
+        held, pid = self._sockets.pop(number, None), self._pids.pop(number, None)
+        if held is not None:
+            held.close()
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    """An answer of a process that ran foreign code."""
+    with contextlib.suppress(ValueError, RecursionError):
+        if isinstance(found := json.loads(body), dict):
+            return found
+    return {"failed": "junk", "message": "it answered no JSON object"}
+
+
+if __name__ == "__main__":
+    process.main(*map(int, sys.argv[1:5]), serve=serve)

@@ -1,0 +1,53 @@
+"""A task as an environment plays it: the problems that it prepares, and the outcomes that it gives."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from proximo.environments.protocol import Acting, Interaction
+from proximo.tasks import RewardRange, Split, Task, reward_range
+from proximo.types import Completion, Grade, Problem
+
+
+def played(task: Task, environment: Interaction, tokenizer: PreTrainedTokenizerBase) -> Task:
+    """The task as this environment plays it; the task itself where the environment has no say in it."""
+    if not isinstance(environment, Acting):
+        return task
+    environment.check()
+    return Played(task, environment, tokenizer)
+
+
+@dataclass(frozen=True)
+class Played:
+    """A task whose completions earn what their turns earned."""
+
+    task: Task
+    environment: Acting
+    tokenizer: Any
+
+    @property
+    def while_sampling(self) -> bool:
+        return self.task.while_sampling
+
+    @property
+    def reward_range(self) -> RewardRange | None:
+        return reward_range(self.task)
+
+    def size(self, split: Split) -> int | None:
+        return self.task.size(split)
+
+    def problem(self, index: int, split: Split, seed: int) -> Problem:
+        return self.environment.prepared(self.task.problem(index, split, seed), self.tokenizer)
+
+    def reference(self, problem: Problem) -> str | None:
+        """None where the environment gives outcomes: no single text earns one."""
+        return None if self.environment.scores else self.task.reference(problem)
+
+    def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
+        if not self.environment.scores:
+            return self.task.grade(problems, completions)
+        # A text that was never played, such as one that a grader is tried with, has earned nothing.
+        earned = [0.0 if each.earned is None else each.earned for each in completions]
+        return [Grade(outcome) for outcome in earned]

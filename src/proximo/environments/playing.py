@@ -1,0 +1,180 @@
+"""The episodes of a round, turn by turn: all of them reply in one batch, and are answered at the same time."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from proximo.acting.hosts import Answer, Host
+from proximo.environments.episodes import Episode
+from proximo.environments.extending import Extender
+from proximo.environments.protocol import Ask, Question
+from proximo.environments.tool_calls import Call, CallFormat
+from proximo.rewards.failures import Failure
+from proximo.rewards.grading import note_failure
+from proximo.samplers import Stream, gathered
+from proximo.types import Problem, Turn
+
+MAX_CALLS = 16
+"""Calls of one reply that are made; the policy is told of the others."""
+
+
+@dataclass(frozen=True)
+class Game:
+    """What is the same for all episodes of a round."""
+
+    host: Host
+    ask: Ask
+    extend: Extender
+    name: str
+    """Of the environment or the tools, for failures."""
+    scores: bool
+    """Whether there is an environment, which rewards replies."""
+    tools: tuple[str, ...]
+    form: CallFormat
+    max_turns: int
+    max_turn_tokens: int | None
+
+    def rounds(self, questions: Sequence[Question], episodes: Sequence[Episode]) -> Stream:
+        """Completions of each question, as soon as all of its episodes have ended."""
+        self._start(episodes)
+        waiting, live = list(range(len(questions))), list(episodes)
+        while live:
+            self._reply(questions, live)
+            self._answer([each for each in live if each.finish is None])
+            live = [each for each in live if each.finish is None]
+            unfinished = {each.group for each in live}
+            for group in [each for each in waiting if each not in unfinished]:
+                waiting.remove(group)
+                yield group, tuple(each.completion() for each in episodes if each.group == group)
+
+    # Starts
+
+    def _start(self, episodes: Sequence[Episode]) -> None:
+        """Siblings start as copies of one."""
+        groups: dict[int, list[Episode]] = {}
+        for each in episodes:
+            groups.setdefault(each.group, []).append(each)
+        messages = [self._reset(siblings[0]) for siblings in groups.values()]
+        found = self.host.start([len(siblings) for siblings in groups.values()], messages)
+        for siblings, (numbers, answers) in zip(groups.values(), found, strict=True):
+            for episode, number, answer in zip(siblings, numbers, answers, strict=True):
+                episode.number = number
+                if isinstance(answer, Failure):
+                    episode.failed = self._noted("reset", answer)
+
+    def _reset(self, episode: Episode) -> Mapping[str, Any]:
+        problem = plain_problem(episode.question.problem)
+        return {"do": "reset", "problem": problem, "seed": self._seed(episode.question.request.key)}
+
+    def _seed(self, *place: int) -> int:
+        """Random numbers follow the place in the run, so that a resumed run repeats them."""
+        text = " ".join(map(str, (self.ask.seed, self.ask.step, *place)))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])
+
+    # Replies
+
+    def _reply(self, questions: Sequence[Question], live: Sequence[Episode]) -> None:
+        if any(each.replies for each in live):
+            requests = [each.request(self.max_turn_tokens) for each in live]
+            found = [one for (one,) in gathered(self.ask(requests), len(requests))]
+        else:  # all of them, and siblings share their prompt
+            first = [replace(each.request, max_tokens=self.max_turn_tokens) for each in questions]
+            found = [one for siblings in gathered(self.ask(first), len(first)) for one in siblings]
+        for episode, completion in zip(live, found, strict=True):
+            episode.reply(completion, 0.0 if self.scores else None)
+            if episode.failed:
+                episode.fail(episode.failed)
+
+    # Answers
+
+    def _answer(self, live: Sequence[Episode]) -> None:
+        called = [(each, self._calls(each)) for each in live]
+        results: dict[int, list[tuple[Call, Answer]]] = {each.number: [] for each in live}
+        for turn in _each_in_turn(called):  # an episode makes one call at a time
+            right = [(episode, call) for episode, call in turn if not call.mistake]
+            answers = iter(self.host.ask([(e.number, self._message(e, "call", call)) for e, call in right]))
+            for episode, call in turn:
+                mistake = {"text": f"Error: {call.mistake}", "failed": "call"}
+                results[episode.number].append((call, mistake if call.mistake else next(answers)))
+        for episode, calls in called:
+            if calls:
+                self._take_results(episode, results[episode.number])
+        self._step([episode for episode, calls in called if not calls])
+
+    def _calls(self, episode: Episode) -> list[Call]:
+        """The tools that the newest reply calls."""
+        if not self.tools:
+            return []
+        assert episode.last is not None
+        tokens = [token for token in episode.last.tokens if token != self.ask.tokenizer.eos_token_id]
+        reply = self.ask.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert isinstance(reply, str)
+        calls = self.form.calls(reply, self.tools)
+        more = Call("", {}, f"only {MAX_CALLS} calls are made in one reply")
+        return calls if len(calls) <= MAX_CALLS else [*calls[:MAX_CALLS], more]
+
+    def _message(self, episode: Episode, do: str, call: Call | None = None) -> Mapping[str, Any]:
+        seed = self._seed(episode.question.request.key, episode.sample, episode.replies)
+        if call is not None:
+            return {"do": do, "name": call.name, "arguments": dict(call.arguments), "seed": seed}
+        assert episode.last is not None
+        return {"do": do, "reply": episode.last.text, "seed": seed}
+
+    def _take_results(self, episode: Episode, results: Sequence[tuple[Call, Answer]]) -> None:
+        """Tools that failed are an answer too; a process that was killed takes an environment with it."""
+        turns, was_killed = [], ""
+        for call, answer in results:
+            if isinstance(answer, Failure):
+                was_killed = self._noted(call.name, answer)
+                answer = {"text": f"Error: {answer.message}", "failed": answer.kind}
+            turns.append(Turn("tool", answer["text"], 0, failed=str(answer.get("failed", ""))))
+        if was_killed and self.scores:
+            return episode.fail(was_killed)
+        if was_killed:
+            self.host.end([episode.number])
+            [([episode.number], _)] = self.host.start([1], [self._reset(episode)])
+        return self._continue(episode, turns)
+
+    def _step(self, live: Sequence[Episode]) -> None:
+        """Replies without calls: the environment's, or else the end."""
+        if not self.scores:
+            for episode in live:
+                episode.finish = "stop"
+            return
+        answers = self.host.ask([(each.number, self._message(each, "step")) for each in live])
+        for episode, answer in zip(live, answers, strict=True):
+            if isinstance(answer, Failure):
+                episode.fail(self._noted(f"step {episode.replies}", answer))
+                continue
+            episode.earn(answer["reward"])
+            if answer.get("done"):
+                episode.finish = "stop"
+            else:
+                self._continue(episode, [Turn("user", answer["text"], 0)])
+
+    def _continue(self, episode: Episode, turns: list[Turn]) -> None:
+        if episode.replies >= self.max_turns:
+            episode.finish = "length"
+            return
+        messages = [(turn.role, turn.text) for turn in turns]
+        tokens, texts = self.extend(episode.question.problem, episode.tokens[-1], messages)
+        episode.answer(tokens, [replace(turn, text=text) for turn, text in zip(turns, texts, strict=True)])
+
+    def _noted(self, what: str, failure: Failure) -> str:
+        """Count a failure; returns it in a line."""
+        reason = f"{what}: {failure.kind}: {failure.message}"
+        note_failure(self.name, replace(failure, message=f"{what}: {failure.message}"))
+        return reason
+
+
+def plain_problem(problem: Problem) -> dict[str, Any]:
+    """A problem as environments get it: the data's columns, its id, prompt and answer."""
+    prompt = problem.prompt if isinstance(problem.prompt, str) else [dict(each) for each in problem.prompt]
+    return {**problem.data, "id": problem.id, "prompt": prompt, "answer": problem.answer}
+
+
+def _each_in_turn(called: Sequence[tuple[Episode, list[Call]]]) -> Iterator[list[tuple[Episode, Call]]]:
+    """The first call of each episode, then the second of each that has one, and so on."""
+    for place in range(max((len(calls) for _, calls in called), default=0)):
+        yield [(episode, calls[place]) for episode, calls in called if place < len(calls)]

@@ -1,0 +1,131 @@
+"""Tools: their schemas, and how a model calls them, in the format of its own chat template."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import get_json_schema
+
+from proximo.models.tokens.templates import rendered
+from proximo.outside import load_function
+
+NAME, KEY, VALUE = "some_tool", "some_argument", "some_value"
+USER: Mapping[str, Any] = {"role": "user", "content": "Hello"}
+SAYING: Mapping[str, Any] = {"role": "assistant", "content": "something else"}
+CALLING: Mapping[str, Any] = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"type": "function", "function": {"name": NAME, "arguments": {KEY: VALUE}}}],
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool that a reply asks for."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    mistake: str = ""
+    """What is wrong with how it was written; empty: nothing."""
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """How a family of models writes a call: a JSON object between two marks."""
+
+    opening: str
+    """Empty: the reply is the object itself, as with Llama 3."""
+    closing: str
+    arguments: str
+    """Key of the arguments."""
+
+    def calls(self, reply: str, tools: Sequence[str]) -> list[Call]:
+        """The calls of a reply; those that cannot be made say why."""
+        if self.opening:
+            _, *bodies = reply.split(self.opening)
+            texts = [body.partition(self.closing)[0] if self.closing else body for body in bodies]
+        else:
+            texts = [reply] if reply.lstrip().startswith(("{", "[")) else []
+        return [call for text in texts for call in self._read(text.strip(), tools)]
+
+    def _read(self, text: str, tools: Sequence[str]) -> list[Call]:
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            return [Call("", {}, f"the call is not JSON: {error}")] if self.opening else []
+        return [self._call(each, tools) for each in (found if isinstance(found, list) else [found])]
+
+    def _call(self, found: Any, tools: Sequence[str]) -> Call:
+        name = found.get("name") if isinstance(found, dict) else None
+        arguments = found.get(self.arguments, {}) if isinstance(found, dict) else None
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            return Call("", {}, f'a call is {{"name": ..., "{self.arguments}": {{...}}}}')
+        if name not in tools:
+            return Call(name[:100], {}, f"there is no tool {name[:100]!r}, only {', '.join(tools)}")
+        return Call(name, arguments)
+
+
+HERMES = CallFormat("<tool_call>", "</tool_call>", "arguments")
+
+
+def call_format(tokenizer: PreTrainedTokenizerBase) -> CallFormat:
+    """The format in which the tokenizer's chat template writes a call; HERMES where it writes none."""
+    try:
+        asked = rendered(tokenizer, [USER, SAYING], for_answer=False).partition(SAYING["content"])[0]
+        text = rendered(tokenizer, [USER, CALLING], for_answer=False)
+    except ValueError as error:
+        if isinstance(error.__cause__, TemplateError | TypeError):
+            return HERMES  # it refuses messages without content, or calls
+        raise
+    if NAME not in text:
+        return HERMES
+    start, end = text.rfind("{", 0, text.index(NAME)), text.find("}", text.find(VALUE))
+    try:
+        found = json.loads(text[start : text.index("}", end + 1) + 1])
+    except ValueError:
+        raise ValueError(
+            f"the chat template writes a call as {text[len(asked) :][:120]!r}, which is no JSON object with its "
+            "arguments: such calls cannot be read; use another template"
+        ) from None
+    key = next((key for key, value in found.items() if value == {KEY: VALUE}), "arguments")
+    before, after = text[:start], text[text.index("}", end + 1) + 1 :]
+    opening = before[len(asked) :] if before.startswith(asked) else before.rpartition("\n\n")[2]
+    ends = tokenizer.eos_token if isinstance(tokenizer.eos_token, str) else ""
+    closing = after.partition(ends)[0] if ends else after
+    return CallFormat(opening.strip().removesuffix("["), closing.strip().removeprefix("]"), key)
+
+
+@cache
+def schema_of(path: str) -> dict[str, Any]:
+    """The JSON schema of a function, from its signature and docstring; ValueError says what is missing."""
+    try:
+        return get_json_schema(load_function(path))
+    except ValueError:
+        raise
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(
+            f"environment.tools has {path!r}, {reason}: give it a docstring with an `Args:` section, and a type for "
+            "each argument"
+        ) from None
+
+
+def shows_tools(tokenizer: PreTrainedTokenizerBase, schemas: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the chat template tells the model of tools that it is given."""
+    arguments = {"tools": [dict(each) for each in schemas]}
+    name = schemas[0]["function"]["name"]
+    try:
+        return name in rendered(tokenizer, [USER], for_answer=True, arguments=arguments)
+    except ValueError:
+        return False
+
+
+def described_tools(schemas: Sequence[Mapping[str, Any]], form: CallFormat) -> str:
+    """The tools as a system message, for a template that does not tell the model of them."""
+    listed = "\n".join(json.dumps(each, ensure_ascii=False) for each in schemas)
+    example = f'{form.opening}{{"name": "the function", "{form.arguments}": {{...}}}}{form.closing}'
+    return f"You may call these functions:\n{listed}\nTo call one, reply with {example}"

@@ -1,0 +1,122 @@
+"""Environments and tools of a user's own, well behaved and not."""
+
+import os
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from proximo import Done, Environment, Observation
+
+
+class Counting(Environment):
+    """Ends after some replies; each earns a little."""
+
+    def __init__(self, replies: int = 3, reward: float = 0.25) -> None:
+        self.replies, self.reward, self.seen = replies, reward, 0
+
+    def reset(self, problem: dict[str, Any]) -> str:
+        return problem["prompt"]
+
+    def step(self, reply: str) -> Observation | Done:
+        self.seen += 1
+        return Done(1.0) if self.seen == self.replies else Observation(f"{self.seen}:{reply[:2]}+", self.reward)
+
+
+class Lucky(Environment):
+    """Draws its start; says it, with the process it lives in."""
+
+    async def reset(self, problem: dict[str, Any]) -> None:
+        self.luck = random.random()
+
+    async def step(self, reply: str) -> Observation:
+        return Observation(f"{self.luck} {random.random()} {os.getpid()}")
+
+
+@dataclass
+class Broken(Environment):
+    """Fails in its third reply, in the way it is told."""
+
+    how: str
+    notes: list[str] = field(default_factory=list)
+
+    def reset(self, problem: dict[str, Any]) -> str | None:
+        if self.how == "reset":
+            raise RuntimeError("no start")
+        return "another start" if self.how == "start" else None
+
+    def step(self, reply: str) -> Any:
+        self.notes.append(reply)
+        if len(self.notes) < 3:
+            return Observation("on")
+        match self.how:
+            case "raise":
+                raise KeyError("turn 3")
+            case "hang":
+                time.sleep(100)
+            case "exit":
+                os._exit(3)
+            case "junk":
+                return "a text"
+            case "nan":
+                return Done(float("nan"))
+            case "megabyte":
+                return Observation("x" * 2**20) if len(self.notes) == 3 else Done(1.0)
+            case "fork":
+                if not os.fork():
+                    time.sleep(100)
+        return Done(1.0)
+
+
+def add(first: int, second: int) -> int:
+    """Add two numbers.
+
+    Args:
+        first: a number
+        second: another
+    """
+    return first + second
+
+
+def sleep(seconds: float) -> str:
+    """Sleep.
+
+    Args:
+        seconds: how long
+    """
+    time.sleep(seconds)
+    return "slept"
+
+
+async def read(name: str) -> str:
+    """Read a file.
+
+    Args:
+        name: its name
+    """
+    return Path(name).read_text()
+
+
+class Picky(Environment):
+    """Hangs when it is told b."""
+
+    def reset(self, problem: dict[str, Any]) -> None:
+        pass
+
+    def step(self, reply: str) -> Done:
+        if reply == "b":
+            time.sleep(100)
+        return Done(1.0)
+
+
+class Parity(Environment):
+    """Three replies, each of which earns something by what it says."""
+
+    def reset(self, problem: dict[str, Any]) -> None:
+        self.seen = 0
+
+    def step(self, reply: str) -> Observation | Done:
+        self.seen += 1
+        reward = 0.5 * (sum(map(ord, reply)) % 2)
+        return Done(reward) if self.seen == 3 else Observation(f"+{self.seen}=", reward)
