@@ -12,12 +12,14 @@ import pytest
 
 from proximo import toml
 from proximo.environments import MultiTurn
+from proximo.environments.episodes import Episode
+from proximo.environments.protocol import Question
 from proximo.environments.tool_calls import HERMES, call_format, schema_of
 from proximo.models import problem_tokens, tiny_tokenizer
 from proximo.rewards.failures import GraderFailed
 from proximo.rewards.grading import Grading
 from proximo.training.config import RunConfig
-from proximo.types import Problem
+from proximo.types import Completion, Problem, Request, Turn
 from tests.environments.chat_templates import TEMPLATES, chat_tokenizer
 from tests.environments.scripted import played
 
@@ -77,6 +79,21 @@ def test_an_episode_is_its_turns_in_order():
         prompt + first.tokens[:18],
     ]
     assert [(request.turn, request.max_tokens) for request in later] == [(0, None), (1, 391), (2, 382)]
+
+
+def test_an_episode_over_an_update_keeps_the_version_of_each_token():
+    question = Question(Problem("p", "ask", None), Request(0, (1, 2), 1))
+    episode = Episode(question, group=0, sample=0, max_tokens=20)
+    episode.reply(Completion((3, 4), (-1.0, -1.0), "a", "stop", version=5), None)
+    episode.answer((7,), [Turn("user", "more", 0)])
+    episode.reply(Completion((5, 6), (-1.0, -1.0), "b", "stop", version=5, versions=(5, 6)), None)
+    episode.finish = "stop"
+    whole = episode.completion()
+    assert (whole.version, whole.versions) == (5, (5, 5, 5, 5, 6))
+    once = Episode(question, group=0, sample=0, max_tokens=20)
+    once.reply(Completion((3,), (-1.0,), "a", "stop", version=5), None)
+    once.finish = "stop"
+    assert (once.completion().version, once.completion().versions) == (5, ())
 
 
 @pytest.mark.parametrize(

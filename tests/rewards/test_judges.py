@@ -121,6 +121,7 @@ def test_reading_a_reply(reply: str, score: float | None):
 def test_a_reply_without_a_score_is_asked_for_again_and_then_unscored(reply: str, server: JudgeServer, grading):
     server.answer = lambda body: reply if case_of(body)["completion"] == "bad" else by_length(body)
     found = scores(judge(server, retries=2), "bad", "12345")
+    assert found[0] is not None
     assert math.isnan(found[0])
     assert found[1] == 0.5
     asked_again = [body for body in server.bodies if len(body["messages"]) == 4]

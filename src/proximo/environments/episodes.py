@@ -27,6 +27,8 @@ class Episode:
     entropies: list[float] | None = field(default_factory=list)
     """None: the sampler does not record them."""
     sampled: list[bool] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    """Updates that the policy had seen at each token; those of an answer count with the reply before it."""
     turns: list[Turn] = field(default_factory=list)
     replies: int = 0
     """Number of turns of the policy."""
@@ -58,6 +60,7 @@ class Episode:
         """Add what the policy sampled, with the reward that it has if nothing more is said."""
         self.last = completion
         self._add(completion.tokens, completion.logprobs, completion.entropies, sampled=True)
+        self.versions += completion.versions or (completion.version,) * len(completion.tokens)
         self.replies += 1
         self.turns.append(Turn("assistant", completion.text, len(self.tokens), reward))
         if not self.room and completion.finish == "length":
@@ -70,6 +73,7 @@ class Episode:
             return
         nothing = (0.0,) * len(tokens)
         self._add(tokens, nothing, nothing, sampled=False)
+        self.versions += self.versions[-1:] * len(tokens)
         self.turns += [replace(each, end=len(self.tokens)) for each in messages]
 
     def earn(self, reward: float) -> None:
@@ -100,8 +104,11 @@ class Episode:
         if routes is not None and prompt_routes is not None:  # the last turn has read everything before it
             prompt = len(self.question.request.prompt_tokens)
             routes, prompt_routes = torch.cat((prompt_routes[prompt:], routes)), prompt_routes[:prompt]
+        first = min(self.versions, default=last.version)
         return replace(
             last,
+            version=first,
+            versions=tuple(self.versions) if max(self.versions, default=first) > first else (),
             tokens=tuple(self.tokens),
             logprobs=tuple(self.logprobs),
             entropies=tuple(self.entropies or ()),
