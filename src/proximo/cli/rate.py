@@ -11,6 +11,7 @@ from proximo import toml
 from proximo.cli.data import take_task
 from proximo.cli.flags import asks_for_help, changed, refuse, say, take
 from proximo.door.machines import open_model
+from proximo.environments import SingleTurn
 from proximo.models import load_tokenizer
 from proximo.models.shipped import resolve
 from proximo.rewards.grading import grading
@@ -52,6 +53,11 @@ class RateConfig:
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise ValueError(f"samples is {self.samples}: give at least 1")
+
+    @property
+    def environment(self) -> SingleTurn:
+        """Rows of a file are questions with one answer."""
+        return SingleTurn()
 
 
 def run(arguments: list[str]) -> int:
