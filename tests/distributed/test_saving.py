@@ -1,4 +1,4 @@
-"""A checkpoint of shards is one of a whole model, and each is read by the other."""
+"""A checkpoint of shards holds the same numbers as one of a whole model, and each is read by the other."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +10,8 @@ from proximo.distributed.following import Crew
 from proximo.distributed.mesh import Mesh
 from proximo.distributed.policy import ShardedPolicy
 from proximo.training.learner.learner import Learner
+from proximo.training.learner.named_tensors import STATE, read_tensors
 from proximo.training.rl.assemble import assemble
-from proximo.training.runfolder.checkpoints import STATE
-from proximo.training.runfolder.state import read_tensors, write_tensors
 from tests.distributed.rank_cases import CASES, Holding, build, make_groups
 
 
@@ -35,13 +34,11 @@ def advanced(learner: Learner, step: int) -> Learner:
 def save(learner: Learner, folder: Path) -> None:
     (folder / STATE).mkdir(parents=True)
     learner.policy.save(folder)
-    for name, tensors in learner.policy.tensors().items():
-        write_tensors(folder / STATE / f"{name}.safetensors", tensors)
+    learner.policy.write(folder / STATE)
 
 
 def load(learner: Learner, folder: Path, state: dict[str, object]) -> Learner:
-    parts = {name: read_tensors(folder / STATE / f"{name}.safetensors") for name in ("optimizer", "value", "reference")}
-    learner.policy.load(folder, state, parts)
+    learner.policy.load(folder, state)
     return learner
 
 
@@ -70,7 +67,8 @@ def test_shards_and_a_whole_model_read_each_other(mesh, tmp_path, name):
     assert state == first[1].policy.state()
     want = weights(advanced(first[1], 1))
     for holding in (sharded, whole):
-        assert_equal(resumed(name, holding, tmp_path / "sharded", state), want)
+        for written in (sharded, whole):
+            assert_equal(resumed(name, holding, tmp_path / written.__name__, state), want)
 
 
 def resumed(name: str, holding: Holding, folder: Path, state: dict[str, object]) -> dict[str, torch.Tensor]:

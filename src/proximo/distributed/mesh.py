@@ -29,7 +29,8 @@ class Mesh:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         orders = dist.new_group(backend="gloo", timeout=timedelta(seconds=PATIENCE))
         assert isinstance(orders, dist.ProcessGroup)
-        self._orders = orders
+        self.orders = orders
+        """Group of all ranks for what is no pass: orders, answers, checkpoints."""
         shape = (self.size,) if shard in (0, self.size) else (self.size // shard, shard)
         self.shard_size = shape[-1]
         names = ("repeat", "shard")[-len(shape) :]
@@ -52,13 +53,13 @@ class Mesh:
     def scatter(self, parts: Sequence[Any] | None) -> Any:
         """This rank's part of what rank 0 gives, one part for each rank; others give None."""
         found: list[Any] = [None]
-        dist.scatter_object_list(found, None if parts is None else list(parts), src=0, group=self._orders)
+        dist.scatter_object_list(found, None if parts is None else list(parts), src=0, group=self.orders)
         return found[0]
 
     def gather(self, part: Any) -> list[Any]:
         """What each rank gives, in their order; empty on ranks other than 0."""
         found: list[Any] = [None] * self.size if self.rank == 0 else []
-        dist.gather_object(part, found or None, dst=0, group=self._orders)
+        dist.gather_object(part, found or None, dst=0, group=self.orders)
         return found
 
     def close(self) -> None:
