@@ -9,9 +9,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from proximo.distributed.watching import Watch
+
 PATIENCE = 365 * 86400.0
 """Seconds that a rank waits for the next order, a year: rank 0 may grade or wait for an engine for hours. If it dies,
-its connections close and the wait ends at once."""
+its connections close and the wait ends at once; if it hangs, `Watch` sees it."""
 
 
 class Mesh:
@@ -33,6 +35,7 @@ class Mesh:
         """Group of all ranks for what is no pass: orders, answers, checkpoints."""
         shape = (self.size,) if shard in (0, self.size) else (self.size // shard, shard)
         self.shard_size = shape[-1]
+        self._watch = Watch(self.rank, self.size, timeout) if self.size > 1 else None
         names = ("repeat", "shard")[-len(shape) :]
         self.devices: DeviceMesh = init_device_mesh(device, shape, mesh_dim_names=names)
         """Ranks that a model is sharded over; with two dimensions, shards repeat along the first."""
@@ -63,4 +66,6 @@ class Mesh:
         return found
 
     def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
         dist.destroy_process_group()
