@@ -147,9 +147,9 @@ COMMANDS = {RunConfig: "train", SftConfig: "sft", DpoConfig: "dpo", RewardModelC
 @contextmanager
 def conducting(config: RunConfig | StageConfig) -> Iterator[OnRanks]:
     """On rank 0: what holds the run on all ranks; they are dismissed at the end."""
-    mesh = _joined(config)
-    ranks = OnRanks(Crew(mesh))
     with ended_with_group():
+        mesh = _joined(config)
+        ranks = OnRanks(Crew(mesh))
         try:
             yield ranks
         finally:
@@ -185,10 +185,10 @@ def without_data(config: StageConfig, ranks: OnRanks) -> SplitStage:
 def _following(config: RunConfig | StageConfig) -> Iterator[OnRanks]:
     for each in SIGNALS:  # they are for rank 0, which tells the others when to end
         signal.signal(each, signal.SIG_IGN)
-    mesh = _joined(config)
     with ended_with_group():
+        mesh = _joined(config)
         yield OnRanks(Crew(mesh))
-    mesh.close()
+        mesh.close()
 
 
 @contextmanager
