@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from proximo.distributed.following import Crew
 from proximo.distributed.mesh import Mesh
@@ -63,6 +64,9 @@ def test_other_numbers_of_ranks_read_the_same_state(tmp_path):
     assert_equal(state_of(tmp_path / "three"), written)
     assert len(list((tmp_path / "three" / STATE / "optimizer").iterdir())) == 3
     assert_equal(state_of(tmp_path / "again" / "next"), state_of(tmp_path / "two" / "next"))
+    for file in (tmp_path / "two" / "next" / STATE / "optimizer").iterdir():  # each rank writes what it wrote before
+        again = tmp_path / "again" / "next" / STATE / "optimizer" / file.name
+        assert load_file(again).keys() == load_file(file).keys()
     alone = load(build(CASES["ppo_layers"], lambda policy: policy), tmp_path / "two")
     save(alone, tmp_path / "none")
     assert_equal(state_of(tmp_path / "none"), written)

@@ -41,7 +41,8 @@ def write_shards(folder: Path, parts: Parts, mesh: Mesh) -> str | None:
         for part, tensors in parts.items():
             if tensors:
                 writer = HuggingFaceStorageWriter(str(folder / part), save_distributed=True)
-                held = {name: each.detach() for name, each in tensors.items()}
+                # In one order: a resumed optimizer has another, by which torch would deal out what all ranks hold.
+                held = {name: tensors[name].detach() for name in sorted(tensors)}
                 save(held, storage_writer=writer, process_group=mesh.orders)
     except CheckpointException as error:
         return "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in sorted(error.failures.items()))
