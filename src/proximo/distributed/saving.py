@@ -28,7 +28,7 @@ from proximo.models.adapters.files import read_adapter
 from proximo.models.adapters.lora import has_adapter
 from proximo.training.learner.named_tensors import STATE, by_name, copy_named, optimizer_by_name
 from proximo.training.learner.optimizer import MASTER
-from proximo.training.learner.policy import PlainPolicy
+from proximo.training.learner.policy import VALUE_NAMES, PlainPolicy
 
 Parts = Mapping[str, Mapping[str, Tensor]]
 """Tensors by name, for each part of a state."""
@@ -125,6 +125,11 @@ def restore(policy: PlainPolicy, copy: PreTrainedModel, folder: Path, state: Map
         weight.copy_(like(own.to(weight.dtype), weight))
     parameters, values = policy.optimized(), policy.value_parameters()
     moments, masters = read_moments(folder / STATE, parameters, mesh)
+    if not values:  # of a run whose algorithm was changed from one that has a value model
+        moments, masters = (
+            {name: each for name, each in found.items() if not name.startswith(VALUE_NAMES)}
+            for found in (moments, masters)
+        )
     for name, each in masters.items():
         parameters[name].copy_(each)
     references = policy.reference_tensors() if state["reference_was_reset"] and policy.has_reference else {}
@@ -132,7 +137,7 @@ def restore(policy: PlainPolicy, copy: PreTrainedModel, folder: Path, state: Map
         state,
         {
             "optimizer": moments,
-            "value": read_shards(folder / STATE, "value", values, mesh),
+            "value": read_shards(folder / STATE, "value", values, mesh) if values else {},
             "reference": read_shards(folder / STATE, "reference", references, mesh) if references else {},
         },
     )

@@ -28,14 +28,14 @@ def write_parts(folder: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> None
         write_tensors(folder / f"{part}.safetensors", tensors)
 
 
-def read_parts(checkpoint: Path) -> dict[str, dict[str, Tensor]]:
-    return {part: read_tensors(checkpoint / STATE / f"{part}.safetensors") for part in PARTS}
-
-
-def without_values(parts: Mapping[str, Mapping[str, Tensor]], prefix: str) -> dict[str, Mapping[str, Tensor]]:
-    """Without a value model's tensors: of a run whose algorithm was changed from one that has such a model."""
-    moments = {name: each for name, each in parts["optimizer"].items() if not name.startswith(prefix)}
-    return {**parts, "value": {}, "optimizer": moments}
+def read_parts(checkpoint: Path, *, without: str | None = None) -> dict[str, dict[str, Tensor]]:
+    """What `write_parts` wrote; `without` the value model, whose moments have this prefix: the checkpoint is of a run
+    whose algorithm was changed from one that has such a model."""
+    parts = {part: read_tensors(checkpoint / STATE / f"{part}.safetensors") for part in PARTS}
+    if without is not None:
+        moments = {name: each for name, each in parts["optimizer"].items() if not name.startswith(without)}
+        parts |= {"value": {}, "optimizer": moments}
+    return parts
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

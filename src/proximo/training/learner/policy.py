@@ -17,14 +17,7 @@ from proximo.models.values import ValueModel
 from proximo.tensor_types import Float
 from proximo.training.config import TrainingOptions
 from proximo.training.learner.freezing import freeze
-from proximo.training.learner.named_tensors import (
-    by_name,
-    copy_named,
-    optimizer_by_name,
-    read_parts,
-    without_values,
-    write_parts,
-)
+from proximo.training.learner.named_tensors import by_name, copy_named, optimizer_by_name, read_parts, write_parts
 from proximo.training.learner.optimizer import HALVES, POLICY, VALUE, Optimizer
 from proximo.training.learner.passes import Found, Job, OldScores, Passes, Rows, Shares
 from proximo.types import Batch
@@ -277,8 +270,7 @@ class PlainPolicy:
 
     def load(self, folder: Path, state: Mapping[str, Any]) -> None:
         self._load_weights(folder)
-        parts = read_parts(folder)
-        self.load_state(state, parts if self._value else without_values(parts, VALUE_NAMES))
+        self.load_state(state, read_parts(folder, without=None if self._value else VALUE_NAMES))
 
     def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         named = self.optimized()
