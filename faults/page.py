@@ -11,6 +11,7 @@ TITLES = {
     "saves": "saves: killed, disk full, read-only, disk errors",
     "damage": "damaged and foreign checkpoints",
     "signals": "SIGTERM and SIGINT",
+    "ranks": "ranks that die, hang or cannot write",
     "numbers": "numbers that are not finite, spikes, memory, degenerate batches",
     "engines": "engines of a fleet",
     "rewards": "reward functions",
@@ -141,8 +142,8 @@ def _gaps(families: Mapping[str, Any]) -> str:
 OUT_OF_REACH = (
     "Not tested: loss of power (only processes are killed, the disk keeps working), failures of a GPU, and runs on "
     "several machines.",
-    "Not implemented, so not attacked: judges over the network. Not attacked here yet: ranks and sampling ahead, which "
-    "have tests of their own; engines are attacked with a server of our own in vLLM's place. "
+    "Not attacked here yet: sampling ahead and environments of several turns, which have tests of their own; engines "
+    "are attacked with a server of our own in vLLM's place. "
     "The page of `proximo view` is attacked by its own tests (test_view.py and test_damage.py), not here.",
 )
 

@@ -119,14 +119,23 @@ def left_by(folder: Path) -> Mapping[str, object]:
     """Everything that must be the same in both runs."""
     last = saved(folder / CHECKPOINTS)[0]
     files = [folder / "metrics.jsonl", folder / "ledger.jsonl", *sorted(folder.glob("rollouts/*.parquet"))]
-    files += [*sorted(last.glob("*.safetensors")), *sorted(last.glob("state/*.safetensors"))]
-    found: dict[str, object] = {str(file.relative_to(folder)): file.read_bytes() for file in files}
+    files += [*sorted(last.glob("*.safetensors")), *sorted(last.glob("state/**/*.safetensors"))]
+    found: dict[str, object] = {str(file.relative_to(folder)): _content(file) for file in files}
     for file in (last / "state" / "run_state.json", folder / "result.json"):
         facts = json.loads(file.read_text())
         del facts["seconds"]
         found[file.name] = facts
     found["config.toml"] = (folder / "config.toml").read_text()
     return found
+
+
+def _content(file: Path) -> object:
+    """A file's bytes; the header of tensors as what it says, because safetensors writes metadata in any order."""
+    data = file.read_bytes()
+    if file.suffix != ".safetensors":
+        return data
+    end = 8 + int.from_bytes(data[:8], "little")
+    return json.loads(data[8:end]), data[end:]
 
 
 def difference(found: Mapping[str, object], wanted: Mapping[str, object]) -> str | None:

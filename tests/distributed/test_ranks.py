@@ -1,18 +1,14 @@
 """Two ranks compute what one process does, up to the order of sums."""
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.distributed.groups import start_group
 from tests.distributed.rank_cases import CASES, Results, run_case
 
 pytestmark = pytest.mark.scale
-ROOT = Path(__file__).parents[2]
 NORM, WEIGHTS = 1e-5, 5e-6
 """Relative differences of gradient norms, and of all weights together, that the order of sums explains."""
 
@@ -24,18 +20,7 @@ def two_ranks(tmp_path_factory) -> Path:
 
 def run(folder: Path, *, shard: int, names: list[str]) -> Path:
     """Cases on two ranks; the folder of what they found."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.distributed.rank_cases", str(folder), str(shard), *names]
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    ranks = []
-    for rank in range(2):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": path}
-        with (folder / f"{rank}.log").open("wb") as log:
-            ranks.append(subprocess.Popen(command, env={**os.environ, **place, **own}, stdout=log, stderr=log))
-    assert [each.wait(900) for each in ranks] == [0, 0], (folder / "1.log").read_text()
+    start_group("tests.distributed.rank_cases", [str(folder), str(shard), *names], folder)
     return folder
 
 

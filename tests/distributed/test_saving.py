@@ -1,19 +1,20 @@
-"""A checkpoint of shards is one of a whole model, and each is read by the other."""
+"""A checkpoint of shards holds the same numbers as one of a whole model, and each is read by the other."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from proximo.distributed.following import Crew
 from proximo.distributed.mesh import Mesh
 from proximo.distributed.policy import ShardedPolicy
 from proximo.training.learner.learner import Learner
-from proximo.training.rl.assemble import assemble
-from proximo.training.runfolder.checkpoints import STATE
-from proximo.training.runfolder.state import read_tensors, write_tensors
-from tests.distributed.rank_cases import CASES, Holding, build, make_groups
+from proximo.training.learner.named_tensors import PARTS, STATE, read_tensors
+from tests.distributed.groups import start_group
+from tests.distributed.rank_cases import CASES, Holding, build
+from tests.distributed.saving_cases import advanced, load, save
 
 
 @pytest.fixture(scope="module")
@@ -21,28 +22,6 @@ def mesh() -> Iterator[Mesh]:
     mesh = Mesh.alone()
     yield mesh
     mesh.close()
-
-
-def advanced(learner: Learner, step: int) -> Learner:
-    """After one more update."""
-    learner.start_step()
-    learner.set_learning_rate(step)
-    for _ in learner.updates(assemble(make_groups(2, seed=step), [], learner, 24).batch):
-        pass
-    return learner
-
-
-def save(learner: Learner, folder: Path) -> None:
-    (folder / STATE).mkdir(parents=True)
-    learner.policy.save(folder)
-    for name, tensors in learner.policy.tensors().items():
-        write_tensors(folder / STATE / f"{name}.safetensors", tensors)
-
-
-def load(learner: Learner, folder: Path, state: dict[str, object]) -> Learner:
-    parts = {name: read_tensors(folder / STATE / f"{name}.safetensors") for name in ("optimizer", "value", "reference")}
-    learner.policy.load(folder, state, parts)
-    return learner
 
 
 @pytest.mark.parametrize("name", ["ppo_layers", pytest.param("kl", marks=pytest.mark.scale)])
@@ -66,15 +45,46 @@ def test_shards_and_a_whole_model_read_each_other(mesh, tmp_path, name):
         ours, theirs = (read_tensors(tmp_path / each / file) for each in ("sharded", "whole"))
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[key], theirs[key]) for key in ours), file
-    state = first[0].policy.state()
-    assert state == first[1].policy.state()
+    assert first[0].policy.state() == first[1].policy.state()
     want = weights(advanced(first[1], 1))
     for holding in (sharded, whole):
-        assert_equal(resumed(name, holding, tmp_path / "sharded", state), want)
+        for written in (sharded, whole):
+            assert_equal(resumed(name, holding, tmp_path / written.__name__), want)
 
 
-def resumed(name: str, holding: Holding, folder: Path, state: dict[str, object]) -> dict[str, torch.Tensor]:
-    return weights(advanced(load(build(CASES[name], holding), folder, state), 1))
+@pytest.mark.scale
+def test_other_numbers_of_ranks_read_the_same_state(tmp_path):
+    """Two ranks write, and three, two and none read it; with as many ranks as before everything after is equal too."""
+    for ranks, source, target in ((2, "-", "two"), (3, "two", "three"), (2, "two", "again")):
+        place = tmp_path / target
+        place.mkdir()
+        found = source if source == "-" else str(tmp_path / source)
+        start_group("tests.distributed.saving_cases", ["ppo_layers", found, str(place)], place, ranks)
+    written = state_of(tmp_path / "two")
+    assert_equal(state_of(tmp_path / "three"), written)
+    assert len(list((tmp_path / "three" / STATE / "optimizer").iterdir())) == 3
+    assert_equal(state_of(tmp_path / "again" / "next"), state_of(tmp_path / "two" / "next"))
+    for file in (tmp_path / "two" / "next" / STATE / "optimizer").iterdir():  # each rank writes what it wrote before
+        again = tmp_path / "again" / "next" / STATE / "optimizer" / file.name
+        assert load_file(again).keys() == load_file(file).keys()
+    alone = load(build(CASES["ppo_layers"], lambda policy: policy), tmp_path / "two")
+    save(alone, tmp_path / "none")
+    assert_equal(state_of(tmp_path / "none"), written)
+    want = weights(advanced(alone, 1))
+    for each in ("three", "again"):
+        for name, tensor in read_tensors(tmp_path / each / "next" / "model.safetensors").items():
+            torch.testing.assert_close(tensor, want[name], rtol=1e-5, atol=1e-6)
+
+
+def state_of(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint."""
+    parts = {part: read_tensors(folder / STATE / f"{part}.safetensors") for part in PARTS}
+    parts["model"] = read_tensors(folder / "model.safetensors")
+    return {f"{part}/{name}": each for part, own in parts.items() for name, each in own.items()}
+
+
+def resumed(name: str, holding: Holding, folder: Path) -> dict[str, torch.Tensor]:
+    return weights(advanced(load(build(CASES[name], holding), folder), 1))
 
 
 def weights(learner: Learner) -> dict[str, torch.Tensor]:

@@ -20,7 +20,6 @@ from proximo.tasks import Code, File
 from proximo.training.config import RunConfig
 from proximo.training.old_names import load_run
 from proximo.training.pipeline import PipelineConfig
-from proximo.training.ranks import Ranks
 from proximo.training.reward_mix import RewardModel
 
 
@@ -144,14 +143,6 @@ def algorithm_file(name: str) -> Algorithm:
 
 def preset(name: str) -> RunConfig | PipelineConfig | None:
     return next((preset.config for preset in PRESETS if preset.name == name), None)
-
-
-def with_ranks(config: RunConfig, processes: int) -> RunConfig:
-    """The run on so many processes."""
-    try:
-        return replace(config, ranks=replace(config.ranks or Ranks(), processes=processes))
-    except ValueError as error:
-        refuse(str(error))
 
 
 def _with_judge(config: RunConfig, path: str, task_weight: str | None) -> RunConfig:

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from proximo.cli.configs import base_config, with_ranks
+from proximo.cli.configs import base_config
 from proximo.cli.flags import asks_for_help, refuse, take, take_number
+from proximo.cli.run_folders import with_ranks
 
 USAGE = """usage: proximo job slurm run.toml --run DIR [--nodes N] [--gpus N] [--hours X] [--out FILE]
                          [--partition NAME] [--account NAME]

@@ -1,18 +1,29 @@
 """What every command that writes a run folder shares: running the same command again resumes."""
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from proximo.cli.flags import refuse, say, take, take_several
 from proximo.door import folders
 from proximo.tracking.named import check_names
 from proximo.training.outside_errors import OutsideFailed
+from proximo.training.ranks import Ranks
 from proximo.training.runfolder.checkpoints import CHECKPOINTS
 from proximo.training.runfolder.files import TRACEBACK
 from proximo.training.runfolder.resume import Attempt
 from proximo.training.runfolder.signals import Stopped
 
+if TYPE_CHECKING:
+    from proximo.training.config import RunConfig
+    from proximo.training.offline.dpo import DpoConfig
+    from proximo.training.offline.reward_model import RewardModelConfig
+    from proximo.training.offline.sft import SftConfig
+
+Config = TypeVar("Config", "RunConfig", "DpoConfig", "RewardModelConfig", "SftConfig")
 ACCEPT_LOST = "--accept-lost-rows"
 """The flag that resumes a run whose log has lost rows."""
 
@@ -33,6 +44,46 @@ def take_trackers(arguments: list[str]) -> list[str]:
     except ValueError as error:
         refuse(f"--track: {error}")
     return names
+
+
+def take_ranks(arguments: list[str]) -> int | None:
+    """The number that --ranks gives, removed from the arguments; without it, that of the group which torchrun or SLURM
+    started this process for."""
+    if (given := take(arguments, "--ranks")) is None:
+        started = os.environ.get("WORLD_SIZE", "") if "RANK" in os.environ else ""
+        return int(started) if started.isdecimal() and int(started) > 1 else None
+    if not given.isdecimal() or not int(given):
+        refuse(f"--ranks {given}: give the number of processes, at least 1")
+    return int(given)
+
+
+def with_ranks(config: Config, processes: int) -> Config:
+    """The config for this number of processes."""
+    try:
+        return replace(config, ranks=replace(config.ranks or Ranks(), processes=processes))
+    except ValueError as error:
+        refuse(str(error))
+
+
+def launched(ranks: Ranks, arguments: list[str], folder: Path | None, follow: Callable[[], None]) -> int | None:
+    """Start the processes of a run, or follow as one of them: the exit status. None on rank 0, which trains.
+    `arguments` are those of the whole command, and `folder` is the run folder where they name none."""
+    from proximo.distributed.launching import command_of, is_launched, launch, own_rank
+
+    if not is_launched():
+        if not ranks.processes:
+            refuse("ranks.processes is 0: give the number of processes, as in --ranks 8")
+        if ranks.processes == 1:
+            return None
+        named = [] if folder is None else ["--run", str(folder)]
+        return launch(command_of([*arguments, *named]), ranks.processes, say)
+    if own_rank() == 0:
+        return None
+    try:
+        follow()
+    except ValueError as error:  # rank 0 builds the same, and refuses it with the run folder at hand
+        refuse(f"rank {own_rank()}: {error}")
+    return 0
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,6 +16,7 @@ from proximo.distributed.following import Crew
 from proximo.distributed.launching import GROUP_FAILED, is_launched, own_rank
 from proximo.distributed.mesh import Mesh
 from proximo.distributed.policy import ShardedPolicy
+from proximo.distributed.stages import ShardedStageModel
 from proximo.models import load_tokenizer, pick_device
 from proximo.models.shipped import resolve
 from proximo.samplers import RunSamplers, SampledPolicy, Sampler, SamplingOptions, Stream, build_samplers, gathered
@@ -23,6 +24,12 @@ from proximo.training.building import Built, build_learner
 from proximo.training.config import RunConfig
 from proximo.training.learner.memory import first_line
 from proximo.training.learner.policy import PlainPolicy, Policy
+from proximo.training.offline.dpo import DpoConfig, dpo_without_data
+from proximo.training.offline.encoding import EncodedRows
+from proximo.training.offline.reward_model import RewardModelConfig, reward_model_without_data
+from proximo.training.offline.schedule import FitOptions
+from proximo.training.offline.sft import SftConfig, sft_without_data
+from proximo.training.offline.stage_model import SplitStage
 from proximo.training.runfolder.signals import SIGNALS
 from proximo.types import Completion, Request
 
@@ -84,7 +91,8 @@ class RankSampler:
 
 
 class OnRanks:
-    """How a run is held by several processes; the loop of rank 0 asks it for a policy and for samplers."""
+    """How a run is held by several processes; the loop of rank 0 asks it for a policy and for samplers, or for the
+    model of a stage."""
 
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
@@ -108,6 +116,15 @@ class OnRanks:
         evaluation = RankSampler(built.evaluation, self._policy, self._crew, "evaluation", spread=spread)
         return replace(built, training=training, evaluation=evaluation, drop=None)
 
+    def hold_stage(
+        self, model: PreTrainedModel, options: FitOptions, seed: int, dtype: torch.dtype
+    ) -> ShardedStageModel:
+        self._stage_model = ShardedStageModel(model, options, seed, dtype, self._crew)
+        return self._stage_model
+
+    def scored(self, rows: Sequence[EncodedRows]) -> list[list[float]]:
+        return self._stage_model.scored(rows)
+
     def hold_signals(self, held: Callable[[], AbstractContextManager[None]]) -> None:
         """`held` is a context in which signals wait: one must not end what ranks do together."""
         self._crew.uninterrupted = held
@@ -119,13 +136,21 @@ class OnRanks:
         """On ranks above 0: work until rank 0 ends the run."""
         self._policy.follow(built.learner)
 
+    def follow_stage(self, stage: SplitStage) -> None:
+        """The same of a stage."""
+        self._stage_model.follow(stage)
+
+
+StageConfig = SftConfig | DpoConfig | RewardModelConfig
+COMMANDS = {RunConfig: "train", SftConfig: "sft", DpoConfig: "dpo", RewardModelConfig: "reward-model"}
+
 
 @contextmanager
-def conducting(config: RunConfig) -> Iterator[OnRanks]:
+def conducting(config: RunConfig | StageConfig) -> Iterator[OnRanks]:
     """On rank 0: what holds the run on all ranks; they are dismissed at the end."""
-    mesh = _joined(config)
-    ranks = OnRanks(Crew(mesh))
     with ended_with_group():
+        mesh = _joined(config)
+        ranks = OnRanks(Crew(mesh))
         try:
             yield ranks
         finally:
@@ -135,14 +160,36 @@ def conducting(config: RunConfig) -> Iterator[OnRanks]:
 
 def follow(config: RunConfig) -> None:
     """On ranks above 0: build the same learner and samplers, and work until rank 0 ends the run."""
+    with _following(config) as ranks:
+        path, device = resolve(config.model), pick_device(config.device)
+        ranks.follow(build_learner(config, path, device, load_tokenizer(path), ranks))
+
+
+def follow_stage(config: StageConfig) -> None:
+    """On ranks above 0: build the same model, and work until rank 0 ends the run."""
+    with _following(config) as ranks:
+        ranks.follow_stage(without_data(config, ranks))
+
+
+def without_data(config: StageConfig, ranks: OnRanks) -> SplitStage:
+    """The stage of a process that computes micro-batches for rank 0."""
+    match config:
+        case SftConfig():
+            return sft_without_data(config, ranks)
+        case DpoConfig():
+            return dpo_without_data(config, ranks)
+        case RewardModelConfig():
+            return reward_model_without_data(config, ranks)
+
+
+@contextmanager
+def _following(config: RunConfig | StageConfig) -> Iterator[OnRanks]:
     for each in SIGNALS:  # they are for rank 0, which tells the others when to end
         signal.signal(each, signal.SIG_IGN)
-    mesh = _joined(config)
-    ranks = OnRanks(Crew(mesh))
-    path, device = resolve(config.model), pick_device(config.device)
     with ended_with_group():
-        ranks.follow(build_learner(config, path, device, load_tokenizer(path), ranks))
-    mesh.close()
+        mesh = _joined(config)
+        yield OnRanks(Crew(mesh))
+        mesh.close()
 
 
 @contextmanager
@@ -158,15 +205,13 @@ def ended_with_group() -> Iterator[None]:
         raise SystemExit(GROUP_FAILED) from error
 
 
-def _joined(config: RunConfig) -> Mesh:
+def _joined(config: RunConfig | StageConfig) -> Mesh:
     """The group of processes that this one was started for; without RANK, one of its own."""
     assert config.ranks is not None
     device, wanted = torch.device(pick_device(config.device)).type, config.ranks.processes
     if not is_launched() and wanted != 1:
-        raise ValueError(
-            f"ranks.processes is {wanted}, but this is one process: start it with proximo train --ranks N, torchrun or "
-            "SLURM, which start them all"
-        )
+        started = f"start it with proximo {COMMANDS[type(config)]} --ranks N, torchrun or SLURM, which start them all"
+        raise ValueError(f"ranks.processes is {wanted}, but this is one process: {started}")
     if not is_launched():
         return Mesh.alone(device=device, timeout=config.ranks.timeout)
     mesh = Mesh.join(device=device, timeout=config.ranks.timeout, shard=config.ranks.shard)

@@ -20,6 +20,8 @@ GRACE = 20.0
 POLL = 0.1
 GROUP_FAILED = 75
 """Exit status of a rank that ends because it cannot reach another one."""
+LAUNCHER = "PROXIMO_LAUNCHER"
+"""Environment variable of a rank with the process id of what started it here."""
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Processes = list["subprocess.Popen[bytes]"]
@@ -64,6 +66,7 @@ def _start(command: Sequence[str], ranks: int) -> Processes:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
+    shared[LAUNCHER] = str(os.getpid())
     shared["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
     return [
         # Groups of their own: Ctrl-C is for rank 0, which saves the run before it ends the others.

@@ -9,9 +9,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from proximo.distributed.watching import Watch
+
 PATIENCE = 365 * 86400.0
 """Seconds that a rank waits for the next order, a year: rank 0 may grade or wait for an engine for hours. If it dies,
-its connections close and the wait ends at once."""
+its connections close and the wait ends at once; if it hangs, `Watch` sees it."""
 
 
 class Mesh:
@@ -29,9 +31,11 @@ class Mesh:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         orders = dist.new_group(backend="gloo", timeout=timedelta(seconds=PATIENCE))
         assert isinstance(orders, dist.ProcessGroup)
-        self._orders = orders
+        self.orders = orders
+        """Group of all ranks for what is no pass: orders, answers, checkpoints."""
         shape = (self.size,) if shard in (0, self.size) else (self.size // shard, shard)
         self.shard_size = shape[-1]
+        self._watch = Watch(self.rank, self.size, timeout) if self.size > 1 else None
         names = ("repeat", "shard")[-len(shape) :]
         self.devices: DeviceMesh = init_device_mesh(device, shape, mesh_dim_names=names)
         """Ranks that a model is sharded over; with two dimensions, shards repeat along the first."""
@@ -52,14 +56,16 @@ class Mesh:
     def scatter(self, parts: Sequence[Any] | None) -> Any:
         """This rank's part of what rank 0 gives, one part for each rank; others give None."""
         found: list[Any] = [None]
-        dist.scatter_object_list(found, None if parts is None else list(parts), src=0, group=self._orders)
+        dist.scatter_object_list(found, None if parts is None else list(parts), src=0, group=self.orders)
         return found[0]
 
     def gather(self, part: Any) -> list[Any]:
         """What each rank gives, in their order; empty on ranks other than 0."""
         found: list[Any] = [None] * self.size if self.rank == 0 else []
-        dist.gather_object(part, found or None, dst=0, group=self._orders)
+        dist.gather_object(part, found or None, dst=0, group=self.orders)
         return found
 
     def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
         dist.destroy_process_group()

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from proximo.distributed.following import Crew
-from proximo.distributed.saving import gathered, restore
-from proximo.distributed.sharding import HALVES, Root, local, refill, reshard, shard, whole
+from proximo.distributed.saving import check_written, restore, write_shards
+from proximo.distributed.sharding import HALVES, Root, check_shardable, local, refill, reshard, shard, whole
 from proximo.distributed.shares import Share, batch_shares, on_cpu, update_shares
-from proximo.models import Scores, frozen_copy, supports_packing
+from proximo.models import Scores, frozen_copy
 from proximo.models.adapters.files import save_model
 from proximo.models.adapters.lora import merged_weights
-from proximo.models.adapters.quantized import quantized_layers
 from proximo.models.devices import with_precision
 from proximo.models.values import HeadOnOwnModel, ValueModel
 from proximo.tensor_types import Float
@@ -30,8 +29,9 @@ from proximo.training.learner.gradients import UpdateRows
 from proximo.training.learner.guard import GradientPass
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.memory import checkpoint_models, explaining_memory
+from proximo.training.learner.optimizer import MASTER
 from proximo.training.learner.passes import Found, Job, OldScores, Passes, Rows, Shares, directly, joined
-from proximo.training.learner.policy import PlainPolicy, Tensors
+from proximo.training.learner.policy import PlainPolicy
 from proximo.types import Batch
 
 
@@ -45,11 +45,7 @@ class ShardedPolicy:
 
     def __init__(self, inner: PlainPolicy, crew: Crew, dtype: torch.dtype = torch.float32) -> None:
         """`inner` has a whole model in float32, which `start` shards; its passes compute in `dtype`."""
-        kind = type(inner.model).__name__
-        if not supports_packing(inner.model):
-            raise ValueError(f"ranks: {kind} is outside the packed fast path, and cannot be sharded: leave ranks out")
-        if quantized_layers(inner.model):
-            raise ValueError("ranks: a quantised base cannot be sharded: leave adapter.quantize_base out, or ranks")
+        check_shardable(inner.model)
         self._inner, self._crew, self._dtype = inner, crew, dtype
         self.version = 0
         self.copy: PreTrainedModel = with_precision(frozen_copy(inner.model), dtype)
@@ -68,7 +64,7 @@ class ShardedPolicy:
             broken=self._broken_here,
             reset_reference=self._reset_here,
             refill=self._refill_here,
-            tensors=self._tensors_here,
+            write=self._write_here,
             load=self._load_here,
         )
 
@@ -273,17 +269,19 @@ class ShardedPolicy:
     def state(self) -> dict[str, Any]:
         return self._inner.state() | {"version": self.version}
 
-    def tensors(self) -> Tensors:
-        return self._crew.tell("tensors")[0]
+    def write(self, folder: Path) -> None:
+        check_written(folder, self._crew.tell("write", str(folder)))
 
-    def load(self, folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self._crew.tell("load", str(folder), dict(state))  # each rank reads the files itself
+    def load(self, folder: Path, state: Mapping[str, Any]) -> None:
+        self._crew.tell("load", str(folder), dict(state))
         self.version = self._inner.version
 
-    def _tensors_here(self) -> Tensors | None:
-        found = gathered(self._inner, masters=self._dtype in HALVES)
-        return found if self._crew.mesh.rank == 0 else None
+    def _write_here(self, folder: str) -> str | None:
+        found = self._inner.tensors()
+        if self._dtype in HALVES:  # the saved model rounds its weights
+            found["optimizer"] |= {f"{name}.{MASTER}": each for name, each in self._inner.optimized().items()}
+        return write_shards(Path(folder), found, self._crew.mesh)
 
     def _load_here(self, folder: str, state: dict[str, Any]) -> None:
-        restore(self._inner, self.copy, Path(folder), state)
+        restore(self._inner, self.copy, Path(folder), state, self._crew.mesh)
         self._is_copy_old = False

@@ -1,41 +1,121 @@
-"""The state of a sharded policy: gathered for a checkpoint, and read back into shards.
+"""The state of shards in a checkpoint: each rank writes its own, and reads the slices that it needs.
 
-A checkpoint has the form of one process's, so a run can be resumed with another number of ranks, or with none.
+The files are safetensors, written and read by torch.distributed.checkpoint: a folder for each part of the state, with a
+file for each rank. No rank ever holds the whole of it. Another number of ranks reads other slices, and a run of one
+process reads all of them; ranks read the single files of such a run, too.
 """
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from proximo.distributed.sharding import like, whole
+from proximo.distributed.mesh import Mesh
+from proximo.distributed.sharding import like
 from proximo.models import load_model
 from proximo.models.adapters.files import read_adapter
 from proximo.models.adapters.lora import has_adapter
-from proximo.training.learner.named_tensors import by_name, copy_named, optimizer_by_name
+from proximo.training.learner.named_tensors import STATE, by_name, copy_named, optimizer_by_name
 from proximo.training.learner.optimizer import MASTER
-from proximo.training.learner.policy import PlainPolicy, Tensors
-from proximo.training.runfolder.checkpoints import STATE
-from proximo.training.runfolder.state import read_tensors
+from proximo.training.learner.policy import VALUE_NAMES, PlainPolicy
 
-PARTS = ("optimizer", "value", "reference")
+Parts = Mapping[str, Mapping[str, Tensor]]
+"""Tensors by name, for each part of a state."""
 
 
-def gathered(policy: PlainPolicy, *, masters: bool) -> Tensors:
-    """A policy's tensors, whole and on the CPU; all ranks ask together. `masters`: the weights too, because the saved
-    model rounds them."""
-    found = policy.tensors()
-    if masters:
-        found["optimizer"] |= {f"{name}.{MASTER}": each.detach() for name, each in policy.optimized().items()}
-    return {part: {name: whole(each.detach()).cpu() for name, each in own.items()} for part, own in found.items()}
+def write_shards(folder: Path, parts: Parts, mesh: Mesh) -> str | None:
+    """Write each part of a state into a folder of its own; all ranks together, each what it holds. What went wrong on
+    any of them, which all of them return: a rank that failed alone would leave the others waiting."""
+    try:
+        for part, tensors in parts.items():
+            if tensors:
+                writer = HuggingFaceStorageWriter(str(folder / part), save_distributed=True)
+                # In one order: a resumed optimizer has another, by which torch would deal out what all ranks hold.
+                held = {name: tensors[name].detach() for name in sorted(tensors)}
+                save(held, storage_writer=writer, process_group=mesh.orders)
+    except CheckpointException as error:
+        return "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in sorted(error.failures.items()))
+    return None
+
+
+def check_written(folder: Path, failures: list[str | None]) -> None:
+    """On rank 0: OSError if the ranks could not write their shards."""
+    if failures[0] is not None:
+        raise OSError(f"{folder}: {failures[0]}")
+
+
+def read_shards(folder: Path, part: str, known: Mapping[str, Tensor], mesh: Mesh) -> dict[str, Tensor]:
+    """A part of a state by today's names, laid out as the known tensors of these names are; all ranks together."""
+    return _read(folder, part, lambda stored: by_name(stored, list(known)), lambda name: known.get(name), mesh)
+
+
+def read_moments(folder: Path, known: Mapping[str, Tensor], mesh: Mesh) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """An optimizer's moments and float32 weights, by today's names and laid out as the known parameters are."""
+    found = _read(
+        folder,
+        "optimizer",
+        lambda stored: optimizer_by_name(stored, list(known), list(known)),
+        lambda name: known.get(name.rpartition(".")[0]),
+        mesh,
+    )
+    masters = {name.rpartition(".")[0]: each for name, each in found.items() if name.endswith(f".{MASTER}")}
+    return {name: each for name, each in found.items() if not name.endswith(f".{MASTER}")}, masters
+
+
+def _read(
+    folder: Path,
+    part: str,
+    renamed: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]],
+    known: Callable[[str], Tensor | None],
+    mesh: Mesh,
+) -> dict[str, Tensor]:
+    with _files(folder, part) as files:
+        if files is None:
+            return {}
+        targets = dict[str, Tensor]()
+        for name, each in HuggingFaceStorageReader(files).read_metadata().state_dict_metadata.items():
+            assert isinstance(each, TensorStorageMetadata)
+            targets[name] = torch.empty(each.size, dtype=each.properties.dtype, device="meta")
+        names = dict(zip(targets, renamed(targets), strict=True))
+        for name, each in targets.items():
+            targets[name] = _empty(each, known(names[name]))
+        load(dict(targets), storage_reader=HuggingFaceStorageReader(files), process_group=mesh.orders)
+    return {names[name]: each for name, each in targets.items()}
+
+
+def _empty(stored: Tensor, known: Tensor | None) -> Tensor:
+    """Room for a tensor: a shard of it, or all of it where it is none of ours; whoever reads it refuses it by name."""
+    if isinstance(known, DTensor) and known.shape == stored.shape:
+        return torch.empty_like(known, dtype=stored.dtype, requires_grad=False)
+    return torch.empty(stored.shape, dtype=stored.dtype)
+
+
+@contextmanager
+def _files(folder: Path, part: str) -> Iterator[str | None]:
+    """A folder with the files of a part alone: that of the shards, or one with a link to the single file."""
+    single = folder / f"{part}.safetensors"
+    if not single.exists():
+        yield str(folder / part) if (folder / part).is_dir() else None
+        return
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / single.name).symlink_to(single.resolve())
+        yield place
 
 
 @torch.no_grad()
-def restore(policy: PlainPolicy, copy: PreTrainedModel, folder: Path, state: Mapping[str, Any]) -> None:
-    """Read a checkpoint's folder into a policy's shards, and its model into the whole copy."""
+def restore(policy: PlainPolicy, copy: PreTrainedModel, folder: Path, state: Mapping[str, Any], mesh: Mesh) -> None:
+    """Read a checkpoint's folder into a policy's shards, and its model into the whole copy; all ranks together."""
     if has_adapter(copy):
         read_adapter(copy, folder)
     else:
@@ -43,30 +123,21 @@ def restore(policy: PlainPolicy, copy: PreTrainedModel, folder: Path, state: Map
         copy_named(dict(copy.named_parameters()), dict(stored.named_parameters()), "the model")
     for own, weight in zip(copy.parameters(), policy.model.parameters(), strict=True):
         weight.copy_(like(own.to(weight.dtype), weight))
-    parts = {name: read_tensors(folder / STATE / f"{name}.safetensors") for name in PARTS}
-    parameters = policy.optimized()
-    moments = dict[str, Tensor]()
-    for key, tensor in optimizer_by_name(parts["optimizer"], list(parameters), list(parameters)).items():
-        name, _, kind = key.rpartition(".")
-        if kind == MASTER and name in parameters:
-            parameters[name].copy_(like(tensor, parameters[name]))
-        else:
-            moments[key] = _like_named(tensor, name, parameters)
-    values, references = policy.value_parameters(), policy.reference_tensors() if parts["reference"] else {}
+    parameters, values = policy.optimized(), policy.value_parameters()
+    moments, masters = read_moments(folder / STATE, parameters, mesh)
+    if not values:  # of a run whose algorithm was changed from one that has a value model
+        moments, masters = (
+            {name: each for name, each in found.items() if not name.startswith(VALUE_NAMES)}
+            for found in (moments, masters)
+        )
+    for name, each in masters.items():
+        parameters[name].copy_(each)
+    references = policy.reference_tensors() if state["reference_was_reset"] and policy.has_reference else {}
     policy.load_state(
         state,
         {
             "optimizer": moments,
-            "value": _all_like(by_name(parts["value"], list(values)), values),
-            "reference": _all_like(by_name(parts["reference"], list(references)), references),
+            "value": read_shards(folder / STATE, "value", values, mesh) if values else {},
+            "reference": read_shards(folder / STATE, "reference", references, mesh) if references else {},
         },
     )
-
-
-def _all_like(stored: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: _like_named(tensor, name, known) for name, tensor in stored.items()}
-
-
-def _like_named(tensor: Tensor, name: str, known: Mapping[str, Tensor]) -> Tensor:
-    """As it is where there is no such name: whoever reads it refuses it by name."""
-    return like(tensor, known[name]) if name in known else tensor

@@ -15,6 +15,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from proximo.distributed.mesh import Mesh
+from proximo.models import supports_packing
+from proximo.models.adapters.quantized import quantized_layers
 from proximo.models.compiling import compile_between_hooks
 from proximo.models.packing.attention import decoder_layers
 
@@ -111,15 +113,37 @@ def like(tensor: Tensor, sharded: Tensor) -> Tensor:
     return distribute_tensor(tensor, sharded.device_mesh, sharded.placements, src_data_rank=None)
 
 
+def like_shard(own: Tensor, sharded: Tensor) -> Tensor:
+    """A rank's own piece as its shard of a whole tensor, laid out as another one is."""
+    if not isinstance(sharded, DTensor):
+        return own
+    mesh, placements = sharded.device_mesh, sharded.placements
+    return DTensor.from_local(
+        own.to(sharded.device), mesh, placements, run_check=False, shape=sharded.shape, stride=sharded.stride()
+    )
+
+
 def local(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
-def refill(copy: PreTrainedModel, model: PreTrainedModel) -> None:
-    """Bring a whole copy up to date in place, so that whatever points at its memory stays valid; all ranks together.
-    Weights that are not trained are in it already."""
-    for own, sharded in zip(copy.parameters(), model.parameters(), strict=True):
+def refill(copy: PreTrainedModel | None, model: PreTrainedModel) -> None:
+    """Bring a whole copy up to date in place, so that whatever points at its memory stays valid; all ranks together,
+    those without a copy too. Weights that are not trained are in it already."""
+    copies = [None for _ in model.parameters()] if copy is None else list(copy.parameters())
+    for own, sharded in zip(copies, model.parameters(), strict=True):
         if sharded.requires_grad:
-            own.copy_(whole(sharded.detach()))
+            gathered = whole(sharded.detach())
+            if own is not None:
+                own.copy_(gathered)
+
+
+def check_shardable(model: PreTrainedModel) -> None:
+    """Refuse a model that cannot be in shards; ValueError."""
+    if not supports_packing(model):
+        kind = type(model).__name__
+        raise ValueError(f"ranks: {kind} is outside the packed fast path, and cannot be sharded: leave ranks out")
+    if quantized_layers(model):
+        raise ValueError("ranks: a quantised base cannot be sharded: leave adapter.quantize_base out, or ranks")

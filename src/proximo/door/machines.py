@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
@@ -13,8 +14,10 @@ from proximo.models import Precision, load_model, load_tokenizer, pick_device, p
 from proximo.models.inspecting import tensors
 from proximo.models.loading import base_of, supports_packing
 from proximo.models.shipped import resolve
-from proximo.training.building import HoldsOnRanks
 from proximo.training.config import RunConfig
+
+if TYPE_CHECKING:
+    from proximo.distributed.conducting import OnRanks, StageConfig
 
 
 @contextmanager
@@ -84,7 +87,7 @@ def num_parameters(folder: Path) -> int | None:
 
 
 @contextmanager
-def on_ranks(config: RunConfig) -> Iterator[HoldsOnRanks | None]:
+def on_ranks(config: "RunConfig | StageConfig") -> "Iterator[OnRanks | None]":
     """What holds the run on several processes, if it has any; a run of one imports nothing of it."""
     if config.ranks is None:
         yield None

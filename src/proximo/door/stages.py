@@ -8,7 +8,7 @@ from typing import TypeVar
 from proximo import toml
 from proximo.data import DataFile
 from proximo.door.folders import PathLike, attempted, folder_for, suit_attempt
-from proximo.door.machines import as_found
+from proximo.door.machines import as_found, on_ranks
 from proximo.door.refusing import refuse_kind, refuse_values
 from proximo.door.telling import Say, keep_quiet, say
 from proximo.tracking.named import check_names
@@ -21,9 +21,12 @@ from proximo.training.offline.fitting import Fitted
 from proximo.training.offline.reward_model import RewardModelConfig
 from proximo.training.offline.sft import SftConfig
 from proximo.training.offline.snapshots import POINTS
+from proximo.training.offline.stage_model import HoldsStages
 from proximo.training.runfolder.resume import Attempt
 
 Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
+StageFunction = Callable[[Config, Path, Say, Attempt, HoldsStages | None], Fitted]
+"""Runs a stage into a folder that is taken."""
 
 
 def sft(
@@ -114,7 +117,7 @@ def _config(data: Config | PathLike, default: Config, model: str | None) -> Conf
 def _fitted(
     config: Config,
     path: Path,
-    stage: Callable[[Config, Path, Say, Attempt], Fitted],
+    stage: StageFunction[Config],
     resume: bool,
     allow_change: Sequence[str],
     accept_lost: bool,
@@ -134,4 +137,12 @@ def _fitted(
         if attempt.result is None:
             suit_attempt(attempt, config.model, config.device, tell)
         with tracked(path, track if attempt.result is None else (), tell):
-            return stage(config, path, tell, attempt)
+            return fitted_in(config, path, stage, attempt, tell)
+
+
+def fitted_in(config: Config, path: Path, stage: StageFunction[Config], attempt: Attempt, say: Say) -> Fitted:
+    """Run a stage whose folder is taken, on the processes that its config names; of a finished one its result."""
+    if attempt.result is not None:
+        return stage(config, path, say, attempt, None)
+    with on_ranks(config) as ranks:
+        return stage(config, path, say, attempt, ranks)

@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ from proximo.training.learner.policy import PlainPolicy
 from proximo.training.offline.dpo import Preferences
 from proximo.training.offline.encoding import Encoded, Prepared
 from proximo.training.offline.fitting import FitOptions
-from proximo.training.offline.reference import compute_reference
+from proximo.training.offline.reference import compute_reference, summed_logprobs
 from proximo.training.offline.reward_model import Judgement
 from proximo.training.offline.sft import Supervised
 from proximo.training.rl.assemble import assemble, to_batch
@@ -184,7 +184,7 @@ def test_fine_tuning_preferences_and_scores_on_another_device():
             loss.backward()
         stage.held_out()
         data = Prepared(ITEMS, ITEMS, Mistakes())
-        known = compute_reference(model, data, batch=2, token_budget=8)
+        known = compute_reference(partial(summed_logprobs, model), data, "", batch=2, token_budget=8)
         preferences = Preferences(model, data, known, Dpo(), FitOptions(batch=2, token_budget=8))
         for loss, _ in preferences.losses([2, 0]):
             loss.backward()

@@ -4,6 +4,7 @@ import gc
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from string import ascii_lowercase
 from types import SimpleNamespace
@@ -23,7 +24,13 @@ from proximo.training.offline import dpo as module
 from proximo.training.offline.dpo import DpoConfig, Preferences, dpo
 from proximo.training.offline.encoding import Encoded, Prepared
 from proximo.training.offline.fitting import FitOptions
-from proximo.training.offline.reference import Reference, compute_reference, read_reference, write_reference
+from proximo.training.offline.reference import (
+    Reference,
+    compute_reference,
+    read_reference,
+    summed_logprobs,
+    write_reference,
+)
 from tests.models.test_scoring import exact
 
 TOKENIZER = tiny_tokenizer()
@@ -47,7 +54,7 @@ def wide_model(seed: int = 1) -> PreTrainedModel:
 def preferences(loss: Dpo | Ipo, *, token_budget: int = 10_000, batch: int = 64, rankings=RANKINGS) -> Preferences:
     """A model that has moved away from its reference, in float64."""
     data = Prepared(rankings, rankings[:2], Mistakes())
-    known = compute_reference(wide_model(2), data, batch, token_budget)
+    known = compute_reference(partial(summed_logprobs, wide_model(2)), data, "", batch, token_budget)
     options = FitOptions(token_budget=token_budget, batch=batch)
     return Preferences(wide_model(), data, known, loss, options)
 
@@ -194,7 +201,7 @@ def test_before_the_first_update_nothing_has_moved():
 
     rankings = [Encoded(str(number), tokens(9), (tokens(12), tokens(12))) for number in range(40)]
     data, model = Prepared(rankings[:3], rankings, Mistakes()), small_model()
-    known = compute_reference(model, data, 7, 60)
+    known = compute_reference(partial(summed_logprobs, model), data, "", 7, 60)
     before = Preferences(model, data, known, Dpo(), FitOptions(batch=7, token_budget=60)).held_out()
     assert (before["margin"], before["accuracy"], before["chosen_reward"], before["drift"]) == (0, 0, 0, 0)
     assert before["loss"] == pytest.approx(math.log(2), rel=1e-6)
@@ -335,7 +342,7 @@ def test_reference_logprobs_are_reused_and_refused_where_they_do_not_fit(tmp_pat
 
 def test_what_is_stored_is_what_the_reference_says(tmp_path):
     model, data = wide_model(), Prepared(RANKINGS[:2], RANKINGS[2:], Mistakes())
-    known = compute_reference(model, data, 1, 1)
+    known = compute_reference(partial(summed_logprobs, model), data, "", 1, 1)
     write_reference(tmp_path / "reference.parquet", known, data)
     assert read_reference(str(tmp_path / "reference.parquet"), data) == known
     rows = pq.read_table(tmp_path / "reference.parquet").to_pylist()

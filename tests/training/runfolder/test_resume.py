@@ -37,6 +37,7 @@ from proximo.storage.lines import Lines
 from proximo.storage.locks import FolderLock
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
+from proximo.training.learner.named_tensors import write_tensors
 from proximo.training.offline.dpo import DpoConfig, dpo
 from proximo.training.offline.fitting import FitOptions
 from proximo.training.offline.reward_model import RewardModelConfig, train_reward_model
@@ -61,7 +62,7 @@ from proximo.training.runfolder.ledger import check_ledger
 from proximo.training.runfolder.log import RunLog
 from proximo.training.runfolder.resume import begin
 from proximo.training.runfolder.signals import Stopped
-from proximo.training.runfolder.state import naming_io, write_tensors
+from proximo.training.runfolder.state import naming_io
 from proximo.version import source_fingerprint
 from tests.policies import plain
 from tests.processes import Command

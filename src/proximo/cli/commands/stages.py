@@ -1,7 +1,6 @@
 """`proximo sft`, `reward-model` and `dpo`: stages that train on files, each into a run folder."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -11,16 +10,25 @@ from transformers.utils.logging import disable_progress_bar
 
 from proximo import toml
 from proximo.cli.flags import changed, refuse, say, take, take_switch
-from proximo.cli.run_folders import ACCEPT_LOST, report_failure, take_allowed, take_trackers, taken
+from proximo.cli.run_folders import (
+    ACCEPT_LOST,
+    launched,
+    report_failure,
+    take_allowed,
+    take_ranks,
+    take_trackers,
+    taken,
+    with_ranks,
+)
 from proximo.data import DataFile
 from proximo.door.folders import suit_attempt
+from proximo.door.stages import StageFunction, fitted_in
 from proximo.tracking.starting import tracked
 from proximo.training.offline.dpo import DpoConfig, dpo
 from proximo.training.offline.fitting import Fitted
 from proximo.training.offline.reward_model import RewardModelConfig, train_reward_model
 from proximo.training.offline.sft import SftConfig, sft
 from proximo.training.offline.snapshots import POINTS
-from proximo.training.runfolder.resume import Attempt
 
 Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
 
@@ -32,6 +40,7 @@ STAGE_FLAGS = """arguments of the command itself:
   --accept-lost-rows    on resume: continue although metrics.jsonl or ledger.jsonl has lost rows
   --skip-bad            skip bad rows of a data file instead of refusing it
   --track NAME ...      send the run while it runs to wandb, trackio, tensorboard, mlflow or FILE.py:NAME; any number
+  --ranks N             train on N processes that hold the model in shards; sets ranks.processes
   --json                print the result as JSON on stdout, progress on stderr
 examples:
 """
@@ -76,7 +85,7 @@ def run_stage(
     arguments: list[str],
     description: str,
     default: Config,
-    stage: Callable[[Config, Path, Callable[[str], None], Attempt], Fitted],
+    stage: StageFunction[Config],
     *,
     needs_data: bool = True,
 ) -> int:
@@ -84,7 +93,12 @@ def run_stage(
 
     A data file given as first argument replaces the default's.
     """
-    as_json, skip_bad = take_switch(arguments, "--json"), take_switch(arguments, "--skip-bad")
+    given = list(arguments)
+    as_json, skip_bad, ranks = (
+        take_switch(arguments, "--json"),
+        take_switch(arguments, "--skip-bad"),
+        take_ranks(arguments),
+    )
     folder, allowed, trackers = take(arguments, "--run"), take_allowed(arguments), take_trackers(arguments)
     accept_lost = take_switch(arguments, ACCEPT_LOST)
     config = changed(
@@ -99,7 +113,12 @@ def run_stage(
         if not isinstance(config.data, DataFile):
             refuse("--skip-bad is for data files: name one")
         config = replace(config, data=replace(config.data, skip_bad=True))
+    config = config if ranks is None else with_ranks(config, ranks)
     path = Path(folder) if folder else Path("runs") / f"{command}-{datetime.now():%Y%m%d-%H%M%S}"
+    if config.ranks is not None:
+        status = launched(config.ranks, [command, *given], None if folder else path, lambda: _follow(config))
+        if status is not None:
+            return status
     with taken(path, toml.dumps(config), allowed, POINTS, accept_lost=accept_lost) as attempt:
         if attempt.result is not None:
             say(f"{path}: this run is finished")
@@ -107,7 +126,7 @@ def run_stage(
             suit_attempt(attempt, config.model, config.device, say)
         try:
             with tracked(path, trackers if attempt.result is None else (), say):
-                fitted = stage(config, path, say, attempt)
+                fitted = fitted_in(config, path, stage, attempt, say)
         except (OSError, ValueError) as error:
             if attempt.is_empty:
                 refuse(str(error))
@@ -115,6 +134,12 @@ def run_stage(
             return 1
     print(json.dumps(_facts(path, fitted)) if as_json else _result(path, fitted))
     return 0
+
+
+def _follow(config: DpoConfig | RewardModelConfig | SftConfig) -> None:
+    from proximo.distributed.conducting import follow_stage
+
+    follow_stage(config)
 
 
 def _named(command: str, arguments: list[str], default: Config, needs_data: bool) -> Config:

@@ -1,7 +1,6 @@
 """`proximo train`: train a model by reinforcement learning, or run the pipeline demo."""
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,11 +11,20 @@ from transformers.utils.logging import disable_progress_bar
 
 from proximo import explain, toml
 from proximo.cli import pipelines
-from proximo.cli.configs import naming_flags, preset, run_config, with_ranks
+from proximo.cli.configs import naming_flags, preset, run_config
 from proximo.cli.flags import refuse, say, take, take_switch
 from proximo.cli.models import machine_line
 from proximo.cli.output.live import LiveView
-from proximo.cli.run_folders import ACCEPT_LOST, report_failure, take_allowed, take_trackers, taken
+from proximo.cli.run_folders import (
+    ACCEPT_LOST,
+    launched,
+    report_failure,
+    take_allowed,
+    take_ranks,
+    take_trackers,
+    taken,
+    with_ranks,
+)
 from proximo.defaults import Default, listed
 from proximo.door.planning import fit_here
 from proximo.door.training import trained
@@ -78,8 +86,10 @@ def run(arguments: list[str]) -> int:
         _print_plan(config, defaults, as_json)
         return 0
     path = Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}"
-    if config.ranks is not None and (status := _on_ranks(config, given, None if folder else path)) is not None:
-        return status
+    if config.ranks is not None:
+        status = launched(config.ranks, ["train", *given], None if folder else path, lambda: _follow(config))
+        if status is not None:
+            return status
     named = explain.named(config.algorithm)
     with taken(path, toml.dumps(config), allowed, algorithm=named, accept_lost=accept_lost) as attempt:
         outcome = train_attempt(config, attempt, listed(defaults), more="steps" in allowed, trackers=trackers)
@@ -110,36 +120,10 @@ def _print_plan(config: RunConfig, defaults: Sequence[Default], as_json: bool) -
     print("\n".join(f"# {visible(part)}" for line in said for part in line.splitlines()))
 
 
-def take_ranks(arguments: list[str]) -> int | None:
-    """The number that --ranks gives, removed from the arguments; without it, that of the group which torchrun or SLURM
-    started this process for."""
-    if (given := take(arguments, "--ranks")) is None:
-        started = os.environ.get("WORLD_SIZE", "") if "RANK" in os.environ else ""
-        return int(started) if started.isdecimal() and int(started) > 1 else None
-    if not given.isdecimal() or not int(given):
-        refuse(f"--ranks {given}: give the number of processes, at least 1")
-    return int(given)
-
-
-def _on_ranks(config: RunConfig, arguments: list[str], folder: Path | None) -> int | None:
-    """Start the processes of a run, or follow as one of them: the exit status. None on rank 0, which trains. `folder`
-    is the run folder where the arguments name none."""
-    from proximo.distributed.launching import command_of, is_launched, launch, own_rank
-
-    assert config.ranks is not None
-    if not is_launched():
-        if not config.ranks.processes:
-            refuse("ranks.processes is 0: give the number of processes, as in --ranks 8")
-        if config.ranks.processes == 1:
-            return None
-        named = [] if folder is None else ["--run", str(folder)]
-        return launch(command_of(["train", *arguments, *named]), config.ranks.processes, say)
-    if own_rank() == 0:
-        return None
+def _follow(config: RunConfig) -> None:
     from proximo.distributed.conducting import follow
 
     follow(config)
-    return 0
 
 
 def train_attempt(

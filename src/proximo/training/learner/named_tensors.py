@@ -1,15 +1,70 @@
-"""Tensors of a checkpoint, copied by name. Format 1 numbered them in the order of their parameters instead."""
+"""Tensors of a checkpoint by name: written, read and copied. Format 1 numbered them in the order of their parameters.
 
+Tensors are in one file, NAME.safetensors, or in a folder NAME with a file for each rank of a run on several processes.
+"""
+
+import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from proximo.training.learner.optimizer import MASTER
 
 LEARNER = ("sampled_version", "trusts_sampler", "kl_coefficient", "token_budget", "is_planned", "checkpointed", "guard")
 POLICY = ("version", "reference_was_reset")
+STATE = "state"
+"""Subfolder of a checkpoint for everything that is not the model's."""
+PARTS = ("optimizer", "value", "reference")
+"""Groups of a policy's tensors that are not in the model's files."""
+
+
+def write_parts(folder: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Write a policy's tensors into the folder of a checkpoint's state, a file for each part."""
+    for part, tensors in parts.items():
+        write_tensors(folder / f"{part}.safetensors", tensors)
+
+
+def read_parts(checkpoint: Path, *, without: str | None = None) -> dict[str, dict[str, Tensor]]:
+    """What `write_parts` wrote; `without` the value model, whose moments have this prefix: the checkpoint is of a run
+    whose algorithm was changed from one that has such a model."""
+    parts = {part: read_tensors(checkpoint / STATE / f"{part}.safetensors") for part in PARTS}
+    if without is not None:
+        moments = {name: each for name, each in parts["optimizer"].items() if not name.startswith(without)}
+        parts |= {"value": {}, "optimizer": moments}
+    return parts
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors, if there are any. They are copied, since safetensors refuses tensors that share memory."""
+    if tensors:
+        save_file({name: each.detach().to("cpu", copy=True).contiguous() for name, each in tensors.items()}, path)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Tensors of a .safetensors file, or of the folder in its place in which each rank wrote its own shards."""
+    if path.exists():
+        return load_file(path)
+    return _read_shards(path.with_suffix("")) if path.with_suffix("").is_dir() else {}
+
+
+def _read_shards(folder: Path) -> dict[str, Tensor]:
+    """Whole tensors from the shards that ranks wrote, read by this process alone."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    tensors = dict[str, Tensor]()
+    for name, each in HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata.items():
+        assert isinstance(each, TensorStorageMetadata)
+        tensors[name] = torch.empty(each.size, dtype=each.properties.dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+    return tensors
 
 
 def by_name(stored: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:

@@ -1,7 +1,6 @@
 """The policy: the weights under training, and everything that depends on how they are held.
 
-A learner asks a policy for passes, gradients' norms, steps and the reference, and never touches parameters or an
-optimizer itself: so a model with an adapter, or one in shards, is another policy under the same learner.
+A learner never touches parameters or an optimizer: a model with an adapter, or in shards, is another policy under it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +17,7 @@ from proximo.models.values import ValueModel
 from proximo.tensor_types import Float
 from proximo.training.config import TrainingOptions
 from proximo.training.learner.freezing import freeze
-from proximo.training.learner.named_tensors import by_name, copy_named, optimizer_by_name
+from proximo.training.learner.named_tensors import by_name, copy_named, optimizer_by_name, read_parts, write_parts
 from proximo.training.learner.optimizer import HALVES, POLICY, VALUE, Optimizer
 from proximo.training.learner.passes import Found, Job, OldScores, Passes, Rows, Shares
 from proximo.types import Batch
@@ -27,7 +26,6 @@ VALUE_NAMES = "value/"
 """Prefix of the value model's parameters among the optimizer's names."""
 
 Tensors = dict[str, dict[str, Tensor]]
-"""Tensors by parameter name, in groups: `optimizer`, `value`, `reference`."""
 
 
 class Policy(Protocol):
@@ -46,8 +44,7 @@ class Policy(Protocol):
         ...
 
     def start(self, options: TrainingOptions, value: ValueModel | None, *, needs_reference: bool) -> None:
-        """Called once, by the learner: set up the optimizer, over the value model's parameters too, and the
-        reference."""
+        """Called once, by the learner: set up the optimizer, with the value model's parameters, and the reference."""
         ...
 
     # Passes
@@ -130,12 +127,12 @@ class Policy(Protocol):
         """What is small, as plain values."""
         ...
 
-    def tensors(self) -> Tensors:
-        """What is large and not in the model's folder, by name; not copied."""
+    def write(self, folder: Path) -> None:
+        """Write what is large and not in the model's files into the folder of a checkpoint's state."""
         ...
 
-    def load(self, folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Bring back what `save`, `state` and `tensors` gave; ValueError where it is of another model."""
+    def load(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Bring back a checkpoint that `save` and `write` wrote; ValueError where it is of another model."""
         ...
 
 
@@ -241,7 +238,7 @@ class PlainPolicy:
         return bool(self._value)
 
     def broken_gradients(self) -> tuple[str, ...]:
-        held = zip(self._names(), [*self.optimizer.held(POLICY), *self.optimizer.held(VALUE)], strict=True)
+        held = zip(self.optimized(), [*self.optimizer.held(POLICY), *self.optimizer.held(VALUE)], strict=True)
         return tuple(name for name, each in held if each.grad is not None and not each.grad.isfinite().all())
 
     @property
@@ -257,7 +254,8 @@ class PlainPolicy:
         return {"version": self.version, "reference_was_reset": self.reference_was_reset}
 
     def tensors(self) -> Tensors:
-        found: Tensors = {"optimizer": self.optimizer.tensors(self._names()), "value": dict(self._value)}
+        """What is large and not in the model's files, by name; not copied."""
+        found: Tensors = {"optimizer": self.optimizer.tensors(list(self.optimized())), "value": dict(self._value)}
         if self.reference_was_reset:
             found["reference"] = self.reference_tensors()
         return found
@@ -267,13 +265,16 @@ class PlainPolicy:
         assert self.reference is not None
         return dict(self.reference.named_parameters())
 
-    def load(self, folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def write(self, folder: Path) -> None:
+        write_parts(folder, self.tensors())
+
+    def load(self, folder: Path, state: Mapping[str, Any]) -> None:
         self._load_weights(folder)
-        self.load_state(state, tensors)
+        self.load_state(state, read_parts(folder, without=None if self._value else VALUE_NAMES))
 
     def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """The rest of `load`, after the model's weights."""
-        names, halves = self._names(), [name for name, each in self.optimized().items() if each.dtype in HALVES]
+        named = self.optimized()
+        names, halves = list(named), [name for name, each in named.items() if each.dtype in HALVES]
         self.optimizer.load_tensors(optimizer_by_name(tensors["optimizer"], names, halves), names)
         known = tensors["value"] or self._value  # without one, the algorithm was changed, and it starts anew
         copy_named(self._value, by_name(known, list(self._value)), "the value model")
@@ -291,9 +292,6 @@ class PlainPolicy:
     def optimized(self) -> dict[str, nn.Parameter]:
         """Parameters that the optimizer steps, by name, in its order."""
         return {**self.parameters(), **{f"{VALUE_NAMES}{name}": each for name, each in self._value.items()}}
-
-    def _names(self) -> list[str]:
-        return list(self.optimized())
 
 
 def _trained(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:

@@ -146,8 +146,11 @@ class EncodedRows:
     """Index of each row's prompt; the completions of a ranking share one."""
 
     def at(self, index: Int[Tensor, " M"]) -> "EncodedRows":
-        """The rows at `index`; prompt indices keep their values."""
-        return EncodedRows(self.prompts, self.tokens[index], self.lengths[index], self.mask[index], self.group[index])
+        """The rows at `index` with their prompts, whose indices stay; other prompts are empty."""
+        group = self.group[index]
+        own = set(group.tolist())
+        prompts = tuple(prompt if number in own else () for number, prompt in enumerate(self.prompts))
+        return EncodedRows(prompts, self.tokens[index], self.lengths[index], self.mask[index], group)
 
     def parts(self, token_budget: int) -> list[Int[Tensor, " M"]]:
         """Row indices of each micro-batch; a group is never split."""

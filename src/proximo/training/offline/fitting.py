@@ -1,22 +1,18 @@
 """The training loop shared by the stages that train on files: fine-tuning, reward models, DPO."""
 
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from proximo.models.adapters.files import save_model
-from proximo.models.torch_globals import OwnDraws
 from proximo.storage.folders import remove_folder
-from proximo.training.learner.optimizer import Optimizer
 from proximo.training.offline.schedule import FitOptions, Schedule
-from proximo.training.offline.snapshots import BestWeights, read_point, write_point
+from proximo.training.offline.snapshots import Best, read_point, write_point
+from proximo.training.offline.stage_model import HoldsStages, Stage, StageModel, WholeStageModel
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, Saver, save, saved
 from proximo.training.runfolder.log import RunLog
 from proximo.training.runfolder.resume import Attempt
@@ -26,28 +22,6 @@ REPORT_EVERY = 10
 """Steps between progress lines."""
 MAX_SKIPPED = 5
 """Consecutive skipped updates (not finite) that end a stage."""
-
-
-@runtime_checkable
-class Stage(Protocol):
-    """What a stage provides: a model, the losses of its training items, and held-out metrics."""
-
-    @property
-    def model(self) -> PreTrainedModel: ...
-
-    @property
-    def size(self) -> int:
-        """Number of training items."""
-        ...
-
-    def losses(self, items: Sequence[int]) -> Iterator[tuple[Tensor, Mapping[str, float | Tensor]]]:
-        """Per micro-batch, a weighted loss and sums: the losses add up to the step's exact loss, the sums to its
-        metrics."""
-        ...
-
-    def held_out(self) -> dict[str, float]:
-        """Metrics on held-out data, including `loss`; empty if there is none."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -85,22 +59,28 @@ def fit(
     log: RunLog,
     seed: int,
     say: Callable[[str], None],
+    held: StageModel | None = None,
+    ranks: HoldsStages | None = None,
     point: Path | None = None,
     start: Callable[[], None] = lambda: None,
 ) -> Fitted:
     """Train, evaluate and save the best weights, which the model holds at the end.
 
     The best weights have the lowest held-out loss, including before training; without held-out data they are the
-    last. `point` is the snapshot to resume from; `start` records the start of this attempt once that has loaded.
+    last. `held` is how the stage's model is held; None: whole, in this process. `point` is the snapshot to resume
+    from; `start` records the start of this attempt once that has loaded.
     """
+    held = held or WholeStageModel(stage.model, options, seed)
     with Stop() as stop:
-        fitting = _Fitting(stage, options, log, seed, say, stop)
+        if ranks is not None:
+            ranks.hold_signals(stop.held)
+        fitting = _Fitting(stage, held, options, log, seed, say, stop)
         fitting.begin(point, start)
         fitting.run()
     best = fitting.best
-    best.restore(stage.model)
+    held.restore_best()
     log.settle()
-    checkpoint = save(log.folder, best.step, partial(save_model, stage.model), tokenizer)
+    checkpoint = save(log.folder, best.step, held.save, tokenizer)
     for other in saved(log.folder / CHECKPOINTS):
         if other != checkpoint:  # of an earlier attempt, before something was changed
             remove_folder(other)
@@ -118,11 +98,13 @@ def fit(
 def fit_attempt(
     attempt: Attempt,
     stage: Stage,
+    held: StageModel,
     options: FitOptions,
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
     say: Callable[[str], None],
     report: Callable[[], None],
+    ranks: HoldsStages | None,
 ) -> Fitted:
     """Run `fit` as one attempt at a run; the attempt is recorded, and `report` called, once training can start."""
 
@@ -130,29 +112,35 @@ def fit_attempt(
         attempt.start()
         report()
 
-    log, point = attempt.log, attempt.resume_from
-    return fit(stage, options, tokenizer=tokenizer, log=log, seed=seed, say=say, point=point, start=start)
+    return fit(
+        stage,
+        options,
+        tokenizer=tokenizer,
+        log=attempt.log,
+        seed=seed,
+        say=say,
+        held=held,
+        ranks=ranks,
+        point=attempt.resume_from,
+        start=start,
+    )
 
 
 class _Fitting:
-    """A stage in progress. Between steps, its whole state is here, in the model and in the optimizer."""
+    """A stage in progress. Between steps, its whole state is here and in the stage's model."""
 
     def __init__(
-        self, stage: Stage, options: FitOptions, log: RunLog, seed: int, say: Callable[[str], None], stop: Stop
+        self,
+        stage: Stage,
+        held: StageModel,
+        options: FitOptions,
+        log: RunLog,
+        seed: int,
+        say: Callable[[str], None],
+        stop: Stop,
     ) -> None:
-        self.stage, self.options, self.log, self.say, self.stop = stage, options, log, say, stop
+        self.stage, self.held, self.options, self.log, self.say, self.stop = stage, held, options, log, say, stop
         self.schedule = Schedule(stage.size, options, seed)
-        parameters = [each for each in stage.model.parameters() if each.requires_grad]
-        self.optimizer = Optimizer(
-            [parameters],
-            learning_rate=options.learning_rate,
-            weight_decay=options.weight_decay,
-            betas=(options.adam_beta1, options.adam_beta2),
-            epsilon=options.adam_epsilon,
-            moments=options.adam_moments,
-        )
-        self.draws = OwnDraws(seed, stage.model.device)
-        """For models with dropout."""
         self.saver = Saver(log.event, lambda step, message: say(f"warning after step {step}: {message}"))
         self.start, self.spent = time.perf_counter(), 0.0
         self.step, self.is_evaluated, self.saved = 0, True, 0
@@ -173,15 +161,16 @@ class _Fitting:
             patience = self.options.patience
             if patience is not None and not self.before:
                 raise ValueError(f"fit.patience is {patience}, but no data is held out: leave it out, or hold some")
-            self.best = BestWeights(self.before, self.stage.model)
+            self.best = Best(0, self.before)
+            if self.before:  # without held-out data the last weights are the best, and none are kept
+                self.held.keep_best()
             return
-        facts, weights = read_point(point, self.stage.model, self.optimizer, self.draws)
+        facts = read_point(point, self.held)
         start()
         self.log.rewind(facts["sizes"], facts["step"])
         self.step, self.is_evaluated, self.saved = facts["step"], facts["is_evaluated"], facts["step"]
         self.before, self.spent, self.skipped = facts["before"], facts["seconds"], facts["skipped"]
-        self.best = BestWeights(facts["best"], self.stage.model)
-        self.best.step, self.best.misses, self.best.weights = facts["best_step"], facts["misses"], weights
+        self.best = Best(facts["best_step"], facts["best"], facts["misses"])
 
     def run(self) -> None:
         """Run all steps, or as many as patience allows."""
@@ -199,7 +188,9 @@ class _Fitting:
         done, last = self.step, self.step == self.schedule.steps
         if done and not self.is_evaluated and self.schedule.evaluates(done):
             found = self._evaluate(done)
-            self.best.see(done, found, self.stage.model)
+            self.best = self.best.after(done, found)
+            if found and self.best.step == done:
+                self.held.keep_best()
         self.is_evaluated = True
         if done and self.best.misses == self.options.patience:
             self.say(f"stopped early: held-out loss was best after step {self.best.step}")
@@ -227,26 +218,17 @@ class _Fitting:
             "sizes": self.log.settle(),
             "seconds": self.seconds,
         }
-        write_point(self.log.folder, facts, self.stage.model, self.optimizer, self.draws, best.weights)
+        write_point(self.log.folder, facts, self.held)
 
     def _step(self, index: int) -> None:
         start, step = time.perf_counter(), index + 1
         rate = self.schedule.learning_rate(index)
-        self.optimizer.set_rates(rate)
-        self.stage.model.train()
-        self.optimizer.zero_grad()
-        total, sums = torch.zeros(()), dict[str, float | Tensor]()
-        with self.draws.active():
-            for loss, part in self.stage.losses(self.schedule.items(index)):
-                loss.backward()
-                total = total.to(loss) + loss.detach()
-                sums |= {name: sums.get(name, 0.0) + value for name, value in part.items()}
-        norm = self.optimizer.clip(0, self.options.max_gradient_norm)
-        self.skipped = 0 if total.isfinite() and norm.isfinite() else self.skipped + 1
-        if not self.skipped:
-            self.optimizer.step()
-        metrics = {"loss": float(total)} | {name: float(value) for name, value in sums.items()}
-        self.log.metrics(step, metrics | {"gradient_norm": float(norm), "learning_rate": rate})
+        found = self.held.gradients(self.stage, self.schedule.items(index))
+        is_finite = math.isfinite(found.loss)
+        norm = self.held.apply(rate, self.options.max_gradient_norm, lambda norm: is_finite and math.isfinite(norm))
+        self.skipped = 0 if is_finite and math.isfinite(norm) else self.skipped + 1
+        metrics = {"loss": found.loss, **found.sums}
+        self.log.metrics(step, metrics | {"gradient_norm": norm, "learning_rate": rate})
         self.log.timings(step, {"update": time.perf_counter() - start})
         if step % REPORT_EVERY == 0 or step == self.schedule.steps:
             self.say(f"step {step}/{self.schedule.steps}  {_summary(metrics)}")
@@ -266,9 +248,8 @@ class _Fitting:
 
     def _evaluate(self, step: int) -> dict[str, float]:
         """Held-out metrics after `step` steps."""
-        self.stage.model.eval()
         with self.stop.anywhere():
-            metrics = self.stage.held_out()
+            metrics = self.held.held_out(self.stage)
         if metrics:
             self.log.metrics(step, {f"held_out/{name}": value for name, value in metrics.items()})
             self.say(f"held-out {f'after step {step}' if step else 'before'}: {_summary(metrics)}")

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,20 +40,30 @@ def micro_batched(items: Sequence[Encoded], batch: int, token_budget: int) -> It
 
 
 @torch.no_grad()
-def compute_reference(model: PreTrainedModel, prepared: Prepared, batch: int, token_budget: int) -> Reference:
-    """Score all items in one pass."""
+def summed_logprobs(model: PreTrainedModel, rows: Sequence[EncodedRows]) -> list[list[float]]:
+    """Log-probs of all rows of each micro-batch, summed over their tokens."""
+    return [score_rows(model, each).logprobs.sum(dim=1).tolist() for each in rows]
+
+
+def compute_reference(
+    scored: Callable[[Sequence[EncodedRows]], list[list[float]]],
+    prepared: Prepared,
+    weights: str,
+    batch: int,
+    token_budget: int,
+) -> Reference:
+    """Score all items in one pass. `scored` gives the reference model's log-probs of each micro-batch's rows, and
+    `weights` is that model's fingerprint."""
 
     def sums(items: Sequence[Encoded]) -> Sums:
         found: list[list[float]] = [[] for _ in items]
-        for numbers, rows in micro_batched(items, batch, token_budget):
-            logprobs = score_rows(model, rows).logprobs
-            for number, value in zip(rows.group.tolist(), logprobs.sum(dim=1).tolist(), strict=True):
+        parts = list(micro_batched(items, batch, token_budget))
+        for (numbers, rows), values in zip(parts, scored([rows for _, rows in parts]), strict=True):
+            for number, value in zip(rows.group.tolist(), values, strict=True):
                 found[numbers[number]].append(value)
         return tuple(map(tuple, found))
 
-    return Reference(
-        sums(prepared.train), sums(prepared.held_out), data_fingerprint(prepared), weights_fingerprint(model)
-    )
+    return Reference(sums(prepared.train), sums(prepared.held_out), data_fingerprint(prepared), weights)
 
 
 def write_reference(path: Path, reference: Reference, prepared: Prepared) -> None:
@@ -104,10 +114,11 @@ def data_fingerprint(prepared: Prepared) -> str:
     return digest.hexdigest()
 
 
-def weights_fingerprint(model: PreTrainedModel) -> str:
-    """A hash of the parameters' names and values."""
+def weights_fingerprint(model: PreTrainedModel, dtype: torch.dtype | None = None) -> str:
+    """A hash of the parameters' names and values; in `dtype`, if they are kept wider than they compute."""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
-        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
-        digest.update(parameter.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().data)
+        value = parameter.detach().to(dtype or parameter.dtype)
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.cpu().flatten().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +18,11 @@ from proximo.models.compiling import allow_compiling
 from proximo.models.reward_models import completion_scores, load_reward_model, pad_token
 from proximo.models.shipped import resolve
 from proximo.tensor_types import Float
-from proximo.training.offline.encoding import Encoded, prepare, to_rows
+from proximo.training.offline.encoding import Encoded, EncodedRows, prepare, to_rows
 from proximo.training.offline.fitting import FitOptions, Fitted, fit_attempt
 from proximo.training.offline.snapshots import once
+from proximo.training.offline.stage_model import HoldsStages, StageModel, check_ranks, stage_model, stored_dtype
+from proximo.training.ranks import Ranks
 from proximo.training.runfolder.resume import Attempt
 
 
@@ -43,37 +45,73 @@ class RewardModelConfig:
     """Whether to compile the model's layers on a GPU (takes some seconds once). Has no effect on a CPU."""
     seed: int = 0
     """Random seed of the run."""
+    ranks: Ranks | None = None
+    """Processes that hold the model in shards between them. None: one process holds all of it."""
+
+    def __post_init__(self) -> None:
+        check_ranks(self.ranks, self.fit.adam_moments)
 
 
 def train_reward_model(
-    config: RewardModelConfig, folder: Path, say: Callable[[str], None], attempt: Attempt | None = None
+    config: RewardModelConfig,
+    folder: Path,
+    say: Callable[[str], None],
+    attempt: Attempt | None = None,
+    ranks: HoldsStages | None = None,
 ) -> Fitted:
-    """Train into a run folder; data that cannot be used is refused before the model loads.
+    """Train into a run folder; data that cannot be used is refused before the model loads. `ranks` holds the model on
+    several processes.
 
     Example: train_reward_model(RewardModelConfig(DataFile("pairs.jsonl"), "runs/sft"), Path("runs/judge"), print)
     """
-    result = once(folder, toml.dumps(config), attempt, lambda taken: _trained(config, taken, say))
+    result = once(folder, toml.dumps(config), attempt, lambda taken: _trained(config, taken, say, ranks))
     return Fitted.from_dict(result, folder)
 
 
-def _trained(config: RewardModelConfig, attempt: Attempt, say: Callable[[str], None]) -> dict[str, Any]:
+def _trained(
+    config: RewardModelConfig, attempt: Attempt, say: Callable[[str], None], ranks: HoldsStages | None
+) -> dict[str, Any]:
     """Train; the result is a `Fitted` as a dict, as it is stored."""
-    path = resolve(config.model)
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_tokenizer(resolve(config.model))
     data = prepare(config.data, read_rankings, tokenizer)
-    device = pick_device(config.device)
-    model = load_reward_model(path, device=device, dtype=pick_dtype(config.dtype, device), seed=config.seed)
-    allow_compiling(model, config.compile)
+    model, held = open_model(config, ranks)
     if tokenizer.pad_token_id is None:  # padding with this tokenizer must use the token that the model ignores
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token(model.config))
     data.check_room(model)
     stage = Judgement(model, data.train, data.held_out, config.loss, config.fit.token_budget)
-    fitted = fit_attempt(attempt, stage, config.fit, tokenizer, config.seed, say, lambda: data.report(attempt.log, say))
+
+    def report() -> None:
+        data.report(attempt.log, say)
+
+    fitted = fit_attempt(attempt, stage, held, config.fit, tokenizer, config.seed, say, report, ranks)
     return replace(fitted, skipped=len(data.mistakes)).to_dict()
 
 
-@dataclass(frozen=True)
-class Compared:
+def open_model(config: RewardModelConfig, ranks: HoldsStages | None) -> tuple[PreTrainedModel, StageModel]:
+    """The model that is trained, and how it is held."""
+    path, device = resolve(config.model), pick_device(config.device)
+    dtype = pick_dtype(config.dtype, device)
+    model = load_reward_model(path, device=device, dtype=stored_dtype(dtype, ranks), seed=config.seed)
+    allow_compiling(model, config.compile)
+    return model, stage_model(model, config.fit, config.seed, dtype, ranks)
+
+
+def reward_model_without_data(config: RewardModelConfig, ranks: HoldsStages) -> "Judgement":
+    """The stage of a process that computes micro-batches for another one."""
+    return Judgement(open_model(config, ranks)[0], [], [], config.loss, config.fit.token_budget)
+
+
+class RankedRows(NamedTuple):
+    """A micro-batch of rankings."""
+
+    rows: EncodedRows
+    margins: Float[Tensor, " P"]
+    """Margin of each ranking."""
+    total: int
+    """Rankings of the step."""
+
+
+class Compared(NamedTuple):
     """The scores of some rankings, and all their pairs."""
 
     scores: Float[Tensor, " B"]
@@ -100,23 +138,36 @@ class Judgement:
         return len(self.train)
 
     def losses(self, items: Sequence[int]) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
-        for part in self._compared([self.train[item] for item in items]):
-            weights = part.weights / len(items)
-            yield (
-                (part.losses * weights).sum(),
-                {"accuracy": (pair_accuracy(part.gaps) * weights).sum(), "score_gap": (part.gaps * weights).sum()},
-            )
+        return map(self.part_loss, self.parts(items))
+
+    def parts(self, items: Sequence[int], own: Sequence[int] | None = None) -> list[RankedRows]:
+        chosen = items if own is None else [items[place] for place in own]
+        return self._parts([self.train[item] for item in chosen], len(items))
+
+    def part_loss(self, part: RankedRows) -> tuple[Tensor, Mapping[str, Tensor]]:
+        found = self.measured(part)
+        weights = found.weights / part.total
+        return (
+            (found.losses * weights).sum(),
+            {"accuracy": (pair_accuracy(found.gaps) * weights).sum(), "score_gap": (found.gaps * weights).sum()},
+        )
 
     @torch.no_grad()
     def held_out(self) -> dict[str, float]:
+        return self.metrics([self.measured(part) for part in self.kept_parts()])
+
+    def kept_parts(self, own: Sequence[int] | None = None) -> list[RankedRows]:
+        kept = self.kept if own is None else [self.kept[number] for number in own]
+        return self._parts(kept, len(self.kept)) if kept else []
+
+    def metrics(self, found: Sequence[Compared]) -> dict[str, float]:
         """Held-out metrics. Calibration is the distance of σ(gap) from the share of pairs ranked right; 0 is best."""
-        if not self.kept:
+        if not found:
             return {}
-        parts = list(self._compared(self.kept))
-        scores = torch.cat([part.scores for part in parts])
-        gaps = torch.cat([part.gaps for part in parts])
-        weights = torch.cat([part.weights for part in parts]) / len(self.kept)
-        losses = torch.cat([part.losses for part in parts])
+        scores = torch.cat([part.scores for part in found])
+        gaps = torch.cat([part.gaps for part in found])
+        weights = torch.cat([part.weights for part in found]) / len(self.kept)
+        losses = torch.cat([part.losses for part in found])
         metrics = {
             "loss": (losses * weights).sum(),
             "accuracy": (pair_accuracy(gaps) * weights).sum(),
@@ -127,18 +178,21 @@ class Judgement:
         }
         return {name: float(value) for name, value in metrics.items()}
 
-    def _compared(self, items: Sequence[Encoded]) -> Iterator[Compared]:
-        """Scores in micro-batches of whole rankings."""
+    def _parts(self, items: Sequence[Encoded], count: int) -> list[RankedRows]:
+        """Micro-batches of whole rankings."""
         rows = to_rows(items)
         margins = torch.tensor([item.margin or 0.0 for item in items])
-        for part in map(rows.at, rows.parts(self.token_budget)):
-            scores = at_least_float32(
-                completion_scores(
-                    self.model, prompts=part.prompts, tokens=part.tokens, lengths=part.lengths, group=part.group
-                )
+        return [RankedRows(rows.at(part), margins, count) for part in rows.parts(self.token_budget)]
+
+    def measured(self, part: RankedRows) -> Compared:
+        rows = part.rows
+        scores = at_least_float32(
+            completion_scores(
+                self.model, prompts=rows.prompts, tokens=rows.tokens, lengths=rows.lengths, group=rows.group
             )
-            pairs = ranked_pairs(part.group).to(scores.device)
-            chosen, rejected = scores[pairs.chosen], scores[pairs.rejected]
-            margin = margins[part.group].to(scores)[pairs.chosen]
-            losses = self.loss(chosen, rejected, margin)
-            yield Compared(scores.detach(), losses, (chosen - rejected).detach().double(), pairs.weights)
+        )
+        pairs = ranked_pairs(rows.group).to(scores.device)
+        chosen, rejected = scores[pairs.chosen], scores[pairs.rejected]
+        margin = part.margins[rows.group].to(scores)[pairs.chosen]
+        losses = self.loss(chosen, rejected, margin)
+        return Compared(scores.detach(), losses, (chosen - rejected).detach().double(), pairs.weights)

@@ -35,6 +35,8 @@ from proximo.tensor_types import Float
 from proximo.training.offline.encoding import Encoded, EncodedRows, Prepared, encode, prepare, to_rows
 from proximo.training.offline.fitting import FitOptions, Fitted, fit_attempt
 from proximo.training.offline.snapshots import once
+from proximo.training.offline.stage_model import HoldsStages, StageModel, check_ranks, stage_model, stored_dtype
+from proximo.training.ranks import Ranks
 from proximo.training.runfolder.resume import Attempt
 
 
@@ -76,42 +78,75 @@ class SftConfig:
     """Whether to compile the model's layers on a GPU (takes some seconds once). Has no effect on a CPU."""
     seed: int = 0
     """Random seed of the run."""
+    ranks: Ranks | None = None
+    """Processes that hold the model in shards between them. None: one process holds all of it."""
 
     def __post_init__(self) -> None:
+        check_ranks(self.ranks, self.fit.adam_moments, self.adapter)
         if self.adapter is not None and self.model is None:
             raise ValueError("adapter is given, but no model that it would be an adapter of: give model, too")
 
 
-def sft(config: SftConfig, folder: Path, say: Callable[[str], None], attempt: Attempt | None = None) -> Fitted:
-    """Fine-tune into a run folder; data that cannot be used is refused before the model loads.
+def sft(
+    config: SftConfig,
+    folder: Path,
+    say: Callable[[str], None],
+    attempt: Attempt | None = None,
+    ranks: HoldsStages | None = None,
+) -> Fitted:
+    """Fine-tune into a run folder; data that cannot be used is refused before the model loads. `ranks` holds the model
+    on several processes.
 
     Example: sft(SftConfig(DataFile("chats.jsonl"), model="runs/base"), Path("runs/sft"), print)
     """
-    result = once(folder, toml.dumps(config), attempt, lambda taken: _sft(config, taken, say))
+    result = once(folder, toml.dumps(config), attempt, lambda taken: _sft(config, taken, say, ranks))
     return Fitted.from_dict(result, folder)
 
 
-def _sft(config: SftConfig, attempt: Attempt, say: Callable[[str], None]) -> dict[str, Any]:
+def _sft(config: SftConfig, attempt: Attempt, say: Callable[[str], None], ranks: HoldsStages | None) -> dict[str, Any]:
     """Train; the result is a `Fitted` as a dict, as it is stored."""
     path = None if config.model is None else resolve(config.model)
-    base = None if path is None or config.adapter is None else base_for(path)
+    if path is not None and config.adapter is not None:
+        base_for(path)  # refuses what has no base before anything is read
     tokenizer = tiny_tokenizer() if path is None else load_tokenizer(path)
     data = _prepared(config, tokenizer)
-    device = pick_device(config.device)
+    model, held = open_model(config, ranks)
+    data.check_room(model)
+    stage = Supervised(model, data.train, data.held_out, token_budget=config.fit.token_budget, dynamic=config.dynamic)
+
+    def report() -> None:
+        data.report(attempt.log, say)
+
+    fitted = fit_attempt(attempt, stage, held, config.fit, tokenizer, config.seed, say, report, ranks)
+    return replace(fitted, skipped=len(data.mistakes)).to_dict()
+
+
+def open_model(config: SftConfig, ranks: HoldsStages | None) -> tuple[PreTrainedModel, StageModel]:
+    """The model that is trained, with its adapter if it has one, and how it is held."""
+    path, device = None if config.model is None else resolve(config.model), pick_device(config.device)
+    base = None if path is None or config.adapter is None else base_for(path)
     quantization = None if base is None or config.adapter is None else config.adapter.quantize_base
     check_quantization(quantization, device)
+    dtype = pick_dtype(config.dtype, device)
     model = tiny_model(seed=config.seed) if path is None else load_model(path)
     allow_compiling(model, config.compile)
-    model = with_precision(model, pick_dtype(config.dtype, device))
+    model = with_precision(model, stored_dtype(dtype, ranks))
     if quantization is not None:
         quantize(model, quantization, device)
     model.to(device=device)  # pyright: ignore[reportCallIssue]
-    data.check_room(model)
     if config.adapter is not None and base is not None:
         add_lora(model, config.adapter, base=base, seed=config.seed)
-    stage = Supervised(model, data.train, data.held_out, token_budget=config.fit.token_budget, dynamic=config.dynamic)
-    fitted = fit_attempt(attempt, stage, config.fit, tokenizer, config.seed, say, lambda: data.report(attempt.log, say))
-    return replace(fitted, skipped=len(data.mistakes)).to_dict()
+    return model, stage_model(model, config.fit, config.seed, dtype, ranks)
+
+
+def sft_without_data(config: SftConfig, ranks: HoldsStages) -> "Supervised":
+    """The stage of a process that computes micro-batches for another one."""
+    model, budget = open_model(config, ranks)[0], config.fit.token_budget
+    return Supervised(model, [], [], token_budget=budget, dynamic=config.dynamic)
+
+
+WeightedRows = tuple[EncodedRows, Float[Tensor, "B T"]]
+"""A micro-batch, and the weight of each of its tokens in the mean over all tokens of the step."""
 
 
 class Supervised:
@@ -128,24 +163,42 @@ class Supervised:
     ) -> None:
         self.model = model
         self.size = len(train)
-        self._train, self._held_out = train, held_out
+        self.train, self.kept = train, held_out
         self._token_budget, self._dynamic = token_budget, dynamic
 
     def losses(self, items: Sequence[int]) -> Iterator[tuple[Tensor, Mapping[str, float | Tensor]]]:
-        rows = to_rows([self._train[item] for item in items])
+        return map(self.part_loss, self.parts(items))
+
+    def parts(self, items: Sequence[int], own: Sequence[int] | None = None) -> list[WeightedRows]:
+        rows = to_rows([self.train[item] for item in items])
         weights = TokenMean()(rows.mask, rows.group)
-        for part in rows.parts(self._token_budget):
-            losses = supervised_loss(self._logprobs(rows.at(part)), self._dynamic)
-            yield (losses * weights[part].to(losses)).sum(), {"tokens": float(rows.lengths[part].sum())}
+        if own is not None:
+            rows, weights = rows.at(torch.tensor(own)), weights[torch.tensor(own)]
+        return [(rows.at(part), weights[part]) for part in rows.parts(self._token_budget)]
+
+    def part_loss(self, part: WeightedRows) -> tuple[Tensor, Mapping[str, float | Tensor]]:
+        rows, weights = part
+        losses = supervised_loss(self._logprobs(rows), self._dynamic)
+        return (losses * weights.to(losses)).sum(), {"tokens": float(rows.lengths.sum())}
 
     @torch.no_grad()
     def held_out(self) -> dict[str, float]:
+        return self.metrics([self.measured(part) for part in self.kept_parts()])
+
+    def kept_parts(self, own: Sequence[int] | None = None) -> list[EncodedRows]:
+        kept = self.kept if own is None else [self.kept[number] for number in own]
+        rows = to_rows(kept) if kept else None
+        return [] if rows is None else [rows.at(part) for part in rows.parts(self._token_budget)]
+
+    def measured(self, part: EncodedRows) -> Tensor:
+        return self._logprobs(part).double().sum()
+
+    def metrics(self, found: Sequence[Tensor]) -> dict[str, float]:
         """The token mean of −log π, not the dynamic loss, which a model can lower by being unsure."""
-        if not self._held_out:
+        if not found:
             return {}
-        rows = to_rows(self._held_out)
-        parts = [self._logprobs(rows.at(part)).double().sum() for part in rows.parts(self._token_budget)]
-        loss = -float(torch.stack(parts).sum()) / int(rows.lengths.sum())
+        tokens = sum(len(text) for item in self.kept for text in item.completions)
+        loss = -float(torch.stack(list(found)).sum()) / tokens
         return {"loss": loss, "perplexity": math.exp(min(loss, 80.0))}
 
     def _logprobs(self, rows: EncodedRows) -> Float[Tensor, "B T"]:

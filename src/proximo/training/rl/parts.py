@@ -11,16 +11,11 @@ from proximo.samplers import Snapshot, WeightHistory
 from proximo.training.ahead.ahead import Ahead
 from proximo.training.ahead.in_flight import InFlight
 from proximo.training.learner.learner import Learner
-from proximo.training.learner.named_tensors import by_name, copy_named, parts_by_name
-from proximo.training.learner.policy import VALUE_NAMES
+from proximo.training.learner.named_tensors import by_name, copy_named, parts_by_name, read_tensors, write_tensors
 from proximo.training.records import PartState
 from proximo.training.rl.unscored import UnscoredWatch
 from proximo.training.runfolder.checkpoints import STATE
-from proximo.training.runfolder.state import (
-    RunState,
-    read_tensors,
-    write_tensors,
-)
+from proximo.training.runfolder.state import RunState
 
 
 @dataclass(frozen=True)
@@ -51,8 +46,7 @@ class Parts:
 
     def write(self, folder: Path, state: RunState) -> None:
         """Write weights and optimizer state, one file per group of tensors."""
-        for name, tensors in self.learner.policy.tensors().items():
-            write_tensors(folder / f"{name}.safetensors", tensors)
+        self.learner.policy.write(folder)
         weights = {
             f"{age}.{name}": weight
             for age, snapshot in enumerate(state.snapshots)
@@ -63,13 +57,7 @@ class Parts:
     def restore(self, checkpoint: Path, state: RunState) -> None:
         """Load a checkpoint into parts that were newly created from the config."""
         parts, folder = parts_by_name(state.parts), checkpoint / STATE
-        large = {name: read_tensors(folder / f"{name}.safetensors") for name in ("optimizer", "value", "reference")}
-        if self.learner.critic is None:  # of a run whose algorithm was changed from one that has a value model
-            large["value"] = {}
-            large["optimizer"] = {
-                name: each for name, each in large["optimizer"].items() if not name.startswith(VALUE_NAMES)
-            }
-        self.learner.policy.load(checkpoint, parts["learner"]["policy"], large)
+        self.learner.policy.load(checkpoint, parts["learner"]["policy"])
         self.learner.load(PartState(parts["learner"], state.tensors))
         self.unscored.load(parts["unscored"])
         if self.history is not None:

@@ -2,7 +2,8 @@
 
 In `state/`: run_state.json and random.safetensors (see state.py), optimizer.safetensors (moments and float32 masters),
 value.safetensors (the value model's own parameters), reference.safetensors (only if it was reset),
-sampler.safetensors (older weights that later steps sample with) and ahead.json (rollouts of later steps).
+sampler.safetensors (older weights that later steps sample with) and ahead.json (rollouts of later steps). Ranks write
+folders in the place of the first three, such as optimizer/, with a file for each rank.
 """
 
 import re
@@ -13,12 +14,12 @@ from transformers import PreTrainedTokenizerBase
 
 from proximo.storage.folders import complaints, remove_folder, set_aside, write_folder
 from proximo.training.config import CheckpointOptions
+from proximo.training.learner.named_tensors import STATE
 from proximo.training.runfolder.state import (
     naming_io,
 )
 
 CHECKPOINTS = "checkpoints"
-STATE = "state"
 MAX_FAILURES = 3
 """Number of failed saves in a row after which the run stops."""
 

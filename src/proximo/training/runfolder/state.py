@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from proximo.samplers import Snapshot
 from proximo.tasks import Task
+from proximo.training.learner.named_tensors import read_tensors, write_tensors
 from proximo.training.records import Active, Answered, Collected, DataCursor, Evaluation
 from proximo.training.runfolder.plain_rollouts import (
     Asked,
@@ -178,13 +178,3 @@ def read_origin(folder: Path) -> tuple[str, dict[str, int]]:
     """Identity of the run that a checkpoint belongs to, and the recorded sizes of metrics and ledger."""
     facts = read_facts(folder)
     return facts["run"], facts["sizes"]
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors, if there are any. They are copied, since safetensors refuses tensors that share memory."""
-    if tensors:
-        save_file({name: each.detach().to("cpu", copy=True).contiguous() for name, each in tensors.items()}, path)
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    return load_file(path) if path.exists() else {}

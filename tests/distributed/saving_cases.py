@@ -1,0 +1,59 @@
+"""A policy in shards, saved and read by groups of processes.
+
+`python -m tests.distributed.saving_cases CASE FROM TO` makes one update, or reads the checkpoint FROM if that is not
+"-", and writes a checkpoint to TO; then it makes a second update, and writes TO/next.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from proximo.distributed.following import Crew
+from proximo.distributed.mesh import Mesh
+from proximo.distributed.policy import ShardedPolicy
+from proximo.training.learner.learner import Learner
+from proximo.training.learner.named_tensors import STATE
+from proximo.training.rl.assemble import assemble
+from tests.distributed.rank_cases import CASES, build, make_groups
+
+
+def advanced(learner: Learner, step: int) -> Learner:
+    """After one more update."""
+    learner.start_step()
+    learner.set_learning_rate(step)
+    for _ in learner.updates(assemble(make_groups(2, seed=step), [], learner, 24).batch):
+        pass
+    return learner
+
+
+def save(learner: Learner, folder: Path) -> None:
+    (folder / STATE).mkdir(parents=True)
+    learner.policy.save(folder)
+    learner.policy.write(folder / STATE)
+    (folder / "state.json").write_text(json.dumps(learner.policy.state()))
+
+
+def load(learner: Learner, folder: Path) -> Learner:
+    learner.policy.load(folder, json.loads((folder / "state.json").read_text()))
+    return learner
+
+
+def main(name: str, source: str, target: Path) -> None:
+    torch.set_num_threads(1)
+    mesh = Mesh.join(device="cpu", timeout=60.0)
+    crew = Crew(mesh)
+    learner = build(CASES[name], lambda policy: ShardedPolicy(policy, crew))
+    assert isinstance(learner.policy, ShardedPolicy)
+    if mesh.rank:
+        learner.policy.follow(learner)
+    else:
+        save(advanced(learner, 0) if source == "-" else load(learner, Path(source)), target)
+        save(advanced(learner, 1), target / "next")
+        crew.dismiss()
+    mesh.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
