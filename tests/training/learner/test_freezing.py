@@ -35,6 +35,7 @@ def test_what_is_frozen_stays_and_the_rest_moves():
         if not torch.equal(new, old)
     }
     assert moved == {name for name, _ in model.named_parameters() if "embed" not in name and "layers.0." not in name}
+    assert isinstance(learner.policy, PlainPolicy)
     held = {name.rpartition(".")[0] for name in learner.policy.tensors()["optimizer"]}
     assert held == moved
 

@@ -263,6 +263,7 @@ def test_only_the_adapter_is_trained_and_the_reference_is_the_base():
     assert weights.keys() == dict(base.named_parameters()).keys()
     for name, parameter in base.named_parameters():
         assert torch.equal(weights[name], parameter)
+    assert isinstance(trained.policy, LoraPolicy)
     moments = trained.policy.tensors()["optimizer"]
     assert {name.rpartition(".")[0] for name in moments} == {n for n, _ in model.named_parameters() if "lora" in n}
 

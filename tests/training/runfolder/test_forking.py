@@ -12,13 +12,13 @@ from proximo.algorithms import GSPO, PPO, Algorithm
 from proximo.cli import main
 from proximo.insight.view.overview import Runs
 from proximo.training.config import RunConfig
+from proximo.training.learner.named_tensors import read_tensors
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
 from proximo.training.runfolder.checkpoints import CHECKPOINTS
 from proximo.training.runfolder.forking import changes, checkpoint_at, fork, parent_of
 from proximo.training.runfolder.ledger import check_ledger
 from proximo.training.runfolder.resume import begin
-from proximo.training.runfolder.state import read_tensors
 from tests.training.runfolder.test_resume import Quiet, assert_same, config, numbers, trained
 
 pytestmark = pytest.mark.usefixtures("small_shipped_model", "ordinary_precision")

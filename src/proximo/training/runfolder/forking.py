@@ -13,13 +13,14 @@ from typing import Any
 
 from proximo.storage.folders import MANIFEST, complaints, write_file, write_folder
 from proximo.storage.lines import Lines
+from proximo.training.learner.named_tensors import read_tensors, write_tensors
 from proximo.training.learner.optimizer import MASTER
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, place, saved, step_of
 from proximo.training.runfolder.config_changes import differences
 from proximo.training.runfolder.files import EVENTS, EVIDENCE, ROLLOUTS, TIMINGS
 from proximo.training.runfolder.log import facts
 from proximo.training.runfolder.record import lost_rows, other_code, read_record, refuse_format
-from proximo.training.runfolder.state import read_origin, read_tensors, write_tensors
+from proximo.training.runfolder.state import read_origin
 
 FORK = "fork"
 """Field of run.json with the folder of the run that a fork comes from, relative to the fork's own, and the step."""
@@ -123,5 +124,6 @@ def _copy_checkpoint(source: Path, target: Path, fresh_optimizer: bool) -> None:
     if fresh_optimizer:
         file = target / STATE / "optimizer.safetensors"
         kept = {name: each for name, each in read_tensors(file).items() if name.endswith(f".{MASTER}")}
-        file.unlink()
+        file.unlink(missing_ok=True)
+        shutil.rmtree(file.with_suffix(""), ignore_errors=True)  # shards of ranks
         write_tensors(file, kept)
