@@ -50,6 +50,7 @@ def test_excerpt_stands_in_the_source(info: str, body: str):
 SMALLER = {
     "train": ["--training.groups", "2", "--training.minibatches", "1", "--evaluation.problems", "4"],
     "eval": ["--problems", "4"],
+    "fork": ["--steps", "2"],
     **{stage: ["--data.held-out", "0", "--fit.epochs", "0.1"] for stage in ("sft", "reward-model", "dpo")},
 }
 """The documented command, with less to do: one step instead of many."""
@@ -93,7 +94,8 @@ def test_page_works_from_top_to_bottom(page: Path, tmp_path, monkeypatch):
 def run_commands(body: str, place: str) -> None:
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     body = body.replace("\\\n", " ")
-    for line in re.sub(r"--steps \d+", "--steps 1", re.sub(r"step-\d+", "step-000001", body)).splitlines():
+    fewer = re.sub(r"--at \d+", "--at 1", re.sub(r"step-\d+", "step-000001", body))
+    for line in re.sub(r"--steps \d+", "--steps 1", fewer).splitlines():
         program, *arguments = shlex.split(line, comments=True)
         if program == "make":
             assert arguments[0] in targets, place
