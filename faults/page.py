@@ -142,7 +142,8 @@ def _gaps(families: Mapping[str, Any]) -> str:
 OUT_OF_REACH = (
     "Not tested: loss of power (only processes are killed, the disk keeps working), failures of a GPU, and runs on "
     "several machines.",
-    "Not attacked here yet: sampling ahead and environments of several turns, which have tests of their own; engines "
+    "Not implemented, so not attacked: environments of other libraries. Not attacked here yet: sampling ahead and "
+    "environments of several turns, which have tests of their own; engines "
     "are attacked with a server of our own in vLLM's place. "
     "The page of `proximo view` is attacked by its own tests (test_view.py and test_damage.py), not here.",
 )

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from proximo import presets, toml
 from proximo.rewards import GraderFailed, Judge
 from proximo.rewards.grading import Grading
 from proximo.rewards.judges import session
+from proximo.rewards.judges.asking import request
 from proximo.rewards.judges.cache import Verdicts
 from proximo.rewards.judges.verdicts import as_data, asked, read
 from proximo.training.preflight.preflight import preflight
@@ -370,3 +372,23 @@ def test_a_config_holds_a_judge_and_a_changed_rubric_is_noticed(tmp_path: Path):
     )
     less = toml.dumps(replace(presets.ARITHMETIC, rewards=RewardMix(rules=(WeightedRule(rules[0]),))))
     assert differences(more, less) == {}
+
+
+def test_a_server_that_ends_each_connection_is_read_to_the_end():
+    """HTTP/1.0: http.client closes the socket before the body, which may come later, is read."""
+    body = json.dumps({"data": [{"id": "m" * 20_000}]}).encode()
+
+    def answer(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(f"HTTP/1.0 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+            for start in range(0, len(body), 4096):
+                connection.sendall(body[start : start + 4096])
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=answer, args=(listening,))
+        thread.start()
+        reply = request("GET", f"http://127.0.0.1:{listening.getsockname()[1]}/v1/models", None, {}, 10.0)
+        thread.join()
+    assert (reply.status, reply.body) == (200, body)

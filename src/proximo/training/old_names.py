@@ -19,7 +19,7 @@ RENAMED = {
     "grpo.training.most_skipped": "max_skipped",
 }
 """The dotted name that a field had, of a run or of a chain of runs, and its name today, in the same table."""
-ADDED = ("sampler", "environment", "ahead", "ahead.switch", "ahead.window", "ahead.expire")
+ADDED = ("sampler", "environment", "ahead", "ahead.switch", "ahead.window")
 """Dotted names of a run's fields that earlier versions did not have; their default is what those versions did."""
 
 

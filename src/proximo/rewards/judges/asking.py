@@ -5,6 +5,7 @@ import json
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
@@ -50,9 +51,9 @@ def request(method: str, url: str, body: Mapping[str, Any] | None, headers: Mapp
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     try:
         connection = kind(parts.hostname or "", parts.port, timeout=seconds)
-        try:
-            connection.connect()
-            connection.sock = _Limited(connection.sock, until)
+        connection.connect()
+        with closing(connection.sock) as inner:
+            connection.sock = _Limited(inner, until)
             data = None if body is None else json.dumps(body).encode()
             connection.request(method, parts.path, data, {"Content-Type": "application/json", **headers})
             answer = connection.getresponse()
@@ -60,8 +61,6 @@ def request(method: str, url: str, body: Mapping[str, Any] | None, headers: Mapp
             if len(found) > MAX_BYTES:
                 raise Unreachable(f"its answer has more than {MAX_BYTES // 2**20} MiB")
             return Reply(answer.status, found, answer.getheader("Retry-After") or "")
-        finally:
-            connection.close()
     except TimeoutError:
         raise TooLate(f"no answer within {seconds:g} s") from None
     except (OSError, HTTPException) as error:
@@ -87,7 +86,7 @@ class _Limited:
         return self._inner.recv_into(buffer)
 
     def close(self) -> None:
-        self._inner.close()
+        """Nothing: where a server ends the connection, http.client closes it before the body is read."""
 
     def _wait(self) -> None:
         left = self._until - time.monotonic()
