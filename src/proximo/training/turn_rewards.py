@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from proximo.maths.pieces.traits import AdvantageTraits
 from proximo.maths.records import Feedback
 from proximo.tensor_types import Float
 from proximo.types import Batch, Completion
@@ -27,13 +28,13 @@ def turn_rewards(shape: tuple[int, int], completions: Sequence[Completion]) -> F
     return found
 
 
-def at_their_turns(feedback: Feedback, batch: Batch, weight: float) -> Feedback:
+def at_their_turns(feedback: Feedback, batch: Batch, weight: float, advantage: object) -> Feedback:
     """Feedback in which a turn's reward comes with the turn, instead of with all others after the last token.
 
-    A completion's sum stays the same, so that advantages of whole completions do. `weight` is the weight of the
-    environment's outcome in the reward.
+    A completion's sum stays the same up to rounding; so for advantages of whole completions nothing is moved, since
+    equal rewards must stay equal to the last bit. `weight` is the weight of the environment's outcome in the reward.
     """
-    if batch.turn_rewards is None:
+    if batch.turn_rewards is None or not AdvantageTraits.read(advantage).per_token:
         return feedback
     mask = feedback.mask
     earned = (weight * batch.turn_rewards).to(feedback.rewards.dtype).masked_fill(~feedback.scored.unsqueeze(1), 0.0)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 
+from proximo import toml
 from proximo.algorithms import DAPO, GRPO, Algorithm
 from proximo.fleet.options import Fleet
 from proximo.maths import TokenTruncated
@@ -20,7 +21,9 @@ from proximo.training.rl.progress import Lines
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, saved, step_of
+from proximo.training.runfolder.forking import fork
 from proximo.training.runfolder.ledger import check_ledger
+from proximo.training.runfolder.resume import begin
 from proximo.training.staleness import AheadOptions
 
 pytestmark = pytest.mark.usefixtures("small_shipped_model", "ordinary_precision")
@@ -90,6 +93,13 @@ def test_a_run_and_its_resume_lose_nothing(tmp_path: Path, algorithm: Algorithm)
             table = parquet.read_table(folder / f"rollouts/step-{later[ordinal]['step']:06}.parquet")
             tokens = table["tokens"].to_pylist()
             assert all(each["tokens"] in tokens for each in group["rollouts"])
+    fork(tmp_path / "whole", tmp_path / "fork", points[1])
+    alone = replace(settings, ahead=AheadOptions())
+    with (
+        begin(tmp_path / "fork", toml.dumps(alone), allowed=["ahead"]) as attempt,
+        pytest.raises(ValueError, match="4 groups that were being sampled, whose prompts would be lost"),
+    ):
+        train(Run(alone, tmp_path / "fork", Lines()), attempt)
 
 
 def test_what_cannot_run_in_flight_is_refused(tmp_path: Path):

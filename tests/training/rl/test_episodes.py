@@ -17,6 +17,7 @@ from proximo.environments import MultiTurn
 from proximo.environments.playing import Game
 from proximo.insight.lens.lens import policy_loss
 from proximo.insight.lens.steps import read_step
+from proximo.maths.pieces.advantages import GroupNormalized
 from proximo.maths.pieces.credit import Gae, ReturnToGo, assign
 from proximo.maths.records import Feedback
 from proximo.models import load_model
@@ -144,14 +145,27 @@ def test_a_turn_s_reward_comes_with_the_turn():
     assert batch.turn_rewards is not None
     values = torch.tensor([[0.1, 0.2, 9.0, 0.3, 0.4]], dtype=torch.float64)
     feedback = Feedback(rewards=batch.rewards, group=batch.group, mask=batch.mask, values=values)
-    moved = at_their_turns(feedback, batch, 1.0)
+    moved = at_their_turns(feedback, batch, 1.0, Gae())
     assert moved.rewards.tolist() == [1.5]
     assert assign(ReturnToGo(), moved).advantages.tolist() == [[1.5, 1.5, 0.0, 1.0, 1.0]]
-    halved = at_their_turns(replace(feedback, rewards=batch.rewards / 2), batch, 0.5)
+    halved = at_their_turns(replace(feedback, rewards=batch.rewards / 2), batch, 0.5, Gae())
     assert assign(ReturnToGo(), halved).advantages.tolist() == [[0.75, 0.75, 0.0, 0.5, 0.5]]
     # δ: 0 + 0.2 − 0.1, 0.5 + 0.3 − 0.2, 0 + 0.4 − 0.3, 1 − 0.4; the answer is stepped over.
     one_step = assign(Gae(decay=0.0), moved).advantages
     torch.testing.assert_close(one_step, torch.tensor([[0.1, 0.6, 0.0, 0.1, 0.6]], dtype=torch.float64))
+
+
+def test_equal_rewards_earned_in_another_order_stay_equal():
+    """0.1 + 0.2 + 0.3 is not 0.3 + 0.2 + 0.1 in floating point, and siblings that earn the same have no advantage."""
+    earned = [(0.1, 0.2, 0.3), (0.3, 0.2, 0.1), (0.2, 0.3, 0.1)]
+    rollouts = []
+    for rewards in earned:
+        turns = tuple(Turn("assistant", "", end, reward) for end, reward in enumerate(rewards, 1))
+        rollouts.append(Rollout(Completion((7, 8, 9), (0.0,) * 3, "", "stop", turns=turns), Grade(0.6)))
+    batch = to_batch([Group(Problem("a", "1+1=", "2"), (5, 6), tuple(rollouts))])
+    feedback = Feedback(rewards=batch.rewards, group=batch.group, mask=batch.mask)
+    whole = GroupNormalized(epsilon=0.0)
+    assert not assign(whole, at_their_turns(feedback, batch, 1.0, whole)).advantages.any()
 
 
 @pytest.mark.parametrize("name", ["ppo", "dapo"])

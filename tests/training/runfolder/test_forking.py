@@ -1,6 +1,7 @@
 """A fork is the run up to its step, and with nothing changed also after it."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,6 +92,14 @@ def test_the_command_forks_and_resumes_and_the_page_knows(parent, capsys):
     assert len(record["attempts"]) == 1
     assert main(list(arguments)) == 0  # finished: the same again
     assert len(json.loads((folder / "run.json").read_text())["attempts"]) == 1
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main([*arguments, "--training.learning-rate", "1e-5"])
+    said = capsys.readouterr().err
+    assert "Use its config, or choose another name" in said
+    assert "--allow-change" not in said
+    assert main(["fork", str(folder), "--at", "4", "--steps", "5", "--run", str(folder.with_name("again"))]) == 0
+    shutil.rmtree(folder.with_name("again"))
     listed = {each["name"]: each["fork"] for each in Runs(parent.parent).listed()["runs"]}
     assert listed == {"parent": None, "parent-at-3-gspo": {"run": "parent", "step": 3}}
 
@@ -118,6 +127,16 @@ def test_what_cannot_be_forked_is_refused_in_a_line(parent, tmp_path, capsys):
     finally:
         metrics.write_bytes(whole)
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_verdicts_of_judges_go_along(parent, tmp_path):
+    (parent / "verdicts").mkdir()
+    try:
+        (parent / "verdicts" / "one").write_text("{}")
+        fork(parent, tmp_path / "fork", checkpoint_at(parent, 2))
+        assert (tmp_path / "fork" / "verdicts" / "one").read_text() == "{}"
+    finally:
+        shutil.rmtree(parent / "verdicts")
 
 
 def test_a_fork_of_another_seed_draws_otherwise(parent, tmp_path):

@@ -87,7 +87,7 @@ def run(arguments: list[str]) -> int:
         return 0
     path = Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}"
     if config.ranks is not None:
-        status = launched(config.ranks, ["train", *given], None if folder else path, lambda: _follow(config))
+        status = launched(config.ranks, ["train", *given], None if folder else path, lambda: follow_run(config))
         if status is not None:
             return status
     named = explain.named(config.algorithm)
@@ -120,7 +120,7 @@ def _print_plan(config: RunConfig, defaults: Sequence[Default], as_json: bool) -
     print("\n".join(f"# {visible(part)}" for line in said for part in line.splitlines()))
 
 
-def _follow(config: RunConfig) -> None:
+def follow_run(config: RunConfig) -> None:
     from proximo.distributed.conducting import follow
 
     follow(config)

@@ -1,18 +1,18 @@
 """`proximo fork`: continue a run from one of its checkpoints with something changed."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
 from proximo import explain, toml
 from proximo.algorithms import Algorithm
-from proximo.cli.commands.train import print_result, train_attempt
+from proximo.cli.commands.train import follow_run, print_result, train_attempt
 from proximo.cli.configs import naming_flags, run_config
 from proximo.cli.flags import asks_for_help, refuse, say, take, take_number, take_switch
-from proximo.cli.run_folders import take_trackers, taken
+from proximo.cli.run_folders import launched, take_ranks, take_trackers, taken, with_ranks
 from proximo.insight.doctor.checkup import summary
 from proximo.training.runfolder.checkpoints import step_of
+from proximo.training.runfolder.config_changes import differences
 from proximo.training.runfolder.forking import changes, checkpoint_at, fork
 
 USAGE = "RUN [--at STEP] [--run DIR] [--algorithm NAME] [--field VALUE ...]"
@@ -20,11 +20,12 @@ HELP = """flags of the command itself:
   --at STEP          checkpoint to begin from, by the number of steps done; without it the newest
   --run DIR          folder of the fork (default: RUN-at-STEP, with the algorithm's name where it changes)
   --fresh-optimizer  begin without the optimizer's moments
+  --ranks N          train on N processes that hold the model in shards
   --track NAME ...   send the fork while it runs to wandb, trackio, tensorboard, mlflow or FILE.py:NAME
   --json             print the result as JSON on stdout, progress on stderr
 A fork begins with the run's weights, optimizer, data cursor and random numbers, so that its next prompts and draws are
 those of the run; a value model that the run does not have begins anew. With nothing changed it writes the same bytes.
-The same command again resumes it.
+The same command again resumes it; give --at where the run still goes on.
 
 """
 EXAMPLES = """
@@ -37,8 +38,9 @@ examples:
 
 def run(arguments: list[str]) -> int:
     disable_progress_bar()  # transformers' own bars would run through ours
+    given = list(arguments)
     as_json, fresh = take_switch(arguments, "--json"), take_switch(arguments, "--fresh-optimizer")
-    folder, trackers = take(arguments, "--run"), take_trackers(arguments)
+    folder, trackers, ranks = take(arguments, "--run"), take_trackers(arguments), take_ranks(arguments)
     at = take_number(arguments, "--at", int)
     parent, point = _begun(arguments, at)
     config, _ = run_config(
@@ -48,10 +50,15 @@ def run(arguments: list[str]) -> int:
         description="Continue a run from one of its checkpoints in a folder of its own, with fields changed.",
         help_more=f"{HELP}{naming_flags('fork')}\n{EXAMPLES}",
     )
+    config = config if ranks is None else with_ranks(config, ranks)
     step, named, text = step_of(point), explain.named(config.algorithm), toml.dumps(config)
     if step >= config.steps:
         refuse(f"steps is {config.steps}, and the fork begins after step {step}: give more, as in --steps {step + 100}")
-    path = Path(folder) if folder else _folder(parent, step, config.algorithm, changes(parent, text))
+    path = Path(folder) if folder else _folder(parent, step, config.algorithm, text)
+    if config.ranks is not None:
+        status = launched(config.ranks, ["fork", *given], None if folder else path, lambda: follow_run(config))
+        if status is not None:
+            return status
     try:
         other = fork(parent, path, point, fresh_optimizer=fresh)
     except (OSError, ValueError) as error:
@@ -82,6 +89,8 @@ def _begun(arguments: list[str], at: int | None) -> tuple[Path, Path]:
     return parent, point
 
 
-def _folder(parent: Path, step: int, algorithm: Algorithm, changed: Sequence[str]) -> Path:
+def _folder(parent: Path, step: int, algorithm: Algorithm, config_toml: str) -> Path:
+    """Next to the run, named by the step, and by the algorithm where it changes."""
+    changed = differences((parent / "config.toml").read_text(encoding="utf-8"), config_toml)
     other = any(field.startswith("algorithm") for field in changed)
     return parent.with_name(f"{parent.name}-at-{step}{f'-{explain.nearest(algorithm).name}' if other else ''}")

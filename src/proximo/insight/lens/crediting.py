@@ -50,7 +50,10 @@ def _anew(step: Step, algorithm: Algorithm, outcome_weight: float) -> Float[Tens
     batch = replace(step.batch, routes=None)
     scored = [batch.rows(index) for index in parts]
     whole = [replace(rows, mask=rows.sampled) for rows in scored]
-    together = [at_their_turns(feedback_in(rows, algorithm.kl_reward), rows, outcome_weight) for rows in whole]
+    together = [
+        at_their_turns(feedback_in(rows, algorithm.kl_reward), rows, outcome_weight, algorithm.advantage)
+        for rows in whole
+    ]
     found = torch.zeros_like(batch.advantages)
     for (places, real), credit in zip(grids, assign_parts(algorithm.advantage, together), strict=True):
         found[places[real]] = credit.advantages[real].to(found.dtype)

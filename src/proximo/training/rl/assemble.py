@@ -52,7 +52,7 @@ def assemble(
 
     penalties = algorithm.length_penalties
     batch = replace(batch, rewards=shaped_rewards(batch, penalties, completion_limit, penalty_unit))
-    feedback = at_their_turns(feedback_in(batch, kl_reward), batch, outcome_weight)
+    feedback = at_their_turns(feedback_in(batch, kl_reward), batch, outcome_weight, algorithm.advantage)
     credit = assign(algorithm.advantage, feedback)
     earned = returns_to_go(algorithm.advantage, feedback) if batch.values is not None else None
     batch = replace(

@@ -56,6 +56,11 @@ class Parts:
 
     def restore(self, checkpoint: Path, state: RunState) -> None:
         """Load a checkpoint into parts that were newly created from the config."""
+        if state.active and self.in_flight is None:
+            raise ValueError(
+                f"{checkpoint} has {len(state.active)} groups that were being sampled, whose prompts would be lost: "
+                'keep ahead.switch = "in_flight" and ahead.staleness, or use a checkpoint of a run without'
+            )
         parts, folder = parts_by_name(state.parts), checkpoint / STATE
         self.learner.policy.load(checkpoint, parts["learner"]["policy"])
         self.learner.load(PartState(parts["learner"], state.tensors))

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from proximo.rewards.judges.judge import FOLDER as VERDICTS
 from proximo.storage.folders import MANIFEST, complaints, write_file, write_folder
 from proximo.storage.lines import Lines
 from proximo.training.learner.named_tensors import read_tensors, write_tensors
@@ -80,12 +81,13 @@ def fork(run: Path, folder: Path, checkpoint: Path, *, fresh_optimizer: bool = F
     return other_code(record["attempts"])
 
 
-def changes(folder: Path, config_toml: str) -> list[str]:
-    """Fields in which a config differs from that of a run, or of a fork that has not begun. One that has begun has its
-    own, in which nothing may change any more."""
+def changes(folder: Path, config_toml: str) -> list[str] | None:
+    """Fields in which a config differs from that of a run, or of a fork that has not begun. None of one that has begun:
+    its config may not change any more."""
     record = read_record(folder)
-    begun = record is not None and FORK in record and record["attempts"]
-    return [] if begun else list(differences((folder / "config.toml").read_text(encoding="utf-8"), config_toml))
+    if record is not None and FORK in record and record["attempts"]:
+        return None
+    return list(differences((folder / "config.toml").read_text(encoding="utf-8"), config_toml))
 
 
 def parent_of(folder: Path, record: Mapping[str, Any]) -> tuple[Path, int] | None:
@@ -108,6 +110,8 @@ def _copy_rows(run: Path, target: Path, checkpoint: Path) -> None:
         if (run / name).exists():
             shutil.copy(run / name, target)
             Lines(target / name).keep(lambda row: isinstance(row.get("step"), int) and row["step"] <= last)
+    if (run / VERDICTS).is_dir():  # of judges: what was asked once is not asked again
+        shutil.copytree(run / VERDICTS, target / VERDICTS)
     for name in (ROLLOUTS, EVIDENCE):
         files = [file for file in (run / name).glob("step-*") if int(file.name[5:11]) <= last]
         for file in files:
