@@ -113,7 +113,7 @@ def test_limits_cut_an_episode(change, max_tokens, length, earned, turns):
     assert first.finish == ("stop" if earned == 1.5 else "length")
 
 
-def test_siblings_are_copies_of_one_start_in_processes_of_their_own():
+def test_siblings_begin_with_the_same_start_in_processes_of_their_own():
     environment = MultiTurn(f"{HERE}:Lucky", max_turns=3)
     groups, _ = played(environment, TOKENIZER, say, ASKED)
     spoken = [[each.turns[1].text.split() + each.turns[3].text.split() for each in siblings] for siblings in groups]
@@ -127,6 +127,15 @@ def test_siblings_are_copies_of_one_start_in_processes_of_their_own():
     other, _ = played(environment, TOKENIZER, say, ASKED, step=1)
     draws = [[turn.text.split()[:2] for turn in groups[0][0].turns[1::2]] for groups in (groups, again, other)]
     assert draws[0] == draws[1] != draws[2]
+
+
+def test_what_reset_opens_belongs_to_one_sibling(workers):
+    environment = MultiTurn(f"{HERE}:Live", max_turns=3, seconds=5.0)
+    [siblings], _ = played(environment, TOKENIZER, say, ASKED[:1], samples=4)
+    assert not failures(workers)
+    assert [[turn.text for turn in each.turns] for each in siblings] == [
+        [f"0{sample}0", f"0{sample}0", f"0{sample}1", f"0{sample}1", f"0{sample}2"] for sample in range(4)
+    ]
 
 
 @pytest.mark.parametrize(

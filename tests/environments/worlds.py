@@ -1,8 +1,11 @@
 """Environments and tools of a user's own, well behaved and not."""
 
+import asyncio
 import os
 import random
+import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,22 @@ class Lucky(Environment):
 
     async def step(self, reply: str) -> Observation:
         return Observation(f"{self.luck} {random.random()} {os.getpid()}")
+
+
+class Live(Environment):
+    """Starts a program, a thread and an event loop's work in reset, and uses all of them in each step."""
+
+    async def reset(self, problem: dict[str, Any]) -> None:
+        self.echo = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        self.pool = ThreadPoolExecutor(1)
+        await asyncio.to_thread(str)
+
+    async def step(self, reply: str) -> Observation:
+        assert self.echo.stdin is not None
+        assert self.echo.stdout is not None
+        self.echo.stdin.write(f"{reply}\n")
+        await asyncio.to_thread(self.pool.submit(str).result)
+        return Observation(self.echo.stdout.readline().strip())
 
 
 @dataclass

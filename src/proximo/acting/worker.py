@@ -1,7 +1,8 @@
 """The process that environments run in. Started as a script by hosts.py, it loads them once and forks for each episode.
 
 An episode is a process: one that hangs or dies takes nothing else with it, and all of them work at the same time.
-Siblings are forked from one that was reset: copies of the same start, whatever that holds.
+It is forked before `reset`, so that what `reset` opens (a program, threads, an event loop) belongs to one episode.
+Siblings start alike because random numbers are seeded alike.
 """
 
 import asyncio
@@ -80,31 +81,29 @@ class Episodes:
         self._inherited = inherited
         self._sockets: dict[int, socket.socket] = {}
         self._pids: dict[int, int] = {}
-        """Of the first of a group at once, of its siblings with their first answer."""
 
     def do(self, request: Mapping[str, Any]) -> list[Any]:
         """Answers to the episodes that are asked, in order; None of one that gave none in time."""
         for number in request["ends"]:
             self._end(number)
+        asked = []
         for start in request["starts"]:
-            self._start(start["episodes"], start["message"])
-        asked = [number for start in request["starts"] for number in start["episodes"]]
+            for number in start["episodes"]:
+                asked.append(number)
+                self._start(number, start["message"])
         for number, message in request["asks"]:
             asked.append(number)
             with contextlib.suppress(OSError, KeyError):  # it has died: it gives no answer
                 self._sockets[number].sendall(process.encoded(message))
         found = self._answers(asked, request["seconds"])
-        self._pids |= {number: each.pop("pid") for number, each in found.items() if each is not None and "pid" in each}
         for number in asked:
             if found[number] is None:
                 self._end(number)
         return [found[number] for number in asked]
 
-    def _start(self, numbers: Sequence[int], message: Mapping[str, Any]) -> None:
-        pairs = [socket.socketpair() for _ in numbers]
-        for number, (ours, _) in zip(numbers, pairs, strict=True):
-            self._sockets[number] = ours
-        theirs = [each for _, each in pairs]
+    def _start(self, number: int, message: Mapping[str, Any]) -> None:
+        ours, theirs = socket.socketpair()
+        self._sockets[number] = ours
         pid = os.fork()
         if not pid:
             with contextlib.suppress(BaseException):
@@ -112,14 +111,13 @@ class Episodes:
                     os.close(held)
                 for each in self._sockets.values():
                     each.close()
-                self._begin(theirs, message)
+                self._live(theirs, message)
             os._exit(0)
-        for each in theirs:
-            each.close()
-        self._pids[numbers[0]] = pid
+        theirs.close()
+        self._pids[number] = pid
 
-    def _begin(self, sockets: Sequence[socket.socket], message: Mapping[str, Any]) -> None:
-        """In the process of a group: reset, then fork for the siblings, and live on as the first of them."""
+    def _live(self, own: socket.socket, message: Mapping[str, Any]) -> None:
+        """In the process of an episode: reset, then answer what is asked."""
         os.setsid()
         from proximo.acting.instance import Instance
 
@@ -134,17 +132,7 @@ class Episodes:
             instance.append(Instance(self._make, self._tools, finish, self._most))
             return instance[0].answer(message)
 
-        first = process.guarded(reset, message["seed"])
-        own = sockets[0]
-        for other in sockets[1:]:
-            if not os.fork():
-                os.setsid()
-                own = other
-                break
-        for each in sockets:
-            if each is not own:
-                each.close()
-        own.sendall(process.encoded(first | {"pid": os.getpid()}))
+        own.sendall(process.encoded(process.guarded(reset, message["seed"])))
         while (asked := process.receive(own.fileno())) is not None:
             own.sendall(process.encoded(process.guarded(lambda: instance[0].answer(asked), asked["seed"])))
 
