@@ -11,6 +11,8 @@ from itertools import compress
 import pytest
 
 from proximo import toml
+from proximo.acting import hosts
+from proximo.acting.instance import allowed
 from proximo.environments import MultiTurn
 from proximo.environments.episodes import Episode
 from proximo.environments.protocol import Question
@@ -165,6 +167,15 @@ def test_one_episode_that_hangs_takes_no_other_with_it(workers):
     assert [math.isnan(each.earned or 0.0) for each in siblings] == [False, True, False, False]
     assert [each.earned for each in siblings if each.turns[-1].failed == ""] == [1.0] * 3
     failures(workers)
+
+
+def test_calls_that_share_a_core_have_the_time_of_all_of_them(workers, monkeypatch):
+    monkeypatch.setattr(hosts, "cores", lambda: 1)
+    [siblings], _ = played(MultiTurn(f"{HERE}:Slow", seconds=1.0), TOKENIZER, say, ASKED[:1], samples=4)
+    assert not failures(workers)
+    assert [each.earned for each in siblings] == [1.0] * 4
+    assert [allowed(1.5, calls, 2) for calls in (1, 2, 3, 30)] == [1.5, 1.5, 3.0, 22.5]
+    assert allowed(86_400, 1024, 1) * 1000 < 2**31
 
 
 def test_a_megabyte_is_cut_and_what_is_forked_is_killed(workers):

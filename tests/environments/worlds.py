@@ -129,6 +129,17 @@ class Picky(Environment):
         return Done(1.0)
 
 
+class Slow(Environment):
+    """Takes longer than a second for a reply."""
+
+    def reset(self, problem: dict[str, Any]) -> None:
+        pass
+
+    def step(self, reply: str) -> Done:
+        time.sleep(1.2)
+        return Done(1.0)
+
+
 class Parity(Environment):
     """Three replies, each of which earns something by what it says."""
 

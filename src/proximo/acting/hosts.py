@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-from proximo.acting.instance import Instance
+from proximo.acting.instance import Instance, allowed
 from proximo.rewards.calling import described, finished
 from proximo.rewards.failures import Failure, GraderFailed, plain
 from proximo.rewards.processes import NotLoaded, Process, located
@@ -32,6 +33,8 @@ class ActingJob:
     """Arguments of the class, as JSON."""
     tools: tuple[str, ...]
     seconds: float
+    """Time limit of a call. Calls that run at once share the cores, so that n of them on c cores together have
+    ceil(n / c) times as long, counted again for those that are left whenever one has answered."""
     memory_mb: int
     max_characters: int
 
@@ -102,7 +105,7 @@ class ProcessHost:
     def _exchange(
         self, *, count: int, starts: Sequence[Any] = (), asks: Sequence[Any] = (), ends: Sequence[int] = ()
     ) -> list[Answer]:
-        request = {"starts": starts, "asks": asks, "ends": ends, "seconds": self._job.seconds}
+        request = {"starts": starts, "asks": asks, "ends": ends, "seconds": self._job.seconds, "cores": cores()}
         with self._lock:
             if self._is_closed:
                 return [Failure("died", "the run has ended")] * count
@@ -126,11 +129,17 @@ class _ActingProcess(Process):
     def exchange(self, request: Message, count: int, job: ActingJob) -> list[Any] | Failure:
         """Answers to a request of `count` episodes; one failure where the process itself has failed."""
         most = count * (6 * job.max_characters + 4096) // 64  # a character may be six bytes of JSON
-        answer = self.ask(json.dumps(request, default=str), most, 0, job.seconds + SLACK)
+        seconds = allowed(job.seconds, count, request["cores"])
+        answer = self.ask(json.dumps(request, default=str), most, 0, seconds + SLACK)
         if isinstance(answer, Failure):
             return answer
         answers = answer.get("answers")
         return answers if isinstance(answers, list) else Failure("junk", "its process answered no list", fatal=True)
+
+
+def cores() -> int:
+    """Those that this process and its children may use."""
+    return len(os.sched_getaffinity(0))
 
 
 class LocalHost:

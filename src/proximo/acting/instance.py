@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -64,6 +65,11 @@ class Instance:
 
     def _cut(self, text: str) -> str:
         return text if len(text) <= self._most else text[: self._most] + CUT
+
+
+def allowed(seconds: float, calls: int, cores: int) -> float:
+    """Seconds until calls that run at once must have answered: each may need a core for `seconds`."""
+    return min(seconds * math.ceil(calls / cores), 1e6)  # poll takes no more than 2**31 milliseconds
 
 
 def _number(reward: Any) -> float:

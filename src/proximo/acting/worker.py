@@ -95,7 +95,7 @@ class Episodes:
             asked.append(number)
             with contextlib.suppress(OSError, KeyError):  # it has died: it gives no answer
                 self._sockets[number].sendall(process.encoded(message))
-        found = self._answers(asked, request["seconds"])
+        found = self._answers(asked, request["seconds"], request["cores"])
         for number in asked:
             if found[number] is None:
                 self._end(number)
@@ -136,9 +136,11 @@ class Episodes:
         while (asked := process.receive(own.fileno())) is not None:
             own.sendall(process.encoded(process.guarded(lambda: instance[0].answer(asked), asked["seed"])))
 
-    def _answers(self, numbers: Sequence[int], seconds: float) -> dict[int, Any]:
+    def _answers(self, numbers: Sequence[int], seconds: float, cores: int) -> dict[int, Any]:
         """The next message of each; None of those that died, or that have not answered in time."""
-        deadline = time.monotonic() + seconds
+        from proximo.acting.instance import allowed
+
+        deadline = time.monotonic() + allowed(seconds, len(numbers), cores)
         found: dict[int, Any] = dict.fromkeys(numbers)
         received = {
             self._sockets[number].fileno(): (number, bytearray()) for number in numbers if number in self._sockets
@@ -160,6 +162,8 @@ class Episodes:
                 if whole or not part or size > MAX_ANSWER:
                     poll.unregister(descriptor)
                     del received[descriptor]
+                    # So that one that hangs is waited for only as long as it alone may take.
+                    deadline = min(deadline, time.monotonic() + allowed(seconds, len(received), cores))
         return found
 
     def _end(self, number: int) -> None:

@@ -46,7 +46,8 @@ class MultiTurn:
     max_answer_tokens: int = 512
     """Length in tokens to which each answer of the environment or of a tool is cut."""
     seconds: float = 10.0
-    """Time limit for one call of the environment or of a tool in seconds; then its process is killed."""
+    """Time limit for one call of the environment or of a tool in seconds; then its process is killed. Calls run at
+    once: n of them on c cores together have ceil(n / c) times as long."""
     memory_mb: int = 4096
     """Memory limit of each process for its own data."""
 
