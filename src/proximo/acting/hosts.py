@@ -98,7 +98,10 @@ class ProcessHost:
         self._is_closed = True
         if self._process is not None:
             if self._lock.acquire(blocking=False):
-                self._process.kill()
+                try:
+                    self._process.kill()
+                finally:
+                    self._lock.release()
             else:  # another thread waits for an answer
                 self._process.strike()
 
