@@ -3,11 +3,13 @@
 import json
 import math
 import re
+import resource
 import subprocess
 import sys
 import threading
 from dataclasses import replace
 from itertools import compress
+from pathlib import Path
 
 import pytest
 
@@ -201,6 +203,27 @@ def test_a_call_after_the_end_of_the_run_is_answered():
     thread.start()
     thread.join(10.0)
     assert late == [([1], [Failure("died", "the run has ended")])]
+
+
+def test_more_episodes_than_open_files():
+    host = hosts.ProcessHost(hosts.ActingJob(f"{HERE}:Picky", "{}", (), 5.0, 1024, 100))
+    message = {"do": "reset", "problem": {"prompt": "a"}, "seed": 1}
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = len(list(Path("/proc/self/fd").iterdir())) + 20
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
+    try:
+        [(numbers, answers)] = host.start([soft], [message])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert answers == [{"started": True}] * soft
+    assert host._process is not None
+    assert host._process._runner is not None
+    resource.prlimit(host._process._runner, resource.RLIMIT_NOFILE, (soft, soft))
+    [(_, [refused])] = host.start([1], [message])
+    assert re.search(f"open files with {soft} .*: the limit of open files is {soft}, raise it", str(refused))
+    host.end(numbers[:5])
+    assert host.start([1], [message])[0][1] == [{"started": True}]
+    host.close()
 
 
 def test_an_environment_that_cannot_be_loaded_ends_the_run():

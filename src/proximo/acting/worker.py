@@ -7,9 +7,11 @@ Siblings start alike because random numbers are seeded alike.
 
 import asyncio
 import contextlib
+import errno
 import importlib.util
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -45,6 +47,7 @@ def serve(requests: int, answers: int) -> None:
     sys.path[:] = job["path"]
     sys.argv[:] = [""]
     process.limit_memory(job["memory"])
+    _raise_open_files()
     try:
         found = _load(job)
     except BaseException as error:  # a user's module may raise anything while it is imported
@@ -86,16 +89,20 @@ class Episodes:
         """Answers to the episodes that are asked, in order; None of one that gave none in time."""
         for number in request["ends"]:
             self._end(number)
-        asked = []
+        asked, refused = [], {}
         for start in request["starts"]:
             for number in start["episodes"]:
                 asked.append(number)
-                self._start(number, start["message"])
+                try:
+                    self._start(number, start["message"])
+                except OSError as error:
+                    self._end(number)
+                    refused[number] = {"failed": "start", "message": self._why(error)}
         for number, message in request["asks"]:
             asked.append(number)
             with contextlib.suppress(OSError, KeyError):  # it has died: it gives no answer
                 self._sockets[number].sendall(process.encoded(message))
-        found = self._answers(asked, request["seconds"], request["cores"])
+        found = self._answers(asked, request["seconds"], request["cores"]) | refused
         for number in asked:
             if found[number] is None:
                 self._end(number)
@@ -115,6 +122,14 @@ class Episodes:
             os._exit(0)
         theirs.close()
         self._pids[number] = pid
+
+    def _why(self, error: OSError) -> str:
+        """Why no further episode can be started."""
+        message = f"{error.strerror} with {len(self._sockets)} episodes at once"
+        if error.errno != errno.EMFILE:
+            return message
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"{message}: the limit of open files is {most}, raise it (ulimit -Hn) or run fewer at once"
 
     def _live(self, own: socket.socket, message: Mapping[str, Any]) -> None:
         """In the process of an episode: reset, then answer what is asked."""
@@ -178,6 +193,13 @@ class Episodes:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG) != (0, 0):
                 pass
+
+
+def _raise_open_files() -> None:
+    """Each episode has a socket here: their number may be the highest that the system lets this process choose."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _parsed(body: bytes) -> dict[str, Any]:
