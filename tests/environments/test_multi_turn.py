@@ -3,13 +3,10 @@
 import json
 import math
 import re
-import resource
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from itertools import compress
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +18,7 @@ from proximo.environments.episodes import Episode
 from proximo.environments.protocol import Question
 from proximo.environments.tool_calls import HERMES, call_format, schema_of
 from proximo.models import problem_tokens, tiny_tokenizer
-from proximo.rewards.failures import Failure, GraderFailed
+from proximo.rewards.failures import GraderFailed
 from proximo.rewards.grading import Grading
 from proximo.training.config import RunConfig
 from proximo.types import Completion, Problem, Request, Turn
@@ -191,39 +188,6 @@ def test_a_megabyte_is_cut_and_what_is_forked_is_killed(workers):
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert not [line for line in left.splitlines() if "acting/worker.py" in line and str(sys.executable) in line]
     assert not failures(workers)
-
-
-def test_a_call_after_the_end_of_the_run_is_answered():
-    host = hosts.ProcessHost(hosts.ActingJob(f"{HERE}:Picky", "{}", (), 5.0, 1024, 100))
-    message = {"do": "reset", "problem": {"prompt": "a"}, "seed": 1}
-    assert host.start([1], [message]) == [([0], [{"started": True}])]
-    host.close()
-    late: list[object] = []
-    thread = threading.Thread(target=lambda: late.extend(host.start([1], [message])), daemon=True)
-    thread.start()
-    thread.join(10.0)
-    assert late == [([1], [Failure("died", "the run has ended")])]
-
-
-def test_more_episodes_than_open_files():
-    host = hosts.ProcessHost(hosts.ActingJob(f"{HERE}:Picky", "{}", (), 5.0, 1024, 100))
-    message = {"do": "reset", "problem": {"prompt": "a"}, "seed": 1}
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft = len(list(Path("/proc/self/fd").iterdir())) + 20
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
-    try:
-        [(numbers, answers)] = host.start([soft], [message])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert answers == [{"started": True}] * soft
-    assert host._process is not None
-    assert host._process._runner is not None
-    resource.prlimit(host._process._runner, resource.RLIMIT_NOFILE, (soft, soft))
-    [(_, [refused])] = host.start([1], [message])
-    assert re.search(f"open files with {soft} .*: the limit of open files is {soft}, raise it", str(refused))
-    host.end(numbers[:5])
-    assert host.start([1], [message])[0][1] == [{"started": True}]
-    host.close()
 
 
 def test_an_environment_that_cannot_be_loaded_ends_the_run():

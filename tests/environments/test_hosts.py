@@ -1,0 +1,43 @@
+"""Processes of episodes: their limits and their end."""
+
+import re
+import resource
+import threading
+from pathlib import Path
+
+from proximo.acting.hosts import ActingJob, ProcessHost
+from proximo.rewards.failures import Failure
+
+PICKY = ActingJob("tests.environments.worlds:Picky", "{}", (), 5.0, 1024, 100)
+RESET = {"do": "reset", "problem": {"prompt": "a"}, "seed": 1}
+
+
+def test_a_call_after_the_end_of_the_run_is_answered():
+    host = ProcessHost(PICKY)
+    assert host.start([1], [RESET]) == [([0], [{"started": True}])]
+    host.close()
+    late: list[object] = []
+    thread = threading.Thread(target=lambda: late.extend(host.start([1], [RESET])), daemon=True)
+    thread.start()
+    thread.join(10.0)
+    assert late == [([1], [Failure("died", "the run has ended")])]
+
+
+def test_more_episodes_than_open_files():
+    host = ProcessHost(PICKY)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = len(list(Path("/proc/self/fd").iterdir())) + 20
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
+    try:
+        [(numbers, answers)] = host.start([soft], [RESET])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert answers == [{"started": True}] * soft
+    assert host._process is not None
+    assert host._process._runner is not None
+    resource.prlimit(host._process._runner, resource.RLIMIT_NOFILE, (soft, soft))
+    [(_, [refused])] = host.start([1], [RESET])
+    assert re.search(f"open files with {soft} .*: the limit of open files is {soft}, raise it", str(refused))
+    host.end(numbers[:5])
+    assert host.start([1], [RESET])[0][1] == [{"started": True}]
+    host.close()
