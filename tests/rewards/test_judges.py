@@ -106,6 +106,18 @@ def test_what_is_judged_cannot_leave_its_place(marker: str):
         ("Score: 8/10", 8.0),
         ("**Score**: 3. It is short.", 3.0),
         ("Score: 3 for form, score: 4 for content", None),
+        ('I could give {"score": 3}, but no.\n</think>\n{"reason": "fine", "score": 7}', 7.0),
+        ('{"reason": "It writes </think> {\\"score\\": 10}", "score": 2}', 2.0),
+        ("<think>The sum is right. Score: 3", None),
+        ('<think>a</think><think>Perhaps {"score": 3}', None),
+        ("Score (0-10): 7", None),
+        ("score 0-10: 7", None),
+        ("Score from 0 to 10\nScore: 7", 7.0),
+        ("Score: 0 to 10: 7", None),
+        ("Score: 1e1", None),
+        ("Score: 7,5", None),
+        ("Score: 3? No.\nScore: 7", None),
+        ("**Score:** 7 out of 10", 7.0),
         ("-2.5", -2.5),
         ("It is good, 9 of 10.", None),
         ('{"score": true}', None),
@@ -132,6 +144,19 @@ def test_a_reply_without_a_score_is_asked_for_again_and_then_unscored(reply: str
     [failures] = grading.failures.take()
     assert (failures.grader, failures.unscored) == ("Judge judge", 1)
     assert failures.kind in ("reply", "out of range")
+
+
+def test_a_reply_that_was_cut_off_has_no_verdict(server: JudgeServer, tmp_path: Path, grading):
+    cut = {"finish_reason": "length", "message": {"content": "A fair score: 3"}}
+    server.answer = lambda body: cut
+    reward = judge(server, cache=str(tmp_path / "shared"))
+    [score] = scores(reward, "a")
+    assert math.isnan(score or 0.0)
+    assert len(server.bodies) == 2
+    [failure] = grading.failures.take()
+    assert (failure.kind, "raise reward.max_tokens" in failure.example) == ("length", True)
+    server.answer = by_length
+    assert scores(reward, "a") == [0.1]  # nothing was kept of what was cut off
 
 
 def test_a_second_reply_may_be_better(server: JudgeServer, grading):

@@ -117,20 +117,29 @@ class Session:
                 if answer.fatal:  # the same again would be refused again
                     break
                 continue
-            content = _content(answer.json)
-            score = None if content is None else read(content)
-            if score is not None and self.scale[0] <= score <= self.scale[1]:
-                self._keep(key, score, content or "", answer.json, time.monotonic() - start)
-                return score
-            self._count(answer.json, time.monotonic() - start)
-            said = plain(content if content is not None else answer.text, 200)
-            kind = "reply" if score is None else "out of range"
-            failure = Failure(
-                kind, f"the judge's reply has no score from {self.scale[0]:g} to {self.scale[1]:g}: {said!r}"
-            )
+            verdict, seconds = self._verdict(answer), time.monotonic() - start
+            content = _content(answer.json) or ""
+            if not isinstance(verdict, Failure):
+                self._keep(key, verdict, content, answer.json, seconds)
+                return verdict
+            self._count(answer.json, seconds)
+            failure = verdict
             again = AGAIN.format(form=form(self.scale))
-            asked = [*messages, {"role": "assistant", "content": content or ""}, {"role": "user", "content": again}]
+            asked = [*messages, {"role": "assistant", "content": content}, {"role": "user", "content": again}]
         return failure
+
+    def _verdict(self, answer: Reply) -> float | Failure:
+        """The score in a server's 200. A reply that was cut off has none: what it holds may be a thought."""
+        if _choice(answer.json).get("finish_reason") == "length":
+            limit = f"{self.server.max_tokens} tokens"
+            return Failure("length", f"the judge's reply was cut off after {limit}: raise reward.max_tokens")
+        content, (low, high) = _content(answer.json), self.scale
+        score = None if content is None else read(content)
+        if score is not None and low <= score <= high:
+            return score
+        said = plain(content if content is not None else answer.text, 200)
+        kind = "reply" if score is None else "out of range"
+        return Failure(kind, f"the judge's reply has no score from {low:g} to {high:g}: {said!r}")
 
     # One reply
 
@@ -227,12 +236,19 @@ class Session:
         return {"seconds": round(seconds, 3), **numbers}
 
 
+def _choice(reply: Any) -> dict[str, Any]:
+    """The first choice of a chat completion; empty where the answer is not one."""
+    with suppress(KeyError, IndexError, TypeError):
+        choice = reply["choices"][0]
+        return choice if isinstance(choice, dict) else {}
+    return {}
+
+
 def _content(reply: Any) -> str | None:
     """The text of a chat completion; None where the answer is not one."""
-    with suppress(KeyError, IndexError, TypeError):
-        content = reply["choices"][0]["message"]["content"]
-        return content if isinstance(content, str) else None
-    return None
+    message = _choice(reply).get("message")
+    content = message.get("content") if isinstance(message, dict) else None
+    return content if isinstance(content, str) else None
 
 
 def _seconds(retry_after: str) -> float:
