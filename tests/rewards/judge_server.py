@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Answering = Callable[[dict[str, Any]], Any]
-"""Gets the body of a request. Returns the judge's reply as text, or as a choice with more, a status, (status, headers), bytes to send as they
-are, or None to close the connection."""
+"""Gets the body of a request. Returns the judge's reply as text or as a choice with more, (status, message) and
+perhaps headers, bytes to send as they are, or None to close the connection."""
 
 
 def verdict(score: float) -> str:

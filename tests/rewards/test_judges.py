@@ -190,11 +190,13 @@ def test_each_failure_has_its_name(server: JudgeServer, grading):
     kinds = {each.kind: each.example for each in grading.failures.take()}
     assert list(kinds) == ["http 500", "http 429", "http 400", "http 418"]
     assert "too long" in kinds["http 400"]
+    assert "broken" in kinds["http 500"]
 
 
-def test_a_busy_server_is_asked_again_until_it_has_time(server: JudgeServer, grading):
+@pytest.mark.parametrize("status", [408, 429, 500, 503, 529])
+def test_a_busy_server_is_asked_again_until_it_has_time(status: int, server: JudgeServer, grading):
     counts = itertools.count()
-    server.answer = lambda body: (429, "later", ("Retry_After", "0.01")) if next(counts) < 3 else by_length(body)
+    server.answer = lambda body: (status, "later", ("Retry_After", "0.01")) if next(counts) < 3 else by_length(body)
     assert scores(judge(server, patience=30.0, retries=0), "12345") == [0.5]
     assert grading.usage.take()["judge_waits"] == 3
 

@@ -50,10 +50,10 @@ class Judge:
     seconds: float = 120.0
     """Time limit of a request in seconds."""
     retries: int = 2
-    """Further attempts after a reply without a score, an error of the server or a request that took too long."""
+    """Further attempts after a reply without a score, a request that took too long or another error of HTTP."""
     patience: float = 300.0
-    """Seconds to wait for a server that is busy or cannot be reached. One that is gone for longer ends the run, which
-    can be resumed without a loss."""
+    """Seconds to wait for a server that is busy, fails or cannot be reached. One that is gone for longer ends the run,
+    which can be resumed without a loss."""
     max_tokens: int = 1024
     """Maximum tokens of a reply, with what a reasoning model thinks before it."""
     cache: bool | str = True

@@ -22,8 +22,6 @@ from proximo.rewards.judges.verdicts import AGAIN, Message, Scale, form, read, s
 from proximo.rewards.protocol import Waiting
 from proximo.rewards.workers import Threads
 
-BUSY = (429, 502, 503, 504)
-"""The server, or what is in front of it, has no time now."""
 REFUSED = (400, 422)
 """The server does not take a field of the request, or its prompt."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
@@ -164,7 +162,7 @@ class Session:
             if reply is not None and reply.status in REFUSED and level + 1 < len(FORMS):
                 level += 1
                 continue
-            if reply is not None and reply.status not in BUSY:
+            if reply is not None and not _is_busy(reply.status):
                 return self._refused(reply)
             rest = until - time.monotonic()
             if rest <= 0:
@@ -202,9 +200,9 @@ class Session:
     def _given_up(self, reply: Reply | None, away: str) -> Failure:
         """After all patience: a server that is there has a completion unscored, one that is gone ends the run."""
         if reply is not None:
-            return Failure(
-                f"http {reply.status}", f"busy for {self.limits.patience:g} s: lower reward.at_once", fatal=True
-            )
+            said = f"the judge's server answered {reply.status} for {self.limits.patience:g} s"
+            reason = f"{said}: {self.server.hidden(reply.text)}; lower reward.at_once if it is overloaded"
+            return Failure(f"http {reply.status}", reason, fatal=True)
         self._gone = (
             f"the judge at {self.server.url} could not be reached for {self.limits.patience:g} s "
             f"({self.server.hidden(away)}): start it, then run the same command again; verdicts that it gave are kept"
@@ -249,6 +247,11 @@ def _content(reply: Any) -> str | None:
     message = _choice(reply).get("message")
     content = message.get("content") if isinstance(message, dict) else None
     return content if isinstance(content, str) else None
+
+
+def _is_busy(status: int) -> bool:
+    """Whether the server, or what is in front of it, may do better later."""
+    return status in (408, 429) or status >= 500
 
 
 def _seconds(retry_after: str) -> float:

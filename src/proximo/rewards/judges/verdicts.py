@@ -78,7 +78,7 @@ def read(reply: str) -> float | None:
 
 
 def _without_thoughts(text: str) -> str:
-    """What follows the last thought; empty where a thought has no end. A JSON object is no thought, but may quote one."""
+    """What follows the last thought; empty where a thought has no end. A JSON object is none, but may quote one."""
     try:
         if isinstance(json.loads(text), dict):
             return text
