@@ -370,6 +370,14 @@ def test_a_judge_that_cannot_be_asked_is_refused_before_a_run(server: JudgeServe
     server.open()
 
 
+@pytest.mark.parametrize("key", ["sk-first\nsk-second", "sk-\x00secret", "sk-sécret", " "])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(key: str, server: JudgeServer, monkeypatch):
+    monkeypatch.setattr(os, "environ", {"ANY_NAME": key})
+    with pytest.raises(ValueError, match=r"^reward\.key_variable is 'ANY_NAME'") as raised:
+        judge(server, key_variable="ANY_NAME").check()
+    assert "sk-" not in str(raised.value)
+
+
 def test_a_run_is_refused_before_its_model_is_read():
     rule = WeightedRule(Judge("http://127.0.0.1:9/v1", "m", "r"))
     config = replace(presets.ARITHMETIC, model="there/is/no/such/model", rewards=RewardMix(rules=(rule,)))

@@ -151,12 +151,17 @@ class Judge:
             )
 
     def _server(self) -> Server:
-        key = os.environ.get(self.key_variable, "") if self.key_variable else ""
+        key = os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
         if self.key_variable and not key:
             raise ValueError(
                 f"reward.key_variable is {self.key_variable!r}, and the environment has no such variable: set it"
             )
-        return Server(self.url.rstrip("/"), self.model, key.strip(), self.max_tokens, self.options)
+        if not (key.isascii() and key.isprintable()):  # http.client would show the key in its error
+            raise ValueError(
+                f"reward.key_variable is {self.key_variable!r}, whose value has a line break or another character that "
+                "no API key has: set it to one key"
+            )
+        return Server(self.url.rstrip("/"), self.model, key, self.max_tokens, self.options)
 
     def _session(self, active: Grading) -> Session:
         self.check()
