@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Answering = Callable[[dict[str, Any]], Any]
-"""Gets the body of a request. Returns the judge's reply as text, a status, (status, headers), bytes to send as they
-are, or None to close the connection."""
+"""Gets the body of a request. Returns the judge's reply as text or as a choice with more, (status, message) and
+perhaps headers, bytes to send as they are, or None to close the connection."""
 
 
 def verdict(score: float) -> str:
@@ -84,8 +84,10 @@ def _handler(server: JudgeServer) -> type[BaseHTTPRequestHandler]:
             with server.counted(body, self.headers["Authorization"]):
                 answer = server.answer(body)
             if isinstance(answer, str):
+                answer = {"message": {"content": answer}}
+            if isinstance(answer, dict):
                 usage = {"prompt_tokens": 100, "completion_tokens": 10}
-                self._send(200, {"choices": [{"message": {"content": answer}}], "usage": usage})
+                self._send(200, {"choices": [answer], "usage": usage})
             elif isinstance(answer, tuple):
                 self._send(answer[0], {"error": {"message": answer[1]}}, **dict(answer[2:]))
             elif answer is None:

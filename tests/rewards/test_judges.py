@@ -106,6 +106,18 @@ def test_what_is_judged_cannot_leave_its_place(marker: str):
         ("Score: 8/10", 8.0),
         ("**Score**: 3. It is short.", 3.0),
         ("Score: 3 for form, score: 4 for content", None),
+        ('I could give {"score": 3}, but no.\n</think>\n{"reason": "fine", "score": 7}', 7.0),
+        ('{"reason": "It writes </think> {\\"score\\": 10}", "score": 2}', 2.0),
+        ("<think>The sum is right. Score: 3", None),
+        ('<think>a</think><think>Perhaps {"score": 3}', None),
+        ("Score (0-10): 7", None),
+        ("score 0-10: 7", None),
+        ("Score from 0 to 10\nScore: 7", 7.0),
+        ("Score: 0 to 10: 7", None),
+        ("Score: 1e1", None),
+        ("Score: 7,5", None),
+        ("Score: 3? No.\nScore: 7", None),
+        ("**Score:** 7 out of 10", 7.0),
         ("-2.5", -2.5),
         ("It is good, 9 of 10.", None),
         ('{"score": true}', None),
@@ -132,6 +144,19 @@ def test_a_reply_without_a_score_is_asked_for_again_and_then_unscored(reply: str
     [failures] = grading.failures.take()
     assert (failures.grader, failures.unscored) == ("Judge judge", 1)
     assert failures.kind in ("reply", "out of range")
+
+
+def test_a_reply_that_was_cut_off_has_no_verdict(server: JudgeServer, tmp_path: Path, grading):
+    cut = {"finish_reason": "length", "message": {"content": "A fair score: 3"}}
+    server.answer = lambda body: cut
+    reward = judge(server, cache=str(tmp_path / "shared"))
+    [score] = scores(reward, "a")
+    assert math.isnan(score or 0.0)
+    assert len(server.bodies) == 2
+    [failure] = grading.failures.take()
+    assert (failure.kind, "raise reward.max_tokens" in failure.example) == ("length", True)
+    server.answer = by_length
+    assert scores(reward, "a") == [0.1]  # nothing was kept of what was cut off
 
 
 def test_a_second_reply_may_be_better(server: JudgeServer, grading):
@@ -165,11 +190,13 @@ def test_each_failure_has_its_name(server: JudgeServer, grading):
     kinds = {each.kind: each.example for each in grading.failures.take()}
     assert list(kinds) == ["http 500", "http 429", "http 400", "http 418"]
     assert "too long" in kinds["http 400"]
+    assert "broken" in kinds["http 500"]
 
 
-def test_a_busy_server_is_asked_again_until_it_has_time(server: JudgeServer, grading):
+@pytest.mark.parametrize("status", [408, 429, 500, 503, 529])
+def test_a_busy_server_is_asked_again_until_it_has_time(status: int, server: JudgeServer, grading):
     counts = itertools.count()
-    server.answer = lambda body: (429, "later", ("Retry_After", "0.01")) if next(counts) < 3 else by_length(body)
+    server.answer = lambda body: (status, "later", ("Retry_After", "0.01")) if next(counts) < 3 else by_length(body)
     assert scores(judge(server, patience=30.0, retries=0), "12345") == [0.5]
     assert grading.usage.take()["judge_waits"] == 3
 
@@ -341,6 +368,14 @@ def test_a_judge_that_cannot_be_asked_is_refused_before_a_run(server: JudgeServe
     with pytest.raises(ValueError, match="where no server answers"):
         reward.check()
     server.open()
+
+
+@pytest.mark.parametrize("key", ["sk-first\nsk-second", "sk-\x00secret", "sk-sécret", " "])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(key: str, server: JudgeServer, monkeypatch):
+    monkeypatch.setattr(os, "environ", {"ANY_NAME": key})
+    with pytest.raises(ValueError, match=r"^reward\.key_variable is 'ANY_NAME'") as raised:
+        judge(server, key_variable="ANY_NAME").check()
+    assert "sk-" not in str(raised.value)
 
 
 def test_a_run_is_refused_before_its_model_is_read():

@@ -50,10 +50,10 @@ class Judge:
     seconds: float = 120.0
     """Time limit of a request in seconds."""
     retries: int = 2
-    """Further attempts after a reply without a score, an error of the server or a request that took too long."""
+    """Further attempts after a reply without a score, a request that took too long or another error of HTTP."""
     patience: float = 300.0
-    """Seconds to wait for a server that is busy or cannot be reached. One that is gone for longer ends the run, which
-    can be resumed without a loss."""
+    """Seconds to wait for a server that is busy, fails or cannot be reached. One that is gone for longer ends the run,
+    which can be resumed without a loss."""
     max_tokens: int = 1024
     """Maximum tokens of a reply, with what a reasoning model thinks before it."""
     cache: bool | str = True
@@ -151,12 +151,17 @@ class Judge:
             )
 
     def _server(self) -> Server:
-        key = os.environ.get(self.key_variable, "") if self.key_variable else ""
+        key = os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
         if self.key_variable and not key:
             raise ValueError(
                 f"reward.key_variable is {self.key_variable!r}, and the environment has no such variable: set it"
             )
-        return Server(self.url.rstrip("/"), self.model, key.strip(), self.max_tokens, self.options)
+        if not (key.isascii() and key.isprintable()):  # http.client would show the key in its error
+            raise ValueError(
+                f"reward.key_variable is {self.key_variable!r}, whose value has a line break or another character that "
+                "no API key has: set it to one key"
+            )
+        return Server(self.url.rstrip("/"), self.model, key, self.max_tokens, self.options)
 
     def _session(self, active: Grading) -> Session:
         self.check()

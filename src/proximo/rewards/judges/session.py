@@ -22,8 +22,6 @@ from proximo.rewards.judges.verdicts import AGAIN, Message, Scale, form, read, s
 from proximo.rewards.protocol import Waiting
 from proximo.rewards.workers import Threads
 
-BUSY = (429, 502, 503, 504)
-"""The server, or what is in front of it, has no time now."""
 REFUSED = (400, 422)
 """The server does not take a field of the request, or its prompt."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
@@ -117,20 +115,29 @@ class Session:
                 if answer.fatal:  # the same again would be refused again
                     break
                 continue
-            content = _content(answer.json)
-            score = None if content is None else read(content)
-            if score is not None and self.scale[0] <= score <= self.scale[1]:
-                self._keep(key, score, content or "", answer.json, time.monotonic() - start)
-                return score
-            self._count(answer.json, time.monotonic() - start)
-            said = plain(content if content is not None else answer.text, 200)
-            kind = "reply" if score is None else "out of range"
-            failure = Failure(
-                kind, f"the judge's reply has no score from {self.scale[0]:g} to {self.scale[1]:g}: {said!r}"
-            )
+            verdict, seconds = self._verdict(answer), time.monotonic() - start
+            content = _content(answer.json) or ""
+            if not isinstance(verdict, Failure):
+                self._keep(key, verdict, content, answer.json, seconds)
+                return verdict
+            self._count(answer.json, seconds)
+            failure = verdict
             again = AGAIN.format(form=form(self.scale))
-            asked = [*messages, {"role": "assistant", "content": content or ""}, {"role": "user", "content": again}]
+            asked = [*messages, {"role": "assistant", "content": content}, {"role": "user", "content": again}]
         return failure
+
+    def _verdict(self, answer: Reply) -> float | Failure:
+        """The score in a server's 200. A reply that was cut off has none: what it holds may be a thought."""
+        if _choice(answer.json).get("finish_reason") == "length":
+            limit = f"{self.server.max_tokens} tokens"
+            return Failure("length", f"the judge's reply was cut off after {limit}: raise reward.max_tokens")
+        content, (low, high) = _content(answer.json), self.scale
+        score = None if content is None else read(content)
+        if score is not None and low <= score <= high:
+            return score
+        said = plain(content if content is not None else answer.text, 200)
+        kind = "reply" if score is None else "out of range"
+        return Failure(kind, f"the judge's reply has no score from {low:g} to {high:g}: {said!r}")
 
     # One reply
 
@@ -155,7 +162,7 @@ class Session:
             if reply is not None and reply.status in REFUSED and level + 1 < len(FORMS):
                 level += 1
                 continue
-            if reply is not None and reply.status not in BUSY:
+            if reply is not None and not _is_busy(reply.status):
                 return self._refused(reply)
             rest = until - time.monotonic()
             if rest <= 0:
@@ -193,9 +200,9 @@ class Session:
     def _given_up(self, reply: Reply | None, away: str) -> Failure:
         """After all patience: a server that is there has a completion unscored, one that is gone ends the run."""
         if reply is not None:
-            return Failure(
-                f"http {reply.status}", f"busy for {self.limits.patience:g} s: lower reward.at_once", fatal=True
-            )
+            said = f"the judge's server answered {reply.status} for {self.limits.patience:g} s"
+            reason = f"{said}: {self.server.hidden(reply.text)}; lower reward.at_once if it is overloaded"
+            return Failure(f"http {reply.status}", reason, fatal=True)
         self._gone = (
             f"the judge at {self.server.url} could not be reached for {self.limits.patience:g} s "
             f"({self.server.hidden(away)}): start it, then run the same command again; verdicts that it gave are kept"
@@ -227,12 +234,24 @@ class Session:
         return {"seconds": round(seconds, 3), **numbers}
 
 
+def _choice(reply: Any) -> dict[str, Any]:
+    """The first choice of a chat completion; empty where the answer is not one."""
+    with suppress(KeyError, IndexError, TypeError):
+        choice = reply["choices"][0]
+        return choice if isinstance(choice, dict) else {}
+    return {}
+
+
 def _content(reply: Any) -> str | None:
     """The text of a chat completion; None where the answer is not one."""
-    with suppress(KeyError, IndexError, TypeError):
-        content = reply["choices"][0]["message"]["content"]
-        return content if isinstance(content, str) else None
-    return None
+    message = _choice(reply).get("message")
+    content = message.get("content") if isinstance(message, dict) else None
+    return content if isinstance(content, str) else None
+
+
+def _is_busy(status: int) -> bool:
+    """Whether the server, or what is in front of it, may do better later."""
+    return status in (408, 429) or status >= 500
 
 
 def _seconds(retry_after: str) -> float:

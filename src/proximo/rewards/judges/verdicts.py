@@ -16,8 +16,10 @@ Scale = tuple[float, float]
 Message = dict[str, str]
 
 _MARKER = re.compile(r"<(?=\S)|\[(?=/?[A-Z_]{2,})")
-_THOUGHTS = re.compile(r"<think>.*?</think>", re.DOTALL)
-_NAMED = re.compile(r"\bscore\b\W{0,6}(-?\d+(?:\.\d+)?)", re.IGNORECASE)
+_NAMED = re.compile(r"\bscore\b(\W{0,6}?-?\d.*)", re.IGNORECASE)
+"""The rest of a line in which a number follows the word."""
+_PLAIN = re.compile(r"[\s\"'*`:=]+(-?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*\d+)?(?![\w%?])\D*", re.IGNORECASE)
+"""Such a rest that can only mean one score: it has no other number, as ranges, sums and second thoughts have."""
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 AGAIN = "That is not what was asked for. Reply with one JSON object and nothing else: {form}"
@@ -66,13 +68,30 @@ def schema(scale: Scale) -> dict[str, Any]:
 
 def read(reply: str) -> float | None:
     """The score in a reply: that of a JSON object in it, else the number behind the word `score`, else a number that is
-    the whole reply. None where there is none, or where there are several: a judge may quote what it judges."""
-    text = _THOUGHTS.sub("", reply).strip()
+    the whole reply. None where there is none, or where it is unclear which: a judge may quote what it judges."""
+    text = _without_thoughts(reply.strip())
     scores = {score for each in _objects(text) if (score := _number(each.get("score"))) is not None}
-    scores = scores or {float(each) for each in _NAMED.findall(text)}
+    scores = scores or _named(text)
     if not scores and _NUMBER.fullmatch(text):
         return float(text)
     return scores.pop() if len(scores) == 1 else None
+
+
+def _without_thoughts(text: str) -> str:
+    """What follows the last thought; empty where a thought has no end. A JSON object is none, but may quote one."""
+    try:
+        if isinstance(json.loads(text), dict):
+            return text
+    except (ValueError, RecursionError):
+        pass
+    rest = text.rpartition("</think>")[2].strip()
+    return "" if "<think>" in rest else rest
+
+
+def _named(text: str) -> set[float]:
+    """Numbers behind the word `score`; none where one of them has another form than `Score: 7` or `Score: 7/10`."""
+    found = [_PLAIN.fullmatch(rest) for rest in _NAMED.findall(text)]
+    return {float(each[1]) for each in found if each is not None} if all(found) else set()
 
 
 def _number(value: object) -> float | None:
