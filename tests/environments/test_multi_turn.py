@@ -252,6 +252,7 @@ def test_formats_are_read_from_templates():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"tools": ("a.py:go", "b.py:go")}, "two functions called 'go'"),
         ({}, "environment.path is empty and so is environment.tools"),
         ({"path": "worlds.py"}, "environment.path has 'worlds.py': give package.module:Name or file.py:Name"),
         ({"tools": ("f",)}, "environment.tools has 'f'"),

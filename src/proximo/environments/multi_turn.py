@@ -71,6 +71,9 @@ class MultiTurn:
             raise ValueError(
                 "environment.path is empty and so is environment.tools: give an environment, tools, or both"
             )
+        names = [each.rpartition(":")[2] for each in self.tools]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"environment.tools has two functions called {twice[0]!r}: give each another name")
         if self.arguments and not self.path:
             raise ValueError(f"environment.arguments is {dict(self.arguments)}, but environment.path is empty")
 
