@@ -90,14 +90,31 @@ def run(arguments: list[str]) -> int:
         status = launched(config.ranks, ["train", *given], None if folder else path, lambda: follow_run(config))
         if status is not None:
             return status
+    return train_in(
+        path, config, allowed, opening=listed(defaults), accept_lost=accept_lost, trackers=trackers, as_json=as_json
+    )
+
+
+def train_in(
+    path: Path,
+    config: RunConfig,
+    allowed: Sequence[str] | None,
+    *,
+    opening: Sequence[str] = (),
+    accept_lost: bool = False,
+    trackers: Sequence[str],
+    as_json: bool,
+) -> int:
+    """Train in a run folder, new or begun, and print what came of it: the exit status. `allowed` are the fields that
+    may have changed since it began; None if none may."""
     named = explain.named(config.algorithm)
     with taken(path, toml.dumps(config), allowed, algorithm=named, accept_lost=accept_lost) as attempt:
-        outcome = train_attempt(config, attempt, listed(defaults), more="steps" in allowed, trackers=trackers)
+        outcome = _train(config, attempt, opening, more="steps" in (allowed or ()), trackers=trackers)
     if outcome is None:
         for line in summary(path):
             say(line)
         return 1
-    print_result(path, outcome, as_json)
+    _print_result(path, outcome, as_json)
     return 0
 
 
@@ -126,7 +143,7 @@ def follow_run(config: RunConfig) -> None:
     follow(config)
 
 
-def train_attempt(
+def _train(
     config: RunConfig, attempt: Attempt, opening: Sequence[str], *, more: bool, trackers: Sequence[str]
 ) -> RunResult | None:
     """Train; None if the run failed, which has then been reported."""
@@ -138,7 +155,7 @@ def train_attempt(
         return None
 
 
-def print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
+def _print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
     if as_json:
         result = {
             "run": str(path),

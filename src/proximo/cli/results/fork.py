@@ -6,11 +6,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from proximo import explain, toml
 from proximo.algorithms import Algorithm
-from proximo.cli.commands.train import follow_run, print_result, train_attempt
+from proximo.cli.commands.train import follow_run, train_in
 from proximo.cli.configs import naming_flags, run_config
 from proximo.cli.flags import asks_for_help, refuse, say, take, take_number, take_switch
-from proximo.cli.run_folders import launched, take_ranks, take_trackers, taken, with_ranks
-from proximo.insight.doctor.checkup import summary
+from proximo.cli.run_folders import launched, take_ranks, take_trackers, with_ranks
 from proximo.training.runfolder.checkpoints import step_of
 from proximo.training.runfolder.config_changes import differences
 from proximo.training.runfolder.forking import changes, checkpoint_at, fork
@@ -51,7 +50,7 @@ def run(arguments: list[str]) -> int:
         help_more=f"{HELP}{naming_flags('fork')}\n{EXAMPLES}",
     )
     config = config if ranks is None else with_ranks(config, ranks)
-    step, named, text = step_of(point), explain.named(config.algorithm), toml.dumps(config)
+    step, text = step_of(point), toml.dumps(config)
     if step >= config.steps:
         refuse(f"steps is {config.steps}, and the fork begins after step {step}: give more, as in --steps {step + 100}")
     path = Path(folder) if folder else _folder(parent, step, config.algorithm, text)
@@ -65,13 +64,7 @@ def run(arguments: list[str]) -> int:
         refuse(str(error))
     if other is not None:
         say(f"warning: {other}")
-    with taken(path, text, changes(path, text), algorithm=named) as attempt:
-        outcome = train_attempt(config, attempt, (), more=False, trackers=trackers)
-    if outcome is None:
-        print("\n".join(summary(path)))
-        return 1
-    print_result(path, outcome, as_json)
-    return 0
+    return train_in(path, config, changes(path, text), trackers=trackers, as_json=as_json)
 
 
 def _begun(arguments: list[str], at: int | None) -> tuple[Path, Path]:

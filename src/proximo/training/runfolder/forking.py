@@ -18,8 +18,8 @@ from proximo.training.learner.named_tensors import read_tensors, write_tensors
 from proximo.training.learner.optimizer import MASTER
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, place, saved, step_of
 from proximo.training.runfolder.config_changes import differences
-from proximo.training.runfolder.files import EVENTS, EVIDENCE, ROLLOUTS, TIMINGS
-from proximo.training.runfolder.log import facts
+from proximo.training.runfolder.files import EVENTS, TIMINGS
+from proximo.training.runfolder.log import facts, files_of_steps, is_up_to
 from proximo.training.runfolder.record import lost_rows, other_code, read_record, refuse_format
 from proximo.training.runfolder.state import read_origin
 
@@ -112,19 +112,14 @@ def _copy_rows(run: Path, target: Path, checkpoint: Path) -> None:
             Lines(target / name).keep(lambda row: isinstance(row.get("step"), int) and row["step"] <= last)
     if (run / VERDICTS).is_dir():  # of judges: what was asked once is not asked again
         shutil.copytree(run / VERDICTS, target / VERDICTS)
-    for name in (ROLLOUTS, EVIDENCE):
-        files = [file for file in (run / name).glob("step-*") if int(file.name[5:11]) <= last]
-        for file in files:
-            (target / name).mkdir(exist_ok=True)
-            shutil.copy(file, target / name)
+    for file in files_of_steps(run):
+        if is_up_to(file, last):
+            (target / file.parent.name).mkdir(exist_ok=True)
+            shutil.copy(file, target / file.parent.name)
 
 
 def _copy_checkpoint(source: Path, target: Path, fresh_optimizer: bool) -> None:
-    for path in source.iterdir():
-        if path.is_dir():
-            shutil.copytree(path, target / path.name)
-        elif path.name != MANIFEST:
-            shutil.copy(path, target)
+    shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
     if fresh_optimizer:
         file = target / STATE / "optimizer.safetensors"
         kept = {name: each for name, each in read_tensors(file).items() if name.endswith(f".{MASTER}")}

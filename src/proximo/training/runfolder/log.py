@@ -118,9 +118,8 @@ class RunLog:
                 rows.keep(lambda row: isinstance(row.get("step"), int) and row["step"] <= step)
         for name in (EVENTS, TIMINGS):
             Lines(self.folder / name).repair()
-        for file in (*(self.folder / ROLLOUTS).glob("step-*"), *(self.folder / EVIDENCE).glob("step-*")):
-            found = re.fullmatch(r"step-(\d+)(\.parquet|-update-\d+\.json)", file.name)
-            if found is None or int(found[1]) > step:
+        for file in files_of_steps(self.folder):
+            if not is_up_to(file, step):
                 file.unlink()
 
     def sizes(self) -> dict[str, int]:
@@ -172,6 +171,17 @@ class RunLog:
                 with suppress(OSError):  # stderr may be closed
                     print(f"warning: the run's log cannot be written: {self._failure}", file=sys.stderr, flush=True)
             self._has_warned = True
+
+
+def files_of_steps(folder: Path) -> list[Path]:
+    """Rollouts and evidence of a run, one file for each step or update."""
+    return [*(folder / ROLLOUTS).glob("step-*"), *(folder / EVIDENCE).glob("step-*")]
+
+
+def is_up_to(file: Path, step: int) -> bool:
+    """Whether one of these is of this step or an earlier one; False if its name is none that a run writes."""
+    found = re.fullmatch(r"step-(\d+)(\.parquet|-update-\d+\.json)", file.name)
+    return found is not None and int(found[1]) <= step
 
 
 def facts() -> dict[str, object]:
