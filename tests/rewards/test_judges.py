@@ -6,6 +6,7 @@ import math
 import os
 import socket
 import threading
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
 
@@ -323,6 +324,27 @@ def test_groups_wait_together(server: JudgeServer, grading):
     reward = judge(server, seconds=30.0)
     waiting = [reward.begin([PROBLEM] * 2, said(f"{group}", f"{group}1")) for group in range(4)]
     assert [finish() for finish in waiting] == [[0.1, 0.2]] * 4
+
+
+def test_what_still_waits_when_a_run_ends_is_not_asked(server: JudgeServer):
+    arrived, may_answer = threading.Event(), threading.Event()
+
+    def answer(body):
+        arrived.set()
+        may_answer.wait(20)
+        return by_length(body)
+
+    server.answer = answer
+    run, reward = Grading(), judge(server, at_once=1)
+    with run.active():
+        first, second = [reward.begin([PROBLEM], said(text)) for text in ("1", "12")]
+        assert arrived.wait(20)
+        run.close()
+        may_answer.set()
+        assert first() == [0.1]
+        with pytest.raises(CancelledError):
+            second()
+    assert len(server.bodies) == 1
 
 
 # Before a run

@@ -53,7 +53,7 @@ class Threads:
 
     def __init__(self, most: int, may_grow: Callable[[], bool] = lambda: True) -> None:
         self._most, self._may_grow = most, may_grow
-        self._queue: deque[Callable[[], None]] = deque()
+        self._queue: deque[tuple[Future[Any], Callable[[], None]]] = deque()
         self._count = self._idle = 0
         self._is_closed = False
         self._changed = threading.Condition()
@@ -70,15 +70,17 @@ class Threads:
                 future.set_exception(error)
 
         with self._changed:
-            self._queue.append(done)
+            self._queue.append((future, done))
             self._grow()
             self._changed.notify()
         return future.result
 
     def close(self) -> None:
-        """Let the threads end once the queue is empty."""
+        """Drop what no thread has begun, and let the threads end. Whoever waits for it gets a CancelledError."""
         with self._changed:
             self._is_closed = True
+            while self._queue:
+                self._queue.pop()[0].cancel()
             self._changed.notify_all()
 
     def _grow(self) -> None:
@@ -93,7 +95,7 @@ class Threads:
                 if not self._queue:
                     return
                 self._idle -= 1
-                work = self._queue.popleft()
+                _, work = self._queue.popleft()
             work()
             with self._changed:
                 self._idle += 1
