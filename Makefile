@@ -5,7 +5,7 @@ BIN := .venv/bin
 # each process of `make test` ten seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test scale lint types imports check parity mutation faults journeys screenshots docs pages clean
+.PHONY: demo test scale lint types imports check parity mutation faults journeys screenshots animation docs pages clean
 
 demo: .venv/.ready
 	$(BIN)/proximo train
@@ -50,6 +50,10 @@ journeys: .venv/.ready
 # Makes real runs and takes the pictures of README and guides from their pages. About ten minutes; needs chromium.
 screenshots: .venv/.ready
 	$(BIN)/python docs/screenshots.py
+
+# Draws README's animation from a run of the demo. One minute.
+animation: .venv/.ready
+	$(BIN)/python docs/animation.py
 
 # Writes the help texts that `proximo train --help` and others print without importing torch.
 pages: .venv/.ready
