@@ -1,0 +1,113 @@
+"""Measures of runs that studies share."""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from proximo.maths.arithmetic import count_of
+from proximo.studies.record import Record
+from proximo.studies.study import Measure
+from proximo.training.rl.evaluate import known_mean
+
+LAST = 0.1
+"""Share of a run's last steps that represent its end."""
+LEVELS = 10
+"""Accuracies at which two runs are compared."""
+AROUND = 2
+"""Steps before and after one over which its entropy is averaged."""
+
+
+def at_end(metric: str, name: str, unit: str) -> Measure:
+    """A metric at the end of training."""
+    return Measure(name, unit, f"mean of `{metric}` over the last {LAST:.0%} of the steps", _at_end(metric))
+
+
+def over_run(metric: str, name: str, unit: str) -> Measure:
+    """A metric over the whole run."""
+    return Measure(name, unit, f"mean of `{metric}` over all steps", lambda run: known_mean(run.known(metric)))
+
+
+def largest(metric: str, name: str, unit: str) -> Measure:
+    return Measure(name, unit, f"largest `{metric}` of a step", lambda run: max(run.known(metric), default=math.nan))
+
+
+def final(held_out: str, name: str, unit: str) -> Measure:
+    """A number of the last evaluation."""
+    return Measure(name, unit, f"held-out `{held_out}` after the last step", lambda run: _last(run, held_out))
+
+
+def _last(run: Record, name: str) -> float:
+    values = run.held_out.get(name, ())
+    return values[-1] if values else math.nan
+
+
+def _at_end(metric: str) -> Callable[[Record], float]:
+    def of(run: Record) -> float:
+        values = run.steps.get(metric, ())
+        return known_mean(values[len(values) - max(1, count_of(LAST, len(values))) :])
+
+    return of
+
+
+def _area(run: Record) -> float:
+    """Mean held-out outcome over the evaluations, by the trapezoid rule in steps."""
+    points = list(zip(run.held_out["step"], run.held_out["outcome"], strict=True))
+    width = points[-1][0] - points[0][0]
+    if not width:
+        return math.nan
+    return math.fsum((b - a) * (left + right) / 2 for (a, left), (b, right) in pairwise(points)) / width
+
+
+ACCURACY = final("outcome", "held-out accuracy", "share")
+PASS_AT_K = final("pass_at_k", "held-out pass@8", "share")
+AREA = Measure(
+    "held-out accuracy over the run",
+    "share",
+    "area under the curve of held-out outcomes, by the trapezoid rule over the evaluations, divided by the steps",
+    _area,
+)
+ENTROPY = at_end("entropy", "entropy at the end", "nats a token")
+CLIPPED_ABOVE = over_run("clip_high", "blocked with positive advantage", "share of the tokens")
+CLIPPED_BELOW = over_run("clip_low", "blocked with negative advantage", "share of the tokens")
+
+
+def reached(run: Record, level: float) -> float | None:
+    """The step at which the held-out outcome first reaches a level, between evaluations on a straight line; None if it
+    never does."""
+    points = list(zip(run.held_out["step"], run.held_out["outcome"], strict=True))
+    if points and points[0][1] >= level:
+        return points[0][0]
+    for (a, low), (b, high) in pairwise(points):
+        if low < level <= high:
+            return a + (b - a) * (level - low) / (high - low)
+    return None
+
+
+def entropy_near(entropy: Sequence[float], done: float) -> float:
+    """Entropy of the policy after so many steps: a mean over the steps around. Step i samples with i steps done."""
+    middle = min(round(done), len(entropy) - 1)
+    return known_mean(entropy[max(middle - AROUND, 0) : middle + AROUND + 1])
+
+
+def _entropy_gap(ours: Record, theirs: Record) -> float:
+    """The difference in entropy when both are equally accurate."""
+    best = min(max(run.held_out["outcome"]) for run in (ours, theirs))
+    start = max(run.held_out["outcome"][0] for run in (ours, theirs))
+    gaps = []
+    for index in range(LEVELS):
+        level = best - (best - start) / 2 * index / LEVELS
+        steps = [reached(run, level) for run in (ours, theirs)]
+        if steps[0] is not None and steps[1] is not None:
+            gaps.append(entropy_near(ours.steps["entropy"], steps[0]) - entropy_near(theirs.steps["entropy"], steps[1]))
+    return known_mean(gaps)
+
+
+EQUAL_ENTROPY = Measure(
+    "entropy at equal accuracy",
+    "nats a token",
+    f"entropy of the sampled tokens (a mean over {2 * AROUND + 1} steps) when a run first reaches an accuracy, minus "
+    f"the other run's when it reaches the same, averaged over {LEVELS} accuracies in the upper half between the start "
+    "and the lower of the two runs' best",
+    ENTROPY.of,
+    _entropy_gap,
+)
