@@ -3,8 +3,10 @@ import pytest
 TORCHS_OWN = (
     "ignore:The .grad attribute of a Tensor that is not a leaf",
     "ignore:.*torch.jit.script_method.*:DeprecationWarning",
+    "ignore:TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled",
+    "ignore:Synchronization debug mode is a prototype feature",
 )
-"""Warnings that compiling gives from within torch, and that say nothing about what was compiled."""
+"""Warnings from within torch, while it compiles or is asked where it waits, that say nothing about what was computed."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
