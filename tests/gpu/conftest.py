@@ -6,7 +6,7 @@ TORCHS_OWN = (
     "ignore:TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled",
     "ignore:Synchronization debug mode is a prototype feature",
 )
-"""Warnings from within torch, while it compiles or is asked where it waits, that say nothing about what was computed."""
+"""Warnings from within torch, while it compiles or is asked where it waits. They say nothing of what was computed."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
