@@ -60,7 +60,9 @@ class PythonFunction(metaclass=_TakesFunctions):
     def __post_init__(self) -> None:
         place, _, function = self.path.rpartition(":") if isinstance(self.path, str) else ("", "", "")
         if not place or not function.isidentifier():
-            raise ValueError(f"reward.path is {self.path!r}: give a function, package.module:function or file.py:function")
+            raise ValueError(
+                f"reward.path is {self.path!r}: give a function, package.module:function or file.py:function"
+            )
         check_seconds(self.seconds)
         if self.memory_mb < 64:
             raise ValueError(f"reward.memory_mb is {self.memory_mb}: Python itself needs 64")
