@@ -24,7 +24,7 @@ SERVER = multiprocessing.get_context("forkserver")
 SOON = 300.0
 OURS = ("faults", "proximo", "tests")
 """What the server imports anew, without checks of shapes."""
-PRELOADED = ("proximo.cli.commands.train", "proximo.cli.pipelines", "tests.processes")
+PRELOADED = ("proximo.cli.commands.train", "proximo.cli.chains.pipelines", "tests.processes")
 
 
 def start_server() -> None:

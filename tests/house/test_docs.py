@@ -48,8 +48,10 @@ def test_excerpt_stands_in_the_source(info: str, body: str):
     pytest.fail(f"not in {info}:\n{body}")
 
 
+FEW = ["--training.groups", "2", "--training.minibatches", "1", "--evaluation.problems", "4"]
 SMALLER = {
-    "train": ["--training.groups", "2", "--training.minibatches", "1", "--evaluation.problems", "4"],
+    "train": FEW,
+    "iterate": FEW,
     "eval": ["--problems", "4"],
     "fork": ["--steps", "2"],
     **{stage: ["--data.held-out", "0", "--fit.epochs", "0.1"] for stage in ("sft", "reward-model", "dpo")},
