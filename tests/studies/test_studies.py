@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, make_dataclass, replace
 
 import pytest
 
@@ -18,7 +18,7 @@ from proximo.studies.finding import findings
 from proximo.studies.folder import Laboratory
 from proximo.studies.noise import NoisyVerdict
 from proximo.studies.page import headline, page
-from proximo.studies.record import Record, job, read, write
+from proximo.studies.record import Record, essence, job, read, write
 from proximo.studies.running import arm_jobs, chosen_rate, tuning_jobs, with_rate
 from proximo.studies.study import Arm, Contrast, Study, Tuning, design_hash
 from proximo.training.old_names import loads_run
@@ -132,6 +132,25 @@ def test_what_counts_is_part_of_the_hash():
     other = replace(STUDY, contrasts=(contrast("it helps", "helped", counts=0.01),))
     assert design_hash(other) != design_hash(STUDY)
     assert design_hash(replace(STUDY, run_seconds=5)) == design_hash(STUDY)
+
+
+@dataclass(frozen=True)
+class Before:
+    rate: float = 0.1
+    inner: tuple[int, ...] = (1, 2)
+
+
+Later = make_dataclass(
+    "Before", [("rate", float, 0.1), ("inner", tuple[int, ...], (1, 2)), ("added", int, 7)], frozen=True
+)
+
+
+def test_a_field_that_is_added_later_changes_no_name():
+    assert essence(Before(0.2)) == essence(Later(0.2)) == {"type": "Before", "rate": 0.2}
+    assert essence(Later(added=8)) == {"type": "Before", "added": 8}
+    assert essence(Before(inner=(3,))) == {"type": "Before", "inner": [3]}
+    assert job(SMALL, 0).contender == job(SMALL, 5).contender
+    assert job(SMALL, 0).contender != job(with_rate(SMALL, 7e-5), 0).contender
 
 
 def test_a_design_changed_after_the_runs_is_refused(tmp_path):

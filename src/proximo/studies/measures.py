@@ -137,3 +137,24 @@ BLOCKED = over_run("blocked", "blocked", "share of the tokens")
 RATIO_SPREAD = over_run("ratio_spread", "spread of the ratio", "standard deviation")
 GRADIENT_NORM = over_run("gradient_norm", "gradient norm", "mean over the run")
 LARGEST_NORM = largest("gradient_norm_max", "largest gradient norm", "of an update")
+GAIN = Measure(
+    "gain",
+    "share",
+    "held-out `outcome` after the last step minus that before the first",
+    lambda run: run.held_out["outcome"][-1] - run.held_out["outcome"][0],
+)
+
+
+def _part(metric: str, start: float, end: float) -> Callable[[Record], float]:
+    def of(run: Record) -> float:
+        values = run.steps.get(metric, ())
+        return known_mean(values[int(start * len(values)) : max(int(end * len(values)), 1)])
+
+    return of
+
+
+def rise(metric: str, name: str, unit: str) -> Measure:
+    """How much a metric rises from the first tenth of the steps to the last."""
+    first, last = _part(metric, 0, LAST), _part(metric, 1 - LAST, 1)
+    what = f"mean of `{metric}` over the last tenth of the steps minus that over the first"
+    return Measure(name, unit, what, lambda run: last(run) - first(run))

@@ -187,3 +187,32 @@ GSPO_BAND = Study(
     run_seconds=45,
     tuning=Tuning((2e-5, 5e-5, 1e-4, 2e-4), (100, 101), AREA),
 )
+
+_GAP = over_run("sapo_gap", "difference of the gates", "of 1")
+_SPREAD = over_run("ratio_spread", "spread of the ratio", "standard deviation")
+
+SAPO_GSPO = Study(
+    name="sapo-gspo",
+    title="When SAPO acts like GSPO",
+    claim="With small steps and low dispersion of the token ratios in a sequence, the mean of SAPO's token gates is "
+    "close to a smooth gate of the sequence ratio.",
+    source="SAPO (Gao et al., 2025, arXiv:2511.20347), section 4",
+    question="Is the mean gate of a completion's tokens that of its sequence ratio, and does the difference grow with "
+    "the spread of the ratios?",
+    arms=(*_SOFTS, _ONES[1]),
+    seeds=tuple(range(8)),
+    contrasts=(
+        Contrast(
+            "the gates part as ratios spread (4e-4 against 1e-4)", _SOFTS[2].name, _SOFTS[0].name, _GAP, 0.01, (24,)
+        ),
+        Contrast("they differ by 0.01 at 1e-4", _SOFTS[0].name, None, _GAP, 0.01, (24,)),
+    ),
+    positive=(Contrast("ratios spread more at 4e-4", _SOFTS[2].name, _SOFTS[0].name, _SPREAD, 0.05),),
+    negative=(Contrast("with one update a step both gates are open", _ONES[1].name, None, _GAP, 0.01),),
+    measures=(_GAP, _SPREAD, ACCURACY, AREA),
+    curve="sapo_gap",
+    caveats=(SMALL, "Gates are compared, not gradients. The runs are those of `sapo`."),
+    change="longer text, in which a sequence ratio averages over more tokens.",
+    run_seconds=75,
+    quick_steps=12,
+)
