@@ -2,10 +2,12 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, make_dataclass, replace
 
 import pytest
 
+from proximo import toml
+from proximo.cli import main
 from proximo.insight.compare import workers
 from proximo.presets import ARITHMETIC
 from proximo.studies import measures
@@ -14,10 +16,13 @@ from proximo.studies.designs import STUDIES
 from proximo.studies.figure import figure
 from proximo.studies.finding import findings
 from proximo.studies.folder import Laboratory
+from proximo.studies.noise import NoisyVerdict
 from proximo.studies.page import headline, page
-from proximo.studies.record import Record, job, read, write
+from proximo.studies.record import Record, essence, job, read, write
 from proximo.studies.running import arm_jobs, chosen_rate, tuning_jobs, with_rate
 from proximo.studies.study import Arm, Contrast, Study, Tuning, design_hash
+from proximo.training.old_names import loads_run
+from proximo.types import Completion, Problem
 from tests.processes import start_run
 
 SMALL = replace(
@@ -129,6 +134,25 @@ def test_what_counts_is_part_of_the_hash():
     assert design_hash(replace(STUDY, run_seconds=5)) == design_hash(STUDY)
 
 
+@dataclass(frozen=True)
+class Before:
+    rate: float = 0.1
+    inner: tuple[int, ...] = (1, 2)
+
+
+Later = make_dataclass(
+    "Before", [("rate", float, 0.1), ("inner", tuple[int, ...], (1, 2)), ("added", int, 7)], frozen=True
+)
+
+
+def test_a_field_that_is_added_later_changes_no_name():
+    assert essence(Before(0.2)) == essence(Later(0.2)) == {"type": "Before", "rate": 0.2}
+    assert essence(Later(added=8)) == {"type": "Before", "added": 8}
+    assert essence(Before(inner=(3,))) == {"type": "Before", "inner": [3]}
+    assert job(SMALL, 0).contender == job(SMALL, 5).contender
+    assert job(SMALL, 0).contender != job(with_rate(SMALL, 7e-5), 0).contender
+
+
 def test_a_design_changed_after_the_runs_is_refused(tmp_path):
     lab = Laboratory(tmp_path)
     lab.settle(STUDY)
@@ -188,6 +212,7 @@ def test_entropy_is_compared_when_both_are_equally_accurate():
     assert measures.AREA.of(fast) == pytest.approx(0.4)
 
 
+@pytest.mark.filterwarnings("ignore::proximo.algorithms.UnusualChoice")
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
 def test_every_study_is_whole(study):
     assert named(study.name) is study
@@ -196,6 +221,31 @@ def test_every_study_is_whole(study):
     assert study.caveats
     assert len({design_hash(study), design_hash(study.quick())}) == 2
     assert {arm.config.device for arm in study.arms} == {"cpu"}
+    for arm in study.arms:  # a process of its own reads it
+        assert loads_run(toml.dumps(arm.config), arm.name) == arm.config
+
+
+def test_a_noisy_grader_turns_the_same_verdicts_round_each_time():
+    problems = [Problem(id=str(index), prompt="1+1=", answer="2") for index in range(2000)]
+    right, wrong = (
+        [Completion(tokens=(5, 1), text=said, finish="stop", logprobs=(0.0, 0.0)) for _ in problems]
+        for said in ("2\n", "3\n")
+    )
+    grader = NoisyVerdict(missed=0.2, let_through=0.1)
+    assert sum(grader(problems, right)) / 2000 == pytest.approx(0.8, abs=0.03)
+    assert sum(grader(problems, wrong)) / 2000 == pytest.approx(0.1, abs=0.03)
+    assert grader(problems, right) == grader(problems, right)
+    assert set(NoisyVerdict(0.5, 0.5, graders=3)(problems, right)) == {0.0, 1 / 3, 2 / 3, 1.0}
+    assert NoisyVerdict()(problems[:1], right[:1]) == [1.0]
+
+
+def test_a_collapse_is_half_of_the_best_ten_in_a_row():
+    def of(outcomes):
+        return measures.COLLAPSED.of(Record({"outcome": outcomes}, {}, 1.0))
+
+    assert of([0.8] * 10 + [0.3] * 10) == 1
+    assert of([0.8] * 10 + [0.5] * 10) == 0
+    assert of([0.8] * 10 + [0.1] * 5 + [0.8] * 5) == 0
 
 
 def test_names_that_are_none():
@@ -223,3 +273,20 @@ def test_a_study_runs_resumes_and_concludes(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "small.json").read_text())["hash"] == design_hash(study)
     assert conclude(study, Laboratory(tmp_path)).is_complete
     assert "not started" in listed(tmp_path)[0]
+
+
+def test_the_command_lists_says_how_much_and_refuses(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["study"]) == 0
+    assert capsys.readouterr().out.count("not started") == len(STUDIES)
+    assert main(["study", "clip-higher", "--quick", "--dry-run", "--processes", "2"]) == 0
+    assert capsys.readouterr().err.startswith("clip-higher-quick: 15 runs, 15 left: about ")
+    assert not (tmp_path / "runs").exists()
+    for wrong, message in (
+        (["clip"], "no study is called 'clip'"),
+        (["clip-higher", "--processes", "0"], "--processes 0: give a whole number"),
+        (["clip-higher", "sapo"], "study takes one name"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["study", *wrong])
+        assert message in capsys.readouterr().err

@@ -56,6 +56,8 @@ Train language models by reinforcement learning, and see what each update did.
                        show what other algorithms would have done with a stored step, token by token
   proximo compare [five | PRESET | run.toml ...] [--algorithms A,B | --ablate A] [--seeds N] [--tokens N | --updates N]
                        train algorithms or configs with several seeds and an equal budget; report what is noise
+  proximo study [NAME] [--quick] [--processes N] [--out DIR] [--minutes N] [--dry-run]
+                       test a published claim with paired seeds and controls; without NAME, list all with their state
   proximo fork RUN [--at STEP] [--algorithm NAME] [--run DIR] [--field VALUE ...]
                        continue a run from one of its checkpoints in another folder, with something changed
   proximo doctor [RUN]
@@ -87,7 +89,7 @@ STAGES = ("sft", "reward-model", "dpo")
 """Commands that train on files."""
 OUTSIDE = ("init", "job", "rate", "serve", "tasks")
 """Commands whose files are next to this one."""
-RESULTS = ("fork", "track", "export")
+RESULTS = ("fork", "track", "export", "study")
 """Commands on what a run has written."""
 CHAINS = ("iterate",)
 """Commands that train several runs in turn."""

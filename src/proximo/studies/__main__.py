@@ -5,7 +5,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from proximo.studies.command import conduct, cores, listed, named
+from proximo.studies.command import conduct, cores, listed, named, publish
 from proximo.studies.folder import FOLDER
 
 
@@ -17,7 +17,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder; what is finished in it is kept")
     parser.add_argument("--minutes", type=float, help="minutes after which no further run is started")
     parser.add_argument("--dry-run", action="store_true", help="say how many runs there are, and start none")
+    parser.add_argument(
+        "--publish", type=Path, metavar="DIR", help="copy finished pages of --out to DIR, with the atlas"
+    )
     options = parser.parse_args(arguments)
+    if options.publish is not None:
+        publish(options.out, options.publish)
+        return 0
     if not options.names:
         print("\n".join(listed(options.out)))
         return 0

@@ -1,9 +1,11 @@
 """What `proximo study` and `python -m proximo.studies` do."""
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from proximo.studies.atlas import PAGE, atlas
 from proximo.studies.designs import STUDIES
 from proximo.studies.figure import figure
 from proximo.studies.finding import Findings, findings
@@ -77,6 +79,16 @@ def conclude(study: Study, lab: Laboratory) -> Findings:
     (lab.folder / f"{study.label}.md").write_text(page(found, rates))
     (lab.folder / f"{study.label}.svg").write_text(figure(found))
     return found
+
+
+def publish(out: Path, folder: Path) -> None:
+    """Copy the page, figure and findings of each finished study to a folder, and write the atlas there."""
+    lab = Laboratory(out)
+    for study in STUDIES:
+        if lab.facts(study) is not None and conclude(study, lab).is_complete:
+            for suffix in (".md", ".svg", ".json"):
+                shutil.copy(out / f"{study.name}{suffix}", folder)
+    (folder / PAGE).write_text(atlas(folder))
 
 
 def _about(seconds: float, processes: int) -> str:

@@ -86,15 +86,15 @@ def _parts(study: Study) -> tuple[tuple[Contrast, ...], ...]:
 def _found(study: Study, contrast: Contrast, records: Records) -> Found:
     measure = contrast.measure
     pairs = [
-        (records[contrast.arm, seed], records[contrast.against, seed])
+        (records[contrast.arm, seed], None if contrast.against is None else records[contrast.against, seed])
         for seed in study.seeds
-        if (contrast.arm, seed) in records and (contrast.against, seed) in records
+        if all((arm, seed) in records for arm in contrast.arms)
     ]
     return Found(
         contrast,
         difference([measure.difference(ours, theirs) for ours, theirs in pairs], measure.grain),
         known_mean(measure.of(ours) for ours, _ in pairs),
-        known_mean(measure.of(theirs) for _, theirs in pairs),
+        known_mean(measure.of(theirs) for _, theirs in pairs if theirs is not None),
     )
 
 

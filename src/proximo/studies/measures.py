@@ -111,3 +111,50 @@ EQUAL_ENTROPY = Measure(
     ENTROPY.of,
     _entropy_gap,
 )
+
+WINDOW, COLLAPSED_SHARE = 10, 0.5
+
+
+def _collapsed(run: Record) -> float:
+    outcomes = run.known("outcome")
+    if not outcomes:
+        return math.nan
+    starts = range(max(1, len(outcomes) - WINDOW + 1))
+    best = max(known_mean(outcomes[start : start + WINDOW]) for start in starts)
+    return float(known_mean(outcomes[-WINDOW:]) < COLLAPSED_SHARE * best)
+
+
+COLLAPSE = f"the mean outcome of the last {WINDOW} steps is below half of that of the best {WINDOW} in a row"
+"""Definition of a collapse."""
+COLLAPSED = Measure("collapsed", "share of the seeds", f"1 if {COLLAPSE}, else 0", _collapsed, grain=1.0)
+BEFORE = Measure(
+    "accuracy before training",
+    "share",
+    "held-out `outcome` before the first step",
+    lambda run: run.held_out["outcome"][0],
+)
+BLOCKED = over_run("blocked", "blocked", "share of the tokens")
+RATIO_SPREAD = over_run("ratio_spread", "spread of the ratio", "standard deviation")
+GRADIENT_NORM = over_run("gradient_norm", "gradient norm", "mean over the run")
+LARGEST_NORM = largest("gradient_norm_max", "largest gradient norm", "of an update")
+GAIN = Measure(
+    "gain",
+    "share",
+    "held-out `outcome` after the last step minus that before the first",
+    lambda run: run.held_out["outcome"][-1] - run.held_out["outcome"][0],
+)
+
+
+def _part(metric: str, start: float, end: float) -> Callable[[Record], float]:
+    def of(run: Record) -> float:
+        values = run.steps.get(metric, ())
+        return known_mean(values[int(start * len(values)) : max(int(end * len(values)), 1)])
+
+    return of
+
+
+def rise(metric: str, name: str, unit: str) -> Measure:
+    """How much a metric rises from the first tenth of the steps to the last."""
+    first, last = _part(metric, 0, LAST), _part(metric, 1 - LAST, 1)
+    what = f"mean of `{metric}` over the last tenth of the steps minus that over the first"
+    return Measure(name, unit, what, lambda run: last(run) - first(run))

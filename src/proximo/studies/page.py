@@ -26,7 +26,7 @@ def page(found: Findings, rates: Mapping[str, float]) -> str:
         f"{study.question} Arms of a seed share prompts and random numbers; differences are paired by seed, intervals "
         "are Student's t over the seeds. What counts was fixed before the runs.",
         "## Contrasts",
-        _table(_CONTRASTS, [_row(found, each) for each in found.contrasts]),
+        table(_CONTRASTS, [_row(found, each) for each in found.contrasts]),
         "## Controls",
         _controls(found),
         "## All arms",
@@ -79,13 +79,13 @@ _CONTRASTS = (
 def _row(found: Findings, each: Found) -> list[str]:
     contrast, measured = each.contrast, each.difference
     return [
-        f"{contrast.what} (`{contrast.arm}` against `{contrast.against}`)",
+        f"{contrast.what} ({' against '.join(f'`{arm}`' for arm in contrast.arms)})",
         f"{contrast.measure.name}, {contrast.measure.unit}",
         _plain(each.arm),
         _plain(each.against),
-        _signed(measured.mean),
+        signed(measured.mean),
         _interval(each),
-        _signed(contrast.counts),
+        signed(contrast.counts),
         _plain(measured.half),
         str(len(measured.values)),
         found.verdict(each),
@@ -98,7 +98,7 @@ def _controls(found: Findings) -> str:
         for each in every:
             row = _row(found, each)
             rows.append([kind, *row[:7], row[8], "failed" if each in found.failed else "as it must"])
-    return _table(("control", *_CONTRASTS[:7], "seeds", "came out"), rows)
+    return table(("control", *_CONTRASTS[:7], "seeds", "came out"), rows)
 
 
 def _arms(found: Findings, rates: Mapping[str, float]) -> str:
@@ -113,7 +113,7 @@ def _arms(found: Findings, rates: Mapping[str, float]) -> str:
         tuned = " (tuned)" if study.tuning is not None and arm.tuned else ""
         rows.append([arm.name, "–" if rate is None else f"{rate:g}{tuned}", *cells, str(len(runs))])
     header = ("arm", "learning rate", *(f"{each.name}, {each.unit}" for each in study.measures), "seeds")
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _fixed(study: Study) -> str:
@@ -144,8 +144,8 @@ def _pilot(study: Study) -> list[str]:
 def _sentence(found: Found) -> str:
     contrast, measured = found.contrast, found.difference
     return (
-        f"{contrast.what}: {_signed(measured.mean)} {contrast.measure.unit} ({_interval(found)}) in "
-        f"{contrast.measure.name}, {len(measured.values)} seeds; {_signed(contrast.counts)} or more in this direction "
+        f"{contrast.what}: {signed(measured.mean)} {contrast.measure.unit} ({_interval(found)}) in "
+        f"{contrast.measure.name}, {len(measured.values)} seeds; {signed(contrast.counts)} or more in this direction "
         "counts as an effect."
     )
 
@@ -161,10 +161,10 @@ def _seconds(found: Findings) -> str:
 
 def _interval(found: Found) -> str:
     measured = found.difference
-    return f"{_signed(measured.low)} to {_signed(measured.high)}" if measured.is_known else "–"
+    return f"{signed(measured.low)} to {signed(measured.high)}" if measured.is_known else "–"
 
 
-def _signed(value: float) -> str:
+def signed(value: float) -> str:
     return "–" if value != value else f"{value:+.3g}".replace("-", "−")
 
 
@@ -172,6 +172,6 @@ def _plain(value: float) -> str:
     return "–" if value != value else f"{value:.3g}".replace("-", "−")
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

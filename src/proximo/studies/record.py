@@ -5,11 +5,10 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from proximo import toml
 from proximo.insight.compare.plan import Job
 from proximo.insight.folder import RunFolder
 from proximo.insight.reading import is_number
@@ -50,8 +49,28 @@ class Record:
 def job(config: RunConfig, seed: int) -> Job:
     """The run of a config with a seed. Its name is made from the config, so that arms and studies share equal runs, and
     a changed config never meets an earlier result."""
-    text = toml.dumps(replace(config, seed=0))
-    return Job(hashlib.sha256(text.encode()).hexdigest()[:16], replace(config, seed=seed))
+    return Job(digest(essence(replace(config, seed=0)))[:16], replace(config, seed=seed))
+
+
+def essence(value: Any) -> Any:
+    """A config as plain values, without fields that have their defaults: a field that is added to the package later
+    changes nothing."""
+    if not is_dataclass(value):
+        return list(map(essence, value)) if isinstance(value, tuple) else value
+    chosen = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
+    usual = {each.name: _default(each) for each in fields(value)}
+    kept = {name: essence(given) for name, given in chosen.items() if given != usual[name]}
+    return {"type": type(value).__name__, **kept}
+
+
+def digest(plain: Any) -> str:
+    """SHA-256 of plain values as canonical JSON."""
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def recorded(folder: Path) -> Record:

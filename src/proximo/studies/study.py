@@ -1,13 +1,10 @@
 """A study is a value: a claim, the arms that test it, and what counts as an effect, all of it fixed before the runs."""
 
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from proximo import toml
-from proximo.studies.record import Record
+from proximo.studies.record import Record, digest, essence
 from proximo.training.config import RunConfig
 
 
@@ -26,7 +23,10 @@ class Measure:
     grain: float = 0.0
     """Size of one event where the number counts events, such as 1 for a collapse; 0 for any other."""
 
-    def difference(self, ours: Record, theirs: Record) -> float:
+    def difference(self, ours: Record, theirs: Record | None) -> float:
+        """Between a run and another, or the run's own number."""
+        if theirs is None:
+            return self.of(ours)
         return self.of(ours) - self.of(theirs) if self.between is None else self.between(ours, theirs)
 
 
@@ -47,12 +47,17 @@ class Contrast:
     what: str
     """The statement that is tested."""
     arm: str
-    against: str
+    against: str | None
+    """The other arm; None: the arm's own numbers are compared with 0."""
     measure: Measure
     counts: float
     """Smallest difference, arm minus other, that counts as an effect; its sign is the direction that is claimed."""
     claims: tuple[int, ...] = ()
     """Rows of the atlas that it answers."""
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        return (self.arm,) if self.against is None else (self.arm, self.against)
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ class Study:
         names = [arm.name for arm in self.arms]
         assert len(set(names)) == len(names), f"{self.name}: arms {names}"
         for contrast in (*self.contrasts, *self.controls):
-            assert {contrast.arm, contrast.against} <= set(names), f"{self.name}: {contrast.what}"
+            assert set(contrast.arms) <= set(names), f"{self.name}: {contrast.what}"
             assert contrast.counts, f"{self.name}: {contrast.what} counts nothing"
         assert self.tuning is None or not set(self.tuning.seeds) & set(self.seeds), f"{self.name}: seeds"
 
@@ -121,7 +126,7 @@ class Study:
     def quick(self) -> "Study":
         """A pilot: few seeds and steps, the arms of the first contrast and the controls, no tuning."""
         contrasts = self.contrasts[:1]
-        needed = {name for each in (*contrasts, *self.controls) for name in (each.arm, each.against)}
+        needed = {name for each in (*contrasts, *self.controls) for name in each.arms}
         arms = (replace(arm, config=_shorter(arm.config, self.quick_steps)) for arm in self.arms if arm.name in needed)
         first = self.arms[0].config.steps
         return replace(
@@ -153,7 +158,7 @@ def design(study: Study) -> dict[str, Any]:
         "claim": study.claim,
         "source": study.source,
         "question": study.question,
-        "arms": {arm.name: {"config": toml.plain(arm.config), "tuned": arm.tuned} for arm in study.arms},
+        "arms": {arm.name: {"config": essence(arm.config), "tuned": arm.tuned} for arm in study.arms},
         "seeds": list(study.seeds),
         "contrasts": [_plain(each) for each in study.contrasts],
         "positive controls": [_plain(each) for each in study.positive],
@@ -168,8 +173,7 @@ def design(study: Study) -> dict[str, Any]:
 
 def design_hash(study: Study) -> str:
     """SHA-256 of the design as canonical JSON."""
-    text = json.dumps(design(study), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return digest(design(study))
 
 
 def _plain(contrast: Contrast) -> dict[str, Any]:

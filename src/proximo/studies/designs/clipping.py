@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
-from proximo.algorithms import GRPO, Algorithm
+from proximo.algorithms import PPO
 from proximo.maths.pieces.extras import EntropyBonus
 from proximo.maths.pieces.gates import Clip, Unclipped
-from proximo.presets import ARITHMETIC
+from proximo.maths.pieces.weights import SequenceMean
+from proximo.models.values import OwnLayers
+from proximo.studies.designs.settings import FAR, SMALL, changed, once, trained
 from proximo.studies.measures import (
     ACCURACY,
     CLIPPED_ABOVE,
@@ -13,35 +15,29 @@ from proximo.studies.measures import (
     ENTROPY,
     EQUAL_ENTROPY,
     PASS_AT_K,
+    RATIO_SPREAD,
+    over_run,
 )
 from proximo.studies.study import Arm, Contrast, Study
-from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions
+from proximo.training.config import ValueOptions
 
-FAR = replace(
-    ARITHMETIC,
-    algorithm=replace(GRPO, kl=None),
-    device="cpu",
-    training=TrainingOptions(groups=32, group_size=8, minibatches=4, epochs=4, learning_rate=1e-4, warmup_steps=2),
-    evaluation=EvaluationOptions(problems=300, every=3, samples=8),
-    checkpoints=CheckpointOptions(every=1000, keep=1, keep_best=False),
-    steps=60,
+PLAIN = Arm("clip 0.2/0.2", FAR)
+UNCLIPPED = Arm("unclipped", changed(FAR, gate=Unclipped()))
+BONUS = Arm("entropy bonus", changed(FAR, extra=EntropyBonus(0.03)))
+SLOWER = Arm("0.8 × rate", trained(FAR, learning_rate=0.8e-4))
+ONE, ONE_HIGHER = (
+    Arm("1 update 0.2/0.2", once(FAR)),
+    Arm("1 update 0.2/0.28", once(changed(FAR, gate=Clip(0.2, 0.28)))),
 )
-"""Sixteen updates on each step's samples at five times the demo's learning rate: clips act on 5 to 20 % of the tokens,
-where at the demo's own settings they never do."""
-
-
-def changed(config: RunConfig, **stages: object) -> RunConfig:
-    """The config with stages of its algorithm replaced."""
-    algorithm: Algorithm = replace(config.algorithm, **stages)
-    return replace(config, algorithm=algorithm)
-
-
-def once(config: RunConfig) -> RunConfig:
-    """The same with one update on each step's samples, so that every ratio is 1."""
-    return replace(config, training=replace(config.training, minibatches=1, epochs=1))
-
-
-_SLOWER = replace(FAR, training=replace(FAR.training, learning_rate=0.8e-4))
+"""One update a step: no ratio leaves 1, so that a clip has nothing to do."""
+BONUS_SHOWS = Contrast("a bonus for entropy keeps more entropy", BONUS.name, PLAIN.name, EQUAL_ENTROPY, 0.02)
+ONE_SHOWS_NOTHING = Contrast(
+    "with one update a step no ratio leaves 1, so the clip changes nothing",
+    ONE_HIGHER.name,
+    ONE.name,
+    EQUAL_ENTROPY,
+    0.02,
+)
 
 CLIP_HIGHER = Study(
     name="clip-higher",
@@ -53,15 +49,15 @@ CLIP_HIGHER = Study(
     question="Does a higher upper edge of the clip keep more entropy, at equal accuracy, and more problems in reach of "
     "eight samples?",
     arms=(
-        Arm("clip 0.2/0.2", FAR),
+        PLAIN,
         Arm("clip 0.2/0.28", changed(FAR, gate=Clip(0.2, 0.28))),
         Arm("clip 0.2/0.4", changed(FAR, gate=Clip(0.2, 0.4))),
         Arm("clip 0.28/0.28", changed(FAR, gate=Clip(0.28, 0.28))),
-        Arm("unclipped", changed(FAR, gate=Unclipped())),
-        Arm("0.8 × rate", _SLOWER),
-        Arm("entropy bonus", changed(FAR, extra=EntropyBonus(0.03))),
-        Arm("1 update 0.2/0.2", once(FAR)),
-        Arm("1 update 0.2/0.28", once(changed(FAR, gate=Clip(0.2, 0.28)))),
+        UNCLIPPED,
+        SLOWER,
+        BONUS,
+        ONE,
+        ONE_HIGHER,
     ),
     seeds=tuple(range(8)),
     contrasts=(
@@ -81,18 +77,8 @@ CLIP_HIGHER = Study(
         Contrast("no clip keeps more entropy", "unclipped", "clip 0.2/0.2", EQUAL_ENTROPY, 0.02),
         Contrast("a smaller step keeps more entropy", "0.8 × rate", "clip 0.2/0.2", EQUAL_ENTROPY, 0.02),
     ),
-    positive=(
-        Contrast("a bonus for entropy keeps more entropy", "entropy bonus", "clip 0.2/0.2", EQUAL_ENTROPY, 0.02),
-    ),
-    negative=(
-        Contrast(
-            "with one update a step no ratio leaves 1, so the clip changes nothing",
-            "1 update 0.2/0.28",
-            "1 update 0.2/0.2",
-            EQUAL_ENTROPY,
-            0.02,
-        ),
-    ),
+    positive=(BONUS_SHOWS,),
+    negative=(ONE_SHOWS_NOTHING,),
     measures=(ACCURACY, PASS_AT_K, ENTROPY, CLIPPED_ABOVE, CLIPPED_BELOW),
     curve="entropy",
     caveats=(
@@ -106,5 +92,72 @@ CLIP_HIGHER = Study(
     ),
     change="an interval that excludes 0.02 nats on the other side: more seeds, or a task with longer answers in which "
     "rare tokens decide.",
+    run_seconds=75,
+)
+
+_TOKENWISE = replace(
+    FAR,
+    algorithm=replace(PPO, shape=None, weights=SequenceMean()),
+    value=ValueOptions(OwnLayers(1), learning_rate=1e-3),
+)
+
+UNIFORM_ADVANTAGES = Study(
+    name="uniform-advantages",
+    title="Uniform advantages and entropy",
+    claim="GRPO suffers from entropy collapse because all tokens of a completion share one advantage.",
+    source="a retelling of DAPO; the paper itself blames the upper clip (arXiv:2503.14476, section 3.1)",
+    question="Does entropy fall because advantages are uniform over a completion, or because of the clip?",
+    arms=(PLAIN, Arm("token advantages", _TOKENWISE), UNCLIPPED, BONUS, ONE, ONE_HIGHER),
+    seeds=tuple(range(8)),
+    contrasts=(
+        Contrast(
+            "advantages that differ by token (PPO's) keep more entropy",
+            "token advantages",
+            PLAIN.name,
+            EQUAL_ENTROPY,
+            0.02,
+            (26,),
+        ),
+        Contrast(
+            "uniform advantages without a clip keep more entropy", UNCLIPPED.name, PLAIN.name, EQUAL_ENTROPY, 0.02
+        ),
+    ),
+    positive=(BONUS_SHOWS,),
+    negative=(ONE_SHOWS_NOTHING,),
+    measures=(ACCURACY, PASS_AT_K, ENTROPY, CLIPPED_ABOVE, CLIPPED_BELOW),
+    curve="entropy",
+    caveats=(
+        SMALL,
+        "PPO's advantages come from a value model (its own copy of the last layer), which must first learn: the arm "
+        "differs from GRPO in more than uniformity.",
+        "The other arms are those of `clip-higher`, with the same runs. One learning rate for all, as there.",
+    ),
+    change="a task in which the tokens of an answer deserve different credit, with a value model that knows it.",
+    run_seconds=80,
+)
+
+_OLD_KL = over_run("old_kl", "KL from the old policy", "nats a token")
+
+CLIP_RATIO = Study(
+    name="clip-ratio",
+    title="The clip and the ratio",
+    claim="Clipping removes the incentive for moving r outside of the interval [1 − ε, 1 + ε].",
+    source="PPO (Schulman et al., 2017, arXiv:1707.06347), section 3",
+    question="Does the clip keep the ratio of new to old probability near 1?",
+    arms=(PLAIN, UNCLIPPED, SLOWER, ONE, ONE_HIGHER),
+    seeds=tuple(range(8)),
+    contrasts=(
+        Contrast("the clip keeps ratios closer together", PLAIN.name, UNCLIPPED.name, RATIO_SPREAD, -0.05, (15,)),
+        Contrast("and the policy closer to the old one", PLAIN.name, UNCLIPPED.name, _OLD_KL, -0.01, (15,)),
+        Contrast("so does a smaller step", SLOWER.name, PLAIN.name, RATIO_SPREAD, -0.05),
+    ),
+    positive=(
+        Contrast("sixteen updates a step spread the ratio more than one", PLAIN.name, ONE.name, RATIO_SPREAD, 0.05),
+    ),
+    negative=(Contrast("with one update a step all ratios are 1", ONE_HIGHER.name, ONE.name, RATIO_SPREAD, 0.05),),
+    measures=(RATIO_SPREAD, _OLD_KL, ACCURACY, ENTROPY),
+    curve="ratio_spread",
+    caveats=(SMALL, "The runs are those of `clip-higher`. One learning rate for all, as there."),
+    change="a rate or a number of updates at which the unclipped policy runs away.",
     run_seconds=75,
 )
