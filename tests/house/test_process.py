@@ -89,6 +89,15 @@ IMMUTABLE = {
     "object",
     "machine",
     "get_num_threads",
+    # Of studies: they make a config, an arm or a measure, which are frozen.
+    "_at",
+    "_levels",
+    "at_end",
+    "changed",
+    "final",
+    "largest",
+    "over_run",
+    "rise",
 }
 """Functions whose result nobody can change."""
 CHANGES = [

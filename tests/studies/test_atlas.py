@@ -2,8 +2,8 @@
 
 import json
 
-from proximo.studies.atlas import NO_VERDICT, NOT_RUN, PAGE, atlas, atlas_rows
-from proximo.studies.claims import CLAIMS
+from proximo.studies.atlas.claims import CLAIMS
+from proximo.studies.atlas.page import NO_VERDICT, NOT_RUN, PAGE, atlas, atlas_rows
 from proximo.studies.designs import STUDIES
 from proximo.studies.study import design_hash
 from tests import ROOT

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from proximo.studies.atlas import PAGE, atlas
+from proximo.studies.atlas.page import PAGE, atlas
 from proximo.studies.designs import STUDIES
 from proximo.studies.figure import figure
 from proximo.studies.finding import Findings, findings

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proximo.studies.claims import CLAIMS, Claim
+from proximo.studies.atlas.claims import CLAIMS, Claim
 from proximo.studies.designs import STUDIES
 from proximo.studies.page import signed, table
 from proximo.studies.study import Study, design_hash
