@@ -7,6 +7,7 @@ from dataclasses import dataclass, make_dataclass, replace
 import pytest
 
 from proximo import toml
+from proximo.algorithms import PPO
 from proximo.cli import main
 from proximo.insight.compare import workers
 from proximo.presets import ARITHMETIC
@@ -21,6 +22,7 @@ from proximo.studies.page import headline, page
 from proximo.studies.record import Record, essence, job, read, write
 from proximo.studies.running import arm_jobs, chosen_rate, tuning_jobs, with_rate
 from proximo.studies.study import Arm, Contrast, Study, Tuning, design_hash
+from proximo.training.config import ValueOptions
 from proximo.training.old_names import loads_run
 from proximo.types import Completion, Problem
 from tests.processes import start_run
@@ -290,3 +292,30 @@ def test_the_command_lists_says_how_much_and_refuses(tmp_path, monkeypatch, caps
         with pytest.raises(SystemExit):
             main(["study", *wrong])
         assert message in capsys.readouterr().err
+
+
+def curve(outcomes, tokens):
+    evaluated = {"step": [0.0, 1.0, 2.0], "outcome": outcomes, "mean_at_k": outcomes}
+    return Record({"sampled_tokens": tokens}, evaluated, 1.0)
+
+
+def test_areas_by_steps_and_by_tokens():
+    """One learns more in a step and samples four times as much for it."""
+    costly, cheap = curve([0.0, 0.4, 0.8], [400.0, 400.0]), curve([0.0, 0.2, 0.4], [100.0, 100.0])
+    assert measures.SAMPLED_AREA.difference(costly, cheap) == pytest.approx(0.4 - 0.2)
+    # Up to 200 tokens the costly one is at 0.2: a mean of 0.1 against 0.2.
+    assert measures.AREA_BY_TOKENS.difference(costly, cheap) == pytest.approx(-0.1)
+    assert measures.AREA_BY_TOKENS.difference(cheap, costly) == pytest.approx(0.1)
+
+
+def test_growth_and_unsteadiness():
+    grown = Record({"length": [10.0] * 5 + [15.0] * 5, "gradient_norm": [1.0, 3.0]}, {}, 1.0)
+    assert measures.growth("length", "").of(grown) == pytest.approx(0.5)
+    assert measures.rise("length", "", "").of(grown) == pytest.approx(5)
+    assert measures.UNSTEADY.of(grown) == pytest.approx(2**0.5 / 2)
+
+
+def test_a_pilot_of_a_value_model_leaves_a_step_for_the_policy():
+    config = replace(SMALL, algorithm=PPO, steps=60, value=ValueOptions(pretrain_steps=59))
+    pilot = replace(STUDY, arms=(Arm("base", config), *STUDY.arms[1:])).quick()
+    assert pilot.arms[0].config.value == ValueOptions(pretrain_steps=14)

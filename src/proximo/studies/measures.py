@@ -1,6 +1,7 @@
 """Measures of runs that studies share."""
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -49,13 +50,38 @@ def _at_end(metric: str) -> Callable[[Record], float]:
     return of
 
 
-def _area(run: Record) -> float:
-    """Mean held-out outcome over the evaluations, by the trapezoid rule in steps."""
-    points = list(zip(run.held_out["step"], run.held_out["outcome"], strict=True))
-    width = points[-1][0] - points[0][0]
-    if not width:
+def _area(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Mean of a curve over x, by the trapezoid rule."""
+    if len(xs) < 2 or xs[-1] == xs[0]:
         return math.nan
-    return math.fsum((b - a) * (left + right) / 2 for (a, left), (b, right) in pairwise(points)) / width
+    points = zip(xs, ys, strict=True)
+    return math.fsum((b - a) * (left + right) / 2 for (a, left), (b, right) in pairwise(points)) / (xs[-1] - xs[0])
+
+
+def _area_by_steps(name: str) -> Callable[[Record], float]:
+    return lambda run: _area(run.held_out["step"], run.held_out[name])
+
+
+def _tokens(run: Record) -> list[float]:
+    """Tokens sampled before each evaluation."""
+    sampled = run.steps["sampled_tokens"]
+    return [math.fsum(sampled[: int(step)]) for step in run.held_out["step"]]
+
+
+def _gap_by_tokens(ours: Record, theirs: Record) -> float:
+    """The difference of the areas up to the tokens that both have sampled."""
+    end = min(_tokens(run)[-1] for run in (ours, theirs))
+    mine, others = (_area(*_until(_tokens(run), run.held_out["mean_at_k"], end)) for run in (ours, theirs))
+    return mine - others
+
+
+def _until(xs: Sequence[float], ys: Sequence[float], end: float) -> tuple[list[float], list[float]]:
+    """A curve up to an x between two of its points."""
+    kept = [(x, y) for x, y in zip(xs, ys, strict=True) if x <= end]
+    if len(kept) < len(xs) and kept[-1][0] < end:
+        (a, low), (b, high) = kept[-1], (xs[len(kept)], ys[len(kept)])
+        kept.append((end, low + (high - low) * (end - a) / (b - a)))
+    return [x for x, _ in kept], [y for _, y in kept]
 
 
 ACCURACY = final("outcome", "held-out accuracy", "share")
@@ -64,7 +90,22 @@ AREA = Measure(
     "held-out accuracy over the run",
     "share",
     "area under the curve of held-out outcomes, by the trapezoid rule over the evaluations, divided by the steps",
-    _area,
+    _area_by_steps("outcome"),
+)
+SAMPLED_ACCURACY = final("mean_at_k", "held-out accuracy of samples", "share")
+SAMPLED_AREA = Measure(
+    "held-out accuracy of samples over the run",
+    "share",
+    "area under the curve of held-out `mean_at_k`, by the trapezoid rule over the evaluations, divided by the steps",
+    _area_by_steps("mean_at_k"),
+)
+AREA_BY_TOKENS = Measure(
+    "the same by sampled tokens",
+    "share",
+    "area under the curve of held-out `mean_at_k` over the tokens sampled, up to the number that both runs have "
+    "sampled, divided by that number",
+    lambda run: _area(_tokens(run), run.held_out["mean_at_k"]),
+    _gap_by_tokens,
 )
 ENTROPY = at_end("entropy", "entropy at the end", "nats a token")
 CLIPPED_ABOVE = over_run("clip_high", "blocked with positive advantage", "share of the tokens")
@@ -158,3 +199,23 @@ def rise(metric: str, name: str, unit: str) -> Measure:
     first, last = _part(metric, 0, LAST), _part(metric, 1 - LAST, 1)
     what = f"mean of `{metric}` over the last tenth of the steps minus that over the first"
     return Measure(name, unit, what, lambda run: last(run) - first(run))
+
+
+def growth(metric: str, name: str) -> Measure:
+    """How much a metric grows over a run, as a share of where it began."""
+    first, last = _part(metric, 0, LAST), _part(metric, 1 - LAST, 1)
+    what = f"mean of `{metric}` over the last tenth of the steps, divided by that over the first, minus 1"
+    return Measure(name, "of the start", what, lambda run: last(run) / first(run) - 1 if first(run) else math.nan)
+
+
+def _unsteady(run: Record) -> float:
+    norms = run.known("gradient_norm")
+    return statistics.stdev(norms) / statistics.mean(norms) if len(norms) > 1 and any(norms) else math.nan
+
+
+UNSTEADY = Measure(
+    "unsteadiness of the gradient",
+    "of its mean",
+    "standard deviation of `gradient_norm` over the steps divided by its mean",
+    _unsteady,
+)

@@ -142,9 +142,12 @@ class Study:
 
 def _shorter(config: RunConfig, steps: int) -> RunConfig:
     steps = min(steps, config.steps)
-    every = config.evaluation.every
+    every, value = config.evaluation.every, config.value
     return replace(
-        config, steps=steps, evaluation=replace(config.evaluation, every=None if every is None else min(every, steps))
+        config,
+        steps=steps,
+        evaluation=replace(config.evaluation, every=None if every is None else min(every, steps)),
+        value=None if value is None else replace(value, pretrain_steps=min(value.pretrain_steps, steps - 1)),
     )
 
 

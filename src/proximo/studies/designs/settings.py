@@ -4,7 +4,7 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
-from proximo.algorithms import GRPO, UnusualChoice
+from proximo.algorithms import GRPO, Algorithm, UnusualChoice
 from proximo.presets import ARITHMETIC
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions
 
@@ -42,3 +42,14 @@ def trained(config: RunConfig, **options: Any) -> RunConfig:
 def once(config: RunConfig) -> RunConfig:
     """The same with one update on each step's samples, so that every ratio is 1."""
     return trained(config, minibatches=1, epochs=1)
+
+
+def in_world(preset: RunConfig, algorithm: Algorithm) -> RunConfig:
+    """A world's preset with an algorithm, on the CPU, evaluated by samples."""
+    return replace(
+        preset,
+        algorithm=algorithm,
+        device="cpu",
+        evaluation=EvaluationOptions(problems=150, every=10, samples=4),
+        checkpoints=NEAR.checkpoints,
+    )
