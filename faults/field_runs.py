@@ -11,6 +11,7 @@ from proximo.algorithms import DAPO, DISTILL, GRPO, ONLINE_DPO, PPO, RFT, SAPO
 from proximo.environments import MultiTurn
 from proximo.maths import RouterBalance, SoftOverlong
 from proximo.maths.pieces.advantages import GroupCentred
+from proximo.maths.pieces.credit import ProcessNormalized
 from proximo.models import load_model, load_tokenizer, tiny_tokenizer
 from proximo.models.adapters.lora import Lora
 from proximo.models.reward_models import load_reward_model
@@ -21,7 +22,7 @@ from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction
 from proximo.samplers import SamplingOptions
 from proximo.samplers.mismatched import Mismatched
 from proximo.sandbox import Limits
-from proximo.tasks import Code, Countdown, Echo, File, Guessing, Gym, Sorting
+from proximo.tasks import Arithmetic, Chain, Code, Countdown, Echo, File, Guessing, Gym, Sorting
 from proximo.training.config import EvaluationOptions, ValueOptions
 from proximo.training.reward_mix import RewardMix, RewardModel, WeightedRule
 from proximo.training.staleness import AheadOptions
@@ -123,9 +124,15 @@ def _tasks(folder: Path) -> list[Trial]:
     declared = PythonFunction(f"{rule}:first", reward_range=(0.0, 1.0))
     penalised = lively(overlong, task=File(str(rows), held_out=held, reward=declared))
     form = lively(GRPO, task=File(str(rows), held_out=held, reward=FormatReward("[0-4]+")))
+    chain = {"model": "tiny-chain", "task": Chain(steps=(2, 4), held_out=8), "sampling": SamplingOptions(max_tokens=32)}
+    process = replace(lively(GRPO, **chain), algorithm=replace(GRPO, advantage=ProcessNormalized()))
     code = lively(GRPO, task=Code(str(programs), held_out=0.5, limits=Limits(seconds=5.0), workers=1))
     return [
         *several(small(GRPO, steps=1), "task", operations=("-",), digits=1, terms=3, held_out=9, chat=True),
+        Trial(small(GRPO, steps=1, model="tiny-length", task=Arithmetic(held_out=8, working=True),
+                    sampling=SamplingOptions(max_tokens=64)), "task.working", False),
+        *several(small(GRPO, steps=1, model="tiny-chain", task=Chain(held_out=8)), "task", steps=(1, 2), held_out=9),
+        *several(process, "algorithm.advantage", ddof=0, epsilon=1.0),
         *several(small(GRPO, steps=1, task=Countdown(held_out=8)), "task", numbers=4, largest=9, highest_target=20,
                   held_out=9),
         *several(small(GRPO, steps=1, task=Echo(held_out=8)), "task", length=2, alphabet="stuvwxyz", held_out=9),

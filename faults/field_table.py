@@ -36,7 +36,6 @@ from proximo.training.config import RunConfig, TrainingOptions
 
 MACHINE = "memory or speed only; the numbers stay within rounding"
 LIMIT = "a limit that a run which keeps within it never feels; the families `rewards` and `sandbox` cross it"
-NO_STEPS = "no task of a run rewards single steps, so a run with it is refused"
 FLEET = "where completions are sampled, not what; tests/fleet and `make scale` have engines"
 IN_FLIGHT = "a run in flight does not repeat, so its numbers cannot be compared; tests/training/ahead has such runs"
 GIVEN = "a function given in Python, which a config file only names; tests/door has it"
@@ -67,8 +66,6 @@ LISTED = {
     "Limits.threads": LIMIT,
     "Code.workers": MACHINE,
     "Code.limits": LIMIT,
-    "ProcessNormalized.ddof": NO_STEPS,
-    "ProcessNormalized.epsilon": NO_STEPS,
     **dict.fromkeys((f"Fleet.{each.name}" for each in fields(Fleet)), FLEET),
     **dict.fromkeys((f"AheadOptions.{name}" for name in ("switch", "window", "expire")), IN_FLIGHT),
     "SamplingOptions.top_p": "a run refuses to cut the distribution: it is evaluation's",

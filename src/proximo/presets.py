@@ -13,6 +13,7 @@ from proximo.maths.pieces.traits import AdvantageTraits, AnchorTraits
 from proximo.models.values import OwnLayers, OwnModel
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
+from proximo.tasks.echo import Echo
 from proximo.tasks.guessing import Guessing
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
 from proximo.training.offline.fitting import FitOptions
@@ -81,6 +82,27 @@ VAPO_ARITHMETIC = replace(
     ARITHMETIC, algorithm=VAPO, value=ValueOptions(OwnModel(), learning_rate=3e-4, pretrain_steps=20)
 )
 
+LENGTH = replace(
+    ARITHMETIC,
+    task=Arithmetic(operations=("+",), digits=2, terms=2, held_out=1000, working=True),
+    model="tiny-length",
+    sampling=SamplingOptions(temperature=1.0, max_tokens=96),
+    training=TrainingOptions(groups=8, group_size=8, minibatches=2, learning_rate=2e-4, warmup_steps=2),
+    # Sampled: the most likely next word is always another filler word, so a greedy completion never ends.
+    evaluation=EvaluationOptions(problems=200, samples=4, metric="mean_at_k"),
+    steps=100,
+)
+
+MOE_ECHO = replace(
+    ARITHMETIC,
+    task=Echo(length=16, alphabet="abcdefghijklmnop", held_out=200),
+    model="tiny-moe",
+    sampling=SamplingOptions(temperature=1.0, max_tokens=40),
+    training=TrainingOptions(groups=16, group_size=8, minibatches=4, learning_rate=2e-4, warmup_steps=2),
+    evaluation=EvaluationOptions(problems=200, samples=4, metric="mean_at_k"),
+    steps=60,
+)
+
 SMOLLM_ARITHMETIC = RunConfig(
     task=Arithmetic(operations=("+",), digits=1, terms=2, held_out=12, chat=True),
     model="smollm2-135m",
@@ -140,6 +162,8 @@ PRESETS = (
     Preset("smollm-arithmetic", SMOLLM_ARITHMETIC, "one-digit sums with SmolLM2-135M; needs the extra smollm"),
     Preset("guessing", GUESSING, "guess a number in three turns, told higher or lower; a minute or two on a CPU"),
     Preset("calculator", CALCULATOR, "products of two-digit numbers with a calculator as a tool; minutes on a CPU"),
+    Preset("length", LENGTH, "sums answered after filler words, to see what training does to length; minutes on a CPU"),
+    Preset("moe-echo", MOE_ECHO, "copies by a small mixture of experts, whose routing is measured; minutes on a CPU"),
     Preset(
         "pipeline-demo",
         PIPELINE_DEMO,

@@ -139,6 +139,9 @@ class Grade:
     """Named rewards that were added up; the outcome is usually one of them."""
     applies: bool = True
     """False where every reward function returned None, "not my task": then the completion is unscored."""
+    steps: tuple[tuple[int, float], ...] = ()
+    """Steps of a completion that is graded step by step: characters of its text up to the end of each, and its reward.
+    The outcome is a verdict on the whole."""
 
     @property
     def reward(self) -> float:
@@ -224,6 +227,8 @@ class Batch:
     """The same of each prompt."""
     turn_rewards: Tensor | None = None
     """[B, T]: what each turn earned, at its last token; None where turns earned nothing."""
+    step_rewards: Tensor | None = None
+    """[B, T]: reward of each graded step at its last token, NaN elsewhere; None where no completion has any."""
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -261,7 +261,7 @@ def test_sft_that_fails_on_the_way_says_what_is_left(folder, tmp_path, capsys, m
 def test_tasks_are_shown_by_example(capsys):
     assert main(["tasks"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    names = ["Arithmetic", "Countdown", "Echo", "Sorting", "Guessing", "Gym", "File", "Code"]
+    names = ["Arithmetic", "Countdown", "Echo", "Sorting", "Chain", "Guessing", "Gym", "File", "Code"]
     assert [line.split()[0] for line in lines] == names
     assert "tasks takes nothing" in refused(["tasks", "more"], capsys)
 

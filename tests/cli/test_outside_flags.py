@@ -72,7 +72,7 @@ def test_the_help_says_that_a_file_is_taken_and_shows_its_fields(here, capsys):
     with pytest.raises(SystemExit):
         given("--task.type", "mine.py:Parrot", "--help")
     shown = capsys.readouterr().out
-    names = "Arithmetic,Countdown,Echo,Sorting,Guessing,Gym,File,Code,Mixture"
+    names = "Arithmetic,Countdown,Echo,Sorting,Chain,Guessing,Gym,File,Code,Mixture"
     assert f"--task.type {{{names}}} or FILE.py:NAME  (now: Parrot)" in shown
     assert "--task.letters" in shown
     assert "Which letters." in shown

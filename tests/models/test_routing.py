@@ -377,7 +377,7 @@ def test_a_run_replays_and_keeps_the_routes(tmp_path, replay, sampler):
     assert len(steps) == 2
     assert all(0.5 < row["routing_overlap"] < 1 and 0 < row["routing_changed"] < 1 for row in steps)
     named = {name for row in metrics for name in row if name.startswith("routing")}
-    assert named == {"routing_overlap", "routing_changed"}
+    assert named == {"routing_overlap", "routing_changed", "routing_drift", "routing_drift_tokens"}
     for row in pq.read_table(tmp_path / "run" / "rollouts" / "step-000001.parquet").to_pylist():
         assert (row["route_layers"], row["route_experts"]) == (3, 2)
         assert len(row["routes"]) == len(row["tokens"]) * 6

@@ -18,7 +18,7 @@ from pyarrow import parquet
 from proximo import toml
 from proximo.rewards import ExactMatch, FormatReward, MathVerify
 from proximo.sandbox.caging import landlock_version
-from proximo.tasks import Arithmetic, Countdown, Echo, File, Gym, Sorting, Task, gym
+from proximo.tasks import Arithmetic, Chain, Countdown, Echo, File, Gym, Sorting, Task, gym
 from proximo.tasks.expressions import NotAnExpression, evaluate
 from proximo.types import Completion, Problem
 
@@ -28,7 +28,7 @@ ASKED = Arithmetic(operations=("+", "-"), digits=1, held_out=12, chat=True)
 COUNTDOWN = Countdown(held_out=100)
 ECHO = Echo()
 SORTING = Sorting()
-ENDLESS = [SUMS, MIXED, ASKED, COUNTDOWN, ECHO, SORTING]
+ENDLESS = [SUMS, MIXED, ASKED, COUNTDOWN, ECHO, SORTING, Chain(held_out=100)]
 
 
 def said(text: str) -> Completion:
@@ -169,6 +169,15 @@ def test_a_conversation_asks_the_same_problems():
     for index in range(20):
         assert ASKED.problem(index, "train", 0).id == plain.problem(index, "train", 0).id
         assert ASKED.problem(index, "held_out", 0).id == plain.problem(index, "held_out", 0).id
+
+
+def test_work_before_the_answer_is_not_graded():
+    problem, worked = SUMS.problem(0, "train", 0), replace(SUMS, working=True)
+    answer = str(problem.answer)
+    assert [outcome(SUMS, problem, text) for text in (answer, f"so well {answer}")] == [1.0, 0.0]
+    assert [outcome(worked, problem, text) for text in (answer, f"so 3 {answer}", f"{answer} 3", "so")] == [1, 1, 0, 0]
+    assert worked.final_answer(said(f"so 3 {answer}")) == answer
+    assert worked.problem(0, "train", 0) == problem
 
 
 def test_arithmetic_follows_precedence():

@@ -1,13 +1,13 @@
 """`proximo tasks`: list the tasks, with an example of each."""
 
 from proximo.cli.flags import refuse
-from proximo.tasks import Arithmetic, Countdown, Echo, Guessing, Sorting
+from proximo.tasks import Arithmetic, Chain, Countdown, Echo, Guessing, Sorting
 
 
 def run(arguments: list[str]) -> int:
     if arguments:
         refuse(f"tasks takes nothing, not {' '.join(arguments)}")
-    for task in (Arithmetic(), Countdown(), Echo(), Sorting(), Guessing()):
+    for task in (Arithmetic(), Countdown(), Echo(), Sorting(), Chain(), Guessing()):
         problem = task.problem(0, "train", 0)
         print(f"{type(task).__name__:<11} {problem.prompt!r} → {task.reference(problem)!r}")
     print('Gym         any reasoning-gym task by its name: task.type = "Gym", task.name = "chain_sum"')

@@ -60,6 +60,11 @@ def routers(model: nn.Module) -> list[Qwen3MoeTopKRouter]:
     return known
 
 
+def is_mixture(model: nn.Module) -> bool:
+    """Whether the model has routers that can be read."""
+    return any(isinstance(module, Qwen3MoeTopKRouter) for module in model.modules())
+
+
 def needed_routers(model: nn.Module, what: str) -> list[Qwen3MoeTopKRouter]:
     """The routers, where `what` is no use without any."""
     found = routers(model)

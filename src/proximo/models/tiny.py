@@ -3,8 +3,9 @@
 Example: tiny_model().save_pretrained(folder); tiny_tokenizer().save_pretrained(folder)
 """
 
+import re
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,10 +37,12 @@ CHAT_TEMPLATE = (
 )
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character; a character it does not know is <unk>."""
-    characters = Tokenizer(WordLevel({symbol: index for index, symbol in enumerate(SYMBOLS)}, unk_token=UNKNOWN))
-    characters.pre_tokenizer = Split(Regex(r"[\s\S]"), behavior="isolated")
+def tiny_tokenizer(words: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """One token per character, and one for each of `words`; a character it does not know is <unk>."""
+    vocabulary = {symbol: index for index, symbol in enumerate((*SYMBOLS, *words))}
+    characters = Tokenizer(WordLevel(vocabulary, unk_token=UNKNOWN))
+    pattern = "|".join([*map(re.escape, sorted(words, key=len, reverse=True)), r"[\s\S]"])
+    characters.pre_tokenizer = Split(Regex(pattern), behavior="isolated")
     characters.decoder = Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=characters,
@@ -53,13 +56,21 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_model(
-    hidden: int = 128, layers: int = 4, heads: int = 4, kv_heads: int = 2, intermediate: int = 384, seed: int = 0
+    hidden: int = 128,
+    layers: int = 4,
+    heads: int = 4,
+    kv_heads: int = 2,
+    intermediate: int = 384,
+    seed: int = 0,
+    words: int = 0,
 ) -> Qwen3ForCausalLM:
     """A Qwen3 of `tiny_tokenizer`'s vocabulary with random float32 weights, 0.8 million by default.
 
-    The same seed gives the same weights; the caller's random numbers are left as they were.
+    `words` is the number of words that the tokenizer has. The same seed gives the same weights; the caller's random
+    numbers are left as they were.
     """
-    config = Qwen3Config(**_shape(hidden, heads, kv_heads), num_hidden_layers=layers, intermediate_size=intermediate)
+    shape = _shape(hidden, heads, kv_heads, words)
+    config = Qwen3Config(**shape, num_hidden_layers=layers, intermediate_size=intermediate)
     with _seeded(seed):
         # from_config, not the constructor: the weights must not depend on torch's default dtype.
         model = Qwen3ForCausalLM._from_config(config, dtype=torch.float32, attn_implementation=NAME)
@@ -97,14 +108,14 @@ def tiny_moe(
     return model.eval()
 
 
-def _shape(hidden: int, heads: int, kv_heads: int) -> dict[str, Any]:
+def _shape(hidden: int, heads: int, kv_heads: int, words: int = 0) -> dict[str, Any]:
     """What both kinds of model have in common."""
     if hidden % heads or heads % kv_heads:
         raise ValueError(
             f"hidden is {hidden}, heads {heads}, kv_heads {kv_heads}: make each a multiple of the one that follows"
         )
     return {
-        "vocab_size": len(SYMBOLS),
+        "vocab_size": len(SYMBOLS) + words,
         "hidden_size": hidden,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,

@@ -14,12 +14,14 @@ from proximo.tasks.gym import Gym
 from proximo.tasks.protocol import RewardRange, Split, Task, reward_range
 from proximo.tasks.sorting import Sorting
 from proximo.tasks.sources.mixture import Mixture, Source
+from proximo.tasks.worked.chain import Chain
 
-TaskOptions = Arithmetic | Countdown | Echo | Sorting | Guessing | Gym | File | Code | Mixture | Task
+TaskOptions = Arithmetic | Countdown | Echo | Sorting | Chain | Guessing | Gym | File | Code | Mixture | Task
 """What a config may name: one of ours, or any Task from a file, type = "my_file.py:MyTask"."""
 
 __all__ = [
     "Arithmetic",
+    "Chain",
     "Code",
     "Countdown",
     "Echo",

@@ -28,6 +28,8 @@ class Arithmetic:
     """Number of held-out problems; no ordering of their numbers is used in training."""
     chat: bool = False
     """Whether to ask in the model's chat template; the last number of the reply is graded."""
+    working: bool = False
+    """Whether a completion may hold text before its answer; the last number of it is graded."""
 
     while_sampling = True
     reward_range = (0.0, 1.0)
@@ -48,12 +50,13 @@ class Arithmetic:
         return _stream(self).problem(index, split, seed)
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
-        if self.chat:
+        if self.chat or self.working:
             return [Grade(outcome) for outcome in ExactMatch(last_number=True)(problems, completions)]
         return [Grade(float(_said(c) == p.answer)) for p, c in zip(problems, completions, strict=True)]
 
     def final_answer(self, completion: Completion) -> str | None:
-        return ExactMatch(last_number=True).final_answer(completion) if self.chat else _said(completion)
+        worked = self.chat or self.working
+        return ExactMatch(last_number=True).final_answer(completion) if worked else _said(completion)
 
     def reference(self, problem: Problem) -> str:
         return str(problem.answer)

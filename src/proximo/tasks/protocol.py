@@ -75,6 +75,14 @@ def reward_range(of: object) -> RewardRange | None:
 
 
 @runtime_checkable
+class GradesSteps(Protocol):
+    """A task whose grades have a reward for each step of a completion, see `Grade.steps`."""
+
+    @property
+    def grades_steps(self) -> bool: ...
+
+
+@runtime_checkable
 class Answering(Protocol):
     """A task or reward whose completions give answers that can be compared with each other, for maj@k."""
 

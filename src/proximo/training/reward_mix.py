@@ -10,9 +10,10 @@ from proximo.algorithms import Algorithm
 from proximo.environments import Acting, Interaction
 from proximo.environments.grading import Played
 from proximo.maths.pieces.extras import needing
-from proximo.maths.pieces.traits import KeepTraits
+from proximo.maths.pieces.traits import AdvantageTraits, KeepTraits
 from proximo.rewards import Reward
 from proximo.tasks import File, Mixture, RewardRange, Task, reward_range
+from proximo.tasks.protocol import GradesSteps
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,12 @@ def _rule_name(reward: Reward) -> str:
 
 def check_rewards(task: Task, mix: RewardMix, algorithm: Algorithm, environment: Interaction | None = None) -> None:
     """Refuse a run whose reward does not include what it should train on, or is empty."""
+    if AdvantageTraits.read(algorithm.advantage).needs_step_rewards and not grades_steps(task):
+        raise ValueError(
+            f"algorithm.advantage is {type(algorithm.advantage).__name__}, which needs a reward for each reasoning "
+            f"step, and task {type(task).__name__} gives none: use the task Chain or another that grades steps, or "
+            "another advantage"
+        )
     graded = has_verdict(task) or (isinstance(environment, Acting) and environment.scores)
     if not graded and mix.task != 0:
         raise ValueError(
@@ -126,6 +133,11 @@ def check_rewards(task: Task, mix: RewardMix, algorithm: Algorithm, environment:
         raise ValueError(
             f"rewards.task is 0, but algorithm.extra has {judged[0]}, which goes by the task's verdict: leave it out"
         )
+
+
+def grades_steps(task: Task) -> bool:
+    """Whether the task's grades have a reward for each step."""
+    return isinstance(task, GradesSteps) and task.grades_steps
 
 
 def mixed_range(task: Task, mix: RewardMix) -> RewardRange | None:

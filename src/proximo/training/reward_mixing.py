@@ -105,7 +105,7 @@ class Judged:
             rewards |= {name: weights[name] * finite(score) for name, score in found.items() if score is not None}
             is_verdict = has_verdict(self.task) and grade.applies
             outcome = grade.outcome if is_verdict else math.fsum(rewards.values()) if rewards else math.nan
-            grades.append(Grade(outcome, rewards, applies=bool(rewards)))
+            grades.append(Grade(outcome, rewards, applies=bool(rewards), steps=grade.steps))
         return grades
 
 

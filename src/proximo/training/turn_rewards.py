@@ -1,7 +1,10 @@
-"""Rewards of single turns, for advantages that look at tokens."""
+"""Rewards of single turns and of single steps, for advantages that look at tokens."""
 
-from collections.abc import Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -9,7 +12,10 @@ from torch import Tensor
 from proximo.maths.pieces.traits import AdvantageTraits
 from proximo.maths.records import Feedback
 from proximo.tensor_types import Float
-from proximo.types import Batch, Completion
+from proximo.types import Batch, Completion, Rollout
+
+Spell = Callable[[Sequence[int]], list[str]]
+"""The text of each token of a completion."""
 
 
 def turn_rewards(shape: tuple[int, int], completions: Sequence[Completion]) -> Float[Tensor, "B T"] | None:
@@ -28,13 +34,39 @@ def turn_rewards(shape: tuple[int, int], completions: Sequence[Completion]) -> F
     return found
 
 
+def step_rewards(
+    shape: tuple[int, int], rollouts: Sequence[Rollout], spell: Spell | None
+) -> Float[Tensor, "B T"] | None:
+    """The reward of each step at the token that ends it, NaN elsewhere; None where no completion was graded so.
+
+    Two steps that end within one token are rewarded there together.
+    """
+    if spell is None or not any(rollout.grade.steps for rollout in rollouts):
+        return None
+    found = torch.full(shape, math.nan, dtype=torch.float64)
+    for row, rollout in enumerate(rollouts):
+        if not rollout.grade.steps:
+            continue
+        ends = list(accumulate(map(len, spell(rollout.completion.tokens))))
+        for end, reward in rollout.grade.steps:
+            place = min(bisect_left(ends, end), len(ends) - 1)
+            known = found[row, place]
+            found[row, place] = reward if known.isnan() else known + reward
+    return found
+
+
 def at_their_turns(feedback: Feedback, batch: Batch, weight: float, advantage: object) -> Feedback:
-    """Feedback in which a turn's reward comes with the turn, instead of with all others after the last token.
+    """Feedback in which a turn's reward comes with the turn, instead of with all others after the last token; for an
+    advantage of graded steps, their rewards and nothing else.
 
     A completion's sum stays the same up to rounding; so for advantages of whole completions nothing is moved, since
     equal rewards must stay equal to the last bit. `weight` is the weight of the environment's outcome in the reward.
     """
-    if batch.turn_rewards is None or not AdvantageTraits.read(advantage).per_token:
+    traits = AdvantageTraits.read(advantage)
+    if traits.needs_step_rewards:
+        unknown = torch.full_like(batch.advantages, torch.nan)
+        return replace(feedback, token_rewards=unknown if batch.step_rewards is None else batch.step_rewards)
+    if batch.turn_rewards is None or not traits.per_token:
         return feedback
     mask = feedback.mask
     earned = (weight * batch.turn_rewards).to(feedback.rewards.dtype).masked_fill(~feedback.scored.unsqueeze(1), 0.0)

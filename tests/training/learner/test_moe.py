@@ -19,6 +19,7 @@ from proximo.models.routing import needed_routers, routers
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import EmbeddedSampler
 from proximo.training.config import TrainingOptions
+from proximo.training.learner.experts import drift_stats, routing_metrics
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.policy import PlainPolicy
 from proximo.training.rl.assemble import assemble, to_batch
@@ -319,6 +320,30 @@ def test_other_mixtures_are_refused():
     model = MixtralForCausalLM._from_config(config, dtype=torch.float32)
     with pytest.raises(ValueError, match="MixtralTopKRouter: only Qwen3-MoE"):
         needed_routers(model, "replay")
+
+
+# Drift of the routes
+
+
+def test_drift_by_hand():
+    """Two tokens with a known route, two layers, two experts: one of four choices is lost at the first token."""
+    before = torch.tensor([[[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[-1, -1], [-1, -1]]]])
+    after = torch.tensor([[[[1, 0], [2, 5]], [[5, 4], [6, 7]], [[1, 2], [3, 4]]]])
+    totals = drift_stats(before, after).totals
+    assert [float(totals[f"drift_{name}"]) for name in ("positions", "experts", "tokens")] == [2, 0.25, 1]
+
+
+@pytest.mark.parametrize("replay", [None, "old_policy"])
+def test_the_drift_of_the_first_update_is_measured_with_and_without_replay(replay):
+    model = small_moe(seed=3)
+    trainer = learner(model, replace(GRPO, kl=None), replay=replay)
+    batch = assemble(random_groups(), [], trainer, 16).batch
+    trainer.set_learning_rate(10)
+    updates = list(trainer.updates(batch))
+    positions = [update.stats.totals.get("drift_positions") for update in updates]
+    assert positions[0] == (batch.lengths[updates[0].rows] - 1).sum()
+    assert positions[1:] == [None] * (len(updates) - 1)
+    assert 0 < routing_metrics(updates[0].stats)["routing_drift"] < 1
 
 
 # GSPO on packed mixtures

@@ -609,7 +609,7 @@ def test_sparkline_and_interval():
         ({"sampling": SamplingOptions(temperature=0.0)}, "greedy completions of a group are all equal"),
         ({"training": TrainingOptions(group_size=1)}, "group_size is 1"),
         ({"algorithm": RLOO}, "training.epochs is 4"),
-        ({"algorithm": replace(GRPO, advantage=ProcessNormalized())}, "no task gives those"),
+        ({"algorithm": replace(GRPO, advantage=ProcessNormalized())}, "task Arithmetic gives none: use the task Chain"),
     ],
 )
 def test_a_run_that_cannot_work_is_refused_before_anything_loads(changes: dict, message: str):

@@ -1,6 +1,7 @@
 """One step's rollouts, read back into tensors: the tokens of all completions are concatenated, without padding."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -40,6 +41,7 @@ PER_TOKEN = {
     "values": 0,
     "returns": 0,
     "turn_rewards": 0,
+    "step_rewards": math.nan,
     "routes": UNKNOWN,
 }
 """Fields of a batch with one entry per token, and their padding value."""
@@ -219,7 +221,7 @@ def _batch(column: Mapping[str, pa.Array], rows: "_Rows", lengths: Int[Tensor, "
         if number not in prompts:
             prompts[number] = tuple(column["prompt_tokens"][place].as_py())
 
-    names = ("rollout_entropy", "ref_logprobs", "teacher_logprobs", "values", "returns", "turn_rewards")
+    names = ("rollout_entropy", "ref_logprobs", "teacher_logprobs", "values", "returns", "turn_rewards", "step_rewards")
     mask = rows(column["mask"])
     return FlatBatch(
         prompts=tuple(prompts.get(number, ()) for number in range(max(prompts, default=-1) + 1)),

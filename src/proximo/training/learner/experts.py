@@ -1,6 +1,6 @@
 """A mixture of experts in training: which routes are replayed, whether they fit, and the balance of the load."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import add
@@ -12,15 +12,27 @@ from transformers import PreTrainedModel
 from proximo.algorithms import Algorithm
 from proximo.maths.pieces.extras import RouterBalance, router_balance_of
 from proximo.models import Scores
-from proximo.models.routing import UNKNOWN, Agreement, Routes, needed_routers
+from proximo.models.routing import UNKNOWN, Agreement, Routes, is_mixture, needed_routers
 from proximo.tensor_types import Float, Int
 from proximo.training.config import RoutingReplay
+from proximo.training.learner.guard import Update
 from proximo.training.learner.passes import Passes
 from proximo.training.learner.policy import Policy
 from proximo.types import Batch, Group, Stats
 
 LEAST_OVERLAP = 0.5
 """Replayed choices that share less with the routers' own, before any update, are of other tokens or layers."""
+
+
+ROUTING_SHARES = {
+    "routing_overlap": ("routing_equal", "routing_positions"),
+    "routing_changed": ("routing_changed", "routing_positions"),
+    "routing_drift": ("drift_experts", "drift_positions"),
+    "routing_drift_tokens": ("drift_tokens", "drift_positions"),
+}
+"""Metrics of routes, each a sum over positions and their number."""
+PROBED_GROUPS = 4
+"""Groups whose routes are compared before and after a step's first update."""
 
 
 # The balance of the load
@@ -150,12 +162,36 @@ def agreement_stats(found: Agreements) -> Stats:
 
 
 def routing_metrics(stats: Stats) -> dict[str, float]:
-    """Over all updates of a step: the share of equal experts, and of tokens whose experts differ in any layer."""
-    positions = stats.totals.get("routing_positions")
-    if not positions:
-        return {}
-    equal, changed = stats.totals["routing_equal"] / positions, stats.totals["routing_changed"] / positions
-    return {"routing_overlap": float(equal), "routing_changed": float(changed)}
+    """Over all updates of a step: of replayed experts the share of equal ones, and of tokens whose experts differ in
+    any layer; of the routers' own choice the share of experts, and of tokens, that the first update changed."""
+    found = {}
+    for name, (total, per) in ROUTING_SHARES.items():
+        if stats.totals.get(per):
+            found[name] = float(stats.totals[total] / stats.totals[per])
+    return found
+
+
+def with_drift(update: Callable[[Batch], Update], policy: Policy, passes: Passes, batch: Batch) -> Update:
+    """Update, and count what it changes in the routers' own choice for the rows of a few groups."""
+    if not is_mixture(policy.model):
+        return update(batch)
+    few = torch.isin(batch.group, batch.group.unique()[:PROBED_GROUPS]).nonzero().squeeze(1)
+    rows = replace(batch.rows(few), routes=None, prompt_routes=())
+    before = policy.without_gradient(passes, rows, record=True).routes
+    found = update(batch)
+    after = policy.without_gradient(passes, rows, record=True).routes
+    assert before is not None
+    assert after is not None
+    return replace(found, stats=found.stats + drift_stats(before.rows, after.rows))
+
+
+def drift_stats(before: Int[Tensor, "B T L K"], after: Int[Tensor, "B T L K"]) -> Stats:
+    """How many of the experts that tokens went to before are not chosen any more; `routing_metrics` reads it."""
+    known = (before != UNKNOWN).flatten(2).all(dim=2)
+    kept = (before[..., :, None] == after[..., None, :]).any(dim=-1)[known].double()
+    lost = 1 - kept.mean(dim=(1, 2))
+    totals = {"drift_positions": known.sum(), "drift_experts": lost.sum(), "drift_tokens": (lost > 0).sum()}
+    return Stats(totals=totals)
 
 
 def check_agreement(parts: Sequence[Agreements]) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from proximo.training.learner.experts import (
     check_agreement,
     check_replay,
     to_replay,
+    with_drift,
     with_routes,
 )
 from proximo.training.learner.gradients import Gradients, old_logprobs
@@ -194,13 +196,14 @@ class Learner:
 
     def updates(self, batch: Batch) -> Iterator[Update]:
         """Train on a step's rows: epochs × minibatches of whole groups, shuffled."""
-        return self._each_minibatch(batch, lambda rows, number: self.update(rows, fresh=number == 0))
+        first = partial(with_drift, partial(self.update, fresh=True), self.policy, self.passes)
+        return self._each_minibatch(batch, lambda rows, number: self.update(rows) if number else first(rows))
 
     def value_updates(self, batch: Batch) -> Iterator[Update]:
         """The same for the value model alone, on what completions really earned; the policy stays as it is."""
         return self._each_minibatch(batch, lambda rows, _: self.update_value(rows))
 
-    def update(self, batch: Batch, *, fresh: bool) -> Update:
+    def update(self, batch: Batch, *, fresh: bool = False) -> Update:
         """One optimizer update, exact over any split into micro-batches; none where a number is not finite."""
         if (unread := self.guard.skip_if_not_finite(batch)) is not None:
             return unread

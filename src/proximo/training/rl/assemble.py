@@ -23,7 +23,7 @@ from proximo.tensor_types import Bool, Float, Int
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.passes import Passes
 from proximo.training.records import Assembled
-from proximo.training.turn_rewards import at_their_turns, turn_rewards
+from proximo.training.turn_rewards import Spell, at_their_turns, step_rewards, turn_rewards
 from proximo.types import Batch, Completion, Group
 
 
@@ -36,11 +36,13 @@ def assemble(
     penalty_unit: float = 1.0,
     outcome_weight: float = 1.0,
     teacher: PreTrainedModel | None = None,
+    spell: Spell | None = None,
 ) -> Assembled:
     """Everything that the updates of one step read. `penalty_unit`: see `RunConfig.penalty_unit`. `outcome_weight`:
-    weight of the outcome, which turns may have earned, in the reward."""
+    weight of the outcome, which turns may have earned, in the reward. `spell`: the text of each token, to find the ends
+    of graded steps."""
     algorithm, kl_reward = learner.algorithm, learner.kl_reward
-    everyone = to_batch([*groups, *dropped])
+    everyone = to_batch([*groups, *dropped], spell)
     is_kept = everyone.group < len(groups)
     # Credit over all rows needs every row's values or divergences; otherwise only rows that train are scored.
     advantage = AdvantageTraits.read(algorithm.advantage)
@@ -113,7 +115,7 @@ def _entropy(where: Bool[Tensor, "B T"], completions: Sequence[Completion]) -> F
     return _filled(where, rows, "f", np.float32)
 
 
-def to_batch(groups: Sequence[Group]) -> Batch:
+def to_batch(groups: Sequence[Group], spell: Spell | None = None) -> Batch:
     """The tensors of the groups' completions, before rewards and advantages are computed."""
     rollouts = [(number, rollout) for number, group in enumerate(groups) for rollout in group.rollouts]
     completions = [rollout.completion for _, rollout in rollouts]
@@ -143,5 +145,6 @@ def to_batch(groups: Sequence[Group]) -> Batch:
         advantages=torch.zeros(shape, dtype=torch.float64),
         groups=tuple(groups),
         turn_rewards=turn_rewards(shape, completions),
+        step_rewards=step_rewards(shape, [rollout for _, rollout in rollouts], spell),
         sibling=torch.tensor([number for group in groups for number in range(len(group.rollouts))]),
     )

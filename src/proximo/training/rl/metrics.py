@@ -17,6 +17,7 @@ from proximo.training.learner.experts import routing_metrics
 from proximo.training.learner.guard import Update
 from proximo.training.records import Assembled, Collected
 from proximo.training.rl.evaluate import known_mean
+from proximo.training.rl.measuring.completions import coverage_metrics, length_metrics, loop_metrics
 from proximo.training.runfolder.metric_docs import RENAMED
 from proximo.types import Batch, Completion, Group, Rollout, Stats
 
@@ -102,12 +103,15 @@ def rollout_metrics(collected: Collected, *, has_verdict: bool = True) -> dict[s
         "outcome": float(scored.mean()) if len(scored) else math.nan,
         "length": float(lengths.mean()),
         **_tails("length", lengths),
+        **(length_metrics(rollouts) if has_verdict else {}),
+        **loop_metrics(rollouts),
         **entropy_metrics(rollouts),
         "truncated": truncated / len(rollouts),
         "completions": len(rollouts),
         "unscored": len(outcome) - len(scored),
         "groups": len(collected.groups),
         **group_metrics(groups, has_verdict=has_verdict),
+        **(coverage_metrics(groups) if has_verdict else {}),
         "rounds": collected.rounds,
         "sampled_tokens": collected.sampled_tokens,
         "wasted_tokens": collected.wasted_tokens / max(collected.sampled_tokens, 1),

@@ -14,6 +14,7 @@ from proximo.training.learner.memory import explaining_memory
 from proximo.training.records import Assembled, Collected, DataCursor
 from proximo.training.reward_mix import has_verdict
 from proximo.training.rl.assemble import assemble, to_batch
+from proximo.training.rl.measuring.clipping import clipping_metrics
 from proximo.training.rl.metrics import kl_metrics, step_metrics
 from proximo.training.rl.run import SAMPLE_LESS, Run
 from proximo.training.runfolder.evidence import skipped_updates
@@ -48,6 +49,7 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
                     penalty_unit=config.penalty_unit,
                     outcome_weight=config.rewards.task,
                     teacher=run.teacher,
+                    spell=run.spelling,
                 )
     updates = []
     if assembled is not None and len(assembled.batch):
@@ -55,6 +57,8 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
             updates = list(_updates(run, assembled, index))
     _tell(run, step, collected, assembled, updates)
     metrics = step_metrics(collected, assembled, updates, rate, has_verdict=has_verdict(run.task_played))
+    if assembled is not None and index >= config.pretrain_steps:
+        metrics |= clipping_metrics(learner.algorithm, assembled.batch, updates)
     kl = None if assembled is None else kl_per_completion(assembled.batch)
     if assembled is not None and kl is not None:
         metrics |= kl_metrics(kl, learner.kl_reward)

@@ -14,6 +14,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "solved_by_all": "share of the groups whose scored completions are all correct; null if the task gives no "
         "score",
         "solved_by_any": "share of the groups with a correct completion: pass@k of the rollouts",
+        "solved_by_any/…": "the same for groups of 2, 4, 8, … completions, estimated from all choices of that many",
         "dead_groups": "share of the groups whose completions all have the same reward, or none is scored",
         "dead_solved": "share of all groups that are dead because every completion is correct",
         "duplicates": "share of the pairs of completions in a group that are identical token by token, mean over "
@@ -22,6 +23,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "length": "mean number of sampled tokens per completion",
         "length_p10": "10th percentile of the length",
         "length_p90": "90th percentile of the length",
+        "length_right": "mean length of the correct completions; null if there is none",
+        "length_wrong": "mean length of the completions that are not correct",
+        "loops": "share of the completions with a phrase of up to 4 tokens at least 4 times in a row",
         "entropy": "entropy of the policy per sampled token, in nats, at the sampling temperature",
         "truncated": "share of the completions that were cut off at the token limit",
         "completions": "number of completions sampled",
@@ -61,6 +65,13 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "gate": "share of the gradient that passes the clip or soft gate",
         "blocked": "share of the tokens whose gradient is blocked completely",
         "clip_high": "share of the tokens that are blocked and have a positive advantage",
+        "clip_high/rare": "share that is blocked of the tokens with positive advantage and an old probability below "
+        "0.1",
+        "clip_high/unlikely": "the same for an old probability from 0.1 to 0.5",
+        "clip_high/likely": "the same from 0.5 to 0.9",
+        "clip_high/sure": "the same from 0.9",
+        "clip_high/old_probability": "mean old probability of the tokens that are blocked and have a positive "
+        "advantage; null if there is none",
         "clip_low": "share of the tokens that are blocked and have a negative advantage",
         "positive_above": "share of the tokens with positive advantage and a ratio above the clip range",
         "positive_below": "share of the tokens with positive advantage and a ratio below the clip range",
@@ -115,6 +126,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     "Mixtures of experts": {
         "routing_overlap": "share of the replayed experts that the router would choose again",
         "routing_changed": "share of the tokens for which the router would choose at least one other expert",
+        "routing_drift": "share of the experts chosen before the step's first update that are not chosen after it",
+        "routing_drift_tokens": "share of the tokens for which that update changed at least one expert",
         "router_loss": "load-balancing loss of an update: how unevenly experts are used",
     },
     "Held-out problems, in separate rows": {
@@ -150,6 +163,9 @@ RENAMED: Mapping[str, str | None] = {
     "routing_positions": None,
     "routing_equal": None,
     "routing_changed": None,
+    "drift_positions": None,
+    "drift_experts": None,
+    "drift_tokens": None,
     "correction_squared": None,
 }
 """Statistics of the loss that go by another name in the metrics, or are counted elsewhere."""

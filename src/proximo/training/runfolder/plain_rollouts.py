@@ -36,7 +36,8 @@ def _rollout(completion: Completion, grade: Grade) -> dict[str, Any]:
     for name in ("versions", "turns"):
         if not facts[name]:
             del facts[name]
-    return facts | {"outcome": grade.outcome, "parts": dict(grade.parts)}
+    steps = {"steps": grade.steps} if grade.steps else {}
+    return facts | {"outcome": grade.outcome, "parts": dict(grade.parts), **steps}
 
 
 def _read_rollout(facts: Mapping[str, Any], **routes: Tensor | None) -> Rollout:
@@ -52,7 +53,8 @@ def _read_rollout(facts: Mapping[str, Any], **routes: Tensor | None) -> Rollout:
         turns=tuple(Turn(**each) for each in facts.get("turns", ())),
         **routes,
     )
-    return Rollout(completion, Grade(facts["outcome"], facts["parts"]))
+    steps = tuple((end, reward) for end, reward in facts.get("steps", ()))
+    return Rollout(completion, Grade(facts["outcome"], facts["parts"], steps=steps))
 
 
 def read_answers(facts: Sequence[Mapping[str, Any]], task: Task, seed: int) -> list[Answered]:

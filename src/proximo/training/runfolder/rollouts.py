@@ -80,6 +80,7 @@ def rollout_table(
         "returns": ragged(batch.returns),
         "advantages": ragged(batch.advantages),
         "turn_rewards": ragged(batch.turn_rewards),
+        "step_rewards": ragged(batch.step_rewards),
         "turns": _turns(rollouts),
         **_route_columns(batch),
     }

@@ -1,0 +1,1 @@
+"""Problems whose answer is worked out in the completion, step by step."""
