@@ -88,9 +88,9 @@ CLIP_HIGHER = Study(
         "a tenth of the problems stays unsolved in this regime.",
         "The learning rate is one for all arms, chosen so that clips act; it is not tuned, since tuning leaves that "
         "regime. The arm with 0.8 of it shows what a smaller step alone does.",
-        "An earlier batch of the same arms and seeds had a bonus for entropy (0.03) as positive control. It moved entropy "
-        "at equal accuracy by 0.009, below what counts, so that there was no verdict; the control was replaced before "
-        "this batch, what counts was not.",
+        "An earlier batch of the same arms and seeds had a bonus for entropy (0.03) as positive control. It moved "
+        "entropy at equal accuracy by 0.009, below what counts, so that there was no verdict; the control was replaced "
+        "before this batch, what counts was not.",
     ),
     change="an interval that excludes 0.02 nats on the other side: more seeds, or a task with longer answers in which "
     "rare tokens decide.",
