@@ -90,14 +90,19 @@ IMMUTABLE = {
     "machine",
     "get_num_threads",
     # Of studies: they make a config, an arm or a measure, which are frozen.
+    "_arm",
     "_at",
     "_levels",
     "at_end",
     "changed",
     "final",
+    "growth",
+    "in_world",
     "largest",
     "over_run",
     "rise",
+    "side_by_side",
+    "trained",
 }
 """Functions whose result nobody can change."""
 CHANGES = [
