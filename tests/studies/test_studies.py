@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import dataclass, make_dataclass, replace
 
 import pytest
@@ -11,7 +12,7 @@ from proximo.algorithms import PPO
 from proximo.cli import main
 from proximo.insight.compare import workers
 from proximo.presets import ARITHMETIC
-from proximo.studies import measures
+from proximo.studies import command, measures
 from proximo.studies.command import conclude, conduct, listed, named
 from proximo.studies.designs import STUDIES
 from proximo.studies.figure import figure
@@ -279,8 +280,12 @@ def test_a_study_runs_resumes_and_concludes(tmp_path, monkeypatch):
 
 def test_the_command_lists_says_how_much_and_refuses(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "cores", lambda: 2)
     assert main(["study"]) == 0
-    assert capsys.readouterr().out.count("not started") == len(STUDIES)
+    said = capsys.readouterr().out
+    assert said.count("not started") == len(STUDIES)
+    hours = float(re.findall(r"left: about ([0-9.]+) h with 2 processes", said)[0])
+    assert hours < 12, "the whole laboratory on two cores"
     assert main(["study", "clip-higher", "--quick", "--dry-run", "--processes", "2"]) == 0
     assert capsys.readouterr().err.startswith("clip-higher-quick: 15 runs, 15 left: about ")
     assert not (tmp_path / "runs").exists()

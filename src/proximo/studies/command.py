@@ -30,9 +30,10 @@ def cores() -> int:
 
 
 def listed(out: Path) -> list[str]:
-    """A line for each study: its name, title and state."""
+    """A line for each study: its name, title and state; and what all of them together need."""
     lab, width = Laboratory(out), max(len(study.name) for study in STUDIES)
-    return [f"{study.name:{width}}  {state(study, lab)}  ({study.title})" for study in STUDIES]
+    lines = [f"{study.name:{width}}  {state(study, lab)}  ({study.title})" for study in STUDIES]
+    return [*lines, f"all together: {_words(amount(STUDIES, lab), cores())}"]
 
 
 def state(study: Study, lab: Laboratory) -> str:
@@ -52,14 +53,11 @@ def conduct(
     """Do what is left of the studies and write their pages; whether all runs are done. ValueError if a stored design
     differs."""
     lab = Laboratory(out)
-    total = Amount(0, 0, 0.0)
     for study in studies:
         lab.facts(study)
-        todo = amount(study, lab)
-        total += todo
-        say(f"{study.label}: {todo.runs} runs, {todo.left} left{_about(todo.seconds, processes)}")
+        say(f"{study.label}: {_words(amount([study], lab), processes)}")
     if len(studies) > 1:
-        say(f"together: at most {total.left} left{_about(total.seconds, processes)}")
+        say(f"together: {_words(amount(studies, lab), processes)}")
     if dry:
         return False
     failures = run(studies, out, processes, say, minutes)
@@ -91,5 +89,7 @@ def publish(out: Path, folder: Path) -> None:
     (folder / PAGE).write_text(atlas(folder))
 
 
-def _about(seconds: float, processes: int) -> str:
-    return f": about {seconds / 60 / processes:.0f} min with {processes} processes" if seconds else ""
+def _words(todo: Amount, processes: int) -> str:
+    minutes = todo.seconds / 60 / processes
+    time = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+    return f"{todo.runs} runs, {todo.left} left" + (f": about {time} with {processes} processes" if todo.left else "")

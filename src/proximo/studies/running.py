@@ -25,13 +25,10 @@ class Amount:
     """What there is to do."""
 
     runs: int
-    """Runs of the study, those of its tuning included."""
+    """Runs, those of tuning included; one that several studies share counts once."""
     left: int
     seconds: float
     """Processor seconds that are left, roughly."""
-
-    def __add__(self, other: "Amount") -> "Amount":
-        return Amount(self.runs + other.runs, self.left + other.left, self.seconds + other.seconds)
 
 
 def with_rate(config: RunConfig, rate: float) -> RunConfig:
@@ -83,12 +80,19 @@ def records(study: Study, lab: Laboratory) -> dict[tuple[str, int], Record]:
     return {key: record for key, record in found.items() if record is not None}
 
 
-def amount(study: Study, lab: Laboratory) -> Amount:
-    every = _unique([*tuning_jobs(study), *arm_jobs(study, lab).values()])
-    untuned = [arm for arm in study.arms if chosen_rate(study, arm, lab) is None]
-    left = [each for each in every if lab.record(each) is None]
-    waiting = len(untuned) * len(study.seeds)
-    return Amount(len(every) + waiting, len(left) + waiting, (len(left) + waiting) * study.run_seconds)
+def amount(studies: Sequence[Study], lab: Laboratory) -> Amount:
+    """What the studies need together."""
+    seconds: dict[str, float] = {}
+    done: set[str] = set()
+    for study in studies:
+        every = [*tuning_jobs(study), *arm_jobs(study, lab).values()]
+        seconds |= {each.name: study.run_seconds for each in every}
+        done |= {each.name for each in every if lab.record(each) is not None}
+        for arm in study.arms:  # not tuned yet: which runs these will be is not known
+            if chosen_rate(study, arm, lab) is None:
+                seconds |= {f"{study.name} {arm.name} {seed}": study.run_seconds for seed in study.seeds}
+    left = seconds.keys() - done
+    return Amount(len(seconds), len(left), math.fsum(seconds[name] for name in left))
 
 
 def run(studies: Sequence[Study], out: Path, processes: int, say: Say, minutes: float | None = None) -> list[Failure]:

@@ -1,6 +1,6 @@
 """The studies, as one tuple; the first are those on which most hangs."""
 
-from proximo.studies.designs.clipping import CLIP_HIGHER, CLIP_RATIO, UNIFORM_ADVANTAGES
+from proximo.studies.designs.clipping import CLIP_HIGHER, CLIP_RATIO, CLIPPED_TOKENS, UNIFORM_ADVANTAGES
 from proximo.studies.designs.course import DEAD_GROUPS, FIRST_SUCCESS
 from proximo.studies.designs.five import FIVE_LENGTH, FIVE_MIXTURE
 from proximo.studies.designs.gates import DUAL_CLIP, GSPO_BAND, SAPO_GSPO, SAPO_STUDY
@@ -21,6 +21,7 @@ STUDIES: tuple[Study, ...] = (
     FIVE_MIXTURE,
     UNIFORM_ADVANTAGES,
     CLIP_RATIO,
+    CLIPPED_TOKENS,
     DUAL_CLIP,
     SAPO_GSPO,
     KL,

@@ -17,8 +17,10 @@ from proximo.studies.measures import (
     RATIO_SPREAD,
     over_run,
 )
-from proximo.studies.study import Arm, Contrast, Study
+from proximo.studies.record import Record
+from proximo.studies.study import Arm, Contrast, Measure, Study
 from proximo.training.config import ValueOptions
+from proximo.training.rl.evaluate import known_mean
 
 PLAIN = Arm("clip 0.2/0.2", FAR)
 UNCLIPPED = Arm("unclipped", changed(FAR, gate=Unclipped()))
@@ -94,7 +96,7 @@ CLIP_HIGHER = Study(
     ),
     change="an interval that excludes 0.02 nats on the other side: more seeds, or a task with longer answers in which "
     "rare tokens decide.",
-    run_seconds=75,
+    run_seconds=60,
 )
 
 _TOKENWISE = replace(
@@ -135,7 +137,7 @@ UNIFORM_ADVANTAGES = Study(
         "The other arms are those of `clip-higher`, with the same runs. One learning rate for all, as there.",
     ),
     change="a task in which the tokens of an answer deserve different credit, with a value model that knows it.",
-    run_seconds=80,
+    run_seconds=65,
 )
 
 _OLD_KL = over_run("old_kl", "KL from the old policy", "nats a token")
@@ -161,5 +163,62 @@ CLIP_RATIO = Study(
     curve="ratio_spread",
     caveats=(SMALL, "The runs are those of `clip-higher`. One learning rate for all, as there."),
     change="a rate or a number of updates at which the unclipped policy runs away.",
-    run_seconds=75,
+    run_seconds=60,
+)
+
+_SHORT = replace(FAR, steps=40)
+
+
+def _rare_or_sure(run: Record) -> float:
+    rare, sure = (known_mean(run.known(f"clip_high/{name}")) for name in ("rare", "sure"))
+    return rare - sure
+
+
+_RARE_OR_SURE = Measure(
+    "blocked rare tokens over sure ones",
+    "share of such tokens",
+    "mean of `clip_high/rare` (tokens with positive advantage and an old probability below 0.1) minus that of "
+    "`clip_high/sure` (from 0.9), over all steps",
+    _rare_or_sure,
+)
+
+CLIPPED_TOKENS = Study(
+    name="clipped-tokens",
+    title="Which tokens the clip stops",
+    claim="The upper clipping threshold restricts the probability increase of low-probability tokens: the maximum "
+    "probability of up-clipped tokens is approximately below 0.2.",
+    source="DAPO (Yu et al., 2025, arXiv:2503.14476), section 3.1 and figure 3a",
+    question="Does the upper edge of the clip stop rare tokens more often than likely ones, and does 0.28 free them?",
+    arms=(
+        Arm("clip 0.2/0.2", _SHORT),
+        Arm("clip 0.2/0.28", changed(_SHORT, gate=Clip(0.2, 0.28))),
+        Arm("clip 0.05/0.05", changed(_SHORT, gate=Clip(0.05, 0.05))),
+        Arm("1 update", once(_SHORT)),
+    ),
+    seeds=tuple(range(5)),
+    contrasts=(
+        Contrast("rare tokens are stopped more often than sure ones", "clip 0.2/0.2", None, _RARE_OR_SURE, 0.05, (35,)),
+        Contrast(
+            "an upper edge of 0.28 stops fewer tokens of positive advantage",
+            "clip 0.2/0.28",
+            "clip 0.2/0.2",
+            CLIPPED_ABOVE,
+            -0.005,
+            (35,),
+        ),
+    ),
+    positive=(Contrast("a narrow clip stops more", "clip 0.05/0.05", "clip 0.2/0.2", CLIPPED_ABOVE, 0.02),),
+    negative=(Contrast("with one update a step nothing is stopped", "1 update", None, CLIPPED_ABOVE, 0.005),),
+    measures=(
+        *(
+            over_run(f"clip_high/{name}", f"stopped, {name}", "share of such tokens")
+            for name in ("rare", "unlikely", "likely", "sure")
+        ),
+        CLIPPED_ABOVE,
+        CLIPPED_BELOW,
+    ),
+    curve="clip_high",
+    caveats=(SMALL, "One learning rate for all arms, chosen so that clips act."),
+    change="text in which rare tokens begin a better answer.",
+    run_seconds=45,
 )

@@ -55,7 +55,7 @@ DEAD_GROUPS = Study(
     curve="dead_groups",
     caveats=(SMALL, "The model is right on a third of the problems from the start, so few groups are ever all wrong."),
     change="a first policy that solves a few per cent.",
-    run_seconds=35,
+    run_seconds=30,
 )
 
 FIRST_SUCCESS = Study(
@@ -91,5 +91,5 @@ FIRST_SUCCESS = Study(
         "Two tasks stand for two first policies: the model was fine-tuned on two digits and never on three.",
     ),
     change="longer runs, or rewards for parts of an answer.",
-    run_seconds=35,
+    run_seconds=30,
 )

@@ -74,5 +74,5 @@ def side_by_side(name: str, world: str, preset: RunConfig, rates: tuple[float, .
     )
 
 
-FIVE_LENGTH = side_by_side("length", "answers of many lengths", LENGTH, (1e-4, 2e-4, 4e-4), 120)
-FIVE_MIXTURE = side_by_side("mixture", "a mixture of experts", MOE_ECHO, (1e-4, 3e-4, 1e-3), 90)
+FIVE_LENGTH = side_by_side("length", "answers of many lengths", LENGTH, (1e-4, 2e-4, 4e-4), 100)
+FIVE_MIXTURE = side_by_side("mixture", "a mixture of experts", MOE_ECHO, (1e-4, 3e-4, 1e-3), 55)

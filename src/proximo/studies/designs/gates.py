@@ -97,7 +97,7 @@ SAPO_STUDY = Study(
         "Learning rates are not tuned: stability is compared at the same three rates for both.",
     ),
     change="a rate at which one of the two collapses in most seeds and the other in few.",
-    run_seconds=75,
+    run_seconds=55,
     quick_steps=12,
 )
 
@@ -133,7 +133,7 @@ DUAL_CLIP = Study(
         "The arms without a dual clip are those of `sapo`, with the same runs.",
     ),
     change="runs without gradient clipping, or text in which single ratios grow beyond 3 often.",
-    run_seconds=75,
+    run_seconds=55,
     quick_steps=12,
 )
 
@@ -184,7 +184,7 @@ GSPO_BAND = Study(
         "Dense model only. Gradient variance is not measured here, only the norm.",
     ),
     change="answers long enough that the sequence ratio's spread is near the band.",
-    run_seconds=45,
+    run_seconds=32,
     tuning=Tuning((2e-5, 5e-5, 1e-4, 2e-4), (100, 101), AREA),
 )
 
@@ -213,6 +213,6 @@ SAPO_GSPO = Study(
     curve="sapo_gap",
     caveats=(SMALL, "Gates are compared, not gradients. The runs are those of `sapo`."),
     change="longer text, in which a sequence ratio averages over more tokens.",
-    run_seconds=75,
+    run_seconds=55,
     quick_steps=12,
 )

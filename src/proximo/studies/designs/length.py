@@ -92,7 +92,7 @@ TOKEN_MEAN = Study(
         "The weights change the size of the step; the rate is tuned for each arm.",
     ),
     change="a model that repeats itself when it is lost.",
-    run_seconds=120,
+    run_seconds=100,
     tuning=TUNING,
     quick_steps=20,
 )
@@ -133,7 +133,7 @@ OVERLONG = Study(
         "How many of the cut-off answers would have been right is not measured.",
     ),
     change="answers that need their length.",
-    run_seconds=90,
+    run_seconds=80,
     tuning=TUNING,
     quick_steps=20,
 )
@@ -207,7 +207,7 @@ DAPO_LADDER = Study(
         "The paper's overlong filter is left out in favour of the soft penalty, as in its last rows.",
     ),
     change="longer runs, in which entropy collapses and groups die.",
-    run_seconds=120,
+    run_seconds=100,
     tuning=TUNING,
     quick_steps=20,
 )

@@ -98,6 +98,6 @@ MIXTURE = Study(
         "A smaller step prevents a collapse too; the arm with GSPO's band on tokens and the lower rate stand for that.",
     ),
     change="a mixture whose routers change more experts in one update than the 10 % of the paper's.",
-    run_seconds=90,
+    run_seconds=55,
     quick_steps=12,
 )

@@ -56,7 +56,7 @@ KL = Study(
         "A claim that nothing is lost holds if the first contrast is no effect in the other direction.",
     ),
     change="a task whose solution lies far from the first policy.",
-    run_seconds=45,
+    run_seconds=32,
     tuning=TUNING,
 )
 
@@ -89,7 +89,7 @@ GROUP_SIZE = Study(
     curve="solved_by_any",
     caveats=(SMALL, "Two-digit sums that the model often gets right: few prompts are out of reach of eight samples."),
     change="prompts of which one in a hundred completions is right.",
-    run_seconds=70,
+    run_seconds=50,
     tuning=TUNING,
 )
 
