@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -12,7 +12,7 @@ from proximo.environments.episodes import Episode
 from proximo.environments.extending import MAX_CHARACTERS, Extender
 from proximo.environments.playing import Game
 from proximo.environments.protocol import Ask, Question
-from proximo.environments.tool_calls import HERMES, call_format, described_tools, schema_of, shows_tools
+from proximo.environments.tool_calls import HERMES, call_format, schema_of, with_tools
 from proximo.outside import load_class, load_function
 from proximo.rewards.grading import grading
 from proximo.samplers import Stream
@@ -91,11 +91,7 @@ class MultiTurn:
                 f"environment.tools has {len(self.tools)} tools, but the prompt of {problem.id} is a text: tools need "
                 "a conversation and a model with a chat template"
             )
-        schemas = [schema_of(path) for path in self.tools]
-        if shows_tools(tokenizer, schemas):
-            return replace(problem, chat_template_kwargs={**problem.chat_template_kwargs, "tools": schemas})
-        told = {"role": "system", "content": described_tools(schemas, call_format(tokenizer))}
-        return replace(problem, prompt=(told, *problem.prompt))
+        return with_tools(tokenizer, problem, [schema_of(path) for path in self.tools])
 
     def play(self, questions: Sequence[Question], ask: Ask) -> Stream:
         episodes = [
