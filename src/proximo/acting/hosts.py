@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from proximo.acting.instance import Instance, allowed
 from proximo.rewards.calling import described, finished
 from proximo.rewards.failures import Failure, GraderFailed, plain
 from proximo.rewards.processes import NotLoaded, Process, located
+from proximo.rewards.workers import Threads
 
 SLACK = 30.0
 """Seconds that a process has, besides the limit of a call, to fork, answer and kill."""
@@ -146,12 +148,18 @@ def cores() -> int:
 
 
 class LocalHost:
-    """Episodes in this process, one after the other: for environments of Proximo's own, which never hang."""
+    """Episodes in this process: for environments and tools of Proximo's own, which never hang.
+
+    Environments are asked one after the other, since they draw from the random numbers of the process; tools, which
+    draw none and may wait for a program, at the same time.
+    """
 
     def __init__(self, make: Callable[[], Any] | None, tools: Mapping[str, Callable[..., Any]], most: int) -> None:
         self._make, self._tools, self._most = make, tools, most
         self._numbers = count()
         self._instances: dict[int, Instance] = {}
+        self._lock = threading.Lock()
+        self._threads = Threads(cores())
 
     def start(self, groups: Sequence[int], messages: Sequence[Message]) -> list[tuple[list[int], list[Answer]]]:
         found = []
@@ -165,20 +173,26 @@ class LocalHost:
             instance = self._instances[number] = Instance(self._make, self._tools, finished, self._most)
             return instance.answer(message)
 
-        return self._answer(reset, message)
+        return self._seeded(reset, message)
 
     def ask(self, asks: Sequence[tuple[int, Message]]) -> list[Answer]:
-        return [self._answer(lambda n=n, m=m: self._instances[n].answer(m), m) for n, m in asks]
+        begun = [self._begun(partial(self._instances[number].answer, message), message) for number, message in asks]
+        return [waiting() for waiting in begun]
 
-    def _answer(self, call: Callable[[], dict[str, Any]], message: Message) -> Answer:
-        state = random.getstate()
-        random.seed(message["seed"])
-        try:
-            return checked(call())
-        except Exception as error:
-            return Failure(type(error).__name__, plain(described(error)))
-        finally:
-            random.setstate(state)
+    def _begun(self, call: Callable[[], dict[str, Any]], message: Message) -> Callable[[], Answer]:
+        if message["do"] == "call":
+            return self._threads.begin(lambda: _answer(call))
+        answer = self._seeded(call, message)
+        return lambda: answer
+
+    def _seeded(self, call: Callable[[], dict[str, Any]], message: Message) -> Answer:
+        with self._lock:
+            state = random.getstate()
+            random.seed(message["seed"])
+            try:
+                return _answer(call)
+            finally:
+                random.setstate(state)
 
     def end(self, numbers: Sequence[int]) -> None:
         for number in numbers:
@@ -186,6 +200,14 @@ class LocalHost:
 
     def close(self) -> None:
         self._instances.clear()
+        self._threads.close()
+
+
+def _answer(call: Callable[[], dict[str, Any]]) -> Answer:
+    try:
+        return checked(call())
+    except Exception as error:
+        return Failure(type(error).__name__, plain(described(error)))
 
 
 def checked(answer: Any) -> Answer:

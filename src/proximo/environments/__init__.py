@@ -1,6 +1,6 @@
 """What stands between a task's problems and the sampler: one question and one answer, or several turns."""
 
-from proximo.environments.grading import played
+from proximo.environments.grading import paying, played
 from proximo.environments.multi_turn import MultiTurn
 from proximo.environments.protocol import Acting, Ask, Interaction, Question, play
 from proximo.environments.single_turn import SingleTurn
@@ -13,6 +13,7 @@ __all__ = [
     "MultiTurn",
     "Question",
     "SingleTurn",
+    "paying",
     "play",
     "played",
 ]

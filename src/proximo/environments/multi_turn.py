@@ -14,6 +14,7 @@ from proximo.environments.playing import Game
 from proximo.environments.protocol import Ask, Question
 from proximo.environments.tool_calls import HERMES, call_format, schema_of, with_tools
 from proximo.outside import load_class, load_function
+from proximo.rewards.function import check_range
 from proximo.rewards.grading import grading
 from proximo.samplers import Stream
 from proximo.types import Problem
@@ -50,6 +51,9 @@ class MultiTurn:
     once: n of them on c cores together have ceil(n / c) times as long."""
     memory_mb: int = 4096
     """Memory limit of each process for its own data."""
+    reward_range: tuple[float, float] | None = None
+    """Rewards of a failed and of a successful episode of the environment, which set the scale of length penalties.
+    None: -1 and 1 are assumed."""
 
     def __post_init__(self) -> None:
         for name, path in [("path", self.path)] * bool(self.path) + [("tools", each) for each in self.tools]:
@@ -59,6 +63,7 @@ class MultiTurn:
         for name in ("max_turns", "max_turn_tokens", "max_answer_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"environment.{name} is {getattr(self, name)}: give at least 1")
+        check_range(self.reward_range, "environment")
         if not 0 < self.seconds <= 86_400 or self.memory_mb < 64:
             raise ValueError(
                 f"environment.seconds is {self.seconds}, environment.memory_mb {self.memory_mb}: give seconds above 0, "
