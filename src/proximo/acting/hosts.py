@@ -5,7 +5,8 @@ import math
 import os
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -73,11 +74,44 @@ class Host(Protocol):
     def close(self) -> None: ...
 
 
+class Hosts:
+    """The hosts of one job. Rounds that are played at the same time have one each, so that none waits for another."""
+
+    def __init__(self, make: Callable[[Callable[[], int]], Host], most: int) -> None:
+        """`make` gets the number of rounds that are played; beyond `most` hosts they are shared."""
+        self._make, self._most = make, most
+        self._users: dict[Host, int] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def one(self) -> Iterator[Host]:
+        """A host for a round."""
+        with self._lock:
+            free = min(self._users, key=lambda host: self._users[host], default=None)
+            if free is None or (self._users[free] and len(self._users) < self._most):
+                free = self._make(self.rounds)
+            self._users[free] = self._users.get(free, 0) + 1
+        try:
+            yield free
+        finally:
+            with self._lock:
+                self._users[free] -= 1
+
+    def rounds(self) -> int:
+        """Played now."""
+        return max(sum(self._users.values()), 1)
+
+    def close(self) -> None:
+        for host in self._users:
+            host.close()
+
+
 class ProcessHost:
     """Episodes in processes of their own, below one that has loaded the environment."""
 
-    def __init__(self, job: ActingJob) -> None:
-        self._job = job
+    def __init__(self, job: ActingJob, rounds: Callable[[], int] = lambda: 1) -> None:
+        """`rounds`: how many are played at the same time and share the cores."""
+        self._job, self._rounds = job, rounds
         self._process: _ActingProcess | None = None
         self._numbers = count()
         self._lock = threading.Lock()
@@ -110,7 +144,8 @@ class ProcessHost:
     def _exchange(
         self, *, count: int, starts: Sequence[Any] = (), asks: Sequence[Any] = (), ends: Sequence[int] = ()
     ) -> list[Answer]:
-        request = {"starts": starts, "asks": asks, "ends": ends, "seconds": self._job.seconds, "cores": cores()}
+        own = cores() / self._rounds()
+        request = {"starts": starts, "asks": asks, "ends": ends, "seconds": self._job.seconds, "cores": own}
         with self._lock:
             if self._is_closed:
                 return [Failure("died", "the run has ended")] * count

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from proximo.acting.hosts import ActingJob, Host, LocalHost, ProcessHost
+from proximo.acting.hosts import ActingJob, Hosts, LocalHost, ProcessHost
 from proximo.environments.episodes import Episode
 from proximo.environments.extending import MAX_CHARACTERS, Extender
 from proximo.environments.playing import Game
@@ -19,8 +19,10 @@ from proximo.rewards.grading import grading
 from proximo.samplers import Stream
 from proximo.types import Problem
 
-OWN = "proximo."
-"""Modules whose environments and tools run in this process: they are known neither to hang nor to crash."""
+OWN = "proximo.worlds:"
+"""Module whose environments and tools run in this process: they are known neither to hang nor to crash."""
+MAX_HOSTS = 32
+"""Processes that have loaded an environment, for rounds that are played at the same time."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,7 @@ class MultiTurn:
             for group, question in enumerate(questions)
             for sample in range(question.request.num_samples)
         ]
-        with grading() as active:
-            job = self._job
-            host: Host = active.shared(job, lambda: self._host(job))
+        with grading() as active, active.shared(self._job, self._hosts).one() as host:
             game = Game(
                 host=host,
                 ask=ask,
@@ -129,9 +129,11 @@ class MultiTurn:
         most = MAX_CHARACTERS * self.max_answer_tokens
         return ActingJob(self.path or None, arguments, self.tools, self.seconds, self.memory_mb, most)
 
-    def _host(self, job: ActingJob) -> Host:
+    def _hosts(self) -> Hosts:
+        job = self._job
         if not all(each.startswith(OWN) for each in (self.path or OWN, *self.tools)):
-            return ProcessHost(job)
+            return Hosts(lambda rounds: ProcessHost(job, rounds), MAX_HOSTS)
         kind = load_class(self.path) if self.path else None
         tools = {path.rpartition(":")[2]: load_function(path) for path in self.tools}
-        return LocalHost(None if kind is None else lambda: kind(**self.arguments), tools, job.max_characters)
+        make = None if kind is None else lambda: kind(**self.arguments)
+        return Hosts(lambda _: LocalHost(make, tools, job.max_characters), 1)
