@@ -4,6 +4,7 @@ from proximo.environments.grading import paying, played
 from proximo.environments.multi_turn import MultiTurn
 from proximo.environments.protocol import Acting, Ask, Interaction, Question, play
 from proximo.environments.single_turn import SingleTurn
+from proximo.environments.starts import Starts
 
 __all__ = [
     "Acting",
@@ -13,6 +14,7 @@ __all__ = [
     "MultiTurn",
     "Question",
     "SingleTurn",
+    "Starts",
     "paying",
     "play",
     "played",

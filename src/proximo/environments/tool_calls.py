@@ -115,9 +115,12 @@ def call_format(tokenizer: PreTrainedTokenizerBase) -> CallFormat:
 
 @cache
 def schema_of(path: str) -> dict[str, Any]:
-    """The JSON schema of a function, from its signature and docstring; ValueError says what is missing."""
+    """The JSON schema of a function: its own `schema`, as tools of servers have one, or from its signature and
+    docstring; ValueError says what is missing."""
     try:
-        return get_json_schema(load_function(path))
+        function = load_function(path)
+        own = getattr(function, "schema", None)
+        return own if isinstance(own, dict) else get_json_schema(function)
     except ValueError:
         raise
     except Exception as error:
