@@ -37,7 +37,9 @@ def test_a_lake_of_gymnasium_is_crossed(workers):
     arguments = {"name": "FrozenLake-v1", "actions": ["left", "down", "right", "up"], "is_slippery": False}
     task = Starts(GYM, arguments, "Reach G.")
     problems = [task.problem(index, "held_out", 0) for index in range(2)]
-    assert problems[0].prompt[0]["content"] == "Reach G.\n\n[S]FFF\nFHFH\nFFFH\nHFFG"
+    [asked] = problems[0].prompt
+    assert isinstance(asked, dict)
+    assert asked["content"] == "Reach G.\n\n[S]FFF\nFHFH\nFFFH\nHFFG"
     assert problems == [task.problem(index, "held_out", 5) for index in range(2)]
     way = ["swim", "down", "I go down", "right", "right", "DOWN", "right"]
     [(only,), _], _ = played(
@@ -50,8 +52,8 @@ def test_a_lake_of_gymnasium_is_crossed(workers):
 
 
 def test_a_taxi_of_gymnasium_takes_numbers_and_pays_each_turn():
-    pytest.importorskip("gymnasium")
-    arguments = {"name": "Taxi-v4" if _has("Taxi-v4") else "Taxi-v3"}
+    known = pytest.importorskip("gymnasium").registry
+    arguments = {"name": max(name for name in known if name.startswith("Taxi-"))}
     task = Starts(GYM, arguments, chat=False)
     problems = [task.problem(index, "train", 0) for index in range(3)]
     assert len({str(each.prompt) for each in problems}) == 3
@@ -59,12 +61,6 @@ def test_a_taxi_of_gymnasium_takes_numbers_and_pays_each_turn():
         MultiTurn(GYM, arguments, max_turns=2), chat_tokenizer("qwen"), lambda *_: "action 0", problems, samples=1
     )
     assert [each.earned for (each,) in groups] == [-2.0] * 3
-
-
-def _has(name: str) -> bool:
-    import gymnasium
-
-    return name in gymnasium.registry
 
 
 # MCP
@@ -149,3 +145,36 @@ def test_an_environment_for_trl_is_played(workers):
     assert [each.turns[3].text for each in siblings] == ["5", "4"]
     with pytest.raises(ValueError, match="give started"):
         Game().reset({"prompt": "Play.", "goal": 5})
+
+
+# verifiers
+
+
+def test_a_game_that_ships_with_verifiers_is_played(workers, monkeypatch, tmp_path):
+    """Hangman of textarena, by the environment that verifiers has for it; its list of words, which it would download,
+    is one of ours."""
+    pytest.importorskip("verifiers.v1")
+    pytest.importorskip("textarena")
+    from proximo.acting.adapters.verifiers import rows
+
+    words = tmp_path / "corpora" / "words"
+    words.mkdir(parents=True)
+    for name in ("en", "en-basic", "README"):
+        (words / name).write_text("apple\n")
+    monkeypatch.setenv("NLTK_DATA", str(tmp_path))
+    monkeypatch.setattr("nltk.data.path", [str(tmp_path)])
+    environment = MultiTurn(
+        "proximo.acting.adapters.verifiers:Verifiers", {"taskset": "textarena", "game": "Hangman-v0"}, seconds=120.0
+    )
+    [row] = rows("textarena", 1, game="Hangman-v0")
+    problem = Problem("1", tuple(row["prompt"]), None, {"task": row["task"]})
+
+    def say(key: int, sample: int, turn: int) -> str:
+        return ["I try [P]", "[APPLE]" if sample == 0 else "[X]"][min(turn, 1)]
+
+    [siblings], _ = played(environment, chat_tokenizer("qwen"), say, [problem], max_tokens=20_000)
+    assert not [str(each) for each in workers.failures.take()]
+    assert [len(each.turns) for each in siblings] == [3, 7]  # the second says the same twice, which ends it
+    assert "P" in siblings[0].turns[1].text
+    assert siblings[0].earned == 1.0
+    assert (siblings[1].earned or 0.0) < 1.0

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """Environments of gymnasium that can be played in words: a reply is an action, an observation is text."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """Tools of MCP servers, over stdin and stdout: each episode has a server of its own."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """Environments behind an OpenEnv server."""
 
 import json

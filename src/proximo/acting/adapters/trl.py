@@ -51,7 +51,9 @@ def _check_told(told: Any, problem: dict[str, Any]) -> None:
     prompt = problem["prompt"]
     asked = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
     if told is not None and not asked.endswith(told):
-        raise ValueError(f"reset returned {told[:80]!r}, which the prompt does not end with: give started(factory, rows)")
+        raise ValueError(
+            f"reset returned {told[:80]!r}, which the prompt does not end with: give started(factory, rows)"
+        )
 
 
 def _done(reward: Any) -> Any:
