@@ -14,7 +14,7 @@ from proximo.environments.tool_calls import THOUGHT, Call, CallFormat, spoken
 from proximo.rewards.failures import Failure
 from proximo.rewards.grading import note_failure
 from proximo.samplers import Stream, gathered
-from proximo.types import Problem, Turn
+from proximo.types import MALFORMED, Problem, Turn
 
 MAX_CALLS = 16
 """Calls of one reply that are made; the policy is told of the others."""
@@ -98,7 +98,7 @@ class Game:
             right = [(episode, call) for episode, call in turn if not call.mistake]
             answers = iter(self.host.ask([(e.number, self._message(e, "call", call)) for e, call in right]))
             for episode, call in turn:
-                mistake = {"text": f"Error: {call.mistake}", "failed": "call"}
+                mistake = {"text": f"Error: {call.mistake}", "failed": MALFORMED}
                 results[episode.number].append((call, mistake if call.mistake else next(answers)))
         for episode, calls in called:
             if calls:
