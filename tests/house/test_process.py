@@ -33,6 +33,7 @@ CACHES = {
     "samplers/embedded/captured.py:compiled_draw": COMPILED,
     "samplers/drawing.py:_root": PURE,
     "sandbox/filtering.py:instructions": PURE,
+    "environments/extending.py:without_marks": PURE,
     "environments/tool_calls.py:schema_of": "what a user's function says of itself; its module is loaded once",
     "tasks/arithmetic.py:_stream": PURE,
     "tasks/countdown.py:_stream": PURE,

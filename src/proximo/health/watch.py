@@ -10,6 +10,7 @@ from proximo.health.gains import HeldOutFlat, OnePart
 from proximo.health.history import HELD_OUT, History
 from proximo.health.lessons import ColdStart, DeadGroups, Duplicates, NoReward, TooEasy, Unscored
 from proximo.health.rule import Rule
+from proximo.health.turns import FormatCollapse, Loops, ToolsFail, ToolsUnused
 from proximo.health.updates import ClipSaturation, HugeUpdate, SamplerGap, WeakValueModel
 
 RULES: tuple[Rule, ...] = (
@@ -31,6 +32,10 @@ RULES: tuple[Rule, ...] = (
     WeakValueModel(),
     OnePart(),
     HeldOutFlat(),
+    Loops(),
+    ToolsUnused(),
+    ToolsFail(),
+    FormatCollapse(),
 )
 ENOUGH = sorted(rule.window for rule in RULES)[len(RULES) // 2]
 """Steps that most rules need."""

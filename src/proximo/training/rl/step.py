@@ -56,7 +56,10 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
         with clock.phase("update"):
             updates = list(_updates(run, assembled, index))
     _tell(run, step, collected, assembled, updates)
-    metrics = step_metrics(collected, assembled, updates, rate, has_verdict=has_verdict(run.task_played))
+    has_tools = bool(getattr(config.environment, "tools", ()))
+    metrics = step_metrics(
+        collected, assembled, updates, rate, has_verdict=has_verdict(run.task_played), has_tools=has_tools
+    )
     if assembled is not None and index >= config.pretrain_steps:
         metrics |= clipping_metrics(learner.algorithm, assembled.batch, updates)
     kl = None if assembled is None else kl_per_completion(assembled.batch)
