@@ -58,6 +58,13 @@ def test_a_run_on_embedded_engines_is_the_run_without_them(tmp_path):
     assert all(0 < each["gap"] <= 1e-5 and each["seconds"] > 0 for each in pushes)
     assert sampled(tmp_path / "fleet") == sampled(tmp_path / "plain") != []
     assert engines_of(run) == []  # stopped when the run ended
+    _, row = (json.loads(line) for line in (tmp_path / "fleet" / "timeline.jsonl").read_text().splitlines())
+    did = {(lane, kind) for lane, kind, *_ in row["intervals"]}
+    assert did >= {(lane, kind) for lane in ("engine-0", "engine-1") for kind in ("push", "probe", "sample")}
+    assert did >= {("learner", kind) for kind in ("push", "rollout", "update")}
+    tokens = sum(numbers["tokens"] for lane, kind, _, _, numbers in row["intervals"] if kind == "sample")
+    [stored] = [json.loads(line) for line in (tmp_path / "fleet" / "timings.jsonl").read_text().splitlines()][1:]
+    assert (tokens, row["staleness"]) == (stored["tokens"], {"0": 3})
     assert not events(tmp_path / "fleet", "not_repeatable")
 
 

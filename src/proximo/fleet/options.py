@@ -85,4 +85,11 @@ class Fleet:
                 'sampler is a Fleet, which records no routes: use routing_replay = "old_policy" or leave it out'
             )
         fleet = build_fleet(self, policy, tokenizer, slots=slots)
-        return RunSamplers(fleet, fleet, close=fleet.close, take_events=fleet.take_events, drop=fleet.drop)
+        return RunSamplers(
+            fleet,
+            fleet,
+            close=fleet.close,
+            take_events=fleet.take_events,
+            take_intervals=fleet.lanes.take,
+            drop=fleet.drop,
+        )

@@ -8,6 +8,7 @@ from proximo.health.finding import SEVERITIES, Finding, Row
 from proximo.health.gains import HeldOutFlat, OnePart
 from proximo.health.history import History
 from proximo.health.lessons import ColdStart, DeadGroups, Duplicates, NoReward, TooEasy, Unscored
+from proximo.health.pace import GrowingGap, IdleEngines, IdleLearner, SlowPush, Straggler
 from proximo.health.rule import Rule
 from proximo.health.updates import ClipSaturation, HugeUpdate, SamplerGap, WeakValueModel
 
@@ -25,11 +26,16 @@ RULES: tuple[Rule, ...] = (
     Truncation(),
     KlRunaway(),
     SamplerGap(),
+    GrowingGap(),
     ClipSaturation(),
     HugeUpdate(),
     WeakValueModel(),
     OnePart(),
     HeldOutFlat(),
+    IdleLearner(),
+    IdleEngines(),
+    SlowPush(),
+    Straggler(),
 )
 ENOUGH = sorted(rule.window for rule in RULES)[len(RULES) // 2]
 """Steps that most rules need."""

@@ -8,9 +8,10 @@ from typing import Any
 from urllib.parse import quote
 
 from proximo.health import ENOUGH, Finding, Severity, Spell, watched, worst_first
+from proximo.health.timeline import with_loads
 from proximo.insight.doctor.damage import damage
 from proximo.insight.folder import RunFolder, State
-from proximo.training.runfolder.files import EVENTS, METRICS
+from proximo.training.runfolder.files import EVENTS, METRICS, TIMELINE
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Checkup:
 def check_up(run: RunFolder) -> Checkup:
     """The findings that doctor, report and view show. Reads all checkpoints and rollouts completely."""
     rows = run.rows(METRICS)
-    watch = watched(rows)
+    watch = watched(with_loads(rows, run.rows(TIMELINE)))
     damaged = [Spell(each, each.step, each.message) for each in damage(run)]
     return Checkup(
         name=run.name,
@@ -94,7 +95,8 @@ def check_up(run: RunFolder) -> Checkup:
 def standing(folder: Path) -> list[Finding]:
     """Current findings in a run's metrics, worst first; empty if there is no run."""
     try:
-        return watched(RunFolder(folder).rows(METRICS)).standing()
+        run = RunFolder(folder)
+        return watched(with_loads(run.rows(METRICS), run.rows(TIMELINE))).standing()
     except ValueError:
         return []
 

@@ -18,7 +18,7 @@ from proximo.storage.lines import to_row, whole_lines
 from proximo.storage.opening import LinkedFile, open_file
 from proximo.training.offline.snapshots import POINTS
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, saved, step_of
-from proximo.training.runfolder.files import EVENTS, METRICS, RESULT, TIMINGS
+from proximo.training.runfolder.files import EVENTS, METRICS, RESULT, TIMELINE, TIMINGS
 from proximo.training.runfolder.ledger import LEDGER
 from proximo.training.runfolder.record import FORMAT, lost_rows
 from proximo.training.runfolder.state import read_origin
@@ -87,7 +87,7 @@ def _settings(run: RunFolder) -> Iterator[Finding]:
 
 
 def _rows(run: RunFolder) -> Iterator[Finding]:
-    for name in (METRICS, EVENTS, TIMINGS, LEDGER):
+    for name in (METRICS, EVENTS, TIMINGS, TIMELINE, LEDGER):
         is_ordered = name == METRICS and run.format == FORMAT
         try:
             lost, lines = _lost(run.path / name, _stamp(run.path / name), is_ordered)

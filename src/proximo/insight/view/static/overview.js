@@ -4,6 +4,7 @@ import { AXES, Charts, colour, dash, duration, withUnit } from "./charts.js";
 import { element, known, oneLine, quoted, short } from "./elements.js";
 import { isNumber, phases, seconds } from "./following.js";
 import { PANELS, everyPanel, isRun } from "./panels.js";
+import { Timeline } from "./timeline/timeline.js";
 
 const MOST = 2000; // points of a line
 const COLOURS = 6;
@@ -16,7 +17,8 @@ export class ChartPage {
     this.empty = element("p", { class: "faint" });
     const hint = "Click: open a step's rollouts. Drag: zoom in; Esc: zoom out. Keys: 1 to 6, x, ← → and Enter on a chart.";
     const whole = element("button", { type: "button", class: "whole", hidden: true }, "show the whole run");
-    main.replaceChildren(this.figures, whole, this.grid, this.empty, element("p", { class: "faint hint" }, hint));
+    this.timeline = new Timeline();
+    main.replaceChildren(this.figures, this.timeline.node, whole, this.grid, this.empty, element("p", { class: "faint hint" }, hint));
     this.charts = new Charts(this.grid, whole, onOpen);
   }
 
@@ -25,6 +27,7 @@ export class ChartPage {
     const placed = runs.filter(([run]) => axis === "step" || (axis === "tokens" ? run.hasTokens : run.hasTime));
     const specs = panelsOf(tab, placed.map(([run]) => run)).flatMap((panel) => specsOf(panel, placed, axis));
     this.figures.replaceChildren(...(tab === "performance" ? phaseTable(runs) : tab === "overview" ? figureTable(runs) : []));
+    this.timeline.show(tab === "performance" ? runs : []);
     this.empty.textContent = specs.length ? "" : this.reason(runs, placed, axis);
     this.charts.show(specs, axis, rangeOf(specs));
     window.proximo.charts = Object.fromEntries([...this.charts.charts].map(([id, chart]) => [id, shownBy(chart, axis)]));
