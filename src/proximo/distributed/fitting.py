@@ -8,6 +8,7 @@ newest checkpoint, with the smallest plan that any of them left.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -16,7 +17,6 @@ from proximo.distributed.shares import Share
 from proximo.training.learner.gradients import UpdateRows
 from proximo.training.learner.memory import checkpointable_layers, first_line, is_out_of_memory, smaller_passes
 from proximo.training.learner.passes import Passes
-from proximo.types import Batch
 
 
 def planned(passes: Passes) -> Passes:
@@ -31,9 +31,7 @@ def planned(passes: Passes) -> Passes:
 
 
 @contextmanager
-def starting_smaller(
-    passes: Passes, share: "Share[UpdateRows] | Share[Batch]", models: Sequence[PreTrainedModel], rank: int
-) -> Iterator[None]:
+def starting_smaller(passes: Passes, share: Share[Any], models: Sequence[PreTrainedModel], rank: int) -> Iterator[None]:
     """A rank that runs out of memory inside leaves a smaller plan for all. ValueError where nothing starts the ranks
     again, or nothing smaller is left."""
     try:

@@ -75,7 +75,8 @@ class SlowPush:
     show: ClassVar[str] = ""
     why: ClassVar[str] = "engines sample nothing while new weights arrive and are probed"
     remedy: ClassVar[str] = (
-        'sampler.sync = "gloo" or "nccl" instead of a folder, or a folder in memory (TMPDIR=/dev/shm)'
+        'sampler.sync = "gloo" or "nccl" instead of a folder, or a folder in memory (TMPDIR=/dev/shm); with LoRA, '
+        'sampler.sync = "adapter" pushes the adapter alone'
     )
 
     @property
