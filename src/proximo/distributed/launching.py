@@ -45,12 +45,15 @@ def own_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def launch(command: Sequence[str], ranks: int, say: Callable[[str], None], *, restarts: int = RESTARTS) -> int:
-    """Run a command as `ranks` processes until rank 0 has ended by itself; returns its exit status."""
+def launch(
+    command: Sequence[str], ranks: int, say: Callable[[str], None], *, restarts: int = RESTARTS, quiet: bool = False
+) -> int:
+    """Run a command as `ranks` processes until rank 0 has ended by itself; returns its exit status. `quiet`: what they
+    write is dropped."""
     left, plan = restarts + 1, ""
     while left:
         with TemporaryDirectory(prefix="proximo-ranks-") as notes:
-            group = _start(command, ranks, {NOTES: notes, PLAN: plan})
+            group = _start(command, ranks, {NOTES: notes, PLAN: plan}, subprocess.DEVNULL if quiet else None)
             try:
                 with _forwarding(group[0]):
                     failure = _watch(group)
@@ -95,7 +98,7 @@ def leave_for_smaller(plan: dict[str, int]) -> NoReturn:
     raise SystemExit(OUT_OF_MEMORY)
 
 
-def _start(command: Sequence[str], ranks: int, more: dict[str, str]) -> Processes:
+def _start(command: Sequence[str], ranks: int, more: dict[str, str], output: int | None) -> Processes:
     """A group with a meeting place of its own: what is left of an earlier one is not in its way."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -111,7 +114,11 @@ def _start(command: Sequence[str], ranks: int, more: dict[str, str]) -> Processe
     return [
         # Groups of their own: Ctrl-C is for rank 0, which saves the run before it ends the others.
         subprocess.Popen(
-            command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, process_group=0
+            command,
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=output,
+            stderr=output,
+            process_group=0,
         )
         for rank in range(ranks)
     ]
