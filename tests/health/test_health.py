@@ -115,6 +115,9 @@ ONE_SIBLING = NOTHING | {"reward_p10": 0.0, "reward_p90": 0.0}
 ONE_AND_PARTS = {"reward_spread": 0.0, "reward_p10": 0.4, "reward_p90": 0.7}
 WEAK = {"baseline_error__value": 0.25, "baseline_error__group": 0.2}
 
+GROWING = {"stale_gap": from_step(30, 4e-3, 1e-3)}
+SLOW = {"pace": 0.4, "slowest": 3.0, "slowest_is_rank": 0.0}
+
 SOLVED_LATER = {name: from_step(6, 0.7, 0.2) for name in ("dead_groups", "dead_solved", "dead_rows")}
 OF_VALUES = "squared error of the value model is 0.25, that of the group mean 0.2"
 
@@ -186,6 +189,20 @@ CASES = [
     ("one-reward-part", PARTS | {"solved_by_all": 0.85}, 23, "outcome went from 0.5", {"solved_by_all": 0.92}),
     ("one-reward-part", PARTS | ONE_AND_PARTS, 23, "format made 100%", {"reward_p90": 1.5}),
     ("one-reward-part", PARTS, 23, "", {"rewards__format": lambda step: 0.001 * step}),
+    (
+        "growing-gap",
+        GROWING,
+        35,
+        "0.004 nats a token from the learner; 20 steps before it was 0.001",
+        {"stale_gap": 4e-3},
+    ),
+    ("growing-gap", GROWING, 35, "", {"stale_gap": from_step(20, 8e-4, 1e-4)}),
+    ("idle-learner", {"learner_idle": 0.7}, 9, "waited for rollouts 70% of the time", {"learner_idle": 0.5}),
+    ("idle-engines", {"engines_idle": 0.7}, 9, "no request 70% of the time", {"engines_idle": 0.5}),
+    ("slow-push", {"push_share": 0.3}, 9, "took 30% of the time", {"push_share": from_step(1, 0.1, 0.9)}),
+    ("straggler", SLOW, 9, "engine-3 was the slowest in 10 of 10 steps and sampled at 40%", {"pace": 0.6}),
+    ("straggler", SLOW, 9, "", {"slowest": lambda step: step % 2}),
+    ("straggler", SLOW | {"slowest_is_rank": 1.0}, 9, "rank 3 was", {"pace": None}),
 ]
 
 

@@ -23,6 +23,7 @@ CACHES = {
     "insight/doctor/damage.py:_shorter": FILE,
     "insight/folder.py:_cached_step": FILE,
     "insight/view/overview.py:_checked": FILE,
+    "insight/view/timeline.py:_rows": FILE,
     "models/compiling.py:_compiled": COMPILED,
     "models/loading.py:warn_of_fallback": "a warning is shown once in a process",
     "models/logprobs.py:_compiled_passes": COMPILED,

@@ -9,6 +9,7 @@ from proximo.health.finding import SEVERITIES, Finding, Row
 from proximo.health.gains import HeldOutFlat, OnePart
 from proximo.health.history import HELD_OUT, History
 from proximo.health.lessons import ColdStart, DeadGroups, Duplicates, NoReward, TooEasy, Unscored
+from proximo.health.pace import GrowingGap, IdleEngines, IdleLearner, SlowPush, Straggler
 from proximo.health.rule import Rule
 from proximo.health.turns import FormatCollapse, Loops, ToolsFail, ToolsUnused
 from proximo.health.updates import ClipSaturation, HugeUpdate, SamplerGap, WeakValueModel
@@ -27,6 +28,7 @@ RULES: tuple[Rule, ...] = (
     Truncation(),
     KlRunaway(),
     SamplerGap(),
+    GrowingGap(),
     ClipSaturation(),
     HugeUpdate(),
     WeakValueModel(),
@@ -36,6 +38,10 @@ RULES: tuple[Rule, ...] = (
     ToolsUnused(),
     ToolsFail(),
     FormatCollapse(),
+    IdleLearner(),
+    IdleEngines(),
+    SlowPush(),
+    Straggler(),
 )
 ENOUGH = sorted(rule.window for rule in RULES)[len(RULES) // 2]
 """Steps that most rules need."""

@@ -8,10 +8,11 @@ from typing import Any
 from urllib.parse import quote
 
 from proximo.health import ENOUGH, Finding, RuleState, Severity, Spell, watched, worst_first
+from proximo.health.timeline import with_loads
 from proximo.insight.doctor.damage import damage, unreadable
 from proximo.insight.doctor.verdict import Verdict, judge
 from proximo.insight.folder import RunFolder, State
-from proximo.training.runfolder.files import EVENTS, METRICS
+from proximo.training.runfolder.files import EVENTS, METRICS, TIMELINE
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Checkup:
 def check_up(run: RunFolder) -> Checkup:
     """The findings that doctor, report and view show. Reads all checkpoints and rollouts completely."""
     rows = run.rows(METRICS)
-    watch = watched(rows)
+    watch = watched(with_loads(rows, run.rows(TIMELINE)))
     damaged = [Spell(each, each.step, each.message) for each in damage(run)]
     current = worst_first([*(spell for spell in watch.spells if not spell.is_over), *damaged])
     steps = rows[-1]["step"] + (run.format == 1) if rows else 0  # format 1 counted from 0
@@ -108,7 +109,8 @@ def check_up(run: RunFolder) -> Checkup:
 def standing(folder: Path) -> list[Finding]:
     """Current findings in a run's metrics, worst first; empty if there is no run."""
     try:
-        return watched(RunFolder(folder).rows(METRICS)).standing()
+        run = RunFolder(folder)
+        return watched(with_loads(run.rows(METRICS), run.rows(TIMELINE))).standing()
     except ValueError:
         return []
 

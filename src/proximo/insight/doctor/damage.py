@@ -18,7 +18,7 @@ from proximo.storage.lines import to_row, whole_lines
 from proximo.storage.opening import LinkedFile, open_file
 from proximo.training.offline.snapshots import POINTS
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, saved, step_of
-from proximo.training.runfolder.files import EVENTS, METRICS, RESULT, TIMINGS
+from proximo.training.runfolder.files import EVENTS, METRICS, RESULT, TIMELINE, TIMINGS
 from proximo.training.runfolder.ledger import LEDGER
 from proximo.training.runfolder.record import FORMAT, lost_rows
 from proximo.training.runfolder.state import read_origin
@@ -89,7 +89,7 @@ def _settings(run: RunFolder) -> Iterator[Finding]:
 def unreadable(run: RunFolder) -> dict[str, tuple[int, int] | str]:
     """By file of rows: how many cannot be read, of how many; or why the file cannot be read."""
     found: dict[str, tuple[int, int] | str] = {}
-    for name in (METRICS, EVENTS, TIMINGS, LEDGER):
+    for name in (METRICS, EVENTS, TIMINGS, TIMELINE, LEDGER):
         is_ordered = name == METRICS and run.format == FORMAT
         try:
             found[name] = _lost(run.path / name, _stamp(run.path / name), is_ordered)

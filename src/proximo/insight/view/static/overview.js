@@ -7,6 +7,7 @@ import { panelsOf, rangeOf, specsOf } from "./figures/lines.js";
 import { armNames } from "./figures/names.js";
 import { rove } from "./figures/roving.js";
 import { figureTable, leadOf, phaseTable } from "./figures/tables.js";
+import { Timeline } from "./timeline/timeline.js";
 
 /** A page of charts; `show` is called again whenever a run has new rows or the selection changes. */
 export class ChartPage {
@@ -20,7 +21,8 @@ export class ChartPage {
     this.unfolded = new Set();
     const hint = "Click: open a step's rollouts. Drag: zoom in; Esc: zoom out. All keys: ?";
     const whole = element("button", { type: "button", class: "whole", hidden: true }, "show the whole run");
-    main.replaceChildren(this.lead, this.figures, whole, this.grid, this.flat, this.empty, element("p", { class: "faint hint" }, hint), this.said);
+    this.timeline = new Timeline();
+    main.replaceChildren(this.lead, this.figures, this.timeline.node, whole, this.grid, this.flat, this.empty, element("p", { class: "faint hint" }, hint), this.said);
     this.charts = new Charts(this.grid, whole, onOpen);
     this.charts.onSaid = (text) => (this.said.textContent = text);
   }
@@ -37,6 +39,7 @@ export class ChartPage {
     this.figures.replaceChildren(...(tab === "performance" ? phaseTable(runs) : tab === "overview" ? figureTable(runs) : []));
     this.figures.hidden = !this.figures.childElementCount;
     this.showFlat(flat);
+    this.timeline.show(tab === "performance" ? runs : []);
     this.empty.textContent = specs.length ? "" : this.reason(runs, placed, axis);
     this.charts.show(drawn, axis, rangeOf(specs));
     rove(this.grid, ".plot");
