@@ -109,11 +109,11 @@ class PythonFunction(metaclass=_TakesFunctions):
         return None
 
 
-def check_range(declared: tuple[float, float] | None) -> None:
-    """Of a reward's field `reward_range`."""
+def check_range(declared: tuple[float, float] | None, of: str = "reward") -> None:
+    """Of the field `reward_range`."""
     if declared is not None and not -math.inf < declared[0] < declared[1] < math.inf:
         raise ValueError(
-            f"reward.reward_range is {declared}: give what a wrong answer earns and then what a right one earns, which "
+            f"{of}.reward_range is {declared}: give what a wrong answer earns and then what a right one earns, which "
             "is more"
         )
 

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from proximo.insight.folder import RunFolder
-from proximo.insight.view import overview, reader
+from proximo.insight.view import overview, reader, timeline
 from proximo.insight.view.connections import HEADER_SECONDS, server_of
 from proximo.insight.view.guarding import Guard
 from proximo.insight.view.overview import Runs
@@ -35,6 +35,7 @@ HANDLERS: dict[str, Handler] = {
     "run": overview.about,
     "rows": overview.rows,
     "health": overview.health,
+    "timeline": timeline.timeline,
     "steps": reader.steps,
     "step": reader.step,
     "group": reader.group,
