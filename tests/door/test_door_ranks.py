@@ -24,7 +24,7 @@ CONFIG = replace(
 def test_what_the_command_is_asked_and_what_becomes_of_its_status(tmp_path, monkeypatch):
     asked = []
 
-    def launch(command, ranks, say, *, quiet):
+    def launch(command, ranks, say, *, quiet, start):
         asked.append((command[3:], ranks, quiet, Path(command[4]).read_text()))
         return status
 

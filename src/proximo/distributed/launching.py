@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 RESTARTS = 3
 """Times that a group which failed is started again; each time the run resumes from its newest checkpoint."""
@@ -33,7 +33,25 @@ PLAN = "PROXIMO_PLAN"
 """Environment variable with the plan that passes keep to, since larger ones ran out of memory."""
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-Processes = list["subprocess.Popen[bytes]"]
+
+class Process(Protocol):
+    """What a rank is to the launcher; subprocess.Popen is one."""
+
+    @property
+    def returncode(self) -> int | Any: ...
+
+    def poll(self) -> int | None: ...
+
+    def send_signal(self, sig: int, /) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> int: ...
+
+
+Processes = list[Process]
+Start = Callable[[Sequence[str], int, dict[str, str], int | None], Processes]
+"""Starts a command as this many ranks: with more variables in the environment, and with its output there."""
 
 
 def is_launched() -> bool:
@@ -46,14 +64,21 @@ def own_rank() -> int:
 
 
 def launch(
-    command: Sequence[str], ranks: int, say: Callable[[str], None], *, restarts: int = RESTARTS, quiet: bool = False
+    command: Sequence[str],
+    ranks: int,
+    say: Callable[[str], None],
+    *,
+    restarts: int = RESTARTS,
+    quiet: bool = False,
+    start: Start | None = None,
 ) -> int:
     """Run a command as `ranks` processes until rank 0 has ended by itself; returns its exit status. `quiet`: what they
-    write is dropped."""
+    write is dropped. `start` starts them somewhere else than on this machine."""
     left, plan = restarts + 1, ""
     while left:
         with TemporaryDirectory(prefix="proximo-ranks-") as notes:
-            group = _start(command, ranks, {NOTES: notes, PLAN: plan}, subprocess.DEVNULL if quiet else None)
+            more, output = {NOTES: notes, PLAN: plan}, subprocess.DEVNULL if quiet else None
+            group = (start or start_here)(command, ranks, more, output)
             try:
                 with _forwarding(group[0]):
                     failure = _watch(group)
@@ -98,7 +123,7 @@ def leave_for_smaller(plan: dict[str, int]) -> NoReturn:
     raise SystemExit(OUT_OF_MEMORY)
 
 
-def _start(command: Sequence[str], ranks: int, more: dict[str, str], output: int | None) -> Processes:
+def start_here(command: Sequence[str], ranks: int, more: dict[str, str], output: int | None) -> Processes:
     """A group with a meeting place of its own: what is left of an earlier one is not in its way."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -155,7 +180,7 @@ def _end(group: Processes) -> None:
 
 
 @contextmanager
-def _forwarding(conductor: "subprocess.Popen[bytes]") -> Iterator[None]:
+def _forwarding(conductor: Process) -> Iterator[None]:
     """Signals that ask a run to stop go to rank 0 alone."""
 
     def forward(number: int, _: Any) -> None:

@@ -124,14 +124,16 @@ def on_processes(
     if not resume and folder.exists() and any(folder.iterdir()):
         raise ValueError(f"run is {str(folder)!r}, which is not empty, and resume is False: choose another folder")
     from proximo.distributed.launching import command_of, launch
+    from proximo.distributed.on_ray import starting
 
     arguments = [each for field in allow_change for each in ("--allow-change", field)]
     arguments += [*(["--accept-lost-rows"] if accept_lost else []), *(["--track", *track] if track else [])]
-    with TemporaryDirectory() as place:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with starting(config.ranks) as start, TemporaryDirectory(dir=folder.parent, prefix=".ranks-") as place:
         file = Path(place) / "run.toml"
         file.write_text(toml.dumps(config))
         command = command_of(["train", str(file), "--run", str(folder), *arguments])
-        status = launch(command, config.ranks.processes, keep_quiet if quiet else say, quiet=quiet)
+        status = launch(command, config.ranks.processes, keep_quiet if quiet else say, quiet=quiet, start=start)
     if status == INTERRUPTED:
         raise KeyboardInterrupt(f"stopped and saved; the same call resumes {folder}")
     if status:
