@@ -3,6 +3,7 @@
 Runs are looked up among those that were found; a name from a request never becomes a path.
 """
 
+import hashlib
 import json
 import time
 import tomllib
@@ -107,7 +108,15 @@ def summary(run: RunFolder) -> dict[str, Any]:
         "outcome": last.get("outcome"),
         "held_out": after.get("accuracy") if isinstance(after, dict) else last.get("held_out/accuracy"),
         "started": attempts[0].get("started") if attempts else None,
+        "seed": settings.get("seed"),
+        "arm": _arm(settings),
     }
+
+
+def _arm(settings: Mapping[str, Any]) -> str | None:
+    """A value that runs share that differ only in their seed; None if the config cannot be read."""
+    others = sorted((name, repr(value)) for name, value in settings.items() if name != "seed")
+    return hashlib.sha256(repr(others).encode()).hexdigest()[:16] if others else None
 
 
 def last_values(run: RunFolder) -> dict[str, Any]:
