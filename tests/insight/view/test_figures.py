@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,13 @@ TABS = ("overview", "stability", "performance", "events", "config", "all")
 PHONE = {"width": 390, "height": 844}
 
 
-def evaluation(step: int, share: float) -> dict[str, float]:
+def evaluation(step: int, share: float) -> Mapping[str, object]:
     values = {"accuracy": share, "outcome": share, "low": share - 0.05, "high": share + 0.05, "problems": 400}
     return {"step": step} | {f"held_out/{name}": value for name, value in values.items()}
 
 
-def metrics(seed: int) -> list[dict[str, float]]:
-    rows = [evaluation(0, 0.3)]
+def metrics(seed: int) -> list[Mapping[str, object]]:
+    rows: list[Mapping[str, object]] = [evaluation(0, 0.3)]
     for step in range(1, 31):
         up = step / 60 + 0.1 * seed + 0.04 * (step % 2)
         numbers = {"outcome": 0.2 + up, "reward": 0.2 + up, "entropy": 1 / step, "truncated": 0.0, "length": 9 + up}
@@ -133,8 +134,7 @@ def test_events_say_which_rules_passed_and_which_need_more(window, page):
     window.page.goto(page.address(run=name("grpo", 0), tab="events") + "&run=sft")
     window.until("() => document.querySelectorAll('.ruled').length === 2")
     first, stage = window.page.locator(".ruled").all()
-    passed = int(re.match(r"(\d+) of 18 rules passed", first.locator("summary").inner_text())[1])
-    assert passed > 8
+    assert re.fullmatch(r"1\d of 18 rules passed", first.locator("summary").inner_text())
     assert "without the metric" in first.locator("[data-rules=unmeasured]").inner_text()
     assert "Every row of metrics.jsonl (32)" in first.locator("[data-rules=rows]").inner_text()
     assert "about reinforcement learning" in stage.locator("[data-rules=none]").inner_text()
