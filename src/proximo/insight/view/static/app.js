@@ -2,7 +2,7 @@
 
 import { Refused, api, takeToken } from "./asking.js";
 import { AXES } from "./charts.js";
-import { element, oneLine, refill } from "./elements.js";
+import { element, known, oneLine, refill } from "./elements.js";
 import { showEvents } from "./events.js";
 import { openHelp } from "./figures/help.js";
 import { shownRuns } from "./figures/names.js";
@@ -117,8 +117,8 @@ function openStep(name, step) {
 }
 
 function showTabs(current, state, runs) {
-  const found = runs.reduce((sum, { run }) => sum + run.findings.length, 0);
-  const worst = runs.some(({ run }) => run.findings.some((each) => each.severity === "failing")) ? "bad" : "warn";
+  const standing = runs.flatMap(({ run }) => run.findings).filter((each) => !known(each.over));
+  const [found, worst] = [standing.length, standing.some((each) => each.severity === "failing") ? "bad" : "warn"];
   const button = ([name, label], place) =>
     element("button", { type: "button", "data-tab": name, "aria-pressed": String(name === current), title: `key ${place + 1}`, onclick: () => leave(name) }, label,
       name === "events" && found ? element("span", { class: `count ${worst}` }, String(found)) : null);

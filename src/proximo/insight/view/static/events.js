@@ -14,7 +14,7 @@ function stepLink(run, step, show, text) {
 
 export function showEvents(main, runs) {
   const found = runs.flatMap((shown) => shown.run.findings.map((finding) => ({ ...shown, ...finding })));
-  found.sort((one, other) => ORDER.indexOf(one.severity) - ORDER.indexOf(other.severity) || one.step - other.step);
+  found.sort((one, other) => known(one.over) - known(other.over) || ORDER.indexOf(one.severity) - ORDER.indexOf(other.severity) || one.step - other.step);
   const events = runs.flatMap((shown) => shown.run.events.filter((event) => event.kind !== "finding").map((event) => ({ ...shown, ...event })));
   const isMany = runs.length > 1;
   main.replaceChildren(
@@ -34,7 +34,7 @@ const named = ({ run, shade, label }) => element("span", { class: "faint", title
 function finding({ run, shade, label, rule, severity, step, message, remedy, show, over }, isMany) {
   const kind = severity === "failing" ? "bad" : "warn";
   return element(
-    "article", { class: `finding ${kind}`, "data-rule": rule },
+    "article", { class: `finding ${kind}${known(over) ? " over" : ""}`, "data-rule": rule },
     element("p", { class: "head" }, element("span", { class: `badge ${kind}` }, oneLine(severity ?? "")), element("strong", {}, quoted(oneLine(rule ?? "")).textContent.replaceAll("-", " ")),
       isMany ? named({ run, shade, label }) : null,
       known(step) && step >= 0 ? element("span", { class: "faint" }, `first at step ${step}${known(over) ? `, over after step ${over}` : ""}`) : null),

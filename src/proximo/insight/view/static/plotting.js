@@ -3,7 +3,7 @@
 import { known } from "./elements.js";
 import uPlot from "./vendor/uplot.js";
 
-const [FAINT, PALE] = ["5c", "70"]; // transparency, behind a colour
+const [FAINT, FAINTER, PALE] = ["5c", "2b", "70"]; // transparency, behind a colour
 
 /** The input of uPlot: aligned columns, their styles, and which column belongs to which line: `of` are the values, `best`
  * the moving mean where there is one. */
@@ -20,14 +20,15 @@ export function columnsOf({ lines, stacked, dots }) {
 const hasBand = (line, dots) => Boolean(line.low) && !dots;
 
 function addLine({ series, bands, of, best, shows }, line, { stacked, dots }) {
-  const { colour: stroke, dash: dashes, x, filled, isThin, isMean, smooth } = line;
+  const { colour: stroke, dash: dashes, x, filled, isThin, isMean, isCrowded, smooth } = line;
   const isBack = smooth || isThin || dots;
-  const paint = smooth && isMean ? "transparent" : isBack ? `${stroke}${isThin ? PALE : FAINT}` : stroke;
+  const pale = `${stroke}${isThin ? PALE : isCrowded ? FAINTER : FAINT}`;
+  const paint = smooth && (isMean || isThin) ? "transparent" : isBack ? pale : stroke; // seeds are raw enough
   of.push(series.length);
   shows.push(!stacked);
   series.push({ stroke: paint, width: stacked ? 0 : isBack ? 1 : isMean ? 2.6 : 1.6, dash: isThin ? [] : dashes, fill: filled, points: { show: !stacked && !isBack && x.length < 30, size: 4.5, fill: stroke }, paths: stacked ? uPlot.paths.stepped({ align: 1 }) : undefined });
   if (smooth) {
-    series.push({ stroke, width: isMean ? 2.6 : 2, dash: dashes, points: { show: false } });
+    series.push({ stroke: isThin ? pale : stroke, width: isThin ? 1 : isMean ? 2.6 : 2, dash: isThin ? [] : dashes, points: { show: false } });
     shows.push(false);
   }
   best.push(series.length - 1);

@@ -7,7 +7,7 @@ import { dot } from "./figures/shapes.js";
 import { rove } from "./figures/roving.js";
 
 const MANY = 12;
-const LETTERS = 25;
+const LETTERS = 17;
 
 /** `go` changes the address, which names the runs that are shown. */
 export class RunList {
@@ -34,7 +34,8 @@ export class RunList {
     if (told === this.shown) return;
     this.shown = told;
     this.root.replaceChildren(quoted(oneLine(root)), ` · ${runs.length} run${runs.length === 1 ? "" : "s"}`);
-    this.fold.replaceChildren(...shown.slice(0, 3).flatMap(({ shade, label }) => [dot(shade), quoted(middle(oneLine(label), 14)), " "]), shown.length > 3 ? `and ${shown.length - 3} more` : shown.length ? "" : "select a run", element("span", { class: "faint" }, ` of ${runs.length}`));
+    const few = shown.length > 2 ? [] : shown.flatMap(({ shade, label }) => [dot(shade), quoted(middle(oneLine(label), 16))]);
+    this.fold.replaceChildren(...(few.length ? few : [...new Set(shown.map(({ shade }) => shade))].map(dot)), few.length ? "" : shown.length ? `${shown.length} runs` : "select a run", element("span", { class: "faint" }, `of ${runs.length}`));
     this.filter.hidden = runs.length <= MANY;
     const focused = this.list.contains(document.activeElement) ? document.activeElement.dataset.key : null;
     const short = namesIn(runs);

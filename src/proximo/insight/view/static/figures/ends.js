@@ -9,7 +9,7 @@ const [APART, ROW, CHARACTER] = [90, 12, 6.3]; // pixels
 export function roomFor({ lines, stacked }, width) {
   const labelled = named(lines);
   if (stacked || labelled.length < 2 || labelled.length > 10) return { room: 10, letters: 0 };
-  const letters = Math.min(Math.max(...labelled.map(({ label }) => label.length)), Math.floor((0.24 * width) / CHARACTER));
+  const letters = Math.min(Math.max(...labelled.map(({ label, end }) => (end ?? label).length)), Math.floor((0.24 * width) / CHARACTER));
   return { room: 18 + CHARACTER * letters, letters };
 }
 
@@ -100,11 +100,11 @@ function drawNames(plot, ends, { letters, ink, shorten }) {
   ctx.font = `${11 * ratio}px system-ui, sans-serif`;
   ctx.textBaseline = "middle";
   ctx.textAlign = "left";
-  ends.forEach(([{ label, shade, colour }], place) => {
+  ends.forEach(([{ label, end, shade, colour }], place) => {
     const x = bbox.left + bbox.width + 10 * ratio;
     mark(ctx, shade, colour, x - 3 * ratio, heights[place], 3 * ratio);
     ctx.fillStyle = ink;
-    ctx.fillText(shorten(label, letters), x + 3 * ratio, heights[place]);
+    ctx.fillText(shorten(end ?? label, letters), x + 3 * ratio, heights[place]);
   });
   ctx.restore();
 }

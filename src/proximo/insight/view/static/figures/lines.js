@@ -8,6 +8,7 @@ import { COLOURS } from "./names.js";
 
 const MOST = 2000; // points of a line
 const BANDS = 2; // runs with bands; more would hide one another
+const FEW = 3; // lines whose raw values are drawn clearly behind their moving means
 
 export function panelsOf(tab, runs) {
   if (tab === "all") return everyPanel(runs);
@@ -34,7 +35,8 @@ export function specsOf(panel, runs, axis, arms, smooth) {
   const seeds = new Set(means.flatMap(({ of }) => of));
   const [thin, others] = [lines.filter(({ key }) => seeds.has(key)), lines.filter(({ key }) => !seeds.has(key))];
   const bold = [...others, ...means].map((line) => ({ ...line, smooth: panel.dots ? null : smoothOf(line, smooth) }));
-  return [{ ...panel, lines: [...thin.map((line) => ({ ...line, isThin: true })), ...bold], names: count > 1, caps: capsOf(panel, runs), marks: marksOf(panel, runs, axis) }];
+  const behind = thin.map((line) => ({ ...line, isThin: true, smooth: panel.dots ? null : smoothOf(line, smooth) }));
+  return [{ ...panel, lines: [...behind, ...bold.map((line) => ({ ...line, isCrowded: bold.length > FEW }))], names: count > 1, caps: capsOf(panel, runs), marks: marksOf(panel, runs, axis) }];
 }
 
 /** One run with several lines has a colour for each; several runs have a colour each, and a dash for each line. */
@@ -53,7 +55,7 @@ function meansOf(lines, labels, arms) {
   return [...groups.values()].filter((group) => group.length > 1).map((group) => {
     const [{ arm, line, shade, colour: paint, dash: dashes }] = group;
     const name = `${arms.get(arm)} (${group.length} seeds)`;
-    return { ...meanOf(group), run: null, arm, line, shade, colour: paint, dash: dashes, low: null, isMean: true, key: `mean\n${arm}\n${line}`, of: group.map(({ key }) => key), label: labels.length > 1 ? `${name} · ${line}` : name };
+    return { ...meanOf(group), run: null, arm, line, shade, colour: paint, dash: dashes, low: null, isMean: true, end: labels.length > 1 ? `${arms.get(arm)} · ${line}` : arms.get(arm), key: `mean\n${arm}\n${line}`, of: group.map(({ key }) => key), label: labels.length > 1 ? `${name} · ${line}` : name };
   }).filter(({ x }) => x.length);
 }
 

@@ -12,9 +12,10 @@ export function middle(text, most) {
   return `${letters.slice(0, most - 1 - tail).join("")}…${letters.slice(letters.length - tail).join("")}`;
 }
 
-/** A short name for each name, all different: without the words that all begin and end with. */
+/** A short name for each name, all different: without the words that all begin and end with; of one, without folders. */
 export function shortNames(names, most = 28) {
   const whole = [...new Set(names)];
+  if (whole.length === 1) return new Map([[whole[0], middle(whole[0].replace(/^.*\/(?=[^/])/su, ""), most)]]);
   const parts = whole.map((name) => name.match(WORDS) ?? [name]);
   const [begin, end] = shared(parts);
   const bare = parts.map((words) => words.slice(begin, words.length - end).join("").replace(/[/_\-.\s]+$/, ""));
@@ -72,7 +73,7 @@ export function shownRuns(listed, chosen) {
   });
 }
 
-/** A name for each arm: what the names of its runs begin with. */
+/** A name for each arm: what the names of its runs begin with, without what all arms share. */
 export function armNames(shown) {
   const members = new Map();
   shown.forEach(({ arm, label }) => members.set(arm, [...(members.get(arm) ?? []), label]));
@@ -84,5 +85,6 @@ export function armNames(shown) {
     const name = common || (labels.length > 1 ? `mean of ${labels.length}` : labels[0]);
     names.set(arm, [...names.values()].includes(name) ? labels[0] : name);
   }
-  return names;
+  const short = shortNames([...names.values()]);
+  return new Map([...names].map(([arm, name]) => [arm, short.get(name)]));
 }
