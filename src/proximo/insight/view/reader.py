@@ -22,6 +22,7 @@ from proximo.insight.lens.replay import FIVE, chosen, compared, own_name
 from proximo.insight.lens.steps import Step
 from proximo.insight.lens.turns import place_in_words, starts, transcript
 from proximo.insight.lens.words import why as words_of
+from proximo.insight.view.finding import found_in
 from proximo.insight.view.lenses import Kept, Look, introduced, label, looked, named_pass, told, whole
 from proximo.insight.view.summaries import summary
 from proximo.storage.lines import plain, whole_lines
@@ -43,7 +44,10 @@ _tables: Kept[list[dict[str, Any]]] = Kept(8)
 
 
 def steps(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
-    """The stored steps and the available algorithms; with `problem`, only the steps with that problem."""
+    """The stored steps and the available algorithms; with `problem`, only the steps with that problem; with `find`, the
+    completions that contain a text."""
+    if "find" in query:
+        return found_in(run, query["find"], whole(query, "from", 0))
     if "problem" in query:
         return {"found": _elsewhere(run, query["problem"])}
     names = chosen(run.config, [card.name for card in explain.CARDS])
