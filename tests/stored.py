@@ -67,7 +67,7 @@ class Asked:
     """A group: what was asked, and what its siblings said. In one update, unless it was dropped."""
 
     said: Sequence[Said]
-    prompt: str | Sequence[Message] = "1+1="
+    prompt: str | tuple[Message, ...] = "1+1="
     answer: str = "2"
     problem: str = "sum-1"
     dropped: bool = False

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from proximo.cli.flags import refuse, take, take_switch
 from proximo.cli.output.static_page import write_static
+from proximo.storage.memory import return_memory
 
 USAGE = """usage: proximo view [RUN | DIR] [--port N] [--no-browser] [--load-code]
        proximo view --static OUT [RUN | DIR ...] [--steps LIST] [--load-code]
@@ -49,6 +50,7 @@ def run(arguments: list[str]) -> int:
         refuse(f"--steps {steps} is for --static OUT: give that, too, or leave it out")
     root = _root(arguments)
     try:
+        import pyarrow
         import torch
 
         from proximo.insight.view.server import bind, server
@@ -69,6 +71,8 @@ def run(arguments: list[str]) -> int:
         webbrowser.open(address)
     os.nice(10)  # training on this machine has priority
     torch.set_num_threads(1)  # more threads are no faster here, and slow a concurrent run down
+    return_memory()
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # which gives memory back, too
     try:
         server(root, token=token, port=port, load_code=load_code).run(sockets=[socket_])
     except KeyboardInterrupt:  # the normal way to stop it

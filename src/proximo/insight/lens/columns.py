@@ -5,6 +5,7 @@ from typing import overload
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
@@ -12,6 +13,23 @@ from proximo.insight.lens.layout import Layout
 from proximo.tensor_types import Bool, Float, Int
 
 MISALIGNED = "it is damaged: a column is not aligned with the tokens"
+
+
+class Columns:
+    """Columns of a rollout file by name. Each is read when it is asked for, so that at most one is in memory twice, as
+    the file has it and as a tensor."""
+
+    def __init__(self, data: bytes) -> None:
+        self._file = pq.ParquetFile(pa.BufferReader(data))
+        self._names = frozenset(self._file.schema_arrow.names)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def __getitem__(self, name: str) -> pa.Array:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._file.read(columns=[name], use_threads=False).column(0).combine_chunks()
 
 
 class Pieces(Sequence[Sequence[str]]):
@@ -55,6 +73,8 @@ class Rows:
         check_lengths(lists, has.sum(dim=1))
         check_lengths(lists.flatten(), lengths[has])
         values = flat(lists.flatten())
+        if has.shape[1] == 1 and len(values) == len(self._layout.row):  # one pass over all rows
+            return values.unsqueeze(0)
         found = torch.full((has.shape[1], len(self._layout.row)), torch.nan, dtype=values.dtype)
         ends = lengths.flatten().cumsum(0).reshape(has.shape)
         for number, held in enumerate(has.T):

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from proximo.insight.lens.columns import Pieces, Rows, check_lengths, flat, offsets
+from proximo.insight.lens.columns import Columns, Pieces, Rows, check_lengths, flat, offsets
 from proximo.insight.lens.layout import Layout
 from proximo.insight.lens.turns import read_messages, read_turns
 from proximo.models.routing import UNKNOWN
@@ -128,13 +128,13 @@ class Step:
 def read_step(path: Path, number: int) -> Step:
     """Read a step's file; ValueError, in one line, if it is damaged or was written by another version."""
     try:
-        data = _bytes(path)
+        data = file_bytes(path)
         facts = _facts(data)
         if facts.get("format") != FORMAT:
             raise ValueError("another version of Proximo wrote it: read it with that one, or run the step again")
         if not is_intact(data):
             raise ValueError(CHANGED)
-        return _step(pq.read_table(pa.BufferReader(data)), number, facts)
+        return _step(Columns(data), number, facts)
     except KeyError as error:
         raise ValueError(f"{path}: it is damaged, {error} is missing") from None
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -147,7 +147,7 @@ def complaint(path: Path) -> str | None:
     """What is wrong with a rollout file, without reading it into tensors; None: nothing, or another version wrote
     it."""
     try:
-        data = _bytes(path)
+        data = file_bytes(path)
     except (OSError, ValueError) as error:
         return str(error)
     if is_intact(data):
@@ -158,7 +158,8 @@ def complaint(path: Path) -> str | None:
         return CHANGED
 
 
-def _bytes(path: Path) -> bytes:
+def file_bytes(path: Path) -> bytes:
+    """The file's bytes; ValueError if there are too many, OSError if it is a link."""
     with open_file(path) as file:
         if (size := file.seek(0, 2)) > MAX_BYTES:
             raise ValueError(f"it has {size >> 20:,} MiB, more than the {MAX_BYTES >> 20:,} MiB that are read at once")
@@ -172,19 +173,19 @@ def _facts(data: bytes) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def _step(table: pa.Table, number: int, facts: Mapping[str, Any]) -> Step:
-    column = {name: table.column(name).combine_chunks() for name in table.column_names}
+def _step(column: Columns, number: int, facts: Mapping[str, Any]) -> Step:
     for update in facts["updates"]:
         _ = update["version"], update["skipped"], update["value_only"]
     lengths = torch.from_numpy(np.diff(offsets(column["tokens"])))
-    check_lengths(column["pieces"], lengths)
-    counts = torch.from_numpy(np.diff(offsets(column["updates"])))
+    pieces, rows_updates = column["pieces"], column["updates"]
+    check_lengths(pieces, lengths)
+    counts = torch.from_numpy(np.diff(offsets(rows_updates)))
     most = int(counts.max()) if len(counts) else 0
     _check_size(lengths, most)
     rows = Rows(Layout(lengths))
     has = torch.arange(most) < counts.unsqueeze(1)
     updates = torch.full((len(lengths), most), -1)
-    updates[has] = torch.from_numpy(column["updates"].flatten().to_numpy().astype(np.int64))
+    updates[has] = torch.from_numpy(rows_updates.flatten().to_numpy().astype(np.int64))
     if most and int(updates.max()) >= len(facts["updates"]):
         raise ValueError("it is damaged: a row belongs to an update that is missing")
     return Step(
@@ -198,7 +199,7 @@ def _step(table: pa.Table, number: int, facts: Mapping[str, Any]) -> Step:
         text=column["text"].to_pylist(),
         answer=[answer or "" for answer in column["answer"].to_pylist()],
         parts=[dict(part) for part in column["parts"].to_pylist()],
-        pieces=Pieces(column["pieces"]),
+        pieces=Pieces(pieces),
         turns=read_turns(_texts(column, "turns", len(lengths)), lengths.tolist()),
         messages=read_messages(_texts(column, "messages", len(lengths))),
         updates=updates.T.contiguous(),
@@ -207,7 +208,7 @@ def _step(table: pa.Table, number: int, facts: Mapping[str, Any]) -> Step:
     )
 
 
-def _texts(column: Mapping[str, pa.Array], name: str, count: int) -> list[str | None]:
+def _texts(column: Columns, name: str, count: int) -> list[str | None]:
     """A column that older files, and steps without it, do not have."""
     return column[name].to_pylist() if name in column else [None] * count
 
@@ -222,14 +223,15 @@ def _check_size(lengths: Int[Tensor, " B"], passes: int) -> None:
         raise ValueError(f"{sizes} in {passes:,} passes, more than the {MAX_PASSED:,} that are held at once")
 
 
-def _batch(column: Mapping[str, pa.Array], rows: Rows, lengths: Int[Tensor, " B"]) -> FlatBatch:
+def _batch(column: Columns, rows: Rows, lengths: Int[Tensor, " B"]) -> FlatBatch:
     group = torch.from_numpy(column["group"].to_numpy().astype(np.int64))
     if len(group) and not 0 <= int(group.min()) <= int(group.max()) < len(group):
         raise ValueError("it is damaged: groups are not numbered from 0")
     prompts: dict[int, tuple[int, ...]] = {}
+    prompt_tokens = column["prompt_tokens"]
     for place, number in enumerate(group.tolist()):
         if number not in prompts:
-            prompts[number] = tuple(column["prompt_tokens"][place].as_py())
+            prompts[number] = tuple(prompt_tokens[place].as_py())
 
     names = ("rollout_entropy", "ref_logprobs", "teacher_logprobs", "values", "returns", "turn_rewards")
     mask = rows(column["mask"])
@@ -252,12 +254,13 @@ def _batch(column: Mapping[str, pa.Array], rows: Rows, lengths: Int[Tensor, " B"
     )
 
 
-def _routes(column: Mapping[str, pa.Array], rows: Rows, group: Int[Tensor, " B"], prompts: int) -> dict[str, Any]:
+def _routes(column: Columns, rows: Rows, group: Int[Tensor, " B"], prompts: int) -> dict[str, Any]:
     """The replayed experts, if there are any."""
     if "routes" not in column or not len(group):
         return {}
     shape = (-1, column["route_layers"][0].as_py(), column["route_experts"][0].as_py())
     first = [int((group == number).nonzero()[0]) for number in range(prompts)]
-    found = [flat(column["prompt_routes"].slice(place, 1)).reshape(shape) for place in first]
+    routes_of_prompts = column["prompt_routes"]
+    found = [flat(routes_of_prompts.slice(place, 1)).reshape(shape) for place in first]
     routes = rows(column["routes"], entries=shape[1] * shape[2]).reshape(shape)
     return {"routes": routes, "prompt_routes": tuple(found)}

@@ -24,6 +24,7 @@ from proximo.insight.lens.turns import place_in_words, starts, transcript
 from proximo.insight.lens.words import why as words_of
 from proximo.insight.view.finding import found_in
 from proximo.insight.view.lenses import Kept, Look, introduced, label, looked, named_pass, told, whole
+from proximo.insight.view.outline import outline
 from proximo.insight.view.summaries import summary
 from proximo.storage.lines import plain, whole_lines
 from proximo.storage.opening import open_file
@@ -61,7 +62,10 @@ def steps(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def step(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
-    """Groups and completions of a step in a few numbers each; with `find`, only the rows that contain the text."""
+    """Groups and completions of a step in a few numbers each; with `find`, only the rows that contain the text; with
+    `outline`, what is known without computing anything."""
+    if "outline" in query:
+        return outline(run, whole(query, "step"))
     if "find" in query:
         return {"matches": _matches(run.step(whole(query, "step")), query["find"])}
     look = looked(run, query)

@@ -38,6 +38,7 @@ export async function fromBundle(path, params = {}) {
   const own = about.steps?.own;
   const files = run.steps[String(Number(params.step))];
   if (!files) throw new Error(missing(run, params.step));
+  if (params.outline) throw new Error("a copy needs no outline");
   if (params.find) return { matches: (await rowsWith(files[own], params.find)).map(({ row }) => row.row) };
   const file = files[params.as ?? own];
   if (!file) throw new Error(`this copy has step ${params.step} under ${Object.keys(files).join(", ")} only`);

@@ -96,6 +96,7 @@ class Reader {
     this.tellReading(state);
     this.guarded(() => this.search.show(state.run, state.all ? state.find : null));
     const asked = [this.steps(), this.ask("/api/step", this.asked), this.found()];
+    asked[0].then((about) => turn === this.turn && !this.step && this.bar.draw(about, null, state, this.runs)).catch(() => {});
     let isDrawn = false;
     await this.guarded(async () => {
       const [about, step, found] = await Promise.all(asked);
@@ -266,9 +267,20 @@ class Reader {
     this.root.classList.remove("waiting");
     if (!state) return;
     this.soon = setTimeout(() => {
-      const what = state.group && this.step?.step === Number(state.step) ? `group ${oneLine(state.group)}` : `step ${oneLine(state.step)}`;
-      this.reading.textContent = `reading ${what} of ${oneLine(state.run)} …`;
+      const isGroup = state.group && this.drawn && this.step?.step === Number(state.step);
+      this.reading.textContent = `reading ${isGroup ? `group ${oneLine(state.group)}` : `step ${oneLine(state.step)}`} of ${oneLine(state.run)} …`;
       this.root.classList.add("waiting");
+      if (!isGroup) this.drawOutline(state).catch(() => {}); // the whole answer says what is wrong
     }, SOON);
+  }
+
+  /** Rewards and lengths of a large step, until all of it has been read. */
+  async drawOutline({ run, step, show }) {
+    const { turn } = this;
+    const outline = await this.api("/api/step", { run, step, outline: 1 });
+    if (turn !== this.turn || !this.root.hasAttribute("aria-busy") || this.step?.step === outline.step && this.drawn) return;
+    const size = `${outline.rows.length.toLocaleString("en")} completions with ${outline.tokens.toLocaleString("en")} tokens`;
+    this.reading.textContent = `reading step ${oneLine(step)} of ${oneLine(run)}: ${size} …`;
+    this.places.groups.replaceChildren(groupTable(outline, shown(outline, show, null), { narrow: this.root.classList.contains("open"), open: null, go: this.go }));
   }
 }
