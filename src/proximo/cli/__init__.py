@@ -52,6 +52,8 @@ Train language models by reinforcement learning, and see what each update did.
                        serve a model as an OpenAI-compatible endpoint, with a page to chat with it
   proximo view [RUN | DIR] [--port N] [--no-browser] [--load-code]
                        open a local web page of one or more runs: curves, and every token of every rollout
+  proximo watch RUN [--once] [--every SECONDS]
+                       show a run in the terminal: whether it learns, its curves, events and the newest completion
   proximo replay RUN --step N [--as NAME ...] [--model DIR] [--out TOKENS.parquet]
                        show what other algorithms would have done with a stored step, token by token
   proximo compare [five | PRESET | run.toml ...] [--algorithms A,B | --ablate A] [--seeds N] [--tokens N | --updates N]
@@ -89,7 +91,7 @@ STAGES = ("sft", "reward-model", "dpo")
 """Commands that train on files."""
 OUTSIDE = ("init", "job", "rate", "serve", "tasks")
 """Commands whose files are next to this one."""
-RESULTS = ("fork", "track", "export", "study")
+RESULTS = ("fork", "track", "export", "study", "watch")
 """Commands on what a run has written."""
 CHAINS = ("iterate",)
 """Commands that train several runs in turn."""

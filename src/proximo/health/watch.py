@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from proximo.health.drift import EntropyCollapse, EntropyRise, KlRunaway, LengthExplosion, SuddenCollapse, Truncation
 from proximo.health.finding import SEVERITIES, Finding, Row
 from proximo.health.gains import HeldOutFlat, OnePart
-from proximo.health.history import History
+from proximo.health.history import HELD_OUT, History
 from proximo.health.lessons import ColdStart, DeadGroups, Duplicates, NoReward, TooEasy, Unscored
 from proximo.health.rule import Rule
 from proximo.health.updates import ClipSaturation, HugeUpdate, SamplerGap, WeakValueModel
@@ -49,6 +50,20 @@ class Spell:
     is_over: bool = False
 
 
+@dataclass(frozen=True)
+class RuleState:
+    """A rule after all rows: found, passed (now or never a finding), waiting for more rows, or without its metric."""
+
+    rule: str
+    state: Literal["found", "passed", "waiting", "unmeasured"]
+    rows: int
+    """Rows with its metric."""
+    needs: int
+    """Rows that it needs."""
+    when: str
+    """Its threshold in words."""
+
+
 class Watch:
     """Rows in, findings out. The findings are a function of the rows alone: given the same rows again, as after a
     resume, a new watch has the same state."""
@@ -77,6 +92,22 @@ class Watch:
     def standing(self) -> list[Finding]:
         """Findings that are not over, worst first."""
         return [spell.finding for spell in worst_first(self._open.values())]
+
+    def states(self) -> list[RuleState]:
+        """What each rule says now."""
+        return [self._state(rule) for rule in self.rules]
+
+    def _state(self, rule: Rule) -> RuleState:
+        history = self.history
+        rows = history.trained * bool(history.evaluations) if rule.reads == HELD_OUT else history.seen[rule.reads]
+        needs = max(rule.window, getattr(rule, "apart", 0))
+        if rule.name in self._open:
+            state = "found"
+        elif rows >= needs:
+            state = "passed"
+        else:
+            state = "waiting" if rows or not history.trained else "unmeasured"
+        return RuleState(rule.name, state, rows, needs, rule.when)
 
     def _begin(self, rule: Rule, evidence: str) -> Finding:
         step = self.history.step

@@ -25,6 +25,7 @@ from proximo.insight.compare import comparison_folder as place_module
 from proximo.insight.compare import workers as crew
 from proximo.insight.compare.fairness import checks, first_difference
 from proximo.insight.compare.measured import MEASURES, Run
+from proximo.insight.compare.page.verdicts import verdict_lines
 from proximo.insight.compare.page.writing import html, markdown, sections
 from proximo.insight.compare.paired import answer_difference, seed_difference
 from proximo.insight.compare.runs import gathered
@@ -657,6 +658,13 @@ def test_a_folder_whose_comparison_died_while_it_was_written_is_still_its_own(tm
             place.check(
                 make_plan([(name, replace(SMALL, training=replace(SMALL.training, groups=2))) for name in "ab"], 1)
             )
+
+
+def test_two_seeds_cannot_decide_and_three_can(result):
+    assert all("two seeds cannot decide, give --seeds 3" in line for line in verdict_lines(result))
+    assert "(two seeds cannot decide)" in markdown(result, sections(result))
+    more = [replace(each, by_seed={0: 0.0, 1: 0.0, 2: 0.0}) for each in result.differences]
+    assert not any("seeds" in line for line in verdict_lines(replace(result, differences=more)))
 
 
 def test_one_that_is_missing_is_left_out_and_said(copied):

@@ -18,6 +18,7 @@ from proximo.insight.view import reader
 from tests.fixture import GROUP, LOG_RATIO, MASK, OLD
 from tests.insight.test_turns import PIECES, TURNS
 from tests.insight.view.browser import VIEWPORT, Served, Window, served
+from tests.insight.view.test_figures import AXE, RULES
 from tests.insight.view.test_reader import ADVANTAGES, BY_HAND, answers, fixture_group, value_of
 from tests.stored import UNSCORED, Asked, Said, store
 
@@ -539,3 +540,15 @@ def test_on_a_phone_the_card_is_a_sheet_and_everything_is_large_enough_to_touch(
     window.page.set_viewport_size(VIEWPORT)
     opened(window, page, run="known", step=0, group=0)
     assert window.page.locator(".sibling").first.bounding_box()["y"] < 480  # above the fold
+
+
+@pytest.mark.scale
+def test_axe_finds_nothing_serious_in_the_reader(window, page):
+    opened(window, page, run="played", step=1)
+    window.page.evaluate((AXE / "axe.min.js").read_text())
+    for state in ({}, {"group": 0, "row": 0, "token": 4}, {"group": 0, "text": "markdown"}, {"find": "3", "all": 1}):
+        opened(window, page, run="played", step=1, **state)
+        for scheme in ("light", "dark"):
+            window.page.emulate_media(color_scheme=scheme)
+            assert window.page.evaluate(RULES) == [], (state, scheme)
+    window.page.emulate_media(color_scheme=None)

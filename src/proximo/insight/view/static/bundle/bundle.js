@@ -110,7 +110,7 @@ function banner() {
     const words = !of.length ? "no rollouts were stored" : `rollouts of ${some.length} of ${of.length} steps: ${some.join(", ") || "none"}`;
     return element("li", {}, quoted(oneLine(name)), `: ${words}`);
   };
-  return element("details", { class: "copy" }, element("summary", {}, `copy of ${oneLine(bundle.made)}`),
-    element("div", {}, element("p", {}, "This page is a copy: it does not follow the runs. It has their curves, findings and settings, and of their rollouts:"),
+  return element("details", { class: "copy" }, element("summary", {}, "copy"),
+    element("div", {}, element("p", {}, `This page is a copy, made on ${oneLine(bundle.made)}: it does not follow the runs. It has their curves, findings and settings, and of their rollouts:`),
       element("ul", {}, ...Object.entries(bundle.runs).map(line))));
 }

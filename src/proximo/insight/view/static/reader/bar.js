@@ -57,8 +57,8 @@ export class Bar {
       button(text, { title, "aria-label": title, disabled: number === undefined, onclick: () => this.go({ step: number, ...ELSEWHERE }) });
     if (document.activeElement !== this.find) this.find.value = state.find ?? "";
     if (document.activeElement !== this.jump) this.jump.value = state.step;
-    const here = about.stored > about.steps.length ? `, ${about.steps.length} of ${about.stored} are in this copy` : "";
-    const last = element("span", { class: "faint" }, `of ${about.steps.at(-1) ?? "–"}${here}`);
+    const isPart = about.stored > about.steps.length; // a copy has some steps only
+    const last = element("span", { class: "faint" }, isPart ? `${about.steps.length} of ${about.stored} in this copy` : `of ${about.steps.at(-1) ?? "–"}`);
     const [back, on] = [arrow("‹", "previous step, key <", before), arrow("›", "next step, key >", after)];
     refill(this.steps, [back, "step ", this.jump, last, on]);
     const lens = lensChoice(about, step?.algorithm.name ?? about.own, this.go);
