@@ -218,7 +218,7 @@ def test_a_path_that_leads_nowhere_is_the_users_error(tmp_path: Path):
     for path in ("json", None, 3):
         line = f"reward.path is {path!r}: give a function, package.module:function or file.py:function"
         with pytest.raises(ValueError, match=line):
-            PythonFunction(path)  # pyright: ignore[reportArgumentType]
+            PythonFunction(path)
     broken = tmp_path / "broken.py"
     broken.write_text("import nothing_of_this_name")
     empty = tmp_path / "empty.py"

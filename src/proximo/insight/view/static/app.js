@@ -18,7 +18,7 @@ const [OFTEN, SELDOM] = [2000, 10000]; // milliseconds
 
 const SMOOTH = [["auto", "automatic"], ["1", "off"], ...["5", "11", "25", "51", "101"].map((wide) => [wide, `${wide} steps`])];
 const [main, tabs, axes, options, notice] = ["main", "tabs", "axis", "options", "notice"].map((id) => document.getElementById(id));
-const list = new RunList(document.getElementById("runs"), go);
+const list = new RunList(document.getElementById("runs"), fromList);
 const followed = new Map();
 let listed = { root: "", runs: [] };
 let page = null; // the charts that are on the screen
@@ -45,6 +45,12 @@ function go(changes, isSmall = false) {
   const address = hash.toString().replaceAll("%2F", "/");
   if (isSmall) history.replaceState(null, "", `#${address}`), render();
   else location.hash = address;
+}
+
+/** From the list of runs. The reader stays, at the same step of another run. */
+function fromList({ step, ...changes }) {
+  if (isReading(stateNow()) && changes.run.length) go({ ...changes, as: null, pass: null, group: null, row: null, token: null });
+  else go({ ...changes, step });
 }
 
 /** The runs of the address that exist; the newest if it names none. */
@@ -83,8 +89,8 @@ function showPage(tab, state, runs, axis) {
   drawn = tab;
   if (tab === "reader") {
     if (!wasReader) main.replaceChildren();
-    const key = JSON.stringify(state);
-    if (main.dataset.state !== key) (main.dataset.state = key), showReader(main, state, api, go);
+    const key = JSON.stringify([state, listed.runs.map(({ name }) => name)]);
+    if (main.dataset.state !== key) (main.dataset.state = key), showReader(main, state, { api, go, runs: listed.runs });
     return;
   }
   delete main.dataset.state;
