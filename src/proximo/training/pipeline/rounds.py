@@ -24,6 +24,10 @@ from proximo.training.pipeline.running import fitted, prefixed, reinforced
 from proximo.training.runfolder.resume import Attempt, begin
 
 
+FEWEST = 10
+"""Rankings of which a tenth is held out; fewer are all trained on."""
+
+
 @dataclass(frozen=True)
 class RoundsConfig:
     """Everything that determines the rounds."""
@@ -108,7 +112,7 @@ def _round(
         return policy
     rankings = _ranked(config, folder, number, say)
     data = DataFile(str(_pairs(folder, number + 1)))
-    if rankings * data.held_out < 1:
+    if rankings < FEWEST:
         data = replace(data, held_out=0.0)  # too few to keep one apart: a round that has been trained is not given up
     fit = RewardModelConfig(data, held.path, fit=config.fit, device=config.policy.device)
     judged = fitted(train_reward_model, fit, _judge(folder, number + 1), say, accept_lost)
