@@ -71,7 +71,7 @@ class Layout:
         real = steps < lengths
         return torch.where(real, self.starts[index].unsqueeze(1) + steps, 0), real
 
-    def padded(self, tokens: Tensor, index: Int[Tensor, " M"], filler: int = 0) -> Tensor:
+    def padded(self, tokens: Tensor, index: Int[Tensor, " M"], filler: int | float = 0) -> Tensor:
         """Values of these rows' tokens, [M, T], with the filler beyond each row's length."""
         places, real = self.grid(index)
         found = tokens.new_full((*places.shape, *tokens.shape[1:]), filler)
