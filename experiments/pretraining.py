@@ -21,12 +21,13 @@ SEED = 1000
 
 @dataclass(frozen=True)
 class Lesson:
-    """One stage of fine-tuning: each example is seen once."""
+    """One stage of fine-tuning."""
 
     train: Sequence[Example]
     held_out: Sequence[Example]
     batch: int
     learning_rate: float
+    epochs: float = 1.0
 
 
 def pretrain(
@@ -41,8 +42,8 @@ def pretrain(
     for number, lesson in enumerate(lessons, start=1):
         rows = [encode(tokenizer, examples, 256, mistakes) for examples in (lesson.train, lesson.held_out)]
         mistakes.refuse("examples that cannot be encoded:")
-        rate = lesson.learning_rate
-        options = FitOptions(batch=lesson.batch, learning_rate=rate, warmup_steps=20, evaluate_every=200)
+        chosen = {"batch": lesson.batch, "learning_rate": lesson.learning_rate, "epochs": lesson.epochs}
+        options = FitOptions(**chosen, warmup_steps=20, evaluate_every=200)
         log = RunLog(run / f"stage-{number}")
         log.start(toml.dumps(options))
         stage = Supervised(model, rows[0], rows[1], token_budget=options.token_budget)

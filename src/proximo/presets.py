@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, VAPO, Algorithm
 from proximo.environments import MultiTurn
 from proximo.maths.pairwise import BradleyTerry, Dpo
+from proximo.maths.pieces.credit import ProcessNormalized
 from proximo.maths.pieces.divergences import KlLoss, UnbiasedK3
 from proximo.maths.pieces.shaping import KlReward
 from proximo.maths.pieces.traits import AdvantageTraits, AnchorTraits
@@ -15,6 +16,7 @@ from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.tasks.echo import Echo
 from proximo.tasks.guessing import Guessing
+from proximo.tasks.worked.chain import Chain
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
 from proximo.training.offline.fitting import FitOptions
 from proximo.training.pipeline import PipelineConfig, PreferenceOptions, ReinforcementOptions, RewardModelOptions
@@ -93,6 +95,15 @@ LENGTH = replace(
     steps=100,
 )
 
+CHAIN = replace(
+    LENGTH,
+    task=Chain(steps=(1, 2, 4, 8, 16), held_out=1000),
+    model="tiny-chain",
+    sampling=SamplingOptions(temperature=1.0, max_tokens=96),
+)
+
+CHAIN_PROCESS = replace(CHAIN, algorithm=replace(GRPO, advantage=ProcessNormalized()))
+
 MOE_ECHO = replace(
     ARITHMETIC,
     task=Echo(length=16, alphabet="abcdefghijklmnop", held_out=200),
@@ -163,6 +174,8 @@ PRESETS = (
     Preset("guessing", GUESSING, "guess a number in three turns, told higher or lower; a minute or two on a CPU"),
     Preset("calculator", CALCULATOR, "products of two-digit numbers with a calculator as a tool; minutes on a CPU"),
     Preset("length", LENGTH, "sums answered after filler words, to see what training does to length; minutes on a CPU"),
+    Preset("chain", CHAIN, "running sums of 1 to 16 written steps, with accuracy for each number; minutes on a CPU"),
+    Preset("chain-process", CHAIN_PROCESS, "the same with GRPO and process supervision: every written step is graded"),
     Preset("moe-echo", MOE_ECHO, "copies by a small mixture of experts, whose routing is measured; minutes on a CPU"),
     Preset(
         "pipeline-demo",

@@ -14,11 +14,11 @@ def said(text: str) -> Completion:
 
 
 def test_the_work_by_hand():
-    assert solution(PROBLEM) == ["b4=7", "c9=6"]
+    assert solution(PROBLEM) == ["3", "b4=7", "c9=6"]
 
 
 def test_the_last_number_is_graded():
-    texts = ["b4=7 c9=6", "b4=5 c9=6", "b4=7 c9=5", "", "6"]
+    texts = ["3 b4=7 c9=6", "3 b4=5 c9=6", "3 b4=7 c9=5", "", "6"]
     assert [grade.outcome for grade in Chain().grade([PROBLEM] * 5, [*map(said, texts)])] == [1, 1, 0, 0, 1]
 
 
@@ -28,7 +28,7 @@ def test_problems_have_the_steps_that_their_source_says():
     assert {problem.source for problem in problems} == {"steps-01", "steps-04", "steps-16"}
     for problem in problems:
         work = solution(problem)
-        assert len(work) == int(problem.source.removeprefix("steps-"))
+        assert len(work) == 1 + int(problem.source.removeprefix("steps-"))
         assert work[-1].endswith(f"={problem.answer}")
 
 

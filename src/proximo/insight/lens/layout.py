@@ -73,7 +73,7 @@ class Layout:
         real = steps < lengths
         return torch.where(real, self.starts[index].unsqueeze(1) + steps, 0), real
 
-    def padded(self, tokens: Tensor, index: Int[Tensor, " M"], filler: int = 0) -> Tensor:
+    def padded(self, tokens: Tensor, index: Int[Tensor, " M"], filler: int | float = 0) -> Tensor:
         """Values of these rows' tokens, [M, T], with the filler beyond each row's length."""
         lengths = self.lengths[index]
         if int(lengths.sum()) < LONG * len(index):

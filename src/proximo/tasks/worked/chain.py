@@ -18,7 +18,8 @@ _DIGITS = ExactMatch(last_number=True)
 
 @dataclass(frozen=True)
 class Chain:
-    """Running sums of digits, of which only the last digit counts: `a3b4c9=`, worked out as `b4=7 c9=6`, answer 6.
+    """Running sums of digits, of which only the last digit counts: `a3b4c9=`, worked out as `3 b4=7 c9=6`,
+    answer 6.
 
     A problem has one more term than steps. Each number of steps is a source of its own, so that metrics and evaluation
     show the accuracy of each: `sources/steps-08/accuracy`.
@@ -66,11 +67,12 @@ class Chain:
 
 
 def solution(problem: Problem) -> list[str]:
-    """The steps of the right work, such as ["b4=7", "c9=6"]."""
+    """The right work, such as ["3", "b4=7", "c9=6"]."""
     text = str(problem.prompt).rstrip("=")
     letters, digits = text[::2], [int(digit) for digit in text[1::2]]
-    sums = accumulate(digits)
-    return [f"{letter}{digit}={total % 10}" for letter, digit, total in zip(letters, digits, sums, strict=True)][1:]
+    sums = [total % 10 for total in accumulate(digits)]
+    steps = [f"{letter}{digit}={total}" for letter, digit, total in zip(letters, digits, sums, strict=True)]
+    return [str(digits[0]), *steps[1:]]
 
 
 def _graded_steps(problem: Problem, completion: Completion) -> tuple[tuple[int, float], ...]:
