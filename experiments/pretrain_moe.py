@@ -16,7 +16,7 @@ from proximo.data import Example
 from proximo.models import tiny_tokenizer
 from proximo.models.tiny import tiny_moe
 from proximo.presets import MOE_ECHO
-from proximo.tasks import Split
+from proximo.tasks import Echo, Split
 
 CARELESS = 0.7
 """Share of copies with two neighbours swapped."""
@@ -25,6 +25,7 @@ LONGEST = 32
 
 def example(index: int, split: Split, longest: int) -> Example:
     draw = random.Random(f"{split} {index}")
+    assert isinstance(MOE_ECHO.task, Echo)
     task = replace(MOE_ECHO.task, length=draw.randint(4, longest), held_out=50)
     problem = task.problem(index, split, SEED)
     answer = str(problem.answer)

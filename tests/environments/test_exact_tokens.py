@@ -54,7 +54,7 @@ class Wild:
     repeats = True
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, call: str, seed: int) -> None:
-        self._draw, self._end = random.Random(seed), tokenizer.eos_token_id
+        self._draw, self._end = random.Random(seed), int(tokenizer.eos_token_id)  # pyright: ignore[reportArgumentType]
         marks = set(tokenizer.added_tokens_decoder)
         self._ordinary = [token for token in range(len(tokenizer)) if token not in marks]
         self._call = [token for letter in call for token in tokenizer.encode(letter, add_special_tokens=False)]

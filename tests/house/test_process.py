@@ -43,6 +43,7 @@ CACHES = {
     "tasks/gym.py:_dataset": PURE,
     "tasks/gym_scoring.py:_dataset": PURE,
     "tasks/sorting.py:_stream": PURE,
+    "tasks/worked/chain.py:_stream": PURE,
     "training/old_names.py:_defaults": PURE,
     "worlds/python.py:_sandbox": "a sandbox that keeps nothing between two programs",
     "version.py:source_fingerprint": FILE,

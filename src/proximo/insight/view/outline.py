@@ -12,9 +12,7 @@ from proximo.insight.view.lenses import numbers
 
 PREVIEW = 160
 """Maximum characters of a prompt or an answer in a list."""
-UNKNOWN = dict.fromkeys(
-    ("duplicate", "advantage_mean", "ratio_most", "blocked_share", "entropy_mean", "gap_most", "kl_mean")
-)
+UNKNOWN = ("duplicate", "advantage_mean", "ratio_most", "blocked_share", "entropy_mean", "gap_most", "kl_mean")
 """What only the whole step says."""
 
 
@@ -35,7 +33,7 @@ def outline(run: RunFolder, number: int) -> dict[str, Any]:
         "length": lengths,
         "size": layout.lengths.tolist(),
     }
-    none = UNKNOWN | {"replies": 0, "failed": 0, "pushing": 0, "blocked": 0}
+    none = dict.fromkeys(UNKNOWN) | {"replies": 0, "failed": 0, "pushing": 0, "blocked": 0}
     rows = [{"row": row, **none, **{name: values[row] for name, values in facts.items()}} for row in range(len(groups))]
     found = []
     for group in sorted(set(groups)):
