@@ -23,7 +23,6 @@ from proximo.training.offline.reward_model import RewardModelConfig, train_rewar
 from proximo.training.pipeline.running import fitted, prefixed, reinforced
 from proximo.training.runfolder.resume import Attempt, begin
 
-
 FEWEST = 10
 """Rankings of which a tenth is held out; fewer are all trained on."""
 
