@@ -18,7 +18,7 @@ def page(found: Findings, rates: Mapping[str, float]) -> str:
     parts = [
         f"# {study.title}",
         *_pilot(study),
-        f"> {study.claim}\n>\n> {study.source}",
+        f"> {study.claim}\n>\n> Source: {study.source}. The wording was not compared with the paper's text.",
         f"**Verdict: {headline(found, first)}**",
         f"{_sentence(first)}{_incomplete(found)}",
         f"![{study.curve} of each arm]({study.label}.svg)",
@@ -36,12 +36,18 @@ def page(found: Findings, rates: Mapping[str, float]) -> str:
         _fixed(study),
         "## Caveats",
         "\n".join(f"- {each}" for each in study.caveats),
+        *_afterwards(study),
         f"What would change the verdict: {study.change}",
         "## How to repeat it",
         f"```text\nproximo study {study.name}{' --quick' * study.is_pilot}\n```",
         _seconds(found),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _afterwards(study: Study) -> list[str]:
+    noticed = "\n".join(f"- {each}" for each in study.afterwards)
+    return ["## Noticed after the design was fixed", noticed] if noticed else []
 
 
 def headline(found: Findings, of: Found) -> str:

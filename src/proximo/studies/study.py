@@ -99,6 +99,8 @@ class Study:
     tuning: Tuning | None = None
     collapse: str = "not part of this study"
     """Definition of a collapse."""
+    afterwards: tuple[str, ...] = ()
+    """What was noticed after the design was fixed; no part of the hash."""
     quick_seeds: int = 3
     quick_steps: int = 15
     is_pilot: bool = False

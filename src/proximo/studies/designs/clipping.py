@@ -94,6 +94,11 @@ CLIP_HIGHER = Study(
         "entropy at equal accuracy by 0.009, below what counts, so that there was no verdict; the control was replaced "
         "before this batch, what counts was not.",
     ),
+    afterwards=(
+        "The higher temperature raises the entropy that is logged directly, since entropy is measured at the sampling "
+        "temperature: it shows that the measure sees a difference, not that a policy can be brought to one.",
+        "The learning rate and the number of updates were chosen in pilots with seed 0, which is a seed of the study.",
+    ),
     change="an interval that excludes 0.02 nats on the other side: more seeds, or a task with longer answers in which "
     "rare tokens decide.",
     run_seconds=60,
