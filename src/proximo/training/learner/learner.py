@@ -197,13 +197,15 @@ class Learner:
     def updates(self, batch: Batch) -> Iterator[Update]:
         """Train on a step's rows: epochs × minibatches of whole groups, shuffled."""
         first = partial(with_drift, partial(self.update, fresh=True), self.policy, self.passes)
-        return self._each_minibatch(batch, lambda rows, number: self.update(rows) if number else first(rows))
+        return self._each_minibatch(
+            batch, lambda rows, number: self.update(rows, fresh=False) if number else first(rows)
+        )
 
     def value_updates(self, batch: Batch) -> Iterator[Update]:
         """The same for the value model alone, on what completions really earned; the policy stays as it is."""
         return self._each_minibatch(batch, lambda rows, _: self.update_value(rows))
 
-    def update(self, batch: Batch, *, fresh: bool = False) -> Update:
+    def update(self, batch: Batch, *, fresh: bool) -> Update:
         """One optimizer update, exact over any split into micro-batches; none where a number is not finite."""
         if (unread := self.guard.skip_if_not_finite(batch)) is not None:
             return unread
