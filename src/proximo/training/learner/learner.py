@@ -197,9 +197,8 @@ class Learner:
     def updates(self, batch: Batch) -> Iterator[Update]:
         """Train on a step's rows: epochs × minibatches of whole groups, shuffled."""
         first = partial(with_drift, partial(self.update, fresh=True), self.policy, self.passes)
-        return self._each_minibatch(
-            batch, lambda rows, number: self.update(rows, fresh=False) if number else first(rows)
-        )
+        later = partial(self.update, fresh=False)
+        return self._each_minibatch(batch, lambda rows, number: (later if number else first)(rows))
 
     def value_updates(self, batch: Batch) -> Iterator[Update]:
         """The same for the value model alone, on what completions really earned; the policy stays as it is."""
