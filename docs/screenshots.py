@@ -5,9 +5,7 @@ keeps them in a folder, and the same command goes on with what is there.
 """
 
 import argparse
-import json
 import os
-import random
 import re
 import shutil
 import subprocess
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from code_problems import write_problems
 from playwright.sync_api import sync_playwright
 
 from proximo.insight.folder import RunFolder
@@ -53,19 +52,6 @@ def main() -> None:
             print(f"proximo {command}", flush=True)
             subprocess.run([sys.executable, "-m", "proximo.cli", *command.split()], cwd=home, check=True)
         take(home)
-
-
-def write_problems(home: Path) -> None:
-    """Small programs, as in guides/code.md: the examples forget a part of most."""
-    draw = random.Random(0)
-    problems, examples = [], []
-    for a, b in draw.sample([(a, b) for a in range(2, 100) for b in range(1, 10)], 600):
-        prompt, right, careless = f"{a}*n+{b}:", f"print(int(input())*{a}+{b})", f"print(int(input())*{a})"
-        tests = [{"input": str(n), "output": str(a * n + b)} for n in (0, 3, 17)]
-        problems.append({"prompt": prompt, "tests": tests, "solution": right})
-        examples.append({"prompt": prompt, "completion": right if draw.random() < 0.4 else careless})
-    for name, rows in (("problems", problems), ("examples", examples)):
-        (home / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def take(home: Path) -> None:

@@ -46,7 +46,7 @@ class AfterFirst:
         self.model = None
         plain = learner.update
 
-        def update(batch: Batch, *, fresh: bool):
+        def update(batch: Batch, *, fresh: bool = False):
             done = plain(batch, fresh=fresh)
             if fresh:
                 self.model = frozen_copy(learner.model)

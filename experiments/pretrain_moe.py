@@ -8,12 +8,14 @@ So it copies every length about as well, and reinforcement learning can mend the
 
 import argparse
 import random
+from dataclasses import replace
 from pathlib import Path
 
 from experiments.pretraining import SEED, Lesson, pretrain
 from proximo.data import Example
 from proximo.models import tiny_tokenizer
 from proximo.models.tiny import tiny_moe
+from proximo.presets import MOE_ECHO
 from proximo.tasks import Echo, Split
 
 CARELESS = 0.7
@@ -23,7 +25,8 @@ LONGEST = 32
 
 def example(index: int, split: Split, longest: int) -> Example:
     draw = random.Random(f"{split} {index}")
-    task = Echo(length=draw.randint(4, longest), alphabet="abcdefghijklmnop", held_out=50)
+    assert isinstance(MOE_ECHO.task, Echo)
+    task = replace(MOE_ECHO.task, length=draw.randint(4, longest), held_out=50)
     problem = task.problem(index, split, SEED)
     answer = str(problem.answer)
     if draw.random() < CARELESS:

@@ -164,6 +164,8 @@ def _turns() -> list[Trial]:
         Trial(guess, "environment", played.environment),
         *several(played, "environment", path="proximo.worlds:WordGuessing", arguments={"tries": 1},
                   tools=("proximo.worlds:calculate",), max_turns=1, max_turn_tokens=1, max_answer_tokens=1),
+        Trial(replace(played, algorithm=replace(GRPO, shape=SoftOverlong(limit=4, cache=3))),
+              "environment.reward_range", (0.0, 10.0)),
     ]  # fmt: skip
 
 

@@ -47,7 +47,10 @@ LISTED = {
     "RunConfig.compile": "nothing is compiled on a CPU",
     "TrainingOptions.token_budget": MACHINE,
     "RunConfig.ranks": "the numbers stay within rounding; tests/distributed holds them to it",
-    **dict.fromkeys((f"Ranks.{name}" for name in ("processes", "shard", "timeout")), "of a run with ranks only"),
+    **dict.fromkeys(
+        (f"Ranks.{name}" for name in ("processes", "shard", "timeout", "cluster", "address")),
+        "of a run with ranks only",
+    ),
     "RewardModel.device": "there is one kind of device here",
     "RewardModel.token_budget": MACHINE,
     "FormatReward.seconds": LIMIT,

@@ -16,6 +16,7 @@ TITLES = {
     "engines": "engines of a fleet",
     "rewards": "reward functions",
     "judges": "judges behind a server",
+    "environments": "environments and tools",
     "sandbox": "hostile programs and exploits of the grader",
     "inputs": "malformed and malicious inputs",
     "text": "hostile text, secrets, unusual environments",

@@ -24,7 +24,7 @@ SERVER = multiprocessing.get_context("forkserver")
 SOON = 300.0
 OURS = ("faults", "proximo", "tests")
 """What the server imports anew, without checks of shapes."""
-PRELOADED = ("proximo.cli.commands.train", "proximo.cli.pipelines", "tests.processes")
+PRELOADED = ("proximo.cli.commands.train", "proximo.cli.chains.pipelines", "tests.processes")
 
 
 def start_server() -> None:
@@ -117,17 +117,18 @@ class Command(Script):
 
 
 RUN_OF_A_COMPARISON = """
-from proximo.insight.compare.worker import main
+import importlib
 os.setsid()
-sys.exit(main([*sys.argv[1:], str(os.getppid())]))
+worker, *arguments = sys.argv[1:]
+sys.exit(importlib.import_module(worker).main([*arguments, str(os.getppid())]))
 """
 
 
-def start_run(job: Job, place: Place, machine: Machine, accept_lost: bool) -> Script:
+def start_run(job: Job, place: Place, machine: Machine, accept_lost: bool, worker: str) -> Script:
     """In the place of `_start` of a comparison's workers."""
     settings = [machine.threads, int(machine.onednn), int(accept_lost)]
     arguments = [place.config(job.contender), job.seed, place.run(job), *settings]
-    return Script(RUN_OF_A_COMPARISON, *map(str, arguments), stdout=place.log(job), stderr=place.log(job))
+    return Script(RUN_OF_A_COMPARISON, worker, *map(str, arguments), stdout=place.log(job), stderr=place.log(job))
 
 
 def _run(code: str, arguments: tuple[str, ...], stdout: str, stderr: str) -> None:

@@ -18,7 +18,7 @@ from proximo.training.learner.guard import Update
 from proximo.training.runfolder.ledger import Entry
 from proximo.training.runfolder.log import RunLog
 from proximo.training.runfolder.rollouts import rollout_table
-from proximo.types import Batch, Completion, Grade, Group, Problem, Rollout, Stats
+from proximo.types import Batch, Completion, Grade, Group, Message, Problem, Rollout, Stats, Turn
 
 
 class Written(Spelling):
@@ -51,6 +51,15 @@ class Said:
     truncated: bool = False
     end: str = ""
     """A special token behind the text."""
+    turns: Sequence[Turn] = ()
+    """Turns of an episode; answers are not sampled."""
+
+    def sampled(self, length: int) -> list[bool]:
+        """Which of its tokens the policy sampled."""
+        return [
+            not self.turns or next(turn.role for turn in self.turns if place < turn.end) == "assistant"
+            for place in range(length)
+        ]
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,7 @@ class Asked:
     """A group: what was asked, and what its siblings said. In one update, unless it was dropped."""
 
     said: Sequence[Said]
-    prompt: str = "1+1="
+    prompt: str | tuple[Message, ...] = "1+1="
     answer: str = "2"
     problem: str = "sum-1"
     dropped: bool = False
@@ -102,13 +111,20 @@ def _batch(written: Written, algorithm: Algorithm, groups: Sequence[Asked]) -> t
     places = [(number, sibling) for number, group in enumerate(groups) for sibling in range(len(group.said))]
     lengths = torch.tensor([len(each) for each in ids])
     rewards = torch.tensor([each.reward for each in said], dtype=torch.float64)
-    mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
+    inside = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
+    mask = _padded([each.sampled(len(tokens)) for each, tokens in zip(said, ids, strict=True)], inside).bool()
     group = torch.tensor([number for number, _ in places])
     old = _padded([each.old or [-0.5] * len(each.pieces) for each in said], mask)
     credit, _ = advantages(replace(algorithm, shape=None), rewards=rewards, group=group, mask=mask)
     rollouts = {
         place: Rollout(
-            Completion(tokens, (-0.5,) * len(tokens), "".join(each.pieces), "length" if each.truncated else "stop"),
+            Completion(
+                tokens,
+                (-0.5,) * len(tokens),
+                each.turns[-1].text if each.turns else "".join(each.pieces),
+                "length" if each.truncated else "stop",
+                turns=tuple(each.turns),
+            ),
             Grade(each.reward, each.parts),
         )
         for place, tokens, each in zip(places, ids, said, strict=True)

@@ -134,7 +134,7 @@ _GAME = replace(
 GUESSING = replace(
     _GAME,
     task=Guessing("number"),
-    environment=MultiTurn("proximo.worlds:NumberGuessing", max_turns=3, max_turn_tokens=4),
+    environment=MultiTurn("proximo.worlds:NumberGuessing", max_turns=3, max_turn_tokens=4, reward_range=(0.0, 1.0)),
     sampling=SamplingOptions(max_tokens=24),
 )
 CALCULATOR = replace(

@@ -57,6 +57,10 @@ class Request:
         return max_tokens if self.max_tokens is None else min(self.max_tokens, max_tokens)
 
 
+MALFORMED = "call"
+"""What failed with a turn that answers a call which could not be read."""
+
+
 @dataclass(frozen=True)
 class Turn:
     """A message of a conversation after the prompt."""

@@ -85,7 +85,7 @@ def test_help_lists_the_flags_that_the_command_reads_itself(command: str, helps)
     assert helps[command].startswith("usage: proximo ")
     place = ROOT / "src" / "proximo" / "cli"
     name = "stages" if command in STAGES else command
-    rooms = (place, place / "commands", place / "results")
+    rooms = (place, place / "commands", place / "results", place / "chains")
     files = [room / f"{name}.py" for room in rooms if (room / f"{name}.py").is_file()]
     assert files or command == "bench"
     read = set(re.findall(r"(?:take|_whole|_number)\w*\(\s*arguments,\s*\"(--[\w-]+)\"", "".join(map(_text, files))))

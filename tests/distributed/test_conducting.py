@@ -5,6 +5,7 @@ from typing import Any
 
 from proximo.distributed.conducting import OnRanks
 from proximo.samplers import RunSamplers, SamplerEvent
+from proximo.samplers.lanes import Interval, Lanes
 
 
 class Engines:
@@ -20,18 +21,27 @@ class Engines:
 
     def build(self, policy: Any, tokenizer: Any, *, slots: int, record_routes: bool) -> RunSamplers:
         event = SamplerEvent("push", "version 3 reached 2 engines")
-        return RunSamplers(self, self, close=self.close, take_events=lambda: [event], drop=lambda step, key: None)
+        return RunSamplers(
+            self,
+            self,
+            close=self.close,
+            take_events=lambda: [event],
+            take_intervals=lambda: [Interval("engine-0", "push", 0.0, 1.0)],
+            drop=lambda step, key: None,
+        )
 
     def close(self) -> None:
         self.is_closed = True
 
 
 def test_a_sampler_of_rank_0_is_closed_and_tells_what_happened():
-    crew: Any = SimpleNamespace(size=1, add=lambda **orders: None)
+    crew: Any = SimpleNamespace(size=1, add=lambda **orders: None, lanes=Lanes())
     held, engines, tokenizer = OnRanks(crew), Engines(), Any
     held._policy = SimpleNamespace(copy=None)  # pyright: ignore[reportAttributeAccessIssue]
     found = held.samplers(engines, tokenizer, slots=1, record_routes=False)  # pyright: ignore[reportArgumentType]
     assert [each.kind for each in found.take_events()] == ["push"]
+    crew.lanes.add(Interval("rank 1", "update", 0.0, 1.0))
+    assert [each.lane for each in found.take_intervals()] == ["engine-0", "rank 1"]
     found.close()
     assert engines.is_closed
     assert found.drop is None  # ranks refresh together, so nothing is sampled meanwhile

@@ -3,6 +3,7 @@
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ SOURCE = Path(launching.__file__).parents[1]
 BEGIN = "import os, pathlib, sys, time; rank = int(os.environ['RANK']); seen = pathlib.Path(sys.argv[1]); "
 
 
-def started(code: str, folder: Path, ranks: int = 2, **options: int) -> tuple[int, list[str]]:
+def started(code: str, folder: Path, ranks: int = 2, **options: Any) -> tuple[int, list[str]]:
     said: list[str] = []
     return launch([sys.executable, "-c", BEGIN + code, str(folder)], ranks, said.append, **options), said
 

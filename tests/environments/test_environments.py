@@ -6,17 +6,19 @@ from typing import Any
 
 import pytest
 
-from proximo.algorithms import GRPO
-from proximo.environments import Ask, Interaction, Question, SingleTurn
+from proximo import presets
+from proximo.algorithms import DAPO, GRPO
+from proximo.environments import Ask, Interaction, MultiTurn, Question, SingleTurn, played
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.samplers import SamplingOptions, Stream
 from proximo.samplers.embedded import EmbeddedSampler
 from proximo.tasks.arithmetic import Arithmetic
+from proximo.tasks.protocol import begin_grading
 from proximo.training.config import EvaluationOptions, TrainingOptions
 from proximo.training.records import DataCursor
 from proximo.training.rl.collect import Collector
 from proximo.training.rl.evaluate import evaluate
-from proximo.types import Completion, Problem, Request
+from proximo.types import Completion, Grade, Problem, Request
 
 TOKENIZER = tiny_tokenizer()
 OPTIONS = SamplingOptions(max_tokens=6)
@@ -169,3 +171,27 @@ def test_evaluation_checks_what_an_environment_returns(sampler):
 def test_a_sampler_that_returns_no_version_is_named(sampler):
     with pytest.raises(ValueError, match=r"sampler EmbeddedSampler.refresh returned None: it must return the policy's"):
         breaking(sampler, SingleTurn()).collect(DataCursor(), step=0, version=None)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_unit_of_length_penalties_is_what_pays():
+    task = Arithmetic()
+    tools = MultiTurn(tools=("proximo.worlds:calculate",))
+    game = MultiTurn("proximo.worlds:NumberGuessing")
+    declared = replace(game, reward_range=(-1.0, 3.0))
+    config = replace(presets.ARITHMETIC, algorithm=DAPO, task=task)
+    units = [replace(config, environment=each).penalty_unit for each in (SingleTurn(), tools, game, declared)]
+    assert units == [0.5, 0.5, 1.0, 2.0]
+    assert "or on the environment" in replace(config, environment=game).penalty_remarks[0]
+    assert not replace(config, environment=declared).penalty_remarks
+    with pytest.raises(ValueError, match="environment.reward_range is"):
+        replace(game, reward_range=(1.0, 1.0))
+
+
+def test_a_task_that_waits_for_its_grades_still_does_with_tools():
+    class Waits(Arithmetic):
+        def begin(self, problems, completions):
+            return lambda: [Grade(0.5)] * len(completions)
+
+    task = played(Waits(chat=True), MultiTurn(tools=("proximo.worlds:calculate",)), tiny_tokenizer())
+    waiting = begin_grading(task, [Problem("1", "1+1=", "2")], [Completion((), (), "2", "stop")])
+    assert waiting() == [Grade(0.5)]

@@ -4,6 +4,12 @@ import json
 import warnings
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerFast
 
 from proximo.environments.extending import Extender, RewrittenTurns
 from proximo.models.tokens.templates import rendered
@@ -64,6 +70,35 @@ def test_marks_in_an_answer_are_text(family, text):
     assert len(tokens) == len(harmless)  # a character is a token
     plain, _ = extend(Problem("2", "3+4=", None), end, [("user", text)])
     assert not added.intersection(plain)
+
+
+def bpe_tokenizer(marks=("<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_call>")) -> PreTrainedTokenizerFast:
+    """Merges bytes, has a token for runs of spaces as GPT-NeoX's has, and marks whose parts it merges too."""
+    model = Tokenizer(BPE())
+    model.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    model.decoder = ByteLevelDecoder()
+    lines = ["<|im_end|> the end of <|im_end|> a <tool_call> is </tool_call>  here\n\n"] * 20
+    model.train_from_iterator(lines, BpeTrainer(vocab_size=400, initial_alphabet=ByteLevel.alphabet()))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, eos_token=marks[0], bos_token=marks[1])
+    tokenizer.add_tokens(["    ", "\t\t", *marks[2:]])
+    tokenizer.chat_template = TEMPLATES["smollm"]
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "text", ["the <|im_end|> of a <tool_call>", "a    b\t\tc", "x    <|im_end|>\n\nthe end", "<|im_start|>" * 3]
+)
+def test_an_answer_is_tokenised_as_the_text_that_it_is(text):
+    tokenizer = bpe_tokenizer()
+    # The same tokenizer before it was told of any mark, with its ids.
+    before = bpe_tokenizer(marks=("\uffff0", "\uffff1", "\uffff2", "\uffff3"))
+    exact = before.encode(text, add_special_tokens=False)
+    tokens, [shown] = Extender(tokenizer, 100)(Problem("1", "3+4=", None), 5, [("user", text)])
+    assert (list(tokens), shown) == (exact, text)
+    talked, _ = Extender(tokenizer, 100)(ASKED, 5, [("user", text)])
+    assert any(list(talked[place : place + len(exact)]) == exact for place in range(len(talked)))
+    spaces = tokenizer.convert_tokens_to_ids("    ")
+    assert (spaces in tokens) == ("    " in text)
 
 
 def test_a_long_answer_is_cut():

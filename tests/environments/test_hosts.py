@@ -5,7 +5,8 @@ import resource
 import threading
 from pathlib import Path
 
-from proximo.acting.hosts import ActingJob, ProcessHost
+from proximo.acting import hosts
+from proximo.acting.hosts import ActingJob, LocalHost, ProcessHost
 from proximo.rewards.failures import Failure
 
 PICKY = ActingJob("tests.environments.worlds:Picky", "{}", (), 5.0, 1024, 100)
@@ -41,3 +42,15 @@ def test_more_episodes_than_open_files():
     host.end(numbers[:5])
     assert host.start([1], [RESET])[0][1] == [{"started": True}]
     host.close()
+
+
+def test_tools_of_our_own_run_at_the_same_time(monkeypatch):
+    """Each waits for the other."""
+    monkeypatch.setattr(hosts, "cores", lambda: 2)
+    both = threading.Barrier(2)
+    host = LocalHost(None, {"meet": lambda: both.wait(20.0)}, 100)
+    [(numbers, _)] = host.start([2], [RESET])
+    call = {"do": "call", "name": "meet", "arguments": {}, "seed": 1}
+    found = host.ask([(number, call) for number in numbers])
+    host.close()
+    assert sorted(str(dict(each)["text"]) for each in found if not isinstance(each, Failure)) == ["0", "1"]

@@ -5,6 +5,8 @@ import math
 import re
 import subprocess
 import sys
+import threading
+from contextvars import copy_context
 from dataclasses import replace
 from itertools import compress
 
@@ -176,6 +178,27 @@ def test_calls_that_share_a_core_have_the_time_of_all_of_them(workers, monkeypat
     assert [each.earned for each in siblings] == [1.0] * 4
     assert [allowed(1.5, calls, 2) for calls in (1, 2, 3, 30)] == [1.5, 1.5, 3.0, 22.5]
     assert allowed(86_400, 1024, 1) * 1000 < 2**31
+
+
+def test_rounds_that_are_played_at_the_same_time_do_not_wait_for_one_another(workers, tmp_path):
+    environment, found = MultiTurn(f"{HERE}:Meeting", {"folder": str(tmp_path)}), []
+
+    def play(reply: str) -> None:
+        [(only,)], _ = played(environment, TOKENIZER, lambda *_: reply, ASKED[:1], samples=1)
+        found.append(only.earned)
+
+    threads = [threading.Thread(target=copy_context().run, args=(play, reply), daemon=True) for reply in "01"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30.0)
+    assert found == [1.0, 1.0]
+
+
+def test_what_one_episode_prints_is_no_other_ones_concern(workers):
+    [siblings], _ = played(MultiTurn(f"{HERE}:Loud"), TOKENIZER, say, ASKED[:1], samples=2)
+    assert [each.earned for each in siblings] == [1.0, 1.0]
+    assert not failures(workers)
 
 
 def test_a_megabyte_is_cut_and_what_is_forked_is_killed(workers):

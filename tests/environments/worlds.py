@@ -150,3 +150,32 @@ class Parity(Environment):
         self.seen += 1
         reward = 0.5 * (sum(map(ord, reply)) % 2)
         return Done(reward) if self.seen == 3 else Observation(f"+{self.seen}=", reward)
+
+
+@dataclass
+class Meeting(Environment):
+    """Waits in its step until another episode is in its own."""
+
+    folder: str
+
+    def reset(self, problem: dict[str, Any]) -> None:
+        pass
+
+    def step(self, reply: str) -> Done:
+        Path(self.folder, reply).touch()
+        until = time.monotonic() + 5.0
+        while (count := len(list(Path(self.folder).iterdir()))) < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+        return Done(float(count == 2))
+
+
+class Loud(Environment):
+    """Prints twelve megabytes in every step."""
+
+    def reset(self, problem: dict[str, Any]) -> None:
+        pass
+
+    def step(self, reply: str) -> Done:
+        for _ in range(12):
+            print("x" * 2**20, flush=True)
+        return Done(1.0)

@@ -1,5 +1,6 @@
 """What every engine must do. A kind of engine passes by a subclass whose module has a fixture `bench`."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,7 +42,7 @@ class SmallPolicy:
         self.model: PreTrainedModel = load_model(path, dtype=torch.float32).requires_grad_(False)
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(path)
 
-    def weights(self):
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, each.detach()) for name, each in self.model.named_parameters())
 
 

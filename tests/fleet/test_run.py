@@ -9,6 +9,7 @@ import pytest
 from proximo.algorithms import GRPO
 from proximo.fleet.fleet import FleetSampler
 from proximo.fleet.options import Fleet
+from proximo.models.adapters.lora import Lora
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import Embedded
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
@@ -20,12 +21,13 @@ from proximo.training.staleness import AheadOptions
 from tests.fleet.vllm_servers import options
 
 
-def trained(folder: Path, sampler, ahead: AheadOptions | None = None) -> Run:
+def trained(folder: Path, sampler, ahead: AheadOptions | None = None, adapter: Lora | None = None) -> Run:
     config = RunConfig(
         algorithm=GRPO,
         ahead=ahead or AheadOptions(),
         sampling=SamplingOptions(max_tokens=4),
         sampler=sampler,
+        adapter=adapter,
         training=TrainingOptions(groups=3, group_size=4, minibatches=1, learning_rate=1e-3, warmup_steps=0),
         evaluation=EvaluationOptions(problems=4),
         steps=2,
@@ -58,6 +60,13 @@ def test_a_run_on_embedded_engines_is_the_run_without_them(tmp_path):
     assert all(0 < each["gap"] <= 1e-5 and each["seconds"] > 0 for each in pushes)
     assert sampled(tmp_path / "fleet") == sampled(tmp_path / "plain") != []
     assert engines_of(run) == []  # stopped when the run ended
+    _, row = (json.loads(line) for line in (tmp_path / "fleet" / "timeline.jsonl").read_text().splitlines())
+    did = {(lane, kind) for lane, kind, *_ in row["intervals"]}
+    assert did >= {(lane, kind) for lane in ("engine-0", "engine-1") for kind in ("push", "probe", "sample")}
+    assert did >= {("learner", kind) for kind in ("push", "rollout", "update")}
+    tokens = sum(numbers["tokens"] for lane, kind, _, _, numbers in row["intervals"] if kind == "sample")
+    [stored] = [json.loads(line) for line in (tmp_path / "fleet" / "timings.jsonl").read_text().splitlines()][1:]
+    assert (tokens, row["staleness"]) == (stored["tokens"], {"0": 3})
     assert not events(tmp_path / "fleet", "not_repeatable")
 
 
@@ -71,3 +80,15 @@ def test_a_run_on_vllm(tmp_path, ahead):
     assert all(each["gap"] <= 1e-5 for each in pushes)
     assert engines_of(run) == []
     assert events(tmp_path, "not_repeatable")
+
+
+@pytest.mark.scale
+def test_a_run_that_pushes_its_adapter_to_vllm(tmp_path):
+    """Completions in flight continue with the new adapter."""
+    ahead = AheadOptions(1, switch="in_flight")
+    run = trained(tmp_path, options("adapter"), ahead, Lora(rank=4))
+    pushes = events(tmp_path, "push")
+    assert [each["version"] for each in pushes] == [0, 1, 2]
+    assert all(each["gap"] <= 1e-5 for each in pushes)
+    assert check_ledger(tmp_path).wrong == ()
+    assert engines_of(run) == []

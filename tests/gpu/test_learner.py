@@ -208,8 +208,8 @@ def test_the_host_never_waits_in_a_micro_batch(dtype):
     gradients_of(model, rows)
     model.zero_grad()
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         score(model, **rows).logprobs.sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")

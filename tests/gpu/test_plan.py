@@ -23,13 +23,7 @@ from proximo.training.config import RunConfig, TrainingOptions
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.lora import LoraPolicy
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    # torch's own, while it compiles layers behind an adapter, and while peft imports it.
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 WORKLOADS = [
     Workload("medium", QWEN_600M, 16, 16, 512, 512, 0),

@@ -30,11 +30,11 @@ from proximo.training.config import CheckpointOptions, EvaluationOptions, RunCon
 from proximo.training.records import Collected, DataCursor
 from proximo.training.reward_mix import RewardMix, WeightedRule
 from proximo.training.rl.banding import BandWatch
-from proximo.training.rl.metrics import group_metrics, rollout_metrics
+from proximo.training.rl.metrics import group_metrics, rollout_metrics, turn_metrics
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
 from proximo.training.runfolder.metric_docs import MEANINGS, meaning
-from proximo.types import Completion, Grade, Group, Problem, Rollout
+from proximo.types import MALFORMED, Completion, Grade, Group, Problem, Rollout, Turn
 from tests import ROOT
 
 Column = float | None | Callable[[int], float]
@@ -107,12 +107,16 @@ LEARNING = {"outcome": lambda step: 0.3 + 0.01 * step}
 """Where that is so, much can be forgiven."""
 STYLE = {"rewards__style": lambda step: 0.0008 * step}
 REPEATED = {"duplicates_unsolved": 0.97, "solved_by_all": 0.75}
+BROKEN_CALLS = {"malformed_calls": from_step(20, 0.8, 0.05), "failed_calls": from_step(20, 0.95, 0.2)}
 SCORES: dict[str, Column] = {"outcome": 5.0, "reward": 5.0}
 SCORES |= dict.fromkeys(("solved_by_all", "solved_by_any", "dead_solved", "duplicates_unsolved"))
 """Of a reward model, on prompts without a verdict: 5 is not solved."""
 ONE_SIBLING = NOTHING | {"reward_p10": 0.0, "reward_p90": 0.0}
 ONE_AND_PARTS = {"reward_spread": 0.0, "reward_p10": 0.4, "reward_p90": 0.7}
 WEAK = {"baseline_error__value": 0.25, "baseline_error__group": 0.2}
+
+GROWING = {"stale_gap": from_step(30, 4e-3, 1e-3)}
+SLOW = {"pace": 0.4, "slowest": 3.0, "slowest_is_rank": 0.0}
 
 SOLVED_LATER = {name: from_step(6, 0.7, 0.2) for name in ("dead_groups", "dead_solved", "dead_rows")}
 OF_VALUES = "squared error of the value model is 0.25, that of the group mean 0.2"
@@ -143,6 +147,17 @@ CASES = [
     ),
     ("too-easy", STUCK | {"dead_solved": 0.7}, 9, "70% of the samples of the first 10 steps", SOLVED_LATER),
     ("unscored", {"unscored": 13}, 2, "39 of the 768 completions", {"unscored": 12}),
+    ("loops", {"repeated_turns": 0.6}, 9, "60% of the later replies say the same", {"repeated_turns": 0.45}),
+    (
+        "tools-unused",
+        {"calls": 0.0},
+        9,
+        "no completion of the last 10 steps called",
+        {"calls": from_step(9, 0.01, 0.0)},
+    ),
+    ("tools-unused", {"calls": 0.0}, 9, "called a tool", {"calls": None}),
+    ("tools-fail", {"failed_calls": 0.95}, 9, "95% of the calls failed", {"failed_calls": 0.85}),
+    ("format-collapse", BROKEN_CALLS, 25, "80% of the calls could not be read, 5% in", {"malformed_calls": 0.4}),
     ("duplicates", REPEATED, 9, "97% of the pairs of completions", {"solved_by_all": 0.85}),
     ("duplicates", REPEATED, 9, "the 25% of the groups", {"duplicates_unsolved": 0.88}),
     ("duplicates", SCORES | {"duplicates": 0.97}, 9, "in a group are identical", {"duplicates": 0.88}),
@@ -174,6 +189,20 @@ CASES = [
     ("one-reward-part", PARTS | {"solved_by_all": 0.85}, 23, "outcome went from 0.5", {"solved_by_all": 0.92}),
     ("one-reward-part", PARTS | ONE_AND_PARTS, 23, "format made 100%", {"reward_p90": 1.5}),
     ("one-reward-part", PARTS, 23, "", {"rewards__format": lambda step: 0.001 * step}),
+    (
+        "growing-gap",
+        GROWING,
+        35,
+        "0.004 nats a token from the learner; 20 steps before it was 0.001",
+        {"stale_gap": 4e-3},
+    ),
+    ("growing-gap", GROWING, 35, "", {"stale_gap": from_step(20, 8e-4, 1e-4)}),
+    ("idle-learner", {"learner_idle": 0.7}, 9, "waited for rollouts 70% of the time", {"learner_idle": 0.5}),
+    ("idle-engines", {"engines_idle": 0.7}, 9, "no request 70% of the time", {"engines_idle": 0.5}),
+    ("slow-push", {"push_share": 0.3}, 9, "took 30% of the time", {"push_share": from_step(1, 0.1, 0.9)}),
+    ("straggler", SLOW, 9, "engine-3 was the slowest in 10 of 10 steps and sampled at 40%", {"pace": 0.6}),
+    ("straggler", SLOW, 9, "", {"slowest": lambda step: step % 2}),
+    ("straggler", SLOW | {"slowest_is_rank": 1.0}, 9, "rank 3 was", {"pace": None}),
 ]
 
 
@@ -651,3 +680,30 @@ def test_every_metric_of_a_run_has_a_meaning(settings, uninterrupted, tmp_path):
     assert meaning("rewards/style") == meaning("rewards/…")
     assert meaning("held_out/parts/style") is not None
     assert meaning("held_out/loss") is None
+
+
+def test_turns_are_counted():
+    def episode(*turns: Turn) -> Rollout:
+        return Rollout(Completion((1,), (-0.1,), "a", "stop", turns=turns), Grade(1.0))
+
+    said, again = Turn("assistant", "a", 1), Turn("assistant", "a", 1)
+    rollouts = [
+        episode(said, Turn("tool", "?", 1, failed=MALFORMED), again),
+        episode(said, Turn("tool", "7", 1), Turn("tool", "?", 1, failed="KeyError"), Turn("assistant", "b", 1)),
+        episode(Turn("assistant", "c", 1, math.nan, "step 1: it hung")),
+        Rollout(Completion((1,), (-0.1,), "a", "stop"), Grade(1.0)),
+    ]
+    found = turn_metrics(rollouts, has_tools=True)
+    assert found == pytest.approx(
+        {
+            "turns": 5 / 3,
+            "failed_episodes": 1 / 3,
+            "repeated_turns": 1 / 2,
+            "calls": 1.0,
+            "failed_calls": 2 / 3,
+            "malformed_calls": 1 / 3,
+        }
+    )
+    assert "calls" not in turn_metrics(rollouts, has_tools=False)
+    assert turn_metrics(rollouts[3:], has_tools=True) == {}
+    assert turn_metrics(rollouts[2:], has_tools=True)["calls"] == 0.0

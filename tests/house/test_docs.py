@@ -6,6 +6,7 @@ import sys
 import textwrap
 from dataclasses import fields, replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -47,8 +48,10 @@ def test_excerpt_stands_in_the_source(info: str, body: str):
     pytest.fail(f"not in {info}:\n{body}")
 
 
+FEW = ["--training.groups", "2", "--training.minibatches", "1", "--evaluation.problems", "4"]
 SMALLER = {
-    "train": ["--training.groups", "2", "--training.minibatches", "1", "--evaluation.problems", "4"],
+    "train": FEW,
+    "iterate": FEW,
     "eval": ["--problems", "4"],
     "fork": ["--steps", "2"],
     **{stage: ["--data.held-out", "0", "--fit.epochs", "0.1"] for stage in ("sft", "reward-model", "dpo")},
@@ -134,3 +137,12 @@ def test_there_is_something_to_test():
     assert len(blocks(r"python src=.*")) >= 50
     assert len(blocks(r"sh")) >= 2
     assert len(blocks(FILE.pattern)) >= 9
+
+
+def test_the_animation_is_a_picture_and_nothing_else():
+    """README's picture is shown by sites that strip what could run or be loaded: it needs none of it."""
+    drawn = ElementTree.fromstring((ROOT / "docs/images/demo.svg").read_text())
+    names = {each.tag.rpartition("}")[2] for each in drawn.iter()}
+    assert names == {"svg", "title", "style", "g", "rect", "line", "text", "polyline", "circle"}
+    assert not [key for each in drawn.iter() for key in each.attrib if "href" in key or key.startswith("on")]
+    assert "url(" not in "".join(drawn.itertext())

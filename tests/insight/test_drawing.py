@@ -143,13 +143,13 @@ def test_labels_that_end_low_are_pushed_up():
 
 
 def test_more_lines_than_colours_are_dashed_and_the_drawing_grows():
-    series = [Series(f"run {index}", [(0, 0.0), (1, float(index))]) for index in range(15)]
+    series = [Series(f"run {index}", [(0, 0.0), (1, float(index))]) for index in range(17)]
     svg = line_chart("x", series)
     kinds = [each.get("class", "") for each in found(svg, "g") if found(each, "polyline")]
     assert kinds[0] == "s1"
     assert kinds[COLOURS] == "s1 again"
     assert len(set(kinds)) == 2 * COLOURS
-    assert parsed(svg).get("viewBox") == f"0 0 400 {30 + 34 + 13 * 15}"
+    assert parsed(svg).get("viewBox") == f"0 0 400 {30 + 34 + 13 * 17}"
 
 
 AXES = [

@@ -326,6 +326,24 @@ def test_groups_wait_together(server: JudgeServer, grading):
     assert [finish() for finish in waiting] == [[0.1, 0.2]] * 4
 
 
+@pytest.mark.scale
+def test_a_step_of_64_groups_is_judged_at_once(server: JudgeServer, grading):
+    """With the default of `at_once`, each of 512 replies comes only when all questions are there."""
+    everyone = threading.Barrier(512, timeout=60)
+
+    def answer(body):
+        everyone.wait()
+        return by_length(body)
+
+    server.answer = answer
+    reward = judge(server, seconds=90.0)
+    waiting = [
+        reward.begin([PROBLEM] * 8, said(*(f"{group:03}{sample}" for sample in range(8)))) for group in range(64)
+    ]
+    assert [finish() for finish in waiting] == [[0.4] * 8] * 64
+    assert server.most == 512
+
+
 def test_what_still_waits_when_a_run_ends_is_not_asked(server: JudgeServer):
     arrived, may_answer = threading.Event(), threading.Event()
 

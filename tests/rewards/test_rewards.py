@@ -215,8 +215,10 @@ def test_a_file_may_be_below_the_home_folder_and_import_what_is_next_to_it(tmp_p
 
 
 def test_a_path_that_leads_nowhere_is_the_users_error(tmp_path: Path):
-    with pytest.raises(ValueError, match="give package.module:function or file.py:function"):
-        PythonFunction("json")
+    for path in ("json", None, 3):
+        line = f"reward.path is {path!r}: give a function, package.module:function or file.py:function"
+        with pytest.raises(ValueError, match=line):
+            PythonFunction(path)
     broken = tmp_path / "broken.py"
     broken.write_text("import nothing_of_this_name")
     empty = tmp_path / "empty.py"

@@ -19,12 +19,18 @@ def test_a_number_is_told_from_below_and_above():
     other = NumberGuessing(tries=2)
     other.reset({"answer": "7"})
     assert [other.step("what?"), other.step("1")] == [Observation("Give a number."), Done(0.0)]
+    silent = NumberGuessing(hints=False)
+    silent.reset({"answer": "7"})
+    assert [silent.step("5"), silent.step("8")] == [Observation("no"), Observation("no")]
 
 
 def test_a_word_is_told_letter_by_letter():
     game = WordGuessing()
     game.reset({"answer": "abc"})
     assert [game.step("acb"), game.step("a"), game.step("abc")] == [Observation("+--"), Observation("+--"), Done(1.0)]
+    silent = WordGuessing(hints=False)
+    silent.reset({"answer": "abc"})
+    assert silent.step("acb") == Observation("no")
 
 
 def test_secrets_are_drawn_by_place_and_seed():

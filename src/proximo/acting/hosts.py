@@ -5,8 +5,10 @@ import math
 import os
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +17,7 @@ from proximo.acting.instance import Instance, allowed
 from proximo.rewards.calling import described, finished
 from proximo.rewards.failures import Failure, GraderFailed, plain
 from proximo.rewards.processes import NotLoaded, Process, located
+from proximo.rewards.workers import Threads
 
 SLACK = 30.0
 """Seconds that a process has, besides the limit of a call, to fork, answer and kill."""
@@ -71,11 +74,44 @@ class Host(Protocol):
     def close(self) -> None: ...
 
 
+class Hosts:
+    """The hosts of one job. Rounds that are played at the same time have one each, so that none waits for another."""
+
+    def __init__(self, make: Callable[[Callable[[], int]], Host], most: int) -> None:
+        """`make` gets the number of rounds that are played; beyond `most` hosts they are shared."""
+        self._make, self._most = make, most
+        self._users: dict[Host, int] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def one(self) -> Iterator[Host]:
+        """A host for a round."""
+        with self._lock:
+            free = min(self._users, key=lambda host: self._users[host], default=None)
+            if free is None or (self._users[free] and len(self._users) < self._most):
+                free = self._make(self.rounds)
+            self._users[free] = self._users.get(free, 0) + 1
+        try:
+            yield free
+        finally:
+            with self._lock:
+                self._users[free] -= 1
+
+    def rounds(self) -> int:
+        """Played now."""
+        return max(sum(self._users.values()), 1)
+
+    def close(self) -> None:
+        for host in self._users:
+            host.close()
+
+
 class ProcessHost:
     """Episodes in processes of their own, below one that has loaded the environment."""
 
-    def __init__(self, job: ActingJob) -> None:
-        self._job = job
+    def __init__(self, job: ActingJob, rounds: Callable[[], int] = lambda: 1) -> None:
+        """`rounds`: how many are played at the same time and share the cores."""
+        self._job, self._rounds = job, rounds
         self._process: _ActingProcess | None = None
         self._numbers = count()
         self._lock = threading.Lock()
@@ -108,7 +144,8 @@ class ProcessHost:
     def _exchange(
         self, *, count: int, starts: Sequence[Any] = (), asks: Sequence[Any] = (), ends: Sequence[int] = ()
     ) -> list[Answer]:
-        request = {"starts": starts, "asks": asks, "ends": ends, "seconds": self._job.seconds, "cores": cores()}
+        own = cores() / self._rounds()
+        request = {"starts": starts, "asks": asks, "ends": ends, "seconds": self._job.seconds, "cores": own}
         with self._lock:
             if self._is_closed:
                 return [Failure("died", "the run has ended")] * count
@@ -146,12 +183,18 @@ def cores() -> int:
 
 
 class LocalHost:
-    """Episodes in this process, one after the other: for environments of Proximo's own, which never hang."""
+    """Episodes in this process: for environments and tools of Proximo's own, which never hang.
+
+    Environments are asked one after the other, since they draw from the random numbers of the process; tools, which
+    draw none and may wait for a program, at the same time.
+    """
 
     def __init__(self, make: Callable[[], Any] | None, tools: Mapping[str, Callable[..., Any]], most: int) -> None:
         self._make, self._tools, self._most = make, tools, most
         self._numbers = count()
         self._instances: dict[int, Instance] = {}
+        self._lock = threading.Lock()
+        self._threads = Threads(cores())
 
     def start(self, groups: Sequence[int], messages: Sequence[Message]) -> list[tuple[list[int], list[Answer]]]:
         found = []
@@ -165,20 +208,26 @@ class LocalHost:
             instance = self._instances[number] = Instance(self._make, self._tools, finished, self._most)
             return instance.answer(message)
 
-        return self._answer(reset, message)
+        return self._seeded(reset, message)
 
     def ask(self, asks: Sequence[tuple[int, Message]]) -> list[Answer]:
-        return [self._answer(lambda n=n, m=m: self._instances[n].answer(m), m) for n, m in asks]
+        begun = [self._begun(partial(self._instances[number].answer, message), message) for number, message in asks]
+        return [waiting() for waiting in begun]
 
-    def _answer(self, call: Callable[[], dict[str, Any]], message: Message) -> Answer:
-        state = random.getstate()
-        random.seed(message["seed"])
-        try:
-            return checked(call())
-        except Exception as error:
-            return Failure(type(error).__name__, plain(described(error)))
-        finally:
-            random.setstate(state)
+    def _begun(self, call: Callable[[], dict[str, Any]], message: Message) -> Callable[[], Answer]:
+        if message["do"] == "call":
+            return self._threads.begin(lambda: _answer(call))
+        answer = self._seeded(call, message)
+        return lambda: answer
+
+    def _seeded(self, call: Callable[[], dict[str, Any]], message: Message) -> Answer:
+        with self._lock:
+            state = random.getstate()
+            random.seed(message["seed"])
+            try:
+                return _answer(call)
+            finally:
+                random.setstate(state)
 
     def end(self, numbers: Sequence[int]) -> None:
         for number in numbers:
@@ -186,6 +235,14 @@ class LocalHost:
 
     def close(self) -> None:
         self._instances.clear()
+        self._threads.close()
+
+
+def _answer(call: Callable[[], dict[str, Any]]) -> Answer:
+    try:
+        return checked(call())
+    except Exception as error:
+        return Failure(type(error).__name__, plain(described(error)))
 
 
 def checked(answer: Any) -> Answer:

@@ -67,7 +67,7 @@ class Instance:
         return text if len(text) <= self._most else text[: self._most] + CUT
 
 
-def allowed(seconds: float, calls: int, cores: int) -> float:
+def allowed(seconds: float, calls: int, cores: float) -> float:
     """Seconds until calls that run at once must have answered: each may need a core for `seconds`."""
     return min(seconds * math.ceil(calls / cores), 1e6)  # poll takes no more than 2**31 milliseconds
 

@@ -118,6 +118,7 @@ class Episodes:
                     os.close(held)
                 for each in self._sockets.values():
                     each.close()
+                _silence()
                 self._live(theirs, message)
             os._exit(0)
         theirs.close()
@@ -151,7 +152,7 @@ class Episodes:
         while (asked := process.receive(own.fileno())) is not None:
             own.sendall(process.encoded(process.guarded(lambda: instance[0].answer(asked), asked["seed"])))
 
-    def _answers(self, numbers: Sequence[int], seconds: float, cores: int) -> dict[int, Any]:
+    def _answers(self, numbers: Sequence[int], seconds: float, cores: float) -> dict[int, Any]:
         """The next message of each; None of those that died, or that have not answered in time."""
         from proximo.acting.instance import allowed
 
@@ -193,6 +194,14 @@ class Episodes:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG) != (0, 0):
                 pass
+
+
+def _silence() -> None:
+    """What an episode prints is read by nothing, so that it cannot be too much."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 def _raise_open_files() -> None:

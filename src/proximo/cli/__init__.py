@@ -36,6 +36,8 @@ Train language models by reinforcement learning, and see what each update did.
                        write a model for transformers, vLLM, llama.cpp, peft or the hub, with a model card
   proximo pairs RUN --out PAIRS.jsonl [--steps A:B] [--by outcome|reward] [--old FILE --old-share X] [--seed N]
                        rank a run's completions: training data for reward-model or dpo
+  proximo iterate [PRESET | run.toml] --reward-model DIR --pairs FILE [--rounds N] [--run DIR] [--field VALUE ...]
+                       train a policy and its reward model in turn: iterative GRPO
   proximo rate DATA --model MODEL --out FILE [--samples N] [--field VALUE ...]
                        measure how often a model solves each row of a data file, to train on those in between
   proximo plan [PRESET | run.toml] [--model MODEL] [--algorithm NAME] [--gpu NAME] [--field VALUE ...]
@@ -50,10 +52,14 @@ Train language models by reinforcement learning, and see what each update did.
                        serve a model as an OpenAI-compatible endpoint, with a page to chat with it
   proximo view [RUN | DIR] [--port N] [--no-browser] [--load-code]
                        open a local web page of one or more runs: curves, and every token of every rollout
+  proximo watch RUN [--once] [--every SECONDS]
+                       show a run in the terminal: whether it learns, its curves, events and the newest completion
   proximo replay RUN --step N [--as NAME ...] [--model DIR] [--out TOKENS.parquet]
                        show what other algorithms would have done with a stored step, token by token
   proximo compare [five | PRESET | run.toml ...] [--algorithms A,B | --ablate A] [--seeds N] [--tokens N | --updates N]
                        train algorithms or configs with several seeds and an equal budget; report what is noise
+  proximo study [NAME] [--quick] [--processes N] [--out DIR] [--minutes N] [--dry-run]
+                       test a published claim with paired seeds and controls; without NAME, list all with their state
   proximo fork RUN [--at STEP] [--algorithm NAME] [--run DIR] [--field VALUE ...]
                        continue a run from one of its checkpoints in another folder, with something changed
   proximo doctor [RUN]
@@ -74,8 +80,8 @@ Train language models by reinforcement learning, and see what each update did.
 
 Every command has --help; proximo --version prints the version, and
 proximo --print-completion bash|zsh|fish a script that completes commands, flags and their values with the Tab key.
---json (train, fork, eval, plan, selfcheck, sft, reward-model, dpo) prints the result as JSON on stdout, progress on
-stderr.
+--json (train, iterate, fork, eval, plan, selfcheck, sft, reward-model, dpo) prints the result as JSON on stdout,
+progress on stderr.
 --dry-run (train) checks and prints the resolved run without starting it.
 Repeating a command with the same --run resumes a run that ended early. On resume, --allow-change FIELD permits a
 changed field, and --accept-lost-rows (also of compare) continues although metrics.jsonl or ledger.jsonl has lost rows.
@@ -85,8 +91,10 @@ STAGES = ("sft", "reward-model", "dpo")
 """Commands that train on files."""
 OUTSIDE = ("init", "job", "rate", "serve", "tasks")
 """Commands whose files are next to this one."""
-RESULTS = ("fork", "track", "export")
+RESULTS = ("fork", "track", "export", "study", "watch")
 """Commands on what a run has written."""
+CHAINS = ("iterate",)
+"""Commands that train several runs in turn."""
 COMMANDS = (
     "train",
     "init",
@@ -94,6 +102,7 @@ COMMANDS = (
     *STAGES,
     "merge",
     "pairs",
+    *CHAINS,
     "rate",
     "plan",
     "job",
@@ -162,7 +171,9 @@ def _answer(arguments: list[str]) -> int:
     try:
         return _run(command, rest)
     except KeyboardInterrupt:
-        kept = "; what was written so far is in the run folder" if command in ("train", "fork", *STAGES) else ""
+        kept = (
+            "; what was written so far is in the run folder" if command in ("train", "fork", *CHAINS, *STAGES) else ""
+        )
         print(f"interrupted{kept}", file=sys.stderr)
         return 130
 
@@ -189,5 +200,5 @@ def _run(command: str, arguments: list[str]) -> int:
         from proximo.bench import running
 
         return running.main(arguments, prog="proximo bench")
-    room = "results" if command in RESULTS else "commands"
+    room = "results" if command in RESULTS else "chains" if command in CHAINS else "commands"
     return import_module(f"proximo.cli.{room}.{command}").run(arguments)

@@ -69,6 +69,7 @@ def launched(ranks: Ranks, arguments: list[str], folder: Path | None, follow: Ca
     """Start the processes of a run, or follow as one of them: the exit status. None on rank 0, which trains.
     `arguments` are those of the whole command, and `folder` is the run folder where they name none."""
     from proximo.distributed.launching import command_of, is_launched, launch, own_rank
+    from proximo.distributed.on_ray import starting
 
     if not is_launched():
         if not ranks.processes:
@@ -76,7 +77,8 @@ def launched(ranks: Ranks, arguments: list[str], folder: Path | None, follow: Ca
         if ranks.processes == 1:
             return None
         named = [] if folder is None else ["--run", str(folder)]
-        return launch(command_of([*arguments, *named]), ranks.processes, say)
+        with starting(ranks) as start:
+            return launch(command_of([*arguments, *named]), ranks.processes, say, start=start)
     if own_rank() == 0:
         return None
     try:

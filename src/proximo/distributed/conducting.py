@@ -114,7 +114,14 @@ class OnRanks:
             )
         training = RankSampler(built.training, self._policy, self._crew, "training", spread=spread)
         evaluation = RankSampler(built.evaluation, self._policy, self._crew, "evaluation", spread=spread)
-        return replace(built, training=training, evaluation=evaluation, drop=None)
+        lanes = self._crew.lanes
+        return replace(
+            built,
+            training=training,
+            evaluation=evaluation,
+            take_intervals=lambda: [*built.take_intervals(), *lanes.take()],
+            drop=None,
+        )
 
     def hold_stage(
         self, model: PreTrainedModel, options: FitOptions, seed: int, dtype: torch.dtype

@@ -1,12 +1,25 @@
 """What ranks above 0 do: wait for an order of rank 0, do their part of it, and give back what they found."""
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from proximo.distributed.mesh import Mesh
+from proximo.samplers.lanes import Interval, Lanes
 
 END = "end"
+KINDS = {
+    "old": "score",
+    "reference": "score",
+    "spread": "update",
+    "step": "update",
+    "refill": "push",
+    "write": "save",
+    "sample_training": "sample",
+    "sample_evaluation": "sample",
+}
+"""What the time line of a step calls a job; other jobs are short, and left out."""
 
 
 class Crew:
@@ -22,6 +35,8 @@ class Crew:
         self.uninterrupted: Callable[[], AbstractContextManager[Any]] = nullcontext
         """Held on rank 0 while ranks work together: a signal must not end it in the middle of that."""
         self._is_working = False
+        self.lanes = Lanes()
+        """On rank 0: when each rank did what."""
 
     @property
     def size(self) -> int:
@@ -37,9 +52,13 @@ class Crew:
         arguments = [()] * self.size if parts is None else parts
         with self.uninterrupted():
             self._is_working = True
-            found = self._done(self.mesh.scatter([(job, each) for each in arguments]))
+            start = time.perf_counter()
+            answers = self._done(self.mesh.scatter([(job, each) for each in arguments]))
             self._is_working = False
-            return found
+        if job in KINDS:
+            for rank, (seconds, _) in enumerate(answers):  # of its own clock: those of nodes differ
+                self.lanes.add(Interval(f"rank {rank}", KINDS[job], start, start + seconds))
+        return [found for _, found in answers]
 
     def tell(self, job: str, *arguments: Any) -> list[Any]:
         """On rank 0: the same with equal arguments for every rank."""
@@ -56,6 +75,9 @@ class Crew:
         if not self._is_working:
             self.mesh.scatter([(END, ())] * self.size)
 
-    def _done(self, order: tuple[str, tuple[Any, ...]]) -> list[Any]:
+    def _done(self, order: tuple[str, tuple[Any, ...]]) -> list[tuple[float, Any]]:
+        """Seconds and result of each rank, on rank 0."""
         job, arguments = order
-        return self.mesh.gather(self._jobs[job](*arguments))
+        start = time.perf_counter()
+        found = self._jobs[job](*arguments)
+        return self.mesh.gather((time.perf_counter() - start, found))

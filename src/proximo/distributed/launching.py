@@ -3,6 +3,7 @@
 Several machines: start `proximo train run.toml` with torchrun or SLURM on each of them, which set RANK; it then joins.
 """
 
+import json
 import os
 import signal
 import socket
@@ -11,7 +12,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NoReturn, Protocol
 
 RESTARTS = 3
 """Times that a group which failed is started again; each time the run resumes from its newest checkpoint."""
@@ -20,11 +23,35 @@ GRACE = 20.0
 POLL = 0.1
 GROUP_FAILED = 75
 """Exit status of a rank that ends because it cannot reach another one."""
+OUT_OF_MEMORY = 76
+"""Exit status of a rank that ran out of memory, and has left a smaller plan for all of them."""
 LAUNCHER = "PROXIMO_LAUNCHER"
 """Environment variable of a rank with the process id of what started it here."""
+NOTES = "PROXIMO_NOTES"
+"""Environment variable with the folder where ranks leave plans for those that are started after them."""
+PLAN = "PROXIMO_PLAN"
+"""Environment variable with the plan that passes keep to, since larger ones ran out of memory."""
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-Processes = list["subprocess.Popen[bytes]"]
+
+class Process(Protocol):
+    """What a rank is to the launcher; subprocess.Popen is one."""
+
+    @property
+    def returncode(self) -> int | Any: ...
+
+    def poll(self) -> int | None: ...
+
+    def send_signal(self, sig: int, /) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> int: ...
+
+
+Processes = list[Process]
+Start = Callable[[Sequence[str], int, dict[str, str], int | None], Processes]
+"""Starts a command as this many ranks: with more variables in the environment, and with its output there."""
 
 
 def is_launched() -> bool:
@@ -36,18 +63,35 @@ def own_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def launch(command: Sequence[str], ranks: int, say: Callable[[str], None], *, restarts: int = RESTARTS) -> int:
-    """Run a command as `ranks` processes until rank 0 has ended by itself; returns its exit status."""
-    for attempt in range(restarts + 1):
-        group = _start(command, ranks)
-        try:
-            with _forwarding(group[0]):
-                failure = _watch(group)
-        finally:
-            _end(group)
+def launch(
+    command: Sequence[str],
+    ranks: int,
+    say: Callable[[str], None],
+    *,
+    restarts: int = RESTARTS,
+    quiet: bool = False,
+    start: Start | None = None,
+) -> int:
+    """Run a command as `ranks` processes until rank 0 has ended by itself; returns its exit status. `quiet`: what they
+    write is dropped. `start` starts them somewhere else than on this machine."""
+    left, plan = restarts + 1, ""
+    while left:
+        with TemporaryDirectory(prefix="proximo-ranks-") as notes:
+            more, output = {NOTES: notes, PLAN: plan}, subprocess.DEVNULL if quiet else None
+            group = (start or start_here)(command, ranks, more, output)
+            try:
+                with _forwarding(group[0]):
+                    failure = _watch(group)
+            finally:
+                _end(group)
+            plans = [json.loads(path.read_text()) for path in Path(notes).iterdir()]
         if failure is None:
             return group[0].returncode
-        left = restarts - attempt
+        if plans and (smaller := tightest(plans)) != plan:  # it gets smaller each time, so this ends
+            plan = smaller
+            say(f"{failure}: all are started again from the newest checkpoint, in passes that take less: {plan}")
+            continue
+        left -= 1
         then = (
             f"all are started again from the newest checkpoint, {left} times at most" if left else "the run has ended"
         )
@@ -55,7 +99,31 @@ def launch(command: Sequence[str], ranks: int, say: Callable[[str], None], *, re
     return 1
 
 
-def _start(command: Sequence[str], ranks: int) -> Processes:
+def tightest(plans: Sequence[dict[str, int]]) -> str:
+    """The plan that every rank which ran out of memory asks for, for the environment."""
+    return json.dumps(
+        {"token_budget": min(each["token_budget"] for each in plans)}
+        | {name: max(each[name] for each in plans) for name in ("checkpointed", "offloaded")}
+    )
+
+
+def agreed_plan() -> dict[str, int] | None:
+    """The plan that this group was started with; None: none of an earlier group ran out of memory."""
+    return json.loads(plan) if (plan := os.environ.get(PLAN)) else None
+
+
+def can_restart_smaller() -> bool:
+    """Whether what started this process starts all of them again with a smaller plan."""
+    return NOTES in os.environ
+
+
+def leave_for_smaller(plan: dict[str, int]) -> NoReturn:
+    """End this rank, and with it the group: the others are in the middle of a pass that cannot be finished."""
+    (Path(os.environ[NOTES]) / str(own_rank())).write_text(json.dumps(plan))
+    raise SystemExit(OUT_OF_MEMORY)
+
+
+def start_here(command: Sequence[str], ranks: int, more: dict[str, str], output: int | None) -> Processes:
     """A group with a meeting place of its own: what is left of an earlier one is not in its way."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -66,12 +134,16 @@ def _start(command: Sequence[str], ranks: int) -> Processes:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    shared[LAUNCHER] = str(os.getpid())
+    shared |= {LAUNCHER: str(os.getpid()), **more}
     shared["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
     return [
         # Groups of their own: Ctrl-C is for rank 0, which saves the run before it ends the others.
         subprocess.Popen(
-            command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, process_group=0
+            command,
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=output,
+            stderr=output,
+            process_group=0,
         )
         for rank in range(ranks)
     ]
@@ -85,12 +157,14 @@ def _watch(group: Processes) -> str | None:
     while any(each.poll() is None for each in group) and time.monotonic() < deadline:
         time.sleep(POLL)
     status = group[0].returncode
-    if status is not None and status >= 0 and status != GROUP_FAILED:
+    if status is not None and status >= 0 and status not in (GROUP_FAILED, OUT_OF_MEMORY):
         return None
     others = {rank: each.returncode for rank, each in enumerate(group) if each.returncode != GROUP_FAILED}
     for rank, code in others.items():
         if code is not None and code < 0:
             return f"rank {rank} was ended by {signal.Signals(-code).name}"
+    if starved := [str(rank) for rank, code in others.items() if code == OUT_OF_MEMORY]:
+        return f"rank {', '.join(starved)} ran out of memory"
     for rank, code in others.items():
         if code:
             return f"rank {rank} failed with status {code}"
@@ -106,7 +180,7 @@ def _end(group: Processes) -> None:
 
 
 @contextmanager
-def _forwarding(conductor: "subprocess.Popen[bytes]") -> Iterator[None]:
+def _forwarding(conductor: Process) -> Iterator[None]:
     """Signals that ask a run to stop go to rank 0 alone."""
 
     def forward(number: int, _: Any) -> None:

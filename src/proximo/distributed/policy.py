@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from proximo.distributed.fitting import planned, starting_smaller
 from proximo.distributed.following import Crew
 from proximo.distributed.saving import check_written, restore, write_shards
 from proximo.distributed.sharding import HALVES, Root, check_shardable, local, refill, reshard, shard, whole
 from proximo.distributed.shares import Share, batch_shares, on_cpu, update_shares
-from proximo.models import Scores, frozen_copy
+from proximo.models import Scores, free_bytes, frozen_copy
 from proximo.models.adapters.files import save_model
 from proximo.models.adapters.lora import merged_weights
 from proximo.models.devices import with_precision
@@ -28,7 +29,7 @@ from proximo.training.config import TrainingOptions
 from proximo.training.learner.gradients import UpdateRows
 from proximo.training.learner.guard import GradientPass
 from proximo.training.learner.learner import Learner
-from proximo.training.learner.memory import checkpoint_models, explaining_memory
+from proximo.training.learner.memory import checkpoint_models, is_planned_on
 from proximo.training.learner.optimizer import MASTER
 from proximo.training.learner.passes import Found, Job, OldScores, Passes, Rows, Shares, directly, joined
 from proximo.training.learner.policy import PlainPolicy
@@ -62,6 +63,7 @@ class ShardedPolicy:
             zero_grad=inner.zero_grad,
             fill_zeros=inner.fill_zeros,
             broken=self._broken_here,
+            free=lambda: free_bytes(self.model.device),
             reset_reference=self._reset_here,
             refill=self._refill_here,
             write=self._write_here,
@@ -132,6 +134,7 @@ class ShardedPolicy:
         self._runs[job] = run
         if not len(rows):
             return []
+        passes = planned(passes)
         if isinstance(rows, UpdateRows):
             return self._found("spread", update_shares(rows, passes, self._crew.size), passes, job)
         assert isinstance(rows, Batch)
@@ -140,6 +143,7 @@ class ShardedPolicy:
     def without_gradient(
         self, passes: Passes, batch: Batch, value: ValueModel | None = None, *, record: bool = False
     ) -> OldScores:
+        passes = planned(passes)
         shares = batch_shares(batch, passes, self._crew.size)
         found: Shares[OldScores] = self._found("old", shares, passes, value is not None, record)
         if len(found) == 1:
@@ -155,7 +159,7 @@ class ShardedPolicy:
         return OldScores(logprobs, entropy, values, joined(routes, batch))
 
     def reference_logprobs(self, passes: Passes, batch: Batch) -> Float[Tensor, "B T"]:
-        logprobs = torch.zeros_like(batch.rollout_logprobs)
+        logprobs, passes = torch.zeros_like(batch.rollout_logprobs), planned(passes)
         for index, each in self._found("reference", batch_shares(batch, passes, self._crew.size), passes):
             logprobs[index] = each
         return logprobs
@@ -172,9 +176,7 @@ class ShardedPolicy:
             checkpoint_models(self._models, passes)
             self._checkpointed = (passes.checkpointed, passes.offloaded)
         passes, rank = replace(passes, through=self._through), self._crew.mesh.rank
-        # With other processes in the same pass it cannot be done again with fewer tokens.
-        advice = f"on rank {rank}; set a smaller training.token_budget, the last was {passes.token_budget}"
-        with nullcontext() if self.may_repeat else explaining_memory(advice):
+        with nullcontext() if self.may_repeat else starting_smaller(passes, share, self._models, rank):
             found = None if share.rows is None else run(passes, share.rows)
             for _ in range(share.idle):
                 run(passes, share.idle_rows)
@@ -258,7 +260,12 @@ class ShardedPolicy:
 
     @property
     def pending_bytes(self) -> int:
-        return self._inner.pending_bytes // self._crew.mesh.shard_size
+        """Also what is taken on another rank and free on this one: a plan has to fit on all of them."""
+        pending = self._inner.pending_bytes // self._crew.mesh.shard_size
+        if self.may_repeat or not is_planned_on(self.model.device):
+            return pending
+        free: list[int] = self._crew.tell("free")
+        return pending + free[0] - min(free)
 
     # State
 

@@ -1,15 +1,18 @@
 """The machine made ready for a model, and left as it was found."""
 
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from proximo import machine
+from proximo import machine, toml
+from proximo.door.telling import keep_quiet, say
 from proximo.models import Precision, load_model, load_tokenizer, pick_device, pick_dtype
 from proximo.models.inspecting import tensors
 from proximo.models.loading import base_of, supports_packing
@@ -18,6 +21,9 @@ from proximo.training.config import RunConfig
 
 if TYPE_CHECKING:
     from proximo.distributed.conducting import OnRanks, StageConfig
+
+INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C ended."""
 
 
 @contextmanager
@@ -96,3 +102,43 @@ def on_ranks(config: "RunConfig | StageConfig") -> "Iterator[OnRanks | None]":
 
     with conducting(config) as ranks:
         yield ranks
+
+
+def on_processes(
+    config: RunConfig,
+    folder: Path,
+    on_step: object,
+    resume: bool,
+    allow_change: Sequence[str],
+    accept_lost: bool,
+    track: Sequence[str],
+    *,
+    quiet: bool,
+) -> bool:
+    """Whether the config asks for several processes, which a call from Python has to start: then `proximo train` has
+    trained the run in its folder. ValueError where that failed."""
+    if config.ranks is None or config.ranks.processes < 2 or "RANK" in os.environ:
+        return False
+    if on_step is not None:
+        raise ValueError("on_step is given, but ranks are processes of their own: leave it out, or ranks")
+    if not resume and folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"run is {str(folder)!r}, which is not empty, and resume is False: choose another folder")
+    from proximo.distributed.launching import command_of, launch
+    from proximo.distributed.on_ray import starting
+
+    arguments = [each for field in allow_change for each in ("--allow-change", field)]
+    arguments += [*(["--accept-lost-rows"] if accept_lost else []), *(["--track", *track] if track else [])]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with starting(config.ranks) as start, TemporaryDirectory(dir=folder.parent, prefix=".ranks-") as place:
+        file = Path(place) / "run.toml"
+        file.write_text(toml.dumps(config))
+        command = command_of(["train", str(file), "--run", str(folder), *arguments])
+        status = launch(command, config.ranks.processes, keep_quiet if quiet else say, quiet=quiet, start=start)
+    if status == INTERRUPTED:
+        raise KeyboardInterrupt(f"stopped and saved; the same call resumes {folder}")
+    if status:
+        raise ValueError(
+            f"ranks.processes is {config.ranks.processes}: `proximo train` ended with status {status}, and said why on "
+            "stderr (quiet=False). A function of this process cannot be rewarded there: name it as file.py:function"
+        )
+    return True

@@ -10,7 +10,7 @@ from proximo.algorithms import Algorithm
 from proximo.data.given import paths_of
 from proximo.defaults import START, Default, defaults_for, facts_of, listed, with_defaults
 from proximo.door.folders import PathLike, attempted, folder_for, suit_attempt
-from proximo.door.machines import as_found, on_ranks
+from proximo.door.machines import as_found, on_processes, on_ranks
 from proximo.door.opened import TrainedRun, algorithm_of
 from proximo.door.progress import OnStep, Silent, Watched
 from proximo.door.refusing import refuse_kind, refuse_values
@@ -130,10 +130,12 @@ def _trained_in(
     refuse_values(config)
     check_names(track)
     watched = Watched(Silent() if quiet else Lines(), on_step or (lambda step, metrics: None))
+    folder = folder_for(run, explain.nearest(config.algorithm).name)
+    elsewhere = on_processes(config, folder, on_step, resume, allow_change, accept_lost, track, quiet=quiet)
     taking = attempted(
-        folder_for(run, explain.nearest(config.algorithm).name),
+        folder,
         toml.dumps(config),
-        resume=resume,
+        resume=resume or elsewhere,
         allow_change=allow_change,
         accept_lost=accept_lost,
         algorithm=explain.named(config.algorithm),
@@ -143,7 +145,7 @@ def _trained_in(
             config,
             attempt,
             watched,
-            keep_quiet if quiet else say,
+            keep_quiet if quiet or elsewhere else say,
             more="steps" in allow_change,
             ends=lambda: watched.ended,
             opening=listed(chosen, CHANGED),

@@ -1,9 +1,10 @@
 """What stands between a task's problems and the sampler: one question and one answer, or several turns."""
 
-from proximo.environments.grading import played
+from proximo.environments.grading import paying, played
 from proximo.environments.multi_turn import MultiTurn
 from proximo.environments.protocol import Acting, Ask, Interaction, Question, play
 from proximo.environments.single_turn import SingleTurn
+from proximo.environments.starts import Starts
 
 __all__ = [
     "Acting",
@@ -13,6 +14,8 @@ __all__ = [
     "MultiTurn",
     "Question",
     "SingleTurn",
+    "Starts",
+    "paying",
     "play",
     "played",
 ]

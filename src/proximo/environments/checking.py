@@ -1,6 +1,6 @@
 """Checks what samplers and environments return, where it enters the loop."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress
 from typing import Any, NoReturn
@@ -93,6 +93,18 @@ class Promise:
 
     def _refuse(self, returned: str, promised: str) -> NoReturn:
         raise ValueError(f"{self.source} returned {returned}: {promised}")
+
+
+def check_continued(requests: Sequence[Request], read: Mapping[tuple[int, int], tuple[int, ...]]) -> None:
+    """Refuse a later turn whose prompt does not begin with the tokens of the turn before it, as they were sampled."""
+    for request in requests:
+        for sample in range(request.first_sample, request.first_sample + request.num_samples) if request.turn else ():
+            before = read.get((request.key, sample), ())
+            if request.prompt_tokens[: len(before)] != before:
+                raise ValueError(
+                    f"turn {request.turn} of sample {sample} was asked with a prompt that does not begin with the "
+                    "tokens of the turn before it: add to them, never tokenise a text again"
+                )
 
 
 def _shown(value: object) -> str:

@@ -10,10 +10,12 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Tokenizer
+from transformers import AddedToken, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from proximo.models.tokens.templates import rendered
 from proximo.models.tokens.tokenizing import asked_text, following_tokens
@@ -24,6 +26,8 @@ REPLY, ANSWER = 'the reply "0"', 'the answer "{}"'
 CUT = " ... (cut)"
 MAX_CHARACTERS = 16
 """Characters of an answer that are read for each of its tokens at most."""
+NEVER = "\uffff{}\uffff"
+"""Spelling of a mark that is not to be found; no text has this character."""
 SHOWN = 60
 
 
@@ -49,8 +53,10 @@ class Extender:
         self._tokenizer, self._max_tokens = tokenizer, max_tokens
         self._frames: dict[Any, Frame] = {}
         self._added = frozenset(tokenizer.added_tokens_decoder)
-        marks = sorted((str(each.content) for each in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
-        self._marks = re.compile("|".join(f"(?={re.escape(mark)})" for mark in marks if len(mark) > 1) or "(?!)")
+        marks = {token: str(its.content) for token, its in tokenizer.added_tokens_decoder.items() if _is_mark(its)}
+        self._mark_ids = frozenset(marks)
+        longest = sorted(marks.values(), key=len, reverse=True)
+        self._marks = re.compile("|".join(f"(?={re.escape(mark)})" for mark in longest if len(mark) > 1) or "(?!)")
 
     def __call__(
         self, problem: Problem, last_token: int, answers: Sequence[tuple[str, str]]
@@ -77,12 +83,18 @@ class Extender:
 
     def _plain(self, text: str) -> tuple[int, ...]:
         """The tokens of a text in which nothing is a special token, whatever it spells."""
+        if not self._marks.search(text):
+            tokens = following_tokens(self._tokenizer, text)
+        else:
+            tokens = following_tokens(without_marks(self._tokenizer), text)
+        return self._in_pieces(text) if self._mark_ids.intersection(tokens) else tokens
+
+    def _in_pieces(self, text: str) -> tuple[int, ...]:
+        """For a tokenizer that finds marks without being told of them, as some of SentencePiece's do: each is cut."""
         places = [0, *(found.start() + 1 for found in self._marks.finditer(text)), len(text)]
         pieces = [text[start:end] for start, end in pairwise(places) if start < end]
         tokens = [token for piece in pieces for token in following_tokens(self._tokenizer, piece)]
-        if len(pieces) > 1:  # of marks that the tokenizer finds in other spellings too
-            tokens = [token for token in tokens if token not in self._added]
-        return tuple(tokens)
+        return tuple(token for token in tokens if token not in self._mark_ids)  # found in another spelling
 
     def _cut(self, text: str) -> str:
         """The text up to the limit."""
@@ -103,6 +115,31 @@ class Extender:
         if key not in self._frames:
             self._frames[key] = frame_of(self._tokenizer, problem, roles)
         return self._frames[key]
+
+
+def _is_mark(added: AddedToken) -> bool:
+    """Whether a token is more than a text that stands for itself, as runs of spaces are in some vocabularies."""
+    return bool(added.special or added.content.strip())
+
+
+@lru_cache(maxsize=2)
+def without_marks(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """A tokenizer that reads every mark as the text that it is; the same one where there is no other."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return tokenizer
+    its, known = json.loads(backend.to_str()), backend.get_vocab(with_added_tokens=False)
+    added: list[dict[str, Any]] = []
+    for each in its["added_tokens"]:
+        if not each["special"] and not each["content"].strip():
+            added.append(each)
+        elif each["content"] not in known:  # its place gives those behind it their ids, so it stays
+            added.append({**each, "content": NEVER.format(each["id"])})
+    its["added_tokens"] = added
+    its["post_processor"] = None  # which may name special tokens
+    bare = Tokenizer.from_str(json.dumps(its))
+    moved = [each for each in added if bare.token_to_id(each["content"]) != each["id"]]
+    return tokenizer if moved else PreTrainedTokenizerFast(tokenizer_object=bare)
 
 
 def frame_of(tokenizer: PreTrainedTokenizerBase, problem: Problem, roles: Sequence[str]) -> Frame:

@@ -7,7 +7,10 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from proximo.environments.protocol import Acting, Interaction
+from proximo.rewards.grading import grading
+from proximo.rewards.protocol import Waiting
 from proximo.tasks import RewardRange, Split, Task, reward_range
+from proximo.tasks.protocol import begin_grading
 from proximo.types import Completion, Grade, Problem
 
 
@@ -17,6 +20,11 @@ def played(task: Task, environment: Interaction, tokenizer: PreTrainedTokenizerB
         return task
     environment.check()
     return Played(task, environment, tokenizer)
+
+
+def paying(task: Task, environment: Interaction) -> object:
+    """What gives the outcomes of completions, and may declare their range: the environment or the task."""
+    return environment if isinstance(environment, Acting) and environment.scores else task
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,8 @@ class Played:
 
     @property
     def reward_range(self) -> RewardRange | None:
-        return reward_range(self.task)
+        """Of texts that a grader is tried with; the environment sees none of them."""
+        return None if self.environment.scores else reward_range(self.task)
 
     def size(self, split: Split) -> int | None:
         return self.task.size(split)
@@ -46,8 +55,13 @@ class Played:
         return None if self.environment.scores else self.task.reference(problem)
 
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
+        with grading():
+            return self.begin(problems, completions)()
+
+    def begin(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> Waiting[list[Grade]]:
         if not self.environment.scores:
-            return self.task.grade(problems, completions)
+            return begin_grading(self.task, problems, completions)
         # A text that was never played, such as one that a grader is tried with, has earned nothing.
         earned = [0.0 if each.earned is None else each.earned for each in completions]
-        return [Grade(outcome) for outcome in earned]
+        grades = [Grade(outcome) for outcome in earned]
+        return lambda: grades

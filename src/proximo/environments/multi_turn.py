@@ -2,24 +2,27 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from proximo.acting.hosts import ActingJob, Host, LocalHost, ProcessHost
+from proximo.acting.hosts import ActingJob, Hosts, LocalHost, ProcessHost
 from proximo.environments.episodes import Episode
 from proximo.environments.extending import MAX_CHARACTERS, Extender
 from proximo.environments.playing import Game
 from proximo.environments.protocol import Ask, Question
-from proximo.environments.tool_calls import HERMES, call_format, described_tools, schema_of, shows_tools
+from proximo.environments.tool_calls import HERMES, call_format, schema_of, with_tools
 from proximo.outside import load_class, load_function
+from proximo.rewards.function import check_range
 from proximo.rewards.grading import grading
 from proximo.samplers import Stream
 from proximo.types import Problem
 
-OWN = "proximo."
-"""Modules whose environments and tools run in this process: they are known neither to hang nor to crash."""
+OWN = "proximo.worlds:"
+"""Module whose environments and tools run in this process: they are known neither to hang nor to crash."""
+MAX_HOSTS = 32
+"""Processes that have loaded an environment, for rounds that are played at the same time."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,9 @@ class MultiTurn:
     once: n of them on c cores together have ceil(n / c) times as long."""
     memory_mb: int = 4096
     """Memory limit of each process for its own data."""
+    reward_range: tuple[float, float] | None = None
+    """Rewards of a failed and of a successful episode of the environment, which set the scale of length penalties.
+    None: -1 and 1 are assumed."""
 
     def __post_init__(self) -> None:
         for name, path in [("path", self.path)] * bool(self.path) + [("tools", each) for each in self.tools]:
@@ -59,6 +65,7 @@ class MultiTurn:
         for name in ("max_turns", "max_turn_tokens", "max_answer_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"environment.{name} is {getattr(self, name)}: give at least 1")
+        check_range(self.reward_range, "environment")
         if not 0 < self.seconds <= 86_400 or self.memory_mb < 64:
             raise ValueError(
                 f"environment.seconds is {self.seconds}, environment.memory_mb {self.memory_mb}: give seconds above 0, "
@@ -91,11 +98,7 @@ class MultiTurn:
                 f"environment.tools has {len(self.tools)} tools, but the prompt of {problem.id} is a text: tools need "
                 "a conversation and a model with a chat template"
             )
-        schemas = [schema_of(path) for path in self.tools]
-        if shows_tools(tokenizer, schemas):
-            return replace(problem, chat_template_kwargs={**problem.chat_template_kwargs, "tools": schemas})
-        told = {"role": "system", "content": described_tools(schemas, call_format(tokenizer))}
-        return replace(problem, prompt=(told, *problem.prompt))
+        return with_tools(tokenizer, problem, [schema_of(path) for path in self.tools])
 
     def play(self, questions: Sequence[Question], ask: Ask) -> Stream:
         episodes = [
@@ -103,9 +106,7 @@ class MultiTurn:
             for group, question in enumerate(questions)
             for sample in range(question.request.num_samples)
         ]
-        with grading() as active:
-            job = self._job
-            host: Host = active.shared(job, lambda: self._host(job))
+        with grading() as active, active.shared(self._job, self._hosts).one() as host:
             game = Game(
                 host=host,
                 ask=ask,
@@ -128,9 +129,11 @@ class MultiTurn:
         most = MAX_CHARACTERS * self.max_answer_tokens
         return ActingJob(self.path or None, arguments, self.tools, self.seconds, self.memory_mb, most)
 
-    def _host(self, job: ActingJob) -> Host:
+    def _hosts(self) -> Hosts:
+        job = self._job
         if not all(each.startswith(OWN) for each in (self.path or OWN, *self.tools)):
-            return ProcessHost(job)
+            return Hosts(lambda rounds: ProcessHost(job, rounds), MAX_HOSTS)
         kind = load_class(self.path) if self.path else None
         tools = {path.rpartition(":")[2]: load_function(path) for path in self.tools}
-        return LocalHost(None if kind is None else lambda: kind(**self.arguments), tools, job.max_characters)
+        make = None if kind is None else lambda: kind(**self.arguments)
+        return Hosts(lambda _: LocalHost(make, tools, job.max_characters), 1)

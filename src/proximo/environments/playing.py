@@ -3,20 +3,23 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from proximo.acting.hosts import Answer, Host
 from proximo.environments.episodes import Episode
 from proximo.environments.extending import Extender
 from proximo.environments.protocol import Ask, Question
-from proximo.environments.tool_calls import Call, CallFormat
+from proximo.environments.tool_calls import THOUGHT, Call, CallFormat, spoken
 from proximo.rewards.failures import Failure
 from proximo.rewards.grading import note_failure
 from proximo.samplers import Stream, gathered
-from proximo.types import Problem, Turn
+from proximo.types import MALFORMED, Problem, Turn
 
 MAX_CALLS = 16
 """Calls of one reply that are made; the policy is told of the others."""
+LOOK_BACK = 16
+"""Tokens before a reply in which a template may have opened a thought."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Game:
             right = [(episode, call) for episode, call in turn if not call.mistake]
             answers = iter(self.host.ask([(e.number, self._message(e, "call", call)) for e, call in right]))
             for episode, call in turn:
-                mistake = {"text": f"Error: {call.mistake}", "failed": "call"}
+                mistake = {"text": f"Error: {call.mistake}", "failed": MALFORMED}
                 results[episode.number].append((call, mistake if call.mistake else next(answers)))
         for episode, calls in called:
             if calls:
@@ -106,13 +109,29 @@ class Game:
         """The tools that the newest reply calls."""
         if not self.tools:
             return []
-        assert episode.last is not None
-        tokens = [token for token in episode.last.tokens if token != self.ask.tokenizer.eos_token_id]
-        reply = self.ask.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        assert isinstance(reply, str)
-        calls = self.form.calls(reply, self.tools)
+        calls = self.form.calls(self._spoken(episode), self.tools)
         more = Call("", {}, f"only {MAX_CALLS} calls are made in one reply")
         return calls if len(calls) <= MAX_CALLS else [*calls[:MAX_CALLS], more]
+
+    def _spoken(self, episode: Episode) -> str:
+        """The newest reply as it was sampled, without thoughts and without the tokens that end it."""
+        assert episode.last is not None
+        tokens, before = list(episode.last.tokens), [*episode.question.request.prompt_tokens, *episode.tokens]
+        before = before[: len(before) - len(tokens)]
+        while tokens and tokens[-1] in self._special:
+            tokens.pop()
+        return spoken(self._text(tokens), thinking=self._text(before[-LOOK_BACK:]).rstrip().endswith(THOUGHT))
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        """Tokens that a model may end a reply with: a vocabulary has several."""
+        added = self.ask.tokenizer.added_tokens_decoder
+        return frozenset(self.ask.tokenizer.all_special_ids) | {token for token, its in added.items() if its.special}
+
+    def _text(self, tokens: list[int]) -> str:
+        text = self.ask.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text
 
     def _message(self, episode: Episode, do: str, call: Call | None = None) -> Mapping[str, Any]:
         seed = self._seed(episode.question.request.key, episode.sample, episode.replies)

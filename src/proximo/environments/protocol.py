@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from transformers import PreTrainedTokenizerBase
 
-from proximo.environments.checking import Drawn, Promise
+from proximo.environments.checking import Drawn, Promise, check_continued
 from proximo.samplers import Sampler, SamplingOptions, Stream
 from proximo.types import Problem, Request
 
@@ -37,6 +37,8 @@ class Ask:
     """The version of the policy, as the sampler's `refresh` returned it; completions carry it."""
     drawn: Drawn = field(default_factory=dict, init=False, compare=False, repr=False)
     """What the sampler has returned, by key and sample, one entry for each time that it was asked."""
+    read: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """Prompt and reply of the last time that the sampler was asked, by key and sample."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.version, int):
@@ -47,6 +49,7 @@ class Ask:
         """The number of each request and its completions, as they end. `options` are those of the run, unless others
         are given, such as fewer tokens for a later turn."""
         chosen = self.options if options is None else options
+        check_continued(requests, self.read)
         stream = self.sampler.stream(requests, chosen, seed=self.seed, step=self.step, version=self.version)
         promise = Promise(
             f"sampler {type(self.sampler).__name__}", requests, chosen.max_tokens, self.version, len(self.tokenizer)
@@ -55,6 +58,7 @@ class Ask:
             request = requests[number]
             for sample, completion in enumerate(completions, start=request.first_sample):
                 self.drawn.setdefault((request.key, sample), []).append(completion.tokens)
+                self.read[request.key, sample] = request.prompt_tokens + completion.tokens
             yield number, completions
 
     def played(self, source: str, requests: Sequence[Request], stream: Stream) -> Stream:

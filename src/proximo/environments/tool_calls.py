@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -12,8 +12,11 @@ from transformers.utils.chat_template_utils import get_json_schema
 
 from proximo.models.tokens.templates import rendered
 from proximo.outside import load_function
+from proximo.types import Problem
 
 NAME, KEY, VALUE = "some_tool", "some_argument", "some_value"
+THOUGHT, THOUGHT_ENDS = "<think>", "</think>"
+"""Around what a model thinks before it replies: no call in it is made."""
 USER: Mapping[str, Any] = {"role": "user", "content": "Hello"}
 SAYING: Mapping[str, Any] = {"role": "assistant", "content": "something else"}
 CALLING: Mapping[str, Any] = {
@@ -69,6 +72,17 @@ class CallFormat:
         return Call(name, arguments)
 
 
+def spoken(reply: str, *, thinking: bool) -> str:
+    """A reply without its thoughts. `thinking`: it begins inside one, which the prompt has opened."""
+    closed, opened = reply.find(THOUGHT_ENDS), reply.find(THOUGHT)
+    thinking, rest, parts = thinking or (closed >= 0 and not 0 <= opened < closed), reply, []
+    while rest:
+        part, _, rest = rest.partition(THOUGHT_ENDS if thinking else THOUGHT)
+        parts += [] if thinking else [part]
+        thinking = not thinking
+    return "".join(parts)
+
+
 HERMES = CallFormat("<tool_call>", "</tool_call>", "arguments")
 
 
@@ -101,9 +115,12 @@ def call_format(tokenizer: PreTrainedTokenizerBase) -> CallFormat:
 
 @cache
 def schema_of(path: str) -> dict[str, Any]:
-    """The JSON schema of a function, from its signature and docstring; ValueError says what is missing."""
+    """The JSON schema of a function: its own `schema`, as tools of servers have one, or from its signature and
+    docstring; ValueError says what is missing."""
     try:
-        return get_json_schema(load_function(path))
+        function = load_function(path)
+        own = getattr(function, "schema", None)
+        return own if isinstance(own, dict) else get_json_schema(function)
     except ValueError:
         raise
     except Exception as error:
@@ -114,18 +131,38 @@ def schema_of(path: str) -> dict[str, Any]:
         ) from None
 
 
-def shows_tools(tokenizer: PreTrainedTokenizerBase, schemas: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the chat template tells the model of tools that it is given."""
-    arguments = {"tools": [dict(each) for each in schemas]}
-    name = schemas[0]["function"]["name"]
+def with_tools(tokenizer: PreTrainedTokenizerBase, problem: Problem, schemas: Sequence[Mapping[str, Any]]) -> Problem:
+    """The problem with its tools, which the chat template tells the model of; where it does not, a message does: the
+    system message, a new one, or the first message if the template takes no system message."""
+    assert not isinstance(problem.prompt, str)
+    if _shows_tools(tokenizer, problem, schemas):
+        return replace(problem, chat_template_kwargs={**problem.chat_template_kwargs, "tools": list(schemas)})
+    told, (first, *others) = _described(schemas, call_format(tokenizer)), problem.prompt
+    if first["role"] == "system":
+        return replace(problem, prompt=({**first, "content": f"{first['content']}\n\n{told}"}, *others))
+    asked = ({"role": "system", "content": told}, *problem.prompt)
+    if _text(tokenizer, asked, problem.chat_template_kwargs):
+        return replace(problem, prompt=asked)
+    return replace(problem, prompt=({**first, "content": f"{told}\n\n{first['content']}"}, *others))
+
+
+def _shows_tools(tokenizer: PreTrainedTokenizerBase, problem: Problem, schemas: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the chat template writes more of a tool's name if it is given the tools."""
+    arguments, name = problem.chat_template_kwargs, str(schemas[0]["function"]["name"])
+    shown = _text(tokenizer, problem.prompt, {**arguments, "tools": [dict(each) for each in schemas]})
+    return shown.count(name) > _text(tokenizer, problem.prompt, arguments).count(name)
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, prompt: Any, arguments: Mapping[str, Any]) -> str:
+    """The prompt as the template writes it; empty where it refuses."""
     try:
-        return name in rendered(tokenizer, [USER], for_answer=True, arguments=arguments)
+        return rendered(tokenizer, prompt, for_answer=True, arguments=arguments)
     except ValueError:
-        return False
+        return ""
 
 
-def described_tools(schemas: Sequence[Mapping[str, Any]], form: CallFormat) -> str:
-    """The tools as a system message, for a template that does not tell the model of them."""
+def _described(schemas: Sequence[Mapping[str, Any]], form: CallFormat) -> str:
+    """The tools as text."""
     listed = "\n".join(json.dumps(each, ensure_ascii=False) for each in schemas)
     example = f'{form.opening}{{"name": "the function", "{form.arguments}": {{...}}}}{form.closing}'
     return f"You may call these functions:\n{listed}\nTo call one, reply with {example}"

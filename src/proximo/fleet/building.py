@@ -16,8 +16,9 @@ from proximo.fleet.embedded import EmbeddedEngine
 from proximo.fleet.engine import Engine
 from proximo.fleet.fleet import FleetSampler
 from proximo.fleet.options import Fleet
+from proximo.fleet.servers.adapters import base_weights, pushed_rank
 from proximo.fleet.sync import make_sync, write_weights
-from proximo.fleet.vllm import Command, VllmEngine, free_port, server_arguments
+from proximo.fleet.vllm import WITH_ADAPTERS, Command, VllmEngine, free_port, server_arguments
 from proximo.models.positions import reach_of
 from proximo.samplers import SampledPolicy
 from proximo.samplers.partial import end_tokens
@@ -29,8 +30,13 @@ def build_fleet(
     """Nothing is started yet: that happens when the first weights are pushed."""
     scratch = Path(tempfile.mkdtemp(prefix="proximo-fleet-"))
     try:
+        adapter_rank = pushed_rank(policy.model) if options.sync == "adapter" else 0
         embedded = options.engine == "embedded"
-        make = _embedded(policy, tokenizer) if embedded else _vllm(options, policy, tokenizer, slots, scratch)
+        make = (
+            _embedded(policy, tokenizer)
+            if embedded
+            else _vllm(options, policy, tokenizer, slots, scratch, adapter_rank)
+        )
     except ValueError:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
@@ -38,7 +44,7 @@ def build_fleet(
         policy.model,
         tokenizer,
         make,
-        make_sync(options.sync, scratch),
+        make_sync(options.sync, scratch, policy.model),
         scratch,
         engines=len(options.urls) or options.engines,
         slots=slots,
@@ -53,7 +59,12 @@ def _embedded(policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase) -> Call
 
 
 def _vllm(
-    options: Fleet, policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase, slots: int, scratch: Path
+    options: Fleet,
+    policy: SampledPolicy,
+    tokenizer: PreTrainedTokenizerBase,
+    slots: int,
+    scratch: Path,
+    adapter_rank: int,
 ) -> Callable[[str, int], Engine]:
     ends = end_tokens(policy.model, tokenizer)
     if options.urls:
@@ -68,7 +79,7 @@ def _vllm(
         )
     folder = scratch / "model"
     folder.mkdir()
-    write_model(folder, policy, tokenizer)
+    write_model(folder, policy, tokenizer, only_base=adapter_rank > 0)
     places = _places(options, policy)
     reach = reach_of(policy.model.config)
 
@@ -82,23 +93,27 @@ def _vllm(
             slots=slots,
             sync=options.sync,
             tensor_parallel=options.tensor_parallel,
+            adapter_rank=adapter_rank,
         )
         if options.kv_cache_mb is not None:
             arguments += ["--kv-cache-memory-bytes", str(options.kv_cache_mb << 20)]
-        command = Command(python, [*arguments, *options.arguments], places[place])
+        environment = places[place] | (WITH_ADAPTERS if adapter_rank else {})
+        command = Command(python, [*arguments, *options.arguments], environment)
         return VllmEngine(name, f"http://127.0.0.1:{port}", ends, command)
 
     return make
 
 
-def write_model(folder: Path, policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase) -> None:
-    """A checkpoint of the policy for servers to start from."""
+def write_model(
+    folder: Path, policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase, *, only_base: bool = False
+) -> None:
+    """A checkpoint of the policy for servers to start from; `only_base`: without its adapter."""
     config = copy.deepcopy(policy.model.config)
     config.architectures = [type(policy.model).__name__]
     config.dtype = policy.model.dtype
     config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    write_weights(folder, policy.weights())
+    write_weights(folder, base_weights(policy.model) if only_base else policy.weights())
 
 
 def _places(options: Fleet, policy: SampledPolicy) -> list[dict[str, str]]:

@@ -17,6 +17,7 @@ from proximo.fleet.roster import FleetLost, Roster
 from proximo.fleet.sync import WeightSync, in_parallel
 from proximo.models.positions import check_requests
 from proximo.samplers import SampledPolicy, SamplerEvent, SamplingOptions, Stream
+from proximo.samplers.lanes import Interval
 from proximo.samplers.partial import PartialCompletion, TokenWriter, end_tokens, partials_of
 from proximo.types import Completion, Request
 
@@ -56,7 +57,7 @@ class FleetSampler:
         self._pool = ThreadPoolExecutor(slots)
         self._streams: dict[tuple[int, int], threading.Event] = {}
         """Set where requests are given up, by step and key."""
-        self.take_events = self.roster.take_events
+        self.take_events, self.lanes = self.roster.take_events, self.roster.lanes
 
     # Weights
 
@@ -76,17 +77,20 @@ class FleetSampler:
         new = self.roster.missing()
 
         def start(engine: Engine) -> None:
-            engine.start(self._deadline)
-            self._sync.join(engine, self._deadline)
+            with self.lanes.during(engine.name, "start"):
+                engine.start(self._deadline)
+                self._sync.join(engine, self._deadline)
 
         self.roster.lose_all(new, in_parallel(new, start))
 
     def _push(self, policy: SampledPolicy, engines: Sequence[Engine], version: int) -> None:
-        begun, deadline = time.monotonic(), self._deadline
+        begun, deadline = time.perf_counter(), self._deadline
         failed = in_parallel(engines, lambda engine: engine.pause("abort", deadline))
         failed |= self._sync.push(_without(engines, failed), policy.weights, version, deadline)
         failed |= in_parallel(_without(engines, failed), lambda engine: engine.resume(deadline))
-        seconds = time.monotonic() - begun
+        seconds = (ended := time.perf_counter()) - begun
+        for engine in engines:
+            self.lanes.add(Interval(engine.name, "push", begun, ended, {"version": version}))
         gaps: dict[str, Gap] = {}
         for engine, found in self._asked(_without(engines, failed), version).items():
             if isinstance(found, EngineLost):
@@ -111,13 +115,17 @@ class FleetSampler:
             return {}
         found: dict[Engine, list[Generated] | EngineLost] = {}
         with ThreadPoolExecutor(len(engines)) as pool:
-            asked = [(each, pool.submit(self._probe.ask, each, version)) for each in engines]
+            asked = [(each, pool.submit(self._probed, each, version)) for each in engines]
             for engine, future in asked:
                 self._wait([future], lambda engine=engine: [engine])
                 error = future.exception()
                 assert error is None or isinstance(error, EngineLost), error
                 found[engine] = future.result() if error is None else error
         return found
+
+    def _probed(self, engine: Engine, version: int) -> list[Generated]:
+        with self.lanes.during(engine.name, "probe", version=version):
+            return self._probe.ask(engine, version)
 
     # Requests
 
@@ -178,7 +186,9 @@ class FleetSampler:
             with self.roster.engine(dropped.is_set) as engine:
                 try:
                     draw = replace(draw, start=len(found.tokens))
-                    found = found.continued(engine.generate(prompt, options, draw, found.tokens))
+                    rest = engine.generate(prompt, options, draw, found.tokens)
+                    self.lanes.count(engine.name, "sample", requests=1, tokens=len(rest.tokens))
+                    found = found.continued(rest)
                 except EngineLost as lost:
                     self.roster.lose(engine, str(lost))
         return found

@@ -18,6 +18,8 @@ REFUSED = {
     "logprobs-mode": "log-probs must be those of the distribution that tokens are drawn from",
     "weight-transfer-config": "sampler.sync says how weights arrive",
     "load-format": "engines start with the policy's weights",
+    "enable-lora": 'sampler.sync = "adapter" starts engines with it',
+    "lora-modules": "the run loads its own adapter",
 }
 """Arguments of vLLM with which the log-probs that it returns are not the policy's, or weights do not arrive."""
 
@@ -39,9 +41,10 @@ class Fleet:
     """GPUs of each engine that the run starts."""
     urls: tuple[str, ...] = ()
     """Addresses of vLLM servers that are already running, such as http://node7:8000. Empty: the run starts its own."""
-    sync: Literal["folder", "gloo", "nccl"] = "folder"
+    sync: Literal["folder", "gloo", "nccl", "adapter"] = "folder"
     """How weights reach engines. `folder`: safetensors in the folder for temporary files (TMPDIR), which all engines
-    must be able to read. `gloo`: over TCP. `nccl`: between GPUs, not tested."""
+    must be able to read. `gloo`: over TCP. `nccl`: between GPUs, not tested. `adapter`: the LoRA adapter alone, through
+    the same folder; engines keep the base model."""
     probe: int = 64
     """Tokens per engine whose log-probs are compared with the policy's after every push."""
     deadline: float = 600.0
@@ -68,7 +71,7 @@ class Fleet:
         for name, reason in REFUSED.items():
             if name.replace("_", "-") in given:
                 raise ValueError(f"sampler.arguments has {name}, which is refused: {reason}; leave it out")
-        if self.engine == "embedded" and (self.urls or self.sync == "nccl"):
+        if self.engine == "embedded" and (self.urls or self.sync in ("nccl", "adapter")):
             raise ValueError('sampler.engine is "embedded": leave out urls, and use sync = "folder" or "gloo"')
 
     @property
@@ -85,4 +88,11 @@ class Fleet:
                 'sampler is a Fleet, which records no routes: use routing_replay = "old_policy" or leave it out'
             )
         fleet = build_fleet(self, policy, tokenizer, slots=slots)
-        return RunSamplers(fleet, fleet, close=fleet.close, take_events=fleet.take_events, drop=fleet.drop)
+        return RunSamplers(
+            fleet,
+            fleet,
+            close=fleet.close,
+            take_events=fleet.take_events,
+            take_intervals=fleet.lanes.take,
+            drop=fleet.drop,
+        )

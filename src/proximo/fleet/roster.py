@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from proximo.fleet.engine import Engine
 from proximo.samplers import SamplerEvent
+from proximo.samplers.lanes import Lanes
 
 
 class FleetLost(ValueError):
@@ -36,6 +37,8 @@ class Roster:
         self._is_pushing = False
         self._events: list[SamplerEvent] = []
         self._losses: list[str] = []
+        self.lanes = Lanes()
+        """When each engine did what."""
 
     def missing(self) -> list[Engine]:
         """New engines in the places that have none; they are not started yet."""
@@ -100,8 +103,10 @@ class Roster:
                 raise FleetLost(f"all engines were lost: {self.why()}")
             engine = min(ready, key=lambda each: self._busy[each.name])
             self._busy[engine.name] += 1
+            version = self._confirmed[engine.name]
         try:
-            yield engine
+            with self.lanes.during(engine.name, "sample", version=version):
+                yield engine
         finally:
             with self._changed:
                 self._busy[engine.name] -= 1

@@ -17,11 +17,12 @@ from typing import Literal, Protocol
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from proximo.fleet.buckets import BUCKET_BYTES, broadcast, gloo_group, open_store, packed, unpacked
 from proximo.fleet.engine import Engine, EngineLost
 
-Transport = Literal["folder", "gloo", "nccl"]
+Transport = Literal["folder", "gloo", "nccl", "adapter"]
 Weights = Callable[[], Iterator[tuple[str, Tensor]]]
 """Gives name and value of every weight, anew for each call."""
 FILE_BYTES = 1 << 31
@@ -122,8 +123,12 @@ class Gloo:
         self._stores.pop(engine.name, None)
 
 
-def make_sync(transport: Transport, scratch: Path) -> WeightSync:
-    """`scratch` is a folder that engines can read."""
+def make_sync(transport: Transport, scratch: Path, model: PreTrainedModel) -> WeightSync:
+    """`scratch` is a folder that engines can read; `model` is the policy's, whose adapter may be pushed."""
+    if transport == "adapter":
+        from proximo.fleet.servers.adapters import AdapterFolder
+
+        return AdapterFolder(scratch, model)
     if transport == "nccl":
         from proximo.fleet.nccl import Nccl
 

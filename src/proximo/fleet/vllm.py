@@ -9,6 +9,7 @@ from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from proximo.fleet.engine import Draw, EngineLost, Generated, Health, PauseMode, Span
 from proximo.fleet.servers.server import Server
@@ -17,6 +18,7 @@ from proximo.samplers import SamplingOptions
 SPOKEN = "0.32."
 """Versions of vLLM whose interface this is; the side that sends weights changed between 0.22 and 0.32."""
 GENERATE = "/inference/v1/generate"
+LOAD_ADAPTER = "/v1/load_lora_adapter"
 POLL_SECONDS = 0.5
 """Pause between two looks at a server that starts."""
 NEUTRAL = {
@@ -48,6 +50,8 @@ class VllmEngine:
         self._open: set[HTTPConnection] = set()
         self._lock = threading.Lock()
         self._stopped = False
+        self._adapter: tuple[str, int] | None = None
+        """Name and version of the adapter that requests are for; None: weights are pushed whole."""
 
     @property
     def name(self) -> str:
@@ -94,11 +98,15 @@ class VllmEngine:
             "stop_token_ids": self._ends,
         }
         body = {"token_ids": list(tokens), "sampling_params": parameters}
+        if (adapter := self._adapter) is not None:
+            body["model"] = adapter[0]
         found = self._ask("POST", GENERATE, body, deadline)["choices"][0]
         drawn = tuple(found["token_ids"] or ())
         spans = tuple(
             Span(_number(each["version"]), each["start"], each["end"]) for each in found["weight_versions"] or ()
         )
+        if adapter is not None:  # the server knows versions of whole weights; a request keeps its adapter until it ends
+            spans = (Span(adapter[1], 0, len(drawn)),)
         return Generated(
             drawn,
             tuple(each["logprob"] for each in (found["logprobs"] or {}).get("content") or ()),
@@ -138,7 +146,26 @@ class VllmEngine:
     def finish_update(self, version: int, deadline: float) -> None:
         self._ask("POST", "/finish_weight_update", {"weight_version": str(version)}, deadline)
 
+    def check_adapters(self, deadline: float) -> None:
+        """EngineLost where the server takes no adapters."""
+        status, _ = self._told("POST", LOAD_ADAPTER, {}, deadline)
+        if status == 404:
+            raise EngineLost(
+                f"{self._name} was started without --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, which "
+                'sampler.sync = "adapter" needs: start it with both, or use "folder" or "gloo"'
+            )
+
+    def load_adapter(self, folder: str, version: int, deadline: float) -> None:
+        """Take a new adapter under a name of its own, so that nothing cached for the one before is read."""
+        before, name = self._adapter, f"policy-{version}-{uuid4().hex[:8]}"
+        self._ask("POST", LOAD_ADAPTER, {"lora_name": name, "lora_path": folder}, deadline)
+        self._adapter = name, version
+        if before is not None:
+            self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": before[0]}, deadline)
+
     def version(self) -> int | None:
+        if self._adapter is not None:
+            return self._adapter[1]
         said = self._ask("GET", "/weight_info", None, None)["weight_version"]
         return int(said) if said is not None and said.isdecimal() else None
 
@@ -156,6 +183,22 @@ class VllmEngine:
     # HTTP
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float | None) -> Any:
+        """The answer; EngineLost where it is another one than 200."""
+        status, text = self._told(method, path, body, deadline)
+        said = text.decode(errors="replace")[:300]
+        if status == 400 and path == GENERATE:  # any engine would refuse it, so this one is not to blame
+            raise ValueError(f"vLLM refuses what it is asked to sample: {said}")
+        if status != 200:
+            raise EngineLost(f"{self._name}: {path} was answered with {status}: {said}")
+        try:
+            return json.loads(text) if text else None
+        except ValueError:  # some routes answer in words
+            return said
+
+    def _told(
+        self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float | None
+    ) -> tuple[int, bytes]:
+        """Status and text of an answer."""
         connect = (HTTPSConnection if self._is_https else HTTPConnection)(self._address, timeout=deadline)
         with self._lock:
             if self._stopped:
@@ -164,19 +207,13 @@ class VllmEngine:
         try:
             connect.request(method, path, None if body is None else json.dumps(body), _JSON)
             answer = connect.getresponse()
-            text = answer.read()
+            return answer.status, answer.read()
         except (OSError, HTTPException) as error:
             raise EngineLost(f"{self._name}: {path} failed, {type(error).__name__}: {error}") from error
         finally:
             with self._lock:
                 self._open.discard(connect)
             connect.close()
-        said = text.decode(errors="replace")[:300]
-        if answer.status == 400 and path == GENERATE:  # any engine would refuse it, so this one is not to blame
-            raise ValueError(f"vLLM refuses what it is asked to sample: {said}")
-        if answer.status != 200:
-            raise EngineLost(f"{self._name}: {path} was answered with {answer.status}: {said}")
-        return json.loads(text) if text else None
 
 
 _JSON = {"content-type": "application/json"}
@@ -207,15 +244,35 @@ QUIET = {
 }
 
 
+WITH_ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+"""Lets adapters be loaded while a server runs."""
+ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM makes room for."""
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
 
 
 def server_arguments(
-    model: str, port: int, *, dtype: str, length: int | None, slots: int, sync: str, tensor_parallel: int
+    model: str,
+    port: int,
+    *,
+    dtype: str,
+    length: int | None,
+    slots: int,
+    sync: str,
+    tensor_parallel: int,
+    adapter_rank: int,
 ) -> list[str]:
-    """The flags that an engine needs; a server at a URL needs those that are marked, too."""
+    """The flags that an engine needs; a server at a URL needs those that are marked, too. `adapter_rank` is that of
+    the adapter that is pushed; 0: whole weights are."""
+    if adapter_rank:
+        rank = next((size for size in ADAPTER_RANKS if size >= adapter_rank), adapter_rank)
+        arrives = ["--enable-lora", "--max-loras", "1", "--max-cpu-loras", "2", "--max-lora-rank", str(rank)]
+    else:
+        arrives = ["--weight-transfer-config", json.dumps({"backend": sync})]
     return [
         *("--model", model),
         *("--host", "127.0.0.1"),
@@ -225,7 +282,7 @@ def server_arguments(
         *("--generation-config", "vllm"),  # needed: the model's own would change temperature and top_p
         *("--logprobs-mode", "processed_logprobs"),  # needed: of the distribution that is drawn from
         "--enable-scale-out",  # needed: tokens in, tokens out
-        *("--weight-transfer-config", json.dumps({"backend": sync})),  # needed
+        *arrives,  # needed
         *("--max-num-seqs", str(slots + 1)),  # one more, for the question whether it is alive
         *("--tensor-parallel-size", str(tensor_parallel)),
         *("--seed", "0"),

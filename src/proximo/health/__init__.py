@@ -5,7 +5,7 @@ Rules do not depend on algorithms or files: numbers in, findings out, with the s
 
 from proximo.health.finding import SEVERITIES, Finding, Severity
 from proximo.health.rule import Rule
-from proximo.health.watch import ENOUGH, RULES, Spell, Watch, findings, watched, worst_first
+from proximo.health.watch import ENOUGH, RULES, RuleState, Spell, Watch, findings, watched, worst_first
 
 __all__ = [
     "ENOUGH",
@@ -13,6 +13,7 @@ __all__ = [
     "SEVERITIES",
     "Finding",
     "Rule",
+    "RuleState",
     "Severity",
     "Spell",
     "Watch",

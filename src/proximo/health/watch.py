@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from proximo.health.drift import EntropyCollapse, EntropyRise, KlRunaway, LengthExplosion, SuddenCollapse, Truncation
 from proximo.health.finding import SEVERITIES, Finding, Row
 from proximo.health.gains import HeldOutFlat, OnePart
-from proximo.health.history import History
+from proximo.health.history import HELD_OUT, History
 from proximo.health.lessons import ColdStart, DeadGroups, Duplicates, NoReward, TooEasy, Unscored
+from proximo.health.pace import GrowingGap, IdleEngines, IdleLearner, SlowPush, Straggler
 from proximo.health.rule import Rule
+from proximo.health.turns import FormatCollapse, Loops, ToolsFail, ToolsUnused
 from proximo.health.updates import ClipSaturation, HugeUpdate, SamplerGap, WeakValueModel
 
 RULES: tuple[Rule, ...] = (
@@ -25,11 +28,20 @@ RULES: tuple[Rule, ...] = (
     Truncation(),
     KlRunaway(),
     SamplerGap(),
+    GrowingGap(),
     ClipSaturation(),
     HugeUpdate(),
     WeakValueModel(),
     OnePart(),
     HeldOutFlat(),
+    Loops(),
+    ToolsUnused(),
+    ToolsFail(),
+    FormatCollapse(),
+    IdleLearner(),
+    IdleEngines(),
+    SlowPush(),
+    Straggler(),
 )
 ENOUGH = sorted(rule.window for rule in RULES)[len(RULES) // 2]
 """Steps that most rules need."""
@@ -47,6 +59,20 @@ class Spell:
     quiet: int = 0
     """Rows since then without evidence."""
     is_over: bool = False
+
+
+@dataclass(frozen=True)
+class RuleState:
+    """A rule after all rows: found, passed (now or never a finding), waiting for more rows, or without its metric."""
+
+    rule: str
+    state: Literal["found", "passed", "waiting", "unmeasured"]
+    rows: int
+    """Rows with its metric."""
+    needs: int
+    """Rows that it needs."""
+    when: str
+    """Its threshold in words."""
 
 
 class Watch:
@@ -77,6 +103,22 @@ class Watch:
     def standing(self) -> list[Finding]:
         """Findings that are not over, worst first."""
         return [spell.finding for spell in worst_first(self._open.values())]
+
+    def states(self) -> list[RuleState]:
+        """What each rule says now."""
+        return [self._state(rule) for rule in self.rules]
+
+    def _state(self, rule: Rule) -> RuleState:
+        history = self.history
+        rows = history.trained * bool(history.evaluations) if rule.reads == HELD_OUT else history.seen[rule.reads]
+        needs = max(rule.window, getattr(rule, "apart", 0))
+        if rule.name in self._open:
+            state = "found"
+        elif rows >= needs:
+            state = "passed"
+        else:
+            state = "waiting" if rows or not history.trained else "unmeasured"
+        return RuleState(rule.name, state, rows, needs, rule.when)
 
     def _begin(self, rule: Rule, evidence: str) -> Finding:
         step = self.history.step

@@ -174,7 +174,7 @@ class RunFolder:
         return _cached_step(path, number, status.st_mtime_ns, status.st_size)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def _cached_step(path: Path, number: int, changed: int, size: int) -> Step:
     """The stored step, cached until its file changes, as it may when a run is resumed."""
     return read_step(path, number)

@@ -58,9 +58,11 @@ class PythonFunction(metaclass=_TakesFunctions):
     needs_answer = False
 
     def __post_init__(self) -> None:
-        place, _, function = self.path.rpartition(":")
+        place, _, function = self.path.rpartition(":") if isinstance(self.path, str) else ("", "", "")
         if not place or not function.isidentifier():
-            raise ValueError(f"reward.path is {self.path!r}: give package.module:function or file.py:function")
+            raise ValueError(
+                f"reward.path is {self.path!r}: give a function, package.module:function or file.py:function"
+            )
         check_seconds(self.seconds)
         if self.memory_mb < 64:
             raise ValueError(f"reward.memory_mb is {self.memory_mb}: Python itself needs 64")
@@ -107,11 +109,11 @@ class PythonFunction(metaclass=_TakesFunctions):
         return None
 
 
-def check_range(declared: tuple[float, float] | None) -> None:
-    """Of a reward's field `reward_range`."""
+def check_range(declared: tuple[float, float] | None, of: str = "reward") -> None:
+    """Of the field `reward_range`."""
     if declared is not None and not -math.inf < declared[0] < declared[1] < math.inf:
         raise ValueError(
-            f"reward.reward_range is {declared}: give what a wrong answer earns and then what a right one earns, which "
+            f"{of}.reward_range is {declared}: give what a wrong answer earns and then what a right one earns, which "
             "is more"
         )
 

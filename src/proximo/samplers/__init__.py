@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from proximo.samplers.lanes import Interval
 from proximo.types import Completion, Request
 
 __all__ = [
@@ -168,6 +169,8 @@ class RunSamplers:
     """Ends what the samplers started, such as engines; called when the run ends, however it ends."""
     take_events: Callable[[], Sequence[SamplerEvent]] = tuple
     """Returns what happened since the last call."""
+    take_intervals: Callable[[], Sequence[Interval]] = tuple
+    """Returns what engines, or other processes, did since the last call, for the time line of a step."""
     drop: Callable[[int, int], None] | None = None
     """Gives up the requests of a step and a key. A sampler that has this is asked on several threads at a time, also
     while it is refreshed: completions continue with the new weights. None: it does one thing at a time."""

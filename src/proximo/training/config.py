@@ -235,17 +235,17 @@ class RunConfig:
     @property
     def penalty_unit(self) -> float:
         """Unit of length penalties: half the difference between the rewards of a right and a wrong answer."""
-        earned = mixed_range(self.task, self.rewards)
+        earned = mixed_range(self.task, self.environment, self.rewards)
         return 1.0 if earned is None else (earned[1] - earned[0]) / 2
 
     @property
     def penalty_remarks(self) -> list[str]:
         """Remarks printed before a run whose length penalty has to assume the scale of the rewards."""
-        if not self.algorithm.length_penalties or mixed_range(self.task, self.rewards) is not None:
+        if not self.algorithm.length_penalties or mixed_range(self.task, self.environment, self.rewards) is not None:
             return []
         return [
             "length penalty: the rewards of a wrong and a right answer are not declared, so -1 and 1 are assumed; "
-            "declare them with reward_range on the task's PythonFunction, or scale the rewards to -1 and 1"
+            "declare them with reward_range on the task's PythonFunction or on the environment, or scale them to -1, 1"
         ]
 
     @property

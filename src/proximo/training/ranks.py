@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,11 @@ class Ranks:
     0: all of them."""
     timeout: float = 600.0
     """Seconds that a process waits for the others inside a pass before the run fails."""
+    cluster: Literal["local", "ray"] = "local"
+    """Where the processes are started. `local`: on this machine. `ray`: on the nodes of a Ray cluster, which all see
+    the run folder and have the same Python. Ray places them and notices losses; no data passes through it."""
+    address: str = "auto"
+    """Address of the Ray cluster, such as 10.0.0.1:6379; `ray` only. auto: the one that this machine belongs to."""
 
     def __post_init__(self) -> None:
         if self.processes < 0:
@@ -23,6 +29,10 @@ class Ranks:
         if self.shard < 0 or (self.shard and self.processes % self.shard):
             raise ValueError(
                 f"ranks.shard is {self.shard}, ranks.processes {self.processes}: give a divisor of the processes, or 0"
+            )
+        if self.cluster == "local" and self.address != "auto":
+            raise ValueError(
+                f'ranks.address is {self.address!r}, but ranks.cluster is "local": use "ray", or leave it out'
             )
         if self.timeout <= 0:
             raise ValueError(f"ranks.timeout is {self.timeout}: give a number of seconds above 0")

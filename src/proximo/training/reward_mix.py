@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from proximo.algorithms import Algorithm
-from proximo.environments import Acting, Interaction
+from proximo.environments import Acting, Interaction, paying
 from proximo.environments.grading import Played
 from proximo.maths.pieces.extras import needing
 from proximo.maths.pieces.traits import AdvantageTraits, KeepTraits
@@ -140,14 +140,15 @@ def grades_steps(task: Task) -> bool:
     return isinstance(task, GradesSteps) and task.grades_steps
 
 
-def mixed_range(task: Task, mix: RewardMix) -> RewardRange | None:
+def mixed_range(task: Task, environment: Interaction, mix: RewardMix) -> RewardRange | None:
     """Rewards of a wrong and a right answer in this run, all else being equal; None if not known.
 
-    These are the task's, times its weight; rules and reward models add the same to both. If the task's weight is 0,
-    the rules alone are added up; a reward model's scores have no known scale.
+    These are the task's, or the environment's where it gives the outcomes, times the weight; rules and reward models
+    add the same to both. If that weight is 0, the rules alone are added up; a reward model's scores have no known
+    scale.
     """
     if mix.task != 0:
-        return _scaled(reward_range(task), abs(mix.task))
+        return _scaled(reward_range(paying(task, environment)), abs(mix.task))
     parts = [_scaled(reward_range(rule.reward), abs(rule.weight)) for rule in mix.rules]
     known = [part for part in parts if part is not None]
     if mix.models or len(known) < len(parts):

@@ -7,10 +7,10 @@ from proximo.acting import Done, Environment, Observation
 
 
 class NumberGuessing(Environment):
-    """Guess the problem's answer, a number: each wrong guess is told `higher` or `lower`."""
+    """Guess the problem's answer, a number: each wrong guess is told `higher` or `lower`, or without hints `no`."""
 
-    def __init__(self, tries: int = 3) -> None:
-        self.tries = tries
+    def __init__(self, tries: int = 3, hints: bool = True) -> None:
+        self.tries, self.hints = tries, hints
         self.secret = 0
 
     def reset(self, problem: dict[str, Any]) -> None:
@@ -24,14 +24,16 @@ class NumberGuessing(Environment):
             return Done(float(guess == self.secret))
         if guess is None:
             return Observation("Give a number.")
-        return Observation("higher" if guess < self.secret else "lower")
+        hint = "higher" if guess < self.secret else "lower"
+        return Observation(hint if self.hints else "no")
 
 
 class WordGuessing(Environment):
-    """Guess the problem's answer, a word: of each letter a wrong guess is told whether it is right, as in `+-+`."""
+    """Guess the problem's answer, a word: of each letter a wrong guess is told whether it is right, as in `+-+`;
+    without hints it is told `no`."""
 
-    def __init__(self, tries: int = 3) -> None:
-        self.tries = tries
+    def __init__(self, tries: int = 3, hints: bool = True) -> None:
+        self.tries, self.hints = tries, hints
         self.secret = ""
 
     def reset(self, problem: dict[str, Any]) -> None:
@@ -43,4 +45,5 @@ class WordGuessing(Environment):
         if guess == self.secret or not self.tries:
             return Done(float(guess == self.secret))
         letters = zip(guess.ljust(len(self.secret)), self.secret, strict=True)
-        return Observation("".join("+" if said == right else "-" for said, right in letters))
+        hint = "".join("+" if guessed == right else "-" for guessed, right in letters)
+        return Observation(hint if self.hints else "no")

@@ -22,5 +22,5 @@ def run_python(code: str) -> str:
 
 @cache
 def _sandbox() -> Sandbox:
-    """Made by the first call, and kept."""
-    return Sandbox(Limits(seconds=5), workers=1)
+    """Made by the first call, and kept: a program at a time for each core."""
+    return Sandbox(Limits(seconds=5))

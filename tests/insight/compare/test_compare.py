@@ -25,6 +25,7 @@ from proximo.insight.compare import comparison_folder as place_module
 from proximo.insight.compare import workers as crew
 from proximo.insight.compare.fairness import checks, first_difference
 from proximo.insight.compare.measured import MEASURES, Run
+from proximo.insight.compare.page.verdicts import verdict_lines
 from proximo.insight.compare.page.writing import html, markdown, sections
 from proximo.insight.compare.paired import answer_difference, seed_difference
 from proximo.insight.compare.runs import gathered
@@ -659,6 +660,13 @@ def test_a_folder_whose_comparison_died_while_it_was_written_is_still_its_own(tm
             )
 
 
+def test_two_seeds_cannot_decide_and_three_can(result):
+    assert all("two seeds cannot decide, give --seeds 3" in line for line in verdict_lines(result))
+    assert "(two seeds cannot decide)" in markdown(result, sections(result))
+    more = [replace(each, by_seed={0: 0.0, 1: 0.0, 2: 0.0}) for each in result.differences]
+    assert not any("seeds" in line for line in verdict_lines(replace(result, differences=more)))
+
+
 def test_one_that_is_missing_is_left_out_and_said(copied):
     plan, place = copied
     job = next(job for job in plan.jobs() if job.name == "grpo-2-seed-1")
@@ -735,7 +743,7 @@ def waiting_job(place: Place, *names: str) -> list[Job]:
 def script(monkeypatch, code: str) -> None:
     """In the place of a run: the code, with the job's name as its argument."""
 
-    def start(job: Job, place: Place, machine: Machine, accept_lost: bool) -> subprocess.Popen:
+    def start(job: Job, place: Place, machine: Machine, accept_lost: bool, worker: str) -> subprocess.Popen:
         with place.log(job).open("ab") as log:
             command = [sys.executable, "-S", "-c", code, job.contender, str(place.folder)]
             return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -805,6 +813,27 @@ def test_a_signal_lets_every_process_save_and_end(asked, tmp_path, monkeypatch):
         run_jobs(jobs, place, nothing, 2, started=lambda _: None, ended=lambda *_: None, waiting=waiting)
     assert stopped.value.code == 128 + asked
     assert sorted(path.name for path in tmp_path.glob("*.saved")) == ["a.saved", "b.saved"]  # c was never begun
+
+
+def test_after_a_time_no_job_is_started_and_the_running_save_and_end(tmp_path, monkeypatch):
+    script(monkeypatch, SAVES)
+    place, clock = Place(tmp_path), 0.0
+    jobs = waiting_job(place, "a", "b", "c")
+    monkeypatch.setattr(crew.time, "monotonic", lambda: clock)
+
+    def waiting(running: Sequence[Job]) -> None:
+        nonlocal clock
+        if len(list(tmp_path.glob("*.ready"))) == 2:
+            clock = 100.0 if clock < 100 else 100.0 + crew.GRACE
+
+    began: list[Job] = []
+    failures = run_jobs(
+        jobs, place, dict.fromkeys("abc", MACHINE), 2,
+        started=began.append, ended=lambda *_: pytest.fail("ended by itself"), waiting=waiting, until=100.0,
+    )  # fmt: skip
+    assert failures == []
+    assert began == jobs[:2]
+    assert sorted(path.name for path in tmp_path.glob("*.saved")) == ["a.saved", "b.saved"]
 
 
 def test_a_run_in_a_process_of_its_own_is_the_run_of_this_one(copied, capsys):

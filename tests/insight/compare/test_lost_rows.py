@@ -45,5 +45,5 @@ def test_a_comparison_takes_a_run_with_lost_rows_where_told_to(config, folder: P
 
 def test_a_pipeline_takes_a_stage_with_lost_rows_where_told_to(config, folder: Path):
     with pytest.raises(ValueError, match="`accept_lost_rows=True`"):
-        stages._reinforce(config, folder, lambda line: None, accept_lost=False)
-    assert stages._reinforce(config, folder, lambda line: None, accept_lost=True)[0] > 0
+        stages._reinforced(config, folder, lambda line: None, accept_lost=False)
+    assert stages._reinforced(config, folder, lambda line: None, accept_lost=True)[0] > 0

@@ -27,6 +27,7 @@ def folder(tmp_path) -> Path:
     run = store(tmp_path / "run", GRPO, GROUPS).path
     (run / "events.jsonl").write_text('{"step": 0, "kind": "resumed", "message": "from step 0"}\n')
     (run / "timings.jsonl").write_text('{"step": 0, "sample": 1.0}\n')
+    (run / "timeline.jsonl").write_text('{"step": 0, "seconds": 1.0}\n')
     for step in (1, 2):
         weights = {"model.safetensors": b"weights" * step}
         write_folder(run / "checkpoints" / f"step-{step:06d}", lambda path, weights=weights: _fill(path, weights))
@@ -151,7 +152,7 @@ def test_what_another_runs_checkpoint_knows_is_not_asked_for(folder, capsys):
     assert doctor(folder, capsys) == page(folder) == []
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "timings.jsonl", "ledger.jsonl"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "timings.jsonl", "timeline.jsonl", "ledger.jsonl"])
 def test_what_is_no_file_is_found_and_what_is_not_there_yet_is_not(name, folder, capsys):
     (folder / name).unlink()
     assert doctor(folder, capsys) == page(folder) == []

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from proximo.cli import main
+from proximo.health import RULES
 from proximo.insight.doctor import installation
 from proximo.insight.doctor.checkup import check_up, summary
 from proximo.insight.doctor.installation import EXTRAS, is_within
@@ -17,6 +18,7 @@ from proximo.insight.folder import RunFolder
 from proximo.machine import Machine, Readings
 from proximo.sandbox import NoSandbox
 from proximo.storage.folders import write_folder
+from proximo.training.rl.evaluate import wilson
 from tests import ROOT
 
 STEP = {"outcome": 0.5, "reward": 0.5, "length": 100.0, "truncated": 0.0, "sampled_tokens": 100}
@@ -69,9 +71,81 @@ def test_a_healthy_run(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
         f"{run}: finished, 30 steps of training, held-out outcome 0.300 → 0.500",
+        "learned, +20.0 points (5.9 to 34.1) of held-out outcome in 30 steps; no warnings",
         "",
         "nothing is wrong",
     ]
+
+
+def evaluated(step: int, right: int, problems: int = 100) -> Mapping[str, Any]:
+    low, high = wilson(right, problems)
+    share = right / problems
+    found = {"accuracy": share, "outcome": share, "low": low, "high": high, "problems": problems}
+    return {"step": step} | {f"held_out/{name}": value for name, value in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("rows", "ended", "sentence"),
+    [
+        ([], "", "not started; too few steps for most rules"),
+        (steps(4), "", "too early to tell; too few steps for most rules"),
+        # 56 of 70 and 48 of 80: an example of Newcombe (1998), method 10
+        (
+            [evaluated(0, 48, 80), *steps(30), evaluated(30, 56, 70)],
+            "finished",
+            "learned, +20.0 points (5.2 to 33.4) of held-out accuracy in 30 steps; no warnings",
+        ),
+        (
+            [evaluated(0, 56, 70), *steps(30, truncated=0.3), evaluated(30, 48, 80)],
+            "finished",
+            "got worse, −20.0 points (−33.4 to −5.2) of held-out accuracy in 30 steps; one warning",
+        ),
+        (
+            [{"step": step} | STEP | {"outcome": step / 100 - 1} for step in range(1, 41)],
+            "",
+            "learned, +0.300 (0.269 to 0.331) of the outcome in training in 40 steps; no warnings",
+        ),
+        (
+            steps(20),
+            "",
+            "no clear change, +0.0 points (0.0 to 0.0) of the outcome in training in 20 steps; no warnings",
+        ),
+        (
+            [{"step": 1, "loss": 3.0}, {"step": 12, "loss": 0.5}],
+            "finished",
+            "loss 3 → 0.5 in 12 steps; no warnings",
+        ),
+    ],
+)
+def test_the_verdict_is_one_sentence(tmp_path, rows, ended, sentence):
+    assert check_up(RunFolder(write_run(tmp_path / "run", rows, ended=ended))).verdict.sentence == sentence
+
+
+def test_a_run_that_goes_on_is_learning_or_failing(tmp_path):
+    rows = [evaluated(0, 10), *steps(30, outcome=0.0, solved_by_any=0.0, completions=8), evaluated(30, 90)]
+    run = RunFolder(write_run(tmp_path / "bad", rows))
+    found = check_up(run).verdict
+    assert (found.word, found.tone) == ("failing", "bad")
+    assert found.sentence.endswith("; one failure")
+    assert "90.0% is greedy" in found.note
+    assert "on 100 problems" in found.note
+    assert "temperature 1 " in found.note
+    live = write_run(tmp_path / "live", [evaluated(0, 10), *steps(30), evaluated(30, 90)], ended="")
+    (live / "lock").touch()
+    found = check_up(RunFolder(live)).verdict
+    assert (found.word, found.tone) == ("learning", "good")
+
+
+def test_rules_say_whether_they_passed_or_what_they_need(tmp_path):
+    found = {each.rule: each for each in check_up(RunFolder(write_run(tmp_path / "a", HEALTHY[:13]))).rules}
+    assert set(found) == {rule.name for rule in RULES}
+    assert found["no-reward"].state == "passed"
+    assert (found["truncation"].state, found["truncation"].rows, found["truncation"].needs) == ("waiting", 12, 20)
+    assert (found["held-out-flat"].state, found["held-out-flat"].needs) == ("waiting", 30)
+    assert found["weak-value-model"].state == "unmeasured"
+    bad = check_up(RunFolder(write_run(tmp_path / "b", steps(30, truncated=0.3)))).rules
+    assert [each.rule for each in bad if each.state == "found"] == ["truncation"]
+    assert check_up(RunFolder(write_run(tmp_path / "stage", [{"step": 1, "loss": 3.0}]))).rules == []
 
 
 def test_of_a_short_run_it_says_that_little_can_be_known(tmp_path, capsys):

@@ -653,7 +653,7 @@ def test_it_opens_from_disk_and_draws(run, window):
     assert box["height"] > 100
     # The style reaches the drawing: a line is a line, coloured as the first series, and not filled.
     style = "each => [getComputedStyle(each).fill, getComputedStyle(each).stroke]"
-    assert chart.locator("polyline").evaluate(style) == ["none", "rgb(0, 114, 178)"]
+    assert chart.locator("polyline").evaluate(style) == ["none", "rgb(30, 85, 129)"]
     readings = chart.locator(".strip text")
     assert not readings.nth(1).is_visible()
     chart.locator(".strip").nth(1).hover()

@@ -15,7 +15,7 @@ from proximo import explain
 from proximo.algorithms import DAPO, GRPO, GSPO, SAPO, Algorithm
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens.lens import TokenState
-from proximo.insight.view import lenses, reader
+from proximo.insight.view import finding, lenses, reader
 from proximo.maths import Clip
 from tests.fixture import GROUP, LOG_RATIO, MASK, OLD, REF, REWARDS, ROLLOUT, assert_close
 from tests.stored import UNSCORED, Asked, Said, store
@@ -249,6 +249,32 @@ def test_search_looks_into_prompts_and_completions_whatever_the_case(mixed):
     assert reader.step(mixed, {"step": "3", "find": "say yes"}) == {"matches": [3, 4]}
     assert reader.step(mixed, {"step": "3", "find": "YES 0"})["matches"] == [0, 2, 3, 5, 7, 10]
     assert reader.step(mixed, {"step": "3", "find": "no such"})["matches"] == []
+
+
+def test_an_outline_says_at_once_what_the_whole_step_says_later(mixed):
+    told, whole = (reader.step(mixed, {"step": "3", **more}) for more in ({"outline": "1"}, {}))
+    names = ("row", "group", "sibling", "fate", "truncated", "reward", "outcome", "length", "size")
+    assert [[row[name] for name in names] for row in told["rows"]] == [
+        [row[name] for name in names] for row in whole["rows"]
+    ]
+    assert {key for row in told["rows"] for key in row} == {key for row in whole["rows"] for key in row}
+    names = ("group", "problem", "prompt", "answer", "reward")
+    assert [[group[name] for name in names] for group in told["groups"]] == [
+        [group[name] for name in names] for group in whole["groups"]
+    ]
+    assert told["tokens"] == sum(row["size"] for row in whole["rows"])
+
+
+def test_a_text_is_found_in_all_steps_some_at_a_time(mixed, monkeypatch):
+    told = reader.steps(mixed, {"find": "YES 0"})
+    assert [(hit["step"], hit["row"]) for hit in told["found"]][:2] == [(3, 0), (3, 2)]
+    assert {hit["step"] for hit in told["found"]} == {3, 7}
+    assert told["next"] is None
+    monkeypatch.setattr(finding, "SECONDS", -1.0)
+    first = reader.steps(mixed, {"find": "YES 0"})
+    assert first["next"] == 7
+    rest = reader.steps(mixed, {"find": "YES 0", "from": "7"})
+    assert first["found"] + rest["found"] == told["found"]
 
 
 def test_a_problem_through_time(mixed):

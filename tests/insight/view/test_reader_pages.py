@@ -16,7 +16,9 @@ from proximo.insight.lens.lens import look
 from proximo.insight.lens.words import why
 from proximo.insight.view import reader
 from tests.fixture import GROUP, LOG_RATIO, MASK, OLD
-from tests.insight.view.browser import Served, Window, served
+from tests.insight.test_turns import PIECES, TURNS
+from tests.insight.view.browser import VIEWPORT, Served, Window, served
+from tests.insight.view.test_figures import AXE, RULES
 from tests.insight.view.test_reader import ADVANTAGES, BY_HAND, answers, fixture_group, value_of
 from tests.stored import UNSCORED, Asked, Said, store
 
@@ -35,6 +37,22 @@ NASTY = [
     "javascript:alert(3)",
 ]
 SHOWN = ["⟨ESC⟩[31mred⟨ESC⟩[0m", "nul⟨NUL⟩bell⟨BEL⟩", "⟨U+202E⟩gnp.exe⟨U+202C⟩", "⟨U+2028⟩line"]
+
+
+MARKED = r"""# So
+**bold** and `code` and <img src=x onerror=alert(6)>
+
+- [a](javascript:alert(7))
+- $\frac{1}{2} \le x^2$
+
+| a | b |
+|---|---|
+| 1 | <b>2</b> |
+
+```
+<script>alert(8)</script>
+```
+and $\unknown{3}$"""
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +74,9 @@ def root(tmp_path_factory) -> Path:
     many = Said([f"{place} " for place in range(9000)], 0.5)
     hostile = Asked([nasty, line, many], prompt="<svg onload=alert(4)>\u202e", answer="<i>x</i>", problem="<u>id</u>")
     store(folder / "<b>hostile", GSPO, [hostile])
+    prompt = ({"role": "user", "content": "1 + 2? <script>alert(5)</script>"},)
+    talks = [Said(PIECES, 1.0, turns=TURNS), Said([MARKED], 0.0)]
+    store(folder / "played", GRPO, [Asked(talks, prompt=prompt, problem="sum")], step=1)
     return folder
 
 
@@ -283,13 +304,24 @@ def test_filters_orders_and_search(window, page):
         window.until("show => location.hash.includes(`show=${show}`)", show)
         settled(window)
         assert cells(window) == expected
-    for show, first in (("longest", "0"), ("best", "0"), ("worst", "0")):
         window.page.click(f"[data-show={show}]")
+        window.until("() => !location.hash.includes('show')")
+        settled(window)
+    for show, first in (("longest", "0"), ("best", "0"), ("worst", "0")):
+        window.page.select_option("[data-order]", show)
         window.until("show => location.hash.includes(`show=${show}`)", show)
         settled(window)
         assert next(iter(cells(window))) == first
-    window.page.click("[data-show=worst]")
-    window.until("() => !location.hash.includes('show')")
+    window.page.click("[data-show=duplicates]")  # it stays the worst first
+    window.until("() => location.hash.includes('show=duplicates+worst')")
+    settled(window)
+    assert cells(window) == {"0": [0, 3]}
+    assert window.page.input_value("[data-order]") == "worst"
+    opened(window, page, run="mixed", step=0, group=0, show="duplicates+worst")
+    script = """() => [...document.querySelectorAll('.sibling')].map((each) =>
+        [each.dataset.row, each.classList.contains('miss')])"""
+    assert window.page.evaluate(script) == [["1", True], ["2", True], ["3", False], ["0", False]]
+    opened(window, page, run="mixed", step=0)
     window.page.fill(".reader [type=search]", "DENY")
     window.until("() => location.hash.includes('find=DENY')")
     settled(window)
@@ -298,7 +330,7 @@ def test_filters_orders_and_search(window, page):
     window.until("() => location.hash.includes('find=yes')")
     window.until("() => document.querySelectorAll('tr.group').length === 3")
     assert cells(window) == {"0": [0, 3], "2": [6], "3": [8]}
-    assert window.page.locator("[data-show=kl]").is_disabled()  # no reference was stored
+    assert window.page.locator("[data-order] option[value=kl]").is_disabled()  # no reference was stored
 
 
 def test_keys_move_between_tokens_siblings_groups_and_steps(window, page):
@@ -350,7 +382,7 @@ def test_a_link_restores_everything(window, page):
         "all => all.map((token) => token.closest('.sibling').dataset.row + ' ' + token.dataset.token)"
     ) == ["2 2"]
     assert other.get_attribute("[data-channel=ratio]", "aria-pressed") == "true"
-    assert other.get_attribute("[data-show=clipped]", "aria-pressed") == "true"
+    assert other.input_value("[data-order]") == "clipped"
     assert other.eval_on_selector(".lens select", "select => select.value") == "gspo"
     assert other.get_attribute("tr[data-group='0']", "class") == "group trained opened"
     assert "under GSPO" in other.inner_text(".card")
@@ -359,7 +391,8 @@ def test_a_link_restores_everything(window, page):
 
 def test_the_same_problem_at_another_step(window, page):
     opened(window, page, run="known", step=0, group=0)
-    window.page.click(".times >> text=step 1")
+    assert window.page.locator(".time").count() == 2
+    window.page.click(".time[data-step='1']")
     window.until("() => location.hash.includes('step=1&group=0')")
 
 
@@ -427,3 +460,95 @@ def test_after_a_mistake_nothing_of_another_step_is_left_and_keys_lead_on(window
     assert "group is 9" in window.page.inner_text(".reader [role=alert]")
     assert left() == ["0", 1, 0]
     window.errors.clear()  # the browser's own words about the answers' status
+
+
+def test_an_episode_is_shown_in_turns_and_a_text_as_markdown_and_all_of_it_can_be_saved(window, page):
+    dialogs: list[str] = []
+    window.page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    opened(window, page, run="played", step=1, group=0)
+    turns = window.page.locator(".sibling:first-child .text .turn")
+    assert turns.evaluate_all("all => all.map((turn) => turn.dataset.role)") == ["assistant", "tool", "assistant"]
+    first, tool, last = [re.sub(r"\s+", " ", text) for text in turns.all_inner_texts()]
+    assert first.startswith("reply 1 of 2 makes 2 calls earned +0.25 add(1, 2)")
+    assert tool.startswith("2 results of tools not sampled failed: raised")
+    assert last.startswith("reply 2 of 2 earned +0.75 it is 3")
+    states = of(tokens(window), "state")[0]
+    assert [state == "outside" for state in states] == [False] * 3 + [True] * 5 + [False] * 3
+    assert "1 + 2? <script>alert(5)</script>" in window.page.inner_text(".chat .turn")
+    # One token of each completion is reached by Tab, and arrows lead on.
+    assert window.page.locator(".text [tabindex='0']").count() == 2
+    window.page.locator(".sibling:first-child .text [tabindex='0']").focus()
+    settled(window)
+    pressed(window, "End")
+    assert window.page.evaluate("() => document.activeElement.dataset.token") == "10"
+    assert window.page.locator(".sibling:first-child .text [tabindex='0']").count() == 1
+    pressed(window, "?")
+    assert window.page.is_visible(".help dl")
+    pressed(window, "?", "m")
+    prose = window.page.locator(".sibling:nth-child(2) .prose")
+    made = "strong, code, li, math mfrac, math msup, td, pre"
+    names = set(prose.locator(made).evaluate_all("all => all.map((each) => each.localName)"))
+    assert names == {"strong", "code", "li", "mfrac", "msup", "td", "pre"}
+    assert prose.locator("img, a, script, b").count() == 0
+    assert "[a](javascript:alert(7))" in prose.inner_text()
+    assert prose.locator("code.formula").inner_text() == r"\unknown{3}"  # what is not known stays as it is
+    pressed(window, "m")
+    for kind, begins in (("jsonl", b'{"step":1'), ("svg", b"<svg"), ("png", b"\x89PNG")):
+        window.page.click(".save summary")
+        with window.page.expect_download() as download:
+            window.page.click(f"[data-save={kind}]")
+        assert download.value.suggested_filename == f"step-1-group-0.{kind}"
+        assert Path(download.value.path()).read_bytes().startswith(begins)
+    opened(window, page, run="played", step=1, find="ADD(1, 2", all=1)
+    window.until("() => document.querySelector('.found p')?.textContent.includes('in 1 step')")
+    assert "assistant: add(1, 2)" in window.page.inner_text(".found li")
+    window.page.click(".found li button")
+    window.until("() => location.hash.includes('group=0&row=0')")
+    assert dialogs == []
+
+
+def test_the_reader_names_its_run_and_others_are_a_choice_away(window, page):
+    opened(window, page, run="known", step=0, group=0)
+    assert window.page.input_value(".which select") == "known"
+    window.page.select_option(".which select", "damaged")
+    window.until("() => location.hash.includes('run=damaged')")
+    settled(window)
+    assert window.page.input_value(".which select") == "damaged"
+    window.page.click("#runs [data-run=known] .name")
+    window.until("() => location.hash.includes('run=known')")
+    settled(window)
+    assert "step=0" in window.page.url
+    assert window.page.locator("#runs .run.chosen").get_attribute("data-run") == "known"
+
+
+def test_on_a_phone_the_card_is_a_sheet_and_everything_is_large_enough_to_touch(window, page):
+    window.page.set_viewport_size({"width": 390, "height": 844})
+    opened(window, page, run="known", step=0, group=0, row=1, token=1)
+    box = window.page.locator(".aside").bounding_box()
+    assert box["y"] + box["height"] == pytest.approx(844, abs=1)
+    small = """() => [...document.querySelectorAll("main button, main select, main input, main summary")]
+        .filter((each) => each.checkVisibility())
+        .map((each) => [each.outerHTML.slice(0, 90), each.getBoundingClientRect()])
+        .filter(([, box]) => box.width < 24 || box.height < 24).map(([html]) => html)"""
+    assert window.page.evaluate(small) == []
+    wide = "() => Math.max(document.querySelector('main').scrollWidth, document.querySelector('.body').scrollWidth)"
+    assert window.page.evaluate(wide) <= 390
+    window.page.click(".close")
+    window.until("() => !location.hash.includes('token')")
+    settled(window)
+    assert not window.page.is_visible(".aside")
+    window.page.set_viewport_size(VIEWPORT)
+    opened(window, page, run="known", step=0, group=0)
+    assert window.page.locator(".sibling").first.bounding_box()["y"] < 480  # above the fold
+
+
+@pytest.mark.scale
+def test_axe_finds_nothing_serious_in_the_reader(window, page):
+    opened(window, page, run="played", step=1)
+    window.page.evaluate((AXE / "axe.min.js").read_text())
+    for state in ({}, {"group": 0, "row": 0, "token": 4}, {"group": 0, "text": "markdown"}, {"find": "3", "all": 1}):
+        opened(window, page, run="played", step=1, **state)
+        for scheme in ("light", "dark"):
+            window.page.emulate_media(color_scheme=scheme)
+            assert window.page.evaluate(RULES) == [], (state, scheme)
+    window.page.emulate_media(color_scheme=None)

@@ -20,6 +20,7 @@ import pytest
 from proximo.algorithms import DAPO, GRPO
 from proximo.cli import main
 from proximo.insight.view import overview, server
+from proximo.insight.view.files import KINDS
 from proximo.insight.view.guarding import POLICY
 from proximo.insight.view.overview import Runs
 from proximo.maths import Clip
@@ -492,7 +493,7 @@ def test_vendored_files_are_what_the_notice_says():
 
 
 def test_the_page_fetches_nothing_and_makes_no_markup_of_text():
-    ours = [path for path in STATIC.rglob("*") if path.parent.name != "vendor" and path.suffix in server.KINDS]
+    ours = [path for path in STATIC.rglob("*") if path.parent.name != "vendor" and path.suffix in KINDS]
     assert {"app.js", "index.html", "view.css", "icon.svg"} <= {path.name for path in ours}
     for path in ours:
         text = path.read_text()

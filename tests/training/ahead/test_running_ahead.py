@@ -35,7 +35,7 @@ from proximo.training.staleness import AheadOptions
 from tests.processes import Command
 
 pytestmark = pytest.mark.usefixtures("small_shipped_model", "ordinary_precision")
-OWN = {"config.toml", "run.json", "timings.jsonl", "manifest.json", "ahead.json", "ahead.safetensors"}
+OWN = {"config.toml", "run.json", "timings.jsonl", "timeline.jsonl", "manifest.json", "ahead.json", "ahead.safetensors"}
 """Files that differ between any two runs, and those of a run that samples ahead alone."""
 
 

@@ -139,6 +139,39 @@ def test_groups_that_end_in_reverse_come_back_in_order():
     assert [said[0] for said, _ in script.calls] == ["2.0", "1.0", "0.0"]
 
 
+def test_groups_that_are_graded_on_several_threads_wait_together():
+    """One that waits for its grade, such as for a judge, lets the others begin."""
+    both, lock = threading.Barrier(2), threading.Lock()
+
+    class Waits(Echo):
+        def begin(self, problems, completions):
+            assert lock.locked()
+            return lambda: [Grade(float(both.wait(SOON)))] * len(completions)
+
+    script = Script()
+    collector = Collector(
+        task=Waits(),
+        sampler=script,
+        tokenizer=TOKENIZER,
+        sampling=SamplingOptions(max_tokens=4),
+        training=TrainingOptions(groups=2, group_size=2, minibatches=1),
+        keep=KeepAll(),
+        seed=0,
+    )
+    found: dict[int, float] = {}
+
+    def grade(ordinal: int) -> None:
+        group = collector.group(ordinal, Problem("0", "1+1=", "2"), step=0, version=0, grading=lock)
+        found[ordinal] = group.rollouts[0].grade.outcome
+
+    threads = [threading.Thread(target=grade, args=(ordinal,), daemon=True) for ordinal in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * SOON)
+    assert sorted(found.values()) == [0.0, 1.0]
+
+
 def test_evaluation_overlaps_too_and_keeps_its_order():
     script = Script(order=lambda count: list(reversed(range(count))), before={"sampled 0": "graded 1"})
     result, answered = evaluate(

@@ -72,6 +72,7 @@ def _print_checkup(console: Console, folder: Path, checkup: Checkup) -> None:
     held_out = checkup.held_out
     learned = f", held-out outcome {held_out[0]:.3f} → {held_out[-1]:.3f}" if len(held_out) > 1 else ""
     console.print(Text(visible(f"{folder}: {checkup.state}, {checkup.steps} steps of training{learned}")))
+    console.print(Text(checkup.verdict.sentence))
     for spell in checkup.standing:
         _print_finding(console, spell, spell.finding.severity, f", since step {spell.finding.step}")
         if spell.finding.show:
@@ -85,6 +86,9 @@ def _print_checkup(console: Console, folder: Path, checkup: Checkup) -> None:
         _print_beside(console, "event", f"{event.times} × {event.kind}{last}: {event.message}", MAX_MESSAGE)
     if stages := sorted(path.parent.name for path in folder.glob("*/run.json")):
         _print_beside(console, "stages", f"{', '.join(stages)} are runs of their own: proximo doctor {folder}/…")
+    if waiting := [f"{each.rule} ({each.rows} of {each.needs})" for each in checkup.rules if each.state == "waiting"]:
+        console.print()
+        _print_beside(console, "rules", f"need more steps: {', '.join(waiting)}")
     number = len(checkup.standing)
     short = f"; {checkup.steps} steps: too few for most rules, which need {ENOUGH}" if checkup.is_short else ""
     found = f"{number} finding{'s' * (number != 1)}" if number else "nothing is wrong" + " so far" * checkup.is_short

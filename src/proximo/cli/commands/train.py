@@ -10,7 +10,7 @@ from pathlib import Path
 from transformers.utils.logging import disable_progress_bar
 
 from proximo import explain, toml
-from proximo.cli import pipelines
+from proximo.cli.chains import pipelines
 from proximo.cli.configs import naming_flags, preset, run_config
 from proximo.cli.flags import refuse, say, take, take_switch
 from proximo.cli.models import machine_line

@@ -8,22 +8,31 @@ import webbrowser
 from pathlib import Path
 
 from proximo.cli.flags import refuse, take, take_switch
+from proximo.cli.output.static_page import write_static
+from proximo.storage.memory import return_memory
 
 USAGE = """usage: proximo view [RUN | DIR] [--port N] [--no-browser] [--load-code]
+       proximo view --static OUT [RUN | DIR ...] [--steps LIST] [--load-code]
 
 Serve a local web page about one run folder, or about all runs below a folder (default: ./runs). It shows curves of
 several runs in one chart, findings, settings and every token of every rollout, and follows runs in progress.
 
 The page is served on 127.0.0.1 only, and only at the printed address, which has a key. Ctrl-C stops it.
 
+With --static the page is written to a folder instead. It opens from disk or from any web server, without Proximo.
+
 --port N      port to use (default: any free port)
 --no-browser  do not open a browser
 --load-code   load the classes of your own that the runs' configs name, which executes their files; without it such a
               config is shown as text, and its rollouts are not replayed token by token
+--static OUT  write the page to this new folder, with all curves, findings and settings, and the rollouts of some steps
+--steps LIST  steps whose rollouts a static page has: all, or numbers and ranges such as 1,5,10-20 (default: 8 of each
+              run, evenly spaced)
 
 examples:
   proximo view
   proximo view runs/a --no-browser --port 8000
+  proximo view --static page runs/a runs/b --steps 1,40
 """
 
 
@@ -34,8 +43,14 @@ def run(arguments: list[str]) -> int:
         return 0
     port, quiet = _port(take(arguments, "--port")), take_switch(arguments, "--no-browser")
     load_code = take_switch(arguments, "--load-code")
+    out, steps = take(arguments, "--static"), take(arguments, "--steps")
+    if out is not None:
+        return write_static(Path(out), arguments, steps, load_code=load_code)
+    if steps is not None:
+        refuse(f"--steps {steps} is for --static OUT: give that, too, or leave it out")
     root = _root(arguments)
     try:
+        import pyarrow
         import torch
 
         from proximo.insight.view.server import bind, server
@@ -56,6 +71,8 @@ def run(arguments: list[str]) -> int:
         webbrowser.open(address)
     os.nice(10)  # training on this machine has priority
     torch.set_num_threads(1)  # more threads are no faster here, and slow a concurrent run down
+    return_memory()
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # which gives memory back, too
     try:
         server(root, token=token, port=port, load_code=load_code).run(sockets=[socket_])
     except KeyboardInterrupt:  # the normal way to stop it

@@ -13,6 +13,7 @@ from proximo.insight.folder import RunFolder
 from proximo.insight.lens.gradients import ParameterGradients
 from proximo.insight.lens.replay import Comparison, max_flipped, remarks
 from proximo.insight.lens.steps import Step
+from proximo.insight.lens.turns import episodes_in_words, place_in_words
 from proximo.insight.lens.words import why
 from proximo.plain_text import quoted, visible
 
@@ -57,8 +58,8 @@ def flipped(replayed: Replayed) -> list[dict[str, Any]]:
     for view in replayed.views[1:]:
         for row, token in max_flipped(view, own, 1):
             said = {each.name: why(step, each.seen, row, token) for each in (own, view)}
-            piece = step.pieces[row][token]
-            found.append({"algorithm": view.name, "row": row, "token": token, "piece": piece, "why": said})
+            place = {"row": row, "token": token, "turn": place_in_words(step.turns[row], token) or None}
+            found.append({"algorithm": view.name, **place, "piece": step.pieces[row][token], "why": said})
     return found
 
 
@@ -68,7 +69,7 @@ def print_tables(replayed: Replayed, console: Console) -> None:
     which = f", pass {replayed.number} (0 to {step.passes - 1})" if step.passes > 1 else ""
     console.print(
         Text(f"step {step.number} of {visible(str(replayed.run.path))}{which}", style="bold"),
-        Text(f"{rows} completions, {tokens} tokens in the updates"),
+        Text(f"{rows} completions, {tokens} tokens in the updates{episodes_in_words(step.turns)}"),
         sep="\n",
     )
     for line in remarks(step):
@@ -154,9 +155,9 @@ def _print_notes(console: Console, views: Sequence[Comparison]) -> None:
 def _print_flipped(console: Console, replayed: Replayed) -> None:
     for each in flipped(replayed)[:SHOWN]:
         row, token = each["row"], each["token"]
-        place = (
-            f"token {token} of completion {row}, {quoted(each['piece'], 40)} in {_around(replayed.step, row, token)}"
-        )
+        turn = f"{each['turn']}, " if each["turn"] else ""
+        piece, around = quoted(each["piece"], 40), _around(replayed.step, row, token)
+        place = f"token {token} of completion {row}, {turn}{piece} in {around}"
         console.print(Text(f"\n{place}", style="bold"), soft_wrap=True)
         for name, words in each["why"].items():
             console.print(Text(f"  {name}: {visible(words)}"), soft_wrap=True)

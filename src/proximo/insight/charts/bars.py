@@ -2,7 +2,19 @@
 
 from collections.abc import Sequence
 
-from proximo.insight.charts.drawing import CHARACTER, TOP, WIDTH, Number, drawing, is_known, nothing, rule, short, words
+from proximo.insight.charts.drawing import (
+    CHARACTER,
+    COLOURS,
+    TOP,
+    WIDTH,
+    Number,
+    drawing,
+    is_known,
+    nothing,
+    rule,
+    short,
+    words,
+)
 from proximo.insight.charts.pages import Html, number
 
 ROW = 22
@@ -52,7 +64,7 @@ def interval_chart(
                 rule("line", place(low), place(high), y, y),
                 f'<circle class="dot" cx="{place(share):.1f}" cy="{y}" r="4"/>',
             )
-            parts += [f'<g class="s{index % 6 + 1}">{line}{dot}</g>', words(width, y + 4, f"{share:.1%}", "end")]
+            parts += [f'<g class="s{index % COLOURS + 1}">{line}{dot}</g>', words(width, y + 4, f"{share:.1%}", "end")]
     return drawing(title, unit, width, height, parts)
 
 

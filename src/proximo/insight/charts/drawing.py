@@ -21,7 +21,7 @@ LINE = 13
 Number = int | float
 Point = TypeVar("Point", bound=tuple[Number, ...])
 UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
-COLOURS, STRIPS, NAME, TITLE, LONG, LARGEST = 6, 60, 16, 60, 1200, 1e100
+COLOURS, STRIPS, NAME, TITLE, LONG, LARGEST = 8, 60, 16, 60, 1200, 1e100
 
 
 @dataclass(frozen=True)

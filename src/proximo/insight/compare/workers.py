@@ -1,5 +1,6 @@
 """Runs the jobs in processes, as many in parallel as the cores allow. A failure does not affect the others."""
 
+import math
 import os
 import signal
 import subprocess
@@ -21,6 +22,8 @@ from proximo.training.runfolder.signals import Stop
 WORKER = "proximo.insight.compare.worker"
 LOOK_SECONDS = 0.2
 """Seconds between two looks at the processes."""
+GRACE = 30.0
+"""Seconds that running jobs get after the time when no more are started."""
 TAIL = 4096
 """Bytes at the end of a log that are searched for the last line."""
 
@@ -48,19 +51,28 @@ def run_jobs(
     ended: Callable[[Job, Failure | None], None],
     waiting: Callable[[Sequence[Job]], None] = lambda _: None,
     accept_lost: bool = False,
+    worker: str = WORKER,
+    until: float = math.inf,
 ) -> list[Failure]:
     """Run all jobs to the end. On a stop signal, raises Stopped after every process has saved its run and ended.
 
-    `waiting` is called regularly with the running jobs. `accept_lost`: resume although a log has lost rows.
+    `waiting` is called regularly with the running jobs. `accept_lost`: resume although a log has lost rows. `worker`:
+    the module that each process runs. `until`: reading of the monotonic clock after which no job is started; those
+    that run GRACE seconds later save and end.
     """
     left, running, failures = deque(jobs), dict[Job, subprocess.Popen[bytes]](), list[Failure]()
     with Stop() as stop:
         try:
             while left or running:
                 stop.check()
+                if time.monotonic() >= until:
+                    left.clear()
+                if time.monotonic() >= until + GRACE:
+                    _end(running.values())
+                    break
                 while left and len(running) < most:
                     job = left.popleft()
-                    running[job] = _start(job, place, machines[job.contender], accept_lost)
+                    running[job] = _start(job, place, machines[job.contender], accept_lost, worker)
                     started(job)
                 for job in [job for job, process in running.items() if process.poll() is not None]:
                     failure = _failure(job, running.pop(job).returncode, place.log(job))
@@ -74,7 +86,7 @@ def run_jobs(
     return failures
 
 
-def _start(job: Job, place: Place, machine: Machine, accept_lost: bool) -> subprocess.Popen[bytes]:
+def _start(job: Job, place: Place, machine: Machine, accept_lost: bool, worker: str) -> subprocess.Popen[bytes]:
     """Start a job in a separate session: Ctrl-C goes to the comparison, which passes it on once."""
     arguments = [
         place.config(job.contender),
@@ -87,7 +99,7 @@ def _start(job: Job, place: Place, machine: Machine, accept_lost: bool) -> subpr
     ]
     with place.log(job).open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", WORKER, *map(str, arguments)],
+            [sys.executable, "-P", "-m", worker, *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -1,16 +1,18 @@
 """The check-up of a run from its folder alone: findings in its metrics, events, damaged files."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from proximo.health import ENOUGH, Finding, Severity, Spell, watched, worst_first
-from proximo.insight.doctor.damage import damage
+from proximo.health import ENOUGH, Finding, RuleState, Severity, Spell, watched, worst_first
+from proximo.health.timeline import with_loads
+from proximo.insight.doctor.damage import damage, unreadable
+from proximo.insight.doctor.verdict import Verdict, judge
 from proximo.insight.folder import RunFolder, State
-from proximo.training.runfolder.files import EVENTS, METRICS
+from proximo.training.runfolder.files import EVENTS, METRICS, TIMELINE
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,11 @@ class Checkup:
     passed: Sequence[Spell]
     """Findings that are over."""
     events: Sequence[Happened]
+    rules: Sequence[RuleState]
+    """What each rule says, or what it still needs; empty for stages other than reinforcement learning."""
+    unreadable: Mapping[str, tuple[int, int] | str]
+    """By file of rows: how many cannot be read, of how many; or why the file cannot be read."""
+    verdict: Verdict
 
     @property
     def severity(self) -> Severity | None:
@@ -72,29 +79,38 @@ class Checkup:
             "findings": [plain(each) for each in self.standing],
             "passed": [plain(each) for each in self.passed],
             "events": [asdict(each) for each in self.events],
+            "rules": [asdict(each) for each in self.rules],
+            "unreadable": dict(self.unreadable),
+            "verdict": asdict(self.verdict),
         }
 
 
 def check_up(run: RunFolder) -> Checkup:
     """The findings that doctor, report and view show. Reads all checkpoints and rollouts completely."""
     rows = run.rows(METRICS)
-    watch = watched(rows)
+    watch = watched(with_loads(rows, run.rows(TIMELINE)))
     damaged = [Spell(each, each.step, each.message) for each in damage(run)]
+    current = worst_first([*(spell for spell in watch.spells if not spell.is_over), *damaged])
+    steps = rows[-1]["step"] + (run.format == 1) if rows else 0  # format 1 counted from 0
     return Checkup(
         name=run.name,
         state=run.state,
-        steps=rows[-1]["step"] + (run.format == 1) if rows else 0,  # format 1 counted from 0
+        steps=steps,
         held_out=[each.outcome for each in watch.history.evaluations],
-        standing=worst_first([*(spell for spell in watch.spells if not spell.is_over), *damaged]),
+        standing=current,
         passed=[spell for spell in watch.spells if spell.is_over],
         events=list(_events(run)),
+        rules=watch.states() if watch.history.trained or not steps else [],
+        unreadable=unreadable(run),
+        verdict=judge(run, rows, steps, [spell.finding for spell in current]),
     )
 
 
 def standing(folder: Path) -> list[Finding]:
     """Current findings in a run's metrics, worst first; empty if there is no run."""
     try:
-        return watched(RunFolder(folder).rows(METRICS)).standing()
+        run = RunFolder(folder)
+        return watched(with_loads(run.rows(METRICS), run.rows(TIMELINE))).standing()
     except ValueError:
         return []
 

@@ -18,7 +18,7 @@ from proximo.storage.lines import to_row, whole_lines
 from proximo.storage.opening import LinkedFile, open_file
 from proximo.training.offline.snapshots import POINTS
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, saved, step_of
-from proximo.training.runfolder.files import EVENTS, METRICS, RESULT, TIMINGS
+from proximo.training.runfolder.files import EVENTS, METRICS, RESULT, TIMELINE, TIMINGS
 from proximo.training.runfolder.ledger import LEDGER
 from proximo.training.runfolder.record import FORMAT, lost_rows
 from proximo.training.runfolder.state import read_origin
@@ -86,21 +86,28 @@ def _settings(run: RunFolder) -> Iterator[Finding]:
         yield _damaged_file("config.toml cannot be read", "restore the settings that the run was started with")
 
 
-def _rows(run: RunFolder) -> Iterator[Finding]:
-    for name in (METRICS, EVENTS, TIMINGS, LEDGER):
+def unreadable(run: RunFolder) -> dict[str, tuple[int, int] | str]:
+    """By file of rows: how many cannot be read, of how many; or why the file cannot be read."""
+    found: dict[str, tuple[int, int] | str] = {}
+    for name in (METRICS, EVENTS, TIMINGS, TIMELINE, LEDGER):
         is_ordered = name == METRICS and run.format == FORMAT
         try:
-            lost, lines = _lost(run.path / name, _stamp(run.path / name), is_ordered)
+            found[name] = _lost(run.path / name, _stamp(run.path / name), is_ordered)
         except LinkedFile:
             raise
         except FileNotFoundError:  # it does not exist yet
             continue
         except OSError as error:
-            why = error.strerror or "it is not a file"
-            yield _damaged_file(f"{name} cannot be read: {why}", "restore the file that the run wrote")
-            continue
-        if lost:
-            message = f"{lost} of the {lines} rows of {name} cannot be read"
+            found[name] = error.strerror or "it is not a file"
+    return found
+
+
+def _rows(run: RunFolder) -> Iterator[Finding]:
+    for name, lost in unreadable(run).items():
+        if isinstance(lost, str):
+            yield _damaged_file(f"{name} cannot be read: {lost}", "restore the file that the run wrote")
+        elif lost[0]:
+            message = f"{lost[0]} of the {lost[1]} rows of {name} cannot be read"
             yield _damaged_file(message, "restore the file; until then those rows are missing from all reports")
 
 

@@ -111,8 +111,9 @@ def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -
     credit, more = advantages_under(step, algorithm, config)
     neutral: dict[str, float] = dict.fromkeys(("weights", "gradient", "kl_gradient", "extra_gradient"), 0.0)
     neutral |= dict.fromkeys(("token_ratio", "ratio", "through", "correction"), 1.0)
-    tensors = {name: torch.full_like(step.batch.old_logprobs, value) for name, value in neutral.items()}
-    state, losses = torch.full_like(tensors["ratio"], TokenState.IDLE, dtype=torch.int8), {}
+    some = step.batch.old_logprobs
+    tensors = {name: some.new_full((), value).expand(some.shape) for name, value in neutral.items()}
+    state, losses = torch.full_like(some, TokenState.IDLE, dtype=torch.int8), {}
     for update, index in _updates(step, algorithm, number):
         parts = [_part(step, algorithm, credit, rows, number) for rows in step.layout.parts(index)]
         seed = config.seed + step.facts["updates"][update]["version"]
@@ -127,8 +128,13 @@ def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -
             found, loss = _numbers(algorithm, part.rows, plan)
             losses[update] += loss
             state[part.places[part.real]] = found.pop("state")[part.real].to(state.dtype)
+            inside = part.rows.mask.flatten().nonzero().squeeze(1)
+            places = part.places.flatten()[inside]
             for name, tensor in found.items():
-                tensors[name][part.places[part.rows.mask]] = tensor[part.rows.mask].to(tensors[name].dtype)
+                values = tensor.flatten()[inside].to(tensors[name].dtype)
+                if bool((values != neutral[name]).any()):  # most algorithms have no use for some of them
+                    tensors[name] = tensors[name].contiguous()
+                    tensors[name][places] = values
     if not KeepTraits.read(algorithm.keep).truncated:
         state[step.batch.truncated[step.layout.row]] = TokenState.OUTSIDE
     state[~step.batch.sampled] = TokenState.OUTSIDE

@@ -16,6 +16,7 @@ from proximo.algorithms import Algorithm
 from proximo.insight.lens.layout import PLACES
 from proximo.insight.lens.lens import StepView, TokenState, look, step_loss
 from proximo.insight.lens.steps import Step
+from proximo.insight.lens.turns import turns_of_tokens
 from proximo.storage.lines import plain
 from proximo.tensor_types import Bool, Float
 from proximo.training.config import RunConfig
@@ -154,6 +155,7 @@ def token_table(step: Step, views: Sequence[Comparison]) -> pa.Table:
                 "row": row.numpy(),
                 "token": place.numpy(),
                 "piece": pieces,
+                **_turn_columns(step),
                 "state": pa.DictionaryArray.from_arrays(view.seen.state.int().numpy(), states),
                 "advantage": view.seen.advantages.numpy(),
                 "weight": view.seen.weights.numpy(),
@@ -169,6 +171,19 @@ def token_table(step: Step, views: Sequence[Comparison]) -> pa.Table:
         for number, view in enumerate(views)
     ]
     return pa.concat_tables(tables)
+
+
+def _turn_columns(step: Step) -> dict[str, pa.Array]:
+    """Turn of each token, counted from 0, and its role; none where every completion is a single reply."""
+    if not any(step.turns):
+        return {}
+    found = [
+        (None, None) if place < 0 else (place, turns[place].role)
+        for turns, length in zip(step.turns, step.batch.lengths.tolist(), strict=True)
+        for place in turns_of_tokens(turns, length)
+    ]
+    turn, role = zip(*found, strict=True)
+    return {"turn": pa.array(turn, pa.int32()), "role": pa.array(role, pa.string())}
 
 
 def max_flipped(view: Comparison, own: Comparison, count: int) -> list[tuple[int, int]]:

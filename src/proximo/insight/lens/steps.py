@@ -14,13 +14,15 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from proximo.insight.lens.columns import Columns, Pieces, Rows, check_lengths, flat, offsets
 from proximo.insight.lens.layout import Layout
+from proximo.insight.lens.turns import read_messages, read_turns
 from proximo.models.routing import UNKNOWN
 from proximo.storage.opening import open_file
 from proximo.storage.sealing import is_intact
-from proximo.tensor_types import Bool, Float, Int
+from proximo.tensor_types import Float, Int
 from proximo.training.runfolder.rollouts import FACTS, FORMAT
-from proximo.types import Batch
+from proximo.types import Batch, Turn
 
 MAX_BYTES = 4 << 30
 """Maximum size of a rollout file."""
@@ -45,7 +47,6 @@ PER_TOKEN = {
     "routes": UNKNOWN,
 }
 """Fields of a batch with one entry per token, and their padding value."""
-MISALIGNED = "it is damaged: a column is not aligned with the tokens"
 CHANGED = "its bytes differ from what was written"
 
 
@@ -92,6 +93,10 @@ class Step:
     parts: Sequence[Mapping[str, float]]
     pieces: Sequence[Sequence[str]]
     """Text of each token."""
+    turns: Sequence[Sequence[Turn]]
+    """Turns of each episode; empty for a completion that is a single reply."""
+    messages: Sequence[Sequence[Mapping[str, str]]]
+    """The prompt of each row as a conversation; empty where it was a text."""
     updates: Int[Tensor, "E B"]
     """Update of each row in each pass over the data; -1: in none."""
     current: Float[Tensor, "E N"]
@@ -125,13 +130,13 @@ class Step:
 def read_step(path: Path, number: int) -> Step:
     """Read a step's file; ValueError, in one line, if it is damaged or was written by another version."""
     try:
-        data = _bytes(path)
+        data = file_bytes(path)
         facts = _facts(data)
         if facts.get("format") != FORMAT:
             raise ValueError("another version of Proximo wrote it: read it with that one, or run the step again")
         if not is_intact(data):
             raise ValueError(CHANGED)
-        return _step(pq.read_table(pa.BufferReader(data)), number, facts)
+        return _step(Columns(data), number, facts)
     except KeyError as error:
         raise ValueError(f"{path}: it is damaged, {error} is missing") from None
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -144,7 +149,7 @@ def complaint(path: Path) -> str | None:
     """What is wrong with a rollout file, without reading it into tensors; None: nothing, or another version wrote
     it."""
     try:
-        data = _bytes(path)
+        data = file_bytes(path)
     except (OSError, ValueError) as error:
         return str(error)
     if is_intact(data):
@@ -155,7 +160,8 @@ def complaint(path: Path) -> str | None:
         return CHANGED
 
 
-def _bytes(path: Path) -> bytes:
+def file_bytes(path: Path) -> bytes:
+    """The file's bytes; ValueError if there are too many, OSError if it is a link."""
     with open_file(path) as file:
         if (size := file.seek(0, 2)) > MAX_BYTES:
             raise ValueError(f"it has {size >> 20:,} MiB, more than the {MAX_BYTES >> 20:,} MiB that are read at once")
@@ -169,19 +175,19 @@ def _facts(data: bytes) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def _step(table: pa.Table, number: int, facts: Mapping[str, Any]) -> Step:
-    column = {name: table.column(name).combine_chunks() for name in table.column_names}
+def _step(column: Columns, number: int, facts: Mapping[str, Any]) -> Step:
     for update in facts["updates"]:
         _ = update["version"], update["skipped"], update["value_only"]
-    lengths = torch.from_numpy(np.diff(_offsets(column["tokens"])))
-    _check_lengths(column["pieces"], lengths)
-    counts = torch.from_numpy(np.diff(_offsets(column["updates"])))
+    lengths = torch.from_numpy(np.diff(offsets(column["tokens"])))
+    pieces, rows_updates = column["pieces"], column["updates"]
+    check_lengths(pieces, lengths)
+    counts = torch.from_numpy(np.diff(offsets(rows_updates)))
     most = int(counts.max()) if len(counts) else 0
     _check_size(lengths, most)
-    rows = _Rows(Layout(lengths))
+    rows = Rows(Layout(lengths))
     has = torch.arange(most) < counts.unsqueeze(1)
     updates = torch.full((len(lengths), most), -1)
-    updates[has] = torch.from_numpy(column["updates"].flatten().to_numpy().astype(np.int64))
+    updates[has] = torch.from_numpy(rows_updates.flatten().to_numpy().astype(np.int64))
     if most and int(updates.max()) >= len(facts["updates"]):
         raise ValueError("it is damaged: a row belongs to an update that is missing")
     return Step(
@@ -195,11 +201,18 @@ def _step(table: pa.Table, number: int, facts: Mapping[str, Any]) -> Step:
         text=column["text"].to_pylist(),
         answer=[answer or "" for answer in column["answer"].to_pylist()],
         parts=[dict(part) for part in column["parts"].to_pylist()],
-        pieces=column["pieces"].to_pylist(),
+        pieces=Pieces(pieces),
+        turns=read_turns(_texts(column, "turns", len(lengths)), lengths.tolist()),
+        messages=read_messages(_texts(column, "messages", len(lengths))),
         updates=updates.T.contiguous(),
         current=rows.nested(column["current_logprobs"], has),
         entropy=rows.nested(column["entropy"], has),
     )
+
+
+def _texts(column: Columns, name: str, count: int) -> list[str | None]:
+    """A column that older files, and steps without it, do not have."""
+    return column[name].to_pylist() if name in column else [None] * count
 
 
 def _check_size(lengths: Int[Tensor, " B"], passes: int) -> None:
@@ -212,14 +225,15 @@ def _check_size(lengths: Int[Tensor, " B"], passes: int) -> None:
         raise ValueError(f"{sizes} in {passes:,} passes, more than the {MAX_PASSED:,} that are held at once")
 
 
-def _batch(column: Mapping[str, pa.Array], rows: "_Rows", lengths: Int[Tensor, " B"]) -> FlatBatch:
+def _batch(column: Columns, rows: Rows, lengths: Int[Tensor, " B"]) -> FlatBatch:
     group = torch.from_numpy(column["group"].to_numpy().astype(np.int64))
     if len(group) and not 0 <= int(group.min()) <= int(group.max()) < len(group):
         raise ValueError("it is damaged: groups are not numbered from 0")
     prompts: dict[int, tuple[int, ...]] = {}
+    prompt_tokens = column["prompt_tokens"]
     for place, number in enumerate(group.tolist()):
         if number not in prompts:
-            prompts[number] = tuple(column["prompt_tokens"][place].as_py())
+            prompts[number] = tuple(prompt_tokens[place].as_py())
 
     names = ("rollout_entropy", "ref_logprobs", "teacher_logprobs", "values", "returns", "turn_rewards", "step_rewards")
     mask = rows(column["mask"])
@@ -242,56 +256,13 @@ def _batch(column: Mapping[str, pa.Array], rows: "_Rows", lengths: Int[Tensor, "
     )
 
 
-def _routes(column: Mapping[str, pa.Array], rows: "_Rows", group: Int[Tensor, " B"], prompts: int) -> dict[str, Any]:
+def _routes(column: Columns, rows: Rows, group: Int[Tensor, " B"], prompts: int) -> dict[str, Any]:
     """The replayed experts, if there are any."""
     if "routes" not in column or not len(group):
         return {}
     shape = (-1, column["route_layers"][0].as_py(), column["route_experts"][0].as_py())
     first = [int((group == number).nonzero()[0]) for number in range(prompts)]
-    found = [_flat(column["prompt_routes"].slice(place, 1)).reshape(shape) for place in first]
+    routes_of_prompts = column["prompt_routes"]
+    found = [flat(routes_of_prompts.slice(place, 1)).reshape(shape) for place in first]
     routes = rows(column["routes"], entries=shape[1] * shape[2]).reshape(shape)
     return {"routes": routes, "prompt_routes": tuple(found)}
-
-
-class _Rows:
-    """Converts columns of lists to tensors, concatenated."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-
-    def __call__(self, lists: pa.Array, entries: int = 1) -> Tensor:
-        """The tensor of a column with `entries` entries per token."""
-        _check_lengths(lists, self._layout.lengths * entries)
-        flat = _flat(lists)
-        if len(flat) != len(self._layout.row) * entries:  # a null list has offsets, too
-            raise ValueError(MISALIGNED)
-        return flat
-
-    def nested(self, lists: pa.Array, has: Bool[Tensor, "B E"]) -> Float[Tensor, "E N"]:
-        """The tensor of a column of lists of lists; NaN where there is no value."""
-        lengths = torch.where(has, self._layout.lengths.unsqueeze(1), 0)
-        _check_lengths(lists, has.sum(dim=1))
-        _check_lengths(lists.flatten(), lengths[has])
-        flat = _flat(lists.flatten())
-        found = torch.full((has.shape[1], len(self._layout.row)), torch.nan, dtype=flat.dtype)
-        ends = lengths.flatten().cumsum(0).reshape(has.shape)
-        for number, held in enumerate(has.T):
-            inside = held[self._layout.row]
-            shift = (ends - lengths)[:, number] - self._layout.starts
-            places = inside.nonzero().squeeze(1)
-            found[number, places] = flat[places + shift[self._layout.row[places]]]
-        return found
-
-
-def _check_lengths(lists: pa.Array, lengths: Int[Tensor, " R"]) -> None:
-    if not np.array_equal(np.diff(_offsets(lists)), lengths.numpy()):
-        raise ValueError(MISALIGNED)
-
-
-def _flat(lists: pa.Array) -> Tensor:
-    values = lists.flatten().to_numpy(zero_copy_only=False)
-    return torch.from_numpy(np.array(values))  # a copy: arrow's memory is read only
-
-
-def _offsets(lists: pa.Array) -> np.ndarray:
-    return lists.offsets.to_numpy().astype(np.int64)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from proximo.insight.lens.lens import StepView, TokenState
 from proximo.insight.lens.steps import Step
+from proximo.insight.lens.turns import place_in_words
 from proximo.maths.pieces.traits import AdvantageTraits, CorrectionTraits, GateTraits
 
 UNSCORED = "its completion is unscored: the grader failed, so it is in no term and no denominator"
@@ -23,7 +24,8 @@ def why(step: Step, seen: StepView, row: int, token: int) -> str:
 
 def _outside(step: Step, seen: StepView, row: int, token: int) -> str:
     if not step.batch.sampled[step.layout.place(row, token)]:
-        return "the policy did not sample it: it is input only, and not trained on"
+        answer = place_in_words(step.turns[row], token)
+        return f"{answer or 'the policy did not sample it'}: it is input only, and not trained on"
     return "its completion was cut off at the limit, and this algorithm leaves such completions out of the loss"
 
 

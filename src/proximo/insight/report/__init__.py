@@ -7,6 +7,7 @@ from proximo.insight.charts.pages import page, section
 from proximo.insight.folder import RunFolder
 from proximo.insight.report.completions import completions
 from proximo.insight.report.curves import curves
+from proximo.insight.report.episodes import episodes
 from proximo.insight.report.facts import Facts, gather
 from proximo.insight.report.head import head
 from proximo.insight.report.remarks import events, health
@@ -20,6 +21,7 @@ REPORT = "report.html"
 SECTIONS: dict[str, Callable[[Facts], str]] = {
     "Findings": health,
     "Curves": curves,
+    "Episodes": episodes,
     "Completions": completions,
     "Configuration": configuration,
     "How to repeat it": repeating,

@@ -36,8 +36,16 @@ def head(facts: Facts, titles: Sequence[str]) -> Html:
         f"<header>\n<h1><bdi>{text(facts.run.name)}</bdi> "
         f'<span class="badge {COLOURS[facts.state]}">{facts.state}</span></h1>\n'
         f'<p class="faint">{what}</p>\n<nav>{links}</nav>\n</header>\n'
-        f"<section>\n{_standing(facts)}{_result(facts)}{_tiles(facts)}</section>\n"
+        f"<section>\n{_verdict(facts)}{_standing(facts)}{_result(facts)}{_tiles(facts)}</section>\n"
     )
+
+
+def _verdict(facts: Facts) -> str:
+    """The sentence that doctor and page show, too."""
+    found = facts.checkup.verdict
+    tone = "" if found.tone == "plain" else f" {found.tone}"
+    word, rest = text(found.word), text(found.sentence.removeprefix(found.word))
+    return f'<p class="lead"><b class="word{tone}">{word}</b>{rest}</p>\n'
 
 
 def _standing(facts: Facts) -> str:
@@ -73,7 +81,8 @@ def _result(facts: Facts) -> str:
     rows = [(name, each.accuracy, each.low, each.high) for name, each in (("before", before), ("after", after))]
     rows += _of_sources(*first_and_last(facts))
     chart = interval_chart("Held-out accuracy", rows, unit="greedy, 95 % intervals")
-    return f'<div class="result"><p class="lead">{text(sentence)}</p>\n<div>{chart}</div></div>\n'
+    note = f'<p class="faint">{text(facts.checkup.verdict.note)}</p>'
+    return f'<div class="result"><div><p>{text(sentence)}</p>\n{note}</div>\n<div>{chart}</div></div>\n'
 
 
 def _of_sources(before: Row | None, after: Row | None) -> list[tuple[str, float, float, float]]:

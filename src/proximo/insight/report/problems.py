@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proximo.insight.lens.steps import Step
+from proximo.insight.lens.turns import transcript
 from proximo.insight.reading import Row, is_number, real
 from proximo.training.config import RunConfig
 from proximo.training.rl.progress import prompt_text
@@ -112,7 +113,7 @@ def _ranked(step: Step, sign: int) -> list[int]:
     answers to a problem are listed once."""
     keys, seen, times = [], set[tuple[str, str]](), Counter[tuple[str, float]]()
     for row, reward in enumerate(step.batch.rewards.tolist()):
-        problem, answer = step.problem[row], step.text[row]
+        problem, answer = step.problem[row], _said(step, row)
         if math.isfinite(reward) and (problem, answer) not in seen:
             seen.add((problem, answer))
             keys.append((sign * reward, times[problem, reward], row))
@@ -120,10 +121,15 @@ def _ranked(step: Step, sign: int) -> list[int]:
     return [row for *_, row in sorted(keys)]
 
 
+def _said(step: Step, row: int) -> str:
+    """A completion; all turns of an episode."""
+    return transcript(step.turns[row]) or step.text[row]
+
+
 def _row(step: Step, row: int) -> tuple[ShownProblem, ShownCompletion]:
     batch = step.batch
     completion = ShownCompletion(
-        text=step.text[row],
+        text=_said(step, row),
         outcome=float(batch.outcome[row]),
         reward=float(batch.rewards[row]),
         tokens=int(batch.sampled[step.layout.of(row)].sum()),

@@ -6,6 +6,7 @@ from typing import Any
 
 from proximo import explain
 from proximo.insight.reading import Row
+from proximo.insight.report.episodes import episode_steps
 from proximo.insight.report.facts import Facts
 from proximo.insight.report.problems import Pair
 from proximo.insight.report.settings import again, difference_lines
@@ -32,6 +33,7 @@ def summary(facts: Facts) -> dict[str, Any]:
         "chance": sign_test(better, worse),
         "generated_tokens": facts.generated,
         "seconds": facts.seconds,
+        "episodes": [asdict(each) for each in episode_steps(facts)],
         "findings": [
             asdict(spell.finding) | {"last": spell.last, "is_over": spell.is_over} for spell in facts.findings
         ],

@@ -20,6 +20,8 @@ from proximo.maths.pieces.traits import GateTraits
 
 CURVE = 121
 """Number of points of a gate's curve."""
+MAX_TOKENS = 5_000_000
+"""Tokens whose values are kept, each about a hundred bytes; a single larger step is kept, too."""
 Kind = TypeVar("Kind")
 
 
@@ -30,13 +32,17 @@ class Kept(Generic[Kind]):
         self._most, self._lock = most, threading.Lock()
         self._made: OrderedDict[tuple[int, Hashable], tuple[Step | None, Kind]] = OrderedDict()
 
+    @property
+    def _tokens(self) -> int:
+        return sum(0 if step is None else len(step.batch.tokens) for step, _ in self._made.values())
+
     def get(self, step: Step | None, key: Hashable, make: Callable[[], Kind]) -> Kind:
         """The cached value. A step is identified as an object and therefore kept alive here; None if the key identifies
         it and only the value is to be kept."""
         with self._lock:
             found = self._made.pop((id(step), key), None) or (step, make())
             self._made[id(step), key] = found
-            while len(self._made) > self._most:
+            while len(self._made) > (1 if self._tokens > MAX_TOKENS else self._most):
                 self._made.popitem(last=False)
         return found[1]
 

@@ -3,6 +3,7 @@
 Runs are looked up among those that were found; a name from a request never becomes a path.
 """
 
+import hashlib
 import json
 import time
 import tomllib
@@ -107,7 +108,15 @@ def summary(run: RunFolder) -> dict[str, Any]:
         "outcome": last.get("outcome"),
         "held_out": after.get("accuracy") if isinstance(after, dict) else last.get("held_out/accuracy"),
         "started": attempts[0].get("started") if attempts else None,
+        "seed": settings.get("seed"),
+        "arm": _arm(settings),
     }
+
+
+def _arm(settings: Mapping[str, Any]) -> str | None:
+    """A value that runs share that differ only in their seed; None if the config cannot be read."""
+    others = sorted((name, repr(value)) for name, value in settings.items() if name != "seed")
+    return hashlib.sha256(repr(others).encode()).hexdigest()[:16] if others else None
 
 
 def last_values(run: RunFolder) -> dict[str, Any]:
@@ -197,15 +206,20 @@ def algorithm(run: RunFolder) -> dict[str, Any]:
 
 
 def health(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
-    """The current findings of `proximo doctor`, and those that the rules reported during the run and no longer would;
-    `over` is the last step of a finding that is over."""
+    """The verdict, rules and current findings of `proximo doctor`, and the findings that were reported during the run
+    and no longer would be; `over` is the last step of a finding that is over."""
     checkup = _checked(run.path, tuple(_stamp(run.path / name) for name in (METRICS, EVENTS)), tuple(damage(run)))
     found = [asdict(spell.finding) | {"over": None} for spell in checkup.standing]
     found += [asdict(spell.finding) | {"over": spell.last} for spell in checkup.passed]
     rules = [each["rule"] for each in found]  # an event's rule may be anything
     told = [row for row in run.rows(EVENTS) if row.get("kind") == "finding" and row.get("rule") not in rules]
     names = ("rule", "severity", "step", "message", "remedy", "show", "over")
-    return {"findings": found + [{name: row.get(name) for name in names} for row in told]}
+    return {
+        "findings": found + [{name: row.get(name) for name in names} for row in told],
+        "verdict": asdict(checkup.verdict),
+        "rules": [asdict(each) for each in checkup.rules],
+        "unreadable": dict(checkup.unreadable),
+    }
 
 
 @lru_cache(maxsize=64)

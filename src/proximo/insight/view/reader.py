@@ -20,12 +20,16 @@ from proximo.insight.folder import RunFolder, decoded
 from proximo.insight.lens.lens import TokenState
 from proximo.insight.lens.replay import FIVE, chosen, compared, own_name
 from proximo.insight.lens.steps import Step
+from proximo.insight.lens.turns import place_in_words, starts, transcript
 from proximo.insight.lens.words import why as words_of
+from proximo.insight.view.finding import found_in
 from proximo.insight.view.lenses import Kept, Look, introduced, label, looked, named_pass, told, whole
+from proximo.insight.view.outline import outline
 from proximo.insight.view.summaries import summary
-from proximo.storage.lines import whole_lines
+from proximo.storage.lines import plain, whole_lines
 from proximo.storage.opening import open_file
 from proximo.training.runfolder.ledger import LEDGER
+from proximo.types import Turn
 
 BUDGET = 1 << 18
 """Maximum tokens per response."""
@@ -41,7 +45,10 @@ _tables: Kept[list[dict[str, Any]]] = Kept(8)
 
 
 def steps(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
-    """The stored steps and the available algorithms; with `problem`, only the steps with that problem."""
+    """The stored steps and the available algorithms; with `problem`, only the steps with that problem; with `find`, the
+    completions that contain a text."""
+    if "find" in query:
+        return found_in(run, query["find"], whole(query, "from", 0))
     if "problem" in query:
         return {"found": _elsewhere(run, query["problem"])}
     names = chosen(run.config, [card.name for card in explain.CARDS])
@@ -55,7 +62,10 @@ def steps(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def step(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
-    """Groups and completions of a step in a few numbers each; with `find`, only the rows that contain the text."""
+    """Groups and completions of a step in a few numbers each; with `find`, only the rows that contain the text; with
+    `outline`, what is known without computing anything."""
+    if "outline" in query:
+        return outline(run, whole(query, "step"))
     if "find" in query:
         return {"matches": _matches(run.step(whole(query, "step")), query["find"])}
     look = looked(run, query)
@@ -93,6 +103,7 @@ def group(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
         "problem": look.step.problem[members[0]],
         "prompt": prompt[-MAX_PROMPT:],
         "prompt_cut": max(len(prompt) - MAX_PROMPT, 0),
+        "messages": _messages(look.step.messages[members[0]]),
         "answer": look.step.answer[members[0]],
         "from": start,
         "rows": [light[row] | _tokens(look, own, row, slice(start, start + span)) for row in rows],
@@ -105,6 +116,8 @@ def why(run: RunFolder, query: Mapping[str, str]) -> dict[str, Any]:
     if row >= len(look.step.batch) or token >= int(look.step.batch.lengths[row]):
         raise ValueError(f"row {row}, token {token}: step {look.step.number} has no such token")
     found = {"words": words_of(look.step, look.seen, row, token)}
+    if place := place_in_words(look.step.turns[row], token):
+        found["turn"] = place
     if not look.own:
         own = looked(run, query, own=True)
         found["own"] = words_of(own.step, own.seen, row, token)
@@ -141,14 +154,23 @@ def _tokens(look: Look, own: Look | None, row: int, stretch: slice) -> dict[str,
     arrays = look.tokens(places)
     if own is not None:
         arrays["own"] = own.seen.state[places]
-    specials = _specials(step.pieces[row], step.text[row])
+    pieces = step.pieces[row]
+    specials = _special_tokens(pieces, step.turns[row], step.text[row])
     return {
         "tail": step.text[row][-TAIL:],
         "parts": {name[:TAIL]: part for name, part in list(step.parts[row].items())[:MAX_PARTS]},
-        "pieces": [_cut(piece) for piece in step.pieces[row][stretch]],
+        "pieces": [_cut(piece) for piece in pieces[stretch]],
+        "turns": _turns(step.turns[row]),
         "specials": [place - stretch.start for place in specials if stretch.start <= place < stop],
         "arrays": {name: packed(tensor) for name, tensor in arrays.items()},
     }
+
+
+def _messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """A prompt's messages; none if they are longer than what is shown of a prompt."""
+    if sum(len(each["text"]) for each in messages) > MAX_PROMPT:
+        return []
+    return [{"role": each["role"][:TAIL], "text": each["text"]} for each in messages]
 
 
 def packed(tensor: Tensor) -> str:
@@ -157,6 +179,30 @@ def packed(tensor: Tensor) -> str:
 
 def _cut(piece: str) -> str:
     return piece if len(piece) <= MAX_PIECE else f"{piece[:MAX_PIECE]}… ({len(piece) - MAX_PIECE:,} more characters)"
+
+
+def _turns(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """The turns of an episode, without their texts, which their tokens spell."""
+    return [
+        {
+            "role": turn.role[:TAIL],
+            "start": start,
+            "end": turn.end,
+            "reward": plain(turn.reward),
+            "failed": _cut(turn.failed),
+        }
+        for start, turn in zip(starts(turns), turns, strict=True)
+    ]
+
+
+def _special_tokens(pieces: Sequence[str], turns: Sequence[Turn], text: str) -> list[int]:
+    """Special tokens of a completion; turns are texts of their own, with the chat template's marks between them."""
+    if not turns:
+        return _specials(pieces, text)
+    texts: dict[tuple[int, int], str] = {}
+    for start, turn in zip(starts(turns), turns, strict=True):
+        texts[start, turn.end] = texts.get((start, turn.end), "") + turn.text
+    return [start + place for (start, end), text in texts.items() for place in _specials(pieces[start:end], text)]
 
 
 def _specials(pieces: Sequence[str], text: str) -> list[int]:
@@ -180,9 +226,10 @@ def _matches(step: Step, wanted: str) -> list[int]:
     """Rows whose prompt or completion contains a text, ignoring case."""
     wanted = wanted.casefold()
     prompts = {prompt: wanted in prompt.casefold() for prompt in set(step.prompt)}
+    texts = (transcript(turns) or text for turns, text in zip(step.turns, step.text, strict=True))
     return [
         row
-        for row, (prompt, text) in enumerate(zip(step.prompt, step.text, strict=True))
+        for row, (prompt, text) in enumerate(zip(step.prompt, texts, strict=True))
         if prompts[prompt] or wanted in text.casefold()
     ]
 

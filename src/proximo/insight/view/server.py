@@ -15,17 +15,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from proximo.insight.folder import RunFolder
-from proximo.insight.view import overview, reader
+from proximo.insight.view import overview, reader, timeline
 from proximo.insight.view.connections import HEADER_SECONDS, server_of
+from proximo.insight.view.files import page_files
 from proximo.insight.view.guarding import Guard
 from proximo.insight.view.overview import Runs
 from proximo.plain_text import visible
 from proximo.storage.lines import plain
 
-STATIC = Path(__file__).parent / "static"
-STYLE = Path(__file__).parents[1] / "charts" / "style.css"
-"""Style sheet that the reports use, too."""
-KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 MAX_BYTES = 64 << 20
 """Maximum bytes of one response."""
 ROWS = "application/x-ndjson"
@@ -35,6 +32,7 @@ HANDLERS: dict[str, Handler] = {
     "run": overview.about,
     "rows": overview.rows,
     "health": overview.health,
+    "timeline": timeline.timeline,
     "steps": reader.steps,
     "step": reader.step,
     "group": reader.group,
@@ -65,17 +63,6 @@ def application(root: Path, *, token: str, port: int, load_code: bool = False) -
     inner = Starlette(routes=routes, exception_handlers={404: lambda request, error: _error(404, "nothing is here")})
     inner.router.redirect_slashes = False
     return Guard(inner, port=port, token=token, open_paths=files)
-
-
-def page_files() -> dict[str, tuple[bytes, str]]:
-    """The files of the page by address: those in the package, and no others."""
-    found = {
-        f"/static/{path.relative_to(STATIC).as_posix()}": path for path in STATIC.rglob("*") if path.suffix in KINDS
-    }
-    found[f"/static/{STYLE.name}"] = STYLE
-    files = {address: (path.read_bytes(), KINDS[path.suffix]) for address, path in found.items()}
-    files["/"] = files.pop("/static/index.html")
-    return files
 
 
 def bind(port: int) -> socket.socket:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from proximo.insight.lens.layout import Layout
 from proximo.insight.lens.lens import TokenState
+from proximo.insight.lens.turns import counted, transcript
 from proximo.insight.view.lenses import Kept, Look, label, numbers
 from proximo.maths.pieces.traits import KeepTraits
 from proximo.tensor_types import Float
@@ -62,11 +63,15 @@ def _rows(look: Look, tokens: Mapping[str, Tensor]) -> list[dict[str, Any]]:
         "kl_mean": each.mean(tokens["kl"]) if "kl" in tokens else nothing,
     }
     values = {name: numbers(tensor) for name, tensor in columns.items()}
+    episodes = [counted(turns) for turns in step.turns]
     facts = {
         "group": batch.group.tolist(),
         "sibling": step.sibling,
         "fate": step.state,
         "length": batch.sampled_lengths.tolist(),
+        "size": batch.lengths.tolist(),
+        "replies": [each.replies for each in episodes],
+        "failed": [each.failed for each in episodes],
         "truncated": batch.truncated.tolist(),
         "duplicate": _twins(look),
         "pushing": pushing.long().tolist(),
@@ -157,6 +162,8 @@ def _left_out(look: Look, rows: list[dict[str, Any]], equal: str) -> str:
 
 def _ranges(tokens: Mapping[str, Tensor]) -> dict[str, list[float | None]]:
     """The scale of each channel over the whole step, so that groups can be compared; it covers nearly all values."""
+    apart = max(len(tokens["state"]) // (8 * SAMPLE), 1)
+    tokens = {name: values[::apart] for name, values in tokens.items()}
     takes = tokens["state"] > TokenState.IDLE
 
     def size(name: str, part: float = 0.98) -> float | None:
@@ -193,10 +200,11 @@ def _twins(look: Look) -> list[int | None]:
     """For each row, another row of its group with the same completion, if any."""
     rows: dict[tuple[int, str], list[int]] = defaultdict(list)
     groups, sibling = look.step.batch.group.tolist(), look.step.sibling
-    for row, text in enumerate(look.step.text):
+    texts = [transcript(turns) or text for turns, text in zip(look.step.turns, look.step.text, strict=True)]
+    for row, text in enumerate(texts):
         rows[groups[row], text].append(sibling[row])
     found = []
-    for row, text in enumerate(look.step.text):
+    for row, text in enumerate(texts):
         others = [each for each in rows[groups[row], text] if each != sibling[row]]
         found.append(others[0] if others else None)
     return found

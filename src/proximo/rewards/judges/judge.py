@@ -45,7 +45,7 @@ class Judge:
     """Columns of the data that the judge sees too, such as a rubric of each row."""
     key_variable: str = ""
     """Name of the environment variable with the API key, which no file holds. Empty: the server needs none."""
-    at_once: int = 64
+    at_once: int = 512
     """Maximum requests at the same time."""
     seconds: float = 120.0
     """Time limit of a request in seconds."""

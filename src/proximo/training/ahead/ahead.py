@@ -6,7 +6,7 @@ step, its weights and the cursor that the order before it left; it depends on no
 bit.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from typing import Literal, Protocol, TypeVar
 import torch
 
 from proximo.samplers import Snapshot
+from proximo.samplers.lanes import Lanes
 from proximo.training.ahead.worker import Worker
 from proximo.training.records import Collected, DataCursor
 
@@ -45,10 +46,14 @@ class Ahead:
     """Samples the next steps on a thread of its own while a step is trained. It also keeps the weights that active
     orders sample with, for checkpoints."""
 
-    def __init__(self, collect: Collect, device: torch.device, *, staleness: int, steps: int) -> None:
-        """`collect` is only called on the thread. `steps`: those of the run; nothing is ordered beyond them."""
+    def __init__(
+        self, collect: Collect, device: torch.device, *, staleness: int, steps: int, lanes: Lanes | None = None
+    ) -> None:
+        """`collect` is only called on the thread. `steps`: those of the run; nothing is ordered beyond them.
+        `lanes` records when each step was sampled."""
         assert staleness > 0, "without staleness nothing runs ahead"
         self._collect, self._staleness, self._steps = collect, staleness, steps
+        self._lanes = lanes or Lanes()
         self._worker = Worker("ahead", device)
         self._orders: deque[Order] = deque()
         self._weights: deque[Snapshot] = deque(maxlen=staleness)
@@ -128,6 +133,21 @@ class Ahead:
         """Put back what `graded` returned, before the first step: these orders are not sampled again."""
         self._restored = graded
 
+    def queue(self) -> dict[str, object]:
+        """Orders by their state, and by the version of their weights, for the time line."""
+        states = Counter(order.state for order in self._orders)
+        versions = Counter(order.weights.version for order in self._orders)
+        return {
+            "waiting": states["waiting"],
+            "in_flight": states["in flight"],
+            "graded": states["graded"],
+            "versions": versions,
+        }
+
+    def _sampled(self, cursor: DataCursor, step: int, weights: Snapshot) -> Collected:
+        with self._lanes.during("sampler", "sample", step=step + 1, version=weights.version):
+            return self._collect(cursor, step, weights)
+
     def _order(self, step: int, weights: Snapshot, known: Sequence[Collected] = ()) -> None:
         """`known` has the result, if it is known."""
         if step >= self._steps:
@@ -138,6 +158,6 @@ class Ahead:
             result: Future[Collected] = Future()
             result.set_result(known[0])
         else:
-            result = self._worker.submit(lambda: self._collect(before(), step, weights))
+            result = self._worker.submit(lambda: self._sampled(before(), step, weights))
         self._orders.append(Order(step, weights, result))
         self._last = lambda: result.result().cursor

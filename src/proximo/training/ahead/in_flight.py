@@ -6,6 +6,7 @@ So between two steps the cursor and the slots say all that a resumed run needs.
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
@@ -128,6 +129,12 @@ class InFlight:
     def active(self) -> tuple[Active, ...]:
         """Groups that are not trained yet, between two steps."""
         return tuple(slot.to_active() for slot in self._slots)
+
+    def queue(self) -> dict[str, object]:
+        """Groups by their state, and those that are sampled by the version that they began with, for the time line."""
+        open_slots = [slot for slot in self._slots if not slot.has_ended]
+        versions = Counter(slot.version for slot in open_slots)
+        return {"in_flight": len(open_slots), "graded": len(self._slots) - len(open_slots), "versions": versions}
 
     def restore(self, active: Sequence[Active]) -> None:
         """Put back what `active` returned, before the first step: groups that had not ended are sampled again."""

@@ -294,8 +294,7 @@ class Learner:
             planned = {name: values[name] for name in ("token_budget", "is_planned")}
             self.passes = replace(self.passes, **planned)
         layers, offloaded = values["checkpointed"], values.get("offloaded", False)
-        if layers is True:  # before layers were counted: all of them
-            layers = checkpointable_layers(self._models)
+        layers = checkpointable_layers(self._models) if layers is True else layers  # True: layers were not counted yet
         self.passes = replace(self.passes, checkpointed=int(layers), offloaded=offloaded)
         checkpoint_models(self._models, self.passes)
         self.passes = self.passes.with_token_limit(self.guard.max_tokens)

@@ -2,38 +2,27 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TypeVar
 
 from proximo import toml
 from proximo.storage.folders import write_file
 from proximo.storage.lines import Lines, plain
 from proximo.training.clock import Clock
 from proximo.training.config import RunConfig
-from proximo.training.offline.dpo import DpoConfig, dpo
-from proximo.training.offline.fitting import Fitted
-from proximo.training.offline.reward_model import RewardModelConfig, train_reward_model
-from proximo.training.offline.sft import SftConfig, sft
-from proximo.training.offline.snapshots import POINTS
+from proximo.training.offline.dpo import dpo
+from proximo.training.offline.reward_model import train_reward_model
+from proximo.training.offline.sft import sft
 from proximo.training.pipeline.config import DPO, RANKINGS, REWARD_MODEL, SFT, PipelineConfig
 from proximo.training.pipeline.measure import Measuring
 from proximo.training.pipeline.report import report
 from proximo.training.pipeline.result import Curve, Policy, Result
+from proximo.training.pipeline.running import Say, fitted, prefixed, reinforced
 from proximo.training.pipeline.world import Ranked, write_demonstrations, write_rankings
-from proximo.training.records import Collected, Evaluation
-from proximo.training.rl.result import RunResult
-from proximo.training.rl.run import Run
-from proximo.training.rl.train import train
 from proximo.training.runfolder.files import METRICS
 from proximo.training.runfolder.resume import Attempt, begin
-
-Say = Callable[[str], None]
-Config = TypeVar("Config", DpoConfig, RewardModelConfig, SftConfig)
-REPORT_EVERY = 10
-"""Reinforcement-learning steps between progress lines."""
 
 
 def pipeline(
@@ -59,21 +48,21 @@ def _chain(config: PipelineConfig, folder: Path, say: Say, accept_lost: bool) ->
     with done.phase("demonstrations"):
         write_demonstrations(config, folder)
     with done.phase(SFT):
-        _fitted(sft, config.sft_config(folder), folder / SFT, _prefixed(SFT, say), accept_lost)
+        fitted(sft, config.sft_config(folder), folder / SFT, prefixed(SFT, say), accept_lost)
     with done.phase("rankings"):
         ranked = done.ranked if (folder / RANKINGS).exists() else None
         done.ranked = ranked = ranked or write_rankings(config, folder)
         say(f"rankings: {ranked.rankings}, {ranked.agreement:.0%} of their pairs in the order of the true reward")
     with done.phase(REWARD_MODEL):
         judged = config.reward_model_config(folder)
-        stage_says = _prefixed(REWARD_MODEL, say)
-        judge = _fitted(train_reward_model, judged, folder / REWARD_MODEL, stage_says, accept_lost)
+        stage_says = prefixed(REWARD_MODEL, say)
+        judge = fitted(train_reward_model, judged, folder / REWARD_MODEL, stage_says, accept_lost)
     tokens, curves = {SFT: 0, DPO: 0}, {}
     for name, run in config.runs(folder).items():
         with done.phase(name):
-            tokens[name], curves[name] = _reinforce(run, folder / name, _prefixed(name, say), accept_lost)
+            tokens[name], curves[name] = _reinforced(run, folder / name, prefixed(name, say), accept_lost)
     with done.phase(DPO):
-        _fitted(dpo, config.dpo_config(folder), folder / DPO, _prefixed(DPO, say), accept_lost)
+        fitted(dpo, config.dpo_config(folder), folder / DPO, prefixed(DPO, say), accept_lost)
     with done.phase("measuring"):
         measure = Measuring(config, folder)
         measured = {name: measure(name) for name in (SFT, *curves, DPO)}
@@ -110,20 +99,9 @@ class _Done(Clock):
         write_file(self.file, (json.dumps(known) + "\n").encode())
 
 
-def _fitted(
-    stage: Callable[[Config, Path, Say, Attempt], Fitted], config: Config, folder: Path, say: Say, accept_lost: bool
-) -> Fitted:
-    with begin(folder, toml.dumps(config), points=POINTS, allowed=None, accept_lost=accept_lost) as attempt:
-        return stage(config, folder, say, attempt)
-
-
-def _reinforce(config: RunConfig, folder: Path, say: Say, accept_lost: bool) -> tuple[int, Curve]:
+def _reinforced(config: RunConfig, folder: Path, say: Say, accept_lost: bool) -> tuple[int, Curve]:
     """Train; returns the number of generated tokens and the curves of both rewards."""
-    with begin(folder, toml.dumps(config), allowed=None, accept_lost=accept_lost) as attempt:
-        if attempt.result is None:
-            outcome = train(Run(config, folder, _Steps(say)), attempt)
-        else:
-            outcome = RunResult.from_dict(attempt.result, folder, config.task, config.seed)
+    outcome = reinforced(config, folder, say, accept_lost)
     rows = [row for row in Lines(folder / METRICS) if "sampled_tokens" in row]
     learned, true = (tuple(_known(row[name]) for row in rows) for name in ("reward", "outcome"))
     return outcome.generated_tokens, Curve(learned, true)
@@ -132,33 +110,3 @@ def _reinforce(config: RunConfig, folder: Path, say: Say, accept_lost: bool) -> 
 def _known(value: float | None) -> float:
     """A metric; null stands for NaN."""
     return math.nan if value is None else value
-
-
-class _Steps:
-    """Progress of a run: prints both rewards every few steps."""
-
-    def __init__(self, say: Say) -> None:
-        self.say, self.steps = say, 0
-
-    def start(self, steps: int, before: Evaluation) -> None:
-        self.steps = steps
-
-    def stepped(
-        self, step: int, metrics: Mapping[str, float], seconds: Mapping[str, float], collected: Collected
-    ) -> None:
-        if step % REPORT_EVERY == 0 or step == self.steps:
-            rewards = f"learned reward {metrics['reward']:.2f}  true reward {metrics['outcome']:.3f}"
-            self.say(f"step {step}/{self.steps}  {rewards}")
-
-    def evaluated(self, step: int, evaluation: Evaluation) -> None:
-        """Prints nothing: policies are compared at the end."""
-
-    def warned(self, step: int, message: str) -> None:
-        self.say(f"warning at step {step}: {message}")
-
-    def stop(self) -> None:
-        """Nothing to clean up."""
-
-
-def _prefixed(name: str, say: Say) -> Say:
-    return lambda line: say(f"{name}: {line}")

@@ -142,11 +142,9 @@ class Collector:
         return groups, found.seconds
 
     def group(self, ordinal: int, problem: Problem, *, step: int, version: int, grading: Lock) -> Group:
-        """One group by itself; others may be sampled at the same time, and are graded one at a time."""
+        """One group by itself; others may be sampled and graded at the same time, and begin to be graded in turn."""
         [tokens], stream = self._asked([(ordinal, problem)], seed=self.seed, step=step, version=version)
-        completions = list(stream)
-        with grading:
-            [rollouts] = graded(self.task, [problem], iter(completions)).rollouts
+        [rollouts] = graded(self.task, [problem], stream, lambda: grading).rollouts
         return Group(problem, tokens, rollouts, ordinal=ordinal)
 
     def _asked(

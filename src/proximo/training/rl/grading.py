@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from itertools import islice
@@ -25,6 +25,8 @@ LONGEST = 3600.0
 """Seconds that grading one group may take when everything else is done. Graders have shorter limits, so that a group
 that takes longer will never finish."""
 
+Begins = Callable[[], AbstractContextManager[object]]
+
 
 @dataclass(frozen=True)
 class Graded:
@@ -34,15 +36,17 @@ class Graded:
     """Seconds that grading took after everything was sampled."""
 
 
-def graded(task: Task, problems: Sequence[Problem], stream: Stream) -> Graded:
-    """The completions of each problem from a stream, and the task's grades."""
+def graded(task: Task, problems: Sequence[Problem], stream: Stream, begins: Begins = nullcontext) -> Graded:
+    """The completions of each problem from a stream, and the task's grades.
+
+    `begins`: held while a group is begun, not while it waits, where several threads grade with one task."""
     judge = _graded_along if task.while_sampling else _graded_after
     with grading():  # so that all groups use the same workers
-        return judge(task, problems, stream)
+        return judge(task, problems, stream, begins)
 
 
-def _graded_along(task: Task, problems: Sequence[Problem], stream: Stream) -> Graded:
-    with Grader(task) as grader:
+def _graded_along(task: Task, problems: Sequence[Problem], stream: Stream, begins: Begins) -> Graded:
+    with Grader(task, begins) as grader:
         for number, completions in stream:
             grader.give(number, problems[number], completions)
         start = time.perf_counter()
@@ -51,11 +55,14 @@ def _graded_along(task: Task, problems: Sequence[Problem], stream: Stream) -> Gr
     return Graded([rollouts[number] for number in range(len(problems))], seconds)
 
 
-def _graded_after(task: Task, problems: Sequence[Problem], stream: Stream) -> Graded:
+def _graded_after(task: Task, problems: Sequence[Problem], stream: Stream, begins: Begins) -> Graded:
     answers = gathered(stream, len(problems))
     start = time.perf_counter()
     asked = [problem for problem, siblings in zip(problems, answers, strict=True) for _ in siblings]
-    rollouts = iter(_begun(task, asked, [completion for siblings in answers for completion in siblings])())
+    completions = [completion for siblings in answers for completion in siblings]
+    with begins():
+        waiting = _begun(task, asked, completions)
+    rollouts = iter(waiting())
     seconds = time.perf_counter() - start
     return Graded([tuple(islice(rollouts, len(siblings))) for siblings in answers], seconds)
 
@@ -83,8 +90,8 @@ class Grader:
     random numbers draws them in the same order in every run.
     """
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
+    def __init__(self, task: Task, begins: Begins = nullcontext) -> None:
+        self._task, self._begins = task, begins
         self._groups: SimpleQueue[tuple[int, Problem, tuple[Completion, ...]] | None] = SimpleQueue()
         self._rollouts: dict[int, tuple[Rollout, ...]] = {}
         self._failure: BaseException | None = None
@@ -141,7 +148,9 @@ class Grader:
             while (group := self._groups.get()) is not None and not self._left:
                 number, problem, completions = group
                 self._current = problem.id, monotonic()
-                begun.append((number, problem, _begun(self._task, [problem] * len(completions), completions)))
+                with self._begins():
+                    waiting = _begun(self._task, [problem] * len(completions), completions)
+                begun.append((number, problem, waiting))
             for number, problem, waiting in begun:
                 if self._left:  # after an error elsewhere
                     return

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import compress
+from itertools import compress, pairwise
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from proximo.training.records import Assembled, Collected
 from proximo.training.rl.evaluate import known_mean
 from proximo.training.rl.measuring.completions import coverage_metrics, length_metrics, loop_metrics
 from proximo.training.runfolder.metric_docs import RENAMED
-from proximo.types import Batch, Completion, Group, Rollout, Stats
+from proximo.types import MALFORMED, Batch, Completion, Group, Rollout, Stats
 
 PER_UPDATE = ("value_clip",)
 """Statistics that are per update, like losses."""
@@ -32,9 +32,10 @@ def step_metrics(
     learning_rate: float,
     *,
     has_verdict: bool = True,
+    has_tools: bool = False,
 ) -> dict[str, float]:
     """All metrics of a step: of the rollouts first, then of the updates."""
-    metrics = rollout_metrics(collected, has_verdict=has_verdict)
+    metrics = rollout_metrics(collected, has_verdict=has_verdict, has_tools=has_tools)
     metrics |= {"learning_rate": learning_rate, "updates": len(updates)}
     applied = [update for update in updates if update.skipped is None]
     metrics["skipped_updates"] = len(updates) - len(applied)
@@ -88,7 +89,7 @@ def advantage_metrics(batch: Batch) -> dict[str, float]:
     }
 
 
-def rollout_metrics(collected: Collected, *, has_verdict: bool = True) -> dict[str, float]:
+def rollout_metrics(collected: Collected, *, has_verdict: bool = True, has_tools: bool = False) -> dict[str, float]:
     """Metrics over everything sampled for this step, dropped groups included."""
     groups = [*collected.groups, *collected.dropped]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -117,8 +118,31 @@ def rollout_metrics(collected: Collected, *, has_verdict: bool = True) -> dict[s
         "wasted_tokens": collected.wasted_tokens / max(collected.sampled_tokens, 1),
         "carried_groups": len(collected.cursor.carried),
         **source_metrics(groups),
+        **turn_metrics(rollouts, has_tools=has_tools),
         **({"passed_over": len(collected.passed_over)} if collected.cursor.rates else {}),
     }
+
+
+def turn_metrics(rollouts: Sequence[Rollout], *, has_tools: bool) -> dict[str, float]:
+    """Replies, calls and what failed, of episodes with several turns; empty for others."""
+    episodes = [rollout.completion.turns for rollout in rollouts if rollout.completion.turns]
+    if not episodes:
+        return {}
+    replies = [[turn.text for turn in turns if turn.role == "assistant"] for turns in episodes]
+    later = [one == other for texts in replies for one, other in pairwise(texts)]
+    metrics = {
+        "turns": known_mean(map(float, map(len, replies))),
+        "failed_episodes": known_mean(float(bool(turns[-1].failed)) for turns in episodes),
+    }
+    metrics |= {"repeated_turns": known_mean(map(float, later))} if later else {}
+    calls = [turn.failed for turns in episodes for turn in turns if turn.role == "tool"]
+    if not has_tools:
+        return metrics
+    metrics["calls"] = len(calls) / len(episodes)
+    if calls:
+        metrics["failed_calls"] = known_mean(float(bool(failed)) for failed in calls)
+        metrics["malformed_calls"] = known_mean(float(failed == MALFORMED) for failed in calls)
+    return metrics
 
 
 def source_metrics(groups: Sequence[Group]) -> dict[str, float]:

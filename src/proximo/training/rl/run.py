@@ -1,6 +1,7 @@
 """Everything a run holds in memory, built from its config."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +20,7 @@ from proximo.training.ahead.ahead import Ahead
 from proximo.training.ahead.gap import StaleWatch
 from proximo.training.ahead.in_flight import InFlight
 from proximo.training.building import HoldsOnRanks, build_learner
+from proximo.training.clock import Timeline
 from proximo.training.config import RunConfig
 from proximo.training.learner.memory import explaining_memory
 from proximo.training.preflight.calibration import calibrate
@@ -74,13 +76,15 @@ class Run:
             seed=config.seed,
             environment=config.environment,
         )
+        self.timeline = Timeline()
         self.ahead: Ahead | None = None
         """Sampling of later steps while one is trained; None, like `in_flight`: not done."""
         self.in_flight: InFlight | None = None
         """Sampling of groups while weights change."""
         if self._copy is not None:
             staleness = config.ahead.staleness
-            self.ahead = Ahead(self._collect, self.model.device, staleness=staleness, steps=config.steps)
+            lanes = self.timeline.lanes
+            self.ahead = Ahead(self._collect, self.model.device, staleness=staleness, steps=config.steps, lanes=lanes)
         elif config.ahead.staleness and (drop := self.samplers.drop) is not None:
             self.in_flight = InFlight(self.collector, drop, config.ahead, steps=config.steps)
         self.log, self.stop = RunLog(folder), Stop()
@@ -167,6 +171,15 @@ class Run:
             )
             self.log.event(step, "not_repeatable", message)
             self.progress.warned(step, message)
+
+    def note_times(self, step: int, collected: Collected, version: int) -> None:
+        """Write when everything of a step happened; `version` is the policy's before its updates."""
+        oldest = (min(each.completion.version for each in group.rollouts) for group in collected.groups)
+        staleness = Counter(version - each for each in oldest)
+        queue = {
+            name: each for part in filter(None, (self.ahead, self.in_flight)) for name, each in part.queue().items()
+        }
+        self.log.timeline(step, self.timeline.row(self.samplers.take_intervals(), staleness=staleness, **queue))
 
     def tell_early_end(self, step: int, reason: str) -> None:
         """Report that the run ends before its last step."""

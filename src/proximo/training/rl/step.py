@@ -7,7 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 import torch
 
-from proximo.training.clock import Clock
+from proximo.training.clock import LEARNER, Clock
 from proximo.training.learner.critic import kl_per_completion
 from proximo.training.learner.guard import Update
 from proximo.training.learner.memory import explaining_memory
@@ -28,8 +28,10 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
     `index` counts steps from 0, for random numbers and schedules; everything that is shown or stored has the number of
     steps done after it, `index + 1`.
     """
-    config, learner, clock, step = run.config, run.learner, Clock(), index + 1
-    sampled_version = run.start_step(index, cursor)
+    config, learner, clock, step = run.config, run.learner, Clock(lanes=run.timeline.lanes), index + 1
+    version = learner.version
+    with run.timeline.lanes.during(LEARNER, "push"):
+        sampled_version = run.start_step(index, cursor)
     learner.start_step(sampled_version)
     with run.stop.anywhere():  # nothing has changed before the first update
         with clock.phase("rollout"), explaining_memory(SAMPLE_LESS):
@@ -56,7 +58,10 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
         with clock.phase("update"):
             updates = list(_updates(run, assembled, index))
     _tell(run, step, collected, assembled, updates)
-    metrics = step_metrics(collected, assembled, updates, rate, has_verdict=has_verdict(run.task_played))
+    has_tools = bool(getattr(config.environment, "tools", ()))
+    metrics = step_metrics(
+        collected, assembled, updates, rate, has_verdict=has_verdict(run.task_played), has_tools=has_tools
+    )
     if assembled is not None and index >= config.pretrain_steps:
         metrics |= clipping_metrics(learner.algorithm, assembled.batch, updates)
     kl = None if assembled is None else kl_per_completion(assembled.batch)
@@ -69,6 +74,7 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
     with clock.phase("write"):
         run.log.rollouts(step, _table(run, index, collected, assembled, updates))
     run.log.timings(step, clock.seconds | {"tokens": collected.sampled_tokens} | run.grading.usage.take())
+    run.note_times(step, collected, version)
     run.progress.stepped(step, metrics, clock.seconds, collected)
     learner.guard.check()
     run.unscored.check()

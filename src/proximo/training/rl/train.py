@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 from proximo import toml
 from proximo.tasks.sources.mixture import data_remarks
+from proximo.training.clock import LEARNER
 from proximo.training.preflight.preflight import skipped_line
 from proximo.training.records import Answered, Evaluation
 from proximo.training.rl.checkpointer import Checkpointer
@@ -106,7 +107,8 @@ def _begun(run: Run) -> RunState:
 
 def _evaluated(run: Run, step: int) -> tuple[Evaluation, list[Answered]]:
     """Evaluate after this many steps, and report failures of graders."""
-    found = run.evaluate()
+    with run.timeline.lanes.during(LEARNER, "evaluate"):
+        found = run.evaluate()
     run.tell_of_sampler(step)
     for line in run.unscored.lines():
         run.log.event(step, "unscored", line)
@@ -128,4 +130,5 @@ def _between(run: Run, checkpointer: Checkpointer, state: RunState) -> RunState:
         run.note(step, midway.floats())
         run.progress.evaluated(step, midway)
         state = checkpointer.after_evaluation(state, midway)
-    return checkpointer.save_if_due(state)
+    with run.timeline.lanes.during(LEARNER, "save"):
+        return checkpointer.save_if_due(state)

@@ -1,6 +1,8 @@
 """Names of the files in a run folder; without torch, for readers that need none."""
 
 METRICS, EVENTS, TIMINGS, ROLLOUTS = "metrics.jsonl", "events.jsonl", "timings.jsonl", "rollouts"
+TIMELINE = "timeline.jsonl"
+"""When learner, ranks and engines did what, a row for each step."""
 TRACEBACK = "traceback.txt"
 """Traceback of the error that ended the last attempt."""
 EVIDENCE = "evidence"

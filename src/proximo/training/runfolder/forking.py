@@ -18,7 +18,7 @@ from proximo.training.learner.named_tensors import read_tensors, write_tensors
 from proximo.training.learner.optimizer import MASTER
 from proximo.training.runfolder.checkpoints import CHECKPOINTS, STATE, place, saved, step_of
 from proximo.training.runfolder.config_changes import differences
-from proximo.training.runfolder.files import EVENTS, TIMINGS
+from proximo.training.runfolder.files import EVENTS, TIMELINE, TIMINGS
 from proximo.training.runfolder.log import facts, files_of_steps, is_up_to
 from proximo.training.runfolder.record import lost_rows, other_code, read_record, refuse_format
 from proximo.training.runfolder.state import read_origin
@@ -106,7 +106,7 @@ def _copy_rows(run: Path, target: Path, checkpoint: Path) -> None:
             with (run / name).open("rb") as file:
                 write_file(target / name, file.read(size))
     last = step_of(checkpoint)
-    for name in (EVENTS, TIMINGS):
+    for name in (EVENTS, TIMINGS, TIMELINE):
         if (run / name).exists():
             shutil.copy(run / name, target)
             Lines(target / name).keep(lambda row: isinstance(row.get("step"), int) and row["step"] <= last)

@@ -21,7 +21,7 @@ from proximo.machine import Machine
 from proximo.redacting import masked, without_secrets
 from proximo.storage.folders import sync, whole_file, write_file
 from proximo.storage.lines import Lines, plain, to_line
-from proximo.training.runfolder.files import EVENTS, EVIDENCE, METRICS, ROLLOUTS, TIMINGS, TRACEBACK
+from proximo.training.runfolder.files import EVENTS, EVIDENCE, METRICS, ROLLOUTS, TIMELINE, TIMINGS, TRACEBACK
 from proximo.training.runfolder.ledger import LEDGER, Entry
 from proximo.training.runfolder.rollouts import write_rollouts
 from proximo.version import __version__, source_fingerprint
@@ -77,6 +77,10 @@ class RunLog:
         with self._tolerating_failures():
             self._append(TIMINGS, {"step": step, **seconds})
 
+    def timeline(self, step: int, row: Row) -> None:
+        with self._tolerating_failures():
+            self._append(TIMELINE, {"step": step, **row})
+
     def event(self, step: int, kind: str, message: str, **more: str | float) -> None:
         """`more` has the other fields of a finding: rule, severity, remedy and show; or numbers of an event."""
         row = {"step": step, "attempt": self.attempt, "kind": kind, "message": masked(message), **more}
@@ -116,7 +120,7 @@ class RunLog:
                 rows.cut(size)
             else:  # rows are lost, and the user accepted that: keep the rows up to this step
                 rows.keep(lambda row: isinstance(row.get("step"), int) and row["step"] <= step)
-        for name in (EVENTS, TIMINGS):
+        for name in (EVENTS, TIMINGS, TIMELINE):
             Lines(self.folder / name).repair()
         for file in files_of_steps(self.folder):
             if not is_up_to(file, step):

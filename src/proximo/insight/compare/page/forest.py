@@ -1,6 +1,6 @@
 """A forest plot: differences with their intervals around zero."""
 
-from proximo.insight.charts.drawing import CHARACTER, TOP, Axis, drawing, rule, short, words
+from proximo.insight.charts.drawing import CHARACTER, COLOURS, TOP, Axis, drawing, rule, short, words
 from proximo.insight.charts.pages import Html
 from proximo.insight.compare.page.report_parts import Intervals
 
@@ -28,6 +28,6 @@ def forest(block: Intervals) -> Html:
         line = rule("line", axis.place(least), axis.place(most), y, y)
         dot = f'<circle class="dot" cx="{axis.place(difference):.1f}" cy="{y}" r="4"/>'
         parts.append(words(left - 10, y + 4, short(name), "end"))
-        parts.append(f'<g class="s{(index + 1) % 6 + 1}">{line}{dot}</g>\n')
+        parts.append(f'<g class="s{(index + 1) % COLOURS + 1}">{line}{dot}</g>\n')
         parts.append(words(WIDTH, y + 4, label, "end"))
     return drawing(block.title, block.unit, WIDTH, height, parts)

@@ -9,6 +9,11 @@ from proximo.insight.compare.result import Result
 
 JUDGED = {"higher": "better", "lower": "worse", "the same": "no difference at all"}
 """Words for measures where higher is better."""
+FEW = {
+    1: " with this one seed; nothing is known about others",
+    2: "; two seeds cannot decide, give --seeds 3 or more",
+}
+"""What is added to a sentence by the number of seeds."""
 INTERVALS = (
     "Intervals are 95 %: Student's t over seeds, and for held-out answers also over problems, paired answer by answer "
     "(with one win and one loss added to their spread, each as large as the largest there is), the two half widths "
@@ -35,7 +40,7 @@ def fair_line(result: Result) -> str:
 
 
 def _sentence(result: Result, found: Difference) -> str:
-    scope = "" if len(found.by_seed) > 1 else " with this one seed; nothing is known about others"
+    scope = FEW.get(len(found.by_seed), "")
     against = f"{found.contender} against {result.first}"
     if found.verdict == "the same":
         return f"{against}: {_judged(found)}, every held-out answer is as good{scope}."
@@ -84,9 +89,9 @@ def _drawn(result: Result, found: Sequence[Difference]) -> Intervals:
 def _compared(result: Result, found: Difference | None) -> Sequence[str]:
     if found is None:
         return ["–"] * 4
-    one = " (one seed)" if len(found.by_seed) == 1 else ""
+    few = {1: " (one seed)", 2: " (two seeds cannot decide)"}.get(len(found.by_seed), "")
     answers = f"{found.wins} / {found.losses}"
-    return [gain(result, found.difference), _interval(result, found), answers, _judged(found) + one]
+    return [gain(result, found.difference), _interval(result, found), answers, _judged(found) + few]
 
 
 def _interval(result: Result, found: Difference) -> str:

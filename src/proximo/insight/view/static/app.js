@@ -2,19 +2,23 @@
 
 import { Refused, api, takeToken } from "./asking.js";
 import { AXES } from "./charts.js";
-import { element, oneLine, refill } from "./elements.js";
+import { element, known, oneLine, refill } from "./elements.js";
 import { showEvents } from "./events.js";
+import { openHelp } from "./figures/help.js";
+import { shownRuns } from "./figures/names.js";
+import { rove } from "./figures/roving.js";
 import { Followed } from "./following.js";
 import { ChartPage } from "./overview.js";
 import { showReader } from "./reader/reader.js";
-import { RunList, coloursOf } from "./runs.js";
+import { RunList } from "./runs.js";
 import { showSettings } from "./settings.js";
 
 const TABS = { overview: "Overview", stability: "Stability", performance: "Performance", events: "Events", config: "Config", all: "All numbers" };
 const [OFTEN, SELDOM] = [2000, 10000]; // milliseconds
 
-const [main, tabs, axes, notice] = ["main", "tabs", "axis", "notice"].map((id) => document.getElementById(id));
-const list = new RunList(document.getElementById("runs"), go);
+const SMOOTH = [["auto", "automatic"], ["1", "off"], ...["5", "11", "25", "51", "101"].map((wide) => [wide, `${wide} steps`])];
+const [main, tabs, axes, options, notice] = ["main", "tabs", "axis", "options", "notice"].map((id) => document.getElementById(id));
+const list = new RunList(document.getElementById("runs"), fromList);
 const followed = new Map();
 let listed = { root: "", runs: [] };
 let page = null; // the charts that are on the screen
@@ -43,6 +47,12 @@ function go(changes, isSmall = false) {
   else location.hash = address;
 }
 
+/** From the list of runs. The reader stays, at the same step of another run. */
+function fromList({ step, ...changes }) {
+  if (isReading(stateNow()) && changes.run.length) go({ ...changes, as: null, pass: null, group: null, row: null, token: null });
+  else go({ ...changes, step });
+}
+
 /** The runs of the address that exist; the newest if it names none. */
 function chosen(state) {
   const there = new Set(listed.runs.map((run) => run.name));
@@ -57,29 +67,30 @@ function isReading(state) {
 function render() {
   const state = stateNow();
   const names = chosen(state);
-  const colours = coloursOf(listed.runs, names);
+  const shown = shownRuns(listed.runs, names);
   const tab = isReading(state) ? "reader" : Object.hasOwn(TABS, state.tab) ? state.tab : "overview";
-  const runs = names.map((name, place) => [tab === "reader" ? followed.get(name) : follow(name), colours[place]]).filter(([run]) => run);
+  const runs = shown.map((each) => ({ ...each, run: tab === "reader" ? followed.get(each.name) : follow(each.name) })).filter(({ run }) => run);
   const axis = Object.hasOwn(AXES, state.x) ? state.x : "step";
   document.body.dataset.tab = tab;
   document.title = `${names.map((name) => oneLine(name)).join(", ") || "runs"} · Proximo`;
-  list.show(listed, names, colours);
+  list.show(listed, shown);
   showTabs(tab, state, runs);
   showAxes(axis, runs);
+  showOptions(state);
   showPage(tab, state, runs, axis);
 }
 
 function showPage(tab, state, runs, axis) {
   const isCharts = !["reader", "events", "config"].includes(tab);
   if (!isCharts || drawn !== tab) page?.clear(), (page = null);
-  const error = listed.error ?? runs.map(([run]) => run.error).find(Boolean);
+  const error = listed.error ?? runs.map(({ run }) => run.error).find(Boolean);
   notice.textContent = error && listed.runs.length ? oneLine(error.message) : "";
   const wasReader = drawn === "reader";
   drawn = tab;
   if (tab === "reader") {
     if (!wasReader) main.replaceChildren();
-    const key = JSON.stringify(state);
-    if (main.dataset.state !== key) (main.dataset.state = key), showReader(main, state, api, go);
+    const key = JSON.stringify([state, listed.runs.map(({ name }) => name)]);
+    if (main.dataset.state !== key) (main.dataset.state = key), showReader(main, state, { api, go, runs: listed.runs });
     return;
   }
   delete main.dataset.state;
@@ -88,12 +99,12 @@ function showPage(tab, state, runs, axis) {
     page?.clear(), (page = null);
     main.replaceChildren(message(error));
   } else if (!isCharts) showOnce(tab === "events" ? showEvents : showSettings, runs);
-  else (page ??= new ChartPage(main, openStep)).show(tab, runs, axis);
+  else (page ??= new ChartPage(main, openStep)).show(tab, runs, { axis, smooth: windowOf(state), isLog: state.log === "1" });
 }
 
 /** Replace only what has changed, so that a selection in the text stays. */
 function showOnce(show, runs) {
-  const key = JSON.stringify([show.name, runs.map(([run, shade]) => [run.name, shade, run.state, run.events.length, run.findings, run.isDiagnosed, run.about?.rollouts])]);
+  const key = JSON.stringify([show.name, runs.map(({ run, shade }) => [run.name, shade, run.state, run.events.length, run.findings, run.rules, run.unreadable, run.isDiagnosed, run.about?.rollouts])]);
   if (main.dataset.shown !== key || !main.childElementCount) show(main, runs);
   main.dataset.shown = key;
 }
@@ -112,25 +123,43 @@ function openStep(name, step) {
 }
 
 function showTabs(current, state, runs) {
-  const found = runs.reduce((sum, [run]) => sum + run.findings.length, 0);
-  const worst = runs.some(([run]) => run.findings.some((each) => each.severity === "failing")) ? "bad" : "warn";
+  const standing = runs.flatMap(({ run }) => run.findings).filter((each) => !known(each.over));
+  const [found, worst] = [standing.length, standing.some((each) => each.severity === "failing") ? "bad" : "warn"];
   const button = ([name, label], place) =>
     element("button", { type: "button", "data-tab": name, "aria-pressed": String(name === current), title: `key ${place + 1}`, onclick: () => leave(name) }, label,
       name === "events" && found ? element("span", { class: `count ${worst}` }, String(found)) : null);
   const reader = element("button", { type: "button", "data-tab": "reader", "aria-pressed": "true" }, `Step ${oneLine(state.step ?? "")}`);
   refill(tabs, [...Object.entries(TABS).map(button), ...(current === "reader" ? [reader] : [])]);
+  rove(tabs, "button");
 }
+
+const KEPT = new Set(["run", "x", "smooth", "log"]);
 
 /** Go to a page of whole runs, without the reader's part of the address. */
 function leave(tab) {
-  const names = [...new URLSearchParams(location.hash.slice(1)).keys()].filter((name) => name !== "run" && name !== "x");
+  const names = [...new URLSearchParams(location.hash.slice(1)).keys()].filter((name) => !KEPT.has(name));
   go({ ...Object.fromEntries(names.map((name) => [name, null])), tab: tab === "overview" ? null : tab });
 }
 
 function showAxes(current, runs) {
-  const isThere = { step: true, tokens: runs.some(([run]) => run.hasTokens), time: runs.some(([run]) => run.hasTime) };
+  const isThere = { step: true, tokens: runs.some(({ run }) => run.hasTokens), time: runs.some(({ run }) => run.hasTime) };
   refill(axes, Object.entries(AXES).map(([name, { label, title }]) =>
     element("button", { type: "button", "data-axis": name, "aria-pressed": String(name === current), disabled: !isThere[name] && name !== current, title, onclick: () => go({ x: name === "step" ? null : name }) }, label)));
+}
+
+/** The window of the moving mean; undefined for one that suits the number of steps. */
+function windowOf({ smooth }) {
+  return /^\d{1,4}$/.test(smooth ?? "") ? Number(smooth) : undefined;
+}
+
+function showOptions(state) {
+  const [wide, isLog] = [String(windowOf(state) ?? "auto"), state.log === "1"];
+  if (options.dataset.shown === `${wide} ${isLog}`) return; // an open list stays open
+  options.dataset.shown = `${wide} ${isLog}`;
+  const option = ([value, label]) => element("option", { value, selected: value === wide }, label);
+  const choose = element("select", { onchange: (event) => go({ smooth: event.target.value === "auto" ? null : event.target.value }) }, ...SMOOTH.map(option));
+  const log = element("button", { type: "button", "data-log": "", "aria-pressed": String(isLog), title: "logarithmic vertical axis, where all values are above 0 (key l)", onclick: () => go({ log: isLog ? null : 1 }) }, "log");
+  refill(options, [element("label", { title: "mean of the steps around each, over the values (key s)" }, "smooth ", choose), log, element("button", { type: "button", "data-help": "", title: "keys", "aria-label": "keys", onclick: openHelp }, "?")]);
 }
 
 /** Read a shown run from its beginning, once. */
@@ -140,11 +169,12 @@ function follow(name) {
     const run = new Followed(name, state, fork);
     followed.set(name, run);
     run.learn().then(soon);
-    run.read().then(soon).then(() => run.diagnose()).then(soon).catch(() => {});
+    run.read().then(soon).finally(() => (diagnosing = diagnosing.then(() => run.diagnose()).then(soon).catch(() => {})));
   }
   return followed.get(name);
 }
 
+let diagnosing = Promise.resolve(); // one at a time, so that rows of other runs need not wait for a connection
 let waiting = null;
 
 /** Once for all that has arrived. */
@@ -207,9 +237,14 @@ addEventListener("keydown", (event) => {
   if (isTyping || event.ctrlKey || event.metaKey || event.altKey || isReading(stateNow())) return;
   const tab = Object.keys(TABS)[Number(event.key) - 1];
   const order = Object.keys(AXES);
+  if (document.querySelector("dialog[open]")) return;
   if (tab) leave(tab);
   else if (event.key === "Escape") page?.charts.zoomTo(null);
+  else if (event.key === "+" || event.key === "-") page?.charts.zoomBy(event.key === "+" ? 0.5 : 2);
   else if (event.key === "x") go({ x: order[(order.indexOf(stateNow().x ?? "step") + 1) % order.length] });
+  else if (event.key === "l") go({ log: stateNow().log === "1" ? null : 1 });
+  else if (event.key === "s") go({ smooth: stateNow().smooth === "1" ? null : 1 });
+  else if (event.key === "?") openHelp();
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => render());
 

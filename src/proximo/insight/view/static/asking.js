@@ -1,11 +1,14 @@
 // Requests to the server. The secret is after the # of the printed address, which no request contains; it is kept for
 // this address only and sent as a header.
 
+import { bundle, fromBundle, rowsInBundle } from "./bundle/bundle.js";
+
 const KEY = "proximo-token";
 let token = null;
 
 /** Take the secret out of the address, so that links to this page do not hold it. */
 export function takeToken() {
+  if (bundle) return;
   const hash = new URLSearchParams(location.hash.slice(1));
   const all = hash.getAll("token");
   const isPlace = (value) => /^\d{1,9}$/.test(value); // the reader's: index of a token
@@ -51,15 +54,20 @@ async function ask(path, params) {
   throw new Refused(response.status, reason.error ?? `the server answered ${response.status}`);
 }
 
-/** The response of an address of /api. */
+/** The response of an address of /api; in a copy without a server, from its files. */
 export async function api(path, params) {
-  return (await ask(path, params)).json();
+  return bundle ? fromBundle(path, params) : (await ask(path, params)).json();
 }
 
 /** New rows of a run's file: where they begin and end, the size of the file, and the rows, parsed on demand. */
 export async function rowsFrom(run, file, from) {
+  const { lines, ...head } = bundle ? await rowsInBundle(run, file, from) : await linesFrom(run, file, from);
+  return { ...head, rows: () => lines.map(row).filter((each) => each !== null) };
+}
+
+async function linesFrom(run, file, from) {
   const [head, ...lines] = (await (await ask("rows", { run, file, from })).text()).split("\n");
-  return { ...JSON.parse(head), rows: () => lines.map(row).filter((each) => each !== null) };
+  return { ...JSON.parse(head), lines };
 }
 
 /** Null for a damaged row, or one with an impossible step. */

@@ -1,6 +1,11 @@
 // Charts on one horizontal axis: they share cursor and zoom, show the values under the cursor, and open a step.
 
 import { element, known, oneLine, share, short } from "./elements.js";
+import { logTicks } from "./figures/curves.js";
+import { drawOver, roomFor } from "./figures/ends.js";
+import { middle } from "./figures/names.js";
+import { fillReadout } from "./figures/readout.js";
+import { dot } from "./figures/shapes.js";
 import { columnsOf, drawMarks, heights, tick } from "./plotting.js";
 import uPlot from "./vendor/uplot.js";
 
@@ -73,8 +78,15 @@ export class Charts {
     this.whole.hidden = zoom === null;
   }
 
-  redraw() {
-    this.charts.forEach((chart) => chart.build());
+  /** Zoom in around the cursor, or out to the whole; `by` is the factor of the width. */
+  zoomBy(by) {
+    const [first] = this.charts.values();
+    if (!first) return;
+    const { min, max } = first.plot.scales.x;
+    const { idx, left } = first.plot.cursor;
+    const middleOf = known(idx) && left >= 0 ? first.plot.data[0][idx] : (min + max) / 2;
+    const zoom = [Math.max(middleOf - by * (middleOf - min), this.range[0]), Math.min(middleOf + by * (max - middleOf), this.range[1])];
+    this.zoomTo(zoom[0] <= this.range[0] && zoom[1] >= this.range[1] ? null : zoom);
   }
 
   clear() {
@@ -90,13 +102,13 @@ class Chart {
     this.title = element("h3");
     this.legend = element("div", { class: "legend" });
     this.canvas = element("div", { class: "canvas" });
-    this.card = element("figure", { class: "plot", tabindex: "0", "data-chart": id, onkeydown: (event) => this.onKey(event) }, element("figcaption", {}, this.title, this.legend), this.canvas);
+    this.card = element("figure", { class: "plot", tabindex: "0", role: "group", "data-chart": id, onkeydown: (event) => this.onKey(event) }, element("figcaption", {}, this.title, this.legend), this.canvas);
   }
 
   show(spec) {
     this.spec = spec;
     this.columns = columnsOf(spec);
-    const made = JSON.stringify([spec.title, spec.unit, this.page.axis, spec.lines.map((line) => [line.key, line.label, line.colour, line.dash, Boolean(line.low)])]);
+    const made = JSON.stringify([spec.title, spec.unit, this.page.axis, spec.isLog, spec.lines.map((line) => [line.key, line.label, line.colour, line.dash, line.isThin, Boolean(line.low), Boolean(line.smooth)])]);
     if (made !== this.made) {
       this.made = made;
       this.build();
@@ -118,10 +130,13 @@ class Chart {
     const isAlone = spec.lines.length === 1 && !spec.names;
     this.values = spec.lines.map(() => element("b"));
     this.card.classList.toggle("alone", isAlone);
-    this.legend.replaceChildren(...spec.lines.map((line, place) => entry(line, this.values[place], isAlone)));
-    this.at = element("span", { class: "at" });
+    this.card.dataset.scale = spec.isLog ? "log" : "linear";
+    const entries = spec.lines.map((line, place) => (line.isThin ? null : entry(line, this.values[place], isAlone)));
+    this.legend.replaceChildren(...entries.filter(Boolean));
+    [this.at, this.readout] = [element("span", { class: "at" }), element("div", { class: "readout", hidden: true })];
+    this.ends = roomFor(spec, this.width);
     this.plot = new uPlot(this.options(), this.columns.data, this.canvas);
-    this.plot.over.append(this.at);
+    this.plot.over.append(this.at, this.readout);
     this.plot.over.addEventListener("mousedown", (event) => (this.pressed = event.clientX));
     this.plot.over.addEventListener("click", (event) => Math.abs(event.clientX - this.pressed) < 4 && this.open());
     this.tell();
@@ -132,13 +147,13 @@ class Chart {
     const font = "11px system-ui, sans-serif";
     const common = { stroke: ink, font, ticks: { show: false }, grid: { stroke: rule, width: 1 } };
     return {
-      width: this.width, height: HEIGHT, padding: [8, 10, 0, 0], legend: { show: false }, focus: { alpha: 0.3 },
+      width: this.width, height: HEIGHT, padding: [8, this.ends.room, 0, 0], legend: { show: false }, focus: { alpha: 0.3 },
       series: this.columns.series,
       bands: this.columns.bands,
-      scales: { x: { time: false, range: (_, min, max) => [min, max], min: this.start[0], max: this.start[1] }, y: { range: (_, min, max) => heights(min, max, this.spec) } },
+      scales: { x: { time: false, range: (_, min, max) => [min, max], min: this.start[0], max: this.start[1] }, y: { distr: this.spec.isLog ? 3 : 1, range: (_, min, max) => heights(min, max, this.spec) } },
       axes: [
         { ...common, size: 24, gap: 4, grid: { show: false }, space: 64, values: (_, splits, __, ___, step) => splits.map((value) => (this.page.axis === "time" ? duration(value) : tick(value, step))), incrs: STEPS[this.page.axis] },
-        { ...common, size: (_, values) => 12 + 6.2 * Math.max(5, ...(values ?? []).map((text) => text.length)), gap: 5, space: 30, incrs: ROUND, values: (_, splits, __, ___, step) => splits.map((value) => (this.spec.unit === "share" ? `${tick(100 * value, 100 * step)}%` : tick(value, step))) },
+        { ...common, size: (_, values) => 12 + 6.2 * Math.max(5, ...(values ?? []).map((text) => text.length)), gap: 5, space: 30, incrs: ROUND, ...(this.spec.isLog ? { splits: (_, __, low, high) => logTicks(low, high), filter: (_, splits) => splits } : {}), values: (_, splits, __, ___, step) => splits.map((value) => this.tickOf(value, this.spec.isLog ? value / 10 : step)) },
       ],
       cursor: {
         y: false, drag: { x: true, y: false, setScale: false }, focus: { prox: this.spec.lines.length > 1 ? 14 : -1 },
@@ -151,9 +166,13 @@ class Chart {
         setCursor: [() => this.tell()],
         setSeries: [(_, number) => (this.focused = number)],
         setSelect: [(plot) => this.selected(plot)],
-        draw: [(plot) => drawMarks(plot, this.spec)],
+        draw: [(plot) => (drawMarks(plot, this.spec), drawOver(plot, this.spec, this.columns, { ...this.ends, ink: colour("ink"), shorten: (text, most) => middle(oneLine(text), most) }))],
       },
     };
+  }
+
+  tickOf(value, step) {
+    return this.spec.unit === "share" ? `${tick(100 * value, 100 * step)}%` : tick(value, step);
   }
 
   get start() {
@@ -181,17 +200,24 @@ class Chart {
     if (!this.plot || !this.values) return;
     const { idx, idxs, left } = this.plot.cursor;
     const isAt = known(idx) && left >= 0;
-    this.spec.lines.forEach((line, place) => {
+    const entries = this.spec.lines.map((line, place) => {
       const column = this.columns.of[place];
       const values = this.plot.data[column];
       const index = isAt ? idxs?.[column] : last(values);
       const below = this.spec.stacked && place > 0 && known(index) ? this.plot.data[this.columns.of[place - 1]][index] : 0;
-      this.values[place].textContent = withUnit(known(index) && known(values[index]) ? values[index] - below : null, this.spec.unit);
+      const value = known(index) && known(values[index]) ? values[index] - below : null;
+      this.values[place].textContent = withUnit(value, this.spec.unit);
+      return [line, this.values[place].textContent, value];
     });
     this.legend.classList.toggle("now", isAt);
-    this.card.setAttribute("aria-label", `${oneLine(this.spec.title)}: ${this.values.map((value) => value.textContent).join(", ")}`);
-    if (isAt) this.tag(this.plot.data[0][idx], left);
+    const x = isAt ? this.plot.data[0][idx] : null;
+    const place = isAt ? AXES[this.page.axis].say(x) : "last values";
+    this.said = `${oneLine(this.spec.title)}, ${place}: ${entries.map(([line, text]) => (this.spec.names || entries.length > 1 ? `${oneLine(line.label)} ${text}` : `${oneLine(line.run ?? "")} ${text}`)).join(", ")}`;
+    this.card.setAttribute("aria-label", this.said);
+    if (isAt) this.tag(x, left);
     this.at.hidden = !isAt;
+    this.readout.hidden = !isAt || entries.length < 2;
+    if (!this.readout.hidden) fillReadout(this.readout, entries, place, left, this.plot.over.clientWidth);
   }
 
   /** Label of the cursor's position. */
@@ -204,8 +230,9 @@ class Chart {
 
   /** Run and step under the cursor: of the line in focus, or of the first. */
   stepAt(x) {
-    const place = Math.max(this.columns.of.indexOf(this.focused), 0);
-    const line = this.spec.lines[place];
+    const own = this.spec.lines.filter(({ run }) => run !== null);
+    const focused = this.spec.lines[this.columns.of.indexOf(this.focused)];
+    const line = focused && focused.run !== null ? focused : own[0];
     if (!line || !line.x.length) return { run: null, step: null };
     const index = line.x.reduce((best, value, at) => (Math.abs(value - x) < Math.abs(line.x[best] - x) ? at : best), 0);
     return { run: line.run, step: line.steps[index] };
@@ -225,6 +252,7 @@ class Chart {
     if (move) {
       const index = Math.min(Math.max((idx ?? (move > 0 ? -1 : xs.length)) + move, 0), xs.length - 1);
       this.plot.setCursor({ left: this.plot.valToPos(xs[index], "x"), top: 8 }, true, true);
+      this.page.onSaid?.(this.said);
       event.preventDefault();
     } else if (event.key === "Enter") this.open();
   }
@@ -238,7 +266,7 @@ class Chart {
 function entry(line, value, isAlone) {
   const swatch = element("i", { class: line.dash.length ? "swatch dashed" : "swatch" });
   swatch.style.color = line.colour;
-  return element("span", { class: "entry" }, isAlone ? null : swatch, isAlone ? null : element("bdi", {}, oneLine(line.label)), value);
+  return element("span", { class: "entry", title: oneLine(line.label) }, ...(isAlone ? [] : [dot(line.shade), line.dash.length ? swatch : null, element("bdi", {}, middle(oneLine(line.label), 28))]), value);
 }
 
 function pointed(plot, number, series) {

@@ -15,7 +15,7 @@ export const seconds = (row) => phases(row).reduce((sum, [, value]) => sum + val
 /** One run: its rows in order, and the position of a step on each axis. */
 export class Followed {
   constructor(name, state, fork = null) {
-    Object.assign(this, { name, state, fork, about: null, diagnosed: [], isDiagnosed: false, error: null, reading: null });
+    Object.assign(this, { name, state, fork, about: null, diagnosed: [], rules: [], unreadable: {}, verdict: null, isDiagnosed: false, error: null, reading: null });
     this.next = { metrics: 0, timings: 0, events: 0 };
     this.forget("metrics");
     this.forget("timings");
@@ -69,8 +69,8 @@ export class Followed {
   }
 
   async diagnose() {
-    this.diagnosed = (await api("health", { run: this.name })).findings;
-    this.isDiagnosed = true;
+    const { findings, verdict, rules, unreadable } = await api("health", { run: this.name });
+    Object.assign(this, { diagnosed: findings, verdict, rules, unreadable, isDiagnosed: true });
   }
 
   /** The findings of the last check-up, and those that the run has reported since. */

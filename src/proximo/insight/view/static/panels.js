@@ -16,11 +16,11 @@ export const PANELS = {
   overview: [
     { id: "outcome", title: "Outcome", unit: "share", note: "mean outcome of the sampled completions; 1 is correct", lines: [line("outcome", "outcome")] },
     {
-      id: "held_out", title: "Held-out accuracy", unit: "share", note: "with its 95 % interval", from: "evaluated",
+      id: "held_out", title: "Held-out accuracy", unit: "share", note: "greedy answers, with 95 % intervals", from: "evaluated", dots: true,
       lines: [line("accuracy", "held_out/accuracy", { low: "held_out/low", high: "held_out/high" })],
     },
     {
-      id: "pass", title: "Held-out pass@k", unit: "share", note: "share of problems with a correct answer among k samples", from: "evaluated",
+      id: "pass", title: "Held-out pass@k", unit: "share", note: "share of problems with a correct answer among k samples", from: "evaluated", dots: true,
       lines: [line("pass@k", "held_out/pass_at_k", { low: "held_out/pass_low", high: "held_out/pass_high" }), line("mean@k", "held_out/mean_at_k")],
     },
     {

@@ -3,29 +3,48 @@
 import { known } from "./elements.js";
 import uPlot from "./vendor/uplot.js";
 
-/** The input of uPlot: aligned columns, their styles, and which column belongs to which line. */
-export function columnsOf({ lines, stacked }) {
-  const tables = lines.map((line) => [line.x, line.y, ...(line.low ? [line.low, line.high] : [])]);
+const [FAINT, FAINTER, PALE] = ["5c", "2b", "70"]; // transparency, behind a colour
+
+/** The input of uPlot: aligned columns, their styles, and which column belongs to which line: `of` are the values, `best`
+ * the moving mean where there is one. */
+export function columnsOf({ lines, stacked, dots }) {
+  const tables = lines.map((line) => [line.x, line.y, ...(line.smooth ? [line.smooth] : []), ...(hasBand(line, dots) ? [line.low, line.high] : [])]);
   const data = tables.length === 1 || stacked ? [lines[0].x, ...tables.flatMap(([, ...rest]) => rest)] : uPlot.join(tables);
-  const [series, bands, of, shows] = [[{}], [], [], [false]];
-  for (const { colour: stroke, dash: dashes, low, x, filled } of lines) {
-    of.push(series.length);
-    shows.push(!stacked);
-    series.push({ stroke, width: stacked ? 0 : 1.6, dash: dashes, fill: filled, points: { show: stacked ? false : x.length < 30, size: 4.5, fill: stroke }, paths: stacked ? uPlot.paths.stepped({ align: 1 }) : undefined });
-    if (!low) continue;
-    const edge = { stroke: "transparent", width: 0, points: { show: false } };
-    bands.push({ series: [series.length + 1, series.length], fill: `${stroke}26` });
-    series.push(edge, edge);
-    shows.push(false, false);
-  }
+  const made = { data, series: [{}], bands: [], of: [], best: [], shows: [false] };
+  lines.forEach((line) => addLine(made, line, { stacked, dots }));
   // The top of a stack is drawn first, so that those below it are drawn over it.
-  if (stacked) return { data: [data[0], ...data.slice(1).reverse()], series: [series[0], ...series.slice(1).reverse()], bands, of: of.map((place) => lines.length + 1 - place), shows };
-  return { data, series, bands, of, shows };
+  if (stacked) return { ...made, data: [data[0], ...data.slice(1).reverse()], series: [{}, ...made.series.slice(1).reverse()], of: made.of.map((place) => lines.length + 1 - place) };
+  return made;
+}
+
+const hasBand = (line, dots) => Boolean(line.low) && !dots;
+
+function addLine({ series, bands, of, best, shows }, line, { stacked, dots }) {
+  const { colour: stroke, dash: dashes, x, filled, isThin, isMean, isCrowded, smooth } = line;
+  const isBack = smooth || isThin || dots;
+  const pale = `${stroke}${isThin ? PALE : isCrowded ? FAINTER : FAINT}`;
+  const paint = smooth && (isMean || isThin) ? "transparent" : isBack ? pale : stroke; // seeds are raw enough
+  of.push(series.length);
+  shows.push(!stacked);
+  series.push({ stroke: paint, width: stacked ? 0 : isBack ? 1 : isMean ? 2.6 : 1.6, dash: isThin ? [] : dashes, fill: filled, points: { show: !stacked && !isBack && x.length < 30, size: 4.5, fill: stroke }, paths: stacked ? uPlot.paths.stepped({ align: 1 }) : undefined });
+  if (smooth) {
+    series.push({ stroke: isThin ? pale : stroke, width: isThin ? 1 : isMean ? 2.6 : 2, dash: isThin ? [] : dashes, points: { show: false } });
+    shows.push(false);
+  }
+  best.push(series.length - 1);
+  if (!hasBand(line, dots)) return;
+  const edge = { stroke: "transparent", width: 0, points: { show: false } };
+  bands.push({ series: [series.length + 1, series.length], fill: `${stroke}26` });
+  series.push(edge, edge);
+  shows.push(false, false);
 }
 
 /** The vertical range: from 0 if the values are near it; to 1 for shares that come near it; never empty. */
-export function heights(min, max, { unit, caps, stacked, floor }) {
-  if (!known(min)) return [0, 1];
+export function heights(least, most, { unit, caps, stacked, floor, isLog, dots, lines }) {
+  if (!known(least)) return isLog ? [0.1, 1] : [0, 1];
+  const whiskers = dots ? lines.flatMap(({ low, high }) => [...(low ?? []), ...(high ?? [])]).filter(known) : [];
+  const [min, max] = [Math.min(least, ...whiskers), Math.max(most, ...whiskers)];
+  if (isLog) return [min / 1.15, max * 1.15];
   const near = (caps ?? []).map((cap) => cap.y).filter((y) => y <= 3 * max);
   const [low, high] = [min, Math.max(max, ...near)];
   const size = Math.max(Math.abs(low), Math.abs(high));

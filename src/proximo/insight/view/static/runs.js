@@ -1,22 +1,13 @@
-// The list of runs, with their progress and which are shown together.
+// The list of runs, with their progress and which are shown together. Arrow keys move in it; it is one tab stop.
 
 import { withUnit } from "./charts.js";
 import { element, known, oneLine, quoted } from "./elements.js";
+import { middle, shortNames } from "./figures/names.js";
+import { dot } from "./figures/shapes.js";
+import { rove } from "./figures/roving.js";
 
-const COLOURS = 6;
 const MANY = 12;
-
-/** A colour for each selected run, by age, so that it stays when runs are added; runs shown together differ. */
-export function coloursOf(listed, chosen) {
-  const taken = new Set();
-  return chosen.map((name) => {
-    const age = listed.length - 1 - listed.findIndex((run) => run.name === name);
-    let shade = age % COLOURS;
-    while (taken.size < COLOURS && taken.has(shade)) shade = (shade + 1) % COLOURS;
-    taken.add(shade);
-    return `s${shade + 1}`;
-  });
-}
+const LETTERS = 17;
 
 /** `go` changes the address, which names the runs that are shown. */
 export class RunList {
@@ -24,45 +15,87 @@ export class RunList {
     Object.assign(this, { go, shown: null });
     this.filter = element("input", { type: "search", placeholder: "filter", "aria-label": "filter runs", oninput: () => this.sift() });
     this.root = element("p", { class: "faint root" });
-    this.list = element("ul");
-    aside.replaceChildren(this.root, this.filter, this.list);
+    this.list = element("ul", { "aria-label": "runs; arrow keys move" });
+    this.fold = element("button", { type: "button", class: "fold", "aria-expanded": "false", onclick: () => this.unfold(this.fold.getAttribute("aria-expanded") !== "true") });
+    aside.replaceChildren(this.fold, element("div", { class: "runlist" }, this.root, this.filter, this.list));
+    this.unfold(false);
+    rove(this.list, ".name");
   }
 
-  show({ root, runs }, chosen, colours) {
-    const told = JSON.stringify([root, runs, chosen, colours]);
+  /** On a phone the list is folded. */
+  unfold(isOpen) {
+    this.fold.setAttribute("aria-expanded", String(isOpen));
+    this.fold.parentElement.classList.toggle("open", isOpen);
+  }
+
+  /** `shown` are the selected runs, each with its colour. */
+  show({ root, runs }, shown) {
+    const told = JSON.stringify([root, runs, shown]);
     if (told === this.shown) return;
     this.shown = told;
     this.root.replaceChildren(quoted(oneLine(root)), ` · ${runs.length} run${runs.length === 1 ? "" : "s"}`);
+    const few = shown.length > 2 ? [] : shown.flatMap(({ shade, label }) => [dot(shade), quoted(middle(oneLine(label), 16))]);
+    this.fold.replaceChildren(...(few.length ? few : [...new Set(shown.map(({ shade }) => shade))].map(dot)), few.length ? "" : shown.length ? `${shown.length} runs` : "select a run", element("span", { class: "faint" }, `of ${runs.length}`));
     this.filter.hidden = runs.length <= MANY;
     const focused = this.list.contains(document.activeElement) ? document.activeElement.dataset.key : null;
-    this.list.replaceChildren(...runs.map((run) => this.item(run, chosen, colours)));
+    const short = namesIn(runs);
+    this.list.replaceChildren(...runs.flatMap((run, place) => [folder(run, runs[place - 1]), this.item(run, short.get(run.name), shown)].filter(Boolean)));
     if (focused) [...this.list.querySelectorAll("[data-key]")].find((each) => each.dataset.key === focused)?.focus();
+    rove(this.list, ".name");
     this.sift();
   }
 
-  item(run, chosen, colours) {
-    const place = chosen.indexOf(run.name);
-    const others = chosen.filter((name) => name !== run.name);
+  item(run, short, shown) {
+    const own = shown.find(({ name }) => name === run.name);
+    const others = shown.map(({ name }) => name).filter((name) => name !== run.name);
     const label = oneLine(run.name);
     const box = element("input", {
       type: "checkbox", title: "show together with the others", "aria-label": `show ${label}`, "data-key": `box ${run.name}`,
-      onchange: () => this.go({ run: place < 0 ? [...others, run.name] : others, step: null }),
+      onchange: () => this.go({ run: own ? others : [...others, run.name], step: null }),
     });
-    box.checked = place >= 0;
-    if (place >= 0) box.style.accentColor = `var(--${colours[place]})`;
-    const only = element("button", { type: "button", class: "name", title: `show only ${label}`, "data-key": `only ${run.name}`, onclick: () => this.go({ run: [run.name], step: null }) }, quoted(label));
+    box.checked = Boolean(own);
+    if (own) box.style.accentColor = `var(--${own.shade})`;
+    const only = element("button", { type: "button", class: "name", title: `show only ${label}`, "data-key": `only ${run.name}`, onclick: () => (this.unfold(false), this.go({ run: [run.name], step: null })) }, own ? dot(own.shade) : null, quoted(oneLine(short)));
     const far = [run.algorithm, known(run.steps) ? `${run.step ?? 0} of ${run.steps}` : known(run.step) ? `${run.step} steps` : null, run.fork && `from ${oneLine(run.fork.run)} at ${run.fork.step}`, run.error && oneLine(run.error)];
     return element(
-      "li", { class: `run ${run.state}${place < 0 ? "" : " chosen"}`, "data-run": run.name },
-      box, only, element("span", { class: "last", title: "outcome of the last step" }, known(run.outcome) ? withUnit(run.outcome, "share") : ""),
+      "li", { class: `run ${run.state}${own ? " chosen" : ""}`, "data-run": run.name },
+      element("label", { class: "tick" }, box), only, element("span", { class: "last", title: "outcome of the last step" }, known(run.outcome) ? withUnit(run.outcome, "share") : ""),
       element("span", { class: "about", title: far.filter(Boolean).join(" · ") }, element("i", { class: `state ${run.state}`, title: run.state }), [run.state, ...far].filter(Boolean).join(" · ")), bar(run),
     );
   }
 
   sift() {
     const text = this.filter.value.toLowerCase();
-    for (const each of this.list.children) each.hidden = text !== "" && !each.dataset.run.toLowerCase().includes(text);
+    let head = null;
+    for (const each of this.list.children) {
+      if (each.className === "folder") {
+        (head = each).hidden = text !== "";
+        continue;
+      }
+      each.hidden = text !== "" && !each.dataset.run.toLowerCase().includes(text);
+      if (!each.hidden && head) head.hidden = false;
+    }
   }
+}
+
+const folderOf = (run) => run.name.slice(0, run.name.lastIndexOf("/") + 1);
+
+/** A heading where the runs of another folder begin. */
+function folder(run, before) {
+  const own = folderOf(run);
+  return own === (before ? folderOf(before) : "") ? null : element("li", { class: "folder", title: oneLine(own) }, quoted(middle(oneLine(own || "./"), 34)));
+}
+
+/** Names within their folders; long ones without what they share with the others in it. */
+function namesIn(runs) {
+  const found = new Map();
+  for (const inside of Map.groupBy(runs, folderOf).values()) {
+    const names = inside.map((run) => run.name.slice(folderOf(run).length));
+    const isLong = names.some((name) => name.length > LETTERS);
+    const short = isLong ? shortNames(names, LETTERS) : new Map(names.map((name) => [name, name]));
+    inside.forEach((run, place) => found.set(run.name, short.get(names[place])));
+  }
+  return found;
 }
 
 /** Progress bar of an unfinished run. */

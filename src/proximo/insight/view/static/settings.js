@@ -2,24 +2,24 @@
 // versions that it was made with.
 
 import { element, oneLine, quoted, visible } from "./elements.js";
-import { dot } from "./overview.js";
+import { dot } from "./figures/shapes.js";
 
 export function showSettings(main, runs) {
-  const known = runs.filter(([run]) => run.about);
+  const known = runs.filter(({ run }) => run.about);
   main.replaceChildren(...(known.length > 1 ? [differences(known)] : []), ...known.map(settings));
 }
 
 /** Fields that differ between runs. */
 function differences(runs) {
-  const fields = [...new Set(runs.flatMap(([run]) => Object.keys(run.about.settings)))];
-  const differing = fields.filter((field) => new Set(runs.map(([run]) => run.about.settings[field])).size > 1);
-  const rows = differing.map((field) => element("tr", {}, element("th", { scope: "row", class: "mono" }, oneLine(field)), ...runs.map(([run]) => element("td", { class: "mono" }, quoted(oneLine(run.about.settings[field] ?? "–"))))));
-  const head = element("tr", {}, element("th", {}, "field"), ...runs.map(([run, shade]) => element("th", {}, dot(shade), quoted(oneLine(run.name)))));
+  const fields = [...new Set(runs.flatMap(({ run }) => Object.keys(run.about.settings)))];
+  const differing = fields.filter((field) => new Set(runs.map(({ run }) => run.about.settings[field])).size > 1);
+  const rows = differing.map((field) => element("tr", {}, element("th", { scope: "row", class: "mono" }, oneLine(field)), ...runs.map(({ run }) => element("td", { class: "mono" }, quoted(oneLine(run.about.settings[field] ?? "–"))))));
+  const head = element("tr", {}, element("th", { scope: "col" }, "field"), ...runs.map(({ run, shade, label }) => element("th", { scope: "col", title: oneLine(run.name) }, dot(shade), quoted(oneLine(label)))));
   const shown = differing.length ? element("div", { class: "scroll" }, element("table", { class: "differences" }, element("thead", {}, head), element("tbody", {}, ...rows))) : element("p", { class: "faint" }, "Nothing: the same settings everywhere.");
   return element("section", {}, element("h2", {}, "What differs"), shown);
 }
 
-function settings([run, shade]) {
+function settings({ run, shade }) {
   const { about } = run;
   return element(
     "section", { class: "settings" },

@@ -1,15 +1,56 @@
 // The card of a token: why its gradient passes or not, in words, in numbers, and as a point on the gate's curve.
 
 import { STATES } from "./channels.js";
-import { drawn, element, known, oneLine, quoted, ratio, share, short, signed } from "../elements.js";
-import { flip } from "./tokens.js";
+import { calm, drawn, element, known, oneLine, quoted, ratio, share, short, signed } from "../elements.js";
+import { flip } from "./rows.js";
+
+/** The card's place: for the token under the pointer, or else for the selected one. */
+export class CardPlace {
+  constructor(root, reader) {
+    Object.assign(this, { root, reader, telling: null });
+    this.askWhy = calm(100, (row, token) => reader.guarded(() => this.why(row, token)));
+  }
+
+  row(number) {
+    return this.reader.siblings.find((sibling) => sibling.row.row === number)?.row;
+  }
+
+  tell(row, token) {
+    if (token === null && this.reader.picked) ({ row, token } = this.reader.picked);
+    const found = this.row(row);
+    if (!found || token === null || token >= found.pieces.length) {
+      this.telling = null;
+      return this.root.replaceChildren(element("p", { class: "faint hint" }, "Point at a token, or press n."));
+    }
+    this.telling = { row, token };
+    this.draw(found, null);
+    this.askWhy(row, token);
+  }
+
+  draw(row, words) {
+    const { about, step, go } = this.reader;
+    const own = about.algorithms.find(({ name }) => name === about.own).label;
+    const isFocused = document.activeElement === this.root.querySelector(".close");
+    const close = element("button", { type: "button", class: "close", "aria-label": "close", onclick: () => go({ row: null, token: null }) }, "×");
+    this.root.replaceChildren(close, tokenCard(row, this.telling.token, step.algorithm, own, words));
+    if (isFocused) close.focus();
+  }
+
+  async why(row, token) {
+    const { turn } = this.reader;
+    const words = await this.reader.ask("/api/why", { ...this.reader.asked, row, token });
+    const found = this.row(row);
+    const isStill = turn === this.reader.turn && this.telling?.row === row && this.telling.token === token;
+    if (isStill && found) this.draw(found, words);
+  }
+}
 
 /** `own` is the name of the run's own algorithm; `words` are requested from the server and may come later. */
-export function tokenCard(row, token, algorithm, own, words) {
+function tokenCard(row, token, algorithm, own, words) {
   const at = (name) => row[name]?.[token];
   const state = at("state");
   const takesPart = state !== "idle" && state !== "outside";
-  const place = ` id ${at("token")} · token ${token} of ${row.length} · row ${row.row}`;
+  const place = ` id ${at("token")} · token ${token} of ${row.size} · row ${row.row}`;
   const mark = `token gate ${state}${STATES[state]?.blocked ? " blocked" : ""}`;
   return element(
     "div", { class: "card", "data-row": row.row, "data-token": token, "data-state": state },
@@ -19,6 +60,7 @@ export function tokenCard(row, token, algorithm, own, words) {
     element("p", { class: "fate" },
       element("span", { class: mark }, STATES[state]?.label ?? state),
       element("span", { class: "faint" }, ` under ${algorithm.label}`)),
+    words?.turn && !words.words.startsWith(words.turn) ? element("p", { class: "faint" }, oneLine(words.turn)) : null,
     element("p", { class: "words", "aria-live": "polite" }, words ? oneLine(words.words) : "…"),
     words?.own ? ownWords(words.own, own, flip(row.own?.[token], state)) : null,
     takesPart ? curve(algorithm.curve, at("advantage"), Math.log(at("ratio")), at("through")) : null,

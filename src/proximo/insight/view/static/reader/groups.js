@@ -8,51 +8,59 @@ const MOST = 300; // groups in the table at first
 export const SHOWS = [
   { name: "truncated", label: "truncated", title: "cut off at the token limit", keep: (row) => row.truncated },
   { name: "unscored", label: "unscored", title: "without a reward because a grader failed", keep: (row) => row.reward === null },
+  { name: "failed", label: "failed turns", title: "with a failed call of a tool, or a step of the environment that failed", keep: (row) => row.failed > 0 },
   {
     name: "dead", label: "dead", title: "all advantages of the group are 0",
     keep: (row, group) => group.fate === "dead",
   },
   { name: "duplicates", label: "duplicates", title: "identical to another completion of the group", keep: (row) => row.duplicate !== null },
   {
-    name: "clipped", label: "most clipped", title: "share of the tokens with a nonzero advantage whose gradient is blocked",
+    name: "clipped", label: "most clipped first", title: "share of the tokens with a nonzero advantage whose gradient is blocked",
     by: (row) => row.blocked_share, say: (row) => share(row.blocked_share),
   },
   {
-    name: "ratio", label: "highest ratio", title: "farthest from 1, above or below",
+    name: "ratio", label: "highest ratio first", title: "farthest from 1, above or below",
     by: (row) => row.ratio_most && Math.abs(Math.log(row.ratio_most)), say: (row) => ratio(row.ratio_most),
   },
   {
-    name: "longest", label: "longest", title: "by number of tokens",
+    name: "longest", label: "longest first", title: "by number of tokens",
     by: (row) => row.length, say: (row) => row.length.toLocaleString("en"),
   },
-  { name: "best", label: "best", title: "by reward", by: (row) => row.reward, say: (row) => short(row.reward) },
+  { name: "turns", label: "most turns first", title: "by number of replies", by: (row) => row.replies || null, say: (row) => `${row.replies}` },
+  { name: "best", label: "best first", title: "by reward", by: (row) => row.reward, say: (row) => short(row.reward) },
   {
-    name: "worst", label: "worst", title: "by reward",
+    name: "worst", label: "worst first", title: "by reward",
     by: (row) => (row.reward === null ? null : -row.reward), say: (row) => short(row.reward),
   },
   {
-    name: "gap", label: "sampler gap", title: "largest difference of a log-prob between learner and sampler",
+    name: "gap", label: "sampler gap first", title: "largest difference of a log-prob between learner and sampler",
     by: (row) => row.gap_most && Math.abs(row.gap_most), say: (row) => signed(row.gap_most, 2),
   },
   {
-    name: "kl", label: "KL", title: "mean distance to the reference",
+    name: "kl", label: "KL first", title: "mean distance to the reference",
     by: (row) => row.kl_mean, say: (row) => short(row.kl_mean),
   },
 ];
 
-/** Groups with the rows that match `show` and a search (`hits`), in order. */
-export function shown(step, name, matches) {
-  const show = SHOWS.find((each) => each.name === name);
-  const isAsked = (row, group) => (show?.keep?.(row, group) ?? true) && (matches?.has(row.row) ?? true);
+/** The filters and the order that the address names, such as "truncated worst"; of several orders, the last. */
+export function asked(names) {
+  const found = (names ?? "").split(" ").map((name) => SHOWS.find((each) => each.name === name)).filter(Boolean);
+  return { filters: found.filter(({ keep }) => keep), order: found.findLast(({ by }) => by) ?? null };
+}
+
+/** Groups with the rows that all filters and a search keep (`hits`), in order. */
+export function shown(step, names, matches) {
+  const { filters, order } = asked(names);
+  const isAsked = (row, group) => filters.every(({ keep }) => keep(row, group)) && (matches?.has(row.row) ?? true);
   const members = Map.groupBy(step.rows, (row) => row.group);
   const found = step.groups.map((group) => {
     const rows = members.get(group.group);
     const hits = rows.filter((row) => isAsked(row, group));
-    const values = show?.by ? hits.map(show.by).filter(known) : [];
+    const values = order ? hits.map(order.by).filter(known) : [];
     return { group, rows, hits: new Set(hits.map((row) => row.row)), most: Math.max(...values) };
   });
-  const groups = found.filter(({ hits, most }) => hits.size && (!show?.by || Number.isFinite(most)));
-  return { show, groups: show?.by ? groups.sort((one, other) => other.most - one.most) : groups };
+  const groups = found.filter(({ hits, most }) => hits.size && (!order || Number.isFinite(most)));
+  return { show: order, groups: order ? groups.sort((one, other) => other.most - one.most) : groups };
 }
 
 /** The table of groups, in a narrow form next to an open group. */
@@ -69,34 +77,41 @@ export function groupTable(step, { show, groups }, { narrow, open, go }) {
 }
 
 function heads(show) {
-  const inside = show?.by ? `rollouts by reward, with ${show.label}` : "rollouts by reward";
+  const inside = show?.by ? `rollouts by reward, with ${show.label.replace(/ first$/, "")}` : "rollouts by reward";
   const names = [["group"], ["prompt"], ["wanted"], [inside], ["mean", "number"], ["no gradient", "number"], [""]];
   return element("thead", {}, element("tr", {}, ...names.map(([name, kind]) => element("th", { class: kind }, name))));
 }
 
-function wideLine(each, context) {
-  const { group } = each;
-  const made = narrowLine(each, context);
-  const prompt = element("div", {}, quoted(oneLine(group.prompt)));
-  made.lastChild.before(
-    element("td", { class: "prompt", title: oneLine(group.problem) }, prompt),
+function wideLine({ group, rows, hits }, { show, scale, go }) {
+  const into = () => go({ group: group.group, row: null, token: null });
+  const name = element("button", { type: "button", class: "into", title: group.why, onclick: into }, `${group.group}`);
+  const cells = rows.map((row) => cell(row, scale(row.reward), hits.has(row.row), show, go));
+  return element(
+    "tr", { class: `group ${group.fate}`, "data-group": group.group }, element("th", { scope: "row" }, name),
+    element("td", { class: "prompt", title: oneLine(group.problem) }, element("div", {}, quoted(oneLine(group.prompt)))),
     element("td", { class: "mono wanted" }, quoted(oneLine(group.answer))),
-  );
-  made.append(
+    element("td", { class: "cells" }, ...cells),
     element("td", { class: "number" }, short(group.reward)),
     element("td", { class: "number" }, share(group.blocked_share)),
     element("td", { class: "note" }, group.why),
   );
-  return made;
 }
 
-function narrowLine({ group, rows, hits }, { show, scale, open, go }) {
-  const into = () => go({ group: group.group, row: null, token: null });
-  const name = element("button", { type: "button", class: "into", title: group.why, onclick: into }, `${group.group}`);
-  const cells = rows.map((row) => cell(row, scale(row.reward), hits.has(row.row), show, go));
-  const classes = `group ${group.fate}${String(group.group) === open ? " opened" : ""}`;
-  const attributes = { class: classes, "data-group": group.group };
-  return element("tr", attributes, element("th", { scope: "row" }, name), element("td", { class: "cells" }, ...cells));
+/** Next to an open group, a group is one button, and its cells are a picture. */
+function narrowLine({ group, rows, hits }, { scale, open, go }) {
+  const isOpen = String(group.group) === open;
+  const cells = rows.map((row) => {
+    const { side, amount } = scale(row.reward);
+    const made = element("span", { class: cellClasses(row, side, hits.has(row.row)) });
+    made.style.setProperty("--v", amount.toFixed(3));
+    return made;
+  });
+  const words = `group ${group.group}, mean reward ${short(group.reward)}${group.why ? `, ${group.why}` : ""}`;
+  const into = element("button", {
+    type: "button", class: "into", title: words, "aria-label": words, "aria-current": isOpen ? "true" : null,
+    onclick: () => go({ group: group.group, row: null, token: null }),
+  }, element("span", {}, `${group.group}`), element("span", { class: "cells" }, ...cells));
+  return element("tr", { class: `group ${group.fate}${isOpen ? " opened" : ""}`, "data-group": group.group }, element("td", {}, into));
 }
 
 function cell(row, { side, amount }, isHit, show, go) {
@@ -108,14 +123,15 @@ function cell(row, { side, amount }, isHit, show, go) {
   ].filter(Boolean).join(", ");
   const isOrdered = show?.by && known(show.by(row));
   const text = isOrdered ? show.say(row) : row.reward === null ? "?" : short(row.reward, 2);
-  const classes = ["cell", side, isHit ? "" : "miss", row.truncated ? "truncated" : ""].filter(Boolean).join(" ");
   const made = element("button", {
-    type: "button", class: classes, title: words, "aria-label": words, "data-row": row.row,
+    type: "button", class: cellClasses(row, side, isHit), title: words, "aria-label": words, "data-row": row.row,
     onclick: () => go({ group: row.group, row: row.row, token: 0 }),
   }, text);
   made.style.setProperty("--v", amount.toFixed(3));
   return made;
 }
+
+const cellClasses = (row, side, isHit) => ["cell", side, isHit ? "" : "miss", row.truncated ? "truncated" : ""].filter(Boolean).join(" ");
 
 /** Colour scale from the step's lowest reward to its highest. */
 function rewardScale(rows) {
@@ -129,18 +145,28 @@ function rewardScale(rows) {
   };
 }
 
-/** The buttons that filter and order. */
-export function showButtons(step, current, go) {
+/** The buttons that filter, and the choice of an order; they combine. Filters that would keep nothing are left out. */
+export function showControls(step, names, go) {
+  const { filters, order } = asked(names);
   const groups = new Map(step.groups.map((group) => [group.group, group]));
-  const button = ({ name, label, title, keep, by }) => {
-    const count = step.rows.filter((row) => (by ? known(by(row)) : keep(row, groups.get(row.group)))).length;
-    const isPressed = current === name;
+  const to = (filters, order) => go({ show: [...filters, order].filter(Boolean).map(({ name }) => name).join(" ") || null });
+  const button = (filter) => {
+    const count = step.rows.filter((row) => filter.keep(row, groups.get(row.group))).length;
+    const isPressed = filters.includes(filter);
+    if (!count && !isPressed) return null;
+    const others = filters.filter((each) => each !== filter);
     return element("button", {
-      type: "button", class: "chip", "data-show": name, title, "aria-pressed": String(isPressed),
-      disabled: !count && !isPressed, onclick: () => go({ show: isPressed ? null : name }),
-    }, label, by || !count ? null : element("span", { class: "count" }, String(count)));
+      type: "button", class: "chip", "data-show": filter.name, title: filter.title, "aria-pressed": String(isPressed),
+      onclick: () => to(isPressed ? others : [...others, filter], order),
+    }, filter.label, element("span", { class: "count" }, count.toLocaleString("en")));
   };
-  const words = (text) => element("span", { class: "faint" }, text);
-  const [filters, orders] = [SHOWS.filter(({ keep }) => keep), SHOWS.filter(({ by }) => by)];
-  return element("div", {}, words("only"), ...filters.map(button), words("first"), ...orders.map(button));
+  const option = ({ name, label, title, by }) =>
+    element("option", { value: name, title, selected: order?.name === name, disabled: !step.rows.some((row) => known(by(row))) }, label);
+  const choose = (event) => to(filters, SHOWS.find(({ name }) => name === event.target.value));
+  const orders = [element("option", { value: "", selected: !order }, "as sampled"), ...SHOWS.filter(({ by }) => by).map(option)];
+  const chips = SHOWS.filter(({ keep }) => keep).map(button).filter(Boolean);
+  return [
+    chips.length ? element("span", { class: "filters", role: "group", "aria-label": "show only" }, element("span", { class: "faint" }, "only"), ...chips) : null,
+    element("label", {}, element("span", { class: "faint" }, "order "), element("select", { "data-order": order?.name ?? "", onchange: choose }, ...orders)),
+  ];
 }

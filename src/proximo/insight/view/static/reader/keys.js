@@ -2,9 +2,9 @@
 
 import { CHANNELS, hasChannel } from "./channels.js";
 import { isField } from "../elements.js";
-import { ELSEWHERE, besides } from "./heads.js";
+import { ELSEWHERE, besides } from "./bar.js";
 import { nextLens } from "./lens.js";
-import { stops } from "./tokens.js";
+import { stops } from "./rows.js";
 
 /** Handles a key; false if it has no meaning here. */
 export function pressed(reader, event) {
@@ -24,6 +24,7 @@ function actions(reader) {
     "<": () => toStep(reader, before),
     ">": () => toStep(reader, after),
     "/": () => reader.bar.find.focus(),
+    "?": () => (reader.bar.help.open = !reader.bar.help.open),
   };
   if (!reader.step) return always;
   const withStep = {
@@ -38,6 +39,9 @@ function actions(reader) {
     n: () => toStop(reader, 1),
     p: () => toStop(reader, -1),
     w: () => reader.toggleSpaces(),
+    m: () => reader.toggleMarkdown(),
+    Home: () => toEnd(reader, false),
+    End: () => toEnd(reader, true),
     ArrowRight: () => toToken(reader, 1),
     ArrowLeft: () => toToken(reader, -1),
     ArrowDown: () => toSibling(reader, 1),
@@ -71,6 +75,12 @@ function toToken(reader, by) {
   if (token >= 0 && token < rows[place].pieces.length) return reader.go({ row: rows[place].row, token });
   const beside = rows[place + by];
   if (beside) reader.go({ row: beside.row, token: by > 0 ? 0 : beside.pieces.length - 1 });
+}
+
+function toEnd(reader, isLast) {
+  const rows = reader.siblings.map(({ row }) => row);
+  const { row, pieces } = rows.find((each) => each.row === reader.picked?.row) ?? rows[0];
+  reader.go({ row, token: isLast ? pieces.length - 1 : 0 });
 }
 
 function toSibling(reader, by) {

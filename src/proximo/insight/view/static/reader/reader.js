@@ -2,28 +2,31 @@
 //
 // Everything shown follows from the address: when it changes, missing data is requested from the server and drawn.
 
-import { tokenCard } from "./card.js";
+import { Bar } from "./bar.js";
+import { CardPlace } from "./card.js";
 import { channelNamed } from "./channels.js";
-import { calm, element, oneLine, refill } from "../elements.js";
-import { groupTable, showButtons, shown } from "./groups.js";
-import { Bar, channelBar, groupHead, times } from "./heads.js";
+import { element, oneLine, refill } from "../elements.js";
+import { asked, groupTable, shown } from "./groups.js";
+import { channelBar, groupHead, times } from "./heads.js";
+import { Search } from "./hits.js";
 import { pressed } from "./keys.js";
 import { lensTable, lensWords } from "./lens.js";
-import { Sibling, unpackedRow } from "./tokens.js";
+import { unpackedRow } from "./rows.js";
+import { save } from "./saving.js";
+import { Sibling } from "./tokens.js";
 
 const KEPT = { "/api/group": 4, "/api/why": 100 }; // cached responses; of other kinds
 const FEW = 16;
-const OLD = 2000; // milliseconds
-const SMALL = ["row", "token", "channel"]; // changes without an entry in the history
+const [OLD, SOON] = [2000, 150]; // milliseconds
+const SMALL = ["row", "token", "channel", "text"]; // changes without an entry in the history
 const [TINY, LONG] = [16, 160]; // tokens of the longest completion, which decide how wide texts are laid out
 
 let reader = null;
 
-/** Called by the page whenever its address names a step. */
-export function showReader(main, state, api, go) {
+/** Called by the page whenever its address names a step; `runs` are those to switch to. */
+export function showReader(main, state, { api, go, runs }) {
   reader ??= new Reader();
-  reader.api = api;
-  reader.goes = go;
+  Object.assign(reader, { api, goes: go, runs });
   if (reader.root.parentNode !== main || main.childNodes.length !== 1) main.replaceChildren(reader.root);
   return reader.show(state);
 }
@@ -32,13 +35,17 @@ class Reader {
   constructor() {
     const isSmall = (changes) => Object.keys(changes).every((name) => SMALL.includes(name));
     this.go = (changes) => this.goes(changes, isSmall(changes));
-    this.bar = new Bar(this.go);
-    const names = ["shows", "words", "lenses", "groups", "group", "aside"];
+    this.bar = new Bar(this.go, (kind) => this.guarded(() => save(this, kind)));
+    this.style = { spaces: false, text: "tokens" };
+    const names = ["words", "lenses", "groups", "group", "aside"];
     this.places = Object.fromEntries(names.map((name) => [name, element("div", { class: name })]));
-    const { shows, words, lenses, groups, group, aside } = this.places;
+    const { words, lenses, groups, group, aside } = this.places;
     this.alert = element("p", { class: "bad", role: "alert" });
+    this.reading = element("p", { class: "reading faint", role: "status" });
+    this.search = new Search((path, params) => this.api(path, params), this.go);
     const columns = element("div", { class: "columns" }, groups, group, aside);
-    this.root = element("div", { class: "reader" }, this.bar.root, this.alert, words, lenses, shows, columns);
+    const about = element("div", { class: "abouts" }, words, lenses);
+    this.root = element("div", { class: "reader" }, this.bar.root, this.alert, this.reading, about, this.search.root, columns);
     this.lenses = element("details", {}, element("summary", {}, "every algorithm on this step"), element("div"));
     this.lenses.addEventListener("toggle", () => {
       if (this.lenses.open !== Boolean(this.state.lens)) this.go({ lens: this.lenses.open ? "five" : null });
@@ -46,7 +53,7 @@ class Reader {
     lenses.append(this.lenses);
     this.kept = {};
     this.siblings = [];
-    this.askWhy = calm(100, (row, token) => this.guarded(() => this.why(row, token)));
+    this.card = new CardPlace(aside, this);
     document.addEventListener("keydown", (event) => pressed(this, event) && event.preventDefault());
   }
 
@@ -86,7 +93,10 @@ class Reader {
     this.state = { ...state };
     const address = location.hash;
     this.root.setAttribute("aria-busy", "true");
+    this.tellReading(state);
+    this.guarded(() => this.search.show(state.run, state.all ? state.find : null));
     const asked = [this.steps(), this.ask("/api/step", this.asked), this.found()];
+    asked[0].then((about) => turn === this.turn && !this.step && this.bar.draw(about, null, state, this.runs)).catch(() => {});
     let isDrawn = false;
     await this.guarded(async () => {
       const [about, step, found] = await Promise.all(asked);
@@ -106,6 +116,7 @@ class Reader {
     });
     if (turn !== this.turn) return;
     this.root.removeAttribute("aria-busy");
+    this.tellReading(null);
     this.root.dataset.shown = address; // for tests that wait for it
   }
 
@@ -125,12 +136,11 @@ class Reader {
   drawStep(step, matches) {
     const { state } = this;
     const isOpen = Boolean(state.group);
-    const key = JSON.stringify([this.asked, this.about.steps.length, state.show, state.find, state.group, state.lens]);
+    const key = JSON.stringify([this.asked, this.about.steps.length, state.show, state.find, state.all, state.group, state.lens, this.runs.length]);
     if (this.step === step && this.drawn === key) return; // another token, another channel
     Object.assign(this, { step, drawn: key, list: shown(step, state.show, matches) });
-    this.bar.draw(this.about, step, state);
+    this.bar.draw(this.about, step, state, this.runs);
     this.places.words.replaceChildren(lensWords(step.algorithm));
-    refill(this.places.shows, [showButtons(step, state.show, this.go)]);
     this.root.classList.toggle("open", isOpen);
     const found = `${matches?.size} of ${step.rows.length} completions match`;
     const many = matches && element("p", { class: "faint" }, found);
@@ -155,10 +165,11 @@ class Reader {
   /** Remove the content of another step; only the links to other steps are left, if the run is known. */
   closeStep(about) {
     Object.assign(this, { about, step: null, drawn: null });
-    const { words, shows, groups } = this.places;
-    const { steps, rest } = this.bar;
-    for (const place of [steps, rest, words, shows, groups, this.lenses.lastChild]) place.replaceChildren();
-    if (about) this.bar.draw(about, null, this.state);
+    const { words, groups } = this.places;
+    this.bar.clear();
+    for (const place of [words, groups, this.lenses.lastChild]) place.replaceChildren();
+    if (about) this.bar.draw(about, null, this.state, this.runs);
+    else this.bar.drawRun(this.state, this.runs);
     this.root.classList.remove("open");
   }
 
@@ -170,23 +181,26 @@ class Reader {
   }
 
   drawGroup(group) {
-    if (this.shownGroup !== group) {
-      this.shownGroup = group;
+    const { order } = asked(this.state.show);
+    if (this.shownGroup !== group || this.order !== order) {
+      Object.assign(this, { shownGroup: group, order });
       const answers = {
         onPick: (row, token) => this.go({ row, token }),
-        onHover: (row, token) => this.tell(row, token),
+        onHover: (row, token) => this.card.tell(row, token),
         onMore: (row) => this.guarded(() => this.readOn(row)),
       };
-      this.siblings = group.rows.map(
-        (row) => new Sibling(unpackedRow(row, this.about.states), group.answer, this.spaces, answers),
-      );
+      const rows = order ? group.rows.toSorted((one, other) => (order.by(other) ?? -Number.MAX_VALUE) - (order.by(one) ?? -Number.MAX_VALUE)) : group.rows;
+      this.siblings = rows.map((row) => new Sibling(unpackedRow(row, this.about.states), group.answer, this.style, answers));
       this.scale = element("div", { class: "scale" });
-      const longest = Math.max(...group.rows.map((row) => row.length));
-      const size = longest > LONG ? "long" : longest <= TINY ? "tiny" : "";
+      const longest = Math.max(...group.rows.map((row) => row.size));
+      const size = longest > LONG ? "long" : longest <= TINY && !group.rows.some((row) => row.replies) ? "tiny" : "";
       const texts = element("div", { class: `siblings ${size}` }, ...this.siblings.map(({ root }) => root));
       this.places.group.replaceChildren(this.head(group), this.scale, texts);
       this.guarded(() => this.drawTimes(group));
     }
+    const hits = this.list.groups.find((each) => each.group.group === group.group)?.hits;
+    this.siblings.forEach(({ root, row }) => root.classList.toggle("miss", hits ? !hits.has(row.row) : false));
+    this.restyle({ text: this.state.text === "markdown" ? "markdown" : "tokens" });
     this.paint();
     this.pick();
   }
@@ -210,8 +224,8 @@ class Reader {
     siblings.forEach((sibling) => sibling.paint(this.channel, step.ranges[this.channel.name]));
     const counts = {};
     for (const { row } of siblings) for (const state of row.state) counts[state] = (counts[state] ?? 0) + 1;
-    const toggleSpaces = () => this.toggleSpaces();
-    refill(this.scale, channelBar(this.channel, step, counts, Boolean(this.spaces), { go, toggleSpaces }));
+    const [toggleSpaces, toggleMarkdown] = [() => this.toggleSpaces(), () => this.toggleMarkdown()];
+    refill(this.scale, channelBar(this.channel, step, counts, this.style, { go, toggleSpaces, toggleMarkdown }));
   }
 
   /** The token named in the address. */
@@ -219,34 +233,7 @@ class Reader {
     const [row, token] = ["row", "token"].map((name) => (this.state[name] ? Number(this.state[name]) : null));
     for (const sibling of this.siblings) sibling.pick(sibling.row.row === row ? (token ?? 0) : null);
     this.picked = row === null ? null : { row, token: token ?? 0 };
-    this.tell(row, token);
-  }
-
-  /** The card of a token; of the selected one if the pointer is over none. */
-  tell(row, token) {
-    if (token === null && this.picked) ({ row, token } = this.picked);
-    const found = this.siblings.find((sibling) => sibling.row.row === row)?.row;
-    if (!found || token === null || token >= found.pieces.length) {
-      const hint = element("p", { class: "faint" }, "Point at a token, or press n.");
-      this.telling = null;
-      return this.places.aside.replaceChildren(hint);
-    }
-    this.telling = { row, token };
-    this.drawCard(found, null);
-    this.askWhy(row, token);
-  }
-
-  drawCard(row, words) {
-    const own = this.about.algorithms.find(({ name }) => name === this.about.own).label;
-    this.places.aside.replaceChildren(tokenCard(row, this.telling.token, this.step.algorithm, own, words));
-  }
-
-  async why(row, token) {
-    const { turn } = this;
-    const words = await this.ask("/api/why", { ...this.asked, row, token });
-    const found = this.siblings.find((sibling) => sibling.row.row === row)?.row;
-    const isStill = turn === this.turn && this.telling?.row === row && this.telling.token === token;
-    if (isStill && found) this.drawCard(found, words);
+    this.card.tell(row, token);
   }
 
   async readOn(row) {
@@ -257,8 +244,43 @@ class Reader {
   }
 
   toggleSpaces() {
-    this.spaces = !this.spaces;
-    this.siblings.forEach((sibling) => sibling.showSpaces(this.spaces));
+    this.restyle({ spaces: !this.style.spaces });
     this.paint();
+  }
+
+  toggleMarkdown() {
+    this.go({ text: this.style.text === "markdown" ? null : "markdown" });
+  }
+
+  restyle(changes) {
+    const next = { ...this.style, ...changes };
+    const isSame = Object.keys(next).every((name) => next[name] === this.style[name]);
+    this.style = next;
+    this.siblings.forEach((sibling) => (isSame && sibling.style === next) || sibling.restyle(next));
+    this.root.classList.toggle("prosaic", next.text === "markdown");
+  }
+
+  /** What is being read, if that takes longer than a moment; null if nothing is. */
+  tellReading(state) {
+    clearTimeout(this.soon);
+    this.reading.textContent = "";
+    this.root.classList.remove("waiting");
+    if (!state) return;
+    this.soon = setTimeout(() => {
+      const isGroup = state.group && this.drawn && this.step?.step === Number(state.step);
+      this.reading.textContent = `reading ${isGroup ? `group ${oneLine(state.group)}` : `step ${oneLine(state.step)}`} of ${oneLine(state.run)} …`;
+      this.root.classList.add("waiting");
+      if (!isGroup) this.drawOutline(state).catch(() => {}); // the whole answer says what is wrong
+    }, SOON);
+  }
+
+  /** Rewards and lengths of a large step, until all of it has been read. */
+  async drawOutline({ run, step, show }) {
+    const { turn } = this;
+    const outline = await this.api("/api/step", { run, step, outline: 1 });
+    if (turn !== this.turn || !this.root.hasAttribute("aria-busy") || this.step?.step === outline.step && this.drawn) return;
+    const size = `${outline.rows.length.toLocaleString("en")} completions with ${outline.tokens.toLocaleString("en")} tokens`;
+    this.reading.textContent = `reading step ${oneLine(step)} of ${oneLine(run)}: ${size} …`;
+    this.places.groups.replaceChildren(groupTable(outline, shown(outline, show, null), { narrow: this.root.classList.contains("open"), open: null, go: this.go }));
   }
 }

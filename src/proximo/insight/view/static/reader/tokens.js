@@ -1,59 +1,33 @@
 // The completions of a group, token by token. Spans are created as they become visible: a group may have 100,000 tokens.
 
-import { STATES, channelNamed, look } from "./channels.js";
+import { STATES, look } from "./channels.js";
 import { drawn, element, isField, known, oneLine, quoted, short, signed, visible } from "../elements.js";
+import { markdown } from "./markdown.js";
+import { extended, flip, weight } from "./rows.js";
+import { segments, turnBlock } from "./turns.js";
 
 const FIRST = 320; // spans of a completion that are created at once
 const MORE = 1024; // and that are added when its end becomes visible
 const BINS = 240;
 
-/** Unpack numbers: 32-bit floats in base 64. */
-export function unpacked(text) {
-  const bytes = atob(text);
-  const numbers = new Uint8Array(bytes.length);
-  for (let place = 0; place < bytes.length; place++) numbers[place] = bytes.charCodeAt(place);
-  return new Float32Array(numbers.buffer);
-}
-
-/** A completion's arrays by name, and its states as words. */
-export function unpackedRow(row, states) {
-  const arrays = Object.fromEntries(Object.entries(row.arrays).map(([name, text]) => [name, unpacked(text)]));
-  arrays.state = Array.from(arrays.state, (code) => states[code]);
-  arrays.own = arrays.own && Array.from(arrays.own, (code) => states[code]);
-  return { ...row, ...arrays, specials: new Set(row.specials) };
-}
-
-/** Append more tokens to a row. */
-export function extended(row, more) {
-  const joined = { ...row, pieces: row.pieces.concat(more.pieces) };
-  for (const name of Object.keys(more)) {
-    if (more[name] instanceof Float32Array) {
-      joined[name] = new Float32Array(row[name].length + more[name].length);
-      joined[name].set(row[name]);
-      joined[name].set(more[name], row[name].length);
-    }
-  }
-  joined.state = row.state.concat(more.state);
-  joined.own = row.own?.concat(more.own);
-  more.specials.forEach((place) => joined.specials.add(place + row.pieces.length));
-  return joined;
-}
-
 /** One completion: its answer and reward, its tokens, and the channel drawn over their positions. */
 export class Sibling {
-  /** `answers` has onPick(row, token), onHover(row, token or null) and onMore(row), which loads missing tokens. */
-  constructor(row, target, spaces, answers) {
-    Object.assign(this, { row, answers, spaces, spans: [] });
-    this.text = element("div", { class: "text", tabindex: "-1" });
-    this.spark = drawn("svg", { class: "spark", viewBox: `0 0 ${BINS} 24`, preserveAspectRatio: "none" });
+  /** `answers` has onPick(row, token), onHover(row, token or null) and onMore(row), which loads missing tokens.
+   * `style` has spaces: whether they are shown, and text: "tokens" or "markdown". */
+  constructor(row, target, style, answers) {
+    Object.assign(this, { row, answers, style, spans: [], turns: segments(row.turns ?? []), blocks: [] });
+    this.text = element("div", { class: "text", role: "group", "aria-label": `tokens of sibling ${row.sibling}` });
+    this.prose = element("div", { class: "prose", hidden: true, tabindex: "0" });
+    this.spark = drawn("svg", { class: "spark", viewBox: `0 0 ${BINS} 24`, preserveAspectRatio: "none", "aria-hidden": "true" });
     this.end = element("button", { class: "more", type: "button", onclick: () => this.readOn() }, "");
     this.root = element(
       "article", { class: `sibling ${row.fate}`, "data-row": row.row, "aria-label": `sibling ${row.sibling}` },
-      heading(row, target), this.text, this.end, this.spark,
+      heading(row, target), this.text, this.prose, this.end, this.spark,
     );
     this.text.addEventListener("click", (event) => this.onToken(event, answers.onPick));
     this.text.addEventListener("mouseover", (event) => this.onToken(event, answers.onHover));
     this.text.addEventListener("mouseleave", () => answers.onHover(row.row, null));
+    this.text.addEventListener("focusin", (event) => this.isRoving || this.onToken(event, answers.onPick));
     this.spark.addEventListener("click", (event) => answers.onPick(row.row, this.tokenUnder(event)));
     const onScroll = () => this.nearEnd() && this.grow(this.spans.length + MORE);
     this.text.addEventListener("scroll", onScroll, { passive: true });
@@ -78,8 +52,11 @@ export class Sibling {
   grow(count) {
     const { row } = this;
     const until = Math.min(count, row.pieces.length);
-    const fragment = document.createDocumentFragment();
-    for (let token = this.spans.length; token < until; token++) {
+    const first = this.spans.length;
+    let [place, fragment] = [null, null];
+    for (let token = first; token < until; token++) {
+      const into = this.placeOf(token);
+      if (into !== place) fragment && place.append(fragment), (place = into), (fragment = document.createDocumentFragment());
       const span = document.createElement("span");
       span.dataset.token = token;
       span.textContent = this.spelled(token);
@@ -87,10 +64,23 @@ export class Sibling {
       this.paintOne(token);
       fragment.append(span);
     }
-    this.text.append(fragment);
-    const left = row.length - this.spans.length;
-    this.end.hidden = left <= 0;
+    if (fragment) place.append(fragment);
+    const left = row.size - this.spans.length;
+    this.end.hidden = left <= 0 || this.style.text === "markdown";
     this.end.textContent = `${left.toLocaleString("en")} more tokens`;
+    if (!first && this.spans.length && !known(this.picked)) this.rove(0);
+  }
+
+  /** Where a token's span belongs: into the block of its turn, if there are turns. */
+  placeOf(token) {
+    const turn = this.turns.findIndex(({ end }) => token < end);
+    if (turn < 0) return this.text;
+    while (this.blocks.length <= turn) {
+      const block = turnBlock(this.turns[this.blocks.length]);
+      this.blocks.push(block);
+      this.text.append(block.root);
+    }
+    return this.blocks[turn].text;
   }
 
   /** Show loaded tokens first, then load more. */
@@ -108,16 +98,34 @@ export class Sibling {
 
   spelled(token) {
     const piece = this.row.pieces[token];
-    if (piece === "") return this.spaces ? "◌" : "\u2009"; // a part of a character that a later token completes
-    if (this.row.specials.has(token) && !this.spaces) return "◆";
+    const { spaces } = this.style;
+    if (piece === "") return spaces ? "◌" : "\u2009"; // a part of a character that a later token completes
+    if (this.row.specials.has(token) && !spaces) return "◆";
     const text = visible(piece);
     const ends = text.replaceAll("\n", "↵\n");
-    return this.spaces ? ends.replaceAll(" ", "·").replaceAll("\t", "⇥\t") : ends;
+    return spaces ? ends.replaceAll(" ", "·").replaceAll("\t", "⇥\t") : ends;
   }
 
-  showSpaces(spaces) {
-    this.spaces = spaces;
-    this.spans.forEach((span, token) => (span.textContent = this.spelled(token)));
+  /** Show spaces, or the text as Markdown, or neither. */
+  restyle(style) {
+    const wasSpaced = this.style.spaces;
+    this.style = style;
+    if (wasSpaced !== style.spaces) this.spans.forEach((span, token) => (span.textContent = this.spelled(token)));
+    const isProse = style.text === "markdown";
+    [this.text.hidden, this.prose.hidden, this.end.hidden] = [isProse, !isProse, isProse || this.spans.length >= this.row.size];
+    if (isProse) this.prose.replaceChildren(...this.prosed());
+    else this.prose.replaceChildren();
+  }
+
+  prosed() {
+    const { row, turns } = this;
+    const said = (start, end) => row.pieces.slice(start, end).filter((_, place) => !row.specials.has(start + place)).join("");
+    if (!turns.length) return [markdown(said(0, row.pieces.length))];
+    return turns.map((turn) => {
+      const { root, text } = turnBlock(turn);
+      text.append(markdown(said(turn.start, turn.end)));
+      return root;
+    });
   }
 
   /** Colour every token by a channel. */
@@ -145,22 +153,30 @@ export class Sibling {
     span.dataset.value = value;
   }
 
+  /** The one token that the Tab key reaches; the arrows lead on from there. */
+  rove(token) {
+    const before = this.spans[this.roving];
+    ["tabindex", "role"].forEach((name) => before?.removeAttribute(name));
+    this.roving = token;
+    this.spans[token].setAttribute("tabindex", "0");
+    this.spans[token].setAttribute("role", "button");
+  }
+
   /** Select a token and scroll to it if needed; null selects none. */
   pick(token) {
     const before = this.picked;
     this.picked = token;
-    if (known(before) && this.spans[before]) {
-      this.spans[before].classList.remove("picked");
-      this.spans[before].removeAttribute("tabindex");
-    }
+    if (known(before) && this.spans[before]) this.spans[before].classList.remove("picked");
     this.root.classList.toggle("here", token !== null);
     if (token === null || !(token < this.row.pieces.length)) return known(before) && this.drawSpark();
     if (token >= this.spans.length) this.grow(token + 64);
     const span = this.spans[token];
     span.classList.add("picked");
-    span.setAttribute("tabindex", "0");
-    if (token !== before) {
+    this.rove(token);
+    if (token !== before && this.style.text !== "markdown") {
+      this.isRoving = true;
       if (!isField(document.activeElement)) span.focus({ preventScroll: true });
+      this.isRoving = false;
       span.scrollIntoView({ block: "nearest", inline: "nearest" });
     }
     this.drawSpark();
@@ -203,38 +219,6 @@ export class Sibling {
   }
 }
 
-/** Whether a token is blocked only under this algorithm, or only under the run's own. */
-export function flip(own, state) {
-  const [was, is] = [STATES[own], STATES[state]];
-  if (was?.pushes && is?.blocked) return "closes";
-  return was?.blocked && is?.pushes ? "opens" : "";
-}
-
-/** How far a token stands out in a channel. */
-function weight(channel, row, token, range) {
-  const state = row.state[token];
-  if (channel.name === "gate" && !STATES[state]?.blocked && !STATES[state]?.pushes) return 0;
-  return look(channel, channel.of(row)?.[token], state, range, row.through[token]).amount;
-}
-
-/** The tokens that the keys n and p visit: blocked ones in reading order, otherwise those that stand out most. */
-export function stops(rows, channel, ranges) {
-  const range = ranges[channel.name];
-  const places = [];
-  const byValue = ["entropy", "logprob", "gap", "kl"].includes(channel.name);
-  for (const row of rows) {
-    for (let token = 0; token < row.pieces.length; token++) {
-      const isBlocked = STATES[row.state[token]]?.blocked;
-      const amount = weight(channel, row, token, range);
-      if (amount > 0 || isBlocked) places.push({ row: row.row, token, amount, isBlocked });
-    }
-  }
-  const blocked = places.filter((place) => place.isBlocked);
-  if (blocked.length && !byValue) return blocked;
-  if (!places.length && channel.name !== "gradient") return stops(rows, channelNamed("gradient"), ranges);
-  return places.sort((one, other) => other.amount - one.amount).slice(0, 500);
-}
-
 function heading(row, target) {
   const facts = [
     fact("reward", short(row.reward), row.reward === null ? "unscored" : ""),
@@ -242,10 +226,12 @@ function heading(row, target) {
     ...Object.entries(row.parts).map(([name, value]) => fact(oneLine(name), short(value))),
     fact("advantage", signed(row.advantage_mean)),
     fact("tokens", row.length.toLocaleString("en")),
+    row.replies ? fact("replies", row.replies) : null,
     row.blocked ? fact("no gradient", `${row.blocked} of ${row.pushing}`) : null,
     row.duplicate === null ? null : fact("same as", `#${row.duplicate}`),
   ];
-  const notes = [row.fate === "trained" ? null : row.fate, row.truncated ? "truncated" : null].filter(Boolean);
+  const failed = row.failed ? `${row.failed} failed` : null;
+  const notes = [row.fate === "trained" ? null : row.fate, row.truncated ? "truncated" : null, failed].filter(Boolean);
   const answer = quoted(oneLine(row.tail) || "empty", { class: "mono" });
   const wanted = [element("span", { class: "faint" }, " expected "), quoted(oneLine(target), { class: "mono" })];
   return element(

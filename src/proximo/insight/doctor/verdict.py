@@ -1,0 +1,176 @@
+"""One sentence about a run: whether it learns, by how much, and how many findings there are. Doctor, report, page and
+`proximo watch` show the same."""
+
+import math
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from proximo.health import ENOUGH, Finding
+from proximo.health.history import EARLY, mean, number
+from proximo.insight.folder import RunFolder, State
+from proximo.maths.intervals import half_width
+
+Row = dict[str, Any]
+Tone = Literal["good", "bad", "plain"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """The change of a number over a run, with its 95 % interval."""
+
+    measure: str
+    before: float
+    after: float
+    low: float
+    high: float
+    """Interval of the difference; NaN if not known."""
+    steps: int
+    is_share: bool
+
+    def __str__(self) -> str:
+        """Example: "+12.3 points (10.1 to 14.4) of held-out accuracy in 40 steps"."""
+        if math.isnan(self.low):
+            return f"{self.measure} {self.before:.3g} → {self.after:.3g} in {self.steps} steps"
+        scale, digits, unit = (100, 1, " points") if self.is_share else (1, 3, "")
+        change, low, high = (
+            f"{scale * value:.{digits}f}".replace("-", "−") for value in (self.after - self.before, self.low, self.high)
+        )
+        sign = "" if self.after < self.before else "+"
+        return f"{sign}{change}{unit} ({low} to {high}) of {self.measure} in {self.steps} steps"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    word: str
+    """Example: "learning"."""
+    tone: Tone
+    sentence: str
+    note: str
+    """Why held-out accuracy and the outcome in training differ; empty if one of them is missing."""
+
+
+def judge(run: RunFolder, rows: Sequence[Row], steps: int, standing: Sequence[Finding]) -> Verdict:
+    """The verdict on a run's rows of metrics. `standing` are its current findings."""
+    change = held_out_change(rows) or training_change(rows)
+    word, tone = _word(change, steps, standing, run.state)
+    parts = [word] if change is None else [word, str(change)]
+    found = _counted(standing) or ("too few steps for most rules" if steps < ENOUGH else "no warnings")
+    sentence = f"{', '.join(part for part in parts if part)}; {found}"
+    return Verdict(word, tone, sentence, _note(run, rows))
+
+
+def held_out_change(rows: Sequence[Row]) -> Change | None:
+    """From the first evaluation to the last; by outcomes where answers are not just right or wrong."""
+    known = [row for row in rows if not math.isnan(number(row, "held_out/outcome"))]
+    if len(known) < 2:
+        return None
+    first, last = known[0], known[-1]
+    is_right_or_wrong = all(_is_right_or_wrong(row) for row in (first, last))
+    name = "accuracy" if is_right_or_wrong else "outcome"
+    before, after = (number(row, f"held_out/{name}") for row in (first, last))
+    low, high = _newcombe(first, last) if is_right_or_wrong else _rough(first, last)
+    steps = int(number(last, "step") - number(first, "step"))
+    return Change(
+        f"held-out {name}", before, after, low, high, steps, 0 <= min(before, after) <= max(before, after) <= 1
+    )
+
+
+def training_change(rows: Sequence[Row]) -> Change | None:
+    """From the first steps to the last; of stages without outcomes the loss, which has no interval."""
+    known = [row for row in rows if not math.isnan(number(row, "outcome"))]
+    if len(known) < 2 * EARLY:
+        return None if known else _loss_change(rows)
+    first, last = ([number(row, "outcome") for row in part] for part in (known[:EARLY], known[-EARLY:]))
+    before, after, half = mean(first), mean(last), math.hypot(half_width(first), half_width(last))
+    steps, is_share = int(number(known[-1], "step")), 0 <= min(first + last) <= max(first + last) <= 1
+    gain = after - before
+    return Change("the outcome in training", before, after, gain - half, gain + half, steps, is_share)
+
+
+def _loss_change(rows: Sequence[Row]) -> Change | None:
+    for name, measure in (("held_out/loss", "held-out loss"), ("loss", "loss")):
+        known = [row for row in rows if not math.isnan(number(row, name))]
+        if len(known) > 1:
+            before, after = number(known[0], name), number(known[-1], name)
+            return Change(measure, before, after, math.nan, math.nan, int(number(known[-1], "step")), False)
+    return None
+
+
+def _is_right_or_wrong(row: Row) -> bool:
+    return number(row, "held_out/accuracy") == number(row, "held_out/outcome") and not math.isnan(
+        number(row, "held_out/low") + number(row, "held_out/high")
+    )
+
+
+def _newcombe(first: Row, last: Row) -> tuple[float, float]:
+    """Newcombe's interval of a difference of shares, from the interval of each. It leaves out that both evaluations
+    have the same problems, so it is rather too wide."""
+    (p, low, high), (q, lower, higher) = (
+        [number(row, f"held_out/{name}") for name in ("accuracy", "low", "high")] for row in (first, last)
+    )
+    return q - p - math.hypot(q - lower, high - p), q - p + math.hypot(higher - q, p - low)
+
+
+def _rough(first: Row, last: Row) -> tuple[float, float]:
+    """For outcomes from 0 to 1: each is accurate to 1/√problems, as the health rules assume."""
+    gain = number(last, "held_out/outcome") - number(first, "held_out/outcome")
+    sizes = [number(row, "held_out/problems") for row in (first, last)]
+    half = math.hypot(*(1 / math.sqrt(size) if size > 0 else math.nan for size in sizes))
+    return gain - half, gain + half
+
+
+def _word(change: Change | None, steps: int, standing: Sequence[Finding], state: State) -> tuple[str, Tone]:
+    is_running = state == "running"
+    if any(finding.severity == "failing" for finding in standing):
+        return "failing", "bad"
+    if steps == 0:
+        return "not started", "plain"
+    if change is None:
+        return "too early to tell", "plain"
+    if math.isnan(change.low):
+        return "", "plain"
+    if change.low > 0:
+        return "learning" if is_running else "learned", "good"
+    if change.high < 0:
+        return "getting worse" if is_running else "got worse", "bad"
+    return "no clear change" + " yet" * is_running, "plain"
+
+
+NOUNS = (("failing", "failure"), ("warning", "warning"))
+
+
+def _counted(standing: Sequence[Finding]) -> str:
+    """Example: "one failure and 2 warnings"."""
+    counts = [(sum(each.severity == kind for each in standing), noun) for kind, noun in NOUNS]
+    return " and ".join(f"{number} {noun}s" if number > 1 else f"one {noun}" for number, noun in counts if number)
+
+
+def _note(run: RunFolder, rows: Sequence[Row]) -> str:
+    evaluations = [row for row in rows if not math.isnan(number(row, "held_out/accuracy"))]
+    outcomes = [value for row in rows if not math.isnan(value := number(row, "outcome"))]
+    if not evaluations or not outcomes:
+        return ""
+    last = evaluations[-1]
+    problems = number(last, "held_out/problems")
+    held = f"Held-out {number(last, 'held_out/accuracy'):.1%} is greedy: the most likely token each time, on "
+    held += f"{problems:.0f} problems that are not trained on." if problems > 0 else "problems that are not trained on."
+    recent = outcomes[-EARLY:]
+    over = f"mean of the last {len(recent)} steps" if len(recent) > 1 else "the last step"
+    temperature = _temperature(run)
+    at = "" if temperature is None else f" at temperature {temperature:g}"
+    return (
+        f"{held} Outcome {mean(recent):.3g} ({over}) is sampled{at} from the training problems, so it contains the "
+        "mistakes of exploring: a gap between the two is normal."
+    )
+
+
+def _temperature(run: RunFolder) -> float | None:
+    """None if the config does not say; the default is 1."""
+    try:
+        found = tomllib.loads(run.config_text).get("sampling", {})
+    except (ValueError, RecursionError):
+        return None
+    value = found.get("temperature", 1.0) if isinstance(found, dict) else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,99 @@
+"""Columns of a rollout file as tensors and texts."""
+
+from collections.abc import Sequence
+from typing import overload
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from proximo.insight.lens.layout import Layout
+from proximo.tensor_types import Bool, Float, Int
+
+MISALIGNED = "it is damaged: a column is not aligned with the tokens"
+
+
+class Columns:
+    """Columns of a rollout file by name. Each is read when it is asked for, so that at most one is in memory twice, as
+    the file has it and as a tensor."""
+
+    def __init__(self, data: bytes) -> None:
+        self._file = pq.ParquetFile(pa.BufferReader(data))
+        self._names = frozenset(self._file.schema_arrow.names)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def __getitem__(self, name: str) -> pa.Array:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._file.read(columns=[name], use_threads=False).column(0).combine_chunks()
+
+
+class Pieces(Sequence[Sequence[str]]):
+    """Texts of each row's tokens, made when they are asked for: as Python objects, those of a step with millions of
+    tokens would take more memory than all its numbers."""
+
+    def __init__(self, lists: pa.Array) -> None:
+        self._lists = lists
+
+    def __len__(self) -> int:
+        return len(self._lists)
+
+    @overload
+    def __getitem__(self, row: int) -> list[str]: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> list[list[str]]: ...
+
+    def __getitem__(self, row: int | slice) -> list[str] | list[list[str]]:
+        found = self._lists[row]
+        return found.to_pylist() if isinstance(row, slice) else found.as_py() or []
+
+
+class Rows:
+    """Converts columns of lists to tensors, concatenated."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def __call__(self, lists: pa.Array, entries: int = 1) -> Tensor:
+        """The tensor of a column with `entries` entries per token."""
+        check_lengths(lists, self._layout.lengths * entries)
+        found = flat(lists)
+        if len(found) != len(self._layout.row) * entries:  # a null list has offsets, too
+            raise ValueError(MISALIGNED)
+        return found
+
+    def nested(self, lists: pa.Array, has: Bool[Tensor, "B E"]) -> Float[Tensor, "E N"]:
+        """The tensor of a column of lists of lists; NaN where there is no value."""
+        lengths = torch.where(has, self._layout.lengths.unsqueeze(1), 0)
+        check_lengths(lists, has.sum(dim=1))
+        check_lengths(lists.flatten(), lengths[has])
+        values = flat(lists.flatten())
+        if has.shape[1] == 1 and len(values) == len(self._layout.row):  # one pass over all rows
+            return values.unsqueeze(0)
+        found = torch.full((has.shape[1], len(self._layout.row)), torch.nan, dtype=values.dtype)
+        ends = lengths.flatten().cumsum(0).reshape(has.shape)
+        for number, held in enumerate(has.T):
+            inside = held[self._layout.row]
+            shift = (ends - lengths)[:, number] - self._layout.starts
+            places = inside.nonzero().squeeze(1)
+            found[number, places] = values[places + shift[self._layout.row[places]]]
+        return found
+
+
+def check_lengths(lists: pa.Array, lengths: Int[Tensor, " R"]) -> None:
+    if not np.array_equal(np.diff(offsets(lists)), lengths.numpy()):
+        raise ValueError(MISALIGNED)
+
+
+def flat(lists: pa.Array) -> Tensor:
+    values = lists.flatten().to_numpy(zero_copy_only=False)
+    return torch.from_numpy(np.array(values))  # a copy: arrow's memory is read only
+
+
+def offsets(lists: pa.Array) -> np.ndarray:
+    return lists.offsets.to_numpy().astype(np.int64)

@@ -1,0 +1,126 @@
+"""Episodes of several turns: replies, calls of tools, failures, earnings and seconds."""
+
+import math
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from proximo.insight.charts.pages import number, table, text
+from proximo.insight.folder import RunFolder
+from proximo.insight.lens.turns import REPLY, counted, read_turns
+from proximo.insight.reading import is_number
+from proximo.insight.report.facts import Facts
+from proximo.plain_text import visible
+from proximo.storage.opening import open_file
+from proximo.types import Turn
+
+MAX_STEPS, MAX_REPLIES, MAX_REASONS = 20, 8, 5
+"""Steps, replies of an episode and reasons of failures that are shown."""
+MAX_TEXT = 200
+"""Maximum characters of a reason."""
+
+
+@dataclass(frozen=True)
+class EpisodeStep:
+    """The episodes of a step. Means are over its episodes."""
+
+    step: int
+    episodes: int
+    replies: float
+    """Mean number of turns of the policy."""
+    most_replies: int
+    calls: float
+    """Mean number of calls of tools."""
+    failed: float
+    """Mean number of turns that failed."""
+    earned: list[float | None]
+    """Mean reward of the first reply, of the second and so on; None: such a reply earns nothing by itself."""
+    seconds: float | None
+    """Seconds of sampling and playing, divided by the number of episodes; None: not logged."""
+    reasons: dict[str, int]
+    """What failed, and how often."""
+
+
+def episode_steps(facts: Facts) -> list[EpisodeStep]:
+    """Some steps of the run, evenly spaced, the first and the last among them; empty if it has no turns."""
+    steps = facts.run.steps()
+    apart = max(math.ceil((len(steps) - 1) / (MAX_STEPS - 1)), 1)
+    spent = {row.get("step"): row.get("rollout") for row in facts.timings}
+    found = []
+    for step in sorted({*steps[::apart], *steps[-1:]}):
+        if episodes := [turns for turns in _turns(facts.run, step) if turns]:
+            seconds = spent.get(step)
+            found.append(_counted(step, episodes, seconds if is_number(seconds) else None))
+        elif not found:  # a run either has turns or not
+            break
+    return found
+
+
+def _turns(run: RunFolder, step: int) -> list[tuple[Turn, ...]]:
+    """Turns from their column alone; empty if there are none, or the file is damaged, which doctor reports."""
+    with suppress(OSError, ValueError, pa.ArrowException), open_file(run.step_file(step)) as file:
+        if "turns" in pq.read_schema(file).names:
+            texts = pq.read_table(file, columns=["turns"]).column("turns").to_pylist()
+            return read_turns(texts, [sys.maxsize] * len(texts))
+    return []
+
+
+def _counted(step: int, episodes: Sequence[Sequence[Turn]], seconds: float | None) -> EpisodeStep:
+    counts, many = [counted(turns) for turns in episodes], len(episodes)
+    earned: dict[int, list[float]] = defaultdict(list)
+    for turns in episodes:
+        for place, turn in enumerate(turn for turn in turns if turn.role == REPLY):
+            if turn.reward is not None and math.isfinite(turn.reward):
+                earned[place].append(turn.reward)
+    most = max(each.replies for each in counts)
+    return EpisodeStep(
+        step=step,
+        episodes=many,
+        replies=sum(each.replies for each in counts) / many,
+        most_replies=most,
+        calls=sum(each.calls for each in counts) / many,
+        failed=sum(each.failed for each in counts) / many,
+        earned=[sum(earned[place]) / len(earned[place]) if earned[place] else None for place in range(most)],
+        seconds=None if seconds is None else seconds / many,
+        reasons=dict(Counter(turn.failed for turns in episodes for turn in turns if turn.failed).most_common()),
+    )
+
+
+def episodes(facts: Facts) -> str:
+    """The section of the page; empty where completions are single replies."""
+    steps = episode_steps(facts)
+    if not steps:
+        return ""
+    heads = ["step", "episodes", "replies", "most", "calls", "failed", "seconds", "earned by reply 1, 2, …"]
+    rows = [
+        [
+            each.step,
+            each.episodes,
+            number(each.replies),
+            each.most_replies,
+            number(each.calls),
+            number(each.failed),
+            number(each.seconds),
+            _earned(each.earned),
+        ]
+        for each in steps
+    ]
+    reasons = sum((Counter(each.reasons) for each in steps), Counter[str]())
+    lines = "".join(
+        f"<li>{count:,} × <bdi>{text(visible(reason, MAX_TEXT))}</bdi></li>\n"
+        for reason, count in reasons.most_common(MAX_REASONS)
+    )
+    note = '<p class="faint">Replies, calls of tools, failed turns and seconds of sampling are means of an episode.</p>'
+    return f"{table(heads, rows)}{note}\n" + (f"<h3>What failed</h3>\n<ul>\n{lines}</ul>\n" if lines else "")
+
+
+def _earned(rewards: Sequence[float | None]) -> str:
+    shown = ", ".join("–" if each is None else number(each) for each in rewards[:MAX_REPLIES])
+    if all(each is None for each in rewards):
+        return "at the end"
+    return shown + (", …" if len(rewards) > MAX_REPLIES else "")

@@ -1,0 +1,1 @@
+"""The page as a folder of files that needs no server."""

@@ -1,0 +1,130 @@
+"""Writes a bundle: the page's own files, joined, and the data of runs as scripts, since a page that is opened from disk
+may not fetch anything."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from proximo.insight.folder import RunFolder
+from proximo.insight.view.bundle.answers import algorithms_of, of_run, of_step, problems_of
+from proximo.insight.view.bundle.scripts import one_script
+from proximo.insight.view.files import STATIC, page_files
+from proximo.insight.view.overview import Runs
+from proximo.storage.lines import plain
+
+DEFAULT_STEPS = 8
+"""Steps of each run that are stored if none are named."""
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
+)
+Choose = Callable[[Sequence[int]], Sequence[int]]
+"""Chooses from the steps that a run has stored."""
+
+
+def write_bundle(out: Path, folders: Sequence[Path], choose: Choose, *, load_code: bool = False) -> dict[str, Any]:
+    """Write the page of all runs in these folders; returns what is in it. The folder must be new or empty."""
+    listed, runs = _found(folders, load_code)
+    data = out / "data"
+    data.mkdir(parents=True)
+    index: dict[str, Any] = {"made": f"{datetime.now():%Y-%m-%d %H:%M}", "listed": listed, "runs": {}}
+    for number, (name, run) in enumerate(runs.items()):
+        index["runs"][name] = _write_run(data, f"run-{number}", run, choose)
+    _write(data / "index.js", f"window.proximoBundle = {_json(index)};\n")
+    _write_page(out)
+    return index
+
+
+def evenly(steps: Sequence[int]) -> list[int]:
+    """Some of the steps, evenly spaced, the first and the last among them."""
+    most = min(DEFAULT_STEPS, len(steps))
+    places = [round(place * (len(steps) - 1) / max(most - 1, 1)) for place in range(most)]
+    return [steps[place] for place in places]
+
+
+def _found(folders: Sequence[Path], load_code: bool) -> tuple[dict[str, Any], dict[str, RunFolder]]:
+    """The list of runs as the page shows it, and the runs by name. A name that two folders have gets its folder's."""
+    shown, runs = [], {}
+    for folder in folders:
+        inside = Runs(folder, load_code=load_code)
+        for each in inside.listed()["runs"]:
+            name = each["name"]
+            if name in runs:
+                name = f"{folder.resolve().parent.name}/{name}"
+            if name in runs:
+                raise ValueError(f"two runs are called {name!r}: give the folder that both are in")
+            runs[name] = inside.named(each["name"])
+            shown.append(each | {"name": name})
+    if not runs:
+        raise ValueError(
+            f"there are no runs in {', '.join(map(str, folders))}: give run folders, or one with runs in it"
+        )
+    return {"root": "a copy", "runs": shown}, runs
+
+
+def _write_run(data: Path, file: str, run: RunFolder, choose: Choose) -> dict[str, Any]:
+    """Write a run's files; returns which steps are where. A run of another kind has no steps that can be read."""
+    try:
+        _ = run.config
+        steps = list(choose(run.steps()))
+    except (ValueError, OSError):
+        steps = []
+    places: dict[str, dict[str, str]] = {}
+    stored: dict[int, dict[str, Any]] = {}
+    left_out: dict[int, str] = {}
+    for step in steps:
+        try:
+            names = algorithms_of(run, step)
+            for name in names:
+                told = of_step(run, step, name)
+                places.setdefault(str(step), {})[name] = _write_data(data, f"{file}-step-{step}-{name}", told)
+                if name == names[0]:
+                    stored[step] = {"step": told["step"], "groups": told["groups"]}
+        except ValueError as error:  # a damaged file
+            left_out[step] = str(error)
+    whole = of_run(run, list(stored)) | {"problems": problems_of(stored)}
+    return {"file": _write_data(data, file, whole), "steps": places, "of": run.steps(), "damaged": left_out}
+
+
+def _write_data(data: Path, name: str, value: Mapping[str, Any]) -> str:
+    """Write a file with a value; its name has nothing of the run's own texts."""
+    safe = re.sub(r"[^a-z0-9-]", "_", name)
+    _write(data / f"{safe}.js", f"proximoBundle.take({json.dumps(safe)}, {_json(value)});\n")
+    return safe
+
+
+def _write_page(out: Path) -> None:
+    """The page's own files: one script, one style sheet, and a page that names them."""
+    files = {address: content.decode() for address, (content, _) in page_files().items()}
+    page = files["/"]
+    styles = re.findall(r'<link rel="stylesheet" href="([^"]+)">', page)
+    scripts = {address: text for address, text in files.items() if address.endswith(".js")}
+    [entry] = re.findall(r'<script type="module" src="([^"]+)"></script>', page)
+    _write(out / "page.js", one_script(scripts, entry))
+    _write(out / "page.css", "\n".join(files[address] for address in styles))
+    (out / "icon.svg").write_bytes((STATIC / "icon.svg").read_bytes())
+    kept = re.sub(r"^<(?:link|script)[^>]*/static/[^>]*>(?:</script>)?\n", "", page, flags=re.MULTILINE)
+    head = (
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n<link rel="icon" href="icon.svg">\n'
+        '<link rel="stylesheet" href="page.css">\n<script defer src="data/index.js"></script>\n'
+        '<script defer src="page.js"></script>\n</head>'
+    )
+    _write(
+        out / "index.html",
+        kept.replace("</head>", head).replace("<title>", '<meta name="referrer" content="no-referrer">\n<title>'),
+    )
+
+
+def _json(value: Any) -> str:
+    """JSON in ASCII, without characters that could end a script."""
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except ValueError:
+        text = json.dumps(plain(value), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,18 @@
+"""Memory that a long-lived process gives back."""
+
+import ctypes
+
+THRESHOLD, TRIM = -3, -1
+"""Options of glibc's mallopt: sizes from which memory is taken from the system by itself, and given back at the end."""
+LARGE = 1 << 20
+
+
+def return_memory() -> None:
+    """Return large buffers to the system as soon as they are free: glibc keeps those of up to 32 MiB, and a page that
+    has shown one large step would hold that step's memory for good. Nothing happens elsewhere than on glibc."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return
+    mallopt(THRESHOLD, LARGE)
+    mallopt(TRIM, LARGE)

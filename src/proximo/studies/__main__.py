@@ -1,0 +1,48 @@
+"""`python -m proximo.studies`: what `proximo study` does, without the command line's dependencies, and for several
+studies at once."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from proximo.studies.command import conduct, cores, listed, named, publish
+from proximo.studies.folder import FOLDER
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m proximo.studies", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="studies to run; without any, all are listed")
+    parser.add_argument("--quick", action="store_true", help="pilots: few seeds and steps, no tuning")
+    parser.add_argument("--processes", type=int, default=cores(), help="runs at a time, each on one thread")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder; what is finished in it is kept")
+    parser.add_argument("--minutes", type=float, help="minutes after which no further run is started")
+    parser.add_argument("--dry-run", action="store_true", help="say how many runs there are, and start none")
+    parser.add_argument(
+        "--publish", type=Path, metavar="DIR", help="copy finished pages of --out to DIR, with the atlas"
+    )
+    options = parser.parse_args(arguments)
+    if options.publish is not None:
+        publish(options.out, options.publish)
+        return 0
+    if not options.names:
+        print("\n".join(listed(options.out)))
+        return 0
+    try:
+        studies = [named(name) for name in options.names]
+        studies = [study.quick() for study in studies] if options.quick else studies
+        done = conduct(
+            studies,
+            options.out,
+            processes=options.processes,
+            say=lambda line: print(line, flush=True),
+            minutes=options.minutes,
+            dry=options.dry_run,
+        )
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0 if done or options.dry_run else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

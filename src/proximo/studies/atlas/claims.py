@@ -1,0 +1,93 @@
+"""The claims of the field, one row each: what is claimed, by whom, and what is known of it here apart from the studies.
+
+Rows that a study answers get their verdict from its results. The others have a verdict with the command that repeats
+it, or the reason why there is none at this size.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from proximo.studies.verdict import Word
+
+FIVE, MOE, MISMATCH, LOG = "five.md", "moe.md", "../guides/mismatch.md", "../log.md"
+Known = Word | Literal["", "exact", "exactly wrong"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    number: int
+    claim: str
+    source: str
+    verdict: Known = ""
+    """Verdict from a page other than a study's, or from arithmetic (exact, exactly wrong)."""
+    found: str = ""
+    """What was measured, with its interval."""
+    command: str = ""
+    """Command that repeats it."""
+    page: str = ""
+    """Page that has it, seen from docs/studies."""
+    reason: str = ""
+    """Why it is not measured at this size, and what size would do."""
+
+
+# fmt: off
+CLAIMS: tuple[Claim, ...] = (
+    Claim(1, "GRPO has no value model and needs fewer models and less memory than PPO", "DeepSeekMath §4.1", "holds here", "models held: PPO 3, with a reward model 4; GRPO 2; DAPO, GSPO and SAPO 1. Weights, gradients and moments at 0.8 M parameters: 19.2, 16.0 and 12.8 MB. Counted, so without an interval; activations are not included", "proximo train ppo-arithmetic --dry-run", FIVE),
+    Claim(2, "with enough rollouts most good and bad cases are covered", "retelling of GRPO"),
+    Claim(3, "broad coverage costs less data work than DPO's", "retelling of GRPO", reason="needs DPO and GRPO with equal numbers of sampled and labelled completions; the pipeline's runs have unequal ones (true reward 0.91 to 0.92 against 0.68 to 0.82, 4 seeds). The pipeline's world is large enough, the study is not written"),
+    Claim(4, "the rollout takes most of the time", "retelling of GRPO", "does not hold here", "23 % of a step of the demo on a CPU (117 of 517 ms). It holds for larger models: 59 % of a step of 0.6 B parameters on a GPU (2.24 of 3.79 s). Times of single machines, without an interval", "proximo bench step", "../performance.md"),
+    Claim(5, "a token-level loss steadies training when lengths differ", "DAPO §3.3", reason="answers of the shipped arithmetic have three tokens; it takes a world whose lengths differ by a factor of ten"),
+    Claim(6, "dead groups are all wrong early and all right late", "DAPO §3.2"),
+    Claim(7, "discarding dead groups makes rollouts more efficient", "DAPO §3.2", "not detectable at this size", "at equal tokens DAPO is 0.8 points below PPO (−2.4 to +0.8, 3 seeds; 1.6 could have been seen): it drops 32 % of what it samples, and the others train on 30 to 34 % without an advantage", "proximo compare five", FIVE),
+    Claim(8, "a soft penalty on length gives shorter and better answers", "DAPO §3.4", reason="needs answers of many lengths and a limit that cuts some of them off"),
+    Claim(9, "mixtures of experts need a sequence ratio", "GSPO §5.3", "holds here", "at a rate of 3e-3 GRPO collapses in 8 of 8 seeds, GSPO in 2 of 8 (Fisher p = 0.007); at a third of that rate neither does, and GRPO is as good", "python -m experiments.moe_stability --learning-rate 3e-3 --seeds 0 1 2 3 4 5 6 7", MOE),
+    Claim(10, "sampler and learner disagree in a mixture, and replay aligns them", "R3 (arXiv 2510.11370)", "holds here", "with router noise of 0.01 the gap of log-probs falls from 0.0013 to 0.0001 with the sampler's routes. The outcome has nothing to repair: −0.6 points from a mild mismatch (−2.7 to +1.5, 8 seeds)", "python -m experiments.moe_stability --learning-rate 1e-3 --seeds 0 1 2 3 4 5 6 7", MOE),
+    Claim(11, "a soft gate is more stable than a hard clip", "SAPO, abstract", "does not hold here", "on a mixture at 3e-3 SAPO collapses in 8 of 8 seeds, as GRPO does; at 1e-3 in 4 of 8 where GRPO does in none (Fisher p = 0.08)", "python -m experiments.moe_stability --learning-rate 1e-3 --seeds 0 1 2 3 4 5 6 7", MOE),
+    Claim(12, "a higher temperature for negative advantages steadies training", "SAPO §3"),
+    Claim(13, "GSPO has steadier gradients and learns more efficiently", "GSPO §5.1"),
+    Claim(14, "supervised fine-tuning must precede reinforcement learning", "retelling"),
+    Claim(15, "the clip keeps the ratio near 1", "PPO §3"),
+    Claim(16, "a KL term prevents reward hacking", "InstructGPT; retelling of GRPO", "holds here", "against a learned reward, 4 seeds: without KL the true reward ends at 0.57, 0.14, 0.00 and 0.20 with the highest learned reward, with it at 0.91 to 0.94: a difference of 0.69 (0.31 to 1.07)", "proximo train pipeline-demo", LOG),
+    Claim(17, "without a value model a step takes less time", "DeepSeekMath §4.1", "holds here", "milliseconds of a step on one thread: PPO 310, GRPO 253, SAPO 196. Times of one machine, without an interval", "proximo compare five", FIVE),
+    Claim(18, "the value model is a liability", "retelling of GRPO", "not detectable at this size", "GRPO against PPO with its own layer as value model: +0.4 points (−3.8 to +4.6, 3 seeds; 4.2 could have been seen)", "proximo compare five", FIVE),
+    Claim(19, "a higher upper clip prevents entropy collapse", "DAPO §3.1"),
+    Claim(20, "with dynamic sampling every batch has a gradient", "DAPO §3.2", "exact", "rows without an advantage: 0.0 % in every step of DAPO, 30 to 34 % for the others", "proximo compare five", FIVE),
+    Claim(21, "DAPO converges faster than GRPO", "DAPO §4", "not detectable at this size", "at equal tokens −1.2 points against GRPO in the mean of 3 seeds; against PPO −0.8 (−2.4 to +0.8; 1.6 could have been seen)", "proximo compare five", FIVE),
+    Claim(22, "spikes of single tokens bend the gradient, a sequence ratio does not", "GSPO §3", reason="needs stored steps with spikes and their gradients under both ratios (proximo replay RUN --step N --as gspo --model DIR gives the cosine of one step); at three tokens a spike is a third of the answer. Text of hundreds of tokens would do"),
+    Claim(23, "GSPO converges faster on mixtures", "GSPO §5.1", "does not hold here", "at 1e-3 both end alike, 97 to 99 % held-out in the mean of 8 seeds; at 3e-3 GSPO survives where GRPO does not", "python -m experiments.moe_stability --learning-rate 1e-3 --seeds 0 1 2 3 4 5 6 7", MOE),
+    Claim(24, "for small steps and even ratios SAPO acts like GSPO", "SAPO §4"),
+    Claim(25, "otherwise SAPO turns into GRPO", "retelling of SAPO", "exactly wrong", "the gate is A·r·sech² of each token at any spread; GRPO's is 0 or 1. Neither is a limit of the other", "pytest tests/maths/test_laws.py", "../algorithms/sapo.md"),
+    Claim(26, "entropy collapses because advantages are uniform", "retelling of DAPO"),
+    Claim(27, "one noisy reward function hurts, several help", "retelling of DAPO"),
+    Claim(28, "reasoning needs no KL term", "DAPO §2.3"),
+    Claim(29, "old and new policy use different experts", "GSPO §5.3", "holds here", "one update changes 1.2 % of the chosen experts at 1e-3 and 6.5 % at 3e-3 (8 seeds; the paper has about 10 % in a model of 30 B)", "python -m experiments.moe_stability --learning-rate 3e-3 --seeds 0 1 2 3 4 5 6 7", MOE),
+    Claim(30, "GSPO gives every token of a completion the same weight", "GSPO §4.2", "exact", "to rounding (3e-17)", "pytest tests/maths/test_laws.py", "../algorithms/gspo.md"),
+    Claim(31, "GSPO steadies dense models too", "GSPO §5"),
+    Claim(32, "value estimates get worse with length, so PPO fails on long outputs", "retelling of GRPO", reason="answers of the shipped arithmetic have three tokens; it takes a world whose answers reach dozens of tokens"),
+    Claim(33, "the variance of importance sampling grows with the distance of the policies", "textbook", "exact", "enumerated over all texts of three letters", "pytest tests/samplers/test_mismatch.py", MISMATCH),
+    Claim(34, "outside the clip's range the gradient is exactly 0", "PPO §3", "exact", "in two of four cases of sign and side; in the other two it is not", "pytest tests/maths/test_gates.py", "../algorithms/ppo.md"),
+    Claim(35, "rare tokens are capped and likely ones never", "DAPO §3.1", "exact", "an edge of 1.2 lets 0.2 rise to 0.24 and 0.9 to 1; with 1.28, 0.2 to 0.256", "pytest tests/maths/test_gates.py", "../algorithms/dapo.md"),
+    Claim(36, "equal rewards teach nothing", "DAPO §3.2", "exact", "advantages of a group with equal rewards are 0", "pytest tests/maths/test_advantages.py", "../algorithms/grpo.md"),
+    Claim(37, "few effective samples make training unstable", "DAPO §3.2", reason="needs DAPO's ladder with its gradients on a world where the share of dead groups changes; dropping groups of easy sums changes the step's size too"),
+    Claim(38, "long answers are diluted by the mean over a sequence", "DAPO §3.3", "exact", "tokens of answers of 200 and 10 count 1/400 and 1/20, with the token mean 1/210 each", "pytest tests/maths/test_pieces.py", "../algorithms/dapo.md"),
+    Claim(39, "long bad answers go uncorrected", "DAPO §3.3", reason="needs answers of many lengths, with repetition in some of them"),
+    Claim(40, "a token-level loss keeps entropy in bounds", "DAPO §3.3", reason="needs answers whose lengths differ by a factor of ten"),
+    Claim(41, "cut-off answers make rewards noisy", "DAPO §3.4", reason="needs a limit that cuts off right answers, and the answers beyond it"),
+    Claim(42, "token-level training collapses suddenly on long text", "GSPO §1", reason="collapses here come from the rate: with nine tokens at 3e-3 (8 of 8 seeds) and not at 1e-3. It takes text of thousands of tokens and a rate that is fine for short text"),
+    Claim(43, "GSPO keeps only good samples", "retelling of GSPO", "exactly wrong", "there is no such step: GSPO clips sequences on both sides", "proximo explain gspo", "../algorithms/gspo.md"),
+    Claim(44, "routing replay limits what can be learned", "GSPO §5.3", "not detectable at this size", "GSPO collapses in 2 of 8 seeds with and without replay; at 1e-3 all end within seeds; 5 of 8 could have been seen", "python -m experiments.moe_stability --learning-rate 3e-3 --seeds 0 1 2 3 4 5 6 7", MOE),
+    Claim(45, "GSPO needs no routing replay", "GSPO §5.3", "not detectable at this size", "replay buys nothing for any algorithm here (2 of 8 collapses with and without, GRPO 8 of 8), so that nothing could be missed; 5 of 8 could have been seen. It takes routers that move more than weights do", "python -m experiments.moe_stability --learning-rate 3e-3 --seeds 0 1 2 3 4 5 6 7", MOE),
+    Claim(46, "a collapse cannot be recovered from by resuming or tuning", "GSPO §1", reason="needs runs forked from checkpoints before and after a collapse (proximo fork RUN --at STEP), and a collapse that leaves some reward: at this size nothing is right afterwards, so that no group teaches anything. A task with partial credit would do"),
+    Claim(47, "one token's ratio corrects nothing and only adds noise", "GSPO §3", "does not hold here", "enumerated: the gradient's bias is 32 % without correction, 24 % with token ratios, 2 % with sequence ratios: token ratios correct a quarter", "pytest tests/samplers/test_mismatch.py", MISMATCH),
+    Claim(48, "changed routes trigger the clip abnormally often", "GSPO §5.3", "does not hold here", "1.4 % of the tokens blocked without and 1.5 % with replay at 1e-3 (8 seeds)", "python -m experiments.moe_stability --learning-rate 1e-3 --seeds 0 1 2 3 4 5 6 7", MOE),
+    Claim(49, "without 1/|y| the sequence ratio explodes with length", "GSPO §4.1", "exact", "log-ratios of 0.05 a token: the product spreads by 0.1 over 4 tokens and 3.2 over 4096, the mean by 0.026 and 0.0008; so the band, too, belongs to a length", "proximo explain gspo-product", "../algorithms/gspo.md"),
+    Claim(50, "only the exponential keeps the correction unbiased", "retelling of GSPO", "exactly wrong", "a difference of log-probs is biased, and so is s: enumerated, the true mean is 1.633, s gives 1.014, no weight 1.114", "pytest tests/samplers/test_mismatch.py", "../algorithms/gspo.md"),
+    Claim(51, "varying token weights give GRPO noisier gradients in long text", "GSPO §4.2"),
+    Claim(52, "the unbounded side of the clip accumulates noise", "retelling of GSPO"),
+    Claim(53, "reward falls later than drift shows", "retelling of GSPO", reason="needs collapses after a calm beginning, to compare with: on the mixture at 3e-3 they begin after 2 steps (SAPO, median) or 18 (GRPO), and at rates a third of that there are none. Runs of hundreds of steps that collapse late would do"),
+    Claim(54, "GSPO clips orders of magnitude more and yet learns more efficiently", "GSPO §5.2"),
+    Claim(55, "the k3 estimator is unbiased with low variance", "Schulman's note on KL", "exact", "unbiased; its spread is lower than k1's near the reference (0.061 against 0.371 at a KL of 0.07) and higher far from it (4.28 against 1.91 at 2.5); its gradient is that of the other direction's KL", "pytest tests/maths/test_laws.py", "../algorithms/grpo.md"),
+    Claim(56, "dropping the standard deviation removes a bias by difficulty", "Dr. GRPO §3.1"),
+    Claim(57, "each step of the chain from PPO to SAPO is an improvement", "retelling", "not detectable at this size", "none of GRPO, DAPO, GSPO and SAPO differs from PPO by more than noise at equal tokens (3 seeds; intervals from −6.9 to +4.6 points; 0.8 to 4.2 could have been seen)", "proximo compare five", FIVE),
+)
+# fmt: on

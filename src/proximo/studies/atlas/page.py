@@ -1,0 +1,90 @@
+"""The atlas: every claim of the field with its verdict so far, as one page."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proximo.studies.atlas.claims import CLAIMS, Claim
+from proximo.studies.designs import STUDIES
+from proximo.studies.page import signed, table
+from proximo.studies.study import Study, design_hash
+
+PAGE = "index.md"
+NOT_RUN = "not run yet"
+NO_VERDICT = "not measured at this size"
+
+
+@dataclass(frozen=True)
+class Row:
+    claim: Claim
+    verdict: str
+    found: str
+    command: str
+    links: tuple[str, ...]
+
+
+def atlas(folder: Path) -> str:
+    """The page; `folder` has the results and pages of the studies that were run."""
+    rows = list(atlas_rows(folder))
+    count = Counter(row.verdict.partition(":")[0] for row in rows)
+    shown = [[str(row.claim.number), row.claim.claim, row.claim.source, *_cells(row)] for row in rows]
+    header = ("#", "claim", "source", "verdict", "what was found", "page", "command")
+    return "\n\n".join([
+        "# Every claim, and what is known of it here",
+        f"{len(rows)} claims of the papers behind these algorithms and of articles that retell them: "
+        f"{', '.join(f'{number} {verdict}' for verdict, number in count.most_common())}. *Here* means models of about "
+        "a million parameters; each verdict is one about that size. *Exact* claims are arithmetic: they hold, or are "
+        "wrong, without training. A verdict of a study rests on paired seeds, with controls that came out as they "
+        "must, and on what was fixed and hashed before the runs; the [guide](../guides/studies.md) says how.",
+        table(header, shown),
+        "This page is made by `python -m proximo.studies --publish docs/studies`.",
+    ]) + "\n"  # fmt: skip
+
+
+def atlas_rows(folder: Path) -> Iterator[Row]:
+    for claim in CLAIMS:
+        asked = [study for study in STUDIES if any(claim.number in each.claims for each in study.contrasts)]
+        known = [(study, facts) for study in asked if (facts := results(study, folder)) is not None]
+        links = (f"[{claim.page.rpartition('/')[2].removesuffix('.md')}]({claim.page})",) if claim.page else ()
+        links += tuple(f"[{study.name}]({study.name}.md)" for study, _ in known)
+        commands = "; ".join(f"`proximo study {study.name}`" for study in asked)
+        if known:
+            verdict, found = _answer(claim, known)
+            yield Row(claim, verdict, found, commands, links)
+        elif claim.verdict:
+            yield Row(claim, claim.verdict, claim.found, f"`{claim.command}`", links)
+        elif asked:
+            yield Row(claim, NOT_RUN, "", commands, links)
+        else:
+            yield Row(claim, NO_VERDICT, claim.reason, "–", links)
+
+
+def results(study: Study, folder: Path) -> dict[str, Any] | None:
+    """The stored findings of a study whose runs are all done and whose design is still the same; else None."""
+    try:
+        facts = json.loads((folder / f"{study.name}.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return facts if facts.get("hash") == design_hash(study) and facts.get("complete") else None
+
+
+def _answer(claim: Claim, known: list[tuple[Study, dict[str, Any]]]) -> tuple[str, str]:
+    """The verdict of the first contrast that asks for the claim, and the numbers of all."""
+    asked = [each for _, facts in known for each in facts["contrasts"] if claim.number in each["claims"]]
+    numbers = [
+        f"{each['what']}: {signed(each['mean'])} {each['unit']} ({signed(each['low'])} to {signed(each['high'])}, "
+        f"{each['seeds']} seeds), {each['verdict']}"
+        for each in asked
+        if each["mean"] is not None and each["low"] is not None
+    ]
+    first = asked[0]
+    seen = f": {signed(first['half']).lstrip('+')} {first['unit']} could have been seen"
+    word = first["verdict"] + (seen if first["verdict"] == "not detectable at this size" else "")
+    return word, "; ".join(numbers) + (f". Elsewhere: {claim.found}" if claim.found else "")
+
+
+def _cells(row: Row) -> list[str]:
+    return [f"**{row.verdict}**", row.found or "–", ", ".join(row.links) or "–", row.command]

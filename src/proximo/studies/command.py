@@ -1,0 +1,95 @@
+"""What `proximo study` and `python -m proximo.studies` do."""
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from proximo.studies.atlas.page import PAGE, atlas
+from proximo.studies.designs import STUDIES
+from proximo.studies.figure import figure
+from proximo.studies.finding import Findings, findings
+from proximo.studies.folder import Laboratory
+from proximo.studies.page import headline, page
+from proximo.studies.running import Amount, amount, chosen_rate, records, run
+from proximo.studies.study import Study
+
+Say = Callable[[str], None]
+
+
+def named(name: str) -> Study:
+    """The study of a name; ValueError if there is none."""
+    for study in STUDIES:
+        if study.name == name:
+            return study
+    raise ValueError(f"no study is called {name!r}; there are: {', '.join(study.name for study in STUDIES)}")
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def listed(out: Path) -> list[str]:
+    """A line for each study: its name, title and state; and what all of them together need."""
+    lab, width = Laboratory(out), max(len(study.name) for study in STUDIES)
+    lines = [f"{study.name:{width}}  {state(study, lab)}  ({study.title})" for study in STUDIES]
+    return [*lines, f"all together: {_words(amount(STUDIES, lab), cores())}"]
+
+
+def state(study: Study, lab: Laboratory) -> str:
+    """What is known of a study in a folder."""
+    try:
+        if lab.facts(study) is None:
+            return "not started"
+    except ValueError:
+        return "stored with another design"
+    found = findings(study, records(study, lab))
+    return headline(found, found.contrasts[0])
+
+
+def conduct(
+    studies: Sequence[Study], out: Path, *, processes: int, say: Say, minutes: float | None = None, dry: bool = False
+) -> bool:
+    """Do what is left of the studies and write their pages; whether all runs are done. ValueError if a stored design
+    differs."""
+    lab = Laboratory(out)
+    for study in studies:
+        lab.facts(study)
+        say(f"{study.label}: {_words(amount([study], lab), processes)}")
+    if len(studies) > 1:
+        say(f"together: {_words(amount(studies, lab), processes)}")
+    if dry:
+        return False
+    failures = run(studies, out, processes, say, minutes)
+    complete = not failures
+    for study in studies:
+        found = conclude(study, lab)
+        complete = complete and found.is_complete
+        say(f"{study.label}: {headline(found, found.contrasts[0])}; {lab.folder / study.label}.md")
+    return complete
+
+
+def conclude(study: Study, lab: Laboratory) -> Findings:
+    """Write the study's page and figure from the finished runs."""
+    found = findings(study, records(study, lab))
+    rates = {arm.name: rate for arm in study.arms if (rate := chosen_rate(study, arm, lab)) is not None}
+    lab.conclude(study, found.to_dict())
+    (lab.folder / f"{study.label}.md").write_text(page(found, rates))
+    (lab.folder / f"{study.label}.svg").write_text(figure(found))
+    return found
+
+
+def publish(out: Path, folder: Path) -> None:
+    """Copy the page, figure and findings of each finished study to a folder, and write the atlas there."""
+    lab = Laboratory(out)
+    for study in STUDIES:
+        if lab.facts(study) is not None and conclude(study, lab).is_complete:
+            for suffix in (".md", ".svg", ".json"):
+                shutil.copy(out / f"{study.name}{suffix}", folder)
+    (folder / PAGE).write_text(atlas(folder))
+
+
+def _words(todo: Amount, processes: int) -> str:
+    minutes = todo.seconds / 60 / processes
+    time = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+    return f"{todo.runs} runs, {todo.left} left" + (f": about {time} with {processes} processes" if todo.left else "")

@@ -1,0 +1,33 @@
+"""The studies, as one tuple; the first are those on which most hangs."""
+
+from proximo.studies.designs.clipping import CLIP_HIGHER, CLIP_RATIO, CLIPPED_TOKENS, UNIFORM_ADVANTAGES
+from proximo.studies.designs.course import DEAD_GROUPS, FIRST_SUCCESS
+from proximo.studies.designs.five import FIVE_LENGTH, FIVE_MIXTURE
+from proximo.studies.designs.gates import DUAL_CLIP, GSPO_BAND, SAPO_GSPO, SAPO_STUDY
+from proximo.studies.designs.length import DAPO_LADDER, OVERLONG, TOKEN_MEAN
+from proximo.studies.designs.mixtures import MIXTURE
+from proximo.studies.designs.signals import GROUP_SIZE, KL, NOISY_REWARD, STD
+from proximo.studies.study import Study
+
+STUDIES: tuple[Study, ...] = (
+    CLIP_HIGHER,
+    DAPO_LADDER,
+    TOKEN_MEAN,
+    GSPO_BAND,
+    MIXTURE,
+    SAPO_STUDY,
+    OVERLONG,
+    FIVE_LENGTH,
+    FIVE_MIXTURE,
+    UNIFORM_ADVANTAGES,
+    CLIP_RATIO,
+    CLIPPED_TOKENS,
+    DUAL_CLIP,
+    SAPO_GSPO,
+    KL,
+    GROUP_SIZE,
+    NOISY_REWARD,
+    STD,
+    DEAD_GROUPS,
+    FIRST_SUCCESS,
+)

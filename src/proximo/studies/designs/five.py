@@ -1,0 +1,78 @@
+"""The five algorithms side by side, on worlds where their choices act, each with its own learning rate."""
+
+from dataclasses import replace
+
+from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO
+from proximo.maths.pieces.gates import Clip
+from proximo.models.values import OwnLayers
+from proximo.presets import LENGTH, MOE_ECHO
+from proximo.studies.designs.settings import changed, in_world, trained
+from proximo.studies.measures import (
+    AREA_BY_TOKENS,
+    BEFORE,
+    BLOCKED,
+    COLLAPSE,
+    COLLAPSED,
+    SAMPLED_ACCURACY,
+    SAMPLED_AREA,
+    at_end,
+)
+from proximo.studies.study import Arm, Contrast, Study, Tuning
+from proximo.training.config import RunConfig, ValueOptions
+
+CHAIN_OF_FIVE = ("ppo", "grpo", "dapo", "gspo", "sapo")
+
+
+def side_by_side(name: str, world: str, preset: RunConfig, rates: tuple[float, ...], run_seconds: float) -> Study:
+    """The five on a world; GSPO once more with a wider band."""
+    configs = {
+        each: in_world(preset, algorithm)
+        for each, algorithm in {"grpo": GRPO, "dapo": DAPO, "gspo": GSPO, "sapo": SAPO}.items()
+    }
+    configs["ppo"] = replace(in_world(preset, PPO), value=ValueOptions(OwnLayers(1), learning_rate=1e-3))
+    configs["gspo-wide"] = changed(configs["gspo"], gate=Clip(0.03, 0.04))
+    still = Arm("grpo, no learning", trained(configs["grpo"], learning_rate=1e-9))
+    steps = [("ppo", "grpo"), ("grpo", "dapo"), ("dapo", "gspo"), ("gspo", "sapo")]
+    return Study(
+        name=f"five-{name}",
+        title=f"The five on {world}",
+        claim="PPO, GRPO, DAPO, GSPO, SAPO: each step of the chain improves on the one before.",
+        source="retellings of the five papers",
+        question=f"With a learning rate tuned for each, which of the five learns more on {world}?",
+        arms=(*(Arm(each, configs[each], tuned=True) for each in (*CHAIN_OF_FIVE, "gspo-wide")), still),
+        seeds=tuple(range(5)),
+        contrasts=(
+            *(
+                Contrast(f"{later} learns more than {earlier}", later, earlier, SAMPLED_AREA, 0.02, (57,))
+                for earlier, later in steps
+            ),
+            Contrast("gspo with a wider band learns more", "gspo-wide", "gspo", SAMPLED_AREA, 0.02),
+            Contrast("dapo learns more than grpo by tokens", "dapo", "grpo", AREA_BY_TOKENS, 0.02),
+        ),
+        positive=(Contrast("grpo learns", "grpo", still.name, SAMPLED_AREA, 0.03),),
+        negative=(Contrast("before the first step nothing differs", "sapo", "ppo", BEFORE, 0.001),),
+        measures=(
+            SAMPLED_ACCURACY,
+            SAMPLED_AREA,
+            AREA_BY_TOKENS,
+            COLLAPSED,
+            BLOCKED,
+            at_end("entropy", "entropy at the end", "nats a token"),
+            at_end("length", "length at the end", "tokens"),
+        ),
+        curve="outcome",
+        collapse=COLLAPSE,
+        caveats=(
+            "A model of about a million parameters.",
+            "All other settings are the preset's; only the learning rate is tuned for each arm. PPO's value model is a "
+            "copy of the last layer.",
+        ),
+        change="another world, a larger model or longer runs.",
+        run_seconds=run_seconds,
+        tuning=Tuning(rates, (100, 101), SAMPLED_AREA),
+        quick_steps=15,
+    )
+
+
+FIVE_LENGTH = side_by_side("length", "answers of many lengths", LENGTH, (1e-4, 2e-4, 4e-4), 100)
+FIVE_MIXTURE = side_by_side("mixture", "a mixture of experts", MOE_ECHO, (1e-4, 3e-4, 1e-3), 55)

@@ -1,0 +1,218 @@
+"""Studies of SAPO's soft gate, the dual clip and GSPO's band."""
+
+from dataclasses import replace
+
+from proximo.algorithms import GSPO, SAPO
+from proximo.maths.pieces.gates import Clip, SoftGate
+from proximo.maths.pieces.ratios import SequenceRatio
+from proximo.studies.designs.settings import FAR, NEAR, SMALL, changed, once, trained
+from proximo.studies.measures import (
+    ACCURACY,
+    AREA,
+    BLOCKED,
+    COLLAPSE,
+    COLLAPSED,
+    ENTROPY,
+    GRADIENT_NORM,
+    LARGEST_NORM,
+    RATIO_SPREAD,
+    over_run,
+)
+from proximo.studies.study import Arm, Contrast, Study, Tuning
+from proximo.training.config import EvaluationOptions, RunConfig
+
+MANY, RATES = 5 / 8, (1e-4, 2e-4, 4e-4)
+"""Share of the seeds that counts, and learning rates from bearable to too large."""
+FARTHER = replace(trained(FAR, epochs=8), steps=30, evaluation=EvaluationOptions(problems=300, every=3))
+"""32 updates on each step's samples."""
+_SEQUENCE = changed(FARTHER, ratio=SequenceRatio(), gate=Clip(0.03, 0.04))
+
+
+def _at(name: str, config: RunConfig, rate: float) -> Arm:
+    return Arm(f"{name} at {rate:g}", trained(config, learning_rate=rate))
+
+
+def _soft(negative: float, positive: float = 1.0) -> RunConfig:
+    return changed(FARTHER, gate=SoftGate(positive, negative))
+
+
+_CLIPS = tuple(_at("clip", FARTHER, rate) for rate in RATES)
+_SOFTS = tuple(_at("soft 1/1.05", _soft(1.05), rate) for rate in RATES)
+_WRECKED = _at("clip", FARTHER, 1e-2)
+_ONES = Arm("1 update clip", once(FARTHER)), Arm("1 update soft", once(_soft(1.05)))
+
+SAPO_STUDY = Study(
+    name="sapo",
+    title="The soft gate and stability",
+    claim="SAPO replaces hard clipping with a smooth, temperature-controlled gate … Empirical results indicate that "
+    "SAPO exhibits improved training stability and higher Pass@1 performance under comparable training budgets.",
+    source="SAPO (Gao et al., 2025, arXiv:2511.20347), abstract",
+    question="Far from the policy that sampled, does a soft gate collapse less often, or learn more, than a hard clip, "
+    "and do its two temperatures matter?",
+    arms=(
+        *_CLIPS,
+        *_SOFTS,
+        _at("soft 1/0.95", _soft(0.95), 2e-4),
+        _at("soft 1/1", _soft(1.0), 2e-4),
+        _at("soft 1/2", _soft(2.0), 2e-4),
+        _at("soft 1/4", _soft(4.0), 2e-4),
+        _at("soft 2/2", _soft(2.0, 2.0), 2e-4),
+        _at("sequence 0.03/0.04", _SEQUENCE, 2e-4),
+        _WRECKED,
+        *_ONES,
+    ),
+    seeds=tuple(range(8)),
+    contrasts=(
+        Contrast("the soft gate learns more at 2e-4", _SOFTS[1].name, _CLIPS[1].name, AREA, 0.03, (11,)),
+        Contrast("and collapses less often", _SOFTS[1].name, _CLIPS[1].name, COLLAPSED, -MANY, (11,)),
+        Contrast("it learns more at 4e-4", _SOFTS[2].name, _CLIPS[2].name, AREA, 0.03, (11,)),
+        Contrast("and collapses less often", _SOFTS[2].name, _CLIPS[2].name, COLLAPSED, -MANY, (11,)),
+        Contrast("it learns more at 1e-4", _SOFTS[0].name, _CLIPS[0].name, AREA, 0.03, (11,)),
+        Contrast(
+            "a higher temperature for negative advantages learns more (1.05 against 1)",
+            _SOFTS[1].name,
+            "soft 1/1 at 0.0002",
+            AREA,
+            0.03,
+            (12,),
+        ),
+        Contrast("and than a lower one", _SOFTS[1].name, "soft 1/0.95 at 0.0002", AREA, 0.03, (12,)),
+        Contrast("a much higher one (4) learns more than 1", "soft 1/4 at 0.0002", "soft 1/1 at 0.0002", AREA, 0.03),
+    ),
+    positive=(
+        Contrast("a rate of 0.01 collapses", _WRECKED.name, _CLIPS[0].name, COLLAPSED, MANY),
+        Contrast("and learns less", _WRECKED.name, _CLIPS[0].name, AREA, -0.1),
+    ),
+    negative=(
+        Contrast("with one update a step the gate is open", _ONES[1].name, _ONES[0].name, AREA, 0.03),
+        Contrast("and none collapses more often", _ONES[1].name, _ONES[0].name, COLLAPSED, MANY),
+    ),
+    measures=(ACCURACY, AREA, COLLAPSED, ENTROPY, RATIO_SPREAD, GRADIENT_NORM),
+    curve="outcome",
+    collapse=COLLAPSE,
+    caveats=(
+        SMALL,
+        "Temperatures of 0.95 and 1.05 change the gate by less than 5 % even at a ratio of 2, so no difference between "
+        "them is to be expected at this size.",
+        "Learning rates are not tuned: stability is compared at the same three rates for both.",
+    ),
+    change="a rate at which one of the two collapses in most seeds and the other in few.",
+    run_seconds=55,
+    quick_steps=12,
+)
+
+_DUAL = tuple(_at("dual clip 3", changed(FARTHER, gate=Clip(0.2, 0.2, dual=3.0)), rate) for rate in RATES[1:])
+_ABOVE = over_run("negative_above", "negative advantage above the range", "share of the tokens")
+
+DUAL_CLIP = Study(
+    name="dual-clip",
+    title="The unbounded side of the clip",
+    claim="For a negative advantage and a ratio above 1 the objective is unbounded, so noise accumulates there; a "
+    "second clip bounds it.",
+    source="a retelling of GSPO; dual clip: Ye et al., 2020 (arXiv:1912.09729)",
+    question="Does bounding the ratio of tokens with negative advantage make training steadier?",
+    arms=(*_CLIPS, *_DUAL, _WRECKED, *_ONES),
+    seeds=tuple(range(8)),
+    contrasts=(
+        Contrast("a dual clip of 3 learns more", _DUAL[1].name, _CLIPS[2].name, AREA, 0.03, (52,)),
+        Contrast("and collapses less often", _DUAL[1].name, _CLIPS[2].name, COLLAPSED, -MANY, (52,)),
+        Contrast("its gradients are smaller", _DUAL[1].name, _CLIPS[2].name, GRADIENT_NORM, -0.1, (52,)),
+        Contrast("at half the rate it learns more", _DUAL[0].name, _CLIPS[1].name, AREA, 0.03),
+    ),
+    positive=(
+        Contrast("a rate of 0.01 collapses", _WRECKED.name, _CLIPS[0].name, COLLAPSED, MANY),
+        Contrast("and learns less", _WRECKED.name, _CLIPS[0].name, AREA, -0.1),
+    ),
+    negative=(Contrast("with one update a step a gate is open", _ONES[1].name, _ONES[0].name, AREA, 0.03),),
+    measures=(ACCURACY, AREA, COLLAPSED, _ABOVE, GRADIENT_NORM, LARGEST_NORM),
+    curve="gradient_norm",
+    collapse=COLLAPSE,
+    caveats=(
+        SMALL,
+        "Gradients are clipped to a norm of 1 in all arms, which bounds what one update can do.",
+        "The arms without a dual clip are those of `sapo`, with the same runs.",
+    ),
+    change="runs without gradient clipping, or text in which single ratios grow beyond 3 often.",
+    run_seconds=55,
+    quick_steps=12,
+)
+
+
+def _band(low: float) -> RunConfig:
+    return changed(replace(NEAR, algorithm=replace(GSPO, kl=None)), gate=Clip(low, low * 4 / 3))
+
+
+_GRPO, _SLOW = Arm("grpo", NEAR, tuned=True), Arm("grpo at 2e-06", trained(NEAR, learning_rate=2e-6))
+_ALIKE = (
+    Arm("1 update grpo", trained(once(NEAR), learning_rate=1e-4)),
+    Arm("1 update gspo", trained(once(_band(0.03)), learning_rate=1e-4)),
+)
+
+GSPO_BAND = Study(
+    name="gspo-band",
+    title="GSPO's efficiency and its band",
+    claim="GSPO achieves significantly superior training stability, efficiency, and performance compared to GRPO … "
+    "despite clipping two orders of magnitude more tokens.",
+    source="GSPO (Zheng et al., 2025, arXiv:2507.18071), introduction and section 5.2",
+    question="With tuned learning rates, does a sequence ratio learn faster than a token ratio, and how much does the "
+    "width of its clip decide?",
+    arms=(
+        _GRPO,
+        Arm("sapo", replace(NEAR, algorithm=SAPO), tuned=True),
+        Arm("gspo 0.0003", _band(3e-4), tuned=True),
+        Arm("gspo 0.003", _band(3e-3), tuned=True),
+        Arm("gspo 0.03", _band(3e-2), tuned=True),
+        _SLOW,
+        *_ALIKE,
+    ),
+    seeds=tuple(range(5)),
+    contrasts=(
+        Contrast("GSPO with a band of 0.03 learns more than GRPO", "gspo 0.03", "grpo", AREA, 0.03, (13, 31)),
+        Contrast("with the paper's band it learns more than GRPO", "gspo 0.0003", "grpo", AREA, 0.03, (13, 54)),
+        Contrast("the paper's band blocks far more than GRPO's clip", "gspo 0.0003", "grpo", BLOCKED, 0.1, (54,)),
+        Contrast("a wider band learns more", "gspo 0.03", "gspo 0.0003", AREA, 0.03),
+        Contrast("its gradients are smaller than GRPO's", "gspo 0.03", "grpo", GRADIENT_NORM, -0.1, (51,)),
+    ),
+    positive=(Contrast("a tenth of the demo's rate learns less", _SLOW.name, "grpo", AREA, -0.05),),
+    negative=(Contrast("with one update a step both ratios are 1", _ALIKE[1].name, _ALIKE[0].name, AREA, 0.03),),
+    measures=(ACCURACY, AREA, BLOCKED, ENTROPY, GRADIENT_NORM),
+    curve="outcome",
+    caveats=(
+        SMALL,
+        "At three tokens a mean of log-ratios spreads far more than over thousands, so the paper's band of 3e-4 is not "
+        "the band that it is there.",
+        "Dense model only. Gradient variance is not measured here, only the norm.",
+    ),
+    change="answers long enough that the sequence ratio's spread is near the band.",
+    run_seconds=32,
+    tuning=Tuning((2e-5, 5e-5, 1e-4, 2e-4), (100, 101), AREA),
+)
+
+_GAP = over_run("sapo_gap", "difference of the gates", "of 1")
+_SPREAD = over_run("ratio_spread", "spread of the ratio", "standard deviation")
+
+SAPO_GSPO = Study(
+    name="sapo-gspo",
+    title="When SAPO acts like GSPO",
+    claim="With small steps and low dispersion of the token ratios in a sequence, the mean of SAPO's token gates is "
+    "close to a smooth gate of the sequence ratio.",
+    source="SAPO (Gao et al., 2025, arXiv:2511.20347), section 4",
+    question="Is the mean gate of a completion's tokens that of its sequence ratio, and does the difference grow with "
+    "the spread of the ratios?",
+    arms=(*_SOFTS, _ONES[1]),
+    seeds=tuple(range(8)),
+    contrasts=(
+        Contrast(
+            "the gates part as ratios spread (4e-4 against 1e-4)", _SOFTS[2].name, _SOFTS[0].name, _GAP, 0.01, (24,)
+        ),
+        Contrast("they differ by 0.01 at 1e-4", _SOFTS[0].name, None, _GAP, 0.01, (24,)),
+    ),
+    positive=(Contrast("ratios spread more at 4e-4", _SOFTS[2].name, _SOFTS[0].name, _SPREAD, 0.05),),
+    negative=(Contrast("with one update a step both gates are open", _ONES[1].name, None, _GAP, 0.01),),
+    measures=(_GAP, _SPREAD, ACCURACY, AREA),
+    curve="sapo_gap",
+    caveats=(SMALL, "Gates are compared, not gradients. The runs are those of `sapo`."),
+    change="longer text, in which a sequence ratio averages over more tokens.",
+    run_seconds=55,
+    quick_steps=12,
+)

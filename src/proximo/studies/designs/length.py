@@ -1,0 +1,213 @@
+"""Studies on answers of many lengths: sums worked out behind filler words."""
+
+from dataclasses import replace
+
+from proximo.algorithms import DAPO, GRPO
+from proximo.maths.pieces.gates import Clip
+from proximo.maths.pieces.keeping import KeepAll, KeepMixed
+from proximo.maths.pieces.shaping import LinearOverlong, SoftOverlong
+from proximo.maths.pieces.weights import ConstantLength, PromptMean, SequenceMean, TokenMean
+from proximo.presets import LENGTH
+from proximo.samplers import SamplingOptions
+from proximo.studies.designs.settings import changed, in_world, trained
+from proximo.studies.measures import (
+    AREA_BY_TOKENS,
+    BEFORE,
+    SAMPLED_ACCURACY,
+    SAMPLED_AREA,
+    UNSTEADY,
+    at_end,
+    growth,
+    over_run,
+    rise,
+)
+from proximo.studies.study import Arm, Contrast, Study, Tuning
+
+BASE = in_world(LENGTH, replace(GRPO, kl=None))
+TUNING = Tuning((1e-4, 2e-4, 4e-4), (100, 101), SAMPLED_AREA)
+SEEDS = tuple(range(5))
+WORLD = "A model of about a million parameters and sums behind filler words that mean nothing: half of the answers are "
+"shorter than 32 tokens, a twentieth longer than 113."
+_LENGTH = growth("length", "growth of the length")
+_WRONG = growth("length_wrong", "growth of wrong answers")
+_LOOPS = over_run("loops", "loops", "share of the completions")
+_ENTROPY = rise("entropy", "rise of the entropy", "nats a token")
+_CUT = over_run("truncated", "cut off", "share of the completions")
+_SHORTER = Arm("penalty on length", changed(BASE, shape=LinearOverlong(0.05, limit=8)))
+_SAME = Arm("sequence mean, one rate", BASE)
+_ROOMY = replace(BASE, sampling=SamplingOptions(temperature=1.0, max_tokens=160))
+"""A limit that cuts off hardly any answer, so that length and reward are independent."""
+UNTRAINED = "before the first step nothing differs"
+PENALTY_SHOWS = Contrast("a penalty on each token shortens answers", _SHORTER.name, _SAME.name, _LENGTH, -0.25)
+
+TOKEN_MEAN = Study(
+    name="token-mean",
+    title="The token mean and length",
+    claim="Since all samples are assigned the same weight, tokens within longer responses may have a "
+    "disproportionately lower contribution … sample-level loss cannot effectively penalize undesirable patterns in "
+    "long samples, which leads to an unhealthy increase in entropy and response length.",
+    source="DAPO (Yu et al., 2025, arXiv:2503.14476), section 3.3",
+    question="Do wrong answers, loops or entropy grow under a mean over each sequence, and less under a mean over all "
+    "tokens?",
+    arms=(
+        Arm("sequence mean", BASE, tuned=True),
+        Arm("token mean", changed(BASE, weights=TokenMean()), tuned=True),
+        Arm("prompt mean", changed(BASE, weights=PromptMean()), tuned=True),
+        Arm("constant length", changed(BASE, weights=ConstantLength()), tuned=True),
+        _SAME,
+        _SHORTER,
+        Arm("sequence mean, limit 160", _ROOMY),
+        Arm("token mean, limit 160", changed(_ROOMY, weights=TokenMean())),
+    ),
+    seeds=SEEDS,
+    contrasts=(
+        Contrast("wrong answers grow less with the token mean", "token mean", "sequence mean", _WRONG, -0.25, (39,)),
+        Contrast("there are fewer loops", "token mean", "sequence mean", _LOOPS, -0.02, (39,)),
+        Contrast("the gradient is steadier", "token mean", "sequence mean", UNSTEADY, -0.1, (5,)),
+        Contrast("more is learned", "token mean", "sequence mean", SAMPLED_AREA, 0.03, (5,)),
+        Contrast("entropy rises less", "token mean", "sequence mean", _ENTROPY, -0.05, (40,)),
+        Contrast(
+            "wrong answers grow less where few are cut off",
+            "token mean, limit 160",
+            "sequence mean, limit 160",
+            _WRONG,
+            -0.25,
+        ),
+    ),
+    positive=(PENALTY_SHOWS,),
+    negative=(Contrast(UNTRAINED, "token mean", "sequence mean", BEFORE, 0.001),),
+    measures=(
+        SAMPLED_ACCURACY,
+        _WRONG,
+        growth("length_right", "growth of right answers"),
+        _LOOPS,
+        _ENTROPY,
+        UNSTEADY,
+        _CUT,
+    ),
+    curve="length_wrong",
+    caveats=(
+        WORLD,
+        "Fine-tuning gave the model its lengths, independent of being right; a large model's own lengths are not.",
+        "The weights change the size of the step; the rate is tuned for each arm.",
+    ),
+    change="a model that repeats itself when it is lost.",
+    run_seconds=100,
+    tuning=TUNING,
+    quick_steps=20,
+)
+
+_LIMITED = replace(BASE, sampling=SamplingOptions(temperature=1.0, max_tokens=48))
+
+OVERLONG = Study(
+    name="overlong",
+    title="Answers that are cut off",
+    claim="Assigning a punitive reward to truncated samples may introduce noise … this penalty can potentially confuse "
+    "the model … Soft Overlong Punishment.",
+    source="DAPO (Yu et al., 2025, arXiv:2503.14476), section 3.4",
+    question="With a limit of 48 tokens, is it better to count cut-off answers as wrong, to leave them out, or to add "
+    "a soft penalty?",
+    arms=(
+        Arm("wrong", _LIMITED, tuned=True),
+        Arm("left out", changed(_LIMITED, keep=KeepAll(truncated=False)), tuned=True),
+        Arm("soft", changed(_LIMITED, shape=SoftOverlong()), tuned=True),
+        Arm("linear", changed(_LIMITED, shape=LinearOverlong(0.02, limit=24)), tuned=True),
+        _SAME,
+        _SHORTER,
+    ),
+    seeds=SEEDS,
+    contrasts=(
+        Contrast("a soft penalty learns more", "soft", "wrong", SAMPLED_AREA, 0.03, (8,)),
+        Contrast("and shortens answers", "soft", "wrong", _LENGTH, -0.1, (8,)),
+        Contrast("leaving cut-off answers out learns more", "left out", "wrong", SAMPLED_AREA, 0.03, (41,)),
+        Contrast("its gradient is steadier", "left out", "wrong", UNSTEADY, -0.1, (41,)),
+    ),
+    positive=(PENALTY_SHOWS,),
+    negative=(Contrast(UNTRAINED, "soft", "wrong", BEFORE, 0.001),),
+    measures=(SAMPLED_ACCURACY, SAMPLED_AREA, _LENGTH, _CUT, UNSTEADY),
+    curve="truncated",
+    caveats=(
+        WORLD,
+        "Brevity itself is a way to be right more often under a limit: the penalty teaches it, and so does counting "
+        "cut-off answers as wrong.",
+        "How many of the cut-off answers would have been right is not measured.",
+    ),
+    change="answers that need their length.",
+    run_seconds=80,
+    tuning=TUNING,
+    quick_steps=20,
+)
+
+_FILTER = trained(changed(BASE, keep=KeepMixed()), refill_rounds=1)
+_HIGHER = changed(_FILTER, gate=Clip(0.2, 0.28))
+_SOFT = changed(_HIGHER, shape=SoftOverlong())
+_TOKENS = changed(_SOFT, weights=TokenMean())
+_WHOLE = replace(BASE, algorithm=DAPO)
+_SLOW = Arm("a twentieth of the rate", trained(BASE, learning_rate=1e-5))
+
+DAPO_LADDER = Study(
+    name="dapo-ladder",
+    title="DAPO's ladder",
+    claim="Each of the techniques (overlong filtering, clip-higher, soft overlong punishment, token-level loss, "
+    "dynamic sampling) improves on the naive GRPO.",
+    source="DAPO (Yu et al., 2025, arXiv:2503.14476), table 1",
+    question="What does each of DAPO's changes add, by updates and by sampled tokens, and what is lost without it?",
+    arms=(
+        Arm("grpo", BASE, tuned=True),
+        Arm("+ filter", _FILTER, tuned=True),
+        Arm("+ clip-higher", _HIGHER, tuned=True),
+        Arm("+ soft overlong", _SOFT, tuned=True),
+        Arm("+ token mean", _TOKENS, tuned=True),
+        Arm("+ dynamic sampling (DAPO)", _WHOLE, tuned=True),
+        Arm("DAPO − clip-higher", changed(_WHOLE, gate=Clip(0.2, 0.2)), tuned=True),
+        Arm("DAPO − soft overlong", changed(_WHOLE, shape=None), tuned=True),
+        Arm("DAPO − token mean", changed(_WHOLE, weights=SequenceMean()), tuned=True),
+        _SLOW,
+        _SAME,
+    ),
+    seeds=SEEDS,
+    contrasts=(
+        Contrast("DAPO learns more by updates", "+ dynamic sampling (DAPO)", "grpo", SAMPLED_AREA, 0.02, (21,)),
+        Contrast("and by tokens", "+ dynamic sampling (DAPO)", "grpo", AREA_BY_TOKENS, 0.02, (21,)),
+        Contrast(
+            "dynamic sampling learns more by tokens",
+            "+ dynamic sampling (DAPO)",
+            "+ token mean",
+            AREA_BY_TOKENS,
+            0.02,
+            (7,),
+        ),
+        Contrast("by updates", "+ dynamic sampling (DAPO)", "+ token mean", SAMPLED_AREA, 0.02, (7,)),
+        Contrast("its gradient is steadier", "+ dynamic sampling (DAPO)", "+ token mean", UNSTEADY, -0.1, (37,)),
+        Contrast("the filter alone", "+ filter", "grpo", SAMPLED_AREA, 0.02),
+        Contrast("clip-higher", "+ clip-higher", "+ filter", SAMPLED_AREA, 0.02),
+        Contrast("the soft penalty", "+ soft overlong", "+ clip-higher", SAMPLED_AREA, 0.02),
+        Contrast("the token mean", "+ token mean", "+ soft overlong", SAMPLED_AREA, 0.02),
+        Contrast("without clip-higher less", "DAPO − clip-higher", "+ dynamic sampling (DAPO)", SAMPLED_AREA, -0.02),
+        Contrast(
+            "without the soft penalty less", "DAPO − soft overlong", "+ dynamic sampling (DAPO)", SAMPLED_AREA, -0.02
+        ),
+        Contrast("without the token mean less", "DAPO − token mean", "+ dynamic sampling (DAPO)", SAMPLED_AREA, -0.02),
+    ),
+    positive=(Contrast("a twentieth of the rate learns less", _SLOW.name, _SAME.name, SAMPLED_AREA, -0.03),),
+    negative=(Contrast(UNTRAINED, "+ dynamic sampling (DAPO)", "grpo", BEFORE, 0.001),),
+    measures=(
+        SAMPLED_ACCURACY,
+        SAMPLED_AREA,
+        AREA_BY_TOKENS,
+        over_run("dead_groups", "dead groups", "share of the groups"),
+        UNSTEADY,
+        at_end("length", "length at the end", "tokens"),
+    ),
+    curve="outcome",
+    caveats=(
+        WORLD,
+        "Dynamic sampling draws more for each update: it is compared by updates and by tokens.",
+        "One order of the ladder; taking each away from the whole is the other view of it.",
+        "The paper's overlong filter is left out in favour of the soft penalty, as in its last rows.",
+    ),
+    change="longer runs, in which entropy collapses and groups die.",
+    run_seconds=100,
+    tuning=TUNING,
+    quick_steps=20,
+)

@@ -1,0 +1,55 @@
+"""Configs that several studies start from, and small changes of them."""
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+from proximo.algorithms import GRPO, Algorithm, UnusualChoice
+from proximo.presets import ARITHMETIC
+from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions
+
+NEAR = replace(
+    ARITHMETIC,
+    algorithm=replace(GRPO, kl=None),
+    device="cpu",
+    evaluation=EvaluationOptions(problems=500, every=5),
+    checkpoints=CheckpointOptions(every=1000, keep=1, keep_best=False),
+    steps=60,
+)
+"""The demo's own settings without a KL term: four updates a step, at a rate at which clips hardly act."""
+FAR = replace(
+    NEAR,
+    training=TrainingOptions(groups=32, group_size=8, minibatches=4, epochs=4, learning_rate=1e-4, warmup_steps=2),
+    evaluation=EvaluationOptions(problems=300, every=3, samples=8),
+)
+"""Sixteen updates on each step's samples at five times the demo's learning rate: clips act on 5 to 20 % of the tokens,
+where at the demo's own settings they never do."""
+SMALL = "A model of 0.8 M parameters and answers of three tokens: nothing is said about large models or long text."
+
+
+def changed(config: RunConfig, **stages: Any) -> RunConfig:
+    """The config with stages of its algorithm replaced; an unusual choice is what a study is for."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnusualChoice)
+        return replace(config, algorithm=replace(config.algorithm, **stages))
+
+
+def trained(config: RunConfig, **options: Any) -> RunConfig:
+    """The config with training options replaced."""
+    return replace(config, training=replace(config.training, **options))
+
+
+def once(config: RunConfig) -> RunConfig:
+    """The same with one update on each step's samples, so that every ratio is 1."""
+    return trained(config, minibatches=1, epochs=1)
+
+
+def in_world(preset: RunConfig, algorithm: Algorithm) -> RunConfig:
+    """A world's preset with an algorithm, on the CPU, evaluated by samples."""
+    return replace(
+        preset,
+        algorithm=algorithm,
+        device="cpu",
+        evaluation=EvaluationOptions(problems=150, every=10, samples=4),
+        checkpoints=NEAR.checkpoints,
+    )

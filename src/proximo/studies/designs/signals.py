@@ -1,0 +1,197 @@
+"""Studies of what a run learns from: the KL term, the group, the verdicts, the scale of advantages."""
+
+from dataclasses import replace
+
+from proximo.algorithms import DAPO
+from proximo.maths.pieces.advantages import GroupCentred
+from proximo.maths.pieces.divergences import KlLoss
+from proximo.maths.pieces.weights import ConstantLength
+from proximo.studies.designs.settings import NEAR, SMALL, changed, trained
+from proximo.studies.measures import ACCURACY, AREA, BEFORE, ENTROPY, final, over_run
+from proximo.studies.noise import NoisyVerdict
+from proximo.studies.study import Arm, Contrast, Study, Tuning
+from proximo.tasks.arithmetic import Arithmetic
+from proximo.tasks.sources.mixture import Mixture, Source
+from proximo.training.config import EvaluationOptions, RunConfig
+from proximo.training.reward_mix import RewardMix, WeightedRule
+
+TUNING = Tuning((1e-5, 2e-5, 5e-5), (100, 101), AREA)
+"""Rates around the demo's."""
+SEEDS = tuple(range(5))
+UNTRAINED = "before the first step nothing differs"
+
+_DAPO = replace(NEAR, algorithm=DAPO)
+
+
+def _kl(config: RunConfig, coefficient: float) -> RunConfig:
+    return changed(config, kl=KlLoss(coefficient)) if coefficient else config
+
+
+KL = Study(
+    name="kl",
+    title="Learning without the KL term",
+    claim="During training the long-CoT reasoning model, the model distribution can diverge significantly from the "
+    "initial model, thus this restriction is not necessary. Therefore, we will exclude the KL term.",
+    source="DAPO (Yu et al., 2025, arXiv:2503.14476), section 2.3",
+    question="With the verdict itself as reward, does leaving the KL term out let a model learn more?",
+    arms=(
+        *(Arm(f"grpo β {each:g}", _kl(NEAR, each), tuned=True) for each in (0, 0.001, 0.04, 0.2, 1.0)),
+        *(Arm(f"dapo β {each:g}", _kl(_DAPO, each), tuned=True) for each in (0, 0.04)),
+        Arm("one rate β 0", NEAR),
+        Arm("one rate β 0.001", _kl(NEAR, 0.001)),
+    ),
+    seeds=SEEDS,
+    contrasts=(
+        Contrast("GRPO learns more without its KL term", "grpo β 0", "grpo β 0.04", AREA, 0.02, (28,)),
+        Contrast("so does DAPO", "dapo β 0", "dapo β 0.04", AREA, 0.02, (28,)),
+        Contrast("and than with five times the coefficient", "grpo β 0", "grpo β 0.2", AREA, 0.02),
+    ),
+    positive=(Contrast("a coefficient of 1 holds learning back", "grpo β 1", "grpo β 0", AREA, -0.02),),
+    negative=(Contrast("a coefficient of 0.001 changes nothing", "one rate β 0.001", "one rate β 0", AREA, 0.02),),
+    measures=(ACCURACY, AREA, ENTROPY, over_run("kl", "KL to the reference", "nats a token")),
+    curve="outcome",
+    caveats=(
+        SMALL,
+        "The reward is the true verdict, so there is nothing to hack: what a KL term is for is not tested here.",
+        "A claim that nothing is lost holds if the first contrast is no effect in the other direction.",
+    ),
+    change="a task whose solution lies far from the first policy.",
+    run_seconds=32,
+    tuning=TUNING,
+)
+
+_MIXED = over_run("dead_groups", "groups that teach nothing", "share of the groups")
+_COVERED = over_run("solved_by_any", "prompts with a right completion", "share of the groups")
+_TOTAL = 512
+
+
+def _grouped(size: int) -> Arm:
+    return Arm(f"group of {size}", trained(NEAR, groups=_TOTAL // size, group_size=size), tuned=True)
+
+
+GROUP_SIZE = Study(
+    name="group-size",
+    title="Coverage and the size of the group",
+    claim="With enough rollouts for each prompt, most of the good and bad cases are covered.",
+    source="a retelling of GRPO (DeepSeekMath, Shao et al., 2024, arXiv:2402.03300, samples 64)",
+    question="At 512 completions a step, what do larger groups of fewer prompts cover, and do they learn more?",
+    arms=tuple(_grouped(size) for size in (8, 2, 4, 16, 32, 64)),
+    seeds=SEEDS,
+    contrasts=(
+        Contrast("32 rollouts cover more prompts than 8", "group of 32", "group of 8", _COVERED, 0.02, (2,)),
+        Contrast("fewer of their groups teach nothing", "group of 32", "group of 8", _MIXED, -0.1, (2,)),
+        Contrast("they learn more from the same number of completions", "group of 32", "group of 8", AREA, 0.02),
+        Contrast("8 learn more than 2", "group of 8", "group of 2", AREA, 0.02),
+    ),
+    positive=(Contrast("64 rollouts cover more than 2", "group of 64", "group of 2", _COVERED, 0.05),),
+    negative=(Contrast(UNTRAINED, "group of 64", "group of 2", BEFORE, 0.001),),
+    measures=(ACCURACY, AREA, _COVERED, _MIXED, ENTROPY),
+    curve="solved_by_any",
+    caveats=(SMALL, "Two-digit sums that the model often gets right: few prompts are out of reach of eight samples."),
+    change="prompts of which one in a hundred completions is right.",
+    run_seconds=50,
+    tuning=TUNING,
+)
+
+
+def _noisy(missed: float, let_through: float, graders: int = 1) -> RunConfig:
+    return replace(NEAR, rewards=RewardMix(task=0.0, rules=(WeightedRule(NoisyVerdict(missed, let_through, graders)),)))
+
+
+NOISY_REWARD = Study(
+    name="noisy-reward",
+    title="Learning from wrong verdicts",
+    claim="Relying on a single reward function makes training sensitive to its noise and bias; several together are "
+    "more robust.",
+    source="a retelling of DAPO's motivation; no paper is cited for it",
+    question="How many wrong verdicts does it take to hurt, and do three graders help?",
+    arms=(
+        Arm("0 %", _noisy(0, 0), tuned=True),
+        Arm("5 %", _noisy(0.05, 0.05), tuned=True),
+        Arm("10 %", _noisy(0.1, 0.1), tuned=True),
+        Arm("20 %", _noisy(0.2, 0.2), tuned=True),
+        Arm("20 % of the right", _noisy(0.2, 0), tuned=True),
+        Arm("20 % of the wrong", _noisy(0, 0.2), tuned=True),
+        Arm("20 %, three graders", _noisy(0.2, 0.2, 3), tuned=True),
+        Arm("50 %", _noisy(0.5, 0.5)),
+        Arm("one rate 0 %", _noisy(0, 0)),
+        Arm("one rate, task", NEAR),
+    ),
+    seeds=SEEDS,
+    contrasts=(
+        Contrast("10 % wrong verdicts hurt", "10 %", "0 %", AREA, -0.03, (27,)),
+        Contrast("20 % hurt", "20 %", "0 %", AREA, -0.03, (27,)),
+        Contrast("three graders do better than one", "20 %, three graders", "20 %", AREA, 0.03, (27,)),
+        Contrast("wrong answers let through hurt", "20 % of the wrong", "0 %", AREA, -0.03),
+        Contrast("right answers missed hurt", "20 % of the right", "0 %", AREA, -0.03),
+    ),
+    positive=(Contrast("verdicts by the toss of a coin teach nothing", "50 %", "one rate 0 %", AREA, -0.1),),
+    negative=(Contrast("a grader without noise is the task itself", "one rate 0 %", "one rate, task", AREA, 0.01),),
+    measures=(ACCURACY, AREA, ENTROPY),
+    curve="outcome",
+    caveats=(
+        SMALL,
+        "Noise is independent of the answer, and an answer gets the same verdict each time; a grader that is wrong in "
+        "a way that can be exploited is another question.",
+        "Three graders err independently of each other here, which is the best case.",
+    ),
+    change="noise that depends on the answer, as a learned reward's does.",
+    run_seconds=50,
+    tuning=TUNING,
+)
+
+_LEVELS = {"one digit": 1, "two digits": 2, "three digits": 3}
+
+
+def _levels(left_out: str = "") -> RunConfig:
+    sources = tuple(
+        Source(name, Arithmetic(digits=digits, held_out=10 if digits == 1 else 200), float(name != left_out))
+        for name, digits in _LEVELS.items()
+    )
+    return replace(NEAR, task=Mixture(sources), evaluation=EvaluationOptions(problems=410, every=5))
+
+
+_TWO, _ONE = (final(f"{name}/outcome", f"accuracy on {name}", "share") for name in ("two digits", "one digit"))
+_ALL = _levels()
+
+STD = Study(
+    name="std",
+    title="Dividing by the standard deviation",
+    claim="Questions with lower standard deviations (too easy or too hard, with rewards almost all 1 or 0) are given "
+    "higher weights during policy updates: a question-level difficulty bias.",
+    source="Dr. GRPO (Liu et al., 2025, arXiv:2503.20783), section 3.1",
+    question="On sums of one, two and three digits, does leaving out the division by the group's standard deviation, "
+    "or by the length, change what is learned?",
+    arms=(
+        Arm("std and length", _ALL, tuned=True),
+        Arm("no std", changed(_ALL, advantage=GroupCentred()), tuned=True),
+        Arm("no length", changed(_ALL, weights=ConstantLength()), tuned=True),
+        Arm("neither (Dr. GRPO)", changed(_ALL, advantage=GroupCentred(), weights=ConstantLength()), tuned=True),
+        Arm("without two digits", _levels("two digits"), tuned=True),
+    ),
+    seeds=SEEDS,
+    contrasts=(
+        Contrast("without the std two digits are learned better", "no std", "std and length", _TWO, 0.02, (56,)),
+        Contrast("and one digit", "no std", "std and length", _ONE, 0.02, (56,)),
+        Contrast("without the length two digits are learned better", "no length", "std and length", _TWO, 0.02),
+        Contrast("without either", "neither (Dr. GRPO)", "std and length", _TWO, 0.02, (56,)),
+    ),
+    positive=(
+        Contrast(
+            "two digits are learned less if they are left out", "without two digits", "std and length", _TWO, -0.02
+        ),
+    ),
+    negative=(Contrast(UNTRAINED, "no std", "std and length", BEFORE, 0.001),),
+    measures=(_ONE, _TWO, AREA, ENTROPY, over_run("gradient_norm", "gradient norm", "mean over the run")),
+    curve="outcome",
+    caveats=(
+        SMALL,
+        "The model answers no three-digit sum before training and none after it; these prompts are groups in which "
+        "every reward is 0.",
+        "Leaving out the std makes gradients smaller; AdamW hides a constant factor, and each arm's rate is tuned.",
+        "Answers have one to four tokens, so length matters little.",
+    ),
+    change="problems whose pass rates spread from 1 in 100 to 99 in 100.",
+    run_seconds=50,
+    tuning=TUNING,
+)

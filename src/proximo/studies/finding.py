@@ -1,0 +1,102 @@
+"""What a study found: its contrasts and controls with differences, intervals and verdicts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proximo.studies.record import Record
+from proximo.studies.study import Contrast, Study
+from proximo.studies.verdict import Difference, Word, difference, shows, verdict
+from proximo.training.rl.evaluate import known_mean
+
+Records = Mapping[tuple[str, int], Record]
+"""Finished runs by arm and seed."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A contrast and what was measured."""
+
+    contrast: Contrast
+    difference: Difference
+    arm: float
+    """Mean of the arm over the seeds that both have."""
+    against: float
+
+    @property
+    def is_shown(self) -> bool:
+        return shows(self.difference, self.contrast.counts)
+
+
+@dataclass(frozen=True)
+class Findings:
+    study: Study
+    records: Records
+    contrasts: tuple[Found, ...]
+    positive: tuple[Found, ...]
+    negative: tuple[Found, ...]
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.records) == len(self.study.arms) * len(self.study.seeds)
+
+    @property
+    def failed(self) -> list[Found]:
+        """Controls that did not come out as they must."""
+        return [each for each in self.positive if not each.is_shown] + [
+            each for each in self.negative if self._is_disturbed(each)
+        ]
+
+    def verdict(self, found: Found) -> Word:
+        """None is given before the last run, without an interval or without the controls."""
+        return verdict(found.difference, found.contrast.counts, controls=self.is_complete and not self.failed)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"complete": self.is_complete, "contrasts": [self._plain(each) for each in self.contrasts]}
+
+    def _is_disturbed(self, found: Found) -> bool:
+        counts = found.contrast.counts
+        return not found.difference.is_known or shows(found.difference, counts) or shows(found.difference, -counts)
+
+    def _plain(self, found: Found) -> dict[str, Any]:
+        contrast, measured = found.contrast, found.difference
+        return {
+            "what": contrast.what,
+            "claims": list(contrast.claims),
+            "verdict": self.verdict(found),
+            "mean": _short(measured.mean),
+            "low": _short(measured.low),
+            "high": _short(measured.high),
+            "half": _short(measured.half),
+            "unit": contrast.measure.unit,
+            "counts": contrast.counts,
+            "seeds": len(measured.values),
+        }
+
+
+def findings(study: Study, records: Records) -> Findings:
+    of = [tuple(_found(study, each, records) for each in part) for part in _parts(study)]
+    return Findings(study, records, *of)
+
+
+def _parts(study: Study) -> tuple[tuple[Contrast, ...], ...]:
+    return study.contrasts, study.positive, study.negative
+
+
+def _found(study: Study, contrast: Contrast, records: Records) -> Found:
+    measure = contrast.measure
+    pairs = [
+        (records[contrast.arm, seed], None if contrast.against is None else records[contrast.against, seed])
+        for seed in study.seeds
+        if all((arm, seed) in records for arm in contrast.arms)
+    ]
+    return Found(
+        contrast,
+        difference([measure.difference(ours, theirs) for ours, theirs in pairs], measure.grain),
+        known_mean(measure.of(ours) for ours, _ in pairs),
+        known_mean(measure.of(theirs) for _, theirs in pairs if theirs is not None),
+    )
+
+
+def _short(value: float) -> float | None:
+    return None if value != value else float(f"{value:.6g}")

@@ -1,0 +1,74 @@
+"""The folder of studies: designs stored before the runs, records of finished runs, and the pages.
+
+NAME.json   the design and its hash, then the verdicts    NAME.md, NAME.svg   the page of a study and its figure
+results/    a record of each finished run, which studies share
+runs/, configs/, logs/   of runs in progress
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from proximo import toml
+from proximo.insight.compare import Job, Place
+from proximo.storage.folders import write_file
+from proximo.studies.record import Record, read
+from proximo.studies.study import Study, design, design_hash
+
+FOLDER, RESULTS = Path("runs/studies"), "results"
+
+
+class Laboratory:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.place = folder, Place(folder)
+
+    @classmethod
+    def of(cls, run: Path) -> "Laboratory":
+        """That of a run's folder."""
+        return cls(run.parent.parent)
+
+    def result(self, run: str) -> Path:
+        return self.folder / RESULTS / f"{run}.json"
+
+    def record(self, job: Job) -> Record | None:
+        return read(self.result(job.name))
+
+    def facts(self, study: Study) -> dict[str, Any] | None:
+        """The stored facts of a study; None if it was never started. ValueError if its design was another."""
+        path = self._facts(study)
+        try:
+            facts = json.loads(path.read_text())
+            stored = facts["hash"]
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError):
+            raise ValueError(f"{path} is damaged: move it away, or give another folder with --out") from None
+        if stored != design_hash(study):
+            raise ValueError(
+                f"{path} was stored before the runs with the hash {str(stored)[:12]}, and the study's is now "
+                f"{design_hash(study)[:12]}: what counts was changed, so give another folder with --out"
+            )
+        return facts
+
+    def settle(self, study: Study) -> None:
+        """Store the design and its hash, before any run."""
+        if self.facts(study) is None:
+            self.conclude(study, {})
+
+    def conclude(self, study: Study, found: dict[str, Any]) -> None:
+        """Store the findings next to the design."""
+        facts = {"hash": design_hash(study), **found, "design": design(study)}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_file(self._facts(study), (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode())
+
+    def prepare(self, jobs: Iterable[Job]) -> None:
+        """What the processes read and write."""
+        for job in jobs:
+            path = self.place.config(job.contender)
+            for folder in (path.parent, self.place.run(job).parent, self.place.log(job).parent):
+                folder.mkdir(parents=True, exist_ok=True)
+            write_file(path, toml.dumps(job.config).encode())
+
+    def _facts(self, study: Study) -> Path:
+        return self.folder / f"{study.label}.json"

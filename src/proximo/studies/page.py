@@ -1,0 +1,177 @@
+"""The page of a study: claim, verdict, figure, tables with intervals, what was fixed before the runs, and the command.
+
+The same records give the same bytes, except for the line with the seconds.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from proximo.maths.intervals import half_width
+from proximo.studies.finding import Findings, Found
+from proximo.studies.study import Study, design_hash
+from proximo.training.rl.evaluate import known_mean
+
+
+def page(found: Findings, rates: Mapping[str, float]) -> str:
+    """Markdown; `rates` are the learning rates of the arms."""
+    study = found.study
+    first = found.contrasts[0]
+    parts = [
+        f"# {study.title}",
+        *_pilot(study),
+        f"> {study.claim}\n>\n> {study.source}",
+        f"**Verdict: {headline(found, first)}**",
+        f"{_sentence(first)}{_incomplete(found)}",
+        f"![{study.curve} of each arm]({study.label}.svg)",
+        f"`{study.curve}` over the steps: means over {len(study.seeds)} seeds, with 95 % intervals as bands.",
+        f"{study.question} Arms of a seed share prompts and random numbers; differences are paired by seed, intervals "
+        "are Student's t over the seeds. What counts was fixed before the runs.",
+        "## Contrasts",
+        table(_CONTRASTS, [_row(found, each) for each in found.contrasts]),
+        "## Controls",
+        _controls(found),
+        "## All arms",
+        "Means over the seeds ± half of their 95 % intervals.",
+        _arms(found, rates),
+        "## What was fixed before the runs",
+        _fixed(study),
+        "## Caveats",
+        "\n".join(f"- {each}" for each in study.caveats),
+        f"What would change the verdict: {study.change}",
+        "## How to repeat it",
+        f"```text\nproximo study {study.name}{' --quick' * study.is_pilot}\n```",
+        _seconds(found),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def headline(found: Findings, of: Found) -> str:
+    """The verdict in words.
+
+    Example: "not detectable at this size: the smallest effect we could have seen is 0.031 nats a token"
+    """
+    word, half = found.verdict(of), of.difference.half
+    if word == "not detectable at this size":
+        return f"{word}: the smallest effect we could have seen is {_plain(half)} {of.contrast.measure.unit}"
+    if word != "no verdict":
+        return word
+    if not found.is_complete:
+        return f"{word} yet: {len(found.records)} of {len(found.study.arms) * len(found.study.seeds)} runs are done"
+    if not of.difference.is_known:
+        return f"{word}: fewer than two seeds have a difference"
+    failed = "; ".join(each.contrast.what for each in found.failed)
+    return f"{word}: a control did not come out as it must ({failed})"
+
+
+_CONTRASTS = (
+    "what is claimed",
+    "measure",
+    "mean",
+    "the other's",
+    "difference",
+    "95 % interval",
+    "counts from",
+    "smallest visible",
+    "seeds",
+    "verdict",
+)
+
+
+def _row(found: Findings, each: Found) -> list[str]:
+    contrast, measured = each.contrast, each.difference
+    return [
+        f"{contrast.what} ({' against '.join(f'`{arm}`' for arm in contrast.arms)})",
+        f"{contrast.measure.name}, {contrast.measure.unit}",
+        _plain(each.arm),
+        _plain(each.against),
+        signed(measured.mean),
+        _interval(each),
+        signed(contrast.counts),
+        _plain(measured.half),
+        str(len(measured.values)),
+        found.verdict(each),
+    ]
+
+
+def _controls(found: Findings) -> str:
+    rows = []
+    for kind, every in (("must show it", found.positive), ("must show nothing", found.negative)):
+        for each in every:
+            row = _row(found, each)
+            rows.append([kind, *row[:7], row[8], "failed" if each in found.failed else "as it must"])
+    return table(("control", *_CONTRASTS[:7], "seeds", "came out"), rows)
+
+
+def _arms(found: Findings, rates: Mapping[str, float]) -> str:
+    study, rows = found.study, []
+    for arm in study.arms:
+        runs = [found.records[arm.name, seed] for seed in study.seeds if (arm.name, seed) in found.records]
+        cells = []
+        for measure in study.measures:
+            values = [value for run in runs if (value := measure.of(run)) == value]
+            cells.append(f"{_plain(known_mean(values))} ± {_plain(half_width(values))}" if values else "–")
+        rate = rates.get(arm.name)
+        tuned = " (tuned)" if study.tuning is not None and arm.tuned else ""
+        rows.append([arm.name, "–" if rate is None else f"{rate:g}{tuned}", *cells, str(len(runs))])
+    header = ("arm", "learning rate", *(f"{each.name}, {each.unit}" for each in study.measures), "seeds")
+    return table(header, rows)
+
+
+def _fixed(study: Study) -> str:
+    measures = {each.measure.name: each.measure.what for each in (*study.contrasts, *study.controls)}
+    measures |= {each.name: each.what for each in study.measures}
+    config = study.arms[0].config
+    lines = [
+        f"- SHA-256 of the design, stored before the first run: `{design_hash(study)}`",
+        f"- seeds: {', '.join(map(str, study.seeds))}",
+        f"- `{study.arms[0].name}`: {config.steps} steps, {config.training.groups} × {config.training.group_size} "
+        f"completions and {config.training.updates} updates a step",
+        f"- a collapse: {study.collapse}",
+        *(f"- {name}: {what}" for name, what in measures.items()),
+    ]
+    if study.tuning is not None:
+        rates = ", ".join(f"{rate:g}" for rate in study.tuning.rates)
+        lines.append(
+            f"- learning rates of tuned arms: the best of {rates} by {study.tuning.measure.name}, on the seeds "
+            f"{', '.join(map(str, study.tuning.seeds))}"
+        )
+    return "\n".join(lines)
+
+
+def _pilot(study: Study) -> list[str]:
+    return ["**A pilot (`--quick`): few seeds and steps. A hint, no verdict on the claim.**"] if study.is_pilot else []
+
+
+def _sentence(found: Found) -> str:
+    contrast, measured = found.contrast, found.difference
+    return (
+        f"{contrast.what}: {signed(measured.mean)} {contrast.measure.unit} ({_interval(found)}) in "
+        f"{contrast.measure.name}, {len(measured.values)} seeds; {signed(contrast.counts)} or more in this direction "
+        "counts as an effect."
+    )
+
+
+def _incomplete(found: Findings) -> str:
+    return "" if found.is_complete else " Not all runs are done: the numbers are those of the finished ones."
+
+
+def _seconds(found: Findings) -> str:
+    total = sum(record.seconds for record in found.records.values())
+    return f"{len(found.records)} runs, {total:,.0f} processor seconds, without tuning."
+
+
+def _interval(found: Found) -> str:
+    measured = found.difference
+    return f"{signed(measured.low)} to {signed(measured.high)}" if measured.is_known else "–"
+
+
+def signed(value: float) -> str:
+    return "–" if value != value else f"{value:+.3g}".replace("-", "−")
+
+
+def _plain(value: float) -> str:
+    return "–" if value != value else f"{value:.3g}".replace("-", "−")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

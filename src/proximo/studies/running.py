@@ -1,0 +1,140 @@
+"""Runs studies: tuning first, then every arm with every seed, in processes of one thread; what is finished is kept."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from proximo.insight.compare import Failure, Job, run_jobs
+from proximo.machine import Machine
+from proximo.studies.folder import Laboratory
+from proximo.studies.record import Record, job
+from proximo.studies.study import Arm, Study
+from proximo.training.config import RunConfig
+from proximo.training.rl.evaluate import known_mean
+
+MACHINE = Machine(threads=1, onednn=False)
+"""One thread and no library that chooses by processor: the same everywhere, so that a study can be repeated."""
+WORKER = "proximo.studies.worker"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Amount:
+    """What there is to do."""
+
+    runs: int
+    """Runs, those of tuning included; one that several studies share counts once."""
+    left: int
+    seconds: float
+    """Processor seconds that are left, roughly."""
+
+
+def with_rate(config: RunConfig, rate: float) -> RunConfig:
+    return replace(config, training=replace(config.training, learning_rate=rate))
+
+
+def tuning_jobs(study: Study) -> list[Job]:
+    if study.tuning is None:
+        return []
+    tuned = [arm for arm in study.arms if arm.tuned]
+    return [
+        job(with_rate(arm.config, rate), seed)
+        for seed in study.tuning.seeds
+        for arm in tuned
+        for rate in study.tuning.rates
+    ]
+
+
+def chosen_rate(study: Study, arm: Arm, lab: Laboratory) -> float | None:
+    """The arm's learning rate: its own, or the best of the tuning, the smaller of two that are equal; None as long as
+    a run of its tuning is missing."""
+    if study.tuning is None or not arm.tuned:
+        return arm.config.training.learning_rate
+    best, found = None, -math.inf
+    for rate in sorted(study.tuning.rates):
+        records = [lab.record(job(with_rate(arm.config, rate), seed)) for seed in study.tuning.seeds]
+        if any(record is None for record in records):
+            return None
+        mean = known_mean(study.tuning.measure.of(record) for record in records if record is not None)
+        if mean > found:
+            best, found = rate, mean
+    return best
+
+
+def arm_jobs(study: Study, lab: Laboratory) -> dict[tuple[str, int], Job]:
+    """The runs of the study by arm and seed, all arms of a seed before the next; arms not tuned yet are missing."""
+    rates = {arm.name: chosen_rate(study, arm, lab) for arm in study.arms}
+    return {
+        (arm.name, seed): job(with_rate(arm.config, rate), seed)
+        for seed in study.seeds
+        for arm in study.arms
+        if (rate := rates[arm.name]) is not None
+    }
+
+
+def records(study: Study, lab: Laboratory) -> dict[tuple[str, int], Record]:
+    """The finished runs by arm and seed."""
+    found = {key: lab.record(each) for key, each in arm_jobs(study, lab).items()}
+    return {key: record for key, record in found.items() if record is not None}
+
+
+def amount(studies: Sequence[Study], lab: Laboratory) -> Amount:
+    """What the studies need together."""
+    seconds: dict[str, float] = {}
+    done: set[str] = set()
+    for study in studies:
+        every = [*tuning_jobs(study), *arm_jobs(study, lab).values()]
+        seconds |= {each.name: study.run_seconds for each in every}
+        done |= {each.name for each in every if lab.record(each) is not None}
+        for arm in study.arms:  # not tuned yet: which runs these will be is not known
+            if chosen_rate(study, arm, lab) is None:
+                seconds |= {f"{study.name} {arm.name} {seed}": study.run_seconds for seed in study.seeds}
+    left = seconds.keys() - done
+    return Amount(len(seconds), len(left), math.fsum(seconds[name] for name in left))
+
+
+def run(studies: Sequence[Study], out: Path, processes: int, say: Say, minutes: float | None = None) -> list[Failure]:
+    """Do what is left of the studies; ValueError if a stored design differs from the study's."""
+    until = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    lab = Laboratory(out)
+    for study in studies:
+        lab.settle(study)
+    failures = []
+    stages: tuple[Callable[[Study], Iterable[Job]], ...] = (
+        tuning_jobs,
+        lambda study: arm_jobs(study, lab).values(),
+    )
+    for jobs_of in stages:
+        every = _unique(each for study in studies for each in jobs_of(study))
+        left = [each for each in every if lab.record(each) is None]
+        lab.prepare(left)
+        failures += _run(left, lab, processes, say, until)
+    return failures
+
+
+def _run(jobs: list[Job], lab: Laboratory, processes: int, say: Say, until: float) -> list[Failure]:
+    done, began = 0, time.monotonic()
+
+    def ended(each: Job, failure: Failure | None) -> None:
+        nonlocal done
+        done += 1
+        left = (time.monotonic() - began) / done * (len(jobs) - done) / 60
+        how = "finished" if failure is None else f"FAILED, {failure.message}"
+        say(f"{each.name}: {how} ({done} of {len(jobs)}, about {left:.0f} min left)")
+
+    return run_jobs(
+        jobs,
+        lab.place,
+        {each.contender: MACHINE for each in jobs},
+        processes,
+        started=lambda _: None,
+        ended=ended,
+        worker=WORKER,
+        until=until,
+    )
+
+
+def _unique(jobs: Iterable[Job]) -> list[Job]:
+    return list({each.name: each for each in jobs}.values())

@@ -1,0 +1,190 @@
+"""A study is a value: a claim, the arms that test it, and what counts as an effect, all of it fixed before the runs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from proximo.studies.record import Record, digest, essence
+from proximo.training.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a run, or of a pair of runs with the same seed."""
+
+    name: str
+    unit: str
+    what: str
+    """How it is computed, in a sentence: the part of it that is hashed with the study."""
+    of: Callable[[Record], float]
+    """The number of a run; NaN if it has none."""
+    between: Callable[[Record, Record], float] | None = None
+    """The difference between a run and another; None: the difference of their numbers."""
+    grain: float = 0.0
+    """Size of one event where the number counts events, such as 1 for a collapse; 0 for any other."""
+
+    def difference(self, ours: Record, theirs: Record | None) -> float:
+        """Between a run and another, or the run's own number."""
+        if theirs is None:
+            return self.of(ours)
+        return self.of(ours) - self.of(theirs) if self.between is None else self.between(ours, theirs)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A config under a name."""
+
+    name: str
+    config: RunConfig
+    tuned: bool = False
+    """Whether its learning rate is tuned, if the study has a tuning."""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Two arms compared in one measure."""
+
+    what: str
+    """The statement that is tested."""
+    arm: str
+    against: str | None
+    """The other arm; None: the arm's own numbers are compared with 0."""
+    measure: Measure
+    counts: float
+    """Smallest difference, arm minus other, that counts as an effect; its sign is the direction that is claimed."""
+    claims: tuple[int, ...] = ()
+    """Rows of the atlas that it answers."""
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        return (self.arm,) if self.against is None else (self.arm, self.against)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Learning rates of which each tuned arm gets the best, on seeds that the study itself does not use."""
+
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    measure: Measure
+    """Measure that is to be as large as possible."""
+
+
+@dataclass(frozen=True)
+class Study:
+    name: str
+    title: str
+    claim: str
+    """The claim in its author's words, or close to them."""
+    source: str
+    question: str
+    arms: tuple[Arm, ...]
+    """Arms; the first is the baseline."""
+    seeds: tuple[int, ...]
+    contrasts: tuple[Contrast, ...]
+    """Contrasts that answer the question; the first gives the study's verdict."""
+    positive: tuple[Contrast, ...]
+    """Controls that must show an effect; if one does not, the study could not have seen any and gives no verdict."""
+    negative: tuple[Contrast, ...]
+    """Controls that must show none; if one does, the study sees what is not there and gives no verdict."""
+    measures: tuple[Measure, ...]
+    """Measures of which the page has a table for all arms."""
+    curve: str
+    """Metric of the figure, over the steps."""
+    caveats: tuple[str, ...]
+    change: str
+    """What would change the verdict."""
+    run_seconds: float
+    """Seconds of one run on one core, roughly: for the estimate before the runs."""
+    tuning: Tuning | None = None
+    collapse: str = "not part of this study"
+    """Definition of a collapse."""
+    quick_seeds: int = 3
+    quick_steps: int = 15
+    is_pilot: bool = False
+
+    def __post_init__(self) -> None:
+        names = [arm.name for arm in self.arms]
+        assert len(set(names)) == len(names), f"{self.name}: arms {names}"
+        for contrast in (*self.contrasts, *self.controls):
+            assert set(contrast.arms) <= set(names), f"{self.name}: {contrast.what}"
+            assert contrast.counts, f"{self.name}: {contrast.what} counts nothing"
+        assert self.tuning is None or not set(self.tuning.seeds) & set(self.seeds), f"{self.name}: seeds"
+
+    @property
+    def controls(self) -> tuple[Contrast, ...]:
+        return (*self.positive, *self.negative)
+
+    def arm(self, name: str) -> Arm:
+        return next(arm for arm in self.arms if arm.name == name)
+
+    @property
+    def label(self) -> str:
+        """Name of its files."""
+        return f"{self.name}-quick" if self.is_pilot else self.name
+
+    def quick(self) -> "Study":
+        """A pilot: few seeds and steps, the arms of the first contrast and the controls, no tuning."""
+        contrasts = self.contrasts[:1]
+        needed = {name for each in (*contrasts, *self.controls) for name in each.arms}
+        arms = (replace(arm, config=_shorter(arm.config, self.quick_steps)) for arm in self.arms if arm.name in needed)
+        first = self.arms[0].config.steps
+        return replace(
+            self,
+            arms=tuple(arms),
+            seeds=self.seeds[: self.quick_seeds],
+            contrasts=contrasts,
+            tuning=None,
+            run_seconds=self.run_seconds * min(self.quick_steps / first, 1.0),
+            is_pilot=True,
+        )
+
+
+def _shorter(config: RunConfig, steps: int) -> RunConfig:
+    steps = min(steps, config.steps)
+    every, value = config.evaluation.every, config.value
+    return replace(
+        config,
+        steps=steps,
+        evaluation=replace(config.evaluation, every=None if every is None else min(every, steps)),
+        value=None if value is None else replace(value, pretrain_steps=min(value.pretrain_steps, steps - 1)),
+    )
+
+
+def design(study: Study) -> dict[str, Any]:
+    """Everything that is fixed before the runs, as plain values."""
+    tuning = study.tuning
+    return {
+        "name": study.name,
+        "title": study.title,
+        "pilot": study.is_pilot,
+        "claim": study.claim,
+        "source": study.source,
+        "question": study.question,
+        "arms": {arm.name: {"config": essence(arm.config), "tuned": arm.tuned} for arm in study.arms},
+        "seeds": list(study.seeds),
+        "contrasts": [_plain(each) for each in study.contrasts],
+        "positive controls": [_plain(each) for each in study.positive],
+        "negative controls": [_plain(each) for each in study.negative],
+        "tuning": None
+        if tuning is None
+        else {"rates": list(tuning.rates), "seeds": list(tuning.seeds), "measure": tuning.measure.what},
+        "collapse": study.collapse,
+        "caveats": list(study.caveats),
+    }
+
+
+def design_hash(study: Study) -> str:
+    """SHA-256 of the design as canonical JSON."""
+    return digest(design(study))
+
+
+def _plain(contrast: Contrast) -> dict[str, Any]:
+    measure = contrast.measure
+    return {
+        "what": contrast.what,
+        "arm": contrast.arm,
+        "against": contrast.against,
+        "measure": {"name": measure.name, "unit": measure.unit, "what": measure.what, "grain": measure.grain},
+        "counts": contrast.counts,
+    }

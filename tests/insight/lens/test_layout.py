@@ -1,0 +1,19 @@
+"""Rows and tokens: the fast ways count and copy as an index does."""
+
+import pytest
+import torch
+
+from proximo.insight.lens import layout
+from proximo.insight.lens.layout import Layout
+
+
+@pytest.mark.parametrize("long", [0, 10**9])
+def test_rows_are_padded_and_counted_token_by_token(monkeypatch, long):
+    monkeypatch.setattr(layout, "LONG", long)
+    made = Layout(torch.tensor([2, 0, 3]))
+    values = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert made.padded(values, torch.tensor([2, 0, 1]), 9).tolist() == [[3, 4, 5], [1, 2, 9], [9, 9, 9]]
+    assert made.padded(values, torch.tensor([1]), 9).tolist() == [[9]]
+    assert made.padded(values, torch.tensor([], dtype=torch.long)).shape == (0, 1)
+    assert made.count(values > 1.5).tolist() == [1, 0, 3]
+    assert made.any(values > 2.5).tolist() == [False, False, True]

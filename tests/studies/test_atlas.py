@@ -1,0 +1,61 @@
+"""The atlas: every claim has a verdict with a command, or the reason why there is none."""
+
+import json
+
+from proximo.studies.atlas.claims import CLAIMS
+from proximo.studies.atlas.page import NO_VERDICT, NOT_RUN, PAGE, atlas, atlas_rows
+from proximo.studies.designs import STUDIES
+from proximo.studies.study import design_hash
+from tests import ROOT
+
+PAGES = ROOT / "docs/studies"
+
+
+def test_every_claim_has_a_verdict_with_a_command_or_a_reason(tmp_path):
+    assert [claim.number for claim in CLAIMS] == list(range(1, 58))
+    for row in atlas_rows(tmp_path):
+        claim = row.claim
+        if row.verdict == NO_VERDICT:
+            assert claim.reason, claim
+        else:
+            assert len(row.command) > 2, claim
+            assert row.verdict == NOT_RUN or claim.found, claim
+        assert bool(claim.verdict) == bool(claim.found) == bool(claim.command), claim
+
+
+def test_every_contrast_answers_a_claim_that_exists():
+    known = {claim.number for claim in CLAIMS}
+    for study in STUDIES:
+        asked = {number for contrast in study.contrasts for number in contrast.claims}
+        assert asked, study.name
+        assert asked <= known, study.name
+
+
+def test_a_study_that_was_run_gives_its_claims_their_verdict(tmp_path):
+    study = STUDIES[0]
+    found = {
+        "what": "it keeps more entropy",
+        "claims": [19],
+        "verdict": "not detectable at this size",
+        "mean": 0.01,
+        "low": -0.01,
+        "high": 0.03,
+        "half": 0.02,
+        "unit": "nats",
+        "seeds": 8,
+    }
+    facts = {"hash": design_hash(study), "complete": True, "contrasts": [found]}
+    (tmp_path / f"{study.name}.json").write_text(json.dumps(facts))
+    [row] = [row for row in atlas_rows(tmp_path) if row.claim.number == 19]
+    assert row.verdict == "not detectable at this size: 0.02 nats could have been seen"
+    assert row.found == ("it keeps more entropy: +0.01 nats (−0.01 to +0.03, 8 seeds), not detectable at this size")
+    assert row.links == (f"[{study.name}]({study.name}.md)",)
+    # Results of another design, or of some of the runs, are none.
+    for wrong in ({"hash": "other"}, {"complete": False}):
+        (tmp_path / f"{study.name}.json").write_text(json.dumps(facts | wrong))
+        [row] = [row for row in atlas_rows(tmp_path) if row.claim.number == 19]
+        assert row.verdict == NOT_RUN
+
+
+def test_the_page_is_what_is_known():
+    assert (PAGES / PAGE).read_text() == atlas(PAGES), "make it anew: python -m proximo.studies --publish docs/studies"

@@ -1,0 +1,326 @@
+"""Studies as values, what they find in given records, and their pages."""
+
+import json
+import math
+import re
+from dataclasses import dataclass, make_dataclass, replace
+
+import pytest
+
+from proximo import toml
+from proximo.algorithms import PPO
+from proximo.cli import main
+from proximo.insight.compare import workers
+from proximo.presets import ARITHMETIC
+from proximo.studies import command, measures
+from proximo.studies.command import conclude, conduct, listed, named
+from proximo.studies.designs import STUDIES
+from proximo.studies.figure import figure
+from proximo.studies.finding import findings
+from proximo.studies.folder import Laboratory
+from proximo.studies.noise import NoisyVerdict
+from proximo.studies.page import headline, page
+from proximo.studies.record import Record, essence, job, read, write
+from proximo.studies.running import arm_jobs, chosen_rate, tuning_jobs, with_rate
+from proximo.studies.study import Arm, Contrast, Study, Tuning, design_hash
+from proximo.training.config import ValueOptions
+from proximo.training.old_names import loads_run
+from proximo.types import Completion, Problem
+from tests.processes import start_run
+
+SMALL = replace(
+    ARITHMETIC,
+    device="cpu",
+    steps=1,
+    training=replace(ARITHMETIC.training, groups=2, minibatches=1, learning_rate=1e-5),
+    evaluation=replace(ARITHMETIC.evaluation, problems=4),
+)
+
+
+def contrast(what: str, arm: str, counts: float = 0.1) -> Contrast:
+    return Contrast(what, arm, "base", measures.ACCURACY, counts, (19,))
+
+
+STUDY = Study(
+    name="small",
+    title="A small study",
+    claim="It helps.",
+    source="somewhere",
+    question="Does it help?",
+    arms=tuple(
+        Arm(name, with_rate(SMALL, rate), tuned=name == "helped")
+        for name, rate in {"base": 1e-5, "helped": 2e-5, "must": 3e-5, "same": 4e-5}.items()
+    ),
+    seeds=(0, 1, 2, 3),
+    contrasts=(contrast("it helps", "helped"),),
+    positive=(contrast("this must help", "must"),),
+    negative=(contrast("this must not", "same"),),
+    measures=(measures.ACCURACY, measures.ENTROPY),
+    curve="entropy",
+    caveats=("small",),
+    change="more seeds",
+    run_seconds=1,
+)
+
+
+def record(outcome: float, entropy: float = 0.5) -> Record:
+    return Record({"entropy": [1.0, entropy]}, {"step": [0.0, 2.0], "outcome": [0.0, outcome]}, 1.0)
+
+
+def runs(**means: float) -> dict[tuple[str, int], Record]:
+    """Four seeds around each mean."""
+    ends = (0.01, -0.01, 0.02, -0.02)
+    of = {"base": 0.0, "helped": 0.0, "must": 0.3, "same": 0.0} | means
+    return {
+        (arm, seed): record(0.5 + mean + (ends[seed] if arm == "helped" else 0.0))
+        for arm, mean in of.items()
+        for seed in STUDY.seeds
+    }
+
+
+@pytest.mark.parametrize(
+    ("helped", "said"),
+    [
+        (0.2, "holds here"),
+        (-0.2, "contrary"),
+        (0.0, "does not hold here"),
+        (0.09, "not detectable at this size: the smallest effect we could have seen is 0.029 share"),
+    ],
+)
+def test_a_study_says_what_it_found(helped, said):
+    found = findings(STUDY, runs(helped=helped))
+    assert headline(found, found.contrasts[0]) == said
+    assert found.to_dict()["contrasts"][0]["verdict"] == said.partition(":")[0]
+
+
+def test_a_failing_control_leaves_no_verdict():
+    blind = findings(STUDY, runs(helped=0.2, must=0.0))
+    assert headline(blind, blind.contrasts[0]).startswith(
+        "no verdict: a control did not come out as it must (this must"
+    )
+    seeing = findings(STUDY, runs(helped=0.2, same=-0.3))
+    assert [each.contrast.what for each in seeing.failed] == ["this must not"]
+    assert seeing.verdict(seeing.contrasts[0]) == "no verdict"
+
+
+def test_no_verdict_before_the_last_run():
+    some = runs(helped=0.2)
+    del some["same", 3]
+    found = findings(STUDY, some)
+    assert headline(found, found.contrasts[0]) == "no verdict yet: 15 of 16 runs are done"
+
+
+def test_the_page_has_what_a_reader_needs_and_the_same_bytes_again():
+    found = findings(STUDY, runs(helped=0.2))
+    text = page(found, {"base": 1e-5})
+    assert text == page(findings(STUDY, runs(helped=0.2)), {"base": 1e-5})
+    for wanted in (
+        "> It helps.",
+        "**Verdict: holds here**",
+        "+0.2 share (+0.171 to +0.229)",
+        "4 seeds",
+        design_hash(STUDY),
+        "this must help",
+        "more seeds",
+        "proximo study small\n",
+        "16 runs, 16 processor seconds",
+    ):
+        assert wanted in text, wanted
+    drawn = figure(found)
+    assert drawn.startswith("<svg xmlns=")
+    assert "4 seeds" in drawn
+
+
+def test_what_counts_is_part_of_the_hash():
+    other = replace(STUDY, contrasts=(contrast("it helps", "helped", counts=0.01),))
+    assert design_hash(other) != design_hash(STUDY)
+    assert design_hash(replace(STUDY, run_seconds=5)) == design_hash(STUDY)
+
+
+@dataclass(frozen=True)
+class Before:
+    rate: float = 0.1
+    inner: tuple[int, ...] = (1, 2)
+
+
+Later = make_dataclass(
+    "Before", [("rate", float, 0.1), ("inner", tuple[int, ...], (1, 2)), ("added", int, 7)], frozen=True
+)
+
+
+def test_a_field_that_is_added_later_changes_no_name():
+    assert essence(Before(0.2)) == essence(Later(0.2)) == {"type": "Before", "rate": 0.2}
+    assert essence(Later(added=8)) == {"type": "Before", "added": 8}
+    assert essence(Before(inner=(3,))) == {"type": "Before", "inner": [3]}
+    assert job(SMALL, 0).contender == job(SMALL, 5).contender
+    assert job(SMALL, 0).contender != job(with_rate(SMALL, 7e-5), 0).contender
+
+
+def test_a_design_changed_after_the_runs_is_refused(tmp_path):
+    lab = Laboratory(tmp_path)
+    lab.settle(STUDY)
+    lab.settle(STUDY)
+    other = replace(STUDY, contrasts=(contrast("it helps", "helped", counts=0.01),))
+    with pytest.raises(ValueError, match="stored before the runs with the hash .*: what counts was changed"):
+        lab.settle(other)
+
+
+def test_a_pilot_has_other_files_fewer_seeds_and_says_so():
+    pilot = STUDY.quick()
+    assert (pilot.label, len(pilot.seeds), pilot.tuning) == ("small-quick", 3, None)
+    assert design_hash(pilot) != design_hash(STUDY)
+    assert "**A pilot" in page(findings(pilot, {}), {})
+
+
+def test_a_record_is_read_as_it_was_written_and_a_damaged_one_is_none(tmp_path):
+    path = tmp_path / "results/a.json"
+    kept = Record({"entropy": [0.123456789, math.nan]}, {"step": [0.0], "outcome": [0.5]}, 2.34)
+    write(path, kept)
+    found = read(path)
+    assert found is not None
+    assert found.steps["entropy"][0] == 0.123457
+    assert found.known("entropy") == [0.123457]
+    assert (found.held_out, found.seconds) == ({"step": [0.0], "outcome": [0.5]}, 2.3)
+    path.write_text(path.read_text()[:20])
+    assert read(path) is None
+
+
+def test_tuning_takes_the_best_rate_on_other_seeds(tmp_path):
+    study = replace(STUDY, tuning=Tuning((1e-5, 2e-5, 4e-5), (10, 11), measures.ACCURACY))
+    lab, [arm] = Laboratory(tmp_path), [arm for arm in study.arms if arm.tuned]
+    assert len(tuning_jobs(study)) == 6
+    assert chosen_rate(study, arm, lab) is None
+    assert ("helped", 0) not in arm_jobs(study, lab)
+    for rate, outcomes in {1e-5: (0.2, 0.3), 2e-5: (0.4, 0.3), 4e-5: (0.3, 0.4)}.items():
+        for seed, outcome in zip(study.tuning.seeds if study.tuning else (), outcomes, strict=True):
+            write(lab.result(job(with_rate(arm.config, rate), seed).name), record(outcome))
+    assert chosen_rate(study, arm, lab) == 2e-5  # the smaller of two that are equal
+    assert arm_jobs(study, lab)["helped", 0].config.training.learning_rate == 2e-5
+
+
+def test_entropy_is_compared_when_both_are_equally_accurate():
+    """Both go from 0.2 to 0.6, one in 10 steps and one in 20; entropy falls by 0.01 a step from 1."""
+    fast, slow = (
+        Record(
+            {"entropy": [1 - 0.01 * step for step in range(25)]},
+            {"step": [0.0, float(steps)], "outcome": [0.2, 0.6]},
+            1.0,
+        )
+        for steps in (10, 20)
+    )
+    # At accuracy 0.6 − 0.02·i the steps are 10 − i/2 and 20 − i, so 0.1 − 0.005·i apart: 0.0775 on average.
+    gap = measures.EQUAL_ENTROPY.difference(fast, slow)
+    assert gap == pytest.approx(0.0775, abs=0.005)
+    assert measures.EQUAL_ENTROPY.difference(fast, fast) == 0
+    assert measures.AREA.of(fast) == pytest.approx(0.4)
+
+
+@pytest.mark.filterwarnings("ignore::proximo.algorithms.UnusualChoice")
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
+def test_every_study_is_whole(study):
+    assert named(study.name) is study
+    assert study.positive, "a control that must show an effect"
+    assert study.negative, "a control that must show none"
+    assert study.caveats
+    assert len({design_hash(study), design_hash(study.quick())}) == 2
+    assert {arm.config.device for arm in study.arms} == {"cpu"}
+    for arm in study.arms:  # a process of its own reads it
+        assert loads_run(toml.dumps(arm.config), arm.name) == arm.config
+
+
+def test_a_noisy_grader_turns_the_same_verdicts_round_each_time():
+    problems = [Problem(id=str(index), prompt="1+1=", answer="2") for index in range(2000)]
+    right, wrong = (
+        [Completion(tokens=(5, 1), text=said, finish="stop", logprobs=(0.0, 0.0)) for _ in problems]
+        for said in ("2\n", "3\n")
+    )
+    grader = NoisyVerdict(missed=0.2, let_through=0.1)
+    assert sum(grader(problems, right)) / 2000 == pytest.approx(0.8, abs=0.03)
+    assert sum(grader(problems, wrong)) / 2000 == pytest.approx(0.1, abs=0.03)
+    assert grader(problems, right) == grader(problems, right)
+    assert set(NoisyVerdict(0.5, 0.5, graders=3)(problems, right)) == {0.0, 1 / 3, 2 / 3, 1.0}
+    assert NoisyVerdict()(problems[:1], right[:1]) == [1.0]
+
+
+def test_a_collapse_is_half_of_the_best_ten_in_a_row():
+    def of(outcomes):
+        return measures.COLLAPSED.of(Record({"outcome": outcomes}, {}, 1.0))
+
+    assert of([0.8] * 10 + [0.3] * 10) == 1
+    assert of([0.8] * 10 + [0.5] * 10) == 0
+    assert of([0.8] * 10 + [0.1] * 5 + [0.8] * 5) == 0
+
+
+def test_names_that_are_none():
+    with pytest.raises(ValueError, match="no study is called 'clip'; there are: clip-higher"):
+        named("clip")
+
+
+def test_a_study_runs_resumes_and_concludes(tmp_path, monkeypatch):
+    """Two arms, one seed, the arms' runs in processes; the second time nothing is left to do."""
+    monkeypatch.setattr(workers, "_start", start_run)
+    lines: list[str] = []
+    study = replace(
+        STUDY,
+        arms=(STUDY.arms[0], Arm("helped", with_rate(SMALL, 2e-5)), Arm("must", SMALL), Arm("same", SMALL)),
+        seeds=(0,),
+    )
+    assert conduct([study], tmp_path, processes=2, say=lines.append)
+    assert lines[0] == "small: 2 runs, 2 left: about 0 min with 2 processes"  # equal configs are one run
+    assert not list((tmp_path / "runs").iterdir())
+    first = (tmp_path / "small.md").read_bytes()
+    lines.clear()
+    assert conduct([study], tmp_path, processes=2, say=lines.append)
+    assert lines[0] == "small: 2 runs, 0 left"
+    assert (tmp_path / "small.md").read_bytes() == first
+    assert json.loads((tmp_path / "small.json").read_text())["hash"] == design_hash(study)
+    assert conclude(study, Laboratory(tmp_path)).is_complete
+    assert "not started" in listed(tmp_path)[0]
+
+
+def test_the_command_lists_says_how_much_and_refuses(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "cores", lambda: 2)
+    assert main(["study"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("not started") == len(STUDIES)
+    hours = float(re.findall(r"left: about ([0-9.]+) h with 2 processes", said)[0])
+    assert hours < 12, "the whole laboratory on two cores"
+    assert main(["study", "clip-higher", "--quick", "--dry-run", "--processes", "2"]) == 0
+    assert capsys.readouterr().err.startswith("clip-higher-quick: 15 runs, 15 left: about ")
+    assert not (tmp_path / "runs").exists()
+    for wrong, message in (
+        (["clip"], "no study is called 'clip'"),
+        (["clip-higher", "--processes", "0"], "--processes 0: give a whole number"),
+        (["clip-higher", "sapo"], "study takes one name"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["study", *wrong])
+        assert message in capsys.readouterr().err
+
+
+def curve(outcomes, tokens):
+    evaluated = {"step": [0.0, 1.0, 2.0], "outcome": outcomes, "mean_at_k": outcomes}
+    return Record({"sampled_tokens": tokens}, evaluated, 1.0)
+
+
+def test_areas_by_steps_and_by_tokens():
+    """One learns more in a step and samples four times as much for it."""
+    costly, cheap = curve([0.0, 0.4, 0.8], [400.0, 400.0]), curve([0.0, 0.2, 0.4], [100.0, 100.0])
+    assert measures.SAMPLED_AREA.difference(costly, cheap) == pytest.approx(0.4 - 0.2)
+    # Up to 200 tokens the costly one is at 0.2: a mean of 0.1 against 0.2.
+    assert measures.AREA_BY_TOKENS.difference(costly, cheap) == pytest.approx(-0.1)
+    assert measures.AREA_BY_TOKENS.difference(cheap, costly) == pytest.approx(0.1)
+
+
+def test_growth_and_unsteadiness():
+    grown = Record({"length": [10.0] * 5 + [15.0] * 5, "gradient_norm": [1.0, 3.0]}, {}, 1.0)
+    assert measures.growth("length", "").of(grown) == pytest.approx(0.5)
+    assert measures.rise("length", "", "").of(grown) == pytest.approx(5)
+    assert measures.UNSTEADY.of(grown) == pytest.approx(2**0.5 / 2)
+
+
+def test_a_pilot_of_a_value_model_leaves_a_step_for_the_policy():
+    config = replace(SMALL, algorithm=PPO, steps=60, value=ValueOptions(pretrain_steps=59))
+    pilot = replace(STUDY, arms=(Arm("base", config), *STUDY.arms[1:])).quick()
+    assert pilot.arms[0].config.value == ValueOptions(pretrain_steps=14)
