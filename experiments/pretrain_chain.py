@@ -8,13 +8,11 @@ So a long chain is rarely right, and the reward does not say which of its steps 
 
 import argparse
 import random
-from dataclasses import replace
 from pathlib import Path
 
 from experiments.pretraining import SEED, Lesson, pretrain
 from proximo.data import Example
 from proximo.models import tiny_model, tiny_tokenizer
-from proximo.presets import CHAIN
 from proximo.tasks import Chain, Split
 
 CARELESS = 0.15
@@ -33,7 +31,7 @@ def example(task: Chain, index: int, split: Split) -> Example:
 
 
 def lesson(steps: int, batch: int, learning_rate: float, longest: int) -> Lesson:
-    task = replace(CHAIN.task, steps=tuple(range(1, longest + 1)), held_out=200)
+    task = Chain(steps=tuple(range(1, longest + 1)), held_out=200)
     count = min(batch * steps, 30_000)
     train = [example(task, index, "train") for index in range(count)]
     held_out = [example(task, index, "held_out") for index in range(200)]

@@ -197,13 +197,14 @@ class Learner:
     def updates(self, batch: Batch) -> Iterator[Update]:
         """Train on a step's rows: epochs × minibatches of whole groups, shuffled."""
         first = partial(with_drift, partial(self.update, fresh=True), self.policy, self.passes)
-        return self._each_minibatch(batch, lambda rows, number: self.update(rows) if number else first(rows))
+        later = partial(self.update, fresh=False)
+        return self._each_minibatch(batch, lambda rows, number: (later if number else first)(rows))
 
     def value_updates(self, batch: Batch) -> Iterator[Update]:
         """The same for the value model alone, on what completions really earned; the policy stays as it is."""
         return self._each_minibatch(batch, lambda rows, _: self.update_value(rows))
 
-    def update(self, batch: Batch, *, fresh: bool = False) -> Update:
+    def update(self, batch: Batch, *, fresh: bool) -> Update:
         """One optimizer update, exact over any split into micro-batches; none where a number is not finite."""
         if (unread := self.guard.skip_if_not_finite(batch)) is not None:
             return unread
@@ -293,8 +294,7 @@ class Learner:
             planned = {name: values[name] for name in ("token_budget", "is_planned")}
             self.passes = replace(self.passes, **planned)
         layers, offloaded = values["checkpointed"], values.get("offloaded", False)
-        if layers is True:  # before layers were counted: all of them
-            layers = checkpointable_layers(self._models)
+        layers = checkpointable_layers(self._models) if layers is True else layers  # True: layers were not counted yet
         self.passes = replace(self.passes, checkpointed=int(layers), offloaded=offloaded)
         checkpoint_models(self._models, self.passes)
         self.passes = self.passes.with_token_limit(self.guard.max_tokens)
