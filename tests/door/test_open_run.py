@@ -108,8 +108,8 @@ def test_a_plot_is_a_drawing_with_its_own_style(folder: Path, tmp_path: Path):
     assert any(text.startswith("training ") for text in texts)
     assert any(text.startswith("held-out ") for text in texts)
     (style,) = [element.text or "" for element in drawing.iter() if element.tag.endswith("}style")]
-    assert "--s1: #0072b2" in style
-    assert "--s1: #56b4e9" in style  # on dark
+    assert "--s1: #1e5581" in style
+    assert "--s1: #95bacd" in style  # on dark
     selectors = [each.strip() for each in style.replace("@media (prefers-color-scheme: dark){", "").split("}")]
     assert all(each.startswith((".chart", "@media")) for each in selectors if each)  # nothing outside is restyled
     assert plot.svg in plot._repr_html_()

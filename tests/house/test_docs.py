@@ -13,9 +13,11 @@ import torch
 
 from proximo import presets
 from proximo.cli import main
+from proximo.cli.commands import compare, plan
 from proximo.data import Mistakes, read_examples, read_rankings
 from proximo.insight.compare import workers
 from proximo.maths.pieces import traits
+from proximo.studies import designs
 from tests import ROOT
 from tests.processes import start_run
 from tests.sandbox.captivity import needs_sandbox
@@ -63,6 +65,8 @@ FEWER = replace(
     evaluation=replace(presets.ARITHMETIC.evaluation, problems=4),
 )
 """The same for documented code, in the preset that it trains."""
+IMPORTED = (compare, plan, designs)
+"""Modules that take the preset when they are imported, which must not be while it is replaced."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

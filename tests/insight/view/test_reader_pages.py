@@ -17,7 +17,7 @@ from proximo.insight.lens.words import why
 from proximo.insight.view import reader
 from tests.fixture import GROUP, LOG_RATIO, MASK, OLD
 from tests.insight.test_turns import PIECES, TURNS
-from tests.insight.view.browser import VIEWPORT, Served, Window, served
+from tests.insight.view.browser import VIEWPORT, Served, Window, served, until
 from tests.insight.view.test_figures import AXE, RULES
 from tests.insight.view.test_reader import ADVANTAGES, BY_HAND, answers, fixture_group, value_of
 from tests.stored import UNSCORED, Asked, Said, store
@@ -176,9 +176,15 @@ def test_pointing_at_a_token_says_its_numbers_and_why(window, page, root):
     run = RunFolder(root / "known")
     seen = look(run.step(0), GRPO, run.config)
     for row, token in ((0, 0), (1, 1), (2, 2), (0, 3)):
-        window.page.hover(f"[data-row='{row}'] .text [data-token='{token}']")
         words = why(run.step(0), seen, row, token)
-        window.until("words => document.querySelector('.card .words')?.textContent === words", words)
+
+        def said(row: int = row, token: int = token, words: str = words) -> bool:
+            """Pointed at again: a token that is drawn anew below a pointer at rest hears nothing of it."""
+            window.page.hover(f"[data-row='{row}'] .text [data-token='{token}']")
+            script = "words => document.querySelector('.card .words')?.textContent === words"
+            return window.page.evaluate(script, words)
+
+        until(said)
         card = window.page.inner_text(".card")
         assert f"token {token} of" in card
         assert f"row {row}" in card
@@ -391,7 +397,7 @@ def test_a_link_restores_everything(window, page):
 
 def test_the_same_problem_at_another_step(window, page):
     opened(window, page, run="known", step=0, group=0)
-    assert window.page.locator(".time").count() == 2
+    window.until("() => document.querySelectorAll('.time').length === 2")
     window.page.click(".time[data-step='1']")
     window.until("() => location.hash.includes('step=1&group=0')")
 

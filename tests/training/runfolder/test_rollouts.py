@@ -48,7 +48,7 @@ def test_rows_come_back_as_they_were(tmp_path):
     assert step.prompt == ["0="] * 4
     assert step.answer == ["0"] * 4
     assert step.text == ["0123", "01", "012", "0"]
-    assert step.pieces == [["0", "1", "2", "3"], ["0", "1"], ["0", "1", "2"], ["0"]]
+    assert [list(row) for row in step.pieces] == [["0", "1", "2", "3"], ["0", "1"], ["0", "1", "2"], ["0"]]
     assert step.parts == [{"task": 1.0}, {"task": 0.0}, {"task": 0.0}, {"task": 1.0}]
     assert torch.equal(step.current, (OLD + LOG_RATIO)[MASK].unsqueeze(0))
     assert torch.equal(step.entropy, -(OLD + LOG_RATIO)[MASK].unsqueeze(0))

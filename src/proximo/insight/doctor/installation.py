@@ -46,6 +46,7 @@ class Extra:
 
 TRACKERS = (("wandb", "wandb"), ("trackio", "trackio"), ("tensorboard", "tensorboard"), ("mlflow", "mlflow-skinny"))
 """Each tracker's extra, and the package that it needs."""
+ENVIRONMENTS = ("gymnasium", "openenv", "verifiers")
 EXTRAS = (
     Extra("view", ("starlette", "uvicorn"), "the page of `proximo view`", 'pip install "proximo[view]"'),
     Extra("gym", ("reasoning-gym",), "tasks of reasoning-gym", 'pip install "proximo[gym]"'),
@@ -53,6 +54,9 @@ EXTRAS = (
     Extra("gguf", ("gguf",), "export to llama.cpp", 'pip install "proximo[gguf]"'),
     *(Extra(each, (package,), f"the tracker {each}", f'pip install "proximo[{each}]"') for each, package in TRACKERS),
     Extra("vllm", ("vllm",), "engines of vLLM", 'pip install "proximo[vllm]"'),
+    Extra("ray", ("ray",), "ranks on a Ray cluster", 'pip install "proximo[ray]"'),
+    *(Extra(each, (each,), f"environments of {each}", f'pip install "proximo[{each}]"') for each in ENVIRONMENTS),
+    Extra("mcp", ("mcp",), "tools of MCP servers", 'pip install "proximo[mcp]"'),
     Extra("qlora", ("peft", "bitsandbytes"), "adapters on a 4-bit model", 'pip install "proximo[qlora]"'),
     Extra(
         "smollm",
