@@ -6,9 +6,9 @@ from functools import cached_property
 from typing import Any
 
 from proximo.acting.starting import Starting
-from proximo.data import stable_hash
 from proximo.outside import load_class
 from proximo.tasks import Split
+from proximo.tasks.draws import check_held_out, numbered
 from proximo.types import Completion, Grade, Problem
 
 
@@ -34,15 +34,14 @@ class Starts:
     while_sampling = True
 
     def __post_init__(self) -> None:
-        if self.held_out < 1:
-            raise ValueError(f"task.held_out is {self.held_out}: give at least 1")
+        check_held_out(self.held_out)
 
     def size(self, split: Split) -> int | None:
         return None if split == "train" else self.held_out
 
     def problem(self, index: int, split: Split, seed: int) -> Problem:
-        place = index if split == "train" else index % self.held_out
-        drawn = stable_hash("starts", split, place, seed if split == "train" else 0) % 2**31
+        place, number = numbered("starts", index, split, seed, self.held_out)
+        drawn = number % 2**31
         text = "\n\n".join(filter(None, (self.instruction, self._environment.start(drawn))))
         prompt = ({"role": "user", "content": text},) if self.chat else text
         return Problem(f"start-{split}-{place}", prompt, None, {"start": drawn})

@@ -19,6 +19,17 @@ def reserved(key: str) -> bool:
     return stable_hash("reserved", key) % _RESERVED == 0
 
 
+def check_held_out(count: int) -> None:
+    if count < 1:
+        raise ValueError(f"task.held_out is {count}: give at least 1")
+
+
+def numbered(name: str, index: int, split: Split, seed: int, held_out: int) -> tuple[int, int]:
+    """A problem's place in its split, and the number that is drawn for it; a held-out one's is that of every seed."""
+    place = index if split == "train" else index % held_out
+    return place, stable_hash(name, split, place, seed if split == "train" else 0)
+
+
 class Stream:
     """An endless supply of random problems, and a fixed held-out set disjoint from it.
 
@@ -45,8 +56,7 @@ class Stream:
 
     def _fill(self, count: int) -> tuple[Problem, ...]:
         """`count` distinct reserved problems, the same for every seed."""
-        if count < 1:
-            raise ValueError(f"task.held_out is {count}: give at least 1")
+        check_held_out(count)
         found: dict[str, Problem] = {}
         misses = 0
         random = Random(stable_hash("held_out"))

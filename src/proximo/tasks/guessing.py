@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from proximo.data import stable_hash
+from proximo.tasks.draws import check_held_out, numbered
 from proximo.tasks.protocol import Split
 from proximo.types import Completion, Grade, Problem
 
@@ -30,15 +30,14 @@ class Guessing:
     reward_range = (0.0, 1.0)
 
     def __post_init__(self) -> None:
-        if self.held_out < 1:
-            raise ValueError(f"task.held_out is {self.held_out}: give at least 1")
+        check_held_out(self.held_out)
 
     def size(self, split: Split) -> int | None:
         return None if split == "train" else self.held_out
 
     def problem(self, index: int, split: Split, seed: int) -> Problem:
-        place = index if split == "train" else index % self.held_out
-        random = Random(stable_hash("guessing", split, place, seed if split == "train" else 0))
+        place, drawn = numbered("guessing", index, split, seed, self.held_out)
+        random = Random(drawn)
         number = self.secret == "number"
         answer = str(random.randint(1, 9)) if number else "".join(random.choice(LETTERS) for _ in range(3))
         prompt = ({"role": "user", "content": PROMPTS[self.secret]},)

@@ -23,11 +23,16 @@ def said(capsys: pytest.CaptureFixture[str], arguments: Sequence[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_rounds_are_the_commands_by_hand(tmp_path: Path, monkeypatch, capsys, ordinary_precision):
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch, ordinary_precision) -> None:
+    """A folder with pairs.jsonl and the reward model that was trained on them."""
     monkeypatch.chdir(tmp_path)
     assert main(["train", *POLICY[2:], "--run", "first"]) == 0
     assert main(["pairs", "first", "--out", "pairs.jsonl"]) == 0
     assert main(["reward-model", "pairs.jsonl", "--run", "judge", *FIT]) == 0
+
+
+def test_rounds_are_the_commands_by_hand(begun, monkeypatch, capsys):
     rounds = ["iterate", "--reward-model", "judge", *POLICY, "--pairs", "pairs.jsonl", "--run", "rounds", "--json"]
     found = json.loads(said(capsys, rounds))["rounds"]
 
@@ -49,11 +54,7 @@ def test_rounds_are_the_commands_by_hand(tmp_path: Path, monkeypatch, capsys, or
     assert Path("rounds/policy-2/metrics.jsonl").read_bytes() == before
 
 
-def test_a_round_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch, capsys, ordinary_precision):
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", *POLICY[2:], "--run", "first"]) == 0
-    assert main(["pairs", "first", "--out", "pairs.jsonl"]) == 0
-    assert main(["reward-model", "pairs.jsonl", "--run", "judge", *FIT]) == 0
+def test_a_round_that_was_cut_off_goes_on(begun, monkeypatch, capsys):
     rounds = ["iterate", "--reward-model", "judge", *POLICY, "--pairs", "pairs.jsonl", "--json", "--run"]
     assert main([*rounds, "whole"]) == 0
     from proximo.training.pipeline import rounds as module

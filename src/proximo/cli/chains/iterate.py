@@ -1,19 +1,17 @@
 """`proximo iterate`: train a policy and its reward model in turn."""
 
 import json
-from dataclasses import asdict
-from datetime import datetime
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from proximo import toml
 from proximo.cli.configs import naming_flags, run_config
-from proximo.cli.flags import asks_for_help, refuse, say, take, take_number, take_switch
+from proximo.cli.flags import refuse, say, take, take_number, take_switch
 from proximo.cli.run_folders import ACCEPT_LOST, report_failure, taken
-from proximo.door.folders import suit_attempt
+from proximo.door.folders import folder_for, suit_attempt
 from proximo.storage.lines import plain
 from proximo.training.config import RunConfig
-from proximo.training.offline.fitting import FitOptions
-from proximo.training.pipeline.rounds import Round, RoundsConfig, iterate, table
+from proximo.training.pipeline.rounds import FIT, Round, RoundsConfig, iterate, table
 
 USAGE = "[PRESET | run.toml] --reward-model DIR --pairs FILE [--rounds N] [--run DIR] [--field VALUE ...]"
 HELP = """flags of the command itself:
@@ -48,7 +46,6 @@ def run(arguments: list[str]) -> int:
     }
     rate = take_number(arguments, "--judge-rate", float)
     epochs = take_number(arguments, "--judge-epochs", float)
-    helping = asks_for_help(arguments)
     policy, _ = run_config(
         arguments,
         prog="proximo iterate",
@@ -56,9 +53,8 @@ def run(arguments: list[str]) -> int:
         description="Train a policy and its reward model in turn: iterative GRPO.",
         help_more=f"{HELP}{naming_flags('iterate')}\n{EXAMPLES}",
     )
-    assert not helping, "help ends the process"
     config = _rounds(policy, pairs, own, {"learning_rate": rate, "epochs": epochs})
-    path = Path(folder) if folder else Path("runs") / f"iterate-{datetime.now():%Y%m%d-%H%M%S}"
+    path = folder_for(folder or None, "iterate")
     with taken(path, toml.dumps(config), allowed=None, points=None) as attempt:
         if attempt.result is not None:
             say(f"{path}: this run is finished")
@@ -81,11 +77,11 @@ def _rounds(policy: RunConfig, pairs: str | None, own: dict[str, object], fit: d
         refuse("iterate needs --pairs FILE, the rankings that the reward model was trained on")
     if not Path(pairs).is_file():
         refuse(f"--pairs {pairs}: there is no such file; proximo pairs RUN --out {pairs} writes one")
-    given = {"learning_rate": 3e-4} | {name: value for name, value in fit.items() if value is not None}
+    given = {name: value for name, value in fit.items() if value is not None}
     if (by := own["by"]) not in (None, "outcome", "reward"):
         refuse(f"--by {by}: give outcome or reward")
     chosen = {name: value for name, value in own.items() if value is not None}
     try:
-        return RoundsConfig(policy, pairs, fit=FitOptions(**given), **chosen)  # pyright: ignore[reportArgumentType]
+        return RoundsConfig(policy, pairs, fit=replace(FIT, **given), **chosen)  # pyright: ignore[reportArgumentType]
     except ValueError as error:
         refuse(str(error))

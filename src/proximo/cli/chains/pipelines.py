@@ -1,13 +1,11 @@
 """`proximo train pipeline-demo`: all stages from demonstrations to PPO, GRPO and DPO, measured by the true reward."""
 
 import json
-from datetime import datetime
-from pathlib import Path
 
 from proximo import toml
 from proximo.cli.flags import changed, refuse, say, take_switch
 from proximo.cli.run_folders import ACCEPT_LOST, report_failure, taken
-from proximo.door.folders import suit_attempt
+from proximo.door.folders import folder_for, suit_attempt
 from proximo.models import pick_device
 from proximo.training.pipeline import PipelineConfig, pipeline
 
@@ -47,7 +45,7 @@ def run(
             print(toml.dumps(config))
             print(f"# in turn: {', '.join(config.stages)}")
         return 0
-    path = Path(folder) if folder else Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    path = folder_for(folder or None, name)
     with taken(path, toml.dumps(config), allowed=None, points=None) as attempt:
         if attempt.result is not None:
             say(f"{path}: this run is finished")

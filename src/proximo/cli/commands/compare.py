@@ -5,7 +5,6 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +17,7 @@ from proximo.cli.flags import asks_for_help, changed, refuse, said_later, say, t
 from proximo.cli.run_folders import ACCEPT_LOST
 from proximo.defaults import listed
 from proximo.door.comparing import SEEDS, checked_plan, compared, default_jobs, machines_for
+from proximo.door.folders import folder_for
 from proximo.explain import Card
 from proximo.insight.compare import (
     JSON,
@@ -81,7 +81,7 @@ def run(arguments: list[str]) -> int:
     if dry_run:
         _print_plan(plan, jobs or default_jobs(plan, machines_for(plan)))
         return 0
-    path = Path(folder) if folder else Path("runs") / f"compare-{datetime.now():%Y%m%d-%H%M%S}"
+    path = folder_for(folder or None, "compare")
     command += "" if folder else f" --run {shlex.quote(str(path))}"
     result, failures = _train(plan, path, jobs, command, accept_lost)
     _print_result(path, result, as_json)

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +20,7 @@ from proximo.cli.run_folders import (
     with_ranks,
 )
 from proximo.data import DataFile
-from proximo.door.folders import suit_attempt
+from proximo.door.folders import folder_for, suit_attempt
 from proximo.door.stages import StageFunction, fitted_in
 from proximo.tracking.starting import tracked
 from proximo.training.offline.dpo import DpoConfig, dpo
@@ -114,7 +113,7 @@ def run_stage(
             refuse("--skip-bad is for data files: name one")
         config = replace(config, data=replace(config.data, skip_bad=True))
     config = config if ranks is None else with_ranks(config, ranks)
-    path = Path(folder) if folder else Path("runs") / f"{command}-{datetime.now():%Y%m%d-%H%M%S}"
+    path = folder_for(folder or None, command)
     if config.ranks is not None:
         status = launched(config.ranks, [command, *given], None if folder else path, lambda: _follow(config))
         if status is not None:

@@ -8,7 +8,7 @@ algorithm 1. The reference of a round is the policy that it begins with.
 import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +23,8 @@ from proximo.training.offline.reward_model import RewardModelConfig, train_rewar
 from proximo.training.pipeline.running import fitted, prefixed, reinforced
 from proximo.training.runfolder.resume import Attempt, begin
 
+FIT = FitOptions(learning_rate=3e-4)
+"""How reward models are trained further: less than they were trained at first."""
 FEWEST = 10
 """Rankings of which a tenth is held out; fewer are all trained on."""
 
@@ -41,7 +43,7 @@ class RoundsConfig:
     """Value to rank by: the task's outcome, or the reward that was trained on."""
     old_share: float = 0.1
     """Share of a round's rankings that are drawn from the earlier ones."""
-    fit: FitOptions = field(default_factory=lambda: FitOptions(learning_rate=3e-4))
+    fit: FitOptions = FIT
     """How a reward model is trained further between rounds."""
 
     def __post_init__(self) -> None:
