@@ -8,12 +8,13 @@ runs/, configs/, logs/   of runs in progress
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from proximo import toml
 from proximo.insight.compare import Job, Place
 from proximo.storage.folders import write_file
-from proximo.studies.record import Record, read
+from proximo.studies.courses.stored import Courses, Stored, course_file
+from proximo.studies.record import Record, StudyJob, read
 from proximo.studies.study import Study, design, design_hash
 
 FOLDER, RESULTS = Path("runs/studies"), "results"
@@ -62,13 +63,15 @@ class Laboratory:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_file(self._facts(study), (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode())
 
-    def prepare(self, jobs: Iterable[Job]) -> None:
+    def prepare(self, jobs: Iterable[StudyJob]) -> None:
         """What the processes read and write."""
         for job in jobs:
             path = self.place.config(job.contender)
             for folder in (path.parent, self.place.run(job).parent, self.place.log(job).parent):
                 folder.mkdir(parents=True, exist_ok=True)
             write_file(path, toml.dumps(job.config).encode())
+            if job.course is not None:
+                write_file(course_file(path), toml.dumps(Stored(cast("Courses", job.course))).encode())
 
     def _facts(self, study: Study) -> Path:
         return self.folder / f"{study.label}.json"

@@ -7,12 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from proximo.insight.compare.plan import Job
 from proximo.insight.folder import RunFolder
 from proximo.insight.reading import is_number
 from proximo.insight.report.facts import Row, gather
+from proximo.machine import Machine
 from proximo.storage.folders import write_file
 from proximo.training.config import RunConfig
 
@@ -48,10 +49,26 @@ class Record:
         return [value for value in self.steps.get(metric, ()) if not math.isnan(value)]
 
 
-def job(config: RunConfig, seed: int) -> Job:
+class Course(Protocol):
+    """What a run does where it is more than training by its config: a frozen dataclass."""
+
+    def run(self, config: RunConfig, folder: Path, machine: Machine) -> Record: ...
+
+
+@dataclass(frozen=True)
+class StudyJob(Job):
+    """A run of a study."""
+
+    course: Course | None = None
+    """What it does; None: train by its config."""
+
+
+def job(config: RunConfig, seed: int, course: Course | None = None) -> StudyJob:
     """The run of a config with a seed. Its name is made from the config, so that arms and studies share equal runs, and
     a changed config never meets an earlier result."""
-    return Job(digest(essence(replace(config, seed=0)))[:16], replace(config, seed=seed))
+    plain = essence(replace(config, seed=0))
+    made_from = plain if course is None else {"config": plain, "course": essence(course)}
+    return StudyJob(digest(made_from)[:16], replace(config, seed=seed), course)
 
 
 def essence(value: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from proximo.insight.compare import Failure, Job, run_jobs
 from proximo.machine import Machine
 from proximo.studies.folder import Laboratory
-from proximo.studies.record import Record, job
+from proximo.studies.record import Record, StudyJob, job
 from proximo.studies.study import Arm, Study
 from proximo.training.config import RunConfig
 from proximo.training.rl.evaluate import known_mean
@@ -35,12 +35,12 @@ def with_rate(config: RunConfig, rate: float) -> RunConfig:
     return replace(config, training=replace(config.training, learning_rate=rate))
 
 
-def tuning_jobs(study: Study) -> list[Job]:
+def tuning_jobs(study: Study) -> list[StudyJob]:
     if study.tuning is None:
         return []
     tuned = [arm for arm in study.arms if arm.tuned]
     return [
-        job(with_rate(arm.config, rate), seed)
+        job(with_rate(arm.config, rate), seed, arm.course)
         for seed in study.tuning.seeds
         for arm in tuned
         for rate in study.tuning.rates
@@ -54,7 +54,7 @@ def chosen_rate(study: Study, arm: Arm, lab: Laboratory) -> float | None:
         return arm.config.training.learning_rate
     best, found = None, -math.inf
     for rate in sorted(study.tuning.rates):
-        records = [lab.record(job(with_rate(arm.config, rate), seed)) for seed in study.tuning.seeds]
+        records = [lab.record(job(with_rate(arm.config, rate), seed, arm.course)) for seed in study.tuning.seeds]
         if any(record is None for record in records):
             return None
         mean = known_mean(study.tuning.measure.of(record) for record in records if record is not None)
@@ -63,11 +63,11 @@ def chosen_rate(study: Study, arm: Arm, lab: Laboratory) -> float | None:
     return best
 
 
-def arm_jobs(study: Study, lab: Laboratory) -> dict[tuple[str, int], Job]:
+def arm_jobs(study: Study, lab: Laboratory) -> dict[tuple[str, int], StudyJob]:
     """The runs of the study by arm and seed, all arms of a seed before the next; arms not tuned yet are missing."""
     rates = {arm.name: chosen_rate(study, arm, lab) for arm in study.arms}
     return {
-        (arm.name, seed): job(with_rate(arm.config, rate), seed)
+        (arm.name, seed): job(with_rate(arm.config, rate), seed, arm.course)
         for seed in study.seeds
         for arm in study.arms
         if (rate := rates[arm.name]) is not None
@@ -102,7 +102,7 @@ def run(studies: Sequence[Study], out: Path, processes: int, say: Say, minutes: 
     for study in studies:
         lab.settle(study)
     failures = []
-    stages: tuple[Callable[[Study], Iterable[Job]], ...] = (
+    stages: tuple[Callable[[Study], Iterable[StudyJob]], ...] = (
         tuning_jobs,
         lambda study: arm_jobs(study, lab).values(),
     )
@@ -114,7 +114,7 @@ def run(studies: Sequence[Study], out: Path, processes: int, say: Say, minutes: 
     return failures
 
 
-def _run(jobs: list[Job], lab: Laboratory, processes: int, say: Say, until: float) -> list[Failure]:
+def _run(jobs: list[StudyJob], lab: Laboratory, processes: int, say: Say, until: float) -> list[Failure]:
     done, began = 0, time.monotonic()
 
     def ended(each: Job, failure: Failure | None) -> None:
@@ -136,5 +136,5 @@ def _run(jobs: list[Job], lab: Laboratory, processes: int, say: Say, until: floa
     )
 
 
-def _unique(jobs: Iterable[Job]) -> list[Job]:
+def _unique(jobs: Iterable[StudyJob]) -> list[StudyJob]:
     return list({each.name: each for each in jobs}.values())

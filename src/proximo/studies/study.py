@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from proximo.studies.record import Record, digest, essence
+from proximo.studies.record import Course, Record, digest, essence
 from proximo.training.config import RunConfig
 
 
@@ -38,6 +38,8 @@ class Arm:
     config: RunConfig
     tuned: bool = False
     """Whether its learning rate is tuned, if the study has a tuning."""
+    course: Course | None = None
+    """What its runs do; None: train by the config."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ def design(study: Study) -> dict[str, Any]:
         "claim": study.claim,
         "source": study.source,
         "question": study.question,
-        "arms": {arm.name: {"config": essence(arm.config), "tuned": arm.tuned} for arm in study.arms},
+        "arms": {arm.name: _plain_arm(arm) for arm in study.arms},
         "seeds": list(study.seeds),
         "contrasts": [_plain(each) for each in study.contrasts],
         "positive controls": [_plain(each) for each in study.positive],
@@ -179,6 +181,11 @@ def design(study: Study) -> dict[str, Any]:
 def design_hash(study: Study) -> str:
     """SHA-256 of the design as canonical JSON."""
     return digest(design(study))
+
+
+def _plain_arm(arm: Arm) -> dict[str, Any]:
+    course = {} if arm.course is None else {"course": essence(arm.course)}
+    return {"config": essence(arm.config), "tuned": arm.tuned, **course}
 
 
 def _plain(contrast: Contrast) -> dict[str, Any]:

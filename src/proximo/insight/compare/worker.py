@@ -6,6 +6,7 @@ python -m proximo.insight.compare.worker CONFIG SEED DIR THREADS ONEDNN ACCEPT_L
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +24,12 @@ from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
 from proximo.training.runfolder.resume import begin
 
+Work = Callable[[RunConfig, Path, Machine, bool], None]
+"""What a process does: a config, a folder, the machine's settings, and whether lost rows of a log are accepted."""
 
-def main(arguments: list[str]) -> int:
+
+def main(arguments: list[str], work: Work | None = None) -> int:
+    """`work`: what is done in the place of training by the config."""
     path, seed, folder, threads, onednn, accept_lost, parent = arguments
     die_with_parent()
     if os.getppid() != int(parent):  # the parent has already died
@@ -33,7 +38,7 @@ def main(arguments: list[str]) -> int:
     sys.argv = ["proximo", "train", path, "--seed", seed, "--run", folder]  # the command that the run's record shows
     try:
         config = replace(loads_run(Path(path).read_text(encoding="utf-8"), path), seed=int(seed))
-        train_one(config, Path(folder), Machine(int(threads), bool(int(onednn))), bool(int(accept_lost)))
+        (work or train_one)(config, Path(folder), Machine(int(threads), bool(int(onednn))), bool(int(accept_lost)))
     except (OSError, ValueError) as error:
         print(f"error: {visible(masked(str(error)), MAX_SHOWN)}", file=sys.stderr, flush=True)
         return 1

@@ -1,12 +1,14 @@
 """The studies, as one tuple; the first are those on which most hangs."""
 
+from proximo.studies.designs.beyond import DPO_GRPO, RECOVERY
 from proximo.studies.designs.clipping import CLIP_HIGHER, CLIP_RATIO, CLIPPED_TOKENS, UNIFORM_ADVANTAGES
 from proximo.studies.designs.course import DEAD_GROUPS, FIRST_SUCCESS
-from proximo.studies.designs.five import FIVE_LENGTH, FIVE_MIXTURE
-from proximo.studies.designs.gates import DUAL_CLIP, GSPO_BAND, SAPO_GSPO, SAPO_STUDY
+from proximo.studies.designs.five import FIVE_CHAIN, FIVE_LENGTH, FIVE_MIXTURE
+from proximo.studies.designs.gates import DUAL_CLIP, GSPO_BAND, SAPO_GSPO, SAPO_SEQUENCE, SAPO_STUDY
 from proximo.studies.designs.length import DAPO_LADDER, OVERLONG, TOKEN_MEAN
 from proximo.studies.designs.mixtures import MIXTURE
 from proximo.studies.designs.signals import GROUP_SIZE, KL, NOISY_REWARD, STD
+from proximo.studies.designs.values import VALUE_LENGTH
 from proximo.studies.study import Study
 
 STUDIES: tuple[Study, ...] = (
@@ -16,13 +18,16 @@ STUDIES: tuple[Study, ...] = (
     GSPO_BAND,
     MIXTURE,
     SAPO_STUDY,
+    VALUE_LENGTH,
     OVERLONG,
     FIVE_LENGTH,
+    FIVE_CHAIN,
     FIVE_MIXTURE,
     UNIFORM_ADVANTAGES,
     CLIP_RATIO,
     CLIPPED_TOKENS,
     DUAL_CLIP,
+    SAPO_SEQUENCE,
     SAPO_GSPO,
     KL,
     GROUP_SIZE,
@@ -30,4 +35,6 @@ STUDIES: tuple[Study, ...] = (
     STD,
     DEAD_GROUPS,
     FIRST_SUCCESS,
+    DPO_GRPO,
+    RECOVERY,
 )

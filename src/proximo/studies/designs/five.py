@@ -5,7 +5,7 @@ from dataclasses import replace
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO
 from proximo.maths.pieces.gates import Clip
 from proximo.models.values import OwnLayers
-from proximo.presets import LENGTH, MOE_ECHO
+from proximo.presets import CHAIN, LENGTH, MOE_ECHO
 from proximo.studies.designs.settings import changed, in_world, trained
 from proximo.studies.measures import (
     AREA_BY_TOKENS,
@@ -76,3 +76,6 @@ def side_by_side(name: str, world: str, preset: RunConfig, rates: tuple[float, .
 
 FIVE_LENGTH = side_by_side("length", "answers of many lengths", LENGTH, (1e-4, 2e-4, 4e-4), 100)
 FIVE_MIXTURE = side_by_side("mixture", "a mixture of experts", MOE_ECHO, (1e-4, 3e-4, 1e-3), 55)
+FIVE_CHAIN = side_by_side(
+    "chain", "running sums of 1 to 16 written steps", replace(CHAIN, steps=60), (5e-5, 1e-4, 2e-4), 60
+)

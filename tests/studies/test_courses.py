@@ -1,0 +1,78 @@
+"""Runs of studies that are more than training by one config."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from proximo.algorithms import GSPO
+from proximo.machine import Machine
+from proximo.studies.courses import forked
+from proximo.studies.courses.forked import Change, Forked, fall, fork_curve
+from proximo.studies.courses.preferred import Preferred
+from proximo.studies.courses.stored import read_course
+from proximo.studies.designs.beyond import RECOVERY, _departs, _stays_down
+from proximo.studies.folder import Laboratory
+from proximo.studies.record import Record, job
+from proximo.studies.study import Arm, design_hash
+from tests.studies.test_studies import SMALL, STUDY
+
+ONE = Machine(threads=1, onednn=False)
+TWO_CHANGES = Forked((Change("same"), Change("slower", rate=0.1, algorithm=replace(GSPO, kl=None))), (-1,), steps=2)
+
+
+def test_the_fall_is_half_of_the_best_so_far():
+    assert fall([0.2, 0.2, 0.2, 0.8, 0.8, 0.8, 0.3, 0.3, 0.3]) == 9
+    assert fall([0.8, 0.8, 0.8, 0.1, 0.1, 0.1]) == 5
+    assert fall([0.4, 0.5, 0.6, 0.5, 0.4, 0.4]) is None
+    assert fall([0.9]) is None
+
+
+def test_a_course_travels_to_its_process_and_has_a_name_of_its_own(tmp_path):
+    lab = Laboratory(tmp_path)
+    jobs = [job(SMALL, 0), job(SMALL, 0, TWO_CHANGES), job(SMALL, 0, Preferred(2)), job(SMALL, 0, Preferred(3))]
+    assert len({each.name for each in jobs}) == 4
+    lab.prepare(jobs)
+    assert [read_course(lab.place.config(each.contender)) for each in jobs] == [each.course for each in jobs]
+
+
+def test_a_course_is_part_of_the_hash():
+    one, other = (replace(STUDY, arms=(*STUDY.arms, Arm("more", SMALL, course=Preferred(n)))) for n in (1, 2))
+    assert design_hash(one) != design_hash(other)
+
+
+def test_forks_begin_around_the_fall_and_one_with_nothing_changed_is_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(forked, "fall", lambda _: 2)
+    config = replace(SMALL, steps=3)
+    found = TWO_CHANGES.run(config, tmp_path, ONE)
+    same, slower = (found.steps[fork_curve(name, -1)] for name in ("same", "slower"))
+    assert same == found.steps["outcome"][1:]
+    assert len(slower) == 2
+    assert "fork/same -1/outcome" in found.steps
+    assert (tmp_path / "slower--1/config.toml").read_text().count("SequenceRatio") == 1
+
+
+def test_preferences_use_as_many_samples_as_training_would(tmp_path):
+    config = replace(SMALL, steps=4, training=replace(SMALL.training, groups=4, learning_rate=1e-3))
+    found = Preferred(rounds=2, batch=2).run(config, tmp_path, ONE)
+    assert len(found.steps["outcome"]) == 4
+    assert list(found.held_out["step"]) == [0.0, 2.0, 4.0]
+    assert found.seconds > 0
+    models = {path.read_text().count("dpo-1") for path in Path(tmp_path).glob("samples-*/config.toml")}
+    assert models == {0, 1}, "the second round samples with the first one's model"
+
+
+def test_measures_of_a_fork():
+    outcomes = [0.8, 0.8, 0.8, 0.8, 0.8, 0.1, 0.1, 0.1, 0.1]  # has fallen after 7 steps
+    up, down = [0.1, 0.5, 0.8, 0.8, 0.8, 0.8, 0.8], [0.1] * 7
+
+    def of(name, place, forked_outcomes):
+        return Record({"outcome": outcomes, fork_curve(name, place): forked_outcomes}, {}, 1.0)
+
+    assert _stays_down("a tenth of the rate", 3)(of("a tenth of the rate", 3, up)) == 0
+    assert _stays_down("a tenth of the rate", 3)(of("a tenth of the rate", 3, down)) == 1
+    assert math.isnan(_stays_down("a tenth of the rate", 3)(Record({"outcome": [0.8] * 9}, {}, 1.0)))
+    assert _departs(of("as it was", -4, outcomes[3:])) == 0
+    assert _departs(of("as it was", -4, [0.7, *outcomes[4:]])) == pytest.approx(0.1)
+    assert all(contrast.against is None for contrast in RECOVERY.contrasts)
