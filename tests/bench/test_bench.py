@@ -3,7 +3,6 @@
 import json
 import math
 import mmap
-import subprocess
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -33,6 +32,7 @@ from proximo.bench.tables.train import CPU_WITHOUT, Exact
 from proximo.bench.timing import Ratio, Times, Watch, interleaved
 from proximo.bench.workloads import C_TINY, MEDIUM, TAIL, Tail, Workload
 from proximo.samplers.partial import end_tokens
+from tests.processes import Script
 
 SMALLEST = Workload("smallest", TINY, 2, 2, 6, 4, 4)
 
@@ -517,17 +517,19 @@ def test_rows_have_names_of_their_own():
             assert len({line.name for line in lines}) == len(lines), table.name
 
 
-def test_it_and_compiling_run_without_the_command_lines_dependencies():
+def test_it_and_compiling_run_without_the_command_lines_dependencies(tmp_path):
+    """Ours are imported anew, in a process that has the large packages already."""
     script = """
-import sys
-for name in ("tyro", "rich", "math_verify", "jaxtyping", "beartype"):
+hidden = ("tyro", "rich", "math_verify", "jaxtyping", "beartype")
+for name in [each for each in sys.modules if each.partition(".")[0] in ("proximo", *hidden)]:
+    del sys.modules[name]
+for name in hidden:
     sys.modules[name] = None
 import proximo.models.compiling
 import proximo.bench.running
 import proximo.bench.starting
 """
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    assert Script(script, stderr=tmp_path / "stderr").wait() == 0, (tmp_path / "stderr").read_text()
 
 
 # The peer

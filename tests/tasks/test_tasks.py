@@ -353,9 +353,10 @@ def test_gyms_scorers_evaluate_where_they_do_no_harm(tmp_path: Path, monkeypatch
         task._dataset(0).score_answer(attack, {"metadata": problem.data["metadata"]})
         assert canary.exists()  # in the trainer it would run
         canary.unlink()
-    monkeypatch.setattr(gym, "_SECONDS", 5.0)
     assert [outcome(task, problem, attack) for attack in attacks] == [0.0] * 3
-    assert math.isnan(outcome(task, problem, "[0 for _ in iter(int, 1)]"))  # which never ends
+    with monkeypatch.context() as shorter:
+        shorter.setattr(gym, "_SECONDS", 2.0)
+        assert math.isnan(outcome(task, problem, "[0 for _ in iter(int, 1)]"))  # which never ends
     assert outcome(task, problem, str(task.reference(problem))) == 1.0
     if landlock_version():
         assert not canary.exists()

@@ -91,7 +91,7 @@ def test_a_bundle_opens_from_disk_and_hostile_texts_run_nothing(window, root, tm
     assert "not empty" in capsys.readouterr().err
     dialogs: list[str] = []
     page = window.page
-    page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    window.listen("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
     page.goto((out / "index.html").as_uri())
     window.until("() => document.querySelectorAll('#runs .run').length === 2")
     assert "rollouts of 2 of 3 steps: 1, 3" in page.locator(".copy ul").text_content()

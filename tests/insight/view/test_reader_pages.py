@@ -260,7 +260,7 @@ def test_the_table_over_algorithms_leads_to_each(window, page):
 
 def test_hostile_text_is_text(window, page, root):
     dialogs: list[str] = []
-    window.page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    window.listen("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
     opened(window, page, run="%3Cb%3Ehostile", step=0)
     assert "<svg onload=alert(4)>⟨U+202E⟩" in window.page.inner_text("tr.group .prompt")
     assert window.page.inner_text("tr.group .wanted") == "<i>x</i>"
@@ -470,7 +470,7 @@ def test_after_a_mistake_nothing_of_another_step_is_left_and_keys_lead_on(window
 
 def test_an_episode_is_shown_in_turns_and_a_text_as_markdown_and_all_of_it_can_be_saved(window, page):
     dialogs: list[str] = []
-    window.page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    window.listen("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
     opened(window, page, run="played", step=1, group=0)
     turns = window.page.locator(".sibling:first-child .text .turn")
     assert turns.evaluate_all("all => all.map((turn) => turn.dataset.role)") == ["assistant", "tool", "assistant"]
