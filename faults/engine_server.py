@@ -89,7 +89,8 @@ class Loading(EmbeddedEngine):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         if pace := float(os.environ.get(PACE, "0")):
-            stream: Any = self._sampler.stream
+            sampler: Any = self._sampler
+            stream = sampler.stream
 
             def slowly(*asked: Any, listener: Callable[[Any], bool], **more: Any) -> Any:
                 def listen(partial: Any) -> bool:
@@ -98,7 +99,7 @@ class Loading(EmbeddedEngine):
 
                 return stream(*asked, listener=listen, **more)
 
-            self._sampler.stream = slowly
+            sampler.stream = slowly
 
     def _load(self, named: Iterable[tuple[str, Tensor]]) -> None:
         pairs = list(named)

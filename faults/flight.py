@@ -36,7 +36,7 @@ from proximo.training.runfolder.checkpoints import CHECKPOINTS, newest_valid
 from proximo.training.staleness import AheadOptions
 
 ROOT = Path(__file__).resolve().parents[1]
-KILLS = 6
+KILLS = 8
 SEED = 21
 STEPS, STALENESS = 8, 2
 VICTIMS = ("learner", "rank", "engine", "driver")
@@ -46,7 +46,7 @@ TIMEOUT = 60.0
 """Seconds after which a rank counts as lost."""
 PATIENCE = 400.0
 """Seconds until an attempt makes a step, on a busy machine."""
-SECONDS_A_TOKEN = 0.03
+SECONDS_A_TOKEN = 0.25
 """Of engines, so that completions are in flight when a checkpoint is written."""
 
 
