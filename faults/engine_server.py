@@ -7,6 +7,11 @@ folder FAULTS_PLANTED names a fault; the first server that finds it removes it a
 import argparse
 import json
 import os
+import signal
+import socket
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,17 +29,49 @@ from proximo.models import load_model, load_tokenizer
 from proximo.samplers import SamplingOptions
 
 PLANTED = "FAULTS_PLANTED"
+PACE = "FAULTS_PACE"
+"""Environment variable with seconds for each token; without it, as fast as can be."""
 DEADLINE = 60.0
 MODULE = Path("vllm", "entrypoints", "openai", "api_server.py")
 """What a fleet starts."""
 
 
-def install(folder: Path) -> Path:
+def install(folder: Path, code: str = "from faults.engine_server import main\n\nmain()\n") -> Path:
     """A folder that, on the path of a Python, makes this server the one that a fleet starts."""
     place = folder / MODULE
     place.parent.mkdir(parents=True)
-    place.write_text("from faults.engine_server import main\n\nmain()\n")
+    place.write_text(code)
     return folder
+
+
+ASKS_FOR_ONE = """import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as forks:
+    forks.connect(os.environ["FAULTS_FORKS"])
+    forks.sendall(json.dumps(sys.argv[1:]).encode() + b"\\n")
+    forks.recv(1)
+sys.exit(1)
+"""
+"""Another code for `install`: it begins at once, because `serve_forks` forks the server; each of them ends with the
+other."""
+FORKS = "FAULTS_FORKS"
+
+
+def serve_forks(address: str) -> None:
+    """Fork a server for each connection, from this process, which has imported everything; runs until it is killed."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(address)
+        listening.listen()
+        while True:
+            asked, _ = listening.accept()
+            if os.fork() == 0:
+                listening.close()
+                words = json.loads(asked.makefile().readline())
+                threading.Thread(target=lambda asked=asked: (asked.recv(1), os._exit(1)), daemon=True).start()
+                sys.argv = ["server", *words]
+                main()
+                os._exit(0)
+            asked.close()
 
 
 def has_fault(name: str) -> bool:
@@ -48,6 +85,21 @@ def has_fault(name: str) -> bool:
 
 class Loading(EmbeddedEngine):
     """Takes weights from a folder, and some of them only where a fault is planted."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        if pace := float(os.environ.get(PACE, "0")):
+            sampler: Any = self._sampler
+            stream = sampler.stream
+
+            def slowly(*asked: Any, listener: Callable[[Any], bool], **more: Any) -> Any:
+                def listen(partial: Any) -> bool:
+                    time.sleep(pace)
+                    return listener(partial)
+
+                return stream(*asked, listener=listen, **more)
+
+            sampler.stream = slowly
 
     def _load(self, named: Iterable[tuple[str, Tensor]]) -> None:
         pairs = list(named)

@@ -14,6 +14,7 @@ TITLES = {
     "ranks": "ranks that die, hang or cannot write",
     "numbers": "numbers that are not finite, spikes, memory, degenerate batches",
     "engines": "engines of a fleet",
+    "flight": "SIGKILL of any process while sampling runs ahead",
     "rewards": "reward functions",
     "judges": "judges behind a server",
     "environments": "environments and tools",
@@ -87,6 +88,11 @@ FORMS = {
     "stages": ("fine-tuning, reward models and DPO: {kills} SIGKILLs, {bit_equal} bit-equal",),
     "saves": ("checkpoints lost or incomplete: {lost}, of {saves} disturbed saves",),
     "signals": ("time from SIGTERM to the end: median {median_seconds:.2f} s, longest {longest_seconds:.2f} s",),
+    "flight": (
+        "sampling ahead on two ranks and two engines: {kills} SIGKILLs at random moments, {prompts} prompts drawn, "
+        "{lost_or_repeated} lost or repeated; {resumes} times the command was repeated, with {groups_begun} groups "
+        "that continued behind {tokens_continued} tokens",
+    ),
     "rewards": ("completions that hostile reward functions left unscored in whole runs: {unscored}; trained: {zeros}",),
     "judges": (
         "completions that failing judges left unscored in whole runs: {unscored}; verdicts kept when a judge died: "
@@ -143,7 +149,7 @@ def _gaps(families: Mapping[str, Any]) -> str:
 OUT_OF_REACH = (
     "Not tested: loss of power (only processes are killed, the disk keeps working), failures of a GPU, and runs on "
     "several machines.",
-    "Not implemented, so not attacked: environments of other libraries. Not attacked here yet: sampling ahead and "
+    "Not implemented, so not attacked: environments of other libraries. Not attacked here yet: "
     "environments of several turns, which have tests of their own; engines "
     "are attacked with a server of our own in vLLM's place. "
     "The page of `proximo view` is attacked by its own tests (test_view.py and test_damage.py), not here.",

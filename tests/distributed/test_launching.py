@@ -71,6 +71,16 @@ def test_shards_without_a_number_of_processes_wait_for_one(tmp_path, capsys):
         assert words in capsys.readouterr().err
 
 
+def test_every_option_of_ranks_is_a_flag(tmp_path, capsys):
+    flags = "--ranks 4 --ranks.shard 2 --ranks.timeout 30 --ranks.cluster ray --ranks.address=10.0.0.1:6379"
+    assert main(["train", *flags.split(), "--dry-run"]) == 0
+    wanted = 'processes = 4\nshard = 2\ntimeout = 30.0\ncluster = "ray"\naddress = "10.0.0.1:6379"\n'
+    assert f"[ranks]\n{wanted}" in capsys.readouterr().out
+    (tmp_path / "run.toml").write_text("[ranks]\nshard = 4\n")
+    assert main(["train", str(tmp_path / "run.toml"), "--ranks", "8", "--ranks.timeout", "30", "--dry-run"]) == 0
+    assert "[ranks]\nprocesses = 8\nshard = 4\ntimeout = 30.0\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

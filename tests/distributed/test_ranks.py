@@ -18,9 +18,9 @@ def two_ranks(tmp_path_factory) -> Path:
     return run(tmp_path_factory.mktemp("ranks"), shard=0, names=list(CASES))
 
 
-def run(folder: Path, *, shard: int, names: list[str]) -> Path:
-    """Cases on two ranks; the folder of what they found."""
-    start_group("tests.distributed.rank_cases", [str(folder), str(shard), *names], folder)
+def run(folder: Path, *, shard: int, names: list[str], ranks: int = 2) -> Path:
+    """Cases on ranks; the folder of what they found."""
+    start_group("tests.distributed.rank_cases", [str(folder), str(shard), *names], folder, ranks)
     return folder
 
 
@@ -29,10 +29,22 @@ def test_repeated_shards_agree_too(tmp_path):
     assert relative(Results(**torch.load(folder / "kl.pt")), run_case("kl")) < WEIGHTS
 
 
+NODES = ["grpo", "kl", "ppo_layers", "lora", "moe"]
+
+
+def test_two_nodes_of_two_ranks_that_repeat_their_shards_agree_with_one_process(tmp_path):
+    """HSDP: shards travel inside a node, and gradients are summed between nodes."""
+    folder = run(tmp_path, shard=2, names=NODES, ranks=4)
+    for name in NODES:
+        assert_agree(Results(**torch.load(folder / f"{name}.pt")), run_case(name))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_agree_with_one_process(two_ranks, name):
-    ours = Results(**torch.load(two_ranks / f"{name}.pt"))
-    plain = run_case(name)
+    assert_agree(Results(**torch.load(two_ranks / f"{name}.pt")), run_case(name))
+
+
+def assert_agree(ours: Results, plain: Results) -> None:
     assert ours.norms == pytest.approx(plain.norms, rel=NORM, nan_ok=True)
     assert [x or 0.0 for x in ours.value_norms] == pytest.approx(
         [x or 0.0 for x in plain.value_norms], rel=NORM, nan_ok=True

@@ -42,6 +42,8 @@ class Sick(EmbeddedEngine):
     """An engine that does something wrong from the moment that it is told to."""
 
     does: str = ""
+    stays: bool = False
+    """Whether it does that again after a pause."""
 
     def generate(self, prompt, options, draw, prefix=()) -> Generated:
         if self.does == "die":
@@ -62,7 +64,7 @@ class Sick(EmbeddedEngine):
 
     def pause(self, mode, deadline: float) -> None:
         super().pause(mode, deadline)
-        if self.does == "wait for a pause":
+        if self.does == "wait for a pause" and not self.stays:
             self.does = ""
 
     def alive(self, deadline: float) -> Health:

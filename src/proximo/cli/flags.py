@@ -63,8 +63,10 @@ def read_flags(
 
 def with_pieces(value: Value, flags: list[str]) -> Value:
     """The value with the pieces that `--field.type NAME` and `--field.add NAME` ask for, looked up among those the
-    field may hold. `--field None` means `--field.type None`."""
+    field may hold. `--field None` means `--field.type None`. An empty field that can hold one kind of piece gets it
+    from a flag for one of the piece's fields, such as --ranks.shard."""
     with said_later():
+        value = _filled(value, flags)
         for flag in [flag.partition("=")[0] for flag in flags if flag.startswith("--")]:
             prefix, _, verb = flag.rpartition(".")
             if verb not in ("type", "add"):
@@ -89,6 +91,19 @@ def said_later() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnusualChoice)
         yield
+
+
+def _filled(value: Value, flags: Sequence[str]) -> Value:
+    kinds, filled = dict(_kinds(type(value))) if is_dataclass(type(value)) else {}, dict[str, Any]()
+    for flag in [flag.partition("=")[0] for flag in flags if flag.startswith("--")]:
+        field, _, inner = flag.removeprefix("--").replace("-", "_").partition(".")
+        known = classes(kinds[field]) if field in kinds and vars(value)[field] is None else []
+        if len(known) != 1 or inner in ("", "type", "add"):
+            continue
+        fields = {each.name: each for each, _ in given_fields(known[0])}
+        if inner.partition(".")[0] in fields and not any(is_required(each) for each in fields.values()):
+            filled[field] = known[0]()
+    return replace(value, **filled) if filled else value  # pyright: ignore[reportArgumentType]
 
 
 def _empties(kind: Any, flag: str, flags: Sequence[str]) -> bool:

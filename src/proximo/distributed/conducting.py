@@ -120,7 +120,8 @@ class OnRanks:
             training=training,
             evaluation=evaluation,
             take_intervals=lambda: [*built.take_intervals(), *lanes.take()],
-            drop=None,
+            drop=None if spread else built.drop,  # what all ranks sample, they sample together
+            begun=None if spread else built.begun,
         )
 
     def hold_stage(

@@ -6,6 +6,8 @@ from hashlib import blake2b
 from typing import Any, Literal, Protocol
 
 from proximo.samplers import SamplingOptions
+from proximo.samplers.begun import Begun, digest
+from proximo.samplers.partial import PartialCompletion
 
 PauseMode = Literal["keep", "wait", "abort"]
 """What happens to requests in flight: `keep` continues them after the pause, with the new weights; `wait` ends them
@@ -64,6 +66,19 @@ class Generated:
     def versions(self) -> tuple[int, ...]:
         """Version of each token."""
         return tuple(span.version for span in self.spans for _ in range(span.start, span.end))
+
+    @classmethod
+    def of(cls, begun: Begun | None) -> "Generated":
+        """What is known of a sample; None: nothing."""
+        if begun is None:
+            return cls((), (), "abort", ())
+        spans = tuple(Span(version, place, place + 1) for place, version in enumerate(begun.versions))
+        return cls(begun.tokens, begun.logprobs, begun.finish, spans)
+
+    def begun(self, partial: PartialCompletion) -> Begun:
+        """This as what is known of a sample."""
+        asked = partial.key, partial.sample, digest(partial.prompt)
+        return Begun(*asked, self.tokens, self.logprobs, self.versions, self.finish)
 
     def continued(self, rest: "Generated") -> "Generated":
         """This one, which was interrupted, and what followed."""

@@ -17,9 +17,13 @@ from proximo.fleet.roster import FleetLost, Roster
 from proximo.fleet.sync import WeightSync, in_parallel
 from proximo.models.positions import check_requests
 from proximo.samplers import SampledPolicy, SamplerEvent, SamplingOptions, Stream
+from proximo.samplers.begun import BegunRequests
 from proximo.samplers.lanes import Interval
 from proximo.samplers.partial import PartialCompletion, TokenWriter, end_tokens, partials_of
 from proximo.types import Completion, Request
+
+NOTING = 2.0
+"""Seconds for the answers of interrupted requests to arrive."""
 
 
 class FleetSampler:
@@ -58,6 +62,7 @@ class FleetSampler:
         self._streams: dict[tuple[int, int], threading.Event] = {}
         """Set where requests are given up, by step and key."""
         self.take_events, self.lanes = self.roster.take_events, self.roster.lanes
+        self.begun = BegunRequests(self._interrupt_noting)
 
     # Weights
 
@@ -137,12 +142,15 @@ class FleetSampler:
         check_requests(self._model, requests, options.max_tokens)
         writer, dropped = TokenWriter(self._tokenizer, self._ends, options, seed, step), threading.Event()
 
-        def submitted(partial: PartialCompletion) -> "Future[Completion]":
-            return self._pool.submit(self._completed, partial, writer, version, dropped)
+        def submitted(partial: PartialCompletion, key: int) -> "Future[Completion]":
+            return self._pool.submit(self._completed, partial, writer, version, dropped, key)
 
         keys = [(step, request.key) for request in requests]
         self._streams.update(dict.fromkeys(keys, dropped))
-        tasks = [[submitted(each) for each in siblings] for siblings in partials]
+        tasks = [
+            [submitted(each, request.key) for each in siblings]
+            for request, siblings in zip(requests, partials, strict=True)
+        ]
         try:
             for number, siblings in enumerate(tasks):
                 self._wait(siblings, self.roster.ready)
@@ -163,11 +171,12 @@ class FleetSampler:
             self._interrupt()
 
     def _completed(
-        self, partial: PartialCompletion, writer: TokenWriter, version: int, dropped: threading.Event
+        self, partial: PartialCompletion, writer: TokenWriter, version: int, dropped: threading.Event, key: int
     ) -> Completion:
+        """`key` is the request's, without its turn."""
         draw = Draw(writer.seed, writer.step, partial.key, partial.sample)
         limit = min(partial.max_tokens or writer.options.max_tokens, writer.options.max_tokens)
-        found = self._generated(partial.prompt, replace(writer.options, max_tokens=limit), draw, dropped)
+        found = self._generated(partial, replace(writer.options, max_tokens=limit), draw, dropped, key)
         # The end is found here again, by the rules of all samplers: engines read text in ways of their own.
         logprobs = [0.0] * len(found.tokens) if writer.options.greedy else list(found.logprobs)
         writer.take(partial, list(found.tokens), logprobs, [])
@@ -177,18 +186,19 @@ class FleetSampler:
         return replace(completion, versions=versions if max(versions) > version else ())
 
     def _generated(
-        self, prompt: tuple[int, ...], options: SamplingOptions, draw: Draw, dropped: threading.Event
+        self, partial: PartialCompletion, options: SamplingOptions, draw: Draw, dropped: threading.Event, key: int
     ) -> Generated:
         """From any engine. Where it is lost, from another one with the same draw; where the request is interrupted,
-        continued behind the tokens that it has."""
-        found = Generated((), (), "abort", ())
+        now or before a resume, continued behind the tokens that it has."""
+        found = Generated.of(self.begun.find(draw.step, key, (draw.key, draw.sample), partial.prompt))
         while found.finish == "abort" and len(found.tokens) < options.max_tokens:
             with self.roster.engine(dropped.is_set) as engine:
                 try:
                     draw = replace(draw, start=len(found.tokens))
-                    rest = engine.generate(prompt, options, draw, found.tokens)
+                    rest = engine.generate(partial.prompt, options, draw, found.tokens)
                     self.lanes.count(engine.name, "sample", requests=1, tokens=len(rest.tokens))
                     found = found.continued(rest)
+                    self.begun.note(draw.step, key, found.begun(partial))
                 except EngineLost as lost:
                     self.roster.lose(engine, str(lost))
         return found
@@ -202,6 +212,17 @@ class FleetSampler:
                     engine.resume(self._deadline)
                 except EngineLost as lost:
                     self.roster.lose(engine, str(lost))
+
+    def _interrupt_noting(self) -> None:
+        """Interrupt all requests, and return when the tokens of each are noted. One that reaches an engine after its
+        pause waits there, and has nothing to note."""
+        with self.roster.pushing():
+            engines, deadline = self.roster.ready(), self._deadline
+            failed = in_parallel(engines, lambda engine: engine.pause("abort", deadline))
+            self.roster.lose_all(engines, failed)
+            self.roster.wait_until_idle(NOTING)
+            engines = _without(engines, failed)
+            self.roster.lose_all(engines, in_parallel(engines, lambda engine: engine.resume(deadline)))
 
     def _wait(self, tasks: Iterable[Future], engines: Callable[[], Sequence[Engine]]) -> None:
         """Until all have ended. Where none ends within the deadline, engines that owe a token are stopped, which ends

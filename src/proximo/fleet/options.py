@@ -95,4 +95,5 @@ class Fleet:
             take_events=fleet.take_events,
             take_intervals=fleet.lanes.take,
             drop=fleet.drop,
+            begun=fleet.begun,
         )

@@ -110,6 +110,12 @@ class Roster:
         finally:
             with self._changed:
                 self._busy[engine.name] -= 1
+                self._changed.notify_all()
+
+    def wait_until_idle(self, seconds: float) -> None:
+        """Inside `pushing`: until no request is with an engine, or for some seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: not any(self._busy.values()), seconds)
 
     # Losses
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from proximo.samplers.begun import BegunRequests
 from proximo.samplers.lanes import Interval
 from proximo.types import Completion, Request
 
@@ -174,6 +175,8 @@ class RunSamplers:
     drop: Callable[[int, int], None] | None = None
     """Gives up the requests of a step and a key. A sampler that has this is asked on several threads at a time, also
     while it is refreshed: completions continue with the new weights. None: it does one thing at a time."""
+    begun: BegunRequests | None = None
+    """Tokens of completions that have not ended, for checkpoints; None: a resumed run samples them from the start."""
 
     def __post_init__(self) -> None:
         sampler, history = ("repeats", "refresh", "stream"), () if self.history is None else ("kept", "load")

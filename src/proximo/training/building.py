@@ -72,10 +72,10 @@ def build_learner(
     if ranks is None:
         copy = PolicyCopy(policy) if config.ahead.copies_weights else None
         samplers = build_samplers(config.sampler, copy or policy, tokenizer, slots=slots, record_routes=records)
-        _check_ahead(config, samplers)
     else:
         policy = ranks.hold(plain, dtype)
         samplers = ranks.samplers(config.sampler, tokenizer, slots=slots, record_routes=records)
+    _check_ahead(config, samplers)
     learner = Learner(
         policy,
         config.algorithm.with_length_limit(config.sampling.max_tokens),

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from proximo.maths.mismatch import MismatchStats
+from proximo.samplers.begun import Begun
 from proximo.tensor_types import Float, Int
 from proximo.types import Batch, Completion, Grade, Group, Problem
 
@@ -38,6 +39,8 @@ class Active:
     """Whether the ledger says that it was carried over."""
     group: Group | None
     """Its rollouts; None while it is sampled."""
+    begun: tuple[Begun, ...] = ()
+    """What has been sampled of it, while it is sampled."""
 
 
 @dataclass(frozen=True)

@@ -48,10 +48,10 @@ class AheadOptions:
 
     def check_run(self, *, on_ranks: bool, refill: str) -> None:
         """ValueError where a run cannot do this."""
-        if on_ranks and self.staleness:
+        if on_ranks and self.copies_weights:
             raise ValueError(
-                f"ahead.staleness is {self.staleness}, but with ranks no step is sampled while another is trained: "
-                "leave one of them out"
+                f'ahead.staleness is {self.staleness} and ahead.switch "between", but ranks keep no older weights to '
+                'sample with: use switch = "in_flight" with sampler Fleet, or leave one of them out'
             )
         if self.switch == "in_flight" and refill == "same_prompt":
             raise ValueError(

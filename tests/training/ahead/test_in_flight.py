@@ -1,15 +1,19 @@
 """Groups that are sampled while weights change: which of them a step takes, how old they are, and what is lost."""
 
+import json
 import random
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
+from proximo.samplers.begun import Begun, BegunRequests
 from proximo.training.ahead.in_flight import InFlight
 from proximo.training.ahead.slots import Slot, choice, num_slots
 from proximo.training.config import TrainingOptions
 from proximo.training.records import Active, Collected, DataCursor
+from proximo.training.runfolder.plain_rollouts import plain_active, read_active
 from proximo.training.staleness import AheadOptions
 from proximo.types import Completion, Grade, Group, Problem, Rollout
 
@@ -282,3 +286,53 @@ def test_a_resume_keeps_what_has_ended_and_samples_the_rest_again_in_its_place()
 def test_options_that_mean_nothing_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         AheadOptions(**options)
+
+
+def begun(ordinal: int, tokens: tuple[int, ...]) -> Begun:
+    return Begun(ordinal, 0, "", tokens, (0.0,) * len(tokens), (3,) * len(tokens), "abort")
+
+
+def test_a_resumed_run_continues_what_was_begun_with_its_version():
+    source, kept = Source(), BegunRequests(lambda: None)
+    options = AheadOptions(switch="in_flight", staleness=1)
+    ahead = InFlight(source, source.drop, options, steps=9, begun=kept)
+    ahead.start_step(3, DataCursor(), 3)
+    source.wait_for(4)
+    kept.note(3, 0, begun(0, (5, 6)))
+    kept.note(3, 1, begun(1, ()))
+    saved = ahead.active()
+    assert [[each.tokens for each in slot.begun] for slot in saved] == [[(5, 6)], [()], [], []]
+    asked: Any = lambda ordinal, *_: saved[ordinal].problem  # noqa: E731
+    assert [read_active(json.loads(json.dumps(plain_active(slot, {}))), asked, {}) for slot in saved] == list(saved)
+    finish(ahead, source, 1)
+    kept.interrupt = lambda: kept.note(3, 0, begun(0, (5, 6, 7)))
+    later = ahead.newest(saved, interrupt=False)
+    assert [(slot.group is None, len(slot.begun)) for slot in later[:2]] == [(True, 1), (False, 0)]
+    assert later[0].begun[0].tokens == (5, 6)
+    later = ahead.newest(saved, interrupt=True)
+    assert later[0].begun[0].tokens == (5, 6, 7)
+    ahead.close()
+
+    source, kept = Source(), BegunRequests(lambda: None)
+    again = InFlight(source, source.drop, options, steps=9, begun=kept)
+    again.restore(later)
+    assert again.start_step(4, DataCursor(4), 4) == 3
+    source.wait_for(3)
+    assert source.started == {0: (3, 3), 2: (3, 4), 3: (3, 4)}  # those that had no token begin with the new weights
+    assert [each.tokens for each in kept.of_group(3, 0)] == [(5, 6, 7)]
+    again.close()
+    assert kept.of_group(3, 0) == ()
+
+
+def test_a_step_that_is_given_up_loses_none_of_what_it_collected():
+    source, kept = Source(), BegunRequests(lambda: None)
+    ahead = InFlight(source, source.drop, AheadOptions(switch="in_flight", staleness=1), steps=9, begun=kept)
+    ahead.start_step(0, DataCursor(), 0)
+    source.wait_for(4)
+    saved = ahead.active()
+    finish(ahead, source, 0, 1)
+    ahead.collect()
+    later = ahead.newest(saved, interrupt=False)
+    assert [slot.ordinal for slot in later if slot.group is not None] == [0, 1]
+    assert [slot.ordinal for slot in later] == [0, 1, 2, 3]
+    ahead.close()

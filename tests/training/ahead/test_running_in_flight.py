@@ -2,19 +2,23 @@
 
 import json
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow.parquet as parquet
 import pytest
 
 from proximo import toml
 from proximo.algorithms import DAPO, GRPO, Algorithm
+from proximo.fleet.embedded import EmbeddedEngine
 from proximo.fleet.options import Fleet
 from proximo.maths import TokenTruncated
 from proximo.samplers import SamplingOptions
 from proximo.storage.lines import Lines as Rows
 from proximo.tasks.arithmetic import Arithmetic
+from proximo.training.ahead.in_flight import InFlight
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.preflight.estimate import held_models
 from proximo.training.rl.progress import Lines
@@ -100,6 +104,52 @@ def test_a_run_and_its_resume_lose_nothing(tmp_path: Path, algorithm: Algorithm)
         pytest.raises(ValueError, match="4 groups that were being sampled, whose prompts would be lost"),
     ):
         train(Run(alone, tmp_path / "fork", Lines()), attempt)
+
+
+class Slow(EmbeddedEngine):
+    """Draws two tokens of the first sample of a group of the first step, and then waits for a pause."""
+
+    waits_for: ClassVar[int | None] = None
+    waits: ClassVar[threading.Event] = threading.Event()
+
+    def _decode(self, tokens, options, draw, start):
+        if (draw.step, draw.key, draw.sample, start) != (0, self.waits_for, 0, 0):
+            return super()._decode(tokens, options, draw, start)
+        completion, _ = super()._decode(tokens, replace(options, max_tokens=2), draw, start)
+        self.waits.set()
+        with self._changed:
+            while self._paused is None and not self._stopped:
+                self._changed.wait(0.01)
+        self._check()
+        return completion, True
+
+
+def test_a_completion_in_flight_continues_after_a_resume_behind_its_tokens(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("proximo.fleet.building.EmbeddedEngine", Slow)
+    monkeypatch.setattr(Slow, "waits_for", 4)
+    newest = InFlight.newest
+
+    def saved_when_it_waits(self, active, *, interrupt):
+        assert Slow.waits.wait(60.0)
+        return newest(self, active, interrupt=interrupt)
+
+    monkeypatch.setattr(InFlight, "newest", saved_when_it_waits)
+    long = SamplingOptions(temperature=3.0, max_tokens=6)
+    settings = config(steps=2, sampling=long, ahead=AheadOptions(1, switch="in_flight"))
+    trained(settings, tmp_path / "whole")
+    monkeypatch.setattr(Slow, "waits_for", None)
+    first, last = sorted(saved(tmp_path / "whole" / CHECKPOINTS), key=step_of)
+    [slot] = [each for each in json.loads((first / "state/active.json").read_text()) if each["ordinal"] == 4]
+    [begun] = [each for each in slot["begun"] if each["sample"] == 0]
+    assert (slot["group"], len(begun["tokens"]), begun["versions"], begun["finish"]) == (None, 2, [0, 0], "abort")
+    ignore = shutil.ignore_patterns(last.name, "result.json")
+    shutil.copytree(tmp_path / "whole", tmp_path / "run", ignore=ignore)
+    trained(settings, tmp_path / "run")
+    assert check_ledger(tmp_path / "run").wrong == ()
+    rows = parquet.read_table(tmp_path / "run" / "rollouts/step-000002.parquet").to_pylist()
+    [row] = [row for row in rows if row["tokens"][:2] == begun["tokens"] and len(row["versions"]) > 2]
+    assert row["rollout_logprobs"][:2] == pytest.approx(begun["logprobs"])
+    assert (row["version"], row["versions"]) == (0, [0, 0] + [1] * (len(row["tokens"]) - 2))
 
 
 def test_what_cannot_run_in_flight_is_refused(tmp_path: Path):

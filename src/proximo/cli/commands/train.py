@@ -45,7 +45,8 @@ TRAIN_FLAGS = """flags of the command itself:
   --accept-lost-rows    on resume: continue although metrics.jsonl or ledger.jsonl has lost rows
   --skip-bad            skip bad rows of a data file instead of refusing it
   --track NAME ...      send the run while it runs to wandb, trackio, tensorboard, mlflow or FILE.py:NAME; any number
-  --ranks N             train on N processes that hold the model in shards; sets ranks.processes
+  --ranks N             train on N processes that hold the model in shards; sets ranks.processes (--ranks.shard,
+                        --ranks.cluster and others set the rest of [ranks])
   --dry-run             check the run and print its config, sizes and memory, without starting it
   --json                print the result as JSON on stdout, progress on stderr
 """

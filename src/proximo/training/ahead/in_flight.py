@@ -9,9 +9,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
 
+from proximo.samplers.begun import BegunRequests
 from proximo.training.ahead.slots import Slot, choice, num_passing, num_slots
 from proximo.training.config import TrainingOptions
 from proximo.training.records import Active, Collected, DataCursor, num_tokens
@@ -49,15 +51,26 @@ class Source(Protocol):
 class InFlight:
     """Keeps slots filled with groups that are sampled, and gives each step its share of those that have ended."""
 
-    def __init__(self, source: Source, drop: Callable[[int, int], None], options: AheadOptions, *, steps: int) -> None:
+    def __init__(
+        self,
+        source: Source,
+        drop: Callable[[int, int], None],
+        options: AheadOptions,
+        *,
+        steps: int,
+        begun: BegunRequests | None = None,
+    ) -> None:
         """`drop` gives up the requests of a step's index and an ordinal. `steps`: those of the run; nothing is drawn
-        beyond them."""
+        beyond them. `begun` keeps what is sampled of each group; None: after a resume it is sampled again."""
         self._source, self._drop, self._steps, self._expire = source, drop, steps, options.expire
+        self._begun = begun
         self._count = source.training.groups
         self._window = int(options.window * self._count)
         self._most = num_slots(self._count, options.staleness, self._window)
         self._slots: list[Slot] = []
         """In the order in which they were drawn."""
+        self._taken: list[Slot] = []
+        """Slots that were freed since the step began."""
         self._cursor: DataCursor | None = None
         """None before the first step of this process."""
         self._step = self._version = 0
@@ -76,9 +89,10 @@ class InFlight:
         if self._cursor is None:
             for slot in self._slots:
                 if not slot.has_ended:
-                    slot.version = version
+                    if not any(each.tokens for each in slot.begun):
+                        slot.version = version
                     self._start(slot)
-        self._cursor, self._step, self._version = cursor, step, version
+        self._cursor, self._step, self._version, self._taken = cursor, step, version, []
         self._fill()
         return min(slot.version for slot in self._slots)
 
@@ -128,7 +142,20 @@ class InFlight:
 
     def active(self) -> tuple[Active, ...]:
         """Groups that are not trained yet, between two steps."""
-        return tuple(slot.to_active() for slot in self._slots)
+        return tuple(slot.to_active(self._begun) for slot in self._slots)
+
+    def newest(self, active: Sequence[Active], *, interrupt: bool) -> tuple[Active, ...]:
+        """The same groups with all that is sampled of them by now. `interrupt`: first make the sampler say what it has
+        sampled of those that have not ended; otherwise it is known up to their last interruption."""
+        if interrupt and self._begun is not None and any(not slot.has_ended for slot in self._slots):
+            self._begun.interrupt()
+        now = {slot.ordinal: slot.to_active(self._begun) for slot in (*self._taken, *self._slots)}
+        return tuple(
+            replace(each, group=now[each.ordinal].group, begun=now[each.ordinal].begun)
+            if each.group is None and each.ordinal in now
+            else each
+            for each in active
+        )
 
     def queue(self) -> dict[str, object]:
         """Groups by their state, and those that are sampled by the version that they began with, for the time line."""
@@ -137,7 +164,7 @@ class InFlight:
         return {"in_flight": len(open_slots), "graded": len(self._slots) - len(open_slots), "versions": versions}
 
     def restore(self, active: Sequence[Active]) -> None:
-        """Put back what `active` returned, before the first step: groups that had not ended are sampled again."""
+        """Put back what `active` returned, before the first step: groups that had not ended are continued."""
         self._slots = [Slot.of(each) for each in active]
 
     # Slots
@@ -174,6 +201,8 @@ class InFlight:
 
     def _sample(self, slot: Slot) -> None:
         """On the group's thread."""
+        if self._begun is not None:
+            self._begun.open(slot.step, slot.ordinal, slot.begun)
         try:
             found = self._source.group(
                 slot.ordinal, slot.problem, step=slot.step, version=slot.version, grading=self._grading
@@ -182,6 +211,8 @@ class InFlight:
             slot.result.set_exception(error)
         else:
             slot.result.set_result(found)
+        if self._begun is not None:
+            self._begun.close(slot.step, slot.ordinal)
         self._ends.put(slot)
 
     def _wait(self, seconds: float | None) -> None:
@@ -193,6 +224,7 @@ class InFlight:
 
     def _take(self, slots: list[Slot]) -> list[Slot]:
         """Free these slots."""
+        self._taken += slots
         self._slots = [slot for slot in self._slots if slot not in slots]
         return slots
 

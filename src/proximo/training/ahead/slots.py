@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from proximo.samplers.begun import Begun, BegunRequests
 from proximo.training.records import Active
 from proximo.types import Group, Problem
 
@@ -27,21 +28,25 @@ class Slot:
     """Number of younger groups that were trained before it."""
     is_noted: bool = False
     """Whether the ledger says that it was carried over."""
+    begun: tuple[Begun, ...] = ()
+    """What it had sampled before a resume."""
     result: "Future[Group]" = field(default_factory=Future)
 
     @property
     def has_ended(self) -> bool:
         return self.result.done()
 
-    def to_active(self) -> Active:
-        """For a checkpoint."""
-        failed = not self.has_ended or self.result.exception() is not None
-        group = None if failed else self.result.result()
-        return Active(self.ordinal, self.problem, self.step, self.version, self.passed, self.is_noted, group)
+    def to_active(self, begun: BegunRequests | None) -> Active:
+        """For a checkpoint; `begun` knows what is sampled of it."""
+        parts = () if begun is None else begun.of_group(self.step, self.ordinal)  # first: none once it has ended
+        group = self.result.result() if self.has_ended and self.result.exception() is None else None
+        parts = parts if group is None else ()
+        return Active(self.ordinal, self.problem, self.step, self.version, self.passed, self.is_noted, group, parts)
 
     @classmethod
     def of(cls, active: Active) -> "Slot":
-        slot = cls(active.ordinal, active.problem, active.step, active.version, active.passed, active.is_noted)
+        numbers = active.step, active.version, active.passed, active.is_noted
+        slot = cls(active.ordinal, active.problem, *numbers, begun=active.begun)
         if active.group is not None:
             slot.result.set_result(active.group)
         return slot

@@ -108,7 +108,10 @@ class Checkpointer:
         `again`: whether there will be another save. `last`: whether the run ends here, possibly before its last
         step."""
         step, last = state.step, last or self.is_last(state)
-        if self._saved != step and self._saver.save(step, lambda: self._write(state), last=last, again=again):
+        if self._saved == step:
+            return
+        state = self._parts.newest(state, interrupt=again)  # a run that is told to end does not wait for engines
+        if self._saver.save(step, lambda: self._write(state), last=last, again=again):
             self._saved = step
             self._retain(state)
 

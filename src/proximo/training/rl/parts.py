@@ -44,6 +44,12 @@ class Parts:
         active = () if self.in_flight is None else self.in_flight.active()
         return replace(state, parts=parts, tensors=own.tensors, snapshots=tuple(kept), ahead=graded, active=active)
 
+    def newest(self, state: RunState, *, interrupt: bool) -> RunState:
+        """A snapshot with what was sampled since it was taken; see `InFlight.newest`."""
+        if self.in_flight is None:
+            return state
+        return replace(state, active=self.in_flight.newest(state.active, interrupt=interrupt))
+
     def write(self, folder: Path, state: RunState) -> None:
         """Write weights and optimizer state, one file per group of tensors."""
         self.learner.policy.write(folder)

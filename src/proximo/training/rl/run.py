@@ -86,7 +86,8 @@ class Run:
             lanes = self.timeline.lanes
             self.ahead = Ahead(self._collect, self.model.device, staleness=staleness, steps=config.steps, lanes=lanes)
         elif config.ahead.staleness and (drop := self.samplers.drop) is not None:
-            self.in_flight = InFlight(self.collector, drop, config.ahead, steps=config.steps)
+            begun = self.samplers.begun
+            self.in_flight = InFlight(self.collector, drop, config.ahead, steps=config.steps, begun=begun)
         self.log, self.stop = RunLog(folder), Stop()
         if ranks is not None:
             ranks.hold_signals(self.stop.held)

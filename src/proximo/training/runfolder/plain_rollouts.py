@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from proximo.samplers.begun import Begun
 from proximo.tasks import Split, Task
 from proximo.training.records import Active, Answered, Collected, DataCursor
 from proximo.types import Completion, Grade, Group, Problem, Rollout, Turn
@@ -135,7 +136,8 @@ def plain_active(active: Active, routes: dict[str, Tensor]) -> dict[str, Any]:
     """Plain values of a group in flight."""
     group = None if active.group is None else plain_group(active.group, routes)
     facts = {name: getattr(active, name) for name in ("ordinal", "step", "version", "passed", "is_noted")}
-    return facts | {"problem": active.problem.id, "group": group}
+    begun = [asdict(each) for each in active.begun]
+    return facts | {"problem": active.problem.id, "group": group, **({"begun": begun} if begun else {})}
 
 
 def read_active(facts: Mapping[str, Any], asked: Asked, routes: Mapping[str, Tensor]) -> Active:
@@ -143,4 +145,10 @@ def read_active(facts: Mapping[str, Any], asked: Asked, routes: Mapping[str, Ten
     problem = asked(facts["ordinal"], "train", facts["problem"])
     group = None if facts["group"] is None else read_group(facts["group"], asked, routes)
     numbers = {name: facts[name] for name in ("ordinal", "step", "version", "passed", "is_noted")}
-    return Active(**numbers, problem=problem, group=group)
+    begun = tuple(_read_begun(each) for each in facts.get("begun", ()))  # earlier versions sampled them again
+    return Active(**numbers, problem=problem, group=group, begun=begun)
+
+
+def _read_begun(facts: Mapping[str, Any]) -> Begun:
+    lists = {name: tuple(facts[name]) for name in ("tokens", "logprobs", "versions")}
+    return Begun(**{**facts, **lists})
