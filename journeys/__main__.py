@@ -16,6 +16,7 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
+from journeys.acting import acting, judged
 from journeys.afterwards import trackers, use
 from journeys.commands import algorithms, mistakes
 from journeys.environment import FOLDER, INSTALLED, ROOT, install
@@ -27,11 +28,13 @@ from journeys.user import Goal, User
 JOURNEYS: dict[int, Callable[[User], None]] = {
     1: own_model,
     2: other_data,
+    4: acting,
     5: trackers,
     6: use,
     7: algorithms,
     9: mistakes,
     10: notebook,
+    11: judged,
     12: several_sources,
     13: package,
 }

@@ -8,11 +8,13 @@ from journeys.user import Goal, effort
 TITLES = {
     1: "A model, a GSM8K file and a reward of one's own",
     2: "Data of TRL, verl, verifiers and others",
+    4: "Environments and tools",
     5: "Trackers",
     6: "The model afterwards",
     7: "Another algorithm, and parts of DAPO left out",
     9: "Help and mistakes",
     10: "A notebook",
+    11: "Judges, rewards that wait, weights",
     12: "Several sources, pass rates, a curriculum",
     13: "The package",
 }
@@ -34,7 +36,7 @@ NOT_TRIED = """
 - Downloads and uploads: there is no network here. A hub id is read from the hub's cache, a push is refused in one line.
 - vLLM and llama.cpp with the exported model: by hand, see [export](guides/export.md).
 - Python 3.12 and 3.13, a GPU, other systems than Linux.
-- LoRA, judges, environments of several turns and more GPUs (journeys 3, 4, 8 and 11) belong to other parts.
+- LoRA and more GPUs (journeys 3 and 8) belong to other parts.
 """
 
 

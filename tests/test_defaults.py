@@ -9,6 +9,7 @@ from proximo import toml
 from proximo.algorithms import GRPO, RLOO
 from proximo.cli import main
 from proximo.defaults import START, Default, Facts, defaults_for, facts_of, kept, with_defaults
+from proximo.environments import MultiTurn
 from proximo.models import tiny_model, tiny_tokenizer
 from proximo.models.adapters.lora import Lora
 from proximo.rewards import ExactMatch
@@ -154,6 +155,16 @@ def test_facts_are_read_without_weights(folder: str, sums: str, tmp_path):
     reasons = replace(task, reward=ExactMatch(last_number=True))
     assert not facts_of(RunConfig(model=folder, task=reasons, adapter=Lora())).is_literal
     assert facts_of(RunConfig(model=folder, task=Arithmetic())).problems is None
+
+
+def test_prompts_are_measured_with_their_tools_and_an_episode_is_no_literal_answer(folder: str):
+    task = Arithmetic(chat=True)
+    alone = facts_of(RunConfig(model=folder, task=task))
+    played = facts_of(RunConfig(model=folder, task=task, environment=MultiTurn(tools=("proximo.worlds:calculate",))))
+    assert played.prompt_tokens > alone.prompt_tokens + 100  # characters of the tool's description
+    assert facts_of(RunConfig(model=folder, task=Arithmetic())).is_literal
+    game = MultiTurn("proximo.worlds:NumberGuessing")
+    assert not facts_of(RunConfig(model=folder, task=Arithmetic(), environment=game)).is_literal
 
 
 def test_data_that_are_all_held_out_cannot_be_trained_on(folder: str, sums: str):

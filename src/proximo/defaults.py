@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from proximo.environments import Acting
 from proximo.maths.pieces.traits import AnchorTraits
 from proximo.models import load_tokenizer, problem_tokens
 from proximo.models.loading import read_config, skeleton
@@ -72,7 +73,7 @@ class Facts:
     answer_tokens: int | None
     """Tokens of the longest reference answer; None if none is known."""
     is_literal: bool
-    """Whether a completion must be the answer and nothing else."""
+    """Whether a completion must be the answer and nothing else; one of several turns is more."""
     problems: int | None
     """Number of training problems; None if endless."""
     held_out: int | None
@@ -91,9 +92,9 @@ def facts_of(config: RunConfig) -> Facts:
         positions=None if reach is None else reach.tokens,
         thinks=_thinks(tokenizer, problems[0]),
         has_adapter=config.adapter is not None,
-        prompt_tokens=_longest_prompt(tokenizer, problems),
+        prompt_tokens=_longest_prompt(tokenizer, problems, config.environment),
         answer_tokens=_longest(tokenizer, answers) if answers else None,
-        is_literal=_is_literal(task, problems[:4]),
+        is_literal=not isinstance(config.environment, Acting) and _is_literal(task, problems[:4]),
         problems=task.size("train"),
         held_out=task.size("held_out"),
     )
@@ -235,7 +236,7 @@ def _is_literal(task: Task, problems: Sequence[Problem]) -> bool:
 
 def longest_prompt(config: RunConfig) -> int:
     """Tokens of the longest prompt of the training problems."""
-    return _longest_prompt(load_tokenizer(resolve(config.model)), _problems(config))
+    return _longest_prompt(load_tokenizer(resolve(config.model)), _problems(config), config.environment)
 
 
 def _problems(config: RunConfig) -> list[Problem]:
@@ -244,12 +245,14 @@ def _problems(config: RunConfig) -> list[Problem]:
     return [config.task.problem(index, "train", config.seed) for index in range(count)]
 
 
-def _longest_prompt(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]) -> int:
+def _longest_prompt(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], environment: object) -> int:
+    """As they are asked, such as with the tools that the policy may call."""
     longest = sorted(problems, key=lambda problem: len(str(problem.prompt)))[-TOKENIZED:]
     lengths = [0]
     for problem in longest:
         with suppress(ValueError):  # a prompt that the template refuses: the run names it
-            lengths.append(len(problem_tokens(tokenizer, problem)))
+            asked = environment.prepared(problem, tokenizer) if isinstance(environment, Acting) else problem
+            lengths.append(len(problem_tokens(tokenizer, asked)))
     return max(lengths)
 
 

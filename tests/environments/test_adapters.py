@@ -1,11 +1,17 @@
 """Environments and servers of other libraries, unchanged; a test is skipped where its library is not installed."""
 
 import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from proximo.acting.adapters.trl import environment_of, started
+from proximo.acting.adapters.trl import SEED, environment_of, started
 from proximo.environments import MultiTurn, Starts
 from proximo.environments.tool_calls import schema_of
 from proximo.rewards.grading import Grading
@@ -147,34 +153,164 @@ def test_an_environment_for_trl_is_played(workers):
         Game().reset({"prompt": "Play.", "goal": 5})
 
 
+class Increments:
+    """Draws its task by itself, as the class does that begins TRL's documentation of environments."""
+
+    def reset(self, **_: object) -> str | None:
+        self.counter = 0
+        self.target = random.randint(1, 1000)
+        return f"Increment the counter by {self.target}."
+
+    def get_reward(self) -> float:
+        return float(self.counter == self.target)
+
+    def add(self, step: int) -> int:
+        """
+        Add to the counter.
+
+        Args:
+            step: by how much
+        """
+        self.counter += step
+        return self.counter
+
+
+Drawing, _adding = environment_of(Increments)
+add = _adding["add"]
+
+
+def test_a_class_for_trl_that_draws_its_task_draws_the_same_for_siblings(workers):
+    here = "tests.environments.test_adapters"
+    rows = started(Increments, 3)
+    assert rows == started(Increments, 3)
+    asked = [row["prompt"][-1]["content"] for row in rows]
+    assert len(set(asked)) == 3
+    wanted = [int(text.rstrip(".").rpartition(" ")[2]) for text in asked]
+    problems = [Problem(f"{n}", tuple(row["prompt"]), None, {SEED: row[SEED]}) for n, row in enumerate(rows)]
+    environment = MultiTurn(f"{here}:Drawing", tools=(f"{here}:add",))
+
+    def say(key: int, sample: int, turn: int) -> str:
+        return [called("add", step=wanted[key] + sample), "done"][turn]
+
+    groups, _ = played(environment, chat_tokenizer("qwen"), say, problems, max_tokens=2000)
+    assert not [str(each) for each in workers.failures.take()]
+    assert [[each.earned for each in siblings] for siblings in groups] == [[1.0, 0.0]] * 3
+
+
+# OpenEnv
+
+ECHO = """
+import sys
+sys.path.insert(0, {folder!r})
+import my_env.server.app  # once: episodes fork
+from proximo.acting.adapters.openenv import OpenEnv
+"""
+
+
+@pytest.mark.scale
+def test_an_environment_that_openenv_makes_is_played(tmp_path: Path, workers):
+    """The one of `openenv init`, unchanged: it echoes messages, and rewards their length. Its server allows one session
+    at a time, so that each episode has a server of its own."""
+    pytest.importorskip("openenv.core")
+    made = [sys.executable, "-m", "openenv.cli", "init", "my_env"]
+    subprocess.run(made, cwd=tmp_path, check=True, capture_output=True)
+    file = tmp_path / "echo.py"
+    file.write_text(ECHO.format(folder=str(tmp_path)))
+    arguments = {"app": "my_env.server.app:app", "shown": "echoed_message"}
+    task = Starts(f"{file}:OpenEnv", arguments, chat=False)
+    problem = task.problem(0, "train", 0)
+    assert problem.prompt == "My Env environment ready!"
+    [siblings], _ = played(
+        MultiTurn(f"{file}:OpenEnv", arguments, max_turns=2, seconds=120.0),
+        chat_tokenizer("qwen"),
+        lambda key, sample, turn: "ab" * (1 + sample),
+        [problem],
+    )
+    assert not [str(each) for each in workers.failures.take()]
+    assert [each.turns[1].text for each in siblings] == ["ab", "abab"]
+    assert [each.earned for each in siblings] == [pytest.approx(0.4), pytest.approx(0.8)]
+
+
+def test_a_field_of_an_observation_that_is_not_there_is_named():
+    pytest.importorskip("openenv.core")
+    from proximo.acting.adapters.openenv import OpenEnv
+
+    with pytest.raises(ValueError, match="give the address of a server, or an app"):
+        OpenEnv()
+    seen = {"messages": [{"content": "a"}, {"content": "b"}], "done": False}
+    assert OpenEnv("http://127.0.0.1:9", shown="messages.-1.content")._text(seen) == "b"
+    for shown, reason in (("prompt", "has messages, done"), ("messages.5", "has 2 entries"), ("done.x", "is 'False'")):
+        with pytest.raises(ValueError, match=reason):
+            OpenEnv("http://127.0.0.1:9", shown=shown)._text(seen)
+
+
 # verifiers
 
 
-def test_a_game_that_ships_with_verifiers_is_played(workers, monkeypatch, tmp_path):
-    """Hangman of textarena, by the environment that verifiers has for it; its list of words, which it would download,
-    is one of ours."""
+@pytest.fixture
+def word_list(monkeypatch, tmp_path) -> Path:
+    """In the place of the list of words that textarena would download."""
     pytest.importorskip("verifiers.v1")
     pytest.importorskip("textarena")
-    from proximo.acting.adapters.verifiers import rows
-
     words = tmp_path / "corpora" / "words"
     words.mkdir(parents=True)
     for name in ("en", "en-basic", "README"):
         (words / name).write_text("apple\n")
     monkeypatch.setenv("NLTK_DATA", str(tmp_path))
     monkeypatch.setattr("nltk.data.path", [str(tmp_path)])
+    return tmp_path
+
+
+def guesses(key: int, sample: int, turn: int) -> str:
+    return ["I try [P]", "[APPLE]" if sample == 0 else "[X]"][min(turn, 1)]
+
+
+def test_a_game_that_ships_with_verifiers_is_played(workers, word_list):
+    """Hangman of textarena, by the environment that verifiers has for it."""
+    from proximo.acting.adapters.verifiers import rows
+
     environment = MultiTurn(
         "proximo.acting.adapters.verifiers:Verifiers", {"taskset": "textarena", "game": "Hangman-v0"}, seconds=120.0
     )
     [row] = rows("textarena", 1, game="Hangman-v0")
     problem = Problem("1", tuple(row["prompt"]), None, {"task": row["task"]})
 
-    def say(key: int, sample: int, turn: int) -> str:
-        return ["I try [P]", "[APPLE]" if sample == 0 else "[X]"][min(turn, 1)]
-
-    [siblings], _ = played(environment, chat_tokenizer("qwen"), say, [problem], max_tokens=20_000)
+    [siblings], _ = played(environment, chat_tokenizer("qwen"), guesses, [problem], max_tokens=20_000)
     assert not [str(each) for each in workers.failures.take()]
     assert [len(each.turns) for each in siblings] == [3, 7]  # the second says the same twice, which ends it
+    assert "P" in siblings[0].turns[1].text
+    assert siblings[0].earned == 1.0
+    assert (siblings[1].earned or 0.0) < 1.0
+
+
+SERVE = """
+from verifiers.v1.serve.pool import serve_env
+from verifiers.v1.utils.loaders import resolve_env_config
+player = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
+config = resolve_env_config({"taskset": {"id": "textarena", "game": "Hangman-v0"}, "player": player})
+serve_env(max_workers=1, elastic=False, address="ipc://server", config=config)
+"""
+
+
+@pytest.mark.scale
+def test_a_server_of_verifiers_plays_with_the_policy(workers, word_list):
+    """The same game: the server runs the program of its harness, which needs uv, and asks the policy through it."""
+    if shutil.which("uv") is None:
+        pytest.skip("the harness is started by uv, which is not installed")
+    from proximo.acting.adapters.verifiers_server import served_rows
+
+    address = f"ipc://{word_list}/server"
+    server = subprocess.Popen([sys.executable, "-c", SERVE.replace("ipc://server", address)], start_new_session=True)
+    try:
+        place = "proximo.acting.adapters.verifiers_server:VerifiersServer"
+        environment = MultiTurn(place, {"address": address}, seconds=300.0)
+        [row] = served_rows("textarena", 1, game="Hangman-v0")
+        problem = Problem("1", tuple(row["prompt"]), None, {"task_data": row["task_data"]})
+        [siblings], _ = played(environment, chat_tokenizer("qwen"), guesses, [problem], max_tokens=20_000)
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+    assert not [str(each) for each in workers.failures.take()]
     assert "P" in siblings[0].turns[1].text
     assert siblings[0].earned == 1.0
     assert (siblings[1].earned or 0.0) < 1.0

@@ -24,6 +24,7 @@ TURNS = [
     Turn("tool", "Error", 8, failed="raised"),
     Turn("assistant", "it is 3", 11, 0.75),
 ]
+COSTS = {"episode_seconds": 1.0, "episode_slowest": 0.5, "judge_requests": 7, "judge_prompt_tokens": 9_000}
 LOST = [Turn("assistant", "hm", 2, math.nan, failed="step 1: timeout: 10 s")]
 
 
@@ -32,7 +33,7 @@ def played(tmp_path_factory) -> RunFolder:
     said = [Said(PIECES, 1.0, turns=TURNS), Said(["hm", "<end>"], 0.0, turns=LOST), Said(["it is 3"], 0.5)]
     prompt = ({"role": "system", "content": "You may call add."}, {"role": "user", "content": "1 + 2?"})
     run = store(tmp_path_factory.mktemp("runs") / "played", GRPO, [Asked(said, prompt=prompt)], step=1)
-    append(run.path, "timings", {"step": 1, "rollout": 0.5, "update": 9.0})
+    append(run.path, "timings", {"step": 1, "rollout": 0.5, "update": 9.0, "episode_count": 4, **COSTS})
     return run
 
 
@@ -105,6 +106,10 @@ def test_the_page_is_told_turns_and_marks_only_the_template_s_tokens(played):
     assert reader.why(played, {"step": "1", "row": "0", "token": "9"})["turn"] == "reply 2 of 2"
 
 
+def test_what_judges_and_episodes_cost_is_no_phase_of_a_step(played):
+    assert gather(played).seconds == 9.5
+
+
 def test_the_report_counts_turns_calls_failures_and_seconds(played):
     facts = gather(played)
     [told] = summary(facts)["episodes"]
@@ -117,6 +122,7 @@ def test_the_report_counts_turns_calls_failures_and_seconds(played):
         "failed": 1.0,
         "earned": [0.25, 0.75],
         "seconds": 0.25,
+        "slowest": 0.5,
         "reasons": {"raised": 1, "step 1: timeout: 10 s": 1},
     }
     page = render(facts)

@@ -58,6 +58,7 @@ def test_programs_run_in_the_sandbox():
         assert run_python("print(6 * 7)") == "42\n"
     except NoSandbox as error:
         pytest.skip(str(error))
+    assert run_python("6 * 7") == "The program printed nothing."
     assert "ZeroDivisionError" in run_python("1 / 0")
     assert "PermissionError" in run_python("open('/etc/passwd', 'w')") or "Error" in run_python(
         "open('/etc/passwd', 'w')"

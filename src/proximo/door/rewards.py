@@ -5,10 +5,12 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from proximo.door.refusing import refuse_kind
+from proximo.environments import Acting
 from proximo.rewards import GivenFunction, Grader, PythonFunction, Reward
 from proximo.rewards.given import Function
 from proximo.tasks import File, TaskOptions
 from proximo.tasks.sources.mixture import with_reward
+from proximo.training.config import RunConfig
 from proximo.training.reward_mix import RewardMix, WeightedRule
 
 Rewarding = Function | Reward
@@ -44,6 +46,11 @@ def to_reward(given: Rewarding) -> Reward:
         except ValueError:
             pass  # no other process can find it
     return GivenFunction.of(given)
+
+
+def is_scored(config: RunConfig) -> bool:
+    """Whether the environment gives the verdict, so that data need no answers to compare with."""
+    return isinstance(config.environment, Acting) and config.environment.scores
 
 
 def with_rewards(config: Config, rewards: Rewards | None) -> Config:

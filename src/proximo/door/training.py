@@ -14,9 +14,9 @@ from proximo.door.machines import as_found, on_processes, on_ranks
 from proximo.door.opened import TrainedRun, algorithm_of
 from proximo.door.progress import OnStep, Silent, Watched
 from proximo.door.refusing import refuse_kind, refuse_values
-from proximo.door.rewards import Rewards, with_rewards
+from proximo.door.rewards import Rewards, is_scored, with_rewards
 from proximo.door.telling import Say, keep_quiet, say
-from proximo.environments import Acting, EnvironmentOptions
+from proximo.environments import EnvironmentOptions
 from proximo.environments.given import Tool, given_environment
 from proximo.models import load_tokenizer
 from proximo.models.adapters.lora import Lora
@@ -209,9 +209,9 @@ def _given(
             raise ValueError("evaluation_data is given, and data is a task, which has its own: leave one of them out")
         config = replace(config, task=data)
     elif data is not None:
-        rewarded = rewards is not None or (isinstance(environment, Acting) and environment.scores)
+        rewarded = rewards is not None or is_scored(config)
         task = task_of(data, evaluation=evaluation_data, model=config.model, rewarded=rewarded, quiet=quiet)
-        config = replace(config, task=task)
+        config = replace(config, task=with_reward(task, None) if rewarded and rewards is None else task)
     elif evaluation_data:
         raise ValueError("evaluation_data goes with data: give the data to train on too")
     return with_rewards(with_values(config), rewards)

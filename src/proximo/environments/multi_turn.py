@@ -16,6 +16,7 @@ from proximo.environments.tool_calls import HERMES, call_format, schema_of, with
 from proximo.outside import load_class, load_function
 from proximo.rewards.function import check_range
 from proximo.rewards.grading import grading
+from proximo.rewards.judges.usage import Usage
 from proximo.samplers import Stream
 from proximo.types import Problem
 
@@ -117,6 +118,7 @@ class MultiTurn:
                 form=call_format(ask.tokenizer) if self.tools else HERMES,
                 max_turns=self.max_turns,
                 max_turn_tokens=self.max_turn_tokens,
+                times=active.episodes if ask.step >= 0 else Usage("episode"),
             )
             try:
                 yield from game.rounds(questions, episodes)

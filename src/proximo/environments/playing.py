@@ -1,6 +1,7 @@
 """The episodes of a round, turn by turn: all of them reply in one batch, and are answered at the same time."""
 
 import hashlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +14,7 @@ from proximo.environments.protocol import Ask, Question
 from proximo.environments.tool_calls import THOUGHT, Call, CallFormat, spoken
 from proximo.rewards.failures import Failure
 from proximo.rewards.grading import note_failure
+from proximo.rewards.judges.usage import Usage
 from proximo.samplers import Stream, gathered
 from proximo.types import MALFORMED, Problem, Turn
 
@@ -37,15 +39,24 @@ class Game:
     form: CallFormat
     max_turns: int
     max_turn_tokens: int | None
+    times: Usage
+    """Counts the episodes, their seconds from start to end, and those in which all waited for answers."""
 
     def rounds(self, questions: Sequence[Question], episodes: Sequence[Episode]) -> Stream:
         """Completions of each question, as soon as all of its episodes have ended."""
+        began = time.perf_counter()
         self._start(episodes)
+        self.times.add(answering=time.perf_counter() - began)
         waiting, live = list(range(len(questions))), list(episodes)
         while live:
             self._reply(questions, live)
+            replied = time.perf_counter()
             self._answer([each for each in live if each.finish is None])
-            live = [each for each in live if each.finish is None]
+            now, playing = time.perf_counter(), [each for each in live if each.finish is None]
+            self.times.add(answering=now - replied)
+            for _ in range(len(live) - len(playing)):
+                self.times.add(count=1, seconds=now - began)
+            live = playing
             unfinished = {each.group for each in live}
             for group in [each for each in waiting if each not in unfinished]:
                 waiting.remove(group)

@@ -20,6 +20,15 @@ def is_number(value: object) -> bool:
     return is_known(real(value))
 
 
+NO_PHASE = ("step", "tokens", "attempt")
+COSTS = ("judge_", "episode_")
+"""What names of numbers begin with that are no phase: they were spent within one, or are no seconds."""
+
+
 def phases(timing: Row) -> dict[str, Number]:
     """Seconds by phase in a row of timings."""
-    return {name: value for name, value in timing.items() if name not in ("step", "tokens") and is_number(value)}
+    return {
+        name: value
+        for name, value in timing.items()
+        if name not in NO_PHASE and not name.startswith(COSTS) and is_number(value)
+    }

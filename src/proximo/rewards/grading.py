@@ -43,8 +43,10 @@ class Grading:
         self.folder = folder
         self.failures = Tally()
         """Why completions are unscored. Graders add to it on any thread; the loop takes them out."""
-        self.usage = Usage()
+        self.usage = Usage("judge")
         """What judges cost."""
+        self.episodes = Usage("episode")
+        """Number of the episodes of training, and their seconds."""
         self.notices: list[str] = []
         """What else a person should know; the loop takes them out."""
         self.forms: dict[str, str] = {}

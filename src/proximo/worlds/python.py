@@ -17,7 +17,9 @@ def run_python(code: str) -> str:
     result = _sandbox().run(Job(code))
     text = (result.stdout + result.stderr).decode(errors="replace")
     text = text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS // 2]} ... {text[-MAX_CHARACTERS // 2 :]}"
-    return text if result.finished else f"{text}\nThe program failed: {result.ended} {result.code}"
+    if not result.finished:
+        return f"{text}\nThe program failed: {result.ended} {result.code}"
+    return text or "The program printed nothing."
 
 
 @cache

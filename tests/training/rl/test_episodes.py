@@ -26,6 +26,7 @@ from proximo.models.values import TrunkHead
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
+from proximo.training.learner.named_tensors import read_tensors
 from proximo.training.rl.assemble import to_batch
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
@@ -100,6 +101,21 @@ def padded_logprobs(model, rows: list[dict]) -> list[torch.Tensor]:
     return found
 
 
+def padded_values(model, head: torch.nn.Linear, rows: list[dict]) -> list[torch.Tensor]:
+    """The head's value of each row's sampled tokens, read where a token is predicted."""
+    whole = [row["prompt_tokens"] + row["tokens"] for row in rows]
+    width = max(map(len, whole))
+    tokens = torch.tensor([row + [0] * (width - len(row)) for row in whole])
+    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in whole])
+    values = head(model.model(input_ids=tokens, attention_mask=mask).last_hidden_state).squeeze(-1)
+    found = []
+    for number, row in enumerate(rows):
+        start = len(row["prompt_tokens"])
+        places = [start + place - 1 for place, sampled in enumerate(row["sampled"]) if sampled]
+        found.append(values[number, places])
+    return found
+
+
 @pytest.mark.parametrize("name", REFERENCES)
 def test_loss_and_gradient_are_those_of_a_plain_padded_model(name, runs):
     rows = [
@@ -132,6 +148,67 @@ def test_loss_and_gradient_are_those_of_a_plain_padded_model(name, runs):
     assert update["policy_loss"] == pytest.approx(loss, abs=1e-5)
     assert norm > 0
     assert update["gradient_norm"] == pytest.approx(norm, rel=1e-5)
+
+
+def plain_gae(rewards: list[float], values: list[float], decay: float) -> list[float]:
+    """Advantages of the sampled tokens of one episode."""
+    found, after, value_after = [], 0.0, 0.0
+    for reward, value in zip(reversed(rewards), reversed(values), strict=True):
+        after = reward + value_after - value + decay * after
+        found.append(after)
+        value_after = value
+    return found[::-1]
+
+
+def test_ppo_is_that_of_a_plain_padded_model(runs):
+    """The second step, whose value head is not 0 any more: values, advantages, targets, loss and gradient of sampled
+    tokens alone, in episodes in which an environment's tokens lie between them."""
+    [rows, checkpoint] = [
+        pq.read_table(runs("ppo") / "rollouts/step-000002.parquet").to_pylist(),
+        runs("ppo") / "checkpoints/step-000001",
+    ]
+    assert all(row["state"] == "trained" and not all(row["sampled"]) for row in rows)
+    model, first = (
+        load_model(str(path), device="cpu", dtype=torch.float32) for path in (checkpoint, resolve("tiny-arithmetic"))
+    )
+    head = torch.nn.Linear(model.config.hidden_size, 1)
+    head.load_state_dict(
+        {
+            name.removeprefix("head."): each
+            for name, each in read_tensors(checkpoint / "state/value.safetensors").items()
+        }
+    )
+    for each in (model, first):
+        each.set_attn_implementation("sdpa")
+    own, before = padded_logprobs(model, rows), padded_logprobs(first, rows)
+    values = padded_values(model, head, rows)
+    advantages, targets = [], []
+    for row, new, old, value in zip(rows, own, before, values, strict=True):
+        places = [place for place, sampled in enumerate(row["sampled"]) if sampled]
+        rewards = (-0.05 * (new - old)).tolist()
+        for number, place in enumerate(places):
+            rewards[number] += row["turn_rewards"][place]
+        credit = plain_gae(rewards, value.tolist(), 0.95)
+        advantages += credit
+        targets += [one + other for one, other in zip(credit, value.tolist(), strict=True)]
+        assert [row["values"][place] for place in places] == pytest.approx(value.tolist(), abs=1e-5)
+        assert [row["returns"][place] for place in places] == pytest.approx(targets[-len(places) :], abs=1e-5)
+    whole = torch.tensor(advantages, dtype=torch.float64)
+    whole = (whole - whole.mean()) / (whole.var(correction=1) + 1e-8).sqrt()
+    stored = [row["advantages"][place] for row in rows for place, own in enumerate(row["sampled"]) if own]
+    assert stored == pytest.approx(whole.tolist(), abs=1e-5)
+    value_loss = 0.1 * 0.5 * ((torch.cat(values) - torch.tensor(targets)) ** 2).mean()
+    (value_loss - (whole * torch.cat(own)).mean()).backward()
+    [norm, value_norm] = [
+        math.sqrt(sum(float((each.grad.double() ** 2).sum()) for each in part.parameters() if each.grad is not None))
+        for part in (model, head)
+    ]
+    [update] = json.loads(pq.read_schema(runs("ppo") / "rollouts/step-000002.parquet").metadata[b"proximo"])["updates"]
+    assert update["policy_loss"] == pytest.approx(-float(whole.mean()), abs=1e-5)
+    assert update["gradient_norm"] == pytest.approx(norm, rel=1e-5)
+    [logged] = [row for row in metrics(runs("ppo")) if row["step"] == 2]
+    assert logged["value_loss"] == pytest.approx(float(value_loss.detach()) / 0.1, rel=1e-4)
+    assert logged["value_gradient_norm"] == pytest.approx(value_norm, rel=1e-4)
 
 
 def test_a_turn_s_reward_comes_with_the_turn():

@@ -1,18 +1,24 @@
 """Environments that were written for TRL's `environment_factory`: a class whose methods are tools."""
 
 import inspect
+import random
+import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
 from proximo.acting import Done, Environment
 
+SEED = "start_seed"
+"""Column of the seed that `reset` has for its random numbers."""
+
 
 def environment_of(factory: Callable[[], Any]) -> tuple[type[Environment], dict[str, Callable[..., Any]]]:
     """The environment, and its methods as tools by name.
 
     The class has `reset(**row)`, methods that the policy calls, and `get_reward()`, which is asked when a reply calls
-    none of them. Each episode runs in a process of its own, with an instance of its own.
+    none of them. Each episode runs in a process of its own, with an instance of its own. A class that draws its task in
+    `reset` draws the same one for all samples of a row that `started` has made.
 
     Example, in a file whose names a config gives:
         Game, tools = environment_of(TheirEnvironment)
@@ -23,7 +29,7 @@ def environment_of(factory: Callable[[], Any]) -> tuple[type[Environment], dict[
     class Wrapped(Environment):
         def reset(self, problem: dict[str, Any]) -> None:
             playing[:] = [factory()]
-            _check_told(playing[0].reset(**problem), problem)
+            _check_told(_reset(playing[0], problem), problem)
 
         def step(self, reply: str) -> Any:
             return _done(playing[0].get_reward())
@@ -33,11 +39,14 @@ def environment_of(factory: Callable[[], Any]) -> tuple[type[Environment], dict[
     return Wrapped, {name: _function(method, playing) for name, method in members if name in names}
 
 
-def started(factory: Callable[[], Any], rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows with what `reset` returns at the end of their prompts, which is where TRL puts it."""
+def started(factory: Callable[[], Any], rows: Iterable[dict[str, Any]] | int) -> list[dict[str, Any]]:
+    """The rows with what `reset` returns at the end of their prompts, which is where TRL puts it; or so many rows for a
+    class that needs no data, since its `reset` returns the prompt."""
+    given = [{"prompt": [{"role": "user", "content": ""}]} for _ in range(rows)] if isinstance(rows, int) else rows
     found = []
-    for row in rows:
-        told, prompt = factory().reset(**row), row["prompt"]
+    for number, row in enumerate(given):
+        row = {**row, SEED: number}
+        told, prompt = _reset(factory(), row), row["prompt"]
         if told is not None and isinstance(prompt, str):
             prompt += told
         elif told is not None:
@@ -45,6 +54,15 @@ def started(factory: Callable[[], Any], rows: Iterable[dict[str, Any]]) -> list[
             prompt = [*others, {**last, "content": last["content"] + told}]
         found.append({**row, "prompt": prompt})
     return found
+
+
+def _reset(environment: Any, row: dict[str, Any]) -> Any:
+    """Start an episode as TRL does, with the random numbers of the row if it has them."""
+    if SEED in row:
+        random.seed(row[SEED])
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(row[SEED])
+    return environment.reset(**{name: value for name, value in row.items() if name != SEED})
 
 
 def _check_told(told: Any, problem: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ class Verifiers(Environment):
 
     def __init__(self, taskset: str, environment: str = "", **options: Any) -> None:
         """`options`: further fields of the taskset's config."""
-        self._environment = _loaded(taskset, environment, options)
+        self._environment = loaded(taskset, environment, options)
         if len(self._environment._agent_specs) != 1:
             raise ValueError(
                 f"{taskset} has the agents {', '.join(self._environment._agent_specs)}: only one is played"
@@ -32,7 +32,7 @@ class Verifiers(Environment):
 
     async def reset(self, problem: dict[str, Any]) -> None:
         task = next(itertools.islice(self._environment.taskset, int(problem["task"]), None))
-        if _messages(task) != [dict(each) for each in problem["prompt"]]:
+        if messages_of(task) != [dict(each) for each in problem["prompt"]]:
             raise ValueError(f"task {problem['task']} begins otherwise now: make its row anew with rows()")
         self._playing = asyncio.create_task(self._play(task))
         await self._next()  # which asks for the reply to the prompt
@@ -70,17 +70,17 @@ class Verifiers(Environment):
 
 def rows(taskset: str, count: int, *, first: int = 0, environment: str = "", **options: Any) -> list[dict[str, Any]]:
     """Rows of data for tasks of a taskset, from the one with this index on; `options` are the taskset's."""
-    tasks = itertools.islice(_loaded(taskset, environment, options).taskset, first, first + count)
-    return [{"prompt": _messages(task), "task": index} for index, task in enumerate(tasks, start=first)]
+    tasks = itertools.islice(loaded(taskset, environment, options).taskset, first, first + count)
+    return [{"prompt": messages_of(task), "task": index} for index, task in enumerate(tasks, start=first)]
 
 
-def _loaded(taskset: str, environment: str, options: Mapping[str, Any]) -> Any:
+def loaded(taskset: str, environment: str, options: Mapping[str, Any]) -> Any:
     from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
     return load_environment(resolve_env_config({"id": environment, "taskset": {"id": taskset, **options}}))
 
 
-def _messages(task: Any) -> list[dict[str, Any]]:
+def messages_of(task: Any) -> list[dict[str, Any]]:
     """A task's prompt as the policy is asked it."""
     from verifiers.v1.types import content_text
 
@@ -134,7 +134,7 @@ class _Interaction:
         from verifiers.v1.dialects import parse_message
 
         self.trace, self._ask = trace, ask
-        self._messages = [parse_message(each) for each in _messages(task)]
+        self._messages = [parse_message(each) for each in messages_of(task)]
 
     async def turn(self, message: Any = None) -> Any:
         from verifiers.v1.agent import Segment

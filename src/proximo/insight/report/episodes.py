@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from proximo.insight.charts.pages import number, table, text
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens.turns import REPLY, counted, read_turns
-from proximo.insight.reading import is_number
+from proximo.insight.reading import Row, is_number, real
 from proximo.insight.report.facts import Facts
 from proximo.plain_text import visible
 from proximo.storage.opening import open_file
@@ -41,7 +41,9 @@ class EpisodeStep:
     earned: list[float | None]
     """Mean reward of the first reply, of the second and so on; None: such a reply earns nothing by itself."""
     seconds: float | None
-    """Seconds of sampling and playing, divided by the number of episodes; None: not logged."""
+    """Mean seconds from the start of an episode to its end; None: not logged."""
+    slowest: float | None
+    """Seconds of the longest."""
     reasons: dict[str, int]
     """What failed, and how often."""
 
@@ -50,12 +52,11 @@ def episode_steps(facts: Facts) -> list[EpisodeStep]:
     """Some steps of the run, evenly spaced, the first and the last among them; empty if it has no turns."""
     steps = facts.run.steps()
     apart = max(math.ceil((len(steps) - 1) / (MAX_STEPS - 1)), 1)
-    spent = {row.get("step"): row.get("rollout") for row in facts.timings}
+    spent = {row.get("step"): row for row in facts.timings}
     found = []
     for step in sorted({*steps[::apart], *steps[-1:]}):
         if episodes := [turns for turns in _turns(facts.run, step) if turns]:
-            seconds = spent.get(step)
-            found.append(_counted(step, episodes, seconds if is_number(seconds) else None))
+            found.append(_counted(step, episodes, spent.get(step, {})))
         elif not found:  # a run either has turns or not
             break
     return found
@@ -70,7 +71,7 @@ def _turns(run: RunFolder, step: int) -> list[tuple[Turn, ...]]:
     return []
 
 
-def _counted(step: int, episodes: Sequence[Sequence[Turn]], seconds: float | None) -> EpisodeStep:
+def _counted(step: int, episodes: Sequence[Sequence[Turn]], times: Row) -> EpisodeStep:
     counts, many = [counted(turns) for turns in episodes], len(episodes)
     earned: dict[int, list[float]] = defaultdict(list)
     for turns in episodes:
@@ -86,9 +87,18 @@ def _counted(step: int, episodes: Sequence[Sequence[Turn]], seconds: float | Non
         calls=sum(each.calls for each in counts) / many,
         failed=sum(each.failed for each in counts) / many,
         earned=[sum(earned[place]) / len(earned[place]) if earned[place] else None for place in range(most)],
-        seconds=None if seconds is None else seconds / many,
+        seconds=_mean_seconds(times),
+        slowest=real(times.get("episode_slowest")) if is_number(times.get("episode_slowest")) else None,
         reasons=dict(Counter(turn.failed for turns in episodes for turn in turns if turn.failed).most_common()),
     )
+
+
+def _mean_seconds(times: Row) -> float | None:
+    """Of the episodes that were played for a step."""
+    count = times.get("episode_count")
+    if not is_number(count) or not count or not is_number(times.get("episode_seconds")):
+        return None
+    return real(times["episode_seconds"]) / real(count)
 
 
 def episodes(facts: Facts) -> str:
@@ -96,7 +106,7 @@ def episodes(facts: Facts) -> str:
     steps = episode_steps(facts)
     if not steps:
         return ""
-    heads = ["step", "episodes", "replies", "most", "calls", "failed", "seconds", "earned by reply 1, 2, …"]
+    heads = ["step", "episodes", "replies", "most", "calls", "failed", "seconds", "longest", "earned by reply 1, 2, …"]
     rows = [
         [
             each.step,
@@ -106,6 +116,7 @@ def episodes(facts: Facts) -> str:
             number(each.calls),
             number(each.failed),
             number(each.seconds),
+            number(each.slowest),
             _earned(each.earned),
         ]
         for each in steps
@@ -115,7 +126,7 @@ def episodes(facts: Facts) -> str:
         f"<li>{count:,} × <bdi>{text(visible(reason, MAX_TEXT))}</bdi></li>\n"
         for reason, count in reasons.most_common(MAX_REASONS)
     )
-    note = '<p class="faint">Replies, calls of tools, failed turns and seconds of sampling are means of an episode.</p>'
+    note = '<p class="faint">Replies, calls of tools, failed turns and seconds are means of an episode.</p>'
     return f"{table(heads, rows)}{note}\n" + (f"<h3>What failed</h3>\n<ul>\n{lines}</ul>\n" if lines else "")
 
 

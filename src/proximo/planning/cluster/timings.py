@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from proximo.insight.folder import RunFolder
-from proximo.insight.reading import is_number
+from proximo.insight.reading import COSTS, is_number
 from proximo.planning.cards import Card
 from proximo.planning.cluster.pool import Engines
 from proximo.planning.cluster.simulate import Learner
@@ -14,8 +14,6 @@ LATEST = 20
 """Steps of a run whose timings are used: the last ones; the first compiles."""
 NOT_LEARNING = ("step", "tokens", "rollout", "grade", "write", "evaluate", "checkpoint")
 """What is in a row of timings and is not the learner's."""
-JUDGING = "judge_"
-"""What judges cost begins so; they work while others sample."""
 
 
 @dataclass(frozen=True)
@@ -61,4 +59,4 @@ def timings_of(run: RunFolder, card: Card, *, prompt_tokens: int, mean_tokens: i
 
 
 def _is_learning(name: str) -> bool:
-    return name not in NOT_LEARNING and not name.startswith(JUDGING)
+    return name not in NOT_LEARNING and not name.startswith(COSTS)

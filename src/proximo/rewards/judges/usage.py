@@ -1,13 +1,14 @@
-"""What judges cost: requests, tokens and seconds since they were last taken, for a run's timings."""
+"""What judges and episodes cost: numbers and seconds since they were last taken, for a run's timings."""
 
 import threading
 from collections import Counter
 
 
 class Usage:
-    """Counted on any thread."""
+    """Counted on any thread; names begin with what is counted, as `judge_seconds` does."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str) -> None:
+        self._what = what
         self._counts: Counter[str] = Counter()
         self._slowest = 0.0
         self._lock = threading.Lock()
@@ -15,13 +16,13 @@ class Usage:
     def add(self, **counts: float) -> None:
         with self._lock:
             for name, number in counts.items():
-                self._counts[f"judge_{name}"] += number  # pyright: ignore[reportArgumentType]
+                self._counts[f"{self._what}_{name}"] += number  # pyright: ignore[reportArgumentType]
             self._slowest = max(self._slowest, counts.get("seconds", 0.0))
 
     def take(self) -> dict[str, float]:
-        """By name; empty where nothing was judged."""
+        """By name; empty where nothing was counted."""
         with self._lock:
-            found = dict(self._counts) | ({"judge_slowest": self._slowest} if self._slowest else {})
+            found = dict(self._counts) | ({f"{self._what}_slowest": self._slowest} if self._slowest else {})
             self._counts.clear()
             self._slowest = 0.0
         return found

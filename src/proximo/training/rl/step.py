@@ -73,7 +73,8 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
     run.log.ledger(entries(step, cursor, collected, assembled, updates, run.task.size("train")))
     with clock.phase("write"):
         run.log.rollouts(step, _table(run, index, collected, assembled, updates))
-    run.log.timings(step, clock.seconds | {"tokens": collected.sampled_tokens} | run.grading.usage.take())
+    costs = run.grading.usage.take() | run.grading.episodes.take()
+    run.log.timings(step, clock.seconds | {"tokens": collected.sampled_tokens} | costs)
     run.note_times(step, collected, version)
     run.progress.stepped(step, metrics, clock.seconds, collected)
     learner.guard.check()

@@ -3,13 +3,13 @@
 import { api, rowsFrom } from "./asking.js";
 
 const isEvaluation = (row) => Object.keys(row).every((key) => key === "step" || key.startsWith("held_out/"));
-const NO_PHASE = new Set(["step", "tokens", "attempt"]);
+const NO_PHASE = /^(step|tokens|attempt|judge_.*|episode_.*)$/; // the last two were spent within a phase, or are no seconds
 
 /** A number that can be drawn. */
 export const isNumber = (value) => Number.isFinite(value) && Math.abs(value) < 1e100;
 
 /** Seconds of a row of timings, by phase. */
-export const phases = (row) => Object.entries(row).filter(([key, value]) => !NO_PHASE.has(key) && isNumber(value));
+export const phases = (row) => Object.entries(row).filter(([key, value]) => !NO_PHASE.test(key) && isNumber(value));
 export const seconds = (row) => phases(row).reduce((sum, [, value]) => sum + value, 0);
 
 /** One run: its rows in order, and the position of a step on each axis. */

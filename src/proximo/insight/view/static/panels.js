@@ -76,6 +76,11 @@ export const PANELS = {
       id: "speed", title: "Tokens per second", note: "generated tokens per second of the whole step, and of its sampling", from: "timed",
       lines: [line("step", (row) => row.tokens / seconds(row)), line("sampling", (row) => row.tokens / row.rollout)],
     },
+    { id: "turns", title: "Turns per episode", note: "replies of the policy, and calls of tools", lines: [line("replies", "turns"), line("calls", "calls")] },
+    {
+      id: "episode", title: "Seconds per episode", unit: "s", note: "from its start to its end: mean and longest of a step; and those in which all waited for environments and tools", from: "timed",
+      lines: [line("mean", (row) => row.episode_seconds / row.episode_count), line("longest", "episode_slowest", { inner: true }), line("waiting", "episode_answering", { inner: true })],
+    },
     { id: "wasted", title: "Wasted tokens", unit: "share", note: "share of sampled tokens in dropped groups", lines: [line("wasted", "wasted_tokens")] },
     { id: "rounds", title: "Sampling rounds", note: "until there were enough groups to train on", lines: [line("rounds", "rounds", { when: (run) => some(run.trained, (row) => row.rounds > 1) })] },
     { id: "sampled", title: "Tokens per step", unit: "tokens", lines: [line("sampled", "sampled_tokens")] },
