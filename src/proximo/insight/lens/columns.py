@@ -1,7 +1,7 @@
 """Columns of a rollout file as tensors and texts."""
 
 from collections.abc import Sequence
-from typing import overload
+from typing import BinaryIO, overload
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +19,9 @@ class Columns:
     """Columns of a rollout file by name. Each is read when it is asked for, so that at most one is in memory twice, as
     the file has it and as a tensor."""
 
-    def __init__(self, data: bytes) -> None:
-        self._file = pq.ParquetFile(pa.BufferReader(data))
+    def __init__(self, file: BinaryIO) -> None:
+        file.seek(0)
+        self._file = pq.ParquetFile(file)
         self._names = frozenset(self._file.schema_arrow.names)
 
     def __contains__(self, name: str) -> bool:

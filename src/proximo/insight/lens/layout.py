@@ -13,7 +13,7 @@ from torch import Tensor
 from proximo.models.packing.packed import similar
 from proximo.tensor_types import Bool, Int
 
-PLACES = 1 << 20
+PLACES = 1 << 18
 """Maximum of rows times width that is padded at once; a longer completion is padded alone."""
 
 LONG = 64
@@ -87,3 +87,13 @@ class Layout:
         for row, start, length in zip(found, self.starts[index].tolist(), lengths.tolist(), strict=True):
             row[:length] = tokens[start : start + length]
         return found
+
+    def write(self, tokens: Tensor, index: Int[Tensor, " M"], values: Tensor) -> None:
+        """The inverse of `padded`: put values, [M, T], at these rows' tokens."""
+        lengths = self.lengths[index]
+        if int(lengths.sum()) < LONG * len(index):
+            places, real = self.grid(index)
+            tokens[places[real]] = values[real].to(tokens.dtype)
+            return
+        for row, start, length in zip(values, self.starts[index].tolist(), lengths.tolist(), strict=True):
+            tokens[start : start + length] = row[:length]

@@ -53,11 +53,14 @@ def application(root: Path, *, token: str, port: int, load_code: bool = False) -
     def asked(handler: Handler) -> Callable[[Request], Response]:
         return lambda request: _answered(lambda: _of_run(runs, handler, request.query_params))
 
+    def parted(request: Request) -> Response:
+        return _answered(lambda: _json(runs.parting(request.query_params.get("run", ""))))
+
     async def file(request: Request) -> Response:
         content, kind = files[request.scope["path"]]
         return Response(content, media_type=kind)
 
-    routes = [Route("/api/runs", listed)]
+    routes = [Route("/api/runs", listed), Route("/api/parting", parted)]
     routes += [Route(f"/api/{name}", asked(handler)) for name, handler in HANDLERS.items()]
     routes += [Route(path, file) for path in files]
     inner = Starlette(routes=routes, exception_handlers={404: lambda request, error: _error(404, "nothing is here")})

@@ -169,7 +169,7 @@ function follow(name) {
     const run = new Followed(name, state, fork);
     followed.set(name, run);
     run.learn().then(soon);
-    run.read().then(soon).finally(() => (diagnosing = diagnosing.then(() => run.diagnose()).then(soon).catch(() => {})));
+    run.read().then(soon).finally(() => (diagnosing = diagnosing.then(() => Promise.all([run.diagnose(), run.part()])).then(soon).catch(() => {})));
   }
   return followed.get(name);
 }
@@ -192,7 +192,7 @@ async function followOn() {
     const isOther = run.state !== states.get(run.name);
     const isUnknown = !run.about || (isNew && !run.about.rollouts); // it may have had none yet
     run.state = states.get(run.name);
-    if (isOther) await Promise.allSettled([run.read(), run.learn(), run.diagnose()]); // the last reading may have begun before
+    if (isOther) await Promise.allSettled([run.read(), run.learn(), run.diagnose(), run.part()]); // the last reading may have begun before
     else if (isUnknown) await run.learn();
     return isNew || isOther || isUnknown;
   }));
