@@ -69,12 +69,13 @@ def _with_report(shown: Shown) -> list[str]:
 def page(runs: dict[str, Path]) -> str:
     """The index: what was run, from where to where, and the report."""
     lines = ["# Gallery", "", "Five runs, each with its report: one file that opens from a disk and loads nothing. "
-             "`make gallery` makes them again.", "", "| run | held out, before → after (95 %) | seconds | report |",
+             "`make gallery` makes them again.", "", "| run | held out, before → after (95 %) | steps | report |",
              "|---|---|---|---|"]  # fmt: skip
     for shown in GALLERY:
         result = json.loads((runs[shown.name] / "result.json").read_text())
         found = f"{_score(result['before'])} → {_score(result['after'])}"
-        lines.append(f"| {shown.title} | {found} | {result['seconds']:.0f} | [{shown.name}.html]({shown.name}.html) |")
+        steps, name = int(result["checkpoint"].rpartition("-")[2]), f"{shown.name}.html"
+        lines.append(f"| {shown.title} | {found} | {steps} | [{name}]({name}) |")
     for shown in GALLERY:
         commands = "\n".join(f"proximo {each}" for each in _with_report(shown))
         lines += ["", f"## {shown.title}", "", shown.text, "", "```text", commands, "```"]

@@ -86,7 +86,7 @@ def run(arguments: list[str]) -> int:
     path = folder_for(folder or None, "compare")
     command += "" if folder else f" --run {shlex.quote(str(path))}"
     result, failures = _train(plan, path, jobs, command, accept_lost)
-    _print_result(path, result, as_json)
+    _print_result(path, result, as_json, path)
     return 1 if failures else 0
 
 
@@ -100,7 +100,7 @@ def _forks(arguments: list[str], folder: str | None, command: str, as_json: bool
         result = compared_forks([Path(each) for each in arguments], path, command)
     except ValueError as error:
         refuse(str(error))
-    _print_result(path, result, as_json)
+    _print_result(path, result, as_json, Path(arguments[0]).parent)
     return 0
 
 
@@ -292,9 +292,9 @@ class _View:
             self._status.stop()
 
 
-def _print_result(path: Path, result: Result, as_json: bool) -> None:
+def _print_result(path: Path, result: Result, as_json: bool, runs: Path) -> None:
     if as_json:
         print(json.dumps(json.loads((path / JSON).read_text())))
         return
     print("\n".join(["", *verdict_lines(result), "", fair_line(result), ""]))
-    print(f"report  {path / PAGE}   also {MARKDOWN} and {JSON}; the runs: proximo view {path}")
+    print(f"report  {path / PAGE}   also {MARKDOWN} and {JSON}; the runs: proximo view {runs}")

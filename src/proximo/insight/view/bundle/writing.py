@@ -24,12 +24,25 @@ Choose = Callable[[Sequence[int]], Sequence[int]]
 """Chooses from the steps that a run has stored."""
 
 
-def write_bundle(out: Path, folders: Sequence[Path], choose: Choose, *, load_code: bool = False) -> dict[str, Any]:
-    """Write the page of all runs in these folders; returns what is in it. The folder must be new or empty."""
+def write_bundle(
+    out: Path,
+    folders: Sequence[Path],
+    choose: Choose,
+    *,
+    load_code: bool = False,
+    claims: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """Write the page of all runs in these folders; returns what is in it. The folder must be new or empty. `claims`:
+    rows of the atlas."""
     listed, runs = _found(folders, load_code)
     data = out / "data"
     data.mkdir(parents=True)
-    index: dict[str, Any] = {"made": f"{datetime.now():%Y-%m-%d %H:%M}", "listed": listed, "runs": {}}
+    index: dict[str, Any] = {
+        "made": f"{datetime.now():%Y-%m-%d %H:%M}",
+        "listed": listed,
+        "runs": {},
+        "claims": list(claims),
+    }
     for number, (name, (run, parting)) in enumerate(runs.items()):
         index["runs"][name] = _write_run(data, f"run-{number}", run, parting, choose)
     _write(data / "index.js", f"window.proximoBundle = {_json(index)};\n")
