@@ -55,28 +55,31 @@ GALLERY = (
 
 def main() -> None:
     HERE.mkdir(exist_ok=True)
-    with folder_of_runs(__doc__) as home:
-        for shown in GALLERY:
-            make(home, _with_report(shown))
-            shutil.copyfile(home / "runs" / shown.name / "report.html", HERE / f"{shown.name}.html")
-        (HERE / "index.md").write_text(page({each.name: home / "runs" / each.name for each in GALLERY}))
+    with folder_of_runs(__doc__) as (home, is_made):
+        runs = {shown: home / "runs" / shown.name for shown in GALLERY}
+        if not is_made:
+            runs = {shown: run for shown, run in runs.items() if (run / "result.json").exists()}
+        for shown, run in runs.items():
+            make(home, _with_report(shown)[0 if is_made else -1 :])
+            shutil.copyfile(run / "report.html", HERE / f"{shown.name}.html")
+        (HERE / "index.md").write_text(page(runs))
 
 
 def _with_report(shown: Shown) -> list[str]:
     return [*shown.commands, f"report runs/{shown.name}"]
 
 
-def page(runs: dict[str, Path]) -> str:
+def page(runs: dict[Shown, Path]) -> str:
     """The index: what was run, from where to where, and the report."""
-    lines = ["# Gallery", "", "Five runs, each with its report: one file that opens from a disk and loads nothing. "
+    lines = ["# Gallery", "", "Runs, each with its report: one file that opens from a disk and loads nothing. "
              "`make gallery` makes them again.", "", "| run | held out, before → after (95 %) | steps | report |",
              "|---|---|---|---|"]  # fmt: skip
-    for shown in GALLERY:
-        result = json.loads((runs[shown.name] / "result.json").read_text())
+    for shown, run in runs.items():
+        result = json.loads((run / "result.json").read_text())
         found = f"{_score(result['before'])} → {_score(result['after'])}"
         steps, name = int(result["checkpoint"].rpartition("-")[2]), f"{shown.name}.html"
         lines.append(f"| {shown.title} | {found} | {steps} | [{name}]({name}) |")
-    for shown in GALLERY:
+    for shown in runs:
         commands = "\n".join(f"proximo {each}" for each in _with_report(shown))
         lines += ["", f"## {shown.title}", "", shown.text, "", "```text", commands, "```"]
     return "\n".join(lines) + "\n"

@@ -1,7 +1,7 @@
 """Real runs for the pictures and the gallery: made in a folder that is kept, or in a temporary one.
 
 `--runs DIR` keeps them, and the same command goes on with what is there; the gallery and the pictures share what both
-show.
+show. With `--finished` nothing is trained: what is finished there is shown.
 """
 
 import argparse
@@ -24,16 +24,18 @@ CODE = (
 
 
 @contextmanager
-def folder_of_runs(description: str | None) -> Iterator[Path]:
-    """The folder that the command line names, or a temporary one, with the data that runs need."""
+def folder_of_runs(description: str | None) -> Iterator[tuple[Path, bool]]:
+    """The folder that the command line names, or a temporary one, with the data that runs need; and whether runs are
+    to be made in it."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", help="where the runs are made and kept")
-    folder = parser.parse_args().runs
+    parser.add_argument("--finished", action="store_true", help="train nothing: show what is finished there")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        home = Path(folder or temporary).resolve()
+        home = Path(given.runs or temporary).resolve()
         home.mkdir(parents=True, exist_ok=True)
         write_problems(home)
-        yield home
+        yield home, not given.finished
 
 
 def make(home: Path, commands: Sequence[str]) -> None:

@@ -38,8 +38,9 @@ PAGES = {"report": "runs/grpo/report.html", "compare": "compared/compare.html"}
 
 
 def main() -> None:
-    with folder_of_runs(__doc__) as home:
-        make(home, COMMANDS)
+    with folder_of_runs(__doc__) as (home, is_made):
+        if is_made:
+            make(home, COMMANDS)
         take(home)
 
 

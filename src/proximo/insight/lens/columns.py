@@ -64,7 +64,7 @@ class Rows:
         """The tensor of a column with `entries` entries per token."""
         check_lengths(lists, self._layout.lengths * entries)
         found = flat(lists)
-        if len(found) != len(self._layout.row) * entries:  # a null list has offsets, too
+        if len(found) != self._layout.total * entries:  # a null list has offsets, too
             raise ValueError(MISALIGNED)
         return found
 
@@ -74,9 +74,9 @@ class Rows:
         check_lengths(lists, has.sum(dim=1))
         check_lengths(lists.flatten(), lengths[has])
         values = flat(lists.flatten())
-        if has.shape[1] == 1 and len(values) == len(self._layout.row):  # one pass over all rows
+        if has.shape[1] == 1 and len(values) == self._layout.total:  # one pass over all rows
             return values.unsqueeze(0)
-        found = torch.full((has.shape[1], len(self._layout.row)), torch.nan, dtype=values.dtype)
+        found = torch.full((has.shape[1], self._layout.total), torch.nan, dtype=values.dtype)
         ends = lengths.flatten().cumsum(0).reshape(has.shape)
         for number, held in enumerate(has.T):
             inside = held[self._layout.row]

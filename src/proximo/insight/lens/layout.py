@@ -31,6 +31,11 @@ class Layout:
         return self.lengths.cumsum(0) - self.lengths
 
     @cached_property
+    def total(self) -> int:
+        """Number of tokens."""
+        return int(self.lengths.sum())
+
+    @cached_property
     def row(self) -> Int[Tensor, " N"]:
         """Row of each token."""
         return torch.repeat_interleave(torch.arange(len(self.lengths)), self.lengths)

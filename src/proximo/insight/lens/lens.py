@@ -131,6 +131,8 @@ def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -
                 if bool((values != neutral[name]).any()):  # most algorithms have no use for some of them
                     tensors[name] = tensors[name].contiguous()
                     step.layout.write(tensors[name], rows_index, values)
+    if torch.equal(tensors["ratio"], tensors["token_ratio"]):
+        tensors["token_ratio"] = tensors["ratio"]  # kept once
     if not KeepTraits.read(algorithm.keep).truncated:
         state[step.batch.truncated[step.layout.row]] = TokenState.OUTSIDE
     state[~step.batch.sampled] = TokenState.OUTSIDE

@@ -196,7 +196,7 @@ def told(found: Parting, fork: str, parent: str) -> list[str]:
 def _told_draws(draws: Draws, at: int, fork: str, parent: str) -> list[str]:
     same = f"Up to step {draws.step - 1} all prompts and draws are the same. " if draws.step > at + 1 else ""
     lines = [
-        f"{same}For step {draws.step}, {draws.same_prompts} of {draws.prompts} prompts are the same, and to these "
+        f"{same}Step {draws.step} has {draws.same_prompts} of {draws.prompts} prompts in common, and to these "
         f"{draws.same} of {draws.completions} completions."
     ]
     if draws.problem:

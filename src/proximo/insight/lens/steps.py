@@ -241,6 +241,7 @@ def _batch(column: Columns, rows: Rows, lengths: Int[Tensor, " B"]) -> FlatBatch
 
     names = ("rollout_entropy", "ref_logprobs", "teacher_logprobs", "values", "returns", "turn_rewards", "step_rewards")
     mask = rows(column["mask"])
+    sampler, old = rows(column["rollout_logprobs"]), rows(column["old_logprobs"])
     return FlatBatch(
         prompts=tuple(prompts.get(number, ()) for number in range(max(prompts, default=-1) + 1)),
         tokens=rows(column["tokens"]),
@@ -252,8 +253,8 @@ def _batch(column: Columns, rows: Rows, lengths: Int[Tensor, " B"]) -> FlatBatch
         rewards=torch.from_numpy(column["reward"].to_numpy(zero_copy_only=False).copy()),
         truncated=torch.from_numpy(column["truncated"].to_numpy(zero_copy_only=False).copy()),
         version=torch.from_numpy(column["version"].to_numpy().copy()),
-        rollout_logprobs=rows(column["rollout_logprobs"]),
-        old_logprobs=rows(column["old_logprobs"]),
+        rollout_logprobs=sampler,
+        old_logprobs=sampler if torch.equal(sampler, old) else old,  # often the same, and kept once
         advantages=rows(column["advantages"]),
         **{name: rows(column[name]) for name in names if name in column},
         **_routes(column, rows, group, len(prompts)),

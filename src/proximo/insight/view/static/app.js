@@ -173,7 +173,7 @@ function follow(name) {
     const run = new Followed(name, state, fork);
     followed.set(name, run);
     run.learn().then(soon);
-    run.read().then(soon).finally(() => (diagnosing = diagnosing.then(() => Promise.all([run.diagnose(), run.part()])).then(soon).catch(() => {})));
+    run.read().then(soon).finally(() => (diagnosing = diagnosing.then(() => Promise.all([run.part().then(soon), run.diagnose()])).then(soon).catch(() => {})));
   }
   return followed.get(name);
 }

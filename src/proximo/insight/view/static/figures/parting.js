@@ -14,10 +14,10 @@ export function partings(runs) {
 }
 
 function drawn(run, parent, draws, at) {
-  const same = draws.step > at + 1 ? `Draws are the same up to step ${draws.step - 1}; for step ${draws.step} ` : `For step ${draws.step} `;
-  const counts = `${same}${draws.same_prompts} of ${draws.prompts} prompts and ${draws.same} of ${draws.completions} completions to them are. `;
+  const same = draws.step > at + 1 ? `Draws are the same up to step ${draws.step - 1}. ` : "";
+  const counts = `${same}Step ${draws.step} has ${draws.same_prompts} of ${draws.prompts} prompts in common, and to these ${draws.same} of ${draws.completions} completions. `;
   if (!draws.problem) return [counts];
-  return [counts, "First other draw: ", element("q", { class: "mono" }, quoted(draws.before.slice(-30))), " then ", token(parent, draws, draws.theirs), " in the parent, ", token(run.name, draws, draws.ours), " here."];
+  return [counts, "First other draw, after ", element("q", { class: "mono" }, quoted(oneLine(`${draws.prompt}${draws.before}`.slice(-40)))), ": ", token(parent, draws, draws.theirs), " in the parent, ", token(run.name, draws, draws.ours), " here."];
 }
 
 /** A drawn token as a link to its place in the reader. */
