@@ -71,9 +71,12 @@ def _with_report(shown: Shown) -> list[str]:
 
 def page(runs: dict[Shown, Path]) -> str:
     """The index: what was run, from where to where, and the report."""
-    lines = ["# Gallery", "", "Runs, each with its report: one file that opens from a disk and loads nothing. "
-             "`make gallery` makes them again. Times in them are of the machine that made them, which may have been busy.", "", "| run | held out, before → after (95 %) | steps | report |",
-             "|---|---|---|---|"]  # fmt: skip
+    words = (
+        "Runs, each with its report: one file that opens from a disk and loads nothing. `make gallery` makes them "
+        "again. Times in them are of the machine that made them, which may have been busy."
+    )
+    header = ("| run | held out, before → after (95 %) | steps | report |", "|---|---|---|---|")
+    lines = ["# Gallery", "", words, "", *header]
     for shown, run in runs.items():
         result = json.loads((run / "result.json").read_text())
         found = f"{_score(result['before'])} → {_score(result['after'])}"
