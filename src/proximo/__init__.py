@@ -13,9 +13,11 @@ Train
     sft(data, run)              fine-tune on completions
     reward_model(data, run)     a model that scores, from ranked completions
     dpo(data, run)              learn from ranked completions directly
+    fork(run, at=N, ...)        continue a run from a checkpoint with something changed, in a folder of its own
     merge(adapter, out)         write the whole model of a LoRA adapter
     export(run, to, out)        write a model for other programs: folder, adapter, GGUF or the hub
-    compare(configs, run=...)   configs times seeds on equal terms, and which differences are more than noise
+    compare(configs, run=...)   configs times seeds on equal terms, and which differences are more than noise; or a run
+                                and its forks, from where they part
 
 Plan
     plan(config, gpu)           memory and seconds of a step on a GPU, predicted before any weights; what would fit
@@ -54,13 +56,14 @@ if TYPE_CHECKING:
     from proximo.data import DataFile
     from proximo.door.comparing import compare
     from proximo.door.evaluating import evaluate
-    from proximo.door.merging import Merged, merge
+    from proximo.door.forking import fork
     from proximo.door.opened import OpenedRun, TrainedRun, open_run
     from proximo.door.planning import plan
     from proximo.door.stages import dpo, reward_model, sft
     from proximo.door.training import config_for, task_of, train
     from proximo.environments import MultiTurn
     from proximo.exporting.export import Exported, export
+    from proximo.exporting.merging import Merged, merge
     from proximo.maths.crediting import advantages
     from proximo.maths.objective import policy_loss
     from proximo.models.adapters.lora import Lora
@@ -125,6 +128,7 @@ __all__ = [
     "dpo",
     "evaluate",
     "export",
+    "fork",
     "merge",
     "open_run",
     "plan",
@@ -148,13 +152,14 @@ _WHERE = {
     "data": ("DataFile",),
     "door.comparing": ("compare",),
     "door.evaluating": ("evaluate",),
-    "door.merging": ("Merged", "merge"),
+    "door.forking": ("fork",),
     "door.opened": ("OpenedRun", "TrainedRun", "open_run"),
     "door.planning": ("plan",),
     "door.stages": ("dpo", "reward_model", "sft"),
     "door.training": ("config_for", "task_of", "train"),
     "environments": ("MultiTurn",),
     "exporting.export": ("Exported", "export"),
+    "exporting.merging": ("Merged", "merge"),
     "maths.crediting": ("advantages",),
     "maths.objective": ("policy_loss",),
     "models.adapters.lora": ("Lora",),

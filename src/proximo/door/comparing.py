@@ -5,16 +5,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from proximo import explain
 from proximo.door.folders import PathLike, folder_for, unwritable
 from proximo.door.machines import machine_of
+from proximo.door.opened import OpenedRun
 from proximo.door.refusing import refuse_kind
 from proximo.door.rewards import refuse_unbound
 from proximo.door.telling import Say, keep_quiet, say
 from proximo.door.training import CONFIG
 from proximo.insight.compare import (
+    JSON,
+    MARKDOWN,
+    PAGE,
     Budget,
     ComparisonPlan,
     Failure,
@@ -22,6 +26,7 @@ from proximo.insight.compare import (
     Place,
     Result,
     at_once,
+    fork_result,
     gathered,
     is_finished,
     make_plan,
@@ -36,10 +41,11 @@ from proximo.training.config import RunConfig
 from proximo.training.preflight.estimate import held_models
 
 SEEDS = 3
+REPORTS = (JSON, MARKDOWN, PAGE)
 
 
 def compare(
-    configs: Mapping[str, RunConfig] | Sequence[RunConfig] | Comparison,
+    configs: Mapping[str, RunConfig] | Sequence[RunConfig | OpenedRun | str | Path] | Comparison,
     *,
     seeds: int | None = None,
     tokens: int | None = None,
@@ -55,7 +61,9 @@ def compare(
     same random numbers. The folder gets compare.html, compare.md and compare.json; the same call with the same folder
     does the runs that are missing. A run that fails is named in the result, and the others go on.
 
-    configs  by name, or in order, named after their algorithms; or a whole comparison, proximo.presets.FIVE
+    configs  by name, or in order, named after their algorithms; or a whole comparison, proximo.presets.FIVE. Or a run
+             and its forks, opened or by their folders: nothing is trained then, and they are compared from the fork
+             on, paired by step; seeds, tokens, updates and jobs are not for these
     seeds    for each config, from the first config's own on (3)
     tokens   each run ends with the step in which it has sampled this many tokens in training
     updates  optimizer updates of each run; without either, the budget that the configs share
@@ -73,6 +81,11 @@ def compare(
     """
     if tokens is not None and updates is not None:
         raise ValueError("tokens and updates are both given: runs can be equal in one of them only")
+    command = " ".join(map(shlex.quote, sys.argv))
+    if folders := _folders(configs):
+        if any(given is not None for given in (seeds, tokens, updates, jobs)):
+            raise ValueError("configs are runs, which are trained already: leave out seeds, tokens, updates and jobs")
+        return compared_forks(folders, folder_for(run, "compare"), command)
     named = _named(configs)
     for _, config in named:
         refuse_unbound(config, "each run of a comparison has a process of its own")
@@ -83,12 +96,34 @@ def compare(
         [(name, with_values(config)) for name, config in named], usual if seeds is None else seeds, budget
     )
     path = folder_for(run, "compare")
-    command, view = " ".join(map(shlex.quote, sys.argv)), Lines(keep_quiet if quiet else say)
+    view = Lines(keep_quiet if quiet else say)
     result, _ = compared(plan, path, jobs, command, view, accept_lost=accept_lost_rows)
     return result
 
 
-def _named(configs: Mapping[str, RunConfig] | Sequence[RunConfig] | Comparison) -> list[tuple[str, RunConfig]]:
+def _folders(configs: object) -> list[Path]:
+    """Folders of runs, if such are given."""
+    if not isinstance(configs, list | tuple) or not any(isinstance(each, OpenedRun | str | Path) for each in configs):
+        return []
+    for each in configs:
+        refuse_kind("configs: one", each, (OpenedRun, str, Path), "a run or its folder, as the others are")
+    return [each.path if isinstance(each, OpenedRun) else Path(each) for each in configs]
+
+
+def compared_forks(folders: Sequence[Path], path: Path, command: str) -> Result:
+    """Compare a run with its forks and write the reports; ValueError where the folder holds something else."""
+    if path.exists() and (not path.is_dir() or any(each.name not in REPORTS for each in path.iterdir())):
+        raise ValueError(f"`run={path}` holds something else than a comparison of forks: choose another name")
+    result = fork_result(folders, command)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        write_reports(path, result)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    return result
+
+
+def _named(configs: Any) -> list[tuple[str, RunConfig]]:
     if isinstance(configs, Comparison):
         return list(configs.configs.items())
     refuse_kind("configs", configs, (Mapping, list, tuple), "a dict of RunConfigs by name, or a list of them")

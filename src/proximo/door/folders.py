@@ -57,7 +57,7 @@ def attempted(
     config_toml: str,
     *,
     resume: bool,
-    allow_change: Sequence[str],
+    allow_change: Sequence[str] | None,
     accept_lost: bool,
     points: str = CHECKPOINTS,
     algorithm: str | None = None,
@@ -66,7 +66,7 @@ def attempted(
     if not resume:
         refuse_used(path)
     try:
-        with taken(path, config_toml, tuple(allow_change), points, algorithm, accept_lost) as attempt:
+        with taken(path, config_toml, allow_change, points, algorithm, accept_lost) as attempt:
             try:
                 yield attempt
             except Exception as error:

@@ -111,27 +111,27 @@ def train(
     base = _given(base, data, evaluation_data, rewards, algorithm, steps, quiet, played)
     chosen = () if isinstance(config, RunConfig) else defaults_for(base, facts_of(base))
     options = {"resume": resume, "allow_change": allow_change, "accept_lost": accept_lost_rows, "track": track}
-    return _trained_in(run, with_defaults(base, chosen), chosen, on_step, quiet, **options)
+    return train_in(run, with_defaults(base, chosen), chosen, on_step, quiet, **options)
 
 
-def _trained_in(
+def train_in(
     run: PathLike | None,
     config: RunConfig,
     chosen: Sequence[Default],
     on_step: OnStep | None,
     quiet: bool,
     *,
-    resume: bool,
-    allow_change: Sequence[str],
-    accept_lost: bool,
+    allow_change: Sequence[str] | None,
     track: Sequence[str],
+    resume: bool = True,
+    accept_lost: bool = False,
 ) -> TrainedRun:
-    """Train in a run folder, new or begun."""
+    """Train in a run folder, new or begun. `allow_change`: None where nothing may, nor be allowed to."""
     refuse_values(config)
     check_names(track)
     watched = Watched(Silent() if quiet else Lines(), on_step or (lambda step, metrics: None))
     folder = folder_for(run, explain.nearest(config.algorithm).name)
-    elsewhere = on_processes(config, folder, on_step, resume, allow_change, accept_lost, track, quiet=quiet)
+    elsewhere = on_processes(config, folder, on_step, resume, allow_change or (), accept_lost, track, quiet=quiet)
     taking = attempted(
         folder,
         toml.dumps(config),
@@ -146,7 +146,7 @@ def _trained_in(
             attempt,
             watched,
             keep_quiet if quiet or elsewhere else say,
-            more="steps" in allow_change,
+            more="steps" in (allow_change or ()),
             ends=lambda: watched.ended,
             opening=listed(chosen, CHANGED),
             track=track,

@@ -12,10 +12,10 @@ import torch
 from transformers import PreTrainedModel
 
 from proximo.door.machines import as_found
-from proximo.door.merging import merge
 from proximo.exporting.card import model_card
 from proximo.exporting.gguf_file import TYPES, refuse_gguf, write_gguf
 from proximo.exporting.hub import Hub, ready_hub, upload
+from proximo.exporting.merging import merge
 from proximo.insight.folder import RunFolder
 from proximo.insight.report.facts import Facts, gather
 from proximo.models import load_model, load_tokenizer, with_precision

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from proximo.insight import charts
+from proximo.insight.charts.pages import style
 from proximo.insight.view.connections import HEADER_SECONDS, server_of
 from proximo.models.tokens.spelling import Spelling
 from proximo.serving.asking import Question, chat_question, text_question
@@ -28,7 +28,6 @@ from proximo.serving.refusals import Refusal
 from proximo.serving.replies import Choice, Replies
 
 STATIC = Path(__file__).parent / "static"
-STYLE = Path(charts.__file__).parent / "style.css"
 """Style sheet that the other pages use, too."""
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 MAX_BODY = 4 << 20
@@ -180,7 +179,8 @@ async def _body(request: Request) -> object:
 def application(engine: Engine, *, model: str, port: int, token: str | None, max_tokens: int) -> ASGIApp:
     """The application that serves one model at a port."""
     service = Service(engine, model, max_tokens, Spelling(engine.tokenizer))
-    files = {f"/{path.name}": (path.read_bytes(), KINDS[path.suffix]) for path in (STYLE, *STATIC.iterdir())}
+    files = {f"/{path.name}": (path.read_bytes(), KINDS[path.suffix]) for path in STATIC.iterdir()}
+    files["/style.css"] = (style().encode(), KINDS[".css"])
     files["/"] = files.pop("/index.html")
 
     async def file(request: Request) -> Response:

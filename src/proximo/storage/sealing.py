@@ -6,11 +6,13 @@ there, so all of them can read a sealed file.
 
 import hashlib
 from pathlib import Path
+from typing import BinaryIO
 
 MAGIC = b"PAR1"
 """First and last bytes of a Parquet file."""
 TAIL = 8
 """Bytes after the footer: its length and the magic."""
+BLOCK = 1 << 20
 DIGEST = hashlib.sha256().digest_size
 
 
@@ -27,14 +29,25 @@ def seal(path: Path) -> None:
         file.write(digest + footer)
 
 
-def is_intact(data: bytes) -> bool:
-    """Whether a sealed file is unchanged."""
-    if len(data) < TAIL or not data.endswith(MAGIC):
+def is_intact(file: BinaryIO) -> bool:
+    """Whether a sealed file is unchanged. Reads it whole, a block at a time."""
+    size = file.seek(0, 2)
+    if size < TAIL:
         return False
-    start = len(data) - TAIL - int.from_bytes(data[-TAIL : -len(MAGIC)], "little")
-    if start < DIGEST:
+    file.seek(size - TAIL)
+    tail = file.read(TAIL)
+    start = size - TAIL - int.from_bytes(tail[: -len(MAGIC)], "little")
+    if not tail.endswith(MAGIC) or start < DIGEST:
         return False
-    view = memoryview(data)
-    found = hashlib.sha256(view[: start - DIGEST])
-    found.update(view[start:])
-    return found.digest() == view[start - DIGEST : start]
+    file.seek(0)
+    found = hashlib.sha256()
+    _update(found, file, start - DIGEST)
+    digest = file.read(DIGEST)
+    _update(found, file, size - start)
+    return found.digest() == digest
+
+
+def _update(found: "hashlib._Hash", file: BinaryIO, count: int) -> None:
+    while count > 0 and (block := file.read(min(count, BLOCK))):
+        found.update(block)
+        count -= len(block)

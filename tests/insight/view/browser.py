@@ -21,6 +21,17 @@ import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 MISSING = "no chromium on this machine"
+CLAIMS = [
+    {
+        "number": 1,
+        "claim": "<b>a</b>",
+        "source": "A",
+        "verdict": "holds here",
+        "found": "+1",
+        "command": "proximo explain",
+    },
+    {"number": 2, "claim": "b", "source": "B", "verdict": "not run yet", "found": "", "command": "–"},
+]
 VIEWPORT = {"width": 1300, "height": 850}
 
 
@@ -47,6 +58,7 @@ def served(root: Path, **options: Any) -> Iterator[Served]:
 
     socket = bind(0)
     made = Served(socket.getsockname()[1])
+    options.setdefault("claims", CLAIMS)
     running = server(root, token=made.token, port=made.port, **options)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [socket]})
     thread.start()

@@ -8,12 +8,12 @@ import pytest
 
 from proximo.algorithms import GRPO, SAPO
 from proximo.health import RULES
-from tests.insight.view.browser import Served, Window, served, write_run
+from tests.insight.view.browser import VIEWPORT, Served, Window, served, write_run
 
 pytestmark = pytest.mark.usefixtures("chromium")
 AXE = Path(__file__).parent / "axe"
 LONG = "a-long-experiment-with-many-words-in-its-name"
-TABS = ("overview", "stability", "performance", "events", "config", "all")
+TABS = ("overview", "stability", "performance", "events", "config", "all", "claims")
 PHONE = {"width": 390, "height": 844}
 
 
@@ -209,22 +209,36 @@ SERIOUS = """() => axe.run(document, { resultTypes: ["violations"] }).then(({ vi
     .map(({ id, nodes }) => [id, nodes.length, nodes[0].html.slice(0, 120), nodes[0].failureSummary]))"""
 
 
-WHOLE = [(tab, scheme) for tab in TABS for scheme in ("light", "dark")]
+WHOLE = [(tab, scheme, wide) for wide in (VIEWPORT, PHONE) for tab in TABS for scheme in ("light", "dark")]
 
 
 @pytest.mark.parametrize("pages", [WHOLE[:1], pytest.param(WHOLE[1:], marks=pytest.mark.scale)])
 def test_axe_finds_nothing_serious(window, page, pages):
     opened(window, page, name("grpo", 0), name("sapo", 0))
     window.page.evaluate((AXE / "axe.min.js").read_text())
-    for tab, scheme in pages:
-        window.page.click(f"#tabs [data-tab={tab}]")
+    for tab, scheme, wide in pages:
+        window.page.set_viewport_size(wide)
+        window.page.evaluate("tab => document.querySelector(`#tabs [data-tab=${tab}]`).click()", tab)
         window.until("tab => document.body.dataset.tab === tab && document.getElementById('main').innerText", tab)
         window.page.emulate_media(color_scheme=scheme)
         window.page.wait_for_timeout(50)  # the charts are drawn again in the other colours
-        assert window.page.evaluate(SERIOUS) == [], (tab, scheme)
+        assert window.page.evaluate(SERIOUS) == [], (tab, scheme, wide)
     if len(pages) > 1:
         window.page.keyboard.press("?")
         assert window.page.evaluate(SERIOUS) == []
+
+
+def test_claims_are_listed_sifted_and_stay_text(window, page):
+    window.page.goto(page.address(tab="claims"))
+    window.page.wait_for_selector(".claims li")
+    assert window.page.locator(".claims li b").count() == 0  # a text is no markup
+    assert "<b>a</b>" in window.page.inner_text(".claims li >> nth=0")
+    window.page.click(".claims [data-kind='not run yet']")
+    assert window.page.inner_text(".claims [role=status]") == "1 of 2 claims"
+    assert not window.page.locator(".claims li >> nth=0").is_visible()
+    window.page.click(".claims [data-kind='not run yet']")
+    window.page.fill(".claims input", "PROXIMO")
+    assert window.page.inner_text(".claims [role=status]") == "1 of 2 claims"
 
 
 def test_axe_is_what_its_notice_says():

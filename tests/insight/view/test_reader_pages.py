@@ -1,6 +1,7 @@
 """The reader in a real browser: known clip states are coloured and explained, the lens recolours as the loss says,
 and what a model wrote stays text."""
 
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from proximo.insight.view import reader
 from tests.fixture import GROUP, LOG_RATIO, MASK, OLD
 from tests.insight.test_turns import PIECES, TURNS
 from tests.insight.view.browser import VIEWPORT, Served, Window, served, until
-from tests.insight.view.test_figures import AXE, RULES
+from tests.insight.view.test_figures import AXE, PHONE, SERIOUS
 from tests.insight.view.test_reader import ADVANTAGES, BY_HAND, answers, fixture_group, value_of
 from tests.stored import UNSCORED, Asked, Said, store
 
@@ -554,7 +555,9 @@ def test_axe_finds_nothing_serious_in_the_reader(window, page):
     window.page.evaluate((AXE / "axe.min.js").read_text())
     for state in ({}, {"group": 0, "row": 0, "token": 4}, {"group": 0, "text": "markdown"}, {"find": "3", "all": 1}):
         opened(window, page, run="played", step=1, **state)
-        for scheme in ("light", "dark"):
+        for scheme, wide in itertools.product(("light", "dark"), (VIEWPORT, PHONE)):
             window.page.emulate_media(color_scheme=scheme)
-            assert window.page.evaluate(RULES) == [], (state, scheme)
+            window.page.set_viewport_size(wide)
+            assert window.page.evaluate(SERIOUS) == [], (state, scheme, wide)
+    window.page.set_viewport_size(VIEWPORT)
     window.page.emulate_media(color_scheme=None)

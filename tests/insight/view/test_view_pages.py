@@ -141,6 +141,10 @@ def test_a_fork_begins_where_it_parts_from_its_parent(window, runs, tmp_path):
     window.page.get_by_label("show grpo").check()
     window.until("() => window.proximo.charts.outcome.lines.length === 2")
     assert drawn(window.charts()["outcome"], "fork") == [point for point in whole if point[0] >= 3]
+    window.page.wait_for_selector(".parting")
+    said = window.page.inner_text(".parting")
+    assert "fork forks from grpo after step 3" in said
+    assert "All numbers are the same up to step 4" in said
     assert drawn(window.charts()["outcome"], "grpo") == whole
     window.page.goto(page.address(run="fork", tab="config"))
     window.page.click("details.fork summary")

@@ -5,12 +5,16 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import proximo
 from proximo import toml
 from proximo.algorithms import GSPO, PPO, Algorithm
 from proximo.cli import main
+from proximo.insight.folder import RunFolder
+from proximo.insight.lens.parting import parting, told
 from proximo.insight.view.overview import Runs
 from proximo.training.config import RunConfig
 from proximo.training.learner.named_tensors import read_tensors
@@ -113,7 +117,7 @@ def test_what_cannot_be_forked_is_refused_in_a_line(parent, tmp_path, capsys):
 
     assert "there are those after 1, 2, 3, 4" in refusal(str(parent), "--at", "9")
     assert "holds no run" in refusal(str(tmp_path / "nothing"))
-    assert "the fork begins after step 4: give more, as in --steps 104" in refusal(str(parent))
+    assert "the fork begins after step 4: give more, such as --steps 104" in refusal(str(parent))
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
     assert "not this fork" in refusal(str(parent), "--at", "2", "--run", str(tmp_path / "taken"))
@@ -143,3 +147,64 @@ def test_a_fork_of_another_seed_draws_otherwise(parent, tmp_path):
     folder = continued(parent, tmp_path / "fork", 2, replace(config(), seed=1))
     ours, theirs = (pq.read_table(each / "rollouts" / "step-000003.parquet") for each in (folder, parent))
     assert ours["tokens"].to_pylist() != theirs["tokens"].to_pylist()
+
+
+def test_from_python_it_forks_and_is_compared_from_there_on(parent, tmp_path, capsys):
+    other = proximo.fork(parent, 2, tmp_path / "gspo", algorithm="gspo", quiet=True)
+    assert other.config == proximo.presets.with_values(replace(config(), algorithm=GSPO))
+    assert proximo.fork(parent, 2, tmp_path / "gspo", algorithm="gspo", quiet=True).result.after == other.after
+    with pytest.raises(TypeError, match="learning_rate is no field of RunConfig"):
+        proximo.fork(parent, 2, learning_rate=1e-5)
+    with pytest.raises(ValueError, match="the fork begins after step 4: give more"):
+        proximo.fork(parent)
+
+    found = parting(RunFolder(other.path), RunFolder(parent))
+    assert (found.at, found.until, found.update) == (2, 4, 3)
+    assert found.draws is None or found.draws.step == 4  # step 3 has the same prompts and draws
+    with pytest.raises(ValueError, match="no fork of"):
+        parting(RunFolder(parent), RunFolder(other.path))
+
+    result = proximo.compare([other], run=tmp_path / "compared")  # its parent is added
+    assert [(each.name, each.steps) for each in result.contenders] == [("parent", {0: 2}), ("gspo", {0: 2})]
+    assert {check.what for check in result.checks if not check.equal} == set()
+    assert result.forked is not None
+    assert result.forked["gspo"].at == 2
+    rows = [[*map(json.loads, (each / "metrics.jsonl").read_text().splitlines())] for each in (other.path, parent)]
+    steps = [{row["step"]: row["outcome"] for row in each if row["step"] > 2 and "outcome" in row} for each in rows]
+    [outcome] = [each for each in result.differences if each.measure == "outcome"]
+    assert outcome.difference == pytest.approx(sum(steps[0][step] - steps[1][step] for step in (3, 4)) / 2)
+    assert outcome.interval is None  # two steps say nothing of their noise
+    page = (tmp_path / "compared" / "compare.html").read_text()
+    assert "gspo begins after step 2 of parent" in page
+    assert "Step 3 is the first whose numbers differ" in page
+    assert main(["compare", str(parent), str(other.path), "--run", str(tmp_path / "compared")]) == 0
+    assert "gspo against parent" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["compare", str(parent), "--run", str(tmp_path / "alone")])
+    assert "none of" in capsys.readouterr().err
+
+
+def test_the_first_other_draw_is_found(parent, tmp_path):
+    """A fork whose rollouts of step 4 differ from the parent's in one token of one completion."""
+    folder = continued(parent, tmp_path / "fork", 2, config())
+    same = parting(RunFolder(folder), RunFolder(parent))
+    assert (same.update, same.draws) == (None, None)
+    assert "are equal from step 3 to 4" in told(same, "fork", "parent")[0]
+    file = folder / "rollouts" / "step-000004.parquet"
+    table = pq.read_table(file)
+    tokens, pieces = table["tokens"].to_pylist(), table["pieces"].to_pylist()
+    tokens[5][0], pieces[5][0] = tokens[5][0] + 1, "<other>"
+    for name, column in {"tokens": tokens, "pieces": pieces}.items():
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, table.schema.field(name), pa.array(column, table.schema.field(name).type))
+    pq.write_table(table, file)
+    draws = parting(RunFolder(folder), RunFolder(parent)).draws
+    assert draws is not None
+    assert (draws.step, draws.token, draws.before) == (4, 0, "")
+    assert (draws.same_prompts, draws.same) == (draws.prompts, draws.completions - 1)
+    assert draws.problem == table["problem"].to_pylist()[5]
+    assert draws.ours is not None
+    assert draws.theirs is not None
+    assert (draws.ours.text, draws.ours.row, draws.theirs.row) == ("<other>", 5, 5)
+    assert "drew '<other>'" not in " ".join(told(same, "fork", "parent"))
+    assert "fork '<other>'" in " ".join(told(parting(RunFolder(folder), RunFolder(parent)), "fork", "parent"))

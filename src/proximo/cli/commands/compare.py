@@ -16,7 +16,7 @@ from proximo.cli.configs import named_algorithm, naming_flags, preset_or_file, s
 from proximo.cli.flags import asks_for_help, changed, refuse, said_later, say, take, take_switch
 from proximo.cli.run_folders import ACCEPT_LOST
 from proximo.defaults import listed
-from proximo.door.comparing import SEEDS, checked_plan, compared, default_jobs, machines_for
+from proximo.door.comparing import SEEDS, checked_plan, compared, compared_forks, default_jobs, machines_for
 from proximo.door.folders import folder_for
 from proximo.explain import Card
 from proximo.insight.compare import (
@@ -64,9 +64,9 @@ EXAMPLES = """examples:
   proximo compare --algorithms grpo,dapo --model DIR --data problems.jsonl --updates 200
   proximo compare --ablate dapo --seeds 3 --updates 200  DAPO without each of its four additions
   proximo compare mine.toml yours.toml --tokens 500000   any configs; the first is the baseline
+  proximo compare runs/a runs/a-at-40-gspo               a run and its forks, from the fork on; nothing is trained
 """
-SECONDS = 2.0
-"""Seconds between two looks at the progress of the runs."""
+SECONDS = 2.0  # between two looks at the progress of the runs
 
 
 def run(arguments: list[str]) -> int:
@@ -77,6 +77,8 @@ def run(arguments: list[str]) -> int:
     command = shlex.join(["proximo", "compare", *without_secrets(arguments)])
     folder, jobs = take(arguments, "--run"), _whole(arguments, "--jobs")
     accept_lost = take_switch(arguments, ACCEPT_LOST)
+    if arguments and Path(arguments[0]).is_dir():
+        return _forks(arguments, folder, command, as_json)
     plan = _plan(arguments)
     if dry_run:
         _print_plan(plan, jobs or default_jobs(plan, machines_for(plan)))
@@ -84,8 +86,22 @@ def run(arguments: list[str]) -> int:
     path = folder_for(folder or None, "compare")
     command += "" if folder else f" --run {shlex.quote(str(path))}"
     result, failures = _train(plan, path, jobs, command, accept_lost)
-    _print_result(path, result, as_json)
+    _print_result(path, result, as_json, path)
     return 1 if failures else 0
+
+
+def _forks(arguments: list[str], folder: str | None, command: str, as_json: bool) -> int:
+    """Compare a run with its forks, which are finished already."""
+    for each in arguments:
+        if not Path(each).is_dir():
+            refuse(f"{each} is no folder, as {arguments[0]} is: give a run and its forks alone, or configs")
+    path = folder_for(folder or None, "compare")
+    try:
+        result = compared_forks([Path(each) for each in arguments], path, command)
+    except ValueError as error:
+        refuse(str(error))
+    _print_result(path, result, as_json, Path(arguments[0]).parent)
+    return 0
 
 
 # What is compared
@@ -165,8 +181,8 @@ def _suited(arguments: list[str]) -> RunConfig:
 def _config(name: str) -> RunConfig:
     if Path(name).is_dir():
         refuse(
-            f"{name} is a folder: compare trains configs, give {Path(name) / 'config.toml'}; proximo view shows "
-            "existing runs in one chart"
+            f"{name} is a folder: give {Path(name) / 'config.toml'} to train its config, or folders alone, a run and "
+            "its forks"
         )
     if explain.card(name) is not None:
         refuse(f"{name} is an algorithm: --algorithms {name},OTHER compares it")
@@ -178,7 +194,7 @@ def _changed(config: RunConfig, flags: list[str]) -> RunConfig:
         with_values(config),
         flags,
         prog="proximo compare",
-        usage="[five | PRESET | run.toml ...] [--algorithms A,B | --ablate A]",
+        usage="[five | PRESET | run.toml ... | RUN FORK ...] [--algorithms A,B | --ablate A]",
         description=DESCRIPTION,
         help_more=f"{FLAGS}{naming_flags('compare')}\n{EXAMPLES}",
     )
@@ -276,9 +292,9 @@ class _View:
             self._status.stop()
 
 
-def _print_result(path: Path, result: Result, as_json: bool) -> None:
+def _print_result(path: Path, result: Result, as_json: bool, runs: Path) -> None:
     if as_json:
         print(json.dumps(json.loads((path / JSON).read_text())))
         return
     print("\n".join(["", *verdict_lines(result), "", fair_line(result), ""]))
-    print(f"report  {path / PAGE}   also {MARKDOWN} and {JSON}; the runs: proximo view {path}")
+    print(f"report  {path / PAGE}   also {MARKDOWN} and {JSON}; the runs: proximo view {runs}")

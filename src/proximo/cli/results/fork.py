@@ -4,14 +4,13 @@ from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
-from proximo import explain, toml
-from proximo.algorithms import Algorithm
+from proximo import toml
 from proximo.cli.commands.train import follow_run, train_in
 from proximo.cli.configs import naming_flags, run_config
 from proximo.cli.flags import asks_for_help, refuse, say, take, take_number, take_switch
 from proximo.cli.run_folders import launched, take_ranks, take_trackers, with_ranks
+from proximo.door.forking import folder_of, refuse_no_steps
 from proximo.training.runfolder.checkpoints import step_of
-from proximo.training.runfolder.config_changes import differences
 from proximo.training.runfolder.forking import changes, checkpoint_at, fork
 
 USAGE = "RUN [--at STEP] [--run DIR] [--algorithm NAME] [--field VALUE ...]"
@@ -51,9 +50,11 @@ def run(arguments: list[str]) -> int:
     )
     config = config if ranks is None else with_ranks(config, ranks)
     step, text = step_of(point), toml.dumps(config)
-    if step >= config.steps:
-        refuse(f"steps is {config.steps}, and the fork begins after step {step}: give more, as in --steps {step + 100}")
-    path = Path(folder) if folder else _folder(parent, step, config.algorithm, text)
+    try:
+        refuse_no_steps(config, step)
+    except ValueError as error:
+        refuse(str(error))
+    path = Path(folder) if folder else folder_of(parent, step, config.algorithm, text)
     if config.ranks is not None:
         status = launched(config.ranks, ["fork", *given], None if folder else path, lambda: follow_run(config))
         if status is not None:
@@ -80,10 +81,3 @@ def _begun(arguments: list[str], at: int | None) -> tuple[Path, Path]:
         refuse(str(error))
     arguments.insert(0, str(parent / "config.toml"))
     return parent, point
-
-
-def _folder(parent: Path, step: int, algorithm: Algorithm, config_toml: str) -> Path:
-    """Next to the run, named by the step, and by the algorithm where it changes."""
-    changed = differences((parent / "config.toml").read_text(encoding="utf-8"), config_toml)
-    other = any(field.startswith("algorithm") for field in changed)
-    return parent.with_name(f"{parent.name}-at-{step}{f'-{explain.nearest(algorithm).name}' if other else ''}")

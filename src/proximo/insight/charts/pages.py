@@ -13,6 +13,7 @@ from proximo.plain_text import visible
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 MISSING = "–"
+STYLES = ("style.css", "drawing.css", "reports.css")
 
 
 class Html(str):
@@ -79,7 +80,9 @@ def page(title: str, sections: Sequence[str]) -> str:
 
 @cache
 def style() -> str:
-    return (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+    """The style sheet of all pages: colours, text and tables; charts; reports."""
+    folder = Path(__file__).parent
+    return "\n".join((folder / name).read_text(encoding="utf-8") for name in STYLES)
 
 
 def _is_number(value: object) -> bool:

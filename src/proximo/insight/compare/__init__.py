@@ -2,6 +2,7 @@
 paired differences with intervals."""
 
 from proximo.insight.compare.comparison_folder import Place
+from proximo.insight.compare.forks import fork_result
 from proximo.insight.compare.page.verdicts import fair_line, verdict_lines
 from proximo.insight.compare.page.writing import JSON, MARKDOWN, PAGE, write_reports
 from proximo.insight.compare.plan import Budget, ComparisonPlan, Contender, Job, make_plan
@@ -22,6 +23,7 @@ __all__ = [
     "Result",
     "at_once",
     "fair_line",
+    "fork_result",
     "gathered",
     "is_finished",
     "make_plan",

@@ -27,20 +27,61 @@ def checks(plan: ComparisonPlan, runs: Mapping[str, Sequence[Run]]) -> list[Chec
         return []
     return [
         Check("task", True, type(plan.contenders[0].config.task).__name__),
-        _seeds(plan, runs),
-        _recorded("model and data", every, _data, "equal by SHA-256"),
-        _recorded("held-out problems", every, _asked),
+        seeds(plan, runs),
+        *_recorded_alike(every),
         _first_rollout(plan.seeds, runs),
         _budget(plan, every),
         _recorded("machine and versions", every, _computed_with),
     ]
 
 
+def fork_checks(plan: ComparisonPlan, runs: Mapping[str, Sequence[Run]]) -> list[Check]:
+    """What a run and its forks must have in common for their difference to be that of what was changed."""
+    every = [run for each in runs.values() for run in each]
+    if not every:
+        return []
+    return [
+        Check("task", True, type(plan.contenders[0].config.task).__name__),
+        seeds(plan, runs),
+        *_recorded_alike(every),
+        _first_draws(runs),
+        _last_step(every),
+        _recorded("machine and versions", every, _computed_with),
+    ]
+
+
+def _recorded_alike(runs: Sequence[Run]) -> list[Check]:
+    asked = _recorded("held-out problems", runs, _asked)
+    return [_recorded("model and data", runs, _data, "equal by SHA-256"), asked]
+
+
+def _first_draws(runs: Mapping[str, Sequence[Run]]) -> Check:
+    """For each fork the prompts of its first step, and the same draws where its config changes none."""
+    parents, *arms = runs.values()
+    known = {run.seed: run for run in parents}
+    wrong, count = [], 0
+    for run in (run for arm in arms for run in arm if run.seed in known):
+        ours, theirs = (sampled(each, run.since + 1) for each in (run, known[run.seed]))
+        if ours is None or theirs is None:
+            wrong.append(f"{run.job} has no rollouts of its first step")
+        elif not _covers(ours, theirs):
+            wrong.append(f"{run.job} drew others than its parent for step {run.since + 1}")
+        count += 0 if ours is None else ours.total()
+    return Check("first rollout", not wrong, "; ".join(wrong) or f"{count:,} completions equal, token by token")
+
+
+def _last_step(runs: Sequence[Run]) -> Check:
+    least, most = (choose(runs, key=lambda run: run.facts.steps_done) for choose in (min, max))
+    ends = f"{least.job} ends after step {least.facts.steps_done}, {most.job} after {most.facts.steps_done}"
+    equal = least.facts.steps_done == most.facts.steps_done
+    return Check("budget", equal, f"all end after step {most.facts.steps_done}" if equal else ends)
+
+
 def first_difference(run: Run, other: Run) -> int | None:
     """The first step for which two runs sampled different completions; None if there is none, or no data. A run that
     sampled more, to refill a step, counts as equal if it has all completions of the other."""
     shorter, longer = sorted((run.facts.steps_done, other.facts.steps_done))
-    for step in range(1, shorter + 1):
+    for step in range(max(run.since, other.since) + 1, shorter + 1):
         ours, theirs = sampled(run, step), sampled(other, step)
         if ours is None or theirs is None:
             return None
@@ -61,7 +102,7 @@ def _covers(ours: Counter[Any], theirs: Counter[Any]) -> bool:
     return ours <= theirs or theirs <= ours if ours and theirs else ours == theirs
 
 
-def _seeds(plan: ComparisonPlan, runs: Mapping[str, Sequence[Run]]) -> Check:
+def seeds(plan: ComparisonPlan, runs: Mapping[str, Sequence[Run]]) -> Check:
     missing = [
         f"{name} has no seed {seed}"
         for name, each in runs.items()

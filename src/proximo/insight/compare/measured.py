@@ -45,11 +45,11 @@ class Measure:
 
 
 class Run:
-    """A finished run, read once."""
+    """A finished run, read once. `since`: the step after which it counts, where a fork parts from its parent."""
 
-    def __init__(self, job: Job, facts: Facts) -> None:
+    def __init__(self, job: Job, facts: Facts, since: int = 0) -> None:
         assert facts.result is not None, "it is finished"
-        self.job, self.facts, self.result = job, facts, facts.result
+        self.job, self.facts, self.result, self.since = job, facts, facts.result, since
         self._curves: dict[str, list[Point]] = {}
 
     @property
@@ -62,9 +62,21 @@ class Run:
         answered = [after for _, after in self.result["examples"]]
         return {each["problem"]: float(each["outcome"]) for each in answered if is_number(each["outcome"])}
 
+    @cached_property
+    def training(self) -> list[Row]:
+        """Rows of the steps that count."""
+        return [row for row in self.facts.training if row["step"] > self.since]
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that count."""
+        return self.facts.steps_done - self.since
+
     @property
     def before(self) -> float:
-        return float(self.result["before"]["outcome"])
+        """Held-out outcome before the steps that count, by the last evaluation until then."""
+        known = [float(row["outcome"]) for row in self.facts.evaluations if row["step"] <= self.since]
+        return known[-1] if self.since and known else float(self.result["before"]["outcome"])
 
     @property
     def after(self) -> float:
@@ -77,7 +89,7 @@ class Run:
 
     @property
     def tokens(self) -> int:
-        return int(self.result["generated_tokens"])
+        return int(self.total("sampled_tokens") if self.since else self.result["generated_tokens"])
 
     @property
     def updates(self) -> int:
@@ -85,18 +97,19 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        return float(self.result["seconds"])
+        return self.steps * math.fsum(self.phases.values()) if self.since else float(self.result["seconds"])
 
     @cached_property
     def phases(self) -> dict[str, float]:
         """Seconds of a step by phase; for a step that was repeated after a resume, the last time."""
-        last = {row["step"]: phases(row) for row in self.facts.timings if is_number(row.get("step"))}
+        timings = [row for row in self.facts.timings if is_number(row.get("step")) and row["step"] > self.since]
+        last = {row["step"]: phases(row) for row in timings}
         names = dict.fromkeys(name for row in last.values() for name in row)
         return {name: math.fsum(row.get(name, 0.0) for row in last.values()) / len(last) for name in names}
 
     def known(self, metric: str) -> list[float]:
         """Values of a metric in all steps that have one."""
-        return [float(row[metric]) for row in self.facts.training if is_number(row.get(metric))]
+        return [float(row[metric]) for row in self.training if is_number(row.get(metric))]
 
     def total(self, metric: str) -> float:
         return math.fsum(self.known(metric))
@@ -104,7 +117,7 @@ class Run:
     @property
     def dropped_tokens(self) -> float:
         """Tokens sampled in dropped groups."""
-        pairs = [(real(row.get("wasted_tokens")), real(row.get("sampled_tokens"))) for row in self.facts.training]
+        pairs = [(real(row.get("wasted_tokens")), real(row.get("sampled_tokens"))) for row in self.training]
         return math.fsum(share * count for share, count in pairs if is_number(share * count))
 
     @cached_property
@@ -121,13 +134,13 @@ class Run:
         found = []
         for row in self.facts.evaluations:
             done = int(row["step"])
-            if is_number(row.get("outcome")) and done in self._tokens_after:
+            if done >= self.since and is_number(row.get("outcome")) and done in self._tokens_after:
                 found.append(Point(done, self._tokens_after[done], float(row["outcome"])))
         return found
 
     def curve(self, measure: Measure) -> list[Point]:
         if measure.key not in self._curves:
-            values = [(int(row["step"]), measure.of(self, row)) for row in self.facts.training]
+            values = [(int(row["step"]), measure.of(self, row)) for row in self.training]
             self._curves[measure.key] = [
                 Point(done, self._tokens_after[done], value) for done, value in values if value is not None
             ]

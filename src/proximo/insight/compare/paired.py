@@ -4,12 +4,16 @@ A difference is a mean over seeds and problems, both of which are samples. Over 
 problems it is that of the paired differences, with one win and one loss added to their spread, each as large as the
 largest observed, so that few problems do not look certain. Both half widths are added in quadrature. So an interval
 covers other seeds and other problems; with one seed it covers only other problems.
+
+Steps of a fork are paired with those of its parent, which had the same prompts. Differences of neighbouring steps are
+alike, so with one seed the interval is that of the means of blocks of steps, as many as each has steps.
 """
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from proximo.maths.intervals import half_width, t95
@@ -53,6 +57,34 @@ def seed_difference(contender: str, measure: str, ours: Mapping[int, float], fir
     half = half_width(list(by_seed.values())) if len(by_seed) > 1 else None
     interval = None if half is None else (mean - half, mean + half)
     return Difference(contender, measure, known_mean(ours[seed] for seed in seeds), mean, by_seed, interval)
+
+
+def step_difference(
+    contender: str, measure: str, ours: Mapping[int, Mapping[int, float]], first: Mapping[int, Mapping[int, float]]
+) -> Difference:
+    """Difference of a number that each step has, paired by seed and step. With one seed, fewer than four steps have no
+    interval."""
+    pairs = {
+        seed: [value - first[seed][step] for step, value in sorted(steps.items()) if step in first[seed]]
+        for seed, steps in ours.items()
+        if seed in first
+    }
+    pairs = {seed: differences for seed, differences in pairs.items() if differences}
+    by_seed = {seed: known_mean(differences) for seed, differences in pairs.items()}
+    mean = known_mean(by_seed.values())
+    level = known_mean(
+        known_mean(value for step, value in ours[seed].items() if step in first[seed]) for seed in by_seed
+    )
+    values = _blocks(*pairs.values()) if len(pairs) == 1 else list(by_seed.values())
+    half = half_width(values) if len(values) > 1 else None
+    return Difference(contender, measure, level, mean, by_seed, None if half is None else (mean - half, mean + half))
+
+
+def _blocks(differences: Sequence[float]) -> list[float]:
+    """Means of blocks of neighbours, about as many blocks as each has members."""
+    count = math.isqrt(len(differences))
+    edges = [round(place * len(differences) / count) for place in range(count + 1)]
+    return [known_mean(differences[start:end]) for start, end in pairwise(edges)]
 
 
 Answers = Mapping[str, float]

@@ -15,8 +15,8 @@ shorter, but APART steps between two if a run may have four times that."""
 
 @dataclass(frozen=True)
 class Budget:
-    kind: Literal["tokens", "updates"]
-    """Tokens sampled for training, or optimizer updates."""
+    kind: Literal["tokens", "updates", "steps"]
+    """Tokens sampled for training, optimizer updates, or steps, as forks have them."""
     amount: int
 
     def __post_init__(self) -> None:
@@ -24,7 +24,7 @@ class Budget:
             raise ValueError(f"--{self.kind} {self.amount}: give at least 1")
 
     def __str__(self) -> str:
-        return f"{self.amount:,} {'generated tokens' if self.kind == 'tokens' else 'updates'}"
+        return f"{self.amount:,} {'generated tokens' if self.kind == 'tokens' else self.kind}"
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def make_plan(configs: Sequence[tuple[str, RunConfig]], seeds: int, budget: Budg
         raise ValueError("a comparison needs two at least: give more algorithms or configs")
     if seeds < 1:
         raise ValueError(f"`seeds={seeds}`: give at least 1")
-    names = _unique([name for name, _ in configs])
-    _refuse_different(list(zip(names, (config for _, config in configs), strict=True)))
+    names = unique_names([name for name, _ in configs])
+    refuse_different(list(zip(names, (config for _, config in configs), strict=True)))
     budget = budget or _shared_budget([config for _, config in configs])
     first = configs[0][1].seed
     contenders = [
@@ -85,7 +85,7 @@ def make_plan(configs: Sequence[tuple[str, RunConfig]], seeds: int, budget: Budg
     return ComparisonPlan(tuple(contenders), tuple(range(first, first + seeds)), budget)
 
 
-def _unique(names: Sequence[str]) -> list[str]:
+def unique_names(names: Sequence[str]) -> list[str]:
     """Unique names that are valid folder names; a repeated name gets a number."""
     found: list[str] = []
     for name in names:
@@ -98,7 +98,7 @@ def _unique(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _refuse_different(configs: Sequence[tuple[str, RunConfig]]) -> None:
+def refuse_different(configs: Sequence[tuple[str, RunConfig]]) -> None:
     """Raise ValueError for configs whose results cannot be compared."""
     first, one = configs[0]
     for name, config in configs[1:]:

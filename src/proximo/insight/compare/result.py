@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from proximo import explain, toml
-from proximo.insight.compare.fairness import Check, checks, first_difference
+from proximo.insight.compare.fairness import Check, checks, first_difference, fork_checks
 from proximo.insight.compare.measured import MEASURES, Run, by_seed
 from proximo.insight.compare.page.curves import HELD_OUT, Curve, all_curves
-from proximo.insight.compare.paired import Difference, answer_difference, seed_difference
+from proximo.insight.compare.paired import Difference, answer_difference, seed_difference, step_difference
 from proximo.insight.compare.plan import Budget, ComparisonPlan, Contender
 from proximo.models import pick_device, pick_dtype
 from proximo.storage.lines import plain
@@ -58,6 +58,16 @@ class Standing:
 
 
 @dataclass(frozen=True)
+class Fork:
+    """Where a contender was forked from the first."""
+
+    at: int
+    """Step after which it begins."""
+    parting: Sequence[str]
+    """The first update and the first draw that differ, in sentences; of the first seed."""
+
+
+@dataclass(frozen=True)
 class Result:
     command: str
     task: str
@@ -72,6 +82,8 @@ class Result:
     settings: Mapping[str, Mapping[str, Any]]
     """Fields that differ between the configs, by contender."""
     curves: Sequence[Curve]
+    forked: Mapping[str, Fork] | None = None
+    """Where each contender parts from the first, if they are forks of it; else None."""
     format: int = FORMAT
 
     @property
@@ -91,9 +103,14 @@ class Result:
 
 
 def make_result(
-    plan: ComparisonPlan, runs: Mapping[str, Sequence[Run]], unfinished: Mapping[str, Mapping[int, str]], command: str
+    plan: ComparisonPlan,
+    runs: Mapping[str, Sequence[Run]],
+    unfinished: Mapping[str, Mapping[int, str]],
+    command: str,
+    forked: Mapping[str, Fork] | None = None,
 ) -> Result:
-    """The result of the finished `runs`, by contender; `unfinished` gives the reasons for the others."""
+    """The result of the finished `runs`, by contender; `unfinished` gives the reasons for the others. `forked`: of
+    contenders that are forks of the first."""
     every = [run for each in runs.values() for run in each]
     first = runs[plan.contenders[0].name]
     return Result(
@@ -104,13 +121,17 @@ def make_result(
         seeds=plan.seeds,
         measure="accuracy" if all(run.is_share for run in every) else "outcome",
         problems=max((len(run.result["examples"]) for run in every), default=0),
-        checks=checks(plan, runs),
+        checks=checks(plan, runs) if forked is None else fork_checks(plan, runs),
         contenders=[_standing(each, runs[each.name], first, unfinished.get(each.name, {})) for each in plan.contenders],
         differences=[
-            each for name, theirs in runs.items() if theirs is not first for each in _differences(name, theirs, first)
+            each
+            for name, theirs in runs.items()
+            if theirs is not first
+            for each in _differences(name, theirs, first, by_step=forked is not None)
         ],
         settings=_settings(plan.contenders),
         curves=all_curves(runs),
+        forked=forked,
     )
 
 
@@ -126,7 +147,7 @@ def _standing(
         deviations=explain.changes(card, contender.config.algorithm),
         before={run.seed: run.before for run in runs},
         after={run.seed: run.after for run in runs},
-        steps={run.seed: run.facts.steps_done for run in runs},
+        steps={run.seed: run.steps for run in runs},
         tokens={run.seed: run.tokens for run in runs},
         updates={run.seed: run.updates for run in runs},
         seconds={run.seed: run.seconds for run in runs},
@@ -165,10 +186,16 @@ def _waste(runs: Sequence[Run]) -> dict[str, float]:
     return dropped | shares | totals
 
 
-def _differences(name: str, runs: Sequence[Run], first: Sequence[Run]) -> list[Difference]:
+def _differences(name: str, runs: Sequence[Run], first: Sequence[Run], *, by_step: bool) -> list[Difference]:
     ours, theirs = ({run.seed: run.answers for run in each} for each in (runs, first))
     found = [answer_difference(name, HELD_OUT, ours, theirs)]
     for measure in MEASURES:
+        if by_step:
+            steps = [
+                {run.seed: {at: value for at, _, value in run.curve(measure)} for run in each} for each in (runs, first)
+            ]
+            found.append(step_difference(name, measure.key, *steps))
+            continue
         values = [by_seed(each, lambda run, measure=measure: run.whole(measure)) for each in (runs, first)]
         found.append(seed_difference(name, measure.key, *values))
     return [each for each in found if each.by_seed]

@@ -1,7 +1,7 @@
 """Columns of a rollout file as tensors and texts."""
 
 from collections.abc import Sequence
-from typing import overload
+from typing import BinaryIO, overload
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +19,9 @@ class Columns:
     """Columns of a rollout file by name. Each is read when it is asked for, so that at most one is in memory twice, as
     the file has it and as a tensor."""
 
-    def __init__(self, data: bytes) -> None:
-        self._file = pq.ParquetFile(pa.BufferReader(data))
+    def __init__(self, file: BinaryIO) -> None:
+        file.seek(0)
+        self._file = pq.ParquetFile(file)
         self._names = frozenset(self._file.schema_arrow.names)
 
     def __contains__(self, name: str) -> bool:
@@ -63,7 +64,7 @@ class Rows:
         """The tensor of a column with `entries` entries per token."""
         check_lengths(lists, self._layout.lengths * entries)
         found = flat(lists)
-        if len(found) != len(self._layout.row) * entries:  # a null list has offsets, too
+        if len(found) != self._layout.total * entries:  # a null list has offsets, too
             raise ValueError(MISALIGNED)
         return found
 
@@ -73,9 +74,9 @@ class Rows:
         check_lengths(lists, has.sum(dim=1))
         check_lengths(lists.flatten(), lengths[has])
         values = flat(lists.flatten())
-        if has.shape[1] == 1 and len(values) == len(self._layout.row):  # one pass over all rows
+        if has.shape[1] == 1 and len(values) == self._layout.total:  # one pass over all rows
             return values.unsqueeze(0)
-        found = torch.full((has.shape[1], len(self._layout.row)), torch.nan, dtype=values.dtype)
+        found = torch.full((has.shape[1], self._layout.total), torch.nan, dtype=values.dtype)
         ends = lengths.flatten().cumsum(0).reshape(has.shape)
         for number, held in enumerate(has.T):
             inside = held[self._layout.row]

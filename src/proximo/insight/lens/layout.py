@@ -13,7 +13,7 @@ from torch import Tensor
 from proximo.models.packing.packed import similar
 from proximo.tensor_types import Bool, Int
 
-PLACES = 1 << 20
+PLACES = 1 << 18
 """Maximum of rows times width that is padded at once; a longer completion is padded alone."""
 
 LONG = 64
@@ -29,6 +29,11 @@ class Layout:
     @cached_property
     def starts(self) -> Int[Tensor, " B"]:
         return self.lengths.cumsum(0) - self.lengths
+
+    @cached_property
+    def total(self) -> int:
+        """Number of tokens."""
+        return int(self.lengths.sum())
 
     @cached_property
     def row(self) -> Int[Tensor, " N"]:
@@ -87,3 +92,13 @@ class Layout:
         for row, start, length in zip(found, self.starts[index].tolist(), lengths.tolist(), strict=True):
             row[:length] = tokens[start : start + length]
         return found
+
+    def write(self, tokens: Tensor, index: Int[Tensor, " M"], values: Tensor) -> None:
+        """The inverse of `padded`: put values, [M, T], at these rows' tokens."""
+        lengths = self.lengths[index]
+        if int(lengths.sum()) < LONG * len(index):
+            places, real = self.grid(index)
+            tokens[places[real]] = values[real].to(tokens.dtype)
+            return
+        for row, start, length in zip(values, self.starts[index].tolist(), lengths.tolist(), strict=True):
+            tokens[start : start + length] = row[:length]

@@ -115,30 +115,28 @@ def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -
     tensors = {name: some.new_full((), value).expand(some.shape) for name, value in neutral.items()}
     state, losses = torch.full_like(some, TokenState.IDLE, dtype=torch.int8), {}
     for update, index in _updates(step, algorithm, number):
-        parts = [_part(step, algorithm, credit, rows, number) for rows in step.layout.parts(index)]
+        indices = list(step.layout.parts(index))
+        parts = [_part(step, algorithm, credit, rows, number) for rows in indices]
         seed = config.seed + step.facts["updates"][update]["version"]
-        plans = plan_parts(
-            algorithm,
-            [part.rows for part in parts],
-            [part.places for part in parts],
-            torch.Generator().manual_seed(seed),
-        )
+        places = [] if algorithm.select is None else [step.layout.grid(rows)[0] for rows in indices]
+        plans = plan_parts(algorithm, parts, places, torch.Generator().manual_seed(seed))
         losses[update] = 0.0
-        for part, plan in zip(parts, plans, strict=True):
-            found, loss = _numbers(algorithm, part.rows, plan)
+        for rows_index in indices:
+            rows, plan = parts.pop(0), plans.pop(0)  # not kept: together they are larger than what is found
+            found, loss = _numbers(algorithm, rows, plan)
             losses[update] += loss
-            state[part.places[part.real]] = found.pop("state")[part.real].to(state.dtype)
-            inside = part.rows.mask.flatten().nonzero().squeeze(1)
-            places = part.places.flatten()[inside]
+            step.layout.write(state, rows_index, found.pop("state"))
             for name, tensor in found.items():
-                values = tensor.flatten()[inside].to(tensors[name].dtype)
+                values = torch.where(rows.mask, tensor, neutral[name])
                 if bool((values != neutral[name]).any()):  # most algorithms have no use for some of them
                     tensors[name] = tensors[name].contiguous()
-                    tensors[name][places] = values
+                    step.layout.write(tensors[name], rows_index, values)
+    if torch.equal(tensors["ratio"], tensors["token_ratio"]):
+        tensors["token_ratio"] = tensors["ratio"]  # kept once
     if not KeepTraits.read(algorithm.keep).truncated:
         state[step.batch.truncated[step.layout.row]] = TokenState.OUTSIDE
     state[~step.batch.sampled] = TokenState.OUTSIDE
-    credit = credit.nan_to_num(0.0)
+    credit = credit.nan_to_num(0.0) if bool(credit.isnan().any()) else credit
     notes = (*notes, *more, *_assumed(step, algorithm, credit, number))
     return StepView(algorithm, notes, step.layout, state, credit, losses=losses, **tensors)
 
@@ -194,23 +192,11 @@ def _updates(step: Step, algorithm: Algorithm, number: int) -> Iterator[tuple[in
                 yield update, index
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Rows of an update, padded to one width."""
-
-    rows: Rows
-    places: Int[Tensor, "M T"]
-    real: Bool[Tensor, "M T"]
-
-
-def _part(
-    step: Step, algorithm: Algorithm, credit: Float[Tensor, " N"], index: Int[Tensor, " M"], number: int
-) -> _Part:
-    """The loss inputs of some rows of an update. A row that was not run, because it was dead, gets the old policy's
-    log-probs."""
+def _part(step: Step, algorithm: Algorithm, credit: Float[Tensor, " N"], index: Int[Tensor, " M"], number: int) -> Rows:
+    """The loss inputs of some rows of an update, padded to one width. A row that was not run, because it was dead, gets
+    the old policy's log-probs."""
     batch, entropy = replace(step.batch, routes=None).rows(index), step.entropy_in(number)
     assert entropy is not None, "a pass has one"
-    places, real = step.layout.grid(index)
     current = step.layout.padded(step.current[number], index)
     inputs = LossInputs.of(
         batch,
@@ -219,7 +205,7 @@ def _part(
         mask=trained_mask(algorithm.keep, batch.sampled, batch.truncated),
         entropy=step.layout.padded(entropy, index).nan_to_num(0.0),
     )
-    return _Part(rows_of(algorithm, inputs), places, real)
+    return rows_of(algorithm, inputs)
 
 
 def _numbers(algorithm: Algorithm, rows: Rows, plan: Plan) -> tuple[dict[str, Tensor], float]:
@@ -254,7 +240,7 @@ def _states(algorithm: Algorithm, rows: Rows, terms: Terms, through: Float[Tenso
     _, highest = gate.band
     blocked = (through == 0) & (not gate.fades)
     above = bounded_exp(terms.log_ratio.detach()) > highest
-    state = torch.full_like(rows.mask, TokenState.OPEN, dtype=torch.long)
+    state = torch.full_like(rows.mask, TokenState.OPEN, dtype=torch.int8)
     nothing = torch.zeros_like(rows.mask)
     selected = nothing if terms.selected is None else terms.selected
     rejected = nothing if terms.correction is None else terms.correction == 0
@@ -269,5 +255,5 @@ def _states(algorithm: Algorithm, rows: Rows, terms: Terms, through: Float[Tenso
         (rejected, TokenState.REJECTED),
         (~rows.scored.unsqueeze(1).expand_as(rows.mask), TokenState.IDLE),
     ):
-        state = torch.where(where, what, state)
+        state.masked_fill_(where, what)
     return state

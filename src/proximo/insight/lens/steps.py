@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -130,48 +130,52 @@ class Step:
 def read_step(path: Path, number: int) -> Step:
     """Read a step's file; ValueError, in one line, if it is damaged or was written by another version."""
     try:
-        data = file_bytes(path)
-        facts = _facts(data)
-        if facts.get("format") != FORMAT:
-            raise ValueError("another version of Proximo wrote it: read it with that one, or run the step again")
-        if not is_intact(data):
-            raise ValueError(CHANGED)
-        return _step(Columns(data), number, facts)
+        with rollout_file(path) as file:
+            facts = _facts(file)
+            if facts.get("format") != FORMAT:
+                raise ValueError("another version of Proximo wrote it: read it with that one, or run the step again")
+            if not is_intact(file):
+                raise ValueError(CHANGED)
+            return _step(Columns(file), number, facts)
     except KeyError as error:
         raise ValueError(f"{path}: it is damaged, {error} is missing") from None
     except (OSError, ValueError, pa.ArrowException) as error:
         raise ValueError(f"{path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from None
     except (TypeError, AttributeError, IndexError, RuntimeError):  # a column of another kind than ours
         raise ValueError(f"{path}: it is damaged, or something else than a run's rollouts") from None
+    finally:
+        pa.default_memory_pool().release_unused()  # arrow keeps what it read into for the next time
 
 
 def complaint(path: Path) -> str | None:
     """What is wrong with a rollout file, without reading it into tensors; None: nothing, or another version wrote
     it."""
     try:
-        data = file_bytes(path)
+        file = rollout_file(path)
     except (OSError, ValueError) as error:
         return str(error)
-    if is_intact(data):
-        return None
-    try:
-        return None if _facts(data).get("format", FORMAT) != FORMAT else CHANGED
-    except (OSError, ValueError, pa.ArrowException):
-        return CHANGED
+    with file:
+        if is_intact(file):
+            return None
+        try:
+            return None if _facts(file).get("format", FORMAT) != FORMAT else CHANGED
+        except (OSError, ValueError, pa.ArrowException):
+            return CHANGED
 
 
-def file_bytes(path: Path) -> bytes:
-    """The file's bytes; ValueError if there are too many, OSError if it is a link."""
-    with open_file(path) as file:
-        if (size := file.seek(0, 2)) > MAX_BYTES:
-            raise ValueError(f"it has {size >> 20:,} MiB, more than the {MAX_BYTES >> 20:,} MiB that are read at once")
-        file.seek(0)
-        return file.read()
+def rollout_file(path: Path) -> BinaryIO:
+    """The file, open; ValueError if it is too large, OSError if it is a link."""
+    file = open_file(path)
+    if (size := file.seek(0, 2)) > MAX_BYTES:
+        file.close()
+        raise ValueError(f"it has {size >> 20:,} MiB, more than the {MAX_BYTES >> 20:,} MiB that are read at once")
+    return file
 
 
-def _facts(data: bytes) -> dict[str, Any]:
+def _facts(file: BinaryIO) -> dict[str, Any]:
     """Facts in the file's footer; empty if Proximo did not write it."""
-    facts = json.loads((pq.read_schema(pa.BufferReader(data)).metadata or {}).get(FACTS, b"{}"))
+    file.seek(0)
+    facts = json.loads((pq.read_schema(file).metadata or {}).get(FACTS, b"{}"))
     return facts if isinstance(facts, dict) else {}
 
 
@@ -237,6 +241,7 @@ def _batch(column: Columns, rows: Rows, lengths: Int[Tensor, " B"]) -> FlatBatch
 
     names = ("rollout_entropy", "ref_logprobs", "teacher_logprobs", "values", "returns", "turn_rewards", "step_rewards")
     mask = rows(column["mask"])
+    sampler, old = rows(column["rollout_logprobs"]), rows(column["old_logprobs"])
     return FlatBatch(
         prompts=tuple(prompts.get(number, ()) for number in range(max(prompts, default=-1) + 1)),
         tokens=rows(column["tokens"]),
@@ -248,8 +253,8 @@ def _batch(column: Columns, rows: Rows, lengths: Int[Tensor, " B"]) -> FlatBatch
         rewards=torch.from_numpy(column["reward"].to_numpy(zero_copy_only=False).copy()),
         truncated=torch.from_numpy(column["truncated"].to_numpy(zero_copy_only=False).copy()),
         version=torch.from_numpy(column["version"].to_numpy().copy()),
-        rollout_logprobs=rows(column["rollout_logprobs"]),
-        old_logprobs=rows(column["old_logprobs"]),
+        rollout_logprobs=sampler,
+        old_logprobs=sampler if torch.equal(sampler, old) else old,  # often the same, and kept once
         advantages=rows(column["advantages"]),
         **{name: rows(column[name]) for name in names if name in column},
         **_routes(column, rows, group, len(prompts)),

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from proximo.insight.charts.pages import style
+
 STATIC = Path(__file__).parent / "static"
-STYLE = Path(__file__).parents[1] / "charts" / "style.css"
-"""Style sheet that the reports use, too."""
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
@@ -13,7 +13,7 @@ def page_files() -> dict[str, tuple[bytes, str]]:
     found = {
         f"/static/{path.relative_to(STATIC).as_posix()}": path for path in STATIC.rglob("*") if path.suffix in KINDS
     }
-    found[f"/static/{STYLE.name}"] = STYLE
     files = {address: (path.read_bytes(), KINDS[path.suffix]) for address, path in found.items()}
+    files["/static/style.css"] = (style().encode(), KINDS[".css"])  # which the reports use, too
     files["/"] = files.pop("/static/index.html")
     return files

@@ -93,8 +93,8 @@ class Look:
         found["gap"] = found["old"] - found["sampler"]
         if step.passes and torch.equal(batch.old_logprobs, batch.rollout_logprobs):
             # The sampler's log-probs are the old ones, and only the first update saw the policy that sampled.
-            first = (step.updates[0] == 0)[step.layout.row[part]]
-            found["gap"] = torch.where(first, step.current[0, part] - found["sampler"], math.nan)
+            first, gap = step.updates[0] == 0, step.current[0, part] - found["sampler"]
+            found["gap"] = gap if bool(first.all()) else torch.where(first[step.layout.row[part]], gap, math.nan)
         if "reference" in found:
             gap = found["reference"] - found["current"]
             found["kl"] = bounded_exp(gap) - gap - 1  # k3

@@ -7,7 +7,7 @@ import torch
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens.columns import Columns, flat, offsets
 from proximo.insight.lens.layout import Layout
-from proximo.insight.lens.steps import file_bytes
+from proximo.insight.lens.steps import rollout_file
 from proximo.insight.view.lenses import numbers
 
 PREVIEW = 160
@@ -18,7 +18,11 @@ UNKNOWN = ("duplicate", "advantage_mean", "ratio_most", "blocked_share", "entrop
 
 def outline(run: RunFolder, number: int) -> dict[str, Any]:
     """Groups and completions with rewards, lengths and prompts; nothing that depends on an algorithm."""
-    column = Columns(file_bytes(run.step_file(number)))
+    with rollout_file(run.step_file(number)) as file:
+        return _outlined(Columns(file), number)
+
+
+def _outlined(column: Columns, number: int) -> dict[str, Any]:
     sampled = column["sampled"] if "sampled" in column else column["mask"]
     layout = Layout(torch.from_numpy(offsets(sampled)).diff())
     lengths = layout.count(flat(sampled).bool()).tolist()

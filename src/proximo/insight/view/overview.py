@@ -18,6 +18,7 @@ from proximo.health import Finding
 from proximo.insight.doctor.checkup import Checkup, check_up
 from proximo.insight.doctor.damage import damage
 from proximo.insight.folder import RunFolder, decoded, find_runs
+from proximo.insight.lens.parting import parting, told
 from proximo.maths.pieces.traits import GateTraits
 from proximo.plain_text import quoted
 from proximo.storage.opening import LinkedFile, open_file
@@ -77,6 +78,17 @@ class Runs:
         parent, step = found
         inside = parent.is_relative_to(self.root)
         return {"run": _text_of(parent.relative_to(self.root) if inside else parent), "step": step}
+
+    def parting(self, name: str) -> dict[str, Any]:
+        """Where a fork parts from its parent, in numbers and in sentences; `parting` is None where the run is no fork,
+        or its parent is not among these runs."""
+        run = self.named(name)
+        origin = self._fork(run)
+        parent = None if origin is None else self.found().get(origin["run"])
+        if origin is None or parent is None:
+            return {"parting": None}
+        found = parting(run, parent)
+        return {"parting": asdict(found) | {"parent": origin["run"], "words": told(found, run.name, parent.name)}}
 
     def _summary(self, name: str, run: RunFolder) -> dict[str, Any] | None:
         """The run's summary; unchanged files are not read again. None if the run is removed meanwhile; for a file that

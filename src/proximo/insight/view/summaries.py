@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,11 +86,17 @@ class _Each:
     """Reductions over each row's tokens, which are stored consecutively. NaN is left out."""
 
     def __init__(self, layout: Layout) -> None:
-        self._row = layout.row
-        self._nothing = torch.zeros(len(layout.lengths), dtype=torch.float64)
+        self._some = layout.lengths > 0
+        self._starts = layout.starts[self._some].numpy()
+
+    def _reduced(self, over: np.ufunc, values: Tensor) -> Float[Tensor, " B"]:
+        found = torch.zeros(len(self._some), dtype=torch.float64)
+        if len(self._starts):
+            found[self._some] = torch.from_numpy(over.reduceat(values.numpy(), self._starts, dtype=np.float64))
+        return found
 
     def sum(self, values: Tensor) -> Float[Tensor, " B"]:
-        return self._nothing.index_add(0, self._row, values.double())
+        return self._reduced(np.add, values)
 
     def mean(self, values: Tensor, where: Tensor | None = None) -> Float[Tensor, " B"]:
         known = values.isfinite() if where is None else where & values.isfinite()
@@ -98,9 +105,8 @@ class _Each:
     def most(self, values: Tensor, where: Tensor | None = None) -> Float[Tensor, " B"]:
         """The value farthest from 0; NaN if there is none."""
         known = values.isfinite() if where is None else where & values.isfinite()
-        values = torch.where(known, values.double(), 0.0)
-        high = self._nothing.scatter_reduce(0, self._row, values, "amax")
-        low = self._nothing.scatter_reduce(0, self._row, values, "amin")
+        values = torch.where(known, values, 0.0)
+        high, low = self._reduced(np.maximum, values).clamp(min=0.0), self._reduced(np.minimum, values).clamp(max=0.0)
         return torch.where(high >= -low, high, low).masked_fill(self.sum(known) == 0, math.nan)
 
 

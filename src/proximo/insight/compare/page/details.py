@@ -10,6 +10,13 @@ from proximo.insight.compare.page.report_parts import Block, Chart, Code, Report
 from proximo.insight.compare.page.verdicts import share, signed
 from proximo.insight.compare.result import Result
 
+UNKNOWN = {False: "unknown with one seed", True: "unknown with fewer than four steps"}
+PAIRED = {
+    False: "Paired by seed.",
+    True: "Paired by step, since both runs had the same prompts. With one seed the intervals are over blocks of "
+    "neighbouring steps: they cover other draws, not other seeds.",
+}
+"""Words for comparisons of runs, and of a run with its forks."""
 SHOWN = 8
 """Maximum evaluations shown as numbers."""
 
@@ -56,20 +63,18 @@ def _numbers(result: Result, curves: Sequence[Curve]) -> ReportTable:
 
 def way(result: Result) -> list[Block]:
     """All measures but the held-out outcome; they are higher or lower, not better."""
-    rows = []
+    rows, forked = [], result.forked is not None
     for measure in MEASURES:
-        label = measure.label
+        label = f"{measure.title}, mean from the fork on" if forked else measure.label
         for found in (each for each in result.differences if each.measure == measure.key):
             interval = " to ".join(signed(end, ".3g") for end in found.interval or ()) or "–"
-            verdict = (
-                "no difference at all" if found.verdict == "the same" else found.verdict or "unknown with one seed"
-            )
+            verdict = "no difference at all" if found.verdict == "the same" else found.verdict or UNKNOWN[forked]
             means = [f"{found.mean:.3g}", f"{found.mean - found.difference:.3g}"]
             rows.append([label, found.contender, *means, signed(found.difference, ".3g"), interval, verdict])
             label = ""
     header = ["measure", "", "mean", result.first, "difference", "95 % interval", ""]
     words = (
-        "Paired by seed. Entropy is minus the mean log-probability of everything that was sampled, so that it is of "
+        f"{PAIRED[forked]} Entropy is minus the mean log-probability of everything that was sampled, so that it is of "
         "the same rows for all. What a gate holds back is the share of the gradient that it keeps from the tokens that "
         "were trained on, all of it for each that is clipped: hard and soft gates on one axis. Sampled for nothing: "
         "dropped groups, and completions whose advantage is zero."
@@ -147,7 +152,7 @@ def _setting(value: Any) -> str:
 
 def repeat(result: Result) -> list[Block]:
     words = "The same command resumes unfinished runs; in another folder it gives the same numbers again."
-    return [Code(result.command), words]
+    return [Code(result.command), words if result.forked is None else "Nothing is trained: the runs are read."]
 
 
 def _range(values: Mapping[int, int] | Mapping[int, float]) -> str:

@@ -13,6 +13,7 @@ FEW = {
     1: " with this one seed; nothing is known about others",
     2: "; two seeds cannot decide, give --seeds 3 or more",
 }
+FEW_FORKED = FEW | {2: "; two seeds cannot decide, fork the run of a third"}
 """What is added to a sentence by the number of seeds."""
 INTERVALS = (
     "Intervals are 95 %: Student's t over seeds, and for held-out answers also over problems, paired answer by answer "
@@ -33,6 +34,11 @@ def fair_line(result: Result) -> str:
     if wrong:
         return f"Not a fair comparison. Not equal: {'; '.join(wrong)}."
     known = {check.what: check.detail for check in result.checks}
+    if result.forked is not None:
+        return (
+            f"Fair: forks of the same run ({known.get('task', '')}), with the same data, held-out problems and last "
+            f"step, and the same first rollout after the fork ({known.get('first rollout', '')})."
+        )
     return (
         f"Fair: the same task ({known.get('task', '')}), seeds ({known.get('seeds', '')}), model, data and held-out "
         f"problems, the same first rollout ({known.get('first rollout', '')}), and an equal budget."
@@ -40,7 +46,7 @@ def fair_line(result: Result) -> str:
 
 
 def _sentence(result: Result, found: Difference) -> str:
-    scope = FEW.get(len(found.by_seed), "")
+    scope = (FEW if result.forked is None else FEW_FORKED).get(len(found.by_seed), "")
     against = f"{found.contender} against {result.first}"
     if found.verdict == "the same":
         return f"{against}: {_judged(found)}, every held-out answer is as good{scope}."
@@ -51,9 +57,10 @@ def verdict(result: Result) -> list[Block]:
     """Held-out outcomes, the main result."""
     known = {each.contender: each for each in result.differences if each.measure == HELD_OUT}
     seeds = len(result.seeds)
+    spent = f"{result.budget} for each run" if result.forked is None else "the last step"
     lead = (
-        f"Held-out {result.measure} on {result.problems:,} problems after {result.budget} for each run, "
-        f"{seeds} seed{'s' * (seeds > 1)}."
+        f"Held-out {result.measure} on {result.problems:,} problems after {spent}, {seeds} seed{'s' * (seeds > 1)}."
+        + ("" if result.forked is None else " Before: at the fork, or the last evaluation until then.")
     )
     missing = [
         f"{each.name} seed {seed} is not finished: {why}"
@@ -113,8 +120,18 @@ def fair(result: Result) -> list[Block]:
         for each in result.contenders[1:]
         if each.diverges
     ]
+    if result.forked is not None:
+        return [fair_line(result), ReportTable(["", "equal", ""], rows)]
     first = f"First step for which other completions were sampled than by {result.first}: {'; '.join(parts)}."
     return [fair_line(result), ReportTable(["", "equal", ""], rows), *([first] if parts else [])]
+
+
+def parted(result: Result) -> list[Block]:
+    """Of forks: from where on, and by what, they differ from the run."""
+    blocks: list[Block] = []
+    for name, fork in (result.forked or {}).items():
+        blocks += [Lead(f"{name} begins after step {fork.at} of {result.first}."), " ".join(fork.parting)]
+    return blocks
 
 
 def _step(step: int | None) -> str:

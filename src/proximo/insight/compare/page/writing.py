@@ -10,7 +10,7 @@ from proximo.insight.charts.pages import Html, page, section, table, text
 from proximo.insight.compare.page.details import cost, curves, repeat, settings, waste, way
 from proximo.insight.compare.page.forest import forest
 from proximo.insight.compare.page.report_parts import Block, Chart, Code, Intervals, Lead, ReportTable, Section
-from proximo.insight.compare.page.verdicts import fair, verdict
+from proximo.insight.compare.page.verdicts import fair, parted, verdict
 from proximo.insight.compare.result import Result
 from proximo.plain_text import visible
 from proximo.storage.folders import write_file
@@ -33,6 +33,7 @@ def sections(result: Result) -> list[Section]:
     makers: Sequence[tuple[str, Callable[[Result], list[Block]]]] = (
         ("Verdict", verdict),
         ("Is it fair?", fair),
+        ("Where they part", parted),
         ("Curves", curves),
         ("On the way", way),
         ("Wasted compute", waste),
@@ -84,7 +85,8 @@ def _line(words: str) -> str:
 
 def html(result: Result, found: list[Section]) -> str:
     word, colour = ("fair", "good") if result.fair else ("not fair", "bad")
-    facts = [result.task, result.model, f"{result.budget} a run", f"seeds {', '.join(map(str, result.seeds))}"]
+    spent = f"{result.budget} {'a run' if result.forked is None else 'from the fork on'}"
+    facts = [result.task, result.model, spent, f"seeds {', '.join(map(str, result.seeds))}"]
     head = Html(
         f'<header>\n<h1>{text(title(result))} <span class="badge {colour}">{word}</span></h1>\n'
         f'<p class="faint">{" · ".join(text(each) for each in facts)}</p>\n</header>\n'

@@ -24,14 +24,27 @@ Choose = Callable[[Sequence[int]], Sequence[int]]
 """Chooses from the steps that a run has stored."""
 
 
-def write_bundle(out: Path, folders: Sequence[Path], choose: Choose, *, load_code: bool = False) -> dict[str, Any]:
-    """Write the page of all runs in these folders; returns what is in it. The folder must be new or empty."""
+def write_bundle(
+    out: Path,
+    folders: Sequence[Path],
+    choose: Choose,
+    *,
+    load_code: bool = False,
+    claims: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """Write the page of all runs in these folders; returns what is in it. The folder must be new or empty. `claims`:
+    rows of the atlas."""
     listed, runs = _found(folders, load_code)
     data = out / "data"
     data.mkdir(parents=True)
-    index: dict[str, Any] = {"made": f"{datetime.now():%Y-%m-%d %H:%M}", "listed": listed, "runs": {}}
-    for number, (name, run) in enumerate(runs.items()):
-        index["runs"][name] = _write_run(data, f"run-{number}", run, choose)
+    index: dict[str, Any] = {
+        "made": f"{datetime.now():%Y-%m-%d %H:%M}",
+        "listed": listed,
+        "runs": {},
+        "claims": list(claims),
+    }
+    for number, (name, (run, parting)) in enumerate(runs.items()):
+        index["runs"][name] = _write_run(data, f"run-{number}", run, parting, choose)
     _write(data / "index.js", f"window.proximoBundle = {_json(index)};\n")
     _write_page(out)
     return index
@@ -44,8 +57,9 @@ def evenly(steps: Sequence[int]) -> list[int]:
     return [steps[place] for place in places]
 
 
-def _found(folders: Sequence[Path], load_code: bool) -> tuple[dict[str, Any], dict[str, RunFolder]]:
-    """The list of runs as the page shows it, and the runs by name. A name that two folders have gets its folder's."""
+def _found(folders: Sequence[Path], load_code: bool) -> tuple[dict[str, Any], dict[str, tuple[RunFolder, Any]]]:
+    """The list of runs as the page shows it, and the runs by name, with where each parts from its parent. A name that
+    two folders have gets its folder's."""
     shown, runs = [], {}
     for folder in folders:
         inside = Runs(folder, load_code=load_code)
@@ -55,7 +69,7 @@ def _found(folders: Sequence[Path], load_code: bool) -> tuple[dict[str, Any], di
                 name = f"{folder.resolve().parent.name}/{name}"
             if name in runs:
                 raise ValueError(f"two runs are called {name!r}: give the folder that both are in")
-            runs[name] = inside.named(each["name"])
+            runs[name] = (inside.named(each["name"]), inside.parting(each["name"]))
             shown.append(each | {"name": name})
     if not runs:
         raise ValueError(
@@ -64,7 +78,7 @@ def _found(folders: Sequence[Path], load_code: bool) -> tuple[dict[str, Any], di
     return {"root": "a copy", "runs": shown}, runs
 
 
-def _write_run(data: Path, file: str, run: RunFolder, choose: Choose) -> dict[str, Any]:
+def _write_run(data: Path, file: str, run: RunFolder, parting: Mapping[str, Any], choose: Choose) -> dict[str, Any]:
     """Write a run's files; returns which steps are where. A run of another kind has no steps that can be read."""
     try:
         _ = run.config
@@ -84,7 +98,7 @@ def _write_run(data: Path, file: str, run: RunFolder, choose: Choose) -> dict[st
                     stored[step] = {"step": told["step"], "groups": told["groups"]}
         except ValueError as error:  # a damaged file
             left_out[step] = str(error)
-    whole = of_run(run, list(stored)) | {"problems": problems_of(stored)}
+    whole = of_run(run, list(stored)) | {"problems": problems_of(stored), "parting": parting}
     return {"file": _write_data(data, file, whole), "steps": places, "of": run.steps(), "damaged": left_out}
 
 

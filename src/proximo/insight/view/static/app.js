@@ -2,6 +2,7 @@
 
 import { Refused, api, takeToken } from "./asking.js";
 import { AXES } from "./charts.js";
+import { showClaims } from "./claims.js";
 import { element, known, oneLine, refill } from "./elements.js";
 import { showEvents } from "./events.js";
 import { openHelp } from "./figures/help.js";
@@ -13,7 +14,8 @@ import { showReader } from "./reader/reader.js";
 import { RunList } from "./runs.js";
 import { showSettings } from "./settings.js";
 
-const TABS = { overview: "Overview", stability: "Stability", performance: "Performance", events: "Events", config: "Config", all: "All numbers" };
+const TABS = { overview: "Overview", stability: "Stability", performance: "Performance", events: "Events", config: "Config", all: "All numbers", claims: "Claims" };
+const TEXTS = { events: showEvents, config: showSettings, claims: showClaims }; // tabs without charts
 const [OFTEN, SELDOM] = [2000, 10000]; // milliseconds
 
 const SMOOTH = [["auto", "automatic"], ["1", "off"], ...["5", "11", "25", "51", "101"].map((wide) => [wide, `${wide} steps`])];
@@ -81,7 +83,7 @@ function render() {
 }
 
 function showPage(tab, state, runs, axis) {
-  const isCharts = !["reader", "events", "config"].includes(tab);
+  const isCharts = tab !== "reader" && !Object.hasOwn(TEXTS, tab);
   if (!isCharts || drawn !== tab) page?.clear(), (page = null);
   const error = listed.error ?? runs.map(({ run }) => run.error).find(Boolean);
   notice.textContent = error && listed.runs.length ? oneLine(error.message) : "";
@@ -95,10 +97,10 @@ function showPage(tab, state, runs, axis) {
   }
   delete main.dataset.state;
   if (isCharts) delete main.dataset.shown;
-  if (!listed.runs.length) {
+  if (!listed.runs.length && tab !== "claims") {
     page?.clear(), (page = null);
     main.replaceChildren(message(error));
-  } else if (!isCharts) showOnce(tab === "events" ? showEvents : showSettings, runs);
+  } else if (!isCharts) showOnce(TEXTS[tab], runs);
   else (page ??= new ChartPage(main, openStep)).show(tab, runs, { axis, smooth: windowOf(state), isLog: state.log === "1" });
 }
 
@@ -131,6 +133,8 @@ function showTabs(current, state, runs) {
   const reader = element("button", { type: "button", "data-tab": "reader", "aria-pressed": "true" }, `Step ${oneLine(state.step ?? "")}`);
   refill(tabs, [...Object.entries(TABS).map(button), ...(current === "reader" ? [reader] : [])]);
   rove(tabs, "button");
+  if (tabs.dataset.current !== current) tabs.querySelector("[aria-pressed=true]")?.scrollIntoView({ block: "nearest", inline: "nearest" }); // on a phone they do not all fit
+  tabs.dataset.current = current;
 }
 
 const KEPT = new Set(["run", "x", "smooth", "log"]);
@@ -169,7 +173,7 @@ function follow(name) {
     const run = new Followed(name, state, fork);
     followed.set(name, run);
     run.learn().then(soon);
-    run.read().then(soon).finally(() => (diagnosing = diagnosing.then(() => run.diagnose()).then(soon).catch(() => {})));
+    run.read().then(soon).finally(() => (diagnosing = diagnosing.then(() => Promise.all([run.part().then(soon), run.diagnose()])).then(soon).catch(() => {})));
   }
   return followed.get(name);
 }
@@ -192,7 +196,7 @@ async function followOn() {
     const isOther = run.state !== states.get(run.name);
     const isUnknown = !run.about || (isNew && !run.about.rollouts); // it may have had none yet
     run.state = states.get(run.name);
-    if (isOther) await Promise.allSettled([run.read(), run.learn(), run.diagnose()]); // the last reading may have begun before
+    if (isOther) await Promise.allSettled([run.read(), run.learn(), run.diagnose(), run.part()]); // the last reading may have begun before
     else if (isUnknown) await run.learn();
     return isNew || isOther || isUnknown;
   }));

@@ -25,7 +25,7 @@ export function showEvents(main, runs) {
 }
 
 function calm(runs) {
-  if (!runs.every(({ run }) => run.isDiagnosed)) return "…";
+  if (!runs.every(({ run }) => run.isDiagnosed)) return "Being checked …";
   return runs.some(({ run }) => run.trained.length) ? "The rules find nothing wrong." : "No steps yet.";
 }
 
@@ -51,7 +51,7 @@ function rules(shown, isMany) {
   const [passed, waiting, missing] = ["passed", "waiting", "unmeasured"].map(of);
   const name = (rule) => rule.rule.replaceAll("-", " ");
   const line = (kind, text) => element("p", { "data-rules": kind }, text);
-  if (!isDiagnosed) return element("div", {}, element("p", { class: "faint" }, "…"));
+  if (!isDiagnosed) return element("div", {}, element("p", { class: "faint" }, "Being checked …"));
   return element(
     "div", { class: "ruled" }, isMany ? element("h3", {}, named(shown)) : null,
     all.length ? null : line("none", "The rules are about reinforcement learning: this run has no rows of it."),

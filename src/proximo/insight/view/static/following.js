@@ -15,7 +15,7 @@ export const seconds = (row) => phases(row).reduce((sum, [, value]) => sum + val
 /** One run: its rows in order, and the position of a step on each axis. */
 export class Followed {
   constructor(name, state, fork = null) {
-    Object.assign(this, { name, state, fork, about: null, diagnosed: [], rules: [], unreadable: {}, verdict: null, isDiagnosed: false, error: null, reading: null });
+    Object.assign(this, { name, state, fork, about: null, diagnosed: [], rules: [], unreadable: {}, verdict: null, isDiagnosed: false, parting: null, error: null, reading: null });
     this.next = { metrics: 0, timings: 0, events: 0 };
     this.forget("metrics");
     this.forget("timings");
@@ -66,6 +66,11 @@ export class Followed {
     } catch (error) {
       this.error ??= error;
     }
+  }
+
+  /** Where a fork parts from its parent. */
+  async part() {
+    if (this.fork) this.parting = (await api("parting", { run: this.name })).parting;
   }
 
   async diagnose() {

@@ -5,6 +5,7 @@ import { element, known, oneLine } from "./elements.js";
 import { isFlat } from "./figures/curves.js";
 import { panelsOf, rangeOf, specsOf } from "./figures/lines.js";
 import { armNames } from "./figures/names.js";
+import { partings } from "./figures/parting.js";
 import { rove } from "./figures/roving.js";
 import { figureTable, leadOf, phaseTable } from "./figures/tables.js";
 import { Timeline } from "./timeline/timeline.js";
@@ -35,7 +36,7 @@ export class ChartPage {
     const specs = panelsOf(tab, placed.map(({ run }) => run)).flatMap((panel) => specsOf(panel, placed, axis, arms, smooth)).map((spec) => ({ ...spec, isLog: isLog && isAboveZero(spec) }));
     const flat = specs.filter((spec) => !spec.stacked && isFlat(spec.lines));
     const drawn = specs.filter((spec) => !flat.includes(spec) || this.unfolded.has(spec.id));
-    this.lead.replaceChildren(...(tab === "overview" ? leadOf(runs) : []));
+    this.lead.replaceChildren(...(tab === "overview" ? [...leadOf(runs), ...partings(runs)] : []));
     this.figures.replaceChildren(...(tab === "performance" ? phaseTable(runs) : tab === "overview" ? figureTable(runs) : []));
     this.figures.hidden = !this.figures.childElementCount;
     this.showFlat(flat);

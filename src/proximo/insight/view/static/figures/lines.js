@@ -5,6 +5,7 @@ import { isNumber, phases, seconds } from "../following.js";
 import { PANELS, everyPanel, isRun } from "../panels.js";
 import { meanOf, movingMean, windowOf } from "./curves.js";
 import { COLOURS } from "./names.js";
+import { shadesOf } from "./phases.js";
 
 const MOST = 2000; // points of a line
 const BANDS = 2; // runs with bands; more would hide one another
@@ -116,9 +117,10 @@ function stackOf(panel, { run, label }, axis, isNamed) {
   if (!rows.length || !names.length) return [];
   const below = rows.map(() => 0);
   const places = { x: rows.map((row) => run.place(row.step, axis)), steps: rows.map((row) => row.step), run: run.name, low: null, dash: [] };
+  const shades = shadesOf(names, COLOURS);
   const lines = names.map((name, number) => {
     rows.forEach((row, at) => (below[at] += isNumber(row[name]) ? row[name] : 0));
-    const shade = `s${(number % COLOURS) + 1}`;
+    const shade = shades[number];
     return { ...places, key: name, label: name, shade, colour: colour(shade), filled: colour(shade), y: [...below] };
   });
   return [{ ...panel, id: isNamed ? `${panel.id}:${run.name}` : panel.id, title: isNamed ? `${panel.title} · ${label}` : panel.title, lines }];

@@ -30,9 +30,9 @@ export function figureTable(runs) {
   return [table(["run", ...cells.map(([name]) => name), ...(isMany ? ["verdict"] : [])], rows, cells.map(([, , note]) => note))];
 }
 
-/** The verdict with its first word marked; "…" until it is known. */
+/** The verdict with its first word marked; what happens until it is known. */
 function sentence({ verdict: found, isDiagnosed }) {
-  if (!found) return [isDiagnosed ? "–" : "…"];
+  if (!found) return [isDiagnosed ? "–" : "being checked …"];
   return [element("b", { class: `word ${found.tone}` }, found.word), found.sentence.slice(found.word.length)];
 }
 

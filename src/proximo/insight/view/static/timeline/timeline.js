@@ -3,13 +3,8 @@
 import { api } from "../asking.js";
 import { colour } from "../charts.js";
 import { drawn, element, oneLine, short } from "../elements.js";
+import { KINDS } from "../figures/phases.js";
 
-const KINDS = {
-  sample: ["s1", "samples completions"], rollout: ["s1", "samples completions"], update: ["s2", "forward and backward passes, and the optimizer"],
-  score: ["s5", "passes without gradient"], assemble: ["s5", "builds the batch, with passes without gradient"], push: ["s3", "new weights for the sampler"],
-  probe: ["s4", "log-probs are compared with the policy's"], grade: ["warn", "waits for grades"], wait: ["line", "waits for rollouts"],
-  evaluate: ["s6", "held-out problems"], save: ["faint", "checkpoint"], write: ["faint", "rollouts"], start: ["faint", "an engine starts"],
-};
 const [WIDTH, NAMES, ROW, BAR, TOP, RIGHT] = [1000, 84, 22, 15, 20, 74];
 
 /** The panel of the first shown run that has a time line. */
@@ -52,7 +47,7 @@ export class Timeline {
     this.node.replaceChildren(
       element("h3", {}, `Time line of step ${found.step}`, button("‹", "the step before", found.step - 1), button("›", "the next step", found.step + 1), button("newest", "the last step", last),
         element("span", { class: "faint" }, `${short(found.seconds)} s, from the end of the step before to its own end`)),
-      chart(found), legend(kinds), ...[queueOf(found)].filter(Boolean).map((text) => element("p", { class: "faint" }, text)));
+      element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "time line" }, chart(found)), legend(kinds), ...[queueOf(found)].filter(Boolean).map((text) => element("p", { class: "faint" }, text)));
   }
 }
 

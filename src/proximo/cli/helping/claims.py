@@ -1,0 +1,38 @@
+"""The atlas as data of the package: every claim of the field with its verdict, for the page of `proximo view`.
+
+The results of studies are in the documentation, which an installed package does not have. `make pages` writes the data
+anew from them; a test compares.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+STUDIES = Path(__file__).parents[4] / "docs" / "studies"
+"""Results of studies, in a checkout."""
+
+
+def file() -> Path:
+    return Path(__file__).with_name("claims.json")
+
+
+def stored_claims() -> list[dict[str, Any]]:
+    """The claims, each with number, claim, source, verdict, found and command."""
+    return json.loads(file().read_text(encoding="utf-8"))
+
+
+def gathered_claims() -> list[dict[str, Any]]:
+    """The same from the studies of this checkout."""
+    from proximo.studies.atlas.page import atlas_rows
+
+    rows = []
+    for row in atlas_rows(STUDIES):
+        about = {name: value for name, value in asdict(row.claim).items() if name in ("number", "claim", "source")}
+        rows.append(about | {"verdict": row.verdict, "found": row.found, "command": row.command.replace("`", "")})
+    return rows
+
+
+def write_claims() -> None:
+    rows = ",\n".join(json.dumps(row, ensure_ascii=False) for row in gathered_claims())
+    file().write_text(f"[\n{rows}\n]\n", encoding="utf-8")

@@ -1,0 +1,93 @@
+"""`proximo.fork`: continue a run from one of its checkpoints, in a folder of its own, with something changed."""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from proximo import explain, toml
+from proximo.algorithms import Algorithm
+from proximo.door.folders import PathLike, unwritable
+from proximo.door.opened import OpenedRun, TrainedRun, algorithm_of
+from proximo.door.progress import OnStep
+from proximo.door.refusing import refuse_kind
+from proximo.door.telling import keep_quiet, say
+from proximo.door.training import train_in
+from proximo.insight.folder import RunFolder
+from proximo.presets import with_algorithm, with_values
+from proximo.training.config import RunConfig
+from proximo.training.runfolder.checkpoints import step_of
+from proximo.training.runfolder.config_changes import differences
+from proximo.training.runfolder.forking import changes, checkpoint_at
+from proximo.training.runfolder.forking import fork as write_fork
+
+
+def fork(
+    run: PathLike | OpenedRun,
+    at: int | None = None,
+    folder: PathLike | None = None,
+    *,
+    algorithm: Algorithm | str | None = None,
+    fresh_optimizer: bool = False,
+    on_step: OnStep | None = None,
+    track: Sequence[str] = (),
+    quiet: bool = False,
+    **changed: Any,
+) -> TrainedRun:
+    """Continue a run from one of its checkpoints in another folder with something changed; what `proximo fork` does.
+
+    A fork begins with the run's weights, optimizer, data cursor and random numbers, so that its next prompts and draws
+    are those of the run; with nothing changed it writes the same bytes. The same call again resumes it.
+    `proximo.compare([run, fork])` compares the two from there on.
+
+    run              folder of the run, or the run as `train` and `open_run` return it; it stays as it is
+    at               the checkpoint to begin from, by the number of steps done; None: the newest
+    folder           folder of the fork; None: next to the run, named RUN-at-STEP, with the algorithm's name where that
+                     changes
+    algorithm        a name, such as "gspo", or a value; None: the run's own
+    fresh_optimizer  begin without the optimizer's moments
+    changed          fields of RunConfig and their new values, such as steps=200
+    on_step, track, quiet   as in `proximo.train`
+
+    Example:
+        other = proximo.fork("runs/mine", at=40, algorithm="gspo")
+        slower = replace(other.config.training, learning_rate=1e-6)
+        proximo.fork("runs/mine", at=40, folder="runs/slower", training=slower)
+    """
+    parent = run.path if isinstance(run, OpenedRun) else Path(run)
+    point = checkpoint_at(parent, at)
+    config = _changed(RunFolder(parent, load_code=True).config, algorithm, changed)
+    step, text = step_of(point), toml.dumps(config)
+    refuse_no_steps(config, step)
+    path = folder_of(parent, step, config.algorithm, text) if folder is None else Path(folder)
+    try:
+        other = write_fork(parent, path, point, fresh_optimizer=fresh_optimizer)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    if other is not None:
+        (keep_quiet if quiet else say)(f"warning: {other}")
+    return train_in(path, config, (), on_step, quiet, allow_change=changes(path, text), track=track)
+
+
+def refuse_no_steps(config: RunConfig, step: int) -> None:
+    """Raise ValueError for a fork that has nothing left to do."""
+    if step >= config.steps:
+        more = f"give more, such as `steps={step + 100}`"
+        raise ValueError(f"steps is {config.steps}, and the fork begins after step {step}: {more}")
+
+
+def folder_of(parent: Path, step: int, algorithm: Algorithm, config_toml: str) -> Path:
+    """Folder of a fork, next to the run and named by the step, and by the algorithm where it changes."""
+    changed = differences((parent / "config.toml").read_text(encoding="utf-8"), config_toml)
+    other = any(field.startswith("algorithm") for field in changed)
+    return parent.with_name(f"{parent.name}-at-{step}{f'-{explain.nearest(algorithm).name}' if other else ''}")
+
+
+def _changed(config: RunConfig, algorithm: Algorithm | str | None, changed: dict[str, Any]) -> RunConfig:
+    known = [each.name for each in fields(RunConfig)]
+    if wrong := [name for name in changed if name not in known]:
+        raise TypeError(f"{wrong[0]} is no field of RunConfig; there are {', '.join(known)}")
+    if algorithm is not None:
+        refuse_kind("algorithm", algorithm, (Algorithm, str), "a name such as 'gspo', or a value such as proximo.GSPO")
+        config = with_algorithm(config, algorithm_of(algorithm))
+    return with_values(replace(config, **changed))
