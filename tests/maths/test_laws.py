@@ -65,7 +65,6 @@ def with_plain_weights() -> dict[str, Algorithm]:
         }
 
 
-@settings(max_examples=15)  # of every algorithm, as the laws of ALL have them
 @given(batch=batches())
 def test_i_on_policy_every_gate_has_the_plain_policy_gradient(batch: Batch):
     on_policy = replace(batch, old_logprobs=batch.logprobs)
