@@ -12,7 +12,7 @@ from proximo.cli.flags import asks_for_help, refuse, say, take, take_number, tak
 from proximo.cli.run_folders import launched, take_ranks, take_trackers, with_ranks
 from proximo.training.runfolder.checkpoints import step_of
 from proximo.training.runfolder.config_changes import differences
-from proximo.training.runfolder.forking import changes, checkpoint_at, fork
+from proximo.training.runfolder.forking import changes, checkpoint_at, fork, refuse_other_weights
 
 USAGE = "RUN [--at STEP] [--run DIR] [--algorithm NAME] [--field VALUE ...]"
 HELP = """flags of the command itself:
@@ -53,6 +53,10 @@ def run(arguments: list[str]) -> int:
     step, text = step_of(point), toml.dumps(config)
     if step >= config.steps:
         refuse(f"steps is {config.steps}, and the fork begins after step {step}: give more, as in --steps {step + 100}")
+    try:
+        refuse_other_weights(parent, text)
+    except ValueError as error:
+        refuse(str(error))
     path = Path(folder) if folder else _folder(parent, step, config.algorithm, text)
     if config.ranks is not None:
         status = launched(config.ranks, ["fork", *given], None if folder else path, lambda: follow_run(config))

@@ -3,6 +3,7 @@ may not fetch anything."""
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from proximo.insight.view.bundle.answers import algorithms_of, of_run, of_step, 
 from proximo.insight.view.bundle.scripts import one_script
 from proximo.insight.view.files import STATIC, page_files
 from proximo.insight.view.overview import Runs
+from proximo.storage.folders import PARTIAL
 from proximo.storage.lines import plain
 
 DEFAULT_STEPS = 8
@@ -25,8 +27,24 @@ Choose = Callable[[Sequence[int]], Sequence[int]]
 
 
 def write_bundle(out: Path, folders: Sequence[Path], choose: Choose, *, load_code: bool = False) -> dict[str, Any]:
-    """Write the page of all runs in these folders; returns what is in it. The folder must be new or empty."""
+    """Write the page of all runs in these folders; returns what is in it. The folder must be new or empty, and has the
+    whole page or nothing."""
     listed, runs = _found(folders, load_code)
+    out = out.absolute()
+    partial = out.with_name(f".{out.name}{PARTIAL}")
+    shutil.rmtree(partial, ignore_errors=True)  # of a writer that was killed
+    try:
+        index = _write_all(partial, listed, runs, choose)
+        if out.is_dir():
+            out.rmdir()
+        partial.rename(out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return index
+
+
+def _write_all(out: Path, listed: dict[str, Any], runs: Mapping[str, RunFolder], choose: Choose) -> dict[str, Any]:
     data = out / "data"
     data.mkdir(parents=True)
     index: dict[str, Any] = {"made": f"{datetime.now():%Y-%m-%d %H:%M}", "listed": listed, "runs": {}}
