@@ -162,6 +162,7 @@ def test_what_later_flags_mend_is_not_remarked_on(capsys):
         ("--lr 3", "--lr: there is no such flag, the nearest is '--training.learning-rate'; test --help"),
         ("--max-tokens 3", "--max-tokens: there is no such flag, the nearest is '--sampling.max-tokens'; test --help"),
         ("--algorithm.keep none", "--algorithm.keep alone takes no value: --algorithm.keep.type NAME chooses a piece"),
+        ("--adapter lora", "--adapter alone takes no value: --adapter.type Lora adds it"),
         ("more", "more: test takes no such argument; test --help lists what it takes"),
         ("--algorithm.gate.high", "Missing value for argument '--algorithm.gate.high'"),
     ],

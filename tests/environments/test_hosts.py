@@ -1,12 +1,15 @@
 """Processes of episodes: their limits and their end."""
 
+import json
 import re
 import resource
+import socket
 import threading
 from pathlib import Path
 
 from proximo.acting import hosts
 from proximo.acting.hosts import ActingJob, LocalHost, ProcessHost
+from proximo.acting.worker import Episodes, process
 from proximo.rewards.failures import Failure
 
 PICKY = ActingJob("tests.environments.worlds:Picky", "{}", (), 5.0, 1024, 100)
@@ -54,3 +57,19 @@ def test_tools_of_our_own_run_at_the_same_time(monkeypatch):
     found = host.ask([(number, call) for number in numbers])
     host.close()
     assert sorted(str(dict(each)["text"]) for each in found if not isinstance(each, Failure)) == ["0", "1"]
+
+
+def test_an_episode_that_dies_before_it_reads_what_it_was_asked_takes_no_other_along():
+    """The socket of one that dies with a message unread is reset, which is an error where others are at their end."""
+    episodes = Episodes(None, {}, 100, ())
+    pairs = [socket.socketpair() for _ in range(2)]
+    episodes._sockets.update(enumerate(ours for ours, _ in pairs))
+    pairs[0][0].sendall(b"asked")
+    pairs[0][1].close()
+    answer = json.dumps({"text": "fine"}).encode()
+    pairs[1][1].sendall(len(answer).to_bytes(process.LENGTH) + answer)
+    try:
+        assert episodes._answers([0, 1], 5.0, 1.0) == {0: None, 1: {"text": "fine"}}
+    finally:
+        for each in (pairs[0][0], *pairs[1]):
+            each.close()

@@ -40,6 +40,7 @@ def test_who_is_idle_and_who_is_slow():
 
 def test_a_process_that_samples_itself_is_not_idle():
     assert loads(row(1, ["learner", "rollout", 0.0, 9.0, {}], staleness={"0": 4})) == {}
+    assert loads(row(1, staleness={"9" * 5000: 1}))["is_stale"] == 1, "more digits than Python reads"
 
 
 def test_ranks_are_compared_by_the_seconds_that_they_sample():

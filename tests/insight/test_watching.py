@@ -88,6 +88,8 @@ def test_sparklines():
     assert spark([0, 0, 1, 1], 2) == "▁█"
     assert spark([5.0] * 7, 3) == "▁▁▁"
     assert spark([], 5) == ""
+    assert spark([1e308, -1e308, 1e308], 3) == "█▁█"
+    assert spark([1e308] * 4 + [0.0], 2) == "█▁"
     assert len(spark(list(range(1000)), 60)) == 60
 
 

@@ -13,6 +13,7 @@ from proximo.cli import main
 from proximo.insight.compare import workers
 from proximo.presets import ARITHMETIC
 from proximo.studies import command, measures
+from proximo.studies.__main__ import main as module
 from proximo.studies.command import conclude, conduct, listed, named
 from proximo.studies.designs import STUDIES
 from proximo.studies.figure import figure
@@ -123,7 +124,7 @@ def test_the_page_has_what_a_reader_needs_and_the_same_bytes_again():
         "this must help",
         "more seeds",
         "proximo study small\n",
-        "16 runs, 16 processor seconds",
+        "16 runs on one thread each, 16 seconds together",
     ):
         assert wanted in text, wanted
     drawn = figure(found)
@@ -170,6 +171,9 @@ def test_a_pilot_has_other_files_fewer_seeds_and_says_so():
     assert (pilot.label, len(pilot.seeds), pilot.tuning) == ("small-quick", 3, None)
     assert design_hash(pilot) != design_hash(STUDY)
     assert "**A pilot" in page(findings(pilot, {}), {})
+    found = findings(pilot, {key: each for key, each in runs(helped=0.2).items() if key[1] in pilot.seeds})
+    assert headline(found, found.contrasts[0]) == "only a pilot: holds here"
+    assert "**Verdict: only a pilot: holds here**" in page(found, {})
 
 
 def test_a_record_is_read_as_it_was_written_and_a_damaged_one_is_none(tmp_path):
@@ -251,6 +255,32 @@ def test_a_collapse_is_half_of_the_best_ten_in_a_row():
     assert of([0.8] * 10 + [0.1] * 5 + [0.8] * 5) == 0
 
 
+def test_shares_of_the_seeds_stay_within_0_and_1_on_the_page():
+    """All of the wrecked arm's seeds collapse, and none of the others."""
+    study = replace(
+        STUDY,
+        contrasts=(Contrast("it collapses", "must", "base", measures.COLLAPSED, 5 / 8),),
+        measures=(measures.COLLAPSED,),
+    )
+    fell, held = ([0.8] * 10 + [end] * 10 for end in (0.1, 0.8))
+    ends = {arm.name: fell if arm.name == "must" else held for arm in study.arms}
+    kept = {
+        (arm, seed): Record({"outcome": outcomes}, {"step": [0.0], "outcome": [0.5]}, 1.0)
+        for arm, outcomes in ends.items()
+        for seed in study.seeds
+    }
+    found = findings(study, kept)
+    [first] = found.to_dict()["contrasts"]
+    assert (first["mean"], first["high"]) == (1, 1)
+    assert 0 < first["low"] < 1
+    text = page(found, {})
+    assert "+1 | +0.307 to +1 |" in text
+    assert "| must | – | 1 (0.51 to 1) | 4 |" in text
+    assert "| base | – | 0 (0 to 0.49) | 4 |" in text
+    assert "Newcombe's for paired shares" in text
+    assert "Newcombe" not in page(findings(STUDY, runs()), {})
+
+
 def test_names_that_are_none():
     with pytest.raises(ValueError, match="no study is called 'clip'; there are: clip-higher"):
         named("clip")
@@ -293,10 +323,36 @@ def test_the_command_lists_says_how_much_and_refuses(tmp_path, monkeypatch, caps
         (["clip"], "no study is called 'clip'"),
         (["clip-higher", "--processes", "0"], "--processes 0: give a whole number"),
         (["clip-higher", "sapo"], "study takes one name"),
+        (["--quick"], "--quick, --processes, --minutes and --dry-run need the NAME of a study"),
+        (["clip-higher", "--out", __file__], "test_studies.py is no folder: give one with --out"),
     ):
         with pytest.raises(SystemExit):
             main(["study", *wrong])
         assert message in capsys.readouterr().err
+
+
+def test_the_module_refuses_in_a_line_and_publishes_all_or_nothing(tmp_path, capsys):
+    lab, published = tmp_path / "lab", tmp_path / "new" / "pages"
+    for wrong, message in (
+        (["clip-higher", "--dry-run", "--processes", "0"], "--processes 0: give a whole number, at least 1"),
+        (["clip-higher", "--dry-run", "--minutes", "-1"], "--minutes -1: give more than 0"),
+    ):
+        with pytest.raises(SystemExit):
+            module(wrong)
+        assert message in capsys.readouterr().err
+    lab.mkdir()
+    (lab / "sapo.json").write_text("{")
+    assert module(["--publish", str(published), "--out", str(lab)]) == 2
+    assert "sapo.json is damaged" in capsys.readouterr().err
+    assert not published.exists()
+    assert module(["--out", str(lab)]) == 0
+    assert "its stored design is damaged" in capsys.readouterr().out
+    (lab / "sapo.json").write_text(json.dumps({"hash": "other"}))
+    assert module(["--out", str(lab)]) == 0
+    assert "sapo                stored with another design" in capsys.readouterr().out
+    (lab / "sapo.json").unlink()
+    assert module(["--publish", str(published), "--out", str(lab)]) == 0
+    assert [each.name for each in published.iterdir()] == ["index.md"]
 
 
 def curve(outcomes, tokens):

@@ -1,10 +1,11 @@
 """Verdicts of differences that are worked out by hand."""
 
 import math
+from itertools import product
 
 import pytest
 
-from proximo.studies.verdict import difference, shows, verdict
+from proximo.studies.verdict import difference, newcombe, share_difference, shows, verdict
 
 
 def test_an_interval_is_students_t_over_the_seeds():
@@ -49,11 +50,50 @@ def test_without_the_controls_there_is_no_verdict():
     assert verdict(difference(around(0.05)), 0.02, controls=False) == "no verdict"
 
 
-def test_seeds_that_all_agree_on_an_event_are_not_certain():
-    """Eight seeds without a collapse in either arm: s of eight zeros, +1 and −1 is √(2/9)."""
-    none = difference([0.0] * 8, grain=1.0)
-    assert none.half == pytest.approx(2.365 * math.sqrt(2 / 9) / math.sqrt(8))
+def test_newcombes_interval_by_hand():
+    """6 of 8 seeds have both events and 2 only the first. Wilson: 8 of 8 is 0.6756 to 1, 6 of 8 is 0.4093 to 0.9285;
+    phi is 0, since the first event has one value only."""
+    low, high = newcombe(6, 2, 0, 0)
+    assert low == pytest.approx(0.25 - math.hypot(1 - 0.6756, 0.9285 - 0.75), abs=1e-4)
+    assert high == pytest.approx(0.25 + (0.75 - 0.4093), abs=1e-4)
+    # phi = (20·16 - 12·2 - 50/2) / √(32·18·22·28) = 0.4550; Wilson: 0.5014 to 0.7586 and 0.3116 to 0.5769
+    below, above = 0.64 - 0.50141, 0.57694 - 0.44
+    assert newcombe(20, 12, 2, 16)[0] == pytest.approx(
+        0.2 - math.sqrt(below**2 + above**2 - 2 * 0.45496 * below * above), abs=1e-4
+    )
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 8])
+def test_an_interval_of_shares_stays_within_1_and_holds_its_difference(seeds):
+    for table in product(range(seeds + 1), repeat=4):
+        if sum(table) == seeds:
+            low, high = newcombe(*table)
+            assert -1 <= low <= (table[1] - table[2]) / seeds <= high <= 1, table
+            assert high > low, f"{table}: seeds that all agree are not certain"
+            turned = newcombe(table[0], table[2], table[1], table[3])
+            assert turned == pytest.approx((-high, -low)), table
+
+
+def test_shares_of_seeds():
+    """Eight seeds without a collapse in either arm: Wilson's 0 of 8 is 0 to 0.3244."""
+    none = share_difference([0.0] * 8, [0.0] * 8)
+    assert (none.low, none.high) == pytest.approx((-0.3244, 0.3244), abs=1e-4)
     assert verdict(none, 5 / 8) == "does not hold here"
-    five = difference([1.0] * 5 + [0.0] * 3, grain=1.0)
+    assert (
+        none.visible == 4 / 8
+    )  # 0.5 - √((0.5 - 0.2152)² + 0.3244²) is above 0, 0.375 - √((0.375 - 0.1368)² + …) is not
+    every = share_difference([1.0] * 8, [0.0] * 8)
+    assert (every.mean, every.high) == (1, 1)
+    assert shows(every, 5 / 8)
+    five = share_difference([1.0] * 5 + [0.0] * 3, [0.0] * 8)
     assert shows(five, 5 / 8)
-    assert not shows(difference([1.0] * 4 + [0.0] * 4, grain=1.0), 5 / 8)
+    assert verdict(five, -5 / 8) == "contrary"
+    assert not shows(share_difference([1.0] * 4 + [0.0] * 4, [0.0] * 8), 5 / 8)
+    fewer = share_difference([1.0, math.nan, 0.0], [0.0, 0.0, math.nan])
+    assert fewer.values == (1.0,)
+    assert not fewer.is_known
+
+
+def test_a_share_of_its_own_has_wilsons_interval():
+    own = share_difference([1.0] * 6 + [0.0] * 2)
+    assert (own.mean, own.low, own.high) == pytest.approx((0.75, 0.4093, 0.9285), abs=1e-4)

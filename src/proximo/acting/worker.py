@@ -167,7 +167,7 @@ class Episodes:
         while received and (left := deadline - time.monotonic()) > 0:
             for descriptor, _ in poll.poll(left * 1000):
                 number, data = received[descriptor]
-                part = os.read(descriptor, 1 << 16)
+                part = _read(descriptor)
                 data += part
                 size = int.from_bytes(data[: process.LENGTH]) if len(data) >= process.LENGTH else 0
                 whole = bool(size) and len(data) >= process.LENGTH + size
@@ -209,6 +209,14 @@ def _raise_open_files() -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _read(descriptor: int) -> bytes:
+    """What an episode has sent; nothing of one that has died, also where it died before it read what it was asked."""
+    try:
+        return os.read(descriptor, 1 << 16)
+    except ConnectionResetError:
+        return b""
 
 
 def _parsed(body: bytes) -> dict[str, Any]:

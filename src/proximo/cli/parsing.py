@@ -8,7 +8,7 @@ from contextlib import redirect_stderr
 from dataclasses import is_dataclass
 from typing import Any, TypeVar
 
-from proximo.pieces import given_fields, is_choice
+from proximo.pieces import choices, given_fields, is_choice
 
 Value = TypeVar("Value")
 
@@ -101,10 +101,12 @@ def _unknown(default: object, flag: str, following: Sequence[str], prog: str) ->
     name = flag.partition("=")[0].replace("_", "-")
     known = dict(_flags(default, "--"))
     if name in known:
-        fields, has_types, _ = known[name]
+        fields, has_types, kind = known[name]
         given = flag.partition("=")[2] or next(iter(following), "NAME")
         piece = "NAME" if given.startswith("-") or given.lower() == "none" else given
         remedy = f"{name}.type {piece} chooses a piece" if has_types else ""
+        if not has_types and not fields:  # a table that is not there, and can be of one class only
+            remedy = f"{name}.type {choices(kind)[0]} adds it"
         others = f"{', '.join(fields)} set its fields" if fields else ""
         return f"{name} alone takes no value: {' and '.join(filter(None, (remedy, others)))}"
     return f"{name}: there is no such flag{_nearest_flag(name, list(known))}; {prog} --help lists all"

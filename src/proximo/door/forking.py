@@ -18,7 +18,7 @@ from proximo.presets import with_algorithm, with_values
 from proximo.training.config import RunConfig
 from proximo.training.runfolder.checkpoints import step_of
 from proximo.training.runfolder.config_changes import differences
-from proximo.training.runfolder.forking import changes, checkpoint_at
+from proximo.training.runfolder.forking import changes, checkpoint_at, refuse_other_weights
 from proximo.training.runfolder.forking import fork as write_fork
 
 
@@ -59,6 +59,7 @@ def fork(
     config = _changed(RunFolder(parent, load_code=True).config, algorithm, changed)
     step, text = step_of(point), toml.dumps(config)
     refuse_no_steps(config, step)
+    refuse_other_weights(parent, text)
     path = folder_of(parent, step, config.algorithm, text) if folder is None else Path(folder)
     try:
         other = write_fork(parent, path, point, fresh_optimizer=fresh_optimizer)

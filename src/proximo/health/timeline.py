@@ -71,7 +71,7 @@ def loads(row: Row) -> dict[str, float]:
     if slow:
         known["pace"], known["slowest"], known["slowest_is_rank"] = min(slow)
     ages = row.get("staleness")
-    if isinstance(ages, dict) and any(isinstance(age, str) and age.isdecimal() and int(age) for age in ages):
+    if isinstance(ages, dict) and any(isinstance(age, str) and age.isdecimal() and age.strip("0") for age in ages):
         known["is_stale"] = 1.0
     return known
 

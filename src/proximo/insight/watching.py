@@ -103,7 +103,8 @@ def spark(values: Sequence[float], width: int) -> str:
     """
     count = min(width, len(values))
     edges = [round(place * len(values) / count) for place in range(count + 1)] if count else []
-    means = [math.fsum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    # Halves and shares first: the largest floats may not overflow.
+    means = [math.fsum(value / 2 / (b - a) for value in values[a:b]) for a, b in itertools.pairwise(edges)]
     low, high = min(means, default=0.0), max(means, default=0.0)
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         return BARS[0] * len(means)

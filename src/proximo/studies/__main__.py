@@ -21,13 +21,17 @@ def main(arguments: list[str] | None = None) -> int:
         "--publish", type=Path, metavar="DIR", help="copy finished pages of --out to DIR, with the atlas"
     )
     options = parser.parse_args(arguments)
-    if options.publish is not None:
-        publish(options.out, options.publish)
-        return 0
-    if not options.names:
-        print("\n".join(listed(options.out)))
-        return 0
+    if options.processes < 1:
+        parser.error(f"--processes {options.processes}: give a whole number, at least 1")
+    if options.minutes is not None and not options.minutes > 0:
+        parser.error(f"--minutes {options.minutes:g}: give more than 0")
     try:
+        if options.publish is not None:
+            publish(options.out, options.publish)
+            return 0
+        if not options.names:
+            print("\n".join(listed(options.out)))
+            return 0
         studies = [named(name) for name in options.names]
         studies = [study.quick() for study in studies] if options.quick else studies
         done = conduct(
@@ -38,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
             minutes=options.minutes,
             dry=options.dry_run,
         )
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0 if done or options.dry_run else 1

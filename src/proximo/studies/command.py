@@ -9,7 +9,7 @@ from proximo.studies.atlas.page import PAGE, atlas
 from proximo.studies.designs import STUDIES
 from proximo.studies.figure import figure
 from proximo.studies.finding import Findings, findings
-from proximo.studies.folder import Laboratory
+from proximo.studies.folder import Laboratory, OtherDesign
 from proximo.studies.page import headline, page
 from proximo.studies.running import Amount, amount, chosen_rate, records, run
 from proximo.studies.study import Study
@@ -41,8 +41,10 @@ def state(study: Study, lab: Laboratory) -> str:
     try:
         if lab.facts(study) is None:
             return "not started"
-    except ValueError:
+    except OtherDesign:
         return "stored with another design"
+    except ValueError:
+        return "its stored design is damaged"
     found = findings(study, records(study, lab))
     return headline(found, found.contrasts[0])
 
@@ -80,10 +82,13 @@ def conclude(study: Study, lab: Laboratory) -> Findings:
 
 
 def publish(out: Path, folder: Path) -> None:
-    """Copy the page, figure and findings of each finished study to a folder, and write the atlas there."""
+    """Copy the page, figure and findings of each finished study to a folder, and write the atlas there. ValueError
+    before anything is copied if a stored design differs or cannot be read."""
     lab = Laboratory(out)
-    for study in STUDIES:
-        if lab.facts(study) is not None and conclude(study, lab).is_complete:
+    started = [study for study in STUDIES if lab.facts(study) is not None]
+    folder.mkdir(parents=True, exist_ok=True)
+    for study in started:
+        if conclude(study, lab).is_complete:
             for suffix in (".md", ".svg", ".json"):
                 shutil.copy(out / f"{study.name}{suffix}", folder)
     (folder / PAGE).write_text(atlas(folder))

@@ -6,7 +6,7 @@ from typing import Any
 
 from proximo.studies.record import Record
 from proximo.studies.study import Contrast, Study
-from proximo.studies.verdict import Difference, Word, difference, shows, verdict
+from proximo.studies.verdict import Difference, Word, difference, share_difference, shows, verdict
 from proximo.training.rl.evaluate import known_mean
 
 Records = Mapping[tuple[str, int], Record]
@@ -68,6 +68,7 @@ class Findings:
             "low": _short(measured.low),
             "high": _short(measured.high),
             "half": _short(measured.half),
+            "visible": _short(measured.visible),
             "unit": contrast.measure.unit,
             "counts": contrast.counts,
             "seeds": len(measured.values),
@@ -90,12 +91,14 @@ def _found(study: Study, contrast: Contrast, records: Records) -> Found:
         for seed in study.seeds
         if all((arm, seed) in records for arm in contrast.arms)
     ]
-    return Found(
-        contrast,
-        difference([measure.difference(ours, theirs) for ours, theirs in pairs], measure.grain),
-        known_mean(measure.of(ours) for ours, _ in pairs),
-        known_mean(measure.of(theirs) for _, theirs in pairs if theirs is not None),
+    ours = [measure.of(mine) for mine, _ in pairs]
+    theirs = None if contrast.against is None else [measure.of(other) for _, other in pairs if other is not None]
+    measured = (
+        share_difference(ours, theirs)
+        if measure.grain
+        else difference([measure.difference(mine, other) for mine, other in pairs])
     )
+    return Found(contrast, measured, known_mean(ours), known_mean(theirs or ()))
 
 
 def _short(value: float) -> float | None:

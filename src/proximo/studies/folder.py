@@ -20,6 +20,10 @@ from proximo.studies.study import Study, design, design_hash
 FOLDER, RESULTS = Path("runs/studies"), "results"
 
 
+class OtherDesign(ValueError):
+    """A study was stored with another design."""
+
+
 class Laboratory:
     def __init__(self, folder: Path) -> None:
         self.folder, self.place = folder, Place(folder)
@@ -36,17 +40,20 @@ class Laboratory:
         return read(self.result(job.name))
 
     def facts(self, study: Study) -> dict[str, Any] | None:
-        """The stored facts of a study; None if it was never started. ValueError if its design was another."""
+        """The stored facts of a study; None if it was never started. OtherDesign if its design was another, ValueError
+        if they cannot be read."""
         path = self._facts(study)
         try:
             facts = json.loads(path.read_text())
             stored = facts["hash"]
         except FileNotFoundError:
             return None
+        except NotADirectoryError:
+            raise ValueError(f"{self.folder} is no folder: give one with --out") from None
         except (OSError, ValueError, KeyError, TypeError):
             raise ValueError(f"{path} is damaged: move it away, or give another folder with --out") from None
         if stored != design_hash(study):
-            raise ValueError(
+            raise OtherDesign(
                 f"{path} was stored before the runs with the hash {str(stored)[:12]}, and the study's is now "
                 f"{design_hash(study)[:12]}: what counts was changed, so give another folder with --out"
             )

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from proximo.maths.intervals import half_width
 from proximo.studies.finding import Findings, Found
-from proximo.studies.study import Study, design_hash
-from proximo.training.rl.evaluate import known_mean
+from proximo.studies.study import Measure, Study, design_hash
+from proximo.training.rl.evaluate import known_mean, wilson
 
 
 def page(found: Findings, rates: Mapping[str, float]) -> str:
@@ -24,13 +24,14 @@ def page(found: Findings, rates: Mapping[str, float]) -> str:
         f"![{study.curve} of each arm]({study.label}.svg)",
         f"`{study.curve}` over the steps: means over {len(study.seeds)} seeds, with 95 % intervals as bands.",
         f"{study.question} Arms of a seed share prompts and random numbers; differences are paired by seed, intervals "
-        "are Student's t over the seeds. What counts was fixed before the runs.",
+        f"are Student's t over the seeds{_of_shares(study)}. What counts was fixed before the runs.",
         "## Contrasts",
         table(_CONTRASTS, [_row(found, each) for each in found.contrasts]),
         "## Controls",
         _controls(found),
         "## All arms",
-        "Means over the seeds ± half of their 95 % intervals.",
+        "Means over the seeds ± half of their 95 % intervals"
+        + ("; shares with the whole interval." if _has_shares(study) else "."),
         _arms(found, rates),
         "## What was fixed before the runs",
         _fixed(study),
@@ -51,13 +52,17 @@ def _afterwards(study: Study) -> list[str]:
 
 
 def headline(found: Findings, of: Found) -> str:
-    """The verdict in words.
+    """The verdict in words, with a pilot's marked as such.
 
     Example: "not detectable at this size: the smallest effect we could have seen is 0.031 nats a token"
     """
-    word, half = found.verdict(of), of.difference.half
+    return f"only a pilot: {_words(found, of)}" if found.study.is_pilot else _words(found, of)
+
+
+def _words(found: Findings, of: Found) -> str:
+    word, visible = found.verdict(of), of.difference.visible
     if word == "not detectable at this size":
-        return f"{word}: the smallest effect we could have seen is {_plain(half)} {of.contrast.measure.unit}"
+        return f"{word}: the smallest effect we could have seen is {_plain(visible)} {of.contrast.measure.unit}"
     if word != "no verdict":
         return word
     if not found.is_complete:
@@ -92,7 +97,7 @@ def _row(found: Findings, each: Found) -> list[str]:
         signed(measured.mean),
         _interval(each),
         signed(contrast.counts),
-        _plain(measured.half),
+        _plain(measured.visible),
         str(len(measured.values)),
         found.verdict(each),
     ]
@@ -111,15 +116,35 @@ def _arms(found: Findings, rates: Mapping[str, float]) -> str:
     study, rows = found.study, []
     for arm in study.arms:
         runs = [found.records[arm.name, seed] for seed in study.seeds if (arm.name, seed) in found.records]
-        cells = []
-        for measure in study.measures:
-            values = [value for run in runs if (value := measure.of(run)) == value]
-            cells.append(f"{_plain(known_mean(values))} ± {_plain(half_width(values))}" if values else "–")
+        cells = [_mean(each, [value for run in runs if (value := each.of(run)) == value]) for each in study.measures]
         rate = rates.get(arm.name)
         tuned = " (tuned)" if study.tuning is not None and arm.tuned else ""
         rows.append([arm.name, "–" if rate is None else f"{rate:g}{tuned}", *cells, str(len(runs))])
     header = ("arm", "learning rate", *(f"{each.name}, {each.unit}" for each in study.measures), "seeds")
     return table(header, rows)
+
+
+def _mean(measure: Measure, values: Sequence[float]) -> str:
+    """The mean with its interval: of a share Wilson's, which cannot pass 0 and 1."""
+    if not values:
+        return "–"
+    mean = _plain(known_mean(values))
+    if not measure.grain:
+        return f"{mean} ± {_plain(half_width(values))}"
+    low, high = wilson(round(sum(values)), len(values))
+    return f"{mean} ({_plain(low)} to {_plain(high)})"
+
+
+def _has_shares(study: Study) -> bool:
+    return any(each.grain for each in (*study.measures, *(one.measure for one in (*study.contrasts, *study.controls))))
+
+
+def _of_shares(study: Study) -> str:
+    return (
+        ", and of shares of the seeds Newcombe's for paired shares, with Wilson's for each arm"
+        if _has_shares(study)
+        else ""
+    )
 
 
 def _fixed(study: Study) -> str:
@@ -162,7 +187,7 @@ def _incomplete(found: Findings) -> str:
 
 def _seconds(found: Findings) -> str:
     total = sum(record.seconds for record in found.records.values())
-    return f"{len(found.records)} runs, {total:,.0f} processor seconds, without tuning."
+    return f"{len(found.records)} runs on one thread each, {total:,.0f} seconds together, without tuning."
 
 
 def _interval(found: Found) -> str:

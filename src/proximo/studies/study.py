@@ -21,7 +21,12 @@ class Measure:
     between: Callable[[Record, Record], float] | None = None
     """The difference between a run and another; None: the difference of their numbers."""
     grain: float = 0.0
-    """Size of one event where the number counts events, such as 1 for a collapse; 0 for any other."""
+    """1 where the number of a run is 1 or 0, it happened or not, such as a collapse: means are then shares of the
+    seeds. 0 for any other."""
+
+    def __post_init__(self) -> None:
+        assert self.grain in (0.0, 1.0), f"{self.name}: grain {self.grain}"
+        assert not (self.grain and self.between), f"{self.name}: shares are compared as shares"
 
     def difference(self, ours: Record, theirs: Record | None) -> float:
         """Between a run and another, or the run's own number."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from proximo.insight.folder import RunFolder
 from proximo.insight.view import reader
 from proximo.insight.view.bundle.answers import of_step
 from proximo.insight.view.bundle.scripts import one_script
-from proximo.insight.view.bundle.writing import evenly
+from proximo.insight.view.bundle.writing import evenly, write_bundle
 from tests.insight.test_turns import PIECES, TURNS
 from tests.insight.view.browser import write_run
 from tests.stored import Asked, Said, store
@@ -62,6 +63,20 @@ def test_a_bundle_says_of_a_token_what_the_server_says(root):
         asked = {"step": "2", "as": "gspo", "row": str(row), "token": str(token)}
         words, turn, own = (told["sentences"][place] for place in told["rows"][row][token])
         assert {"words": words, "own": own, **({"turn": turn} if turn else {})} == reader.why(run, asked)
+
+
+def test_a_bundle_is_whole_or_not_there(root, tmp_path):
+    def fails(steps: Sequence[int]) -> list[int]:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        write_bundle(out, [root], fails)
+    assert not list(tmp_path.iterdir())
+    out.mkdir()  # an empty one may be there
+    write_bundle(out, [root], lambda _: [])
+    assert (out / "index.html").exists()
+    assert [each.name for each in tmp_path.iterdir()] == ["out"]
 
 
 @pytest.mark.parametrize(

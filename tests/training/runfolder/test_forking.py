@@ -118,6 +118,10 @@ def test_what_cannot_be_forked_is_refused_in_a_line(parent, tmp_path, capsys):
     assert "there are those after 1, 2, 3, 4" in refusal(str(parent), "--at", "9")
     assert "holds no run" in refusal(str(tmp_path / "nothing"))
     assert "the fork begins after step 4: give more, such as --steps 104" in refusal(str(parent))
+    said = refusal(str(parent), "--at", "2", "--model", str(parent))
+    assert f"model is not that of {parent}: a fork continues the weights of the run's checkpoint" in said
+    assert f"adapter is not that of {parent}: " in refusal(str(parent), "--at", "2", "--adapter.type", "Lora")
+    assert not parent.with_name("parent-at-2").exists()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
     assert "not this fork" in refusal(str(parent), "--at", "2", "--run", str(tmp_path / "taken"))
@@ -131,6 +135,14 @@ def test_what_cannot_be_forked_is_refused_in_a_line(parent, tmp_path, capsys):
     finally:
         metrics.write_bytes(whole)
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_folder_next_to_the_fork_is_left_alone(parent, tmp_path):
+    (tmp_path / "a.fork").mkdir()
+    (tmp_path / "a.fork" / "mine").touch()
+    fork(parent, tmp_path / "a", checkpoint_at(parent, 2))
+    assert (tmp_path / "a.fork" / "mine").exists()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "a.fork"]
 
 
 def test_verdicts_of_judges_go_along(parent, tmp_path):

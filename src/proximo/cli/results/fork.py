@@ -11,7 +11,7 @@ from proximo.cli.flags import asks_for_help, refuse, say, take, take_number, tak
 from proximo.cli.run_folders import launched, take_ranks, take_trackers, with_ranks
 from proximo.door.forking import folder_of, refuse_no_steps
 from proximo.training.runfolder.checkpoints import step_of
-from proximo.training.runfolder.forking import changes, checkpoint_at, fork
+from proximo.training.runfolder.forking import changes, checkpoint_at, fork, refuse_other_weights
 
 USAGE = "RUN [--at STEP] [--run DIR] [--algorithm NAME] [--field VALUE ...]"
 HELP = """flags of the command itself:
@@ -52,6 +52,7 @@ def run(arguments: list[str]) -> int:
     step, text = step_of(point), toml.dumps(config)
     try:
         refuse_no_steps(config, step)
+        refuse_other_weights(parent, text)
     except ValueError as error:
         refuse(str(error))
     path = Path(folder) if folder else folder_of(parent, step, config.algorithm, text)

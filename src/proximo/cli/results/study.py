@@ -38,6 +38,8 @@ def run(arguments: list[str]) -> int:
     if len(arguments) > 1 or any(each.startswith("-") for each in arguments):
         refuse(f"study takes one name and flags, not {' '.join(arguments)}: see proximo study --help")
     if not arguments:
+        if quick or dry or processes or minutes:
+            refuse("--quick, --processes, --minutes and --dry-run need the NAME of a study: proximo study lists them")
         print("\n".join(listed(out)))
         return 0
     try:

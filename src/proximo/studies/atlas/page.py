@@ -81,7 +81,8 @@ def _answer(claim: Claim, known: list[tuple[Study, dict[str, Any]]]) -> tuple[st
         if each["mean"] is not None and each["low"] is not None
     ]
     first = asked[0]
-    seen = f": {signed(first['half']).lstrip('+')} {first['unit']} could have been seen"
+    visible = first.get("visible", first["half"])  # pages from before shares had intervals of their own
+    seen = f": {signed(visible).lstrip('+')} {first['unit']} could have been seen"
     word = first["verdict"] + (seen if first["verdict"] == "not detectable at this size" else "")
     return word, "; ".join(numbers) + (f". Elsewhere: {claim.found}" if claim.found else "")
 

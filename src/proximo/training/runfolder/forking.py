@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from proximo.rewards.judges.judge import FOLDER as VERDICTS
-from proximo.storage.folders import MANIFEST, complaints, write_file, write_folder
+from proximo.storage.folders import MANIFEST, PARTIAL, complaints, write_file, write_folder
 from proximo.storage.lines import Lines
 from proximo.training.learner.named_tensors import read_tensors, write_tensors
 from proximo.training.learner.optimizer import MASTER
@@ -25,6 +25,8 @@ from proximo.training.runfolder.state import read_origin
 
 FORK = "fork"
 """Field of run.json with the folder of the run that a fork comes from, relative to the fork's own, and the step."""
+WEIGHTS = ("model", "adapter")
+"""Fields that say which weights are trained: a fork has those of the run's checkpoint."""
 
 
 def checkpoint_at(run: Path, step: int | None) -> Path:
@@ -61,7 +63,7 @@ def fork(run: Path, folder: Path, checkpoint: Path, *, fresh_optimizer: bool = F
         return None
     if lost := lost_rows(run, checkpoint):
         raise ValueError(f"{run}/{lost[0]}: restore the complete file")
-    partial = folder.with_name(f"{folder.name}.fork")
+    partial = folder.with_name(f".{folder.name}.fork{PARTIAL}")  # a name that nobody gives to a folder of theirs
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
@@ -79,6 +81,17 @@ def fork(run: Path, folder: Path, checkpoint: Path, *, fresh_optimizer: bool = F
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return other_code(record["attempts"])
+
+
+def refuse_other_weights(run: Path, config_toml: str) -> None:
+    """ValueError if a config names other weights than the run's: they would not be read."""
+    changed = differences((run / "config.toml").read_text(encoding="utf-8"), config_toml)
+    for field in changed:
+        if (table := field.partition(".")[0]) in WEIGHTS:
+            raise ValueError(
+                f"{table} is not that of {run}: a fork continues the weights of the run's checkpoint, so leave it as "
+                "it is, or train from that checkpoint with proximo train --model CHECKPOINT"
+            )
 
 
 def changes(folder: Path, config_toml: str) -> list[str] | None:

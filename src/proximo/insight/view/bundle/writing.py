@@ -3,6 +3,7 @@ may not fetch anything."""
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from proximo.insight.view.bundle.answers import algorithms_of, of_run, of_step, 
 from proximo.insight.view.bundle.scripts import one_script
 from proximo.insight.view.files import STATIC, page_files
 from proximo.insight.view.overview import Runs
+from proximo.storage.folders import PARTIAL
 from proximo.storage.lines import plain
 
 DEFAULT_STEPS = 8
@@ -32,9 +34,30 @@ def write_bundle(
     load_code: bool = False,
     claims: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Write the page of all runs in these folders; returns what is in it. The folder must be new or empty. `claims`:
-    rows of the atlas."""
+    """Write the page of all runs in these folders; returns what is in it. The folder must be new or empty, and has the
+    whole page or nothing. `claims`: rows of the atlas."""
     listed, runs = _found(folders, load_code)
+    out = out.absolute()
+    partial = out.with_name(f".{out.name}{PARTIAL}")
+    shutil.rmtree(partial, ignore_errors=True)  # of a writer that was killed
+    try:
+        index = _write_all(partial, listed, runs, choose, claims)
+        if out.is_dir():
+            out.rmdir()
+        partial.rename(out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return index
+
+
+def _write_all(
+    out: Path,
+    listed: dict[str, Any],
+    runs: Mapping[str, tuple[RunFolder, Any]],
+    choose: Choose,
+    claims: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
     data = out / "data"
     data.mkdir(parents=True)
     index: dict[str, Any] = {
