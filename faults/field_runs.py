@@ -210,7 +210,7 @@ def _mixtures(folder: Path) -> list[Trial]:
     unscored = small(GRPO, steps=5, task=broken, rewards=RewardMix(max_unscored=0.01))
     return [
         *several(mixed, "rewards", task=3.0, models=(), rules=()),
-        *several(mixed, "rewards.models.0", path=str(judges[1]), weight=4.0),
+        *several(mixed, "rewards.models.0", path=str(judges[1]), weight=4.0, mean=1.5, deviation=3.0),
         *several(mixed, "rewards.rules.0", reward=ExactMatch(), weight=3.0),
         Trial(unscored, "rewards.max_unscored", 1.0),
         Trial(moe, "algorithm.extra.coefficient", 5.0),
