@@ -8,6 +8,7 @@ from faults.field_prompts import prompt_trials
 from faults.field_table import STRONG, Trial, algorithm_trials, lagging, lively, several
 from faults.runs import rows_file, small
 from proximo.algorithms import DAPO, DISTILL, GRPO, ONLINE_DPO, PPO, RFT, SAPO
+from proximo.data.mixing import Ptx
 from proximo.environments import MultiTurn
 from proximo.maths import RouterBalance, SoftOverlong
 from proximo.maths.pieces.advantages import GroupCentred
@@ -79,10 +80,18 @@ def _runs(folder: Path) -> list[Trial]:
     ]  # fmt: skip
 
 
+def _examples(folder: Path, answer: str) -> Path:
+    """A file of two examples."""
+    path = folder / f"examples-{answer}.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{n}+1=", "completion": answer}) + "\n" for n in (1, 2)))
+    return path
+
+
 def _algorithms(folder: Path) -> list[Trial]:
     """Distillation, rejection sampling, online DPO, and the evaluation that ends a run."""
     taught = lively(DISTILL, teacher=str(_other_model(folder)))
     moved = _other_model(folder, 1.02)
+    mixed = lively(GRPO, ptx=Ptx(str(_examples(folder, "5"))))
     once = replace(STRONG, minibatches=1, epochs=1)
     rft, dpo = small(RFT, training=once, steps=2), small(ONLINE_DPO, training=once, steps=2)
     short = replace(rft, sampling=replace(rft.sampling, max_tokens=2))
@@ -93,6 +102,8 @@ def _algorithms(folder: Path) -> list[Trial]:
         Trial(rft, "algorithm.keep.above", 2.0),
         Trial(short, "algorithm.keep.truncated", False),
         Trial(dpo, "algorithm.advantage.beta", 0.9),
+        *several(mixed, "ptx", path=str(_examples(folder, "7")), coefficient=9.0, examples=1),
+        Trial(mixed, "ptx", None),
         Trial(evaluated, "evaluation.target", 0.0),
         Trial(evaluated, "evaluation.metric", "pass_at_k"),
     ]
@@ -210,7 +221,7 @@ def _mixtures(folder: Path) -> list[Trial]:
     unscored = small(GRPO, steps=5, task=broken, rewards=RewardMix(max_unscored=0.01))
     return [
         *several(mixed, "rewards", task=3.0, models=(), rules=()),
-        *several(mixed, "rewards.models.0", path=str(judges[1]), weight=4.0),
+        *several(mixed, "rewards.models.0", path=str(judges[1]), weight=4.0, mean=1.5, deviation=3.0),
         *several(mixed, "rewards.rules.0", reward=ExactMatch(), weight=3.0),
         Trial(unscored, "rewards.max_unscored", 1.0),
         Trial(moe, "algorithm.extra.coefficient", 5.0),

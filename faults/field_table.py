@@ -52,6 +52,7 @@ LISTED = {
         "of a run with ranks only",
     ),
     "RewardModel.device": "there is one kind of device here",
+    "Ptx.max_tokens": LIMIT,
     "RewardModel.token_budget": MACHINE,
     "FormatReward.seconds": LIMIT,
     "MathVerify.seconds": LIMIT,

@@ -13,6 +13,7 @@ from proximo.studies.courses.forked import Change, Forked, fall, fork_curve
 from proximo.studies.courses.preferred import Preferred
 from proximo.studies.courses.stored import read_course
 from proximo.studies.designs.beyond import RECOVERY, _departs, _stays_down
+from proximo.studies.designs.leads import alarm, lead, quiet
 from proximo.studies.folder import Laboratory
 from proximo.studies.record import Record, job
 from proximo.studies.study import Arm, design_hash
@@ -76,3 +77,17 @@ def test_measures_of_a_fork():
     assert _departs(of("as it was", -4, outcomes[3:])) == 0
     assert _departs(of("as it was", -4, [0.7, *outcomes[4:]])) == pytest.approx(0.1)
     assert all(contrast.against is None for contrast in RECOVERY.contrasts)
+
+
+def test_the_lead_of_a_warning_over_the_fall():
+    usual = [1.0, 1.1, 0.9, 1.0, 1.1, 0.9]  # median 1, median absolute deviation 0.1
+    assert alarm([*usual, 1.3, 1.5]) == 7
+    assert alarm([*usual, 1.3, 0.5], falls=True) == 7
+    assert alarm([*usual, 1.5], falls=True) is None
+    assert alarm([0.0] * 8) is None
+    assert alarm([]) is None
+    outcome = [*usual, 1.0, 1.0, 1.0, 0.2]
+    assert lead("entropy").of(Record({"outcome": outcome, "entropy": [*usual, 1.0, 2.0, 2.0, 2.0]}, {}, 1.0)) == 2
+    assert lead("entropy").of(Record({"outcome": outcome, "entropy": [1.0] * 10}, {}, 1.0)) == -1
+    assert math.isnan(lead("entropy").of(Record({"outcome": [1.0] * 10, "entropy": [1.0] * 10}, {}, 1.0)))
+    assert quiet("entropy").of(Record({"entropy": [1.0] * 10}, {}, 1.0)) == 1

@@ -414,6 +414,19 @@ def test_the_token_budget_changes_nothing(folder):
     assert small == pytest.approx(large, abs=1e-5)
 
 
+def test_scores_are_counted_from_a_mean_in_deviations(folder):
+    problems, said = [A, B, A], [completion("hello"), completion("ab"), completion("7")]
+    plain = ScoringModel(RewardModel(str(folder)), tiny_tokenizer(), A)(problems, said)
+    mean = sum(plain) / 3
+    centred = ScoringModel(RewardModel(str(folder), mean=mean), tiny_tokenizer(), A)(problems, said)
+    assert sum(centred) == pytest.approx(0, abs=1e-6)
+    scaled = ScoringModel(RewardModel(str(folder), mean=mean, deviation=0.5), tiny_tokenizer(), A)(problems, said)
+    assert scaled == [(score - mean) / 0.5 for score in plain]
+    for wrong in ({"mean": math.nan}, {"deviation": 0.0}, {"deviation": math.inf}):
+        with pytest.raises(ValueError, match="give a finite number, and one above 0"):
+            RewardModel(str(folder), **wrong)
+
+
 def test_a_policy_is_no_reward_model(tmp_path):
     policy = save_policy(tmp_path)
     with pytest.raises(ValueError, match="no score head"):

@@ -15,11 +15,12 @@ from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, ValueForm, load_value_model, value_model
 from proximo.samplers import RunSamplers, build_samplers
 from proximo.training.ahead.weights import PolicyCopy
-from proximo.training.config import RunConfig
+from proximo.training.config import CPU_TOKENS, RunConfig
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.lora import LoraPolicy
 from proximo.training.learner.policy import PlainPolicy, Policy
 from proximo.training.learner.rounding import max_gap
+from proximo.training.offline.mixing import MixedIn
 
 MAX_SLOTS = 512
 """Number of slots for decoding; a step with more rows refills slots as rows end."""
@@ -88,6 +89,9 @@ def build_learner(
         max_gap=None if samplers.differs or config.ahead.staleness else bound,
         steps=config.steps,
     )
+    if config.ptx is not None:
+        budget = config.training.token_budget or CPU_TOKENS
+        learner.gradients.mixed_in = MixedIn(config.ptx, model, tokenizer, token_budget=budget, seed=config.seed)
     return Built(model, teacher, copy, samplers, learner)
 
 

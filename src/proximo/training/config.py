@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from proximo.algorithms import GRPO, Algorithm
+from proximo.data.mixing import Ptx
 from proximo.environments import EnvironmentOptions, SingleTurn
 from proximo.fleet.options import Fleet
 from proximo.maths.pieces.traits import AdvantageTraits
@@ -216,6 +217,8 @@ class RunConfig:
     rewards: RewardMix = field(default_factory=RewardMix)
     value: ValueOptions | None = None
     """Options of the value model. None: the defaults, if the algorithm needs a value model."""
+    ptx: Ptx | None = None
+    """Examples whose supervised loss is mixed into every update (PPO-ptx). None: none."""
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
     steps: int = 40
@@ -265,6 +268,8 @@ class RunConfig:
             )
         if self.sampling.temperature == 0:
             raise ValueError("sampling.temperature is 0: greedy completions of a group are all equal; train with 1.0")
+        if self.ptx is not None:
+            self.ptx.check_run(on_ranks=self.ranks is not None)
         self.ahead.check_run(on_ranks=self.ranks is not None, refill=self.training.refill)
         if self.adapter is not None and self.training.freeze:
             raise ValueError(

@@ -28,9 +28,19 @@ class RewardModel:
     """Torch device of the reward model. `auto`: a GPU if there is one, else the CPU."""
     token_budget: int = 16384
     """Tokens per forward pass; affects memory, not results."""
+    mean: float = 0.0
+    """Score that counts as 0: subtracted from every score. InstructGPT takes the mean score of the demonstrations;
+    `proximo reward-model` prints the mean of its held-out completions as `score_mean`."""
+    deviation: float = 1.0
+    """Scores are divided by this after the mean is subtracted; `score_std` is that of the held-out completions."""
 
     def __post_init__(self) -> None:
         _check_weight("rewards.models", self.weight)
+        if not math.isfinite(self.mean) or not 0 < self.deviation < math.inf:
+            raise ValueError(
+                f"rewards.models: mean is {self.mean}, deviation {self.deviation}: give a finite number, and one "
+                "above 0"
+            )
         if self.token_budget < 1:
             raise ValueError(f"rewards.models: token_budget is {self.token_budget}: it must be at least 1")
 

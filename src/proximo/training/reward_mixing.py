@@ -125,6 +125,7 @@ class ScoringModel:
         path = resolve(options.path)
         own = load_tokenizer(path)
         self.name, self.token_budget = options.path, options.token_budget
+        self.mean, self.deviation = options.mean, options.deviation
         self.same_tokens = same_tokens(own, policy)
         self.tokenizer = policy if self.same_tokens else own
         try:
@@ -149,7 +150,7 @@ class ScoringModel:
                 self.model, prompts=some.prompts, tokens=some.tokens, lengths=some.lengths, group=some.group
             )
             scores[torch.tensor(readable)[part]] = found.to(scores)
-        return [finite(score) for score in scores.tolist()]
+        return [finite((score - self.mean) / self.deviation) for score in scores.tolist()]
 
     def _rows(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> tuple[list[int], EncodedRows]:
         """The readable completions by index, in groups that share a prompt."""

@@ -14,7 +14,7 @@ from proximo import explain
 from proximo.algorithms import CLIP_COV, DAPO, GRPO, GSPO, PPO, SAPO, Algorithm
 from proximo.cli import main
 from proximo.insight.folder import RunFolder
-from proximo.insight.lens.gradients import check_tokens, parameter_gradients
+from proximo.insight.lens.gradients import _halves, check_tokens, half_gradients, parameter_gradients
 from proximo.insight.lens.lens import BLOCKED, TokenState, look, policy_loss
 from proximo.insight.lens.replay import FIVE, OWN, chosen, compared, max_flipped, own_name, remarks, token_table
 from proximo.maths import Clip, ClipCovariance, CurrentPolicy, GeometricClip, IcePop, TokenTruncated, TopEntropy
@@ -360,6 +360,28 @@ def test_small_passes_add_up_to_the_same_gradient(kept):
     split = parameter_gradients(model, step, tight, views)
     assert split.norms == pytest.approx(whole.norms, rel=1e-4)
     assert split.cosines["sapo"]["dapo"] == pytest.approx(whole.cosines["sapo"]["dapo"], abs=1e-5)
+
+
+def test_two_halves_of_the_groups_add_up_and_are_compared(kept):
+    step = kept.step(1)
+    model = load_model(str(kept.path / "checkpoints" / "step-000001"))
+    views = compared(step, kept.config, chosen(kept.config, ["dapo"]))
+    for view in views:
+        even, odd = _halves(step, view)
+        assert torch.equal(even.seen.gradient + odd.seen.gradient, view.seen.gradient)
+        groups = [set(step.batch.group[step.layout.any(half.seen.gradient != 0)].tolist()) for half in (even, odd)]
+        assert not groups[0] & groups[1]
+        assert abs(len(groups[0]) - len(groups[1])) <= 1
+    whole = parameter_gradients(model, step, kept.config, views)
+    found = half_gradients(model, step, kept.config, views)
+    assert found.cosines == whole.cosines
+    assert found.norms == whole.norms
+    assert set(found.halves) == set(whole.norms)
+    parts = parameter_gradients(model, step, kept.config, _halves(step, views[0]))
+    own = views[0].name
+    # |a + b|² = |a|² + |b|² + 2·|a|·|b|·cos
+    a, b = (parts.norms[f"{own} {name}"] for name in ("even", "odd"))
+    assert a**2 + b**2 + 2 * a * b * found.halves[own] == pytest.approx(whole.norms[own] ** 2, rel=1e-5)
 
 
 def test_a_model_is_compared_with_what_the_first_update_saw(runs):

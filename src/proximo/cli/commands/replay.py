@@ -16,13 +16,13 @@ from proximo.cli.models import open_model
 from proximo.cli.output.console import on_stdout
 from proximo.cli.output.replay_output import Replayed, flipped, print_tables
 from proximo.insight.folder import RunFolder
-from proximo.insight.lens.gradients import ParameterGradients, check_tokens, parameter_gradients
+from proximo.insight.lens.gradients import ParameterGradients, check_tokens, half_gradients, parameter_gradients
 from proximo.insight.lens.replay import FIVE, Comparison, chosen, compared, remarks, token_table
 from proximo.insight.lens.steps import Step
 from proximo.models.shipped import resolve
 from proximo.storage.folders import whole_file
 
-USAGE = """usage: proximo replay RUN --step N [--as NAME ...] [--pass N] [--model DIR] [--out TOKENS.parquet] [--json]
+USAGE = """usage: proximo replay RUN --step N [--as NAME ...] [--pass N] [--model DIR [--halves]] [--out FILE] [--json]
 
 Recompute a stored step under the run's own algorithm and under others, and compare: policy loss, clipped and gated
 tokens, tokens that flip (have a gradient under one of the two only), where the gradient lies, and cosines between
@@ -36,6 +36,8 @@ Classes of your own that the run's config names are loaded, if their files are o
 --model DIR    also compute norms and cosines of the gradients with respect to the parameters of this model: a
                checkpoint of the run, or any model with the same tokens. RUN/checkpoints/step-N is the policy
                after step N, with which step N+1 began.
+--halves       with --model: also the cosine between the gradients of two halves of the step's groups, which says how
+               much of a gradient is the noise of the draw. Takes three times as long, and as much memory.
 --out FILE     write one row per token and algorithm: state, ratio, gate, weight, advantage, gradient.
 --json         print the numbers as JSON on stdout.
 
@@ -72,7 +74,9 @@ def run(arguments: list[str]) -> int:
 def _asked(arguments: list[str]) -> Replayed:
     """Replay what the arguments name."""
     wanted, given, passed = take(arguments, "--step"), take(arguments, "--model"), take(arguments, "--pass")
-    names = []
+    with_halves, names = take_switch(arguments, "--halves"), []
+    if with_halves and given is None:
+        refuse("--halves compares gradients of a model's parameters: give --model DIR too")
     while (name := take(arguments, "--as")) is not None:
         names.append(name)
     if len(arguments) != 1 or arguments[0].startswith("-"):
@@ -91,7 +95,7 @@ def _asked(arguments: list[str]) -> Replayed:
         torch.set_num_threads(1)  # more threads are no faster here, and slow a concurrent run down
     views = compared(step, run.config, _algorithms(run, names or FIVE), number=number)
     model = None if given is None else resolve(given)
-    found = None if model is None else _through(model, run, step, views, number)
+    found = None if model is None else _through(model, run, step, views, number, with_halves)
     return Replayed(run, step, number, views, model, found)
 
 
@@ -115,10 +119,12 @@ def _whole(flag: str, text: str) -> int:
     return int(text)
 
 
-def _through(name: str, run: RunFolder, step: Step, views: Sequence[Comparison], number: int) -> ParameterGradients:
+def _through(
+    name: str, run: RunFolder, step: Step, views: Sequence[Comparison], number: int, with_halves: bool
+) -> ParameterGradients:
     model, tokenizer = open_model(name, dtype=run.config.dtype)
     check_tokens(step, tokenizer)
-    return parameter_gradients(model, step, run.config, views, number=number)
+    return (half_gradients if with_halves else parameter_gradients)(model, step, run.config, views, number=number)
 
 
 def _write(replayed: Replayed, path: Path) -> None:

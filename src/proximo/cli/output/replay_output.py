@@ -139,6 +139,9 @@ def _print_gradients(console: Console, replayed: Replayed) -> None:
     console.print(Text(f"{visible(str(replayed.model))}: {line}"), soft_wrap=True)
     norms = ", ".join(f"{name} {_number(value)}" for name, value in found.norms.items())
     console.print(Text(f"norms: {norms}"), soft_wrap=True)
+    if found.halves:
+        halves = ", ".join(f"{name} {_number(value)}" for name, value in found.halves.items())
+        console.print(Text(f"cosines between two halves of the groups: {halves}"), soft_wrap=True)
     _print_cosines(console, "cosines between the gradients with respect to its parameters", found.cosines)
 
 

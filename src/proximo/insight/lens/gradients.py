@@ -7,7 +7,7 @@ sampled the tokens, in the same passes as in training, it gives the gradient of 
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -42,6 +42,8 @@ class ParameterGradients:
     """Mean |Δ log-prob| between the model and what the step stored, over the tokens of the pass."""
     first_gap: float
     """The same over the step's first update only, which used the policy that the step began with."""
+    halves: Mapping[str, float] = field(default_factory=dict)
+    """Cosine between the gradients of two halves of the step's groups, by algorithm; empty if it was not asked for."""
 
     @property
     def is_policy(self) -> bool:
@@ -63,6 +65,42 @@ def check_tokens(step: Step, tokenizer: PreTrainedTokenizerBase) -> None:
             own = next((pair for pair in zip(spelled, pieces, strict=False) if pair[0] != pair[1]), None)
             how = "lacks some of the step's tokens" if own is None else f"spells {quoted(own[1])} as {quoted(own[0])}"
             raise ValueError(f"the model's tokenizer {how}: give a checkpoint of this run, or a model of its family")
+
+
+def half_gradients(
+    model: PreTrainedModel, step: Step, config: RunConfig, views: Sequence[Comparison], *, number: int = -1
+) -> ParameterGradients:
+    """Each algorithm's gradient, and how well the gradients of two halves of the groups agree: of those in which it has
+    one, every other. A cosine c between the halves means that c of a half's squared norm is common to both, and the
+    rest the noise of the draw. Takes three times the passes and the memory of `parameter_gradients`."""
+    parts = [half for view in views for half in _halves(step, view)]
+    found = parameter_gradients(model, step, config, [*views, *parts], number=number)
+    names = [view.name for view in views]
+    return replace(
+        found,
+        norms={name: found.norms[name] for name in names},
+        cosines={name: {other: found.cosines[name][other] for other in names} for name in names},
+        halves={
+            view.name: found.cosines[even.name][odd.name]
+            for view, even, odd in zip(views, parts[::2], parts[1::2], strict=True)
+        },
+    )
+
+
+def _halves(step: Step, view: Comparison) -> tuple[Comparison, Comparison]:
+    """The algorithm on every other of the groups that it has a gradient in, and on the others."""
+    moved = step.layout.any(view.seen.gradient != 0) & view.rows
+    groups = step.batch.group[moved].unique()
+    is_even = torch.isin(step.batch.group, groups[::2])[step.layout.row]
+    even, odd = (
+        replace(
+            view,
+            name=f"{view.name} {name}",
+            seen=replace(view.seen, gradient=view.seen.gradient * (is_even == chosen)),
+        )
+        for name, chosen in (("even", True), ("odd", False))
+    )
+    return even, odd
 
 
 def parameter_gradients(

@@ -30,7 +30,7 @@ def atlas(folder: Path) -> str:
     """The page; `folder` has the results and pages of the studies that were run."""
     rows = list(atlas_rows(folder))
     count = Counter(row.verdict.partition(":")[0] for row in rows)
-    shown = [[str(row.claim.number), row.claim.claim, row.claim.source, *_cells(row)] for row in rows]
+    shown = [[_anchor(row.claim), row.claim.claim, row.claim.source, *_cells(row)] for row in rows]
     header = ("#", "claim", "source", "verdict", "what was found", "page", "command")
     return "\n\n".join([
         "# Every claim, and what is known of it here",
@@ -85,6 +85,11 @@ def _answer(claim: Claim, known: list[tuple[Study, dict[str, Any]]]) -> tuple[st
     seen = f": {signed(visible).lstrip('+')} {first['unit']} could have been seen"
     word = first["verdict"] + (seen if first["verdict"] == "not detectable at this size" else "")
     return word, "; ".join(numbers) + (f". Elsewhere: {claim.found}" if claim.found else "")
+
+
+def _anchor(claim: Claim) -> str:
+    """Its number, to which other pages can link."""
+    return f'<a id="claim-{claim.number}"></a>{claim.number}'
 
 
 def _cells(row: Row) -> list[str]:

@@ -73,5 +73,6 @@ def _ran(config: RunConfig, folder: Path, machine: Machine) -> Record:
 
 def _add(held_out: dict[str, list[float]], found: Record, step: int) -> None:
     """The evaluation before a run's first step, as one after so many sampling steps."""
-    for name, values in found.held_out.items():
-        held_out.setdefault(name, []).append(float(step) if name == "step" else values[0])
+    first = {name: values[0] for name, values in found.held_out.items()} | {"step": float(step)}
+    for name, value in first.items():
+        held_out.setdefault(name, []).append(value)

@@ -5,6 +5,7 @@ from proximo.studies.designs.clipping import CLIP_HIGHER, CLIP_RATIO, CLIPPED_TO
 from proximo.studies.designs.course import DEAD_GROUPS, FIRST_SUCCESS
 from proximo.studies.designs.five import FIVE_CHAIN, FIVE_LENGTH, FIVE_MIXTURE
 from proximo.studies.designs.gates import DUAL_CLIP, GSPO_BAND, SAPO_GSPO, SAPO_SEQUENCE, SAPO_STUDY
+from proximo.studies.designs.leads import DRIFT_LEAD
 from proximo.studies.designs.length import DAPO_LADDER, OVERLONG, TOKEN_MEAN
 from proximo.studies.designs.mixtures import MIXTURE
 from proximo.studies.designs.signals import GROUP_SIZE, KL, NOISY_REWARD, STD
@@ -35,6 +36,7 @@ STUDIES: tuple[Study, ...] = (
     STD,
     DEAD_GROUPS,
     FIRST_SUCCESS,
+    DRIFT_LEAD,
     DPO_GRPO,
     RECOVERY,
 )

@@ -57,8 +57,8 @@ DPO_GRPO = Study(
         "Sums with their verdict as label, in the place of sorted letters as first planned: no fine-tuning comes "
         "before, and the label is the true reward.",
         "Of each group DPO uses one right and one wrong completion, twice; GRPO uses all eight, once.",
-        "The learning rate is tuned for each arm; β of DPO is 1 throughout, as in the pipeline's demo: a pilot with 0.1 "
-        "at a rate of 1e-4 unlearned most of what the model knew.",
+        "The learning rate is tuned for each arm; β of DPO is 1 throughout, as in the pipeline's demo: a pilot with 0.1"
+        " at a rate of 1e-4 unlearned most of what the model knew.",
         "The figure shows what is sampled: DPO samples with the model of its last round.",
     ),
     change="pairs that are chosen with care, another β, or labels that cost more for rewards than for preferences.",

@@ -38,10 +38,10 @@ def _soft(negative: float, positive: float = 1.0) -> RunConfig:
     return changed(FARTHER, gate=SoftGate(positive, negative))
 
 
-_CLIPS = tuple(_at("clip", FARTHER, rate) for rate in RATES)
-_SOFTS = tuple(_at("soft 1/1.05", _soft(1.05), rate) for rate in RATES)
+CLIPS = tuple(_at("clip", FARTHER, rate) for rate in RATES)
+SOFTS = tuple(_at("soft 1/1.05", _soft(1.05), rate) for rate in RATES)
 _WRECKED = _at("clip", FARTHER, 1e-2)
-_ONES = Arm("1 update clip", once(FARTHER)), Arm("1 update soft", once(_soft(1.05)))
+ONES = Arm("1 update clip", once(FARTHER)), Arm("1 update soft", once(_soft(1.05)))
 
 RECOMPUTED = (
     "Intervals of shares of the seeds were Student's t at first and could pass 1. They were recomputed from the same "
@@ -57,8 +57,8 @@ SAPO_STUDY = Study(
     question="Far from the policy that sampled, does a soft gate collapse less often, or learn more, than a hard clip, "
     "and do its two temperatures matter?",
     arms=(
-        *_CLIPS,
-        *_SOFTS,
+        *CLIPS,
+        *SOFTS,
         _at("soft 1/0.95", _soft(0.95), 2e-4),
         _at("soft 1/1", _soft(1.0), 2e-4),
         _at("soft 1/2", _soft(2.0), 2e-4),
@@ -66,33 +66,33 @@ SAPO_STUDY = Study(
         _at("soft 2/2", _soft(2.0, 2.0), 2e-4),
         _at("sequence 0.03/0.04", _SEQUENCE, 2e-4),
         _WRECKED,
-        *_ONES,
+        *ONES,
     ),
     seeds=tuple(range(8)),
     contrasts=(
-        Contrast("the soft gate learns more at 2e-4", _SOFTS[1].name, _CLIPS[1].name, AREA, 0.03, (11,)),
-        Contrast("and collapses less often", _SOFTS[1].name, _CLIPS[1].name, COLLAPSED, -MANY, (11,)),
-        Contrast("it learns more at 4e-4", _SOFTS[2].name, _CLIPS[2].name, AREA, 0.03, (11,)),
-        Contrast("and collapses less often", _SOFTS[2].name, _CLIPS[2].name, COLLAPSED, -MANY, (11,)),
-        Contrast("it learns more at 1e-4", _SOFTS[0].name, _CLIPS[0].name, AREA, 0.03, (11,)),
+        Contrast("the soft gate learns more at 2e-4", SOFTS[1].name, CLIPS[1].name, AREA, 0.03, (11,)),
+        Contrast("and collapses less often", SOFTS[1].name, CLIPS[1].name, COLLAPSED, -MANY, (11,)),
+        Contrast("it learns more at 4e-4", SOFTS[2].name, CLIPS[2].name, AREA, 0.03, (11,)),
+        Contrast("and collapses less often", SOFTS[2].name, CLIPS[2].name, COLLAPSED, -MANY, (11,)),
+        Contrast("it learns more at 1e-4", SOFTS[0].name, CLIPS[0].name, AREA, 0.03, (11,)),
         Contrast(
             "a higher temperature for negative advantages learns more (1.05 against 1)",
-            _SOFTS[1].name,
+            SOFTS[1].name,
             "soft 1/1 at 0.0002",
             AREA,
             0.03,
             (12,),
         ),
-        Contrast("and than a lower one", _SOFTS[1].name, "soft 1/0.95 at 0.0002", AREA, 0.03, (12,)),
+        Contrast("and than a lower one", SOFTS[1].name, "soft 1/0.95 at 0.0002", AREA, 0.03, (12,)),
         Contrast("a much higher one (4) learns more than 1", "soft 1/4 at 0.0002", "soft 1/1 at 0.0002", AREA, 0.03),
     ),
     positive=(
-        Contrast("a rate of 0.01 collapses", _WRECKED.name, _CLIPS[0].name, COLLAPSED, MANY),
-        Contrast("and learns less", _WRECKED.name, _CLIPS[0].name, AREA, -0.1),
+        Contrast("a rate of 0.01 collapses", _WRECKED.name, CLIPS[0].name, COLLAPSED, MANY),
+        Contrast("and learns less", _WRECKED.name, CLIPS[0].name, AREA, -0.1),
     ),
     negative=(
-        Contrast("with one update a step the gate is open", _ONES[1].name, _ONES[0].name, AREA, 0.03),
-        Contrast("and none collapses more often", _ONES[1].name, _ONES[0].name, COLLAPSED, MANY),
+        Contrast("with one update a step the gate is open", ONES[1].name, ONES[0].name, AREA, 0.03),
+        Contrast("and none collapses more often", ONES[1].name, ONES[0].name, COLLAPSED, MANY),
     ),
     measures=(ACCURACY, AREA, COLLAPSED, ENTROPY, RATIO_SPREAD, GRADIENT_NORM),
     curve="outcome",
@@ -124,19 +124,19 @@ DUAL_CLIP = Study(
     "second clip bounds it.",
     source="a retelling of GSPO; dual clip: Ye et al., 2020 (arXiv:1912.09729)",
     question="Does bounding the ratio of tokens with negative advantage make training steadier?",
-    arms=(*_CLIPS, *_DUAL, _WRECKED, *_ONES),
+    arms=(*CLIPS, *_DUAL, _WRECKED, *ONES),
     seeds=tuple(range(8)),
     contrasts=(
-        Contrast("a dual clip of 3 learns more", _DUAL[1].name, _CLIPS[2].name, AREA, 0.03, (52,)),
-        Contrast("and collapses less often", _DUAL[1].name, _CLIPS[2].name, COLLAPSED, -MANY, (52,)),
-        Contrast("its gradients are smaller", _DUAL[1].name, _CLIPS[2].name, GRADIENT_NORM, -0.1, (52,)),
-        Contrast("at half the rate it learns more", _DUAL[0].name, _CLIPS[1].name, AREA, 0.03),
+        Contrast("a dual clip of 3 learns more", _DUAL[1].name, CLIPS[2].name, AREA, 0.03, (52,)),
+        Contrast("and collapses less often", _DUAL[1].name, CLIPS[2].name, COLLAPSED, -MANY, (52,)),
+        Contrast("its gradients are smaller", _DUAL[1].name, CLIPS[2].name, GRADIENT_NORM, -0.1, (52,)),
+        Contrast("at half the rate it learns more", _DUAL[0].name, CLIPS[1].name, AREA, 0.03),
     ),
     positive=(
-        Contrast("a rate of 0.01 collapses", _WRECKED.name, _CLIPS[0].name, COLLAPSED, MANY),
-        Contrast("and learns less", _WRECKED.name, _CLIPS[0].name, AREA, -0.1),
+        Contrast("a rate of 0.01 collapses", _WRECKED.name, CLIPS[0].name, COLLAPSED, MANY),
+        Contrast("and learns less", _WRECKED.name, CLIPS[0].name, AREA, -0.1),
     ),
-    negative=(Contrast("with one update a step a gate is open", _ONES[1].name, _ONES[0].name, AREA, 0.03),),
+    negative=(Contrast("with one update a step a gate is open", ONES[1].name, ONES[0].name, AREA, 0.03),),
     measures=(ACCURACY, AREA, COLLAPSED, _ABOVE, GRADIENT_NORM, LARGEST_NORM),
     curve="gradient_norm",
     collapse=COLLAPSE,
@@ -213,16 +213,16 @@ SAPO_GSPO = Study(
     source="SAPO (Gao et al., 2025, arXiv:2511.20347), section 4",
     question="Is the mean gate of a completion's tokens that of its sequence ratio, and does the difference grow with "
     "the spread of the ratios?",
-    arms=(*_SOFTS, _ONES[1]),
+    arms=(*SOFTS, ONES[1]),
     seeds=tuple(range(8)),
     contrasts=(
         Contrast(
-            "the gates part as ratios spread (4e-4 against 1e-4)", _SOFTS[2].name, _SOFTS[0].name, _GAP, 0.01, (24,)
+            "the gates part as ratios spread (4e-4 against 1e-4)", SOFTS[2].name, SOFTS[0].name, _GAP, 0.01, (24,)
         ),
-        Contrast("they differ by 0.01 at 1e-4", _SOFTS[0].name, None, _GAP, 0.01, (24,)),
+        Contrast("they differ by 0.01 at 1e-4", SOFTS[0].name, None, _GAP, 0.01, (24,)),
     ),
-    positive=(Contrast("ratios spread more at 4e-4", _SOFTS[2].name, _SOFTS[0].name, _SPREAD, 0.05),),
-    negative=(Contrast("with one update a step both gates are open", _ONES[1].name, None, _GAP, 0.01),),
+    positive=(Contrast("ratios spread more at 4e-4", SOFTS[2].name, SOFTS[0].name, _SPREAD, 0.05),),
+    negative=(Contrast("with one update a step both gates are open", ONES[1].name, None, _GAP, 0.01),),
     measures=(_GAP, _SPREAD, ACCURACY, AREA),
     curve="sapo_gap",
     caveats=(SMALL, "Gates are compared, not gradients. The runs are those of `sapo`."),
@@ -240,7 +240,7 @@ _NEAR = trained(_soft(1.05), epochs=1, learning_rate=2e-5)
 _SMALL_STEPS = Arm("soft, small steps", _NEAR)
 _SEQUENCES = (
     Arm("soft on the sequence, small steps", changed(_NEAR, ratio=SequenceRatio())),
-    Arm(f"soft on the sequence at {RATES[0]:g}", changed(_SOFTS[0].config, ratio=SequenceRatio())),
+    Arm(f"soft on the sequence at {RATES[0]:g}", changed(SOFTS[0].config, ratio=SequenceRatio())),
 )
 _CLOSE = Measure(
     "agreement of the gates",
@@ -262,12 +262,12 @@ SAPO_SEQUENCE = Study(
     source=SAPO_GSPO.source,
     question="With small steps, is the mean gate of a completion's tokens that of its sequence ratio, do the two part "
     "as ratios spread, and does learning notice?",
-    arms=(_SMALL_STEPS, _SOFTS[0], _SOFTS[2], *_SEQUENCES, _ONES[1]),
+    arms=(_SMALL_STEPS, SOFTS[0], SOFTS[2], *_SEQUENCES, ONES[1]),
     seeds=tuple(range(8)),
     contrasts=(
         Contrast("with small steps the gates agree within 0.01", _SMALL_STEPS.name, None, _CLOSE, 0.99, (24,)),
-        Contrast("they part as ratios spread (1e-4, 32 updates)", _SOFTS[0].name, _SMALL_STEPS.name, _GAP, 0.01, (24,)),
-        Contrast("and further at 4e-4", _SOFTS[2].name, _SOFTS[0].name, _GAP, 0.01),
+        Contrast("they part as ratios spread (1e-4, 32 updates)", SOFTS[0].name, _SMALL_STEPS.name, _GAP, 0.01, (24,)),
+        Contrast("and further at 4e-4", SOFTS[2].name, SOFTS[0].name, _GAP, 0.01),
         Contrast(
             "with small steps a soft gate on the sequence ratio learns more",
             _SEQUENCES[0].name,
@@ -275,12 +275,12 @@ SAPO_SEQUENCE = Study(
             AREA,
             0.03,
         ),
-        Contrast("with large steps it learns more", _SEQUENCES[1].name, _SOFTS[0].name, AREA, 0.03),
+        Contrast("with large steps it learns more", _SEQUENCES[1].name, SOFTS[0].name, AREA, 0.03),
     ),
     positive=(
-        Contrast("32 updates at 1e-4 spread the ratio more", _SOFTS[0].name, _SMALL_STEPS.name, _TYPICAL_SPREAD, 0.05),
+        Contrast("32 updates at 1e-4 spread the ratio more", SOFTS[0].name, _SMALL_STEPS.name, _TYPICAL_SPREAD, 0.05),
     ),
-    negative=(Contrast("with one update a step both gates are open", _ONES[1].name, None, _GAP, 0.01),),
+    negative=(Contrast("with one update a step both gates are open", ONES[1].name, None, _GAP, 0.01),),
     measures=(_GAP, _TYPICAL_SPREAD, ACCURACY, AREA),
     curve="sapo_gap",
     caveats=(

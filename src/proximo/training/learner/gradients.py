@@ -1,6 +1,6 @@
 """The gradient of an update: losses of micro-batches, added up exactly whatever the split."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -68,6 +68,8 @@ class Gradients:
     ) -> None:
         self._policy, self._algorithm, self._critic, self._balance = policy, algorithm, critic, balance
         self._seed = seed
+        self.mixed_in: Callable[[int], Stats] | None = None
+        """Adds the gradient of other data to that of an update, given the number of updates before it."""
 
     def of_update(self, passes: Passes, batch: Batch, own: Bool[Tensor, " B"]) -> GradientPass:
         """Of all terms of the loss; it is left with the parameters. `own`: rows whose ratios are measured against their
@@ -78,6 +80,10 @@ class Gradients:
         trained = self.rows_with_gradient(batch)
         update = UpdateRows(batch, weights, plan, own, balance)
         found = joined_passes(self._policy.spread("update", self.of_rows, passes, update.rows(trained)))
+        if not found.parts:  # all rows dead: the gradient is 0, which is not no gradient to an optimizer
+            self._policy.fill_zeros()
+        if self.mixed_in is not None:
+            found = replace(found, stats=found.stats + self.mixed_in(self._policy.version))
         logprobs = [(trained[index], each) for index, each in found.parts]
         entropies = [(trained[index], each) for index, each in found.entropies]
         at_fault = partial(self._piece_at_fault, update, logprobs, entropies)

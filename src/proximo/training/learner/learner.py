@@ -213,8 +213,6 @@ class Learner:
         )
         if fresh:
             check_agreement(found.agreements)
-        if not found.parts:  # all rows dead: the gradient is 0, which is not no gradient to an optimizer
-            self.policy.fill_zeros()
         gap = self._first_gap(batch, found) if fresh and found.parts else None  # first: it may stop the run
         update = replace(self.guard.apply(batch, found), version=self.version, first_gap=gap)
         self.policy.version += update.skipped is None

@@ -65,6 +65,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "policy_loss": "policy term of the loss",
         "kl_loss": "KL term of the loss, coefficient included",
         "extra_loss": "entropy bonus and imitation terms of the loss, coefficients included",
+        "ptx_loss": "NLL of the examples that are mixed in (ptx), a mean over their tokens, without its coefficient",
         "gradient_norm": "norm of the policy's gradient before clipping, mean over updates",
         "gradient_norm_max": "largest such norm in the step",
         "update_entropy": "entropy of the policy per token during the updates, in nats; dead rows may be left out",
