@@ -16,8 +16,6 @@ from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
 from proximo.training.runfolder.ledger import check_ledger
 from proximo.training.staleness import AheadOptions
-from tests.fleet.test_run import events
-from tests.fleet.vllm_servers import options
 from tests.training.rl.test_episodes import config
 from tests.training.runfolder.test_resume import Quiet
 
@@ -61,11 +59,3 @@ def test_weights_may_change_within_an_episode(tmp_path):
     algorithm = replace(GRPO, correct=TokenTruncated())
     fleet = Fleet(engine="embedded", engines=2, probe=4)
     assert_episodes(rows(config(algorithm, sampler=fleet, ahead=IN_FLIGHT, steps=3), tmp_path))
-
-
-@pytest.mark.scale
-@pytest.mark.parametrize("ahead", [AheadOptions(), IN_FLIGHT], ids=["plain", "in flight"])
-def test_vllm_plays_episodes(tmp_path, ahead):
-    algorithm = replace(GRPO, correct=TokenTruncated())
-    assert_episodes(rows(config(algorithm, sampler=options("folder"), ahead=ahead), tmp_path))
-    assert all(each["gap"] <= 1e-5 for each in events(tmp_path, "push"))
