@@ -111,7 +111,7 @@ def acting(user: User) -> None:
         goal.writes("train.py", IN_PYTHON)
         goal.types("python train.py")
         goal.sees(user.run("ls runs/python/checkpoints runs/both/checkpoints").out, r"step-000001")
-    with user.wants("to be told of an environment that raises, with its line") as goal:
+    with user.wants("to be told in a line of an environment that raises") as goal:
         command = f"proximo train {SMALL} {playing} --environment.path raises.py:Lower --run runs/raises"
         done = goal.types(command, code=None)
         goal.sees(done.text, r"KeyError[^\n]*score")

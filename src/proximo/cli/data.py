@@ -81,13 +81,8 @@ def _chosen(arguments: Sequence[str], rewards: RewardMix, held_out: float | None
         system=next(iter(_peeked(arguments, "system")), ""),
         chat=True if f"{TASK}chat" in arguments else False if f"{TASK}no-chat" in arguments else None,
         chat_template_kwargs={name: _value(text) for name, text in zip(named[::2], named[1::2], strict=False)},
-        has_reward=bool(_peeked(arguments, "reward.type")) or rewards.task == 0 or _has_environment(arguments),
+        has_reward=bool(_peeked(arguments, "reward.type")) or rewards.task == 0,
     )
-
-
-def _has_environment(arguments: Sequence[str]) -> bool:
-    """Whether an environment is named, which rewards episodes by itself."""
-    return take_several(list(arguments), "--environment.path") is not None
 
 
 def _peeked(arguments: Sequence[str], field: str) -> list[str]:
