@@ -19,7 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     gc.disable()  # until all is imported
     import torch
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
     from tests import shape_checks
 
@@ -33,7 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Exactness is judged in float64; tests of float32 and bf16 say so.
     torch.set_default_dtype(torch.float64)
     # No deadline: a busy machine is not a bug. Examples are the same in every run, so a red test stays red.
-    settings.register_profile("house", deadline=None, derandomize=True, max_examples=60)
+    busy = (HealthCheck.too_slow,)  # counts seconds, too
+    settings.register_profile("house", deadline=None, derandomize=True, max_examples=60, suppress_health_check=busy)
     settings.load_profile("house")
 
 

@@ -57,7 +57,8 @@ def configs(tmp_path_factory) -> list[RunConfig]:
         )
         tiny_tokenizer().save_pretrained(folder / name)
     (folder / "judging.py").write_text(FUNCTION)
-    judge = PythonFunction(f"{folder / 'judging.py'}:judge", memory_mb=512)
+    # One process: on a busy machine calls seem to wait, which gets a function more of them, each with its own count.
+    judge = PythonFunction(f"{folder / 'judging.py'}:judge", memory_mb=512, at_once=1)
     first = RunConfig(
         algorithm=replace(DAPO, keep=PPO.keep),
         task=Echo(held_out=8),
