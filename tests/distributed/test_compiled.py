@@ -32,8 +32,6 @@ def updated(fast, odd, checkpointed, hold=lambda policy: policy):
 
 for odd, checkpointed in ((False, 0), (True, 0), (False, 2)):
     before = counter.frame_count
-    # Guards come before the backend, and to compile a backward pass takes it seconds: once is enough.
-    counter.backend = "eager" if odd else "aot_eager"
     norm, weights = updated(True, odd, checkpointed, lambda policy: ShardedPolicy(policy, Crew(mesh)))
     compiled = counter.frame_count - before
     plain_norm, plain = updated(False, odd, checkpointed)
