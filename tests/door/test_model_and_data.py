@@ -103,9 +103,10 @@ def test_an_environment_that_rewards_needs_no_answers():
     played = small(environment=MultiTurn("tests.environments.worlds:Parity", max_turn_tokens=3), steps=1)
     run = proximo.train(played, "runs/played", data=asked, quiet=True)
     assert run.metrics().column("outcome").null_count < len(run.metrics())
-    task = proximo.open_run("runs/played").config.task
-    assert isinstance(task, File)
-    assert task.reward is None
+    config = proximo.open_run("runs/played").config
+    assert isinstance(config, proximo.RunConfig)
+    assert isinstance(config.task, File)
+    assert config.task.reward is None
 
 
 def test_what_is_given_takes_the_place_of_a_configs_own():

@@ -422,9 +422,9 @@ def test_scores_are_counted_from_a_mean_in_deviations(folder):
     assert sum(centred) == pytest.approx(0, abs=1e-6)
     scaled = ScoringModel(RewardModel(str(folder), mean=mean, deviation=0.5), tiny_tokenizer(), A)(problems, said)
     assert scaled == [(score - mean) / 0.5 for score in plain]
-    for wrong in ({"mean": math.nan}, {"deviation": 0.0}, {"deviation": math.inf}):
+    for mean, deviation in ((math.nan, 1.0), (0.0, 0.0), (0.0, math.inf)):
         with pytest.raises(ValueError, match="give a finite number, and one above 0"):
-            RewardModel(str(folder), **wrong)
+            RewardModel(str(folder), mean=mean, deviation=deviation)
 
 
 def test_a_policy_is_no_reward_model(tmp_path):

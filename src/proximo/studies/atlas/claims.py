@@ -73,7 +73,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(39, "long bad answers go uncorrected", "DAPO §3.3"),
     Claim(40, "a token-level loss keeps entropy in bounds", "DAPO §3.3"),
     Claim(41, "cut-off answers make rewards noisy", "DAPO §3.4"),
-    Claim(42, "token-level training collapses suddenly on long text", "GSPO §1"),
+    Claim(42, "token-level training collapses suddenly on long text", "GSPO §1", reason="the mixture's answers are copies of 16 letters; text of hundreds of tokens, and a model that writes it, would do"),
     Claim(43, "GSPO keeps only good samples", "retelling of GSPO", "exactly wrong", "there is no such step: GSPO clips sequences on both sides", "proximo explain gspo", "../algorithms/gspo.md"),
     Claim(44, "routing replay limits what can be learned", "GSPO §5.3", "not detectable at this size", "GSPO collapses in 2 of 8 seeds with and without replay; at 1e-3 all end within seeds; 5 of 8 could have been seen", "python -m experiments.moe_stability --learning-rate 3e-3 --seeds 0 1 2 3 4 5 6 7", MOE),
     Claim(45, "GSPO needs no routing replay", "GSPO §5.3", "not detectable at this size", "replay buys nothing for any algorithm here (2 of 8 collapses with and without, GRPO 8 of 8), so that nothing could be missed; 5 of 8 could have been seen. It takes routers that move more than weights do", "python -m experiments.moe_stability --learning-rate 3e-3 --seeds 0 1 2 3 4 5 6 7", MOE),

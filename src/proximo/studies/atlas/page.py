@@ -53,6 +53,8 @@ def atlas_rows(folder: Path) -> Iterator[Row]:
         commands = "; ".join(f"`proximo study {study.name}`" for study in asked)
         if known:
             verdict, found = _answer(claim, known)
+            if claim.reason:  # what the study shows is less than what is claimed
+                verdict, found = NO_VERDICT, f"{claim.reason}. Near it: {found}"
             yield Row(claim, verdict, found, commands, links)
         elif claim.verdict:
             yield Row(claim, claim.verdict, claim.found, f"`{claim.command}`", links)
