@@ -60,7 +60,7 @@ def test_the_page_draws_it_and_goes_through_steps(tmp_path, window):
     page.goto(window.serve(tmp_path).address(run="a", tab="performance"))
     heading = "() => document.querySelector('.timeline:not([hidden]) h3')?.textContent"
     assert "step 4" in window.until(heading)
-    bars = "() => document.querySelectorAll('.timeline > svg rect:not(.lane)').length"
+    bars = "() => document.querySelectorAll('.timeline .scroll > svg rect:not(.lane)').length"
     assert page.evaluate(bars) == 2
     page.click(".timeline button[title='the step before']")
     assert window.until(f"() => ({heading})().includes('step 3')")

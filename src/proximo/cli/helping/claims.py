@@ -5,7 +5,6 @@ anew from them; a test compares.
 """
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ def gathered_claims() -> list[dict[str, Any]]:
 
     rows = []
     for row in atlas_rows(STUDIES):
-        about = {name: value for name, value in asdict(row.claim).items() if name in ("number", "claim", "source")}
+        about = {"number": row.claim.number, "claim": row.claim.claim, "source": row.claim.source}
         rows.append(about | {"verdict": row.verdict, "found": row.found, "command": row.command.replace("`", "")})
     return rows
 
