@@ -44,4 +44,7 @@ def test_a_sampler_of_rank_0_is_closed_and_tells_what_happened():
     assert [each.lane for each in found.take_intervals()] == ["engine-0", "rank 1"]
     found.close()
     assert engines.is_closed
-    assert found.drop is None  # ranks refresh together, so nothing is sampled meanwhile
+    assert found.drop is not None  # engines sample on their own, so that what waits for them can be dropped
+    engines.on_every_rank = True  # pyright: ignore[reportAttributeAccessIssue]
+    found = held.samplers(engines, tokenizer, slots=1, record_routes=False)  # pyright: ignore[reportArgumentType]
+    assert found.drop is None  # ranks sample together, so that one alone cannot leave a group

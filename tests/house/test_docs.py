@@ -18,6 +18,7 @@ from proximo.data import Mistakes, read_examples, read_rankings
 from proximo.insight.compare import workers
 from proximo.maths.pieces import traits
 from proximo.studies import designs
+from proximo.tracking import starting
 from tests import ROOT
 from tests.processes import start_run
 from tests.sandbox.captivity import needs_sandbox
@@ -76,6 +77,7 @@ def test_page_works_from_top_to_bottom(page: Path, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)  # as a script's own folder is
     monkeypatch.setattr(workers, "_start", start_run)
     monkeypatch.setattr(presets, "ARITHMETIC", FEWER)
+    monkeypatch.setattr(starting, "PATIENCE", 300.0)  # trackers are idle processes, which a busy machine lets wait
     torch.set_default_dtype(torch.float32)  # as a reader has it
     text = page.read_text()
     if "import Job, Limits, Sandbox" in text:

@@ -4,7 +4,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass, replace
 from types import NoneType
 from typing import Any, NoReturn, TypeVar
@@ -94,7 +94,7 @@ def said_later() -> Iterator[None]:
 
 
 def _filled(value: Value, flags: Sequence[str]) -> Value:
-    kinds, filled = dict(_kinds(type(value))) if is_dataclass(type(value)) else {}, dict[str, Any]()
+    kinds = dict(_kinds(type(value))) if is_dataclass(type(value)) else {}
     for flag in [flag.partition("=")[0] for flag in flags if flag.startswith("--")]:
         field, _, inner = flag.removeprefix("--").replace("-", "_").partition(".")
         known = classes(kinds[field]) if field in kinds and vars(value)[field] is None else []
@@ -102,8 +102,9 @@ def _filled(value: Value, flags: Sequence[str]) -> Value:
             continue
         fields = {each.name: each for each, _ in given_fields(known[0])}
         if inner.partition(".")[0] in fields and not any(is_required(each) for each in fields.values()):
-            filled[field] = known[0]()
-    return replace(value, **filled) if filled else value  # pyright: ignore[reportArgumentType]
+            with suppress(ValueError):  # a piece that this value has no use for: its flags are refused by name, later
+                value = replace(value, **{field: known[0]()})  # pyright: ignore[reportArgumentType]
+    return value
 
 
 def _empties(kind: Any, flag: str, flags: Sequence[str]) -> bool:

@@ -107,6 +107,8 @@ def _folders(configs: object) -> list[Path]:
         return []
     for each in configs:
         refuse_kind("configs: one", each, (OpenedRun, str, Path), "a run or its folder, as the others are")
+        if not isinstance(each, OpenedRun) and not Path(each).is_dir():
+            raise TypeError(f"configs: one is {each!r}: give {CONFIG}, or the folder of a run")
     return [each.path if isinstance(each, OpenedRun) else Path(each) for each in configs]
 
 
