@@ -12,7 +12,7 @@ from proximo.algorithms import PPO
 from proximo.cli import main
 from proximo.insight.compare import workers
 from proximo.presets import ARITHMETIC
-from proximo.studies import command, measures
+from proximo.studies import command, measures, running
 from proximo.studies.__main__ import main as module
 from proximo.studies.command import conclude, conduct, listed, named
 from proximo.studies.designs import STUDIES
@@ -200,6 +200,16 @@ def test_tuning_takes_the_best_rate_on_other_seeds(tmp_path):
             write(lab.result(job(with_rate(arm.config, rate), seed).name), record(outcome))
     assert chosen_rate(study, arm, lab) == 2e-5  # the smaller of two that are equal
     assert arm_jobs(study, lab)["helped", 0].config.training.learning_rate == 2e-5
+
+
+def test_a_study_is_finished_before_the_next_begins(tmp_path, monkeypatch):
+    tuned = replace(STUDY, name="tuned", tuning=Tuning((1e-5, 2e-5), (10, 11), measures.ACCURACY))
+    started = list[list[str]]()
+    monkeypatch.setattr(running, "_run", lambda jobs, *_: started.append([each.name for each in jobs]) or [])
+    running.run((STUDY, tuned), tmp_path, 1, print)
+    ours = [each.name for each in arm_jobs(STUDY, Laboratory(tmp_path)).values()]
+    assert started[:2] == [[], [*ours, *(each.name for each in tuning_jobs(tuned))]]
+    assert set(started[2]) < set(ours)  # those that need no tuning
 
 
 def test_entropy_is_compared_when_both_are_equally_accurate():

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from proximo.insight.compare import Failure, Job, run_jobs
@@ -96,19 +97,20 @@ def amount(studies: Sequence[Study], lab: Laboratory) -> Amount:
 
 
 def run(studies: Sequence[Study], out: Path, processes: int, say: Say, minutes: float | None = None) -> list[Failure]:
-    """Do what is left of the studies; ValueError if a stored design differs from the study's."""
+    """Do what is left of the studies; ValueError if a stored design differs from the study's.
+
+    A study's runs come before the tuning of the next, which fills processes that would wait for the last of them: where
+    time ends first, some studies are whole, rather than all tuned.
+    """
     until = math.inf if minutes is None else time.monotonic() + 60 * minutes
     lab = Laboratory(out)
     for study in studies:
         lab.settle(study)
     failures = []
-    stages: tuple[Callable[[Study], Iterable[StudyJob]], ...] = (
-        tuning_jobs,
-        lambda study: arm_jobs(study, lab).values(),
-    )
-    for jobs_of in stages:
-        every = _unique(each for study in studies for each in jobs_of(study))
-        left = [each for each in every if lab.record(each) is None]
+    for study, following in pairwise((None, *studies, None)):
+        every = [] if study is None else [*arm_jobs(study, lab).values()]
+        every += [] if following is None else tuning_jobs(following)
+        left = [each for each in _unique(every) if lab.record(each) is None]
         lab.prepare(left)
         failures += _run(left, lab, processes, say, until)
     return failures
