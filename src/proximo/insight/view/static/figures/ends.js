@@ -3,14 +3,19 @@
 import { known } from "../elements.js";
 import { mark } from "./shapes.js";
 
-const [APART, ROW, CHARACTER] = [90, 12, 6.3]; // pixels
+const [APART, ROW, CHARACTER, SIZE] = [90, 12, 6.3, 11]; // pixels
+const font = (size) => `${size}px system-ui, sans-serif`;
+const ruler = document.createElement("canvas").getContext("2d");
 
 /** Room for the names to the right of a chart, and the number of characters that fit in it. */
 export function roomFor({ lines, stacked }, width) {
   const labelled = named(lines);
   if (stacked || labelled.length < 2 || labelled.length > 10) return { room: 10, letters: 0 };
-  const letters = Math.min(Math.max(...labelled.map(({ label, end }) => (end ?? label).length)), Math.floor((0.24 * width) / CHARACTER));
-  return { room: 18 + CHARACTER * letters, letters };
+  const names = labelled.map(({ label, end }) => end ?? label);
+  const letters = Math.min(Math.max(...names.map((name) => name.length)), Math.floor((0.24 * width) / CHARACTER));
+  ruler.font = font(SIZE);
+  const wide = names.map((name) => ruler.measureText(name.slice(0, letters)).width); // letters such as m and @ are
+  return { room: 18 + Math.max(CHARACTER * letters, ...wide), letters };
 }
 
 const named = (lines) => lines.filter(({ isThin }) => !isThin);
@@ -97,7 +102,7 @@ function drawNames(plot, ends, { letters, ink, shorten }) {
   const ratio = devicePixelRatio;
   const heights = spread(ends.map(([, { y }]) => y), ROW * ratio, bbox.top + 4 * ratio, bbox.top + bbox.height - 4 * ratio);
   ctx.save();
-  ctx.font = `${11 * ratio}px system-ui, sans-serif`;
+  ctx.font = font(SIZE * ratio);
   ctx.textBaseline = "middle";
   ctx.textAlign = "left";
   ends.forEach(([{ label, end, shade, colour }], place) => {
