@@ -121,6 +121,16 @@ def test_the_verdict_is_one_sentence(tmp_path, rows, ended, sentence):
     assert check_up(RunFolder(write_run(tmp_path / "run", rows, ended=ended))).verdict.sentence == sentence
 
 
+def test_a_run_is_judged_by_the_metric_of_its_evaluation(tmp_path):
+    sampled = {"held_out/k": 4, "held_out/mean_half_width": 0.03}
+    first, last = ({"held_out/mean_at_k": value} | sampled for value in (0.43, 0.85))
+    run = write_run(tmp_path / "run", [{**evaluated(0, 93), **first}, *steps(30), {**evaluated(30, 94), **last}])
+    assert "of held-out accuracy in 30 steps" in check_up(RunFolder(run)).verdict.sentence
+    (run / "config.toml").write_text('[evaluation]\nmetric = "mean_at_k"\n')
+    found = check_up(RunFolder(run)).verdict.sentence  # ± √2 · 0.03
+    assert found == "learned, +42.0 points (37.8 to 46.2) of held-out mean of 4 samples in 30 steps; no warnings"
+
+
 def test_a_run_that_goes_on_is_learning_or_failing(tmp_path):
     rows = [evaluated(0, 10), *steps(30, outcome=0.0, solved_by_any=0.0, completions=8), evaluated(30, 90)]
     run = RunFolder(write_run(tmp_path / "bad", rows))

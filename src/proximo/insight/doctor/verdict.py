@@ -53,7 +53,8 @@ class Verdict:
 
 def judge(run: RunFolder, rows: Sequence[Row], steps: int, standing: Sequence[Finding]) -> Verdict:
     """The verdict on a run's rows of metrics. `standing` are its current findings."""
-    change = held_out_change(rows) or training_change(rows)
+    sampled = sampled_change(rows) if _setting(run, "evaluation", "metric", "") == "mean_at_k" else None
+    change = sampled or held_out_change(rows) or training_change(rows)
     word, tone = _word(change, steps, standing, run.state)
     parts = [word] if change is None else [word, str(change)]
     found = _counted(standing) or ("too few steps for most rules" if steps < ENOUGH else "no warnings")
@@ -75,6 +76,21 @@ def held_out_change(rows: Sequence[Row]) -> Change | None:
     return Change(
         f"held-out {name}", before, after, low, high, steps, 0 <= min(before, after) <= max(before, after) <= 1
     )
+
+
+def sampled_change(rows: Sequence[Row]) -> Change | None:
+    """From the first evaluation to the last, of several samples for each problem: what a run is judged by whose
+    `evaluation.metric` is mean_at_k, since its greedy answers may be right from the start."""
+    known = [row for row in rows if not math.isnan(number(row, "held_out/mean_half_width"))]
+    if len(known) < 2:
+        return None
+    first, last = known[0], known[-1]
+    before, after = (number(row, "held_out/mean_at_k") for row in (first, last))
+    half = math.hypot(*(number(row, "held_out/mean_half_width") for row in (first, last)))
+    steps, gain = int(number(last, "step") - number(first, "step")), after - before
+    measure = f"held-out mean of {number(last, 'held_out/k'):.0f} samples"
+    is_share = 0 <= min(before, after) <= max(before, after) <= 1
+    return Change(measure, before, after, gain - half, gain + half, steps, is_share)
 
 
 def training_change(rows: Sequence[Row]) -> Change | None:
@@ -168,9 +184,14 @@ def _note(run: RunFolder, rows: Sequence[Row]) -> str:
 
 def _temperature(run: RunFolder) -> float | None:
     """None if the config does not say; the default is 1."""
+    value = _setting(run, "sampling", "temperature", 1.0)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _setting(run: RunFolder, table: str, name: str, default: object) -> object:
+    """A value of the run's config; None where it cannot be read."""
     try:
-        found = tomllib.loads(run.config_text).get("sampling", {})
+        found = tomllib.loads(run.config_text).get(table, {})
     except (ValueError, RecursionError):
         return None
-    value = found.get("temperature", 1.0) if isinstance(found, dict) else None
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return found.get(name, default) if isinstance(found, dict) else None
