@@ -45,6 +45,27 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
         raise
 
 
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `path` when complete; after an error nothing has changed. `path` must be new or
+    empty. Other than those of `write_folder` it has no manifest: it is a user's to change.
+
+    Example: with new_folder(Path("page")) as folder: (folder / "index.html").write_text("...")
+    """
+    path = path.absolute()
+    partial = path.with_name(f".{path.name}{PARTIAL}")  # a name that nobody gives to a folder of theirs
+    shutil.rmtree(partial, ignore_errors=True)  # of a writer that was killed
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        if path.is_dir():
+            path.rmdir()
+        partial.rename(path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
 def complaints(path: Path) -> list[str]:
     """What is wrong with a folder that `write_folder` wrote; empty if it is complete and intact."""
     try:

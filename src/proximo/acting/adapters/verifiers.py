@@ -4,7 +4,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -70,8 +70,13 @@ class Verifiers(Environment):
 
 def rows(taskset: str, count: int, *, first: int = 0, environment: str = "", **options: Any) -> list[dict[str, Any]]:
     """Rows of data for tasks of a taskset, from the one with this index on; `options` are the taskset's."""
-    tasks = itertools.islice(loaded(taskset, environment, options).taskset, first, first + count)
+    tasks = tasks_of(taskset, count, first, environment, options)
     return [{"prompt": messages_of(task), "task": index} for index, task in enumerate(tasks, start=first)]
+
+
+def tasks_of(taskset: str, count: int, first: int, environment: str, options: Mapping[str, Any]) -> Iterator[Any]:
+    """So many tasks of a taskset, from the one with this index on."""
+    return itertools.islice(loaded(taskset, environment, options).taskset, first, first + count)
 
 
 def loaded(taskset: str, environment: str, options: Mapping[str, Any]) -> Any:

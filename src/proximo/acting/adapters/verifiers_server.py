@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from proximo.acting import Done, Environment, Observation
-from proximo.acting.adapters.verifiers import loaded, messages_of
+from proximo.acting.adapters.verifiers import messages_of, tasks_of
 
 Message = Mapping[str, Any]
 START_SECONDS = 60.0
@@ -69,9 +69,8 @@ class VerifiersServer(Environment):
 
 def served_rows(taskset: str, count: int, *, first: int = 0, environment: str = "", **options: Any) -> list[Any]:
     """Rows of data for tasks of a taskset, with all that a server needs of them; `options` are the taskset's."""
-    tasks = iter(loaded(taskset, environment, options).taskset)
-    chosen = [task for task, index in zip(tasks, range(first + count), strict=False) if index >= first]
-    return [{"prompt": messages_of(task), "task_data": task.data.model_dump(mode="json")} for task in chosen]
+    tasks = tasks_of(taskset, count, first, environment, options)
+    return [{"prompt": messages_of(task), "task_data": task.data.model_dump(mode="json")} for task in tasks]
 
 
 def _reward(episode: Any) -> float:

@@ -1,7 +1,7 @@
 """Whether a comparison is fair: what all runs have in common, and where they start to differ."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,21 +22,18 @@ class Check:
 
 def checks(plan: ComparisonPlan, runs: Mapping[str, Sequence[Run]]) -> list[Check]:
     """What a fair comparison must have in common; the task and the number of held-out problems were checked before."""
-    every = [run for each in runs.values() for run in each]
-    if not every:
-        return []
-    return [
-        Check("task", True, type(plan.contenders[0].config.task).__name__),
-        seeds(plan, runs),
-        *_recorded_alike(every),
-        _first_rollout(plan.seeds, runs),
-        _budget(plan, every),
-        _recorded("machine and versions", every, _computed_with),
-    ]
+    return _checks(plan, runs, lambda every: (_first_rollout(plan.seeds, runs), _budget(plan, every)))
 
 
 def fork_checks(plan: ComparisonPlan, runs: Mapping[str, Sequence[Run]]) -> list[Check]:
     """What a run and its forks must have in common for their difference to be that of what was changed."""
+    return _checks(plan, runs, lambda every: (_first_draws(runs), _last_step(every)))
+
+
+def _checks(
+    plan: ComparisonPlan, runs: Mapping[str, Sequence[Run]], own: Callable[[Sequence[Run]], Iterable[Check]]
+) -> list[Check]:
+    """`own`: the draws and the budget, which a kind of comparison has in common in a way of its own."""
     every = [run for each in runs.values() for run in each]
     if not every:
         return []
@@ -44,8 +41,7 @@ def fork_checks(plan: ComparisonPlan, runs: Mapping[str, Sequence[Run]]) -> list
         Check("task", True, type(plan.contenders[0].config.task).__name__),
         seeds(plan, runs),
         *_recorded_alike(every),
-        _first_draws(runs),
-        _last_step(every),
+        *own(every),
         _recorded("machine and versions", every, _computed_with),
     ]
 

@@ -73,9 +73,7 @@ def held_out_change(rows: Sequence[Row]) -> Change | None:
     before, after = (number(row, f"held_out/{name}") for row in (first, last))
     low, high = _newcombe(first, last) if is_right_or_wrong else _rough(first, last)
     steps = int(number(last, "step") - number(first, "step"))
-    return Change(
-        f"held-out {name}", before, after, low, high, steps, 0 <= min(before, after) <= max(before, after) <= 1
-    )
+    return Change(f"held-out {name}", before, after, low, high, steps, _is_share(before, after))
 
 
 def sampled_change(rows: Sequence[Row]) -> Change | None:
@@ -89,8 +87,7 @@ def sampled_change(rows: Sequence[Row]) -> Change | None:
     half = math.hypot(*(number(row, "held_out/mean_half_width") for row in (first, last)))
     steps, gain = int(number(last, "step") - number(first, "step")), after - before
     measure = f"held-out mean of {number(last, 'held_out/k'):.0f} samples"
-    is_share = 0 <= min(before, after) <= max(before, after) <= 1
-    return Change(measure, before, after, gain - half, gain + half, steps, is_share)
+    return Change(measure, before, after, gain - half, gain + half, steps, _is_share(before, after))
 
 
 def training_change(rows: Sequence[Row]) -> Change | None:
@@ -100,9 +97,13 @@ def training_change(rows: Sequence[Row]) -> Change | None:
         return None if known else _loss_change(rows)
     first, last = ([number(row, "outcome") for row in part] for part in (known[:EARLY], known[-EARLY:]))
     before, after, half = mean(first), mean(last), math.hypot(half_width(first), half_width(last))
-    steps, is_share = int(number(known[-1], "step")), 0 <= min(first + last) <= max(first + last) <= 1
-    gain = after - before
-    return Change("the outcome in training", before, after, gain - half, gain + half, steps, is_share)
+    steps, gain = int(number(known[-1], "step")), after - before
+    measure, is_share = "the outcome in training", _is_share(*first, *last)
+    return Change(measure, before, after, gain - half, gain + half, steps, is_share)
+
+
+def _is_share(*values: float) -> bool:
+    return 0 <= min(values) <= max(values) <= 1
 
 
 def _loss_change(rows: Sequence[Row]) -> Change | None:

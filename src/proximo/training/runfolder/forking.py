@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from proximo.rewards.judges.judge import FOLDER as VERDICTS
-from proximo.storage.folders import MANIFEST, PARTIAL, complaints, write_file, write_folder
+from proximo.storage.folders import MANIFEST, complaints, new_folder, write_file, write_folder
 from proximo.storage.lines import Lines
 from proximo.training.learner.named_tensors import read_tensors, write_tensors
 from proximo.training.learner.optimizer import MASTER
@@ -63,10 +63,7 @@ def fork(run: Path, folder: Path, checkpoint: Path, *, fresh_optimizer: bool = F
         return None
     if lost := lost_rows(run, checkpoint):
         raise ValueError(f"{run}/{lost[0]}: restore the complete file")
-    partial = folder.with_name(f".{folder.name}.fork{PARTIAL}")  # a name that nobody gives to a folder of theirs
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
+    with new_folder(folder) as partial:
         _copy_rows(run, partial, checkpoint)
         target = place(partial / CHECKPOINTS, step_of(checkpoint))
         write_folder(target, lambda path: _copy_checkpoint(checkpoint, path, fresh_optimizer))
@@ -74,12 +71,6 @@ def fork(run: Path, folder: Path, checkpoint: Path, *, fresh_optimizer: bool = F
         # The machine stays the run's: other numbers of threads would change the last digits.
         own = record | facts() | {"machine": record["machine"], "attempts": [], FORK: whole}
         write_file(partial / "run.json", (json.dumps(own, indent=2) + "\n").encode())
-        if folder.is_dir():
-            folder.rmdir()
-        partial.rename(folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     return other_code(record["attempts"])
 
 

@@ -3,7 +3,6 @@ may not fetch anything."""
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +13,7 @@ from proximo.insight.view.bundle.answers import algorithms_of, of_run, of_step, 
 from proximo.insight.view.bundle.scripts import one_script
 from proximo.insight.view.files import STATIC, page_files
 from proximo.insight.view.overview import Runs
-from proximo.storage.folders import PARTIAL
+from proximo.storage.folders import new_folder
 from proximo.storage.lines import plain
 
 DEFAULT_STEPS = 8
@@ -37,18 +36,8 @@ def write_bundle(
     """Write the page of all runs in these folders; returns what is in it. The folder must be new or empty, and has the
     whole page or nothing. `claims`: rows of the atlas."""
     listed, runs = _found(folders, load_code)
-    out = out.absolute()
-    partial = out.with_name(f".{out.name}{PARTIAL}")
-    shutil.rmtree(partial, ignore_errors=True)  # of a writer that was killed
-    try:
-        index = _write_all(partial, listed, runs, choose, claims)
-        if out.is_dir():
-            out.rmdir()
-        partial.rename(out)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    return index
+    with new_folder(out) as folder:
+        return _write_all(folder, listed, runs, choose, claims)
 
 
 def _write_all(
