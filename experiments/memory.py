@@ -219,7 +219,7 @@ def rows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     policy, judge = write_models(shape, folder, options.device)
     _release(options.device)
     here: Card = card("auto" if options.device != "cpu" else "cpu")
-    for row in ROWS:
+    for row in (ROWS[number] for number in options.rows):
         _release(options.device)
         reset_peak(options.device)
         left, began = peak_bytes(options.device), time.perf_counter()
@@ -277,6 +277,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=512, help="of a prompt, and of a completion")
     parser.add_argument("--steps", type=int, default=2, help="measured steps, after one to warm up")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[*range(len(ROWS))], help="rows by number, in this order"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action="store_true", help="compile the layers, which takes longer to start")
     options = parser.parse_args(arguments)

@@ -1,6 +1,8 @@
 """Studies on answers of many lengths: sums worked out behind filler words."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from proximo.algorithms import DAPO, GRPO
 from proximo.maths.pieces.gates import Clip
@@ -22,23 +24,46 @@ from proximo.studies.measures import (
     rise,
 )
 from proximo.studies.study import Arm, Contrast, Study, Tuning
+from proximo.tensor_types import Float, Int
 
 BASE = in_world(LENGTH, replace(GRPO, kl=None))
 TUNING = Tuning((1e-4, 2e-4, 4e-4), (100, 101), SAMPLED_AREA)
 SEEDS = tuple(range(5))
-WORLD = "A model of about a million parameters and sums behind filler words that mean nothing: half of the answers are "
-"shorter than 32 tokens, a twentieth longer than 113."
+AGAIN = tuple(range(10, 15))
+"""Seeds of two studies whose first control could not come out: no result was seen with these before."""
+WORLD = (
+    "A model of about a million parameters and sums behind filler words that mean nothing: half of the answers are "
+    "shorter than 32 tokens, a twentieth longer than 113."
+)
 _LENGTH = growth("length", "growth of the length")
 _WRONG = growth("length_wrong", "growth of wrong answers")
 _LOOPS = over_run("loops", "loops", "share of the completions")
 _ENTROPY = rise("entropy", "rise of the entropy", "nats a token")
 _CUT = over_run("truncated", "cut off", "share of the completions")
-_SHORTER = Arm("penalty on length", changed(BASE, shape=LinearOverlong(0.05, limit=8)))
+
+
+@dataclass(frozen=True)
+class TokenBonus:
+    """A reward for every token, whatever the answer: what must make answers longer."""
+
+    coefficient: float = 0.05
+    """Reward of a token, in units of half the distance between right and wrong."""
+
+    def __call__(self, lengths: Int[Tensor, " B"], completion_limit: int, unit: float) -> Float[Tensor, " B"]:
+        return unit * self.coefficient * lengths.double()
+
+
+_LONGER = Arm("bonus on length", changed(BASE, shape=TokenBonus()))
 _SAME = Arm("sequence mean, one rate", BASE)
 _ROOMY = replace(BASE, sampling=SamplingOptions(temperature=1.0, max_tokens=160))
 """A limit that cuts off hardly any answer, so that length and reward are independent."""
 UNTRAINED = "before the first step nothing differs"
-PENALTY_SHOWS = Contrast("a penalty on each token shortens answers", _SHORTER.name, _SAME.name, _LENGTH, -0.25)
+BONUS_SHOWS = Contrast("a bonus on each token lengthens answers", _LONGER.name, _SAME.name, _LENGTH, 0.25)
+ANOTHER_CONTROL = (
+    "The first design had a penalty on length as its positive control. It could not come out: every arm halves its "
+    "answers, and the penalty was to halve them once more (−0.064, −0.219 to +0.090, 5 seeds). The control became a "
+    "bonus, which pulls the other way, and the seeds new ones; {rest}"
+)
 
 TOKEN_MEAN = Study(
     name="token-mean",
@@ -55,11 +80,11 @@ TOKEN_MEAN = Study(
         Arm("prompt mean", changed(BASE, weights=PromptMean()), tuned=True),
         Arm("constant length", changed(BASE, weights=ConstantLength()), tuned=True),
         _SAME,
-        _SHORTER,
+        _LONGER,
         Arm("sequence mean, limit 160", _ROOMY),
         Arm("token mean, limit 160", changed(_ROOMY, weights=TokenMean())),
     ),
-    seeds=SEEDS,
+    seeds=AGAIN,
     contrasts=(
         Contrast("wrong answers grow less with the token mean", "token mean", "sequence mean", _WRONG, -0.25, (39,)),
         Contrast("there are fewer loops", "token mean", "sequence mean", _LOOPS, -0.02, (39,)),
@@ -74,7 +99,7 @@ TOKEN_MEAN = Study(
             -0.25,
         ),
     ),
-    positive=(PENALTY_SHOWS,),
+    positive=(BONUS_SHOWS,),
     negative=(Contrast(UNTRAINED, "token mean", "sequence mean", BEFORE, 0.001),),
     measures=(
         SAMPLED_ACCURACY,
@@ -94,6 +119,12 @@ TOKEN_MEAN = Study(
     change="a model that repeats itself when it is lost.",
     run_seconds=100,
     tuning=TUNING,
+    afterwards=(
+        ANOTHER_CONTROL.format(
+            rest="with the first ones the difference in wrong answers' growth was −0.037 (−0.202 to +0.128), that in "
+            "loops −0.054 (−0.091 to −0.016)."
+        ),
+    ),
     quick_steps=20,
 )
 
@@ -113,16 +144,16 @@ OVERLONG = Study(
         Arm("soft", changed(_LIMITED, shape=SoftOverlong()), tuned=True),
         Arm("linear", changed(_LIMITED, shape=LinearOverlong(0.02, limit=24)), tuned=True),
         _SAME,
-        _SHORTER,
+        _LONGER,
     ),
-    seeds=SEEDS,
+    seeds=AGAIN,
     contrasts=(
         Contrast("a soft penalty learns more", "soft", "wrong", SAMPLED_AREA, 0.03, (8,)),
         Contrast("and shortens answers", "soft", "wrong", _LENGTH, -0.1, (8,)),
         Contrast("leaving cut-off answers out learns more", "left out", "wrong", SAMPLED_AREA, 0.03, (41,)),
         Contrast("its gradient is steadier", "left out", "wrong", UNSTEADY, -0.1, (41,)),
     ),
-    positive=(PENALTY_SHOWS,),
+    positive=(BONUS_SHOWS,),
     negative=(Contrast(UNTRAINED, "soft", "wrong", BEFORE, 0.001),),
     measures=(SAMPLED_ACCURACY, SAMPLED_AREA, _LENGTH, _CUT, UNSTEADY),
     curve="truncated",
@@ -135,6 +166,7 @@ OVERLONG = Study(
     change="answers that need their length.",
     run_seconds=80,
     tuning=TUNING,
+    afterwards=(ANOTHER_CONTROL.format(rest="no arm of this study but the tuning had been run."),),
     quick_steps=20,
 )
 
@@ -209,5 +241,10 @@ DAPO_LADDER = Study(
     change="longer runs, in which entropy collapses and groups die.",
     run_seconds=100,
     tuning=TUNING,
+    afterwards=(
+        "The sentence about the world's lengths was cut off in the stored design by a slip and was completed after "
+        "the runs; nothing else changed. The hash before: "
+        "35a6d164aceca936eb5339da2f293e1539ef1b35db832abb5f872cb08e66ed11.",
+    ),
     quick_steps=20,
 )
