@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from proximo.studies.atlas.claims import CLAIMS
 from proximo.studies.atlas.page import NO_VERDICT, NOT_RUN, PAGE, atlas, atlas_rows
 from proximo.studies.designs import STUDIES
@@ -55,6 +57,25 @@ def test_a_study_that_was_run_gives_its_claims_their_verdict(tmp_path):
         (tmp_path / f"{study.name}.json").write_text(json.dumps(facts | wrong))
         [row] = [row for row in atlas_rows(tmp_path) if row.claim.number == 19]
         assert row.verdict == NOT_RUN
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [
+        (-0.01, 0.0, "holds here"),  # nothing is lost without it
+        (0.03, 0.05, "holds here"),  # much is gained
+        (-0.06, -0.03, "does not hold here"),  # much is lost
+        (-0.03, 0.02, "not detectable at this size"),  # a loss is not excluded
+    ],
+)
+def test_what_is_not_needed_may_be_left_out_without_a_loss(tmp_path, low, high, word):
+    study = next(study for study in STUDIES if study.name == "kl")
+    interval = {"mean": (low + high) / 2, "low": low, "high": high, "half": (high - low) / 2}
+    found = {"what": "more without", "claims": [28], "verdict": "any", "unit": "share", "seeds": 5, "counts": 0.02}
+    facts = {"hash": design_hash(study), "complete": True, "contrasts": [found | interval]}
+    (tmp_path / "kl.json").write_text(json.dumps(facts))
+    [row] = [row for row in atlas_rows(tmp_path) if row.claim.number == 28]
+    assert row.verdict == word
 
 
 def test_the_page_is_what_is_known():

@@ -28,6 +28,9 @@ class Claim:
     """Page that has it, seen from docs/studies."""
     reason: str = ""
     """Why it is not measured at this size, and what size would do."""
+    not_needed: bool = False
+    """Whether the claim is that something is not needed. Its contrast measures what leaving it out brings, so the claim
+    holds where the interval excludes a loss as large as what counts, and not only where there is a gain."""
 
 
 # fmt: off
@@ -59,7 +62,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(25, "otherwise SAPO turns into GRPO", "retelling of SAPO", "exactly wrong", "the gate is A·r·sech² of each token at any spread; GRPO's is 0 or 1. Neither is a limit of the other", "pytest tests/maths/test_laws.py", "../algorithms/sapo.md"),
     Claim(26, "entropy collapses because advantages are uniform", "retelling of DAPO"),
     Claim(27, "one noisy reward function hurts, several help", "retelling of DAPO"),
-    Claim(28, "reasoning needs no KL term", "DAPO §2.3"),
+    Claim(28, "reasoning needs no KL term", "DAPO §2.3", not_needed=True),
     Claim(29, "old and new policy use different experts", "GSPO §5.3", "holds here", "one update changes 1.2 % of the chosen experts at 1e-3 and 6.5 % at 3e-3 (8 seeds; the paper has about 10 % in a model of 30 B)", "python -m experiments.moe_stability --learning-rate 3e-3 --seeds 0 1 2 3 4 5 6 7", MOE),
     Claim(30, "GSPO gives every token of a completion the same weight", "GSPO §4.2", "exact", "to rounding (3e-17)", "pytest tests/maths/test_laws.py", "../algorithms/gspo.md"),
     Claim(31, "GSPO steadies dense models too", "retelling of GSPO"),

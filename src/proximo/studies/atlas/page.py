@@ -1,6 +1,7 @@
 """The atlas: every claim of the field with its verdict so far, as one page."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from proximo.studies.atlas.claims import CLAIMS, Claim
 from proximo.studies.designs import STUDIES
 from proximo.studies.page import signed, table
 from proximo.studies.study import Study, design_hash
+from proximo.studies.verdict import Difference, verdict
 
 PAGE = "index.md"
 NOT_RUN = "not run yet"
@@ -83,10 +85,21 @@ def _answer(claim: Claim, known: list[tuple[Study, dict[str, Any]]]) -> tuple[st
         if each["mean"] is not None and each["low"] is not None
     ]
     first = asked[0]
+    if claim.not_needed and first["verdict"] != "no verdict":
+        return _without(first), "; ".join(numbers)
     visible = first.get("visible", first["half"])  # pages from before shares had intervals of their own
     seen = f": {signed(visible).lstrip('+')} {first['unit']} could have been seen"
     word = first["verdict"] + (seen if first["verdict"] == "not detectable at this size" else "")
     return word, "; ".join(numbers) + (f". Elsewhere: {claim.found}" if claim.found else "")
+
+
+def _without(contrast: dict[str, Any]) -> str:
+    """The verdict on a claim that something is not needed, from the contrast that leaves it out."""
+    ends = (contrast["mean"], contrast["low"], contrast["high"])
+    loss = verdict(Difference((), *ends, visible=math.nan), -contrast["counts"])
+    return {
+        "holds here": "does not hold here", "does not hold here": "holds here", "contrary": "holds here"
+    }.get(loss, loss)  # fmt: skip
 
 
 def _anchor(claim: Claim) -> str:
