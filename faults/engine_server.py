@@ -151,6 +151,7 @@ class Server:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model")
+    parser.add_argument("--host")
     parser.add_argument("--port", type=int)
     given, _ = parser.parse_known_args()
     torch.set_num_threads(1)
@@ -178,6 +179,6 @@ def main() -> None:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", given.port), Handler)
+    server = ThreadingHTTPServer((given.host, given.port), Handler)
     (Path(os.environ[PLANTED]) / f"pid-{os.getpid()}").touch()
     server.serve_forever()

@@ -27,7 +27,7 @@ from faults.processes import TRACEBACK, Child, Ended, descendants
 from faults.runs import Place, ledger_faults, small
 from proximo.algorithms import GRPO
 from proximo.fleet.options import Fleet
-from proximo.fleet.vllm import free_port
+from proximo.fleet.servers.server import free_port
 from proximo.maths import TokenTruncated
 from proximo.samplers import SamplingOptions
 from proximo.training.config import CheckpointOptions, EvaluationOptions
@@ -241,7 +241,7 @@ def forked_ranks(command: Sequence[str], ranks: int, more: dict[str, str], outpu
     from proximo.cli import main
     from proximo.distributed.launching import LAUNCHER
 
-    port, launcher = free_port(), str(os.getpid())
+    port, launcher = free_port("127.0.0.1"), str(os.getpid())
 
     def run_rank(rank: int) -> int:
         os.setpgid(0, 0)

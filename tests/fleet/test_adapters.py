@@ -40,10 +40,10 @@ def test_engines_start_with_what_is_under_the_adapter():
     assert all(torch.equal(found[name], each) for name, each in policy.whole.items())
     assert pushed_rank(policy.model) == 4
     flags = {"dtype": "float32", "length": None, "slots": 1, "sync": "adapter", "tensor_parallel": 1}
-    arguments = server_arguments("m", 1, **flags, adapter_rank=4)
+    arguments = server_arguments("m", **flags, adapter_rank=4)
     assert arguments[arguments.index("--max-lora-rank") + 1] == "8"
     assert "--weight-transfer-config" not in arguments
-    assert "--enable-lora" not in server_arguments("m", 1, **flags, adapter_rank=0)
+    assert "--enable-lora" not in server_arguments("m", **flags, adapter_rank=0)
 
 
 def test_what_cannot_be_pushed_is_refused(tmp_path):
@@ -59,7 +59,7 @@ class Answers(VllmEngine):
     """Answers without a server."""
 
     def __init__(self, status: int) -> None:
-        super().__init__("engine-0", "http://127.0.0.1:9", frozenset())
+        super().__init__("engine-0", frozenset(), url="http://127.0.0.1:9")
         self.status, self.asked = status, []
 
     def _told(self, method, path, body, deadline):

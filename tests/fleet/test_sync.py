@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from safetensors.torch import load_file
 from proximo.fleet.buckets import Layout, packed, unpacked
 from proximo.fleet.servers.server import KEEPER, Server
 from proximo.fleet.sync import in_parallel, write_weights
+from tests.waiting import is_running, wait_until
 
 NAMED = [
     ("a", torch.arange(3, dtype=torch.bfloat16)),
@@ -58,20 +58,6 @@ def test_a_signal_stops_engines_that_are_waited_for():
     assert stopped.is_set()
 
 
-def is_running(number: int) -> bool:
-    try:
-        return Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(what) -> None:
-    until = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 FAMILY = """
 import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -80,7 +66,8 @@ time.sleep(600)
 """
 
 
-def test_the_end_of_the_pipe_ends_the_whole_group():
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_the_end_of_the_pipe_ends_the_whole_group(is_killed):
     keeper = subprocess.Popen(
         [sys.executable, str(KEEPER), sys.executable, "-c", FAMILY],
         stdin=subprocess.PIPE,
@@ -91,6 +78,8 @@ def test_the_end_of_the_pipe_ends_the_whole_group():
     assert keeper.stdin is not None
     numbers = [int(each) for each in keeper.stdout.readline().split()]
     assert all(map(is_running, numbers))
+    if is_killed:  # as Ray does with the children of a process that is gone
+        keeper.kill()
     keeper.stdin.close()  # as it is when the run is killed
     keeper.wait()
     keeper.stdout.close()

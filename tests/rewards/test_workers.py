@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from contextvars import copy_context
 from pathlib import Path
@@ -21,10 +20,9 @@ from proximo.rewards.grading import grading as current_grading
 from proximo.rewards.processes import KEPT_OUTPUT, Output
 from proximo.types import Completion, Problem
 from tests import ROOT
+from tests.waiting import SOON, is_running, wait_until
 
 FILE = ROOT / "tests/rewards/hostile_rewards.py"
-SOON = 300.0
-"""Seconds; nothing waits so long unless it is broken."""
 
 
 @pytest.fixture(autouse=True)
@@ -45,20 +43,6 @@ def children(of: int | None = None) -> list[int]:
         if int(fields[1]) == (of or os.getpid()) and fields[0] != "Z":
             found.append(int(entry.parent.name))
     return found
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(condition) -> None:
-    until = time.monotonic() + SOON
-    while not condition():
-        assert time.monotonic() < until, "waited too long"
-        time.sleep(0.02)
 
 
 def said(texts: Sequence[str]) -> list[Completion]:
@@ -110,7 +94,7 @@ def test_what_hangs_is_killed(what: str, tmp_path: Path):
     assert kinds() == {"time": 1}
     hung = int((tmp_path / "begun").read_text())
     assert not (tmp_path / "ended").exists()
-    assert not is_alive(hung)
+    assert not is_running(hung)
 
 
 @pytest.mark.parametrize(("what", "kind"), [("stops its keeper", "time"), ("stops its keeper and leaves", "died")])
@@ -120,7 +104,7 @@ def test_a_keeper_that_is_stopped_saves_nothing(what: str, kind: str, tmp_path: 
     assert kinds() == {kind: 1}
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 5
-    assert not any(map(is_alive, pids))
+    assert not any(map(is_running, pids))
 
 
 @pytest.mark.parametrize(
@@ -285,7 +269,7 @@ def test_a_worker_that_grows_is_replaced_before_it_fails():
 def test_a_worker_that_leaves_processes_behind_is_replaced():
     pids = [scores(["1"], function="leaves_processes")[0] for _ in range(workers.MAX_CHILDREN + 2)]
     assert len(set(pids)) == 2
-    assert not is_alive(int(pids[0]))
+    assert not is_running(int(pids[0]))
 
 
 def test_a_worker_is_replaced_after_many_calls(monkeypatch: pytest.MonkeyPatch):
@@ -327,7 +311,7 @@ def test_a_signal_in_the_middle_of_a_call_leaves_no_stale_answer(tmp_path: Path)
         sender.join()
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert not is_alive(int(begun.read_text()))
+    assert not is_running(int(begun.read_text()))
     assert scores(["2"]) == [2.0]
     # Also of the very worker that was killed; into whatever has its numbers now nothing is written.
     victims = [(tmp_path / f"victim{number}").open("wb") for number in range(10)]
@@ -437,7 +421,7 @@ def test_no_process_outlives_the_trainer(what: str, end: str, tmp_path: Path):
         if end == "kill":
             wait_until((tmp_path / "begun").exists)
             pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-            assert all(map(is_alive, pids))
+            assert all(map(is_running, pids))
             trainer.kill()
         _, complaint = trainer.communicate(timeout=2 * SOON)
     finally:
@@ -446,7 +430,7 @@ def test_no_process_outlives_the_trainer(what: str, end: str, tmp_path: Path):
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 5
     assert (b"the run broke" in complaint) == (end == "raise")
-    wait_until(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: not any(map(is_running, pids)))
 
 
 # Our own graders

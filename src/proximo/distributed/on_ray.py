@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from proximo.distributed.launching import LAUNCHER, NOTES, Processes, Start
@@ -52,9 +53,14 @@ class RankProcess:
         return status if status is None or status < 256 - signal.NSIG else status - 256
 
     def signal(self, number: int) -> None:
-        """To the rank itself, which is the keeper's only child."""
-        [child] = open(f"/proc/{self._keeper.pid}/task/{self._keeper.pid}/children").read().split()  # noqa: SIM115
-        os.kill(int(child), number)
+        """To the rank itself, which the keeper's only child keeps."""
+        os.kill(_child(_child(self._keeper.pid)), number)
+
+
+def _child(pid: int) -> int:
+    """The only child of a process."""
+    [child] = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
 
 
 class RayRank:

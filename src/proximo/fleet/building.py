@@ -17,8 +17,9 @@ from proximo.fleet.engine import Engine
 from proximo.fleet.fleet import FleetSampler
 from proximo.fleet.options import Fleet
 from proximo.fleet.servers.adapters import base_weights, pushed_rank
+from proximo.fleet.servers.server import Starts, start_here
 from proximo.fleet.sync import make_sync, write_weights
-from proximo.fleet.vllm import WITH_ADAPTERS, Command, VllmEngine, free_port, server_arguments
+from proximo.fleet.vllm import WITH_ADAPTERS, Command, VllmEngine, server_arguments
 from proximo.models.positions import reach_of
 from proximo.samplers import SampledPolicy
 from proximo.samplers.partial import end_tokens
@@ -68,7 +69,7 @@ def _vllm(
 ) -> Callable[[str, int], Engine]:
     ends = end_tokens(policy.model, tokenizer)
     if options.urls:
-        return lambda name, place: VllmEngine(name, options.urls[place], ends)
+        return lambda name, place: VllmEngine(name, ends, url=options.urls[place])
     python = options.python or sys.executable
     if shutil.which(python) is None:
         raise ValueError(f"sampler.python is {python}, which cannot be executed: name a Python that has vLLM")
@@ -77,6 +78,7 @@ def _vllm(
             'sampler.engine is "vllm", which this Python lacks: pip install "proximo[vllm]", or name a Python that has '
             "it in sampler.python"
         )
+    starts = start_here if options.cluster == "local" else _on_ray(options)
     folder = scratch / "model"
     folder.mkdir()
     write_model(folder, policy, tokenizer, only_base=adapter_rank > 0)
@@ -84,10 +86,8 @@ def _vllm(
     reach = reach_of(policy.model.config)
 
     def make(name: str, place: int) -> Engine:
-        port = free_port()
         arguments = server_arguments(
             str(folder),
-            port,
             dtype=str(policy.model.dtype).removeprefix("torch."),
             length=None if reach is None else reach.tokens,
             slots=slots,
@@ -98,10 +98,16 @@ def _vllm(
         if options.kv_cache_mb is not None:
             arguments += ["--kv-cache-memory-bytes", str(options.kv_cache_mb << 20)]
         environment = places[place] | (WITH_ADAPTERS if adapter_rank else {})
-        command = Command(python, [*arguments, *options.arguments], environment)
-        return VllmEngine(name, f"http://127.0.0.1:{port}", ends, command)
+        command = Command(python, [*arguments, *options.arguments], environment, starts)
+        return VllmEngine(name, ends, command=command)
 
     return make
+
+
+def _on_ray(options: Fleet) -> Starts:
+    from proximo.fleet.servers.on_ray import OnRay
+
+    return OnRay(options.address, options.tensor_parallel)
 
 
 def write_model(
@@ -117,11 +123,13 @@ def write_model(
 
 
 def _places(options: Fleet, policy: SampledPolicy) -> list[dict[str, str]]:
-    """The environment of each engine: threads on a CPU, or GPUs besides the learner's."""
+    """The environment of each engine: threads on a CPU, or GPUs besides the learner's; Ray shows each its own."""
     device = policy.model.device
     if device.type == "cpu":
         threads = str(torch.get_num_threads())
         return [{"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": threads}] * options.engines
+    if options.cluster == "ray":
+        return [{}] * options.engines
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
     others = [each for number, each in enumerate(visible.split(",")) if number != (device.index or 0)]
     size, needed = options.tensor_parallel, options.engines * options.tensor_parallel

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proximo.fleet.engine import Engine, EngineLost
+from proximo.fleet.servers.server import free_port
 from proximo.fleet.sync import Weights, in_parallel, own_address
-from proximo.fleet.vllm import free_port
 
 
 class Nccl:
@@ -50,7 +50,7 @@ class _Sender:
             def __iter__(self):
                 return sender._weights()
 
-        info = NCCLTrainerInitInfo(own_address(), free_port(), 1 + engine.workers(), rank=0)
+        info = NCCLTrainerInitInfo(own_address(), free_port(""), 1 + engine.workers(), rank=0)
         self._trainer = WeightTransferTrainerFactory.trainer_init(info, client=self, source=Source())
 
     def send(self, weights: Weights, version: int) -> None:

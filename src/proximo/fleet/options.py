@@ -53,6 +53,12 @@ class Fleet:
     """Size of each engine's KV cache in MB. None: vLLM decides."""
     python: str = ""
     """Python with vLLM to start servers with. Empty: the Python of this process."""
+    cluster: Literal["local", "ray"] = "local"
+    """Where servers are started. `local`: on this machine. `ray`: spread over the nodes of a Ray cluster, which all see
+    the folder for temporary files (TMPDIR) and have the same Python; one that is lost starts again where there is
+    room."""
+    address: str = "auto"
+    """Address of the Ray cluster, such as 10.0.0.1:6379; `ray` only. auto: the one that this machine belongs to."""
     arguments: tuple[str, ...] = ()
     """Further arguments for servers that the run starts, such as "--enforce-eager"."""
 
@@ -71,6 +77,12 @@ class Fleet:
         for name, reason in REFUSED.items():
             if name.replace("_", "-") in given:
                 raise ValueError(f"sampler.arguments has {name}, which is refused: {reason}; leave it out")
+        if self.cluster == "local" and self.address != "auto":
+            raise ValueError(
+                f'sampler.address is {self.address!r}, but sampler.cluster is "local": use "ray", or leave it out'
+            )
+        if self.cluster == "ray" and (self.urls or self.engine == "embedded"):
+            raise ValueError('sampler.cluster is "ray", which starts servers: use engine = "vllm" and leave out urls')
         if self.engine == "embedded" and (self.urls or self.sync in ("nccl", "adapter")):
             raise ValueError('sampler.engine is "embedded": leave out urls, and use sync = "folder" or "gloo"')
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from proximo.fleet.engine import Draw, EngineLost, Generated, Health, PauseMode, Span
-from proximo.fleet.servers.server import Server
+from proximo.fleet.servers.server import Running, Starts, start_here
 from proximo.samplers import SamplingOptions
 
 SPOKEN = "0.32."
@@ -41,12 +41,13 @@ class VllmEngine:
 
     repeats = False
 
-    def __init__(self, name: str, url: str, ends: frozenset[int], command: "Command | None" = None) -> None:
-        """`ends` are tokens that end a completion. `command` starts the server; None: it is running."""
+    def __init__(self, name: str, ends: frozenset[int], *, url: str = "", command: "Command | None" = None) -> None:
+        """`ends` are tokens that end a completion. `url` is that of a server that is running; else `command` starts
+        one."""
         self._name, self._ends, self._command = name, sorted(ends), command
         parts = urlsplit(url)
         self._address, self._is_https = parts.netloc, parts.scheme == "https"
-        self._server: Server | None = None
+        self._server: Running | None = None
         self._open: set[HTTPConnection] = set()
         self._lock = threading.Lock()
         self._stopped = False
@@ -60,7 +61,7 @@ class VllmEngine:
     def start(self, deadline: float) -> None:
         until = time.monotonic() + deadline
         if self._command is not None:
-            self._server = self._command.start()
+            self._server, self._address = self._command.start(deadline)
         while True:
             if self._server is not None and not self._server.is_running:
                 raise EngineLost(f"{self._name} ended while it started: {self._server.last_lines()}")
@@ -225,14 +226,21 @@ def _number(version: str | None) -> int:
 
 
 class Command:
-    """How a server is started: the arguments of vLLM and the environment."""
+    """How a server is started: the arguments of vLLM, the environment, and where."""
 
-    def __init__(self, python: str, arguments: list[str], environment: dict[str, str]) -> None:
+    def __init__(
+        self, python: str, arguments: list[str], environment: dict[str, str], starts: Starts = start_here
+    ) -> None:
         self._command = [python, "-m", "vllm.entrypoints.openai.api_server", *arguments]
-        self._environment = QUIET | environment
+        self._environment, self._starts = QUIET | environment, starts
 
-    def start(self) -> Server:
-        return Server(self._command, self._environment)
+    def start(self, deadline: float) -> tuple[Running, str]:
+        """The server, and the address and port at which it will listen."""
+
+        def listening(address: str, port: int) -> list[str]:
+            return [*self._command, "--host", address, "--port", str(port)]
+
+        return self._starts(listening, self._environment, deadline)
 
 
 QUIET = {
@@ -250,14 +258,8 @@ ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM makes room for."""
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 def server_arguments(
     model: str,
-    port: int,
     *,
     dtype: str,
     length: int | None,
@@ -275,8 +277,6 @@ def server_arguments(
         arrives = ["--weight-transfer-config", json.dumps({"backend": sync})]
     return [
         *("--model", model),
-        *("--host", "127.0.0.1"),
-        *("--port", str(port)),
         *("--dtype", dtype),
         *("--max-model-len", "auto" if length is None else str(length)),
         *("--generation-config", "vllm"),  # needed: the model's own would change temperature and top_p

@@ -1,7 +1,8 @@
 """Runs a command in a process group of its own, and ends the whole group when the process that asked for it is gone.
 
 Run as a script, with the standard library alone: `python keeper.py command …`, with a pipe as its standard input. The
-end of that pipe, which also comes when the other side is killed, ends the group.
+end of that pipe, which also comes when the other side is killed, ends the group. Ray, too, ends the children of a
+process that is gone, by SIGKILL, and only them: so a child of the script keeps the command, and the script waits.
 """
 
 import os
@@ -16,6 +17,8 @@ SECONDS = 5.0
 
 
 def main(command: list[str]) -> int:
+    if os.fork():
+        return os.waitstatus_to_exitcode(os.wait()[1])
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     ended = os.pidfd_open(child.pid)
     select.select([sys.stdin, ended], [], [])

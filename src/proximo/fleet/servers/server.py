@@ -2,12 +2,14 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from proximo import version
 
@@ -15,6 +17,34 @@ PACKAGE = Path(version.__file__).parent
 KEEPER = Path(__file__).parent / "keeper.py"
 LAST_LINES = 5
 """Lines of the log that an error shows."""
+
+
+class Running(Protocol):
+    """A server that was started, on this machine or on a node of a cluster."""
+
+    @property
+    def is_running(self) -> bool: ...
+
+    def last_lines(self) -> str: ...
+
+    def kill(self) -> None: ...
+
+
+Listening = Callable[[str, int], Sequence[str]]
+"""The command of a server, given the address and the port at which it is to listen."""
+Starts = Callable[[Listening, dict[str, str], float], tuple[Running, str]]
+"""Starts a server, given its command, environment and the seconds there are for it; with it, address and port."""
+
+
+def start_here(command: Listening, environment: dict[str, str], deadline: float) -> tuple[Running, str]:
+    """On this machine, for this machine alone."""
+    address, port = "127.0.0.1", free_port("127.0.0.1")
+    return Server(command(address, port), environment), f"{address}:{port}"
+
+
+def free_port(address: str) -> int:
+    with socket.create_server((address, 0)) as server:
+        return server.getsockname()[1]
 
 
 class Server:
