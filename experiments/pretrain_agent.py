@@ -11,6 +11,7 @@ import argparse
 import random
 import re
 import shutil
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -43,11 +44,11 @@ TEMPLATE = (
 )
 
 
-def agent_tokenizer() -> PreTrainedTokenizerFast:
+def agent_tokenizer(texts: Sequence[str] = WORDS) -> PreTrainedTokenizerFast:
     """A character is a token, and so are the roles and some texts."""
-    vocabulary = (*SYMBOLS, *ROLES, *WORDS)
+    vocabulary = (*SYMBOLS, *ROLES, *texts)
     model = Tokenizer(WordLevel({symbol: index for index, symbol in enumerate(vocabulary)}, unk_token=UNKNOWN))
-    words = "|".join(re.escape(word) for word in sorted(WORDS, key=len, reverse=True))
+    words = "|".join(re.escape(word) for word in sorted(texts, key=len, reverse=True))
     model.pre_tokenizer = Split(Regex(rf"{words}|[\s\S]"), behavior="isolated")
     model.decoder = Fuse()
     tokenizer = PreTrainedTokenizerFast(

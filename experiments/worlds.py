@@ -1,10 +1,10 @@
 """Whether the five algorithms learn to use an environment's answers and a tool, with 95 % intervals over seeds.
 
-    python -m experiments.worlds [--processes 1] [--seeds 0 1 2] [--algorithms ppo …] [--worlds guessing calculator]
+    python -m experiments.worlds [--processes 1] [--seeds 0 1 2] [--algorithms ppo …] [--worlds guessing …]
         [--steps 60] [--out runs/worlds]
 
 Chance is measured, not assumed: `grpo, unanswered` is trained in the same world, except that wrong guesses get no hint
-and a call of the calculator ends the episode, so that it can only ignore its tool. The same command does the runs that
+and a call of a tool ends the episode, so that it can only ignore its tool. The same command does the runs that
 are missing, and needs nothing of the command line's packages.
 """
 
@@ -33,7 +33,12 @@ from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
 
 ALGORITHMS = {"ppo": PPO, "grpo": GRPO, "dapo": DAPO, "gspo": GSPO, "sapo": SAPO}
-WORLDS = {"guessing": presets.GUESSING, "calculator": presets.CALCULATOR}
+WORLDS = {
+    "guessing": presets.GUESSING,
+    "calculator": presets.CALCULATOR,
+    "words": presets.WORDS,
+    "python": presets.PYTHON,
+}
 VALUE = presets.PPO_ARITHMETIC.value
 UNANSWERED = "grpo, unanswered"
 """The contender that is told nothing."""
@@ -52,7 +57,7 @@ class Trial(NamedTuple):
     def config(self) -> RunConfig:
         name = self.contender.partition(",")[0]
         config = presets.with_algorithm(WORLDS[self.world], ALGORITHMS[name])
-        config = replace(config, value=VALUE if name == "ppo" else None, steps=self.steps, seed=self.seed)
+        config = replace(config, value=VALUE if name == "ppo" else None, steps=self.steps, seed=self.seed, device="cpu")
         return replace(config, environment=_silent(config.environment)) if self.contender == UNANSWERED else config
 
 

@@ -143,6 +143,25 @@ CALCULATOR = replace(
     environment=MultiTurn(tools=("proximo.worlds:calculate",), max_turns=3),
     sampling=SamplingOptions(max_tokens=48),
 )
+WORDS = replace(
+    _GAME,
+    model="tiny-words",
+    task=Guessing("word"),
+    environment=MultiTurn("proximo.worlds:WordGuessing", max_turns=3, max_turn_tokens=6, reward_range=(0.0, 1.0)),
+    sampling=SamplingOptions(max_tokens=48),
+    steps=30,
+)
+PYTHON = replace(
+    _GAME,
+    model="tiny-python",
+    task=Arithmetic(operations=("+", "-", "*"), digits=2, terms=3, held_out=200, chat=True),
+    environment=MultiTurn(tools=("proximo.worlds:run_python",), max_turns=3, max_answer_tokens=16),
+    sampling=SamplingOptions(max_tokens=80),
+    # Fewer episodes than in other games: each call starts a Python.
+    training=replace(_GAME.training, groups=8),
+    evaluation=replace(_GAME.evaluation, problems=100, samples=2),
+    steps=40,
+)
 
 PIPELINE_DEMO = PipelineConfig(
     sft=FitOptions(epochs=3.0, batch=32, learning_rate=1e-3, warmup_steps=20),
@@ -173,6 +192,8 @@ PRESETS = (
     Preset("smollm-arithmetic", SMOLLM_ARITHMETIC, "one-digit sums with SmolLM2-135M; needs the extra smollm"),
     Preset("guessing", GUESSING, "guess a number in three turns, told higher or lower; a minute or two on a CPU"),
     Preset("calculator", CALCULATOR, "products of two-digit numbers with a calculator as a tool; minutes on a CPU"),
+    Preset("words", WORDS, "guess a word in three turns, told which letters are right; a minute or two on a CPU"),
+    Preset("python", PYTHON, "calculations by programs that run in the sandbox as a tool; minutes on a CPU"),
     Preset("length", LENGTH, "sums answered after filler words, to see what training does to length; minutes on a CPU"),
     Preset("chain", CHAIN, "running sums of 1 to 16 written steps, with accuracy for each number; minutes on a CPU"),
     Preset("chain-process", CHAIN_PROCESS, "the same with GRPO and process supervision: every written step is graded"),

@@ -9,6 +9,7 @@ import pytest
 
 from proximo import toml
 from proximo.cli import main
+from proximo.environments import MultiTurn
 from proximo.models import loading, tiny_model, tiny_tokenizer
 from proximo.planning import cards
 from proximo.rewards import ExactMatch, FormatReward
@@ -220,3 +221,18 @@ def test_flags_of_a_file_apply_to_each_source(folder, tmp_path, monkeypatch, cap
     for each in task.sources:
         assert isinstance(each.task, File)
         assert (each.task.chat, each.task.held_out, each.task.template) == (False, 0.5, "{question}=")
+
+
+def test_data_for_an_environment_that_rewards_need_no_answers(folder, tmp_path, capsys):
+    data = tmp_path / "asked.jsonl"
+    data.write_text("".join(f'{{"prompt": "{n}>"}}\n' for n in range(20)))
+    command = ["train", "--model", folder, "--data", str(data), "--environment.type", "MultiTurn"]
+    played = ["--environment.path", "tests.environments.worlds:Parity", "--environment.max-turn-tokens", "3"]
+    assert main([*command, *played, "--dry-run"]) == 0
+    config = toml.loads(capsys.readouterr().out, RunConfig)
+    assert isinstance(config.task, File)
+    assert config.task.reward is None
+    assert config.environment == MultiTurn("tests.environments.worlds:Parity", max_turn_tokens=3)
+    with pytest.raises(SystemExit):  # tools reward nothing
+        main([*command, "--environment.tools", "proximo.worlds:calculate", "--dry-run"])
+    assert "with no answers in" in capsys.readouterr().err

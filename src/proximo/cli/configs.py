@@ -7,7 +7,7 @@ from pathlib import Path
 
 from proximo import explain, toml
 from proximo.algorithms import Algorithm
-from proximo.cli.data import DATA_FLAGS, take_task
+from proximo.cli.data import DATA_FLAGS, is_rewarded, take_environment, take_task
 from proximo.cli.flags import asks_for_help, changed, read_flags, read_number, refuse, said_later, take
 from proximo.cli.parsing import nearest
 from proximo.defaults import Default, defaults_for, facts_of, kept, with_defaults
@@ -32,8 +32,9 @@ def base_config(arguments: list[str], default: RunConfig = ARITHMETIC) -> RunCon
         config = with_named(config, named_algorithm("--algorithm", name))
     if judge is not None:
         config = _with_judge(config, judge, take(arguments, "--rewards.task"))
-    task = take_task(arguments, config.model, config.rewards)
-    return with_values(config if task is None else replace(config, task=task))
+    environment = take_environment(arguments, config.environment)
+    task = take_task(arguments, config.model, rewarded=is_rewarded(config.rewards, environment))
+    return with_values(config if task is None else replace(config, task=task, environment=environment))
 
 
 def run_config(

@@ -1,8 +1,10 @@
 """`--data` and `--eval-data`: the task of data that a person has, recognised and said line by line."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from proximo.cli.flags import as_flags, asks_for_help, refuse, say, take_several, take_switch
+from proximo.cli.flags import as_flags, asks_for_help, read_flags, refuse, say, take_several, take_switch
+from proximo.environments import Acting, EnvironmentOptions
 from proximo.models import load_tokenizer
 from proximo.models.shipped import resolve
 from proximo.rewards import ExactMatch
@@ -22,11 +24,37 @@ DATA_FLAGS = """data:
 TASK = "--task."
 
 
+@dataclass(frozen=True)
+class _Played:
+    """A config's environment alone, so that its flags can be read before the others are."""
+
+    environment: EnvironmentOptions
+
+
+def take_environment(arguments: list[str], environment: EnvironmentOptions) -> EnvironmentOptions:
+    """The environment of a config with what flags change in it, which are removed if --data is given: whether data
+    need answers depends on it."""
+    if take_several(list(arguments), "--data") is None or asks_for_help(arguments):
+        return environment
+    flags, others, is_its = [], [], False
+    for each in arguments:
+        is_its = each.startswith("--environment.") if each.startswith("--") else is_its
+        (flags if is_its else others).append(each)
+    arguments[:] = others
+    return read_flags(_Played(environment), flags, prog="proximo train")[0].environment
+
+
+def is_rewarded(rewards: RewardMix, environment: EnvironmentOptions) -> bool:
+    """Whether something else than the data's answers is rewarded."""
+    return rewards.task == 0 or (isinstance(environment, Acting) and environment.scores)
+
+
 def take_task(
-    arguments: list[str], model: str, rewards: RewardMix, held_out: float | None = None
+    arguments: list[str], model: str, *, rewarded: bool = False, held_out: float | None = None
 ) -> TaskOptions | None:
     """The task that --data names, removed from the arguments; None where it is not given. Flags of the task decide
-    what they name, and stay. `held_out` is the share that is held out where no flag says it."""
+    what they name, and stay. `rewarded` says whether something else than the data's answers is rewarded, `held_out`
+    the share that is held out where no flag says it."""
     data, evaluation = take_several(arguments, "--data"), take_several(arguments, "--eval-data")
     if (data is None and evaluation is None) or asks_for_help(arguments):
         return None
@@ -34,7 +62,7 @@ def take_task(
         refuse("--eval-data goes with --data: give the data to train on too")
     if _peeked(arguments, "type"):
         refuse("--data and --task.type: give one of them; --data chooses the task itself")
-    chosen = _chosen(arguments, rewards, held_out)
+    chosen = _chosen(arguments, rewarded, held_out)
     try:
         found = open_data(data, evaluation or (), chosen, chat=_has_chat_template(_model(arguments) or model))
     except ValueError as error:
@@ -69,7 +97,7 @@ def _take_applied(arguments: list[str], names: Sequence[str]) -> None:
                 take_several(arguments, flag)
 
 
-def _chosen(arguments: Sequence[str], rewards: RewardMix, held_out: float | None) -> Chosen:
+def _chosen(arguments: Sequence[str], rewarded: bool, held_out: float | None) -> Chosen:
     share = _peeked(arguments, "held-out")
     columns = _peeked(arguments, "answer-columns")
     named = _peeked(arguments, "chat-template-kwargs")
@@ -81,7 +109,7 @@ def _chosen(arguments: Sequence[str], rewards: RewardMix, held_out: float | None
         system=next(iter(_peeked(arguments, "system")), ""),
         chat=True if f"{TASK}chat" in arguments else False if f"{TASK}no-chat" in arguments else None,
         chat_template_kwargs={name: _value(text) for name, text in zip(named[::2], named[1::2], strict=False)},
-        has_reward=bool(_peeked(arguments, "reward.type")) or rewards.task == 0,
+        has_reward=bool(_peeked(arguments, "reward.type")) or rewarded,
     )
 
 

@@ -22,7 +22,6 @@ from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.preflight.calibration import calibrate
 from proximo.training.preflight.prompts import check_prompts
 from proximo.training.rating import PASS_RATE, Rated, rate, refuse_out
-from proximo.training.reward_mix import RewardMix
 
 HELP = f"""arguments of the command itself:
   DATA        file, pattern, folder or hub id, as in proximo train --data
@@ -69,7 +68,7 @@ def run(arguments: list[str]) -> int:
     elif not asks_for_help(arguments):
         refuse("rate needs data: proximo rate DATA --model MODEL --out FILE")
     default = RateConfig()
-    task = take_task(arguments, default.model, RewardMix(), held_out=1.0)
+    task = take_task(arguments, default.model, held_out=1.0)
     config = changed(
         default if task is None else RateConfig(task=task),
         arguments,

@@ -1,4 +1,5 @@
-"""Environments and tools that come with the package; `tiny-agent` can learn them in minutes."""
+"""Environments and tools that come with the package; `tiny-agent`, `tiny-words` and `tiny-python` can learn them in
+minutes."""
 
 from proximo.worlds.calculator import calculate
 from proximo.worlds.guessing import NumberGuessing, WordGuessing

@@ -1,11 +1,12 @@
 """`proximo eval`: measure the accuracy of one or more models, next to each other."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
-from proximo.cli.data import take_task
+from proximo.cli.data import is_rewarded, take_environment, take_task
 from proximo.cli.flags import changed, refuse, say, take, take_models, take_several, take_switch
 from proximo.door.evaluating import EvalConfig, evaluated, on_all, on_data, own_evaluation, task_name
 from proximo.evaluation.files import check_file, write_rows
@@ -76,8 +77,9 @@ def _on_given(own: EvalConfig, model: str, arguments: list[str]) -> EvalConfig:
         take_several(arguments, "--data")
         say(f"asked instead: every row of {data[0]}")
         return found
-    task = take_task(arguments, model, own.rewards, held_out=1.0)
-    return own if task is None else on_all(own, task)
+    played = replace(own, environment=take_environment(arguments, own.environment))
+    task = take_task(arguments, model, rewarded=is_rewarded(own.rewards, played.environment), held_out=1.0)
+    return own if task is None else on_all(played, task)
 
 
 def _evaluated(models: list[Candidate], config: EvalConfig, out: str | None) -> list[ModelResult]:
