@@ -191,8 +191,8 @@ def _processor(process: int) -> float:
 
 
 def _memory(process: int, which: str = "VmRSS") -> float:
-    text = Path(f"/proc/{process}/status").read_text()
-    return int(re.search(rf"{which}:\s+(\d+)", text)[1]) / 1000
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{which}:")) / 1000
 
 
 if __name__ == "__main__":
