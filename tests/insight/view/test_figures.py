@@ -163,6 +163,8 @@ def test_names_curves_and_ticks(window, page):
             rates: short("lr1e-4-b", "lr3e-4-b"), prefix: short("a", "a-b"), one: short("runs/" + "q".repeat(60)),
             inner: short("x".repeat(40) + "1" + "y".repeat(40), "x".repeat(40) + "2" + "y".repeat(40)),
             middle: names.middle("abcdefghij", 5), spread: ends.spread([5, 5, 9], 3, 0, 10),
+            fitting: [9, 30].map((most) => ends.fitting([
+                { label: "grpo · clip low", line: "clip low" }, { label: "a long one", line: "a long one" }], most)),
             mean: curves.movingMean([1, null, 3, 8], 3),
             flat: [[2, 2, 2, 2, 2], [2, 2, 2, 2], [2, 2, 2, 2, 3]].map((y) => curves.isFlat([{ y }])),
             ticks: [[0.001, 100], [0.1, 0.4], [2.6, 3.7]].map(([low, high]) => curves.logTicks(low, high)),
@@ -178,10 +180,23 @@ def test_names_curves_and_ticks(window, page):
     assert len(set(found["inner"])) == 2
     assert found["middle"] == "ab…ij"
     assert found["spread"] == [4, 7, 10]
+    assert found["fitting"] == [["clip low", "a long one"], ["grpo · clip low", "a long one"]]
     assert found["mean"] == [1, None, 5.5, 5.5]
     assert found["flat"] == [True, False, False]
     assert found["ticks"] == [[0.001, 0.01, 0.1, 1, 10, 100], [0.1, 0.15, 0.2, 0.3], [2.6, 2.8, 3, 3.2, 3.4, 3.6]]
     assert (found["windows"], found["own"]) == ([1, 5, 51], 11)
+
+
+def test_what_a_metric_means_is_told_when_it_is_known_only_after_its_numbers(window, page):
+    """What metrics mean comes with the facts about a run, whose numbers may be drawn before."""
+    held = []
+    window.page.route("**/api/run?*", lambda route: held.append(route))
+    window.page.goto(page.address(tab="all") + f"&run={name('grpo', 0)}")
+    window.until("() => document.querySelector('[data-chart=\"all:entropy\"]')")
+    assert window.page.locator("figure .note").count() == 0
+    for route in held:
+        route.continue_()
+    window.until("() => document.querySelector('[data-chart=\"all:entropy\"] .note')")
 
 
 SMALL = """() => [...document.querySelectorAll("button, select, summary, a[href], input[type=checkbox]")]

@@ -544,6 +544,9 @@ def test_on_a_phone_the_card_is_a_sheet_and_everything_is_large_enough_to_touch(
     window.until("() => !location.hash.includes('token')")
     settled(window)
     assert not window.page.is_visible(".aside")
+    opened(window, page, run="mixed", step=0)
+    cell = window.page.locator("tr[data-group='0'] .cell").last.bounding_box()
+    assert cell["x"] + cell["width"] <= 390  # the rewards are not cut off
     window.page.set_viewport_size(VIEWPORT)
     opened(window, page, run="known", step=0, group=0)
     assert window.page.locator(".sibling").first.bounding_box()["y"] < 480  # above the fold

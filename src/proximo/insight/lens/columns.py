@@ -15,14 +15,21 @@ from proximo.tensor_types import Bool, Float, Int
 MISALIGNED = "it is damaged: a column is not aligned with the tokens"
 
 
-class Columns:
-    """Columns of a rollout file by name. Each is read when it is asked for, so that at most one is in memory twice, as
-    the file has it and as a tensor."""
+SPELLED = "pieces.list.element"
+"""The texts of tokens: few different ones, which are read once, and a number for each token."""
 
-    def __init__(self, file: BinaryIO) -> None:
+
+class Columns:
+    """Columns of a rollout file by name. Each is read when it is asked for, so that few are in memory twice, as the
+    file has them and as tensors. `order` are columns that will be asked for in this order: two are read at a time, each
+    by a thread of its own."""
+
+    def __init__(self, file: BinaryIO, order: Sequence[str] = ()) -> None:
         file.seek(0)
-        self._file = pq.ParquetFile(file)
+        self._file = pq.ParquetFile(file, read_dictionary=[SPELLED])
         self._names = frozenset(self._file.schema_arrow.names)
+        self._order = [name for name in order if name in self._names]
+        self._ahead: dict[str, pa.Array] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
@@ -30,7 +37,13 @@ class Columns:
     def __getitem__(self, name: str) -> pa.Array:
         if name not in self._names:
             raise KeyError(name)
-        return self._file.read(columns=[name], use_threads=False).column(0).combine_chunks()
+        if (found := self._ahead.pop(name, None)) is not None:
+            return found
+        place = self._order.index(name) if name in self._order else len(self._order)
+        names = self._order[place : place + 2] or [name]
+        table = self._file.read(columns=names, use_threads=len(names) > 1)
+        self._ahead = {each: table.column(each).combine_chunks() for each in names}
+        return self._ahead.pop(name)
 
 
 class Pieces(Sequence[Sequence[str]]):
@@ -50,8 +63,10 @@ class Pieces(Sequence[Sequence[str]]):
     def __getitem__(self, row: slice) -> list[list[str]]: ...
 
     def __getitem__(self, row: int | slice) -> list[str] | list[list[str]]:
-        found = self._lists[row]
-        return found.to_pylist() if isinstance(row, slice) else found.as_py() or []
+        if isinstance(row, slice):
+            return self._lists[row].to_pylist()
+        own = self._lists.slice(range(len(self._lists))[row], 1).flatten()
+        return own.dictionary_decode().to_pylist()  # many times as fast as one by one
 
 
 class Rows:

@@ -108,7 +108,7 @@ class Chart {
   show(spec) {
     this.spec = spec;
     this.columns = columnsOf(spec);
-    const made = JSON.stringify([spec.title, spec.unit, this.page.axis, spec.isLog, spec.lines.map((line) => [line.key, line.label, line.colour, line.dash, line.isThin, Boolean(line.low), Boolean(line.smooth)])]);
+    const made = JSON.stringify([spec.title, spec.note, spec.unit, this.page.axis, spec.isLog, spec.lines.map((line) => [line.key, line.label, line.colour, line.dash, line.isThin, Boolean(line.low), Boolean(line.smooth)])]);
     if (made !== this.made) {
       this.made = made;
       this.build();

@@ -11,11 +11,19 @@ const ruler = document.createElement("canvas").getContext("2d");
 export function roomFor({ lines, stacked }, width) {
   const labelled = named(lines);
   if (stacked || labelled.length < 2 || labelled.length > 10) return { room: 10, letters: 0 };
-  const names = labelled.map(({ label, end }) => end ?? label);
-  const letters = Math.min(Math.max(...names.map((name) => name.length)), Math.floor((0.24 * width) / CHARACTER));
+  const most = Math.floor((0.24 * width) / CHARACTER);
+  const names = fitting(labelled, most);
+  const letters = Math.min(Math.max(...names.map((name) => name.length)), most);
   ruler.font = font(SIZE);
   const wide = names.map((name) => ruler.measureText(name.slice(0, letters)).width); // letters such as m and @ are
   return { room: 18 + Math.max(CHARACTER * letters, ...wide), letters };
+}
+
+/** Names of lines; without the run's, which colour and mark tell, if some would be cut. */
+export function fitting(lines, letters) {
+  const names = lines.map(({ label, end }) => end ?? label);
+  if (names.every((name) => name.length <= letters)) return names;
+  return names.map((name, place) => (name.endsWith(` · ${lines[place].line}`) ? lines[place].line : name));
 }
 
 const named = (lines) => lines.filter(({ isThin }) => !isThin);
@@ -105,11 +113,12 @@ function drawNames(plot, ends, { letters, ink, shorten }) {
   ctx.font = font(SIZE * ratio);
   ctx.textBaseline = "middle";
   ctx.textAlign = "left";
-  ends.forEach(([{ label, end, shade, colour }], place) => {
+  const names = fitting(ends.map(([line]) => line), letters);
+  ends.forEach(([{ shade, colour }], place) => {
     const x = bbox.left + bbox.width + 10 * ratio;
     mark(ctx, shade, colour, x - 3 * ratio, heights[place], 3 * ratio);
     ctx.fillStyle = ink;
-    ctx.fillText(shorten(end ?? label, letters), x + 3 * ratio, heights[place]);
+    ctx.fillText(shorten(names[place], letters), x + 3 * ratio, heights[place]);
   });
   ctx.restore();
 }

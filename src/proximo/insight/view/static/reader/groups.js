@@ -78,7 +78,7 @@ export function groupTable(step, { show, groups }, { narrow, open, go }) {
 
 function heads(show) {
   const inside = show?.by ? `rollouts by reward, with ${show.label.replace(/ first$/, "")}` : "rollouts by reward";
-  const names = [["group"], ["prompt"], ["wanted"], [inside], ["mean", "number"], ["no gradient", "number"], [""]];
+  const names = [["group"], ["prompt"], ["wanted", "wanted"], [inside], ["mean", "number"], ["no gradient", "number"], [""]];
   return element("thead", {}, element("tr", {}, ...names.map(([name, kind]) => element("th", { class: kind }, name))));
 }
 

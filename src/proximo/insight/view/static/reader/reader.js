@@ -13,7 +13,7 @@ import { pressed } from "./keys.js";
 import { lensTable, lensWords } from "./lens.js";
 import { unpackedRow } from "./rows.js";
 import { save } from "./saving.js";
-import { Sibling } from "./tokens.js";
+import { Sibling, paintAll } from "./tokens.js";
 
 const KEPT = { "/api/group": 4, "/api/why": 100 }; // cached responses; of other kinds
 const FEW = 16;
@@ -117,7 +117,8 @@ class Reader {
     if (turn !== this.turn) return;
     this.root.removeAttribute("aria-busy");
     this.tellReading(null);
-    this.root.dataset.shown = address; // for tests that wait for it
+    await this.painted;
+    if (turn === this.turn) this.root.dataset.shown = address; // for tests that wait for it
   }
 
   /** Steps and algorithms of the run; requested again at its last step, since a live run may have new ones. */
@@ -221,7 +222,8 @@ class Reader {
   paint() {
     const { step, siblings, go } = this;
     this.channel = channelNamed(this.state.channel);
-    siblings.forEach((sibling) => sibling.paint(this.channel, step.ranges[this.channel.name]));
+    const [job, range] = [(this.job = {}), step.ranges[this.channel.name]];
+    this.painted = paintAll(siblings, this.state.row, (sibling) => sibling.paint(this.channel, range), () => job === this.job);
     const counts = {};
     for (const { row } of siblings) for (const state of row.state) counts[state] = (counts[state] ?? 0) + 1;
     const [toggleSpaces, toggleMarkdown] = [() => this.toggleSpaces(), () => this.toggleMarkdown()];

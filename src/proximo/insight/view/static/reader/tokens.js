@@ -9,6 +9,7 @@ import { segments, turnBlock } from "./turns.js";
 const FIRST = 320; // spans of a completion that are created at once
 const MORE = 1024; // and that are added when its end becomes visible
 const BINS = 240;
+const [SLICE, FRAME] = [40, 20]; // milliseconds
 
 /** One completion: its answer and reward, its tokens, and the channel drawn over their positions. */
 export class Sibling {
@@ -149,7 +150,7 @@ export class Sibling {
     ];
     span.className = marks.filter(Boolean).join(" ");
     span.style.setProperty("--v", amount.toFixed(3));
-    span.dataset.state = state;
+    if (span.dataset.state !== state) span.dataset.state = state;
     span.dataset.value = value;
   }
 
@@ -216,6 +217,22 @@ export class Sibling {
       if (amount > most) [best, most] = [token, amount];
     }
     return best;
+  }
+}
+
+/** Paint the completion with the selected token first, then those on the screen, then the others. A large group is
+ * painted in slices, between which the browser can draw, for as long as `isStill` wanted. */
+export async function paintAll(siblings, selected, paint, isStill) {
+  const first = Math.max(siblings.findIndex(({ root }) => root.getBoundingClientRect().bottom > 0), 0);
+  const chosen = siblings.filter(({ row }) => String(row.row) === selected);
+  let start = performance.now();
+  for (const sibling of new Set([...chosen, ...siblings.slice(first), ...siblings])) {
+    if (performance.now() - start > SLICE) {
+      await new Promise((next) => setTimeout(next, FRAME));
+      if (!isStill()) return;
+      start = performance.now();
+    }
+    paint(sibling);
   }
 }
 
