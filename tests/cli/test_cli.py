@@ -1,9 +1,13 @@
 """The commands as a user types them: what is printed where, and with which exit status."""
 
+import gc
 import io
 import json
 import shutil
+import sys
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -407,3 +411,23 @@ def test_a_model_cannot_steer_the_terminal():
 def test_an_algorithm_of_one_update_gets_one(capsys):
     assert main(["train", "--algorithm", "rloo", "--dry-run"]) == 0
     assert "minibatches = 1" in capsys.readouterr().out
+
+
+def test_only_a_process_of_its_own_leaves_imports_out_of_garbage_collection(monkeypatch, capsys):
+    done: list[str] = []
+    watched = SimpleNamespace(**{name: partial(done.append, name) for name in ("disable", "freeze", "enable")})
+    monkeypatch.setattr("proximo.cli.gc", watched)
+    assert main(["tasks"]) == 0
+    assert done == []
+    monkeypatch.setattr("sys.argv", ["proximo", "tasks"])
+    assert main() == 0
+    assert done == ["disable", "freeze", "enable"]
+
+
+def test_an_import_that_fails_leaves_garbage_collection_on(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["proximo", "tasks"])
+    monkeypatch.setattr("proximo.cli.import_module", lambda name: sys.exit(3))
+    monkeypatch.setattr("proximo.cli.gc.freeze", lambda: None)
+    with pytest.raises(SystemExit, match="3"):
+        main()
+    assert gc.isenabled()

@@ -1,6 +1,7 @@
 """Pieces put in, added and taken away by flag, and remarks on unusual choices as one plain line."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import pytest
 
@@ -10,6 +11,7 @@ from proximo.cli import main
 from proximo.cli.configs import base_config
 from proximo.cli.flags import as_flags, changed
 from proximo.maths import EntropyBonus, KlReward, SoftOverlong, TokenTruncated, ValueLoss
+from proximo.presets import PRESETS
 from proximo.rewards import ExactMatch, FormatReward
 from proximo.training.config import CheckpointOptions, RunConfig, ValueOptions
 from proximo.training.reward_mix import RewardMix, RewardModel, WeightedRule
@@ -194,3 +196,35 @@ def test_a_signal_while_flags_are_read_is_no_mistake_in_them(monkeypatch):
     with pytest.raises(SystemExit) as ended:
         changed(RunConfig(), ["--steps", "3"], prog="test", description="")
     assert ended.value.code == 143
+
+
+@dataclass(frozen=True)
+class Inner:
+    pair: tuple[int, ...] = (1, 2)
+    made: int = field(default=3, init=False)
+
+    @cached_property
+    def total(self) -> int:
+        return sum(self.pair)
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner = Inner()
+    seed: int = 0
+    inner_seed: int = 0
+
+
+def test_a_flag_leaves_all_other_fields_as_they_are():
+    """What a value has computed for itself is no field of it."""
+    value = Outer(Inner((4, 5)))
+    assert value.inner.total == 9
+    for flags, expected in (
+        ([], value),
+        (["--seed", "7"], replace(value, seed=7)),
+        (["--inner-seed=8"], replace(value, inner_seed=8)),
+        (["--inner.pair", "6", "7"], Outer(Inner((6, 7)))),
+    ):
+        assert changed(value, flags, prog="test", description="") == expected
+    for preset in PRESETS:
+        assert changed(preset.config, ["--seed", "7"], prog="test", description="") == replace(preset.config, seed=7)

@@ -4,8 +4,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -19,6 +17,7 @@ from proximo.fleet.sync import Folder, Gloo, WeightSync
 from proximo.models import score
 from proximo.samplers import Sampler, SamplingOptions
 from proximo.samplers.embedded import local_sampler
+from proximo.storage.scratch import Scratch
 from proximo.types import Completion, Request
 from tests.fleet.conformance import SmallPolicy, nudge
 
@@ -92,9 +91,9 @@ class Kit:
 
     def __init__(self, policy: SmallPolicy, sync: WeightSync | None = None, deadline: float = 30.0) -> None:
         self.policy, self.made, self.places, self.fault = policy, [], [], ""
-        scratch = Path(mkdtemp())
+        scratch = Scratch("proximo-test-fleet-")
         self.fleet = FleetSampler(
-            policy.model, policy.tokenizer, self.make, sync or Folder(scratch), scratch,
+            policy.model, policy.tokenizer, self.make, sync or Folder(scratch.path), scratch,
             engines=2, slots=4, probe=4, deadline=deadline, repeats=True,
         )  # fmt: skip
 

@@ -1,8 +1,10 @@
 """Weights as bytes, and a server that ends with whoever started it."""
 
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from safetensors.torch import load_file
 from proximo.fleet.buckets import Layout, packed, unpacked
 from proximo.fleet.servers.server import KEEPER, Server
 from proximo.fleet.sync import in_parallel, write_weights
+from proximo.storage.locks import FolderLock
+from proximo.storage.scratch import Scratch
 from tests.waiting import is_running, wait_until
 
 NAMED = [
@@ -100,3 +104,32 @@ def test_another_python_finds_the_plugin_and_nothing_else_of_ours(monkeypatch):
     assert sorted(os.listdir(path)) == ["proximo", "proximo-0.1.0.dist-info"]
     server.kill()
     assert not server.log.exists()
+
+
+DRIVER = """
+import os, signal, sys
+from pathlib import Path
+from proximo.fleet.servers.server import Server
+from proximo.storage.scratch import Scratch
+scratch = Scratch("proximo-fleet-")
+(scratch.path / "model").mkdir()
+server = Server([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"], {})
+while "up" not in server.last_lines():
+    pass
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_run_leaves_nothing_that_the_next_does_not_remove(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    driver = subprocess.run([sys.executable, "-c", DRIVER], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
+    assert driver.returncode == -signal.SIGKILL
+    [scratch] = tmp_path.glob("proximo-fleet-*")
+    wait_until(lambda: not list(tmp_path.glob("proximo-engine-*")))  # the keeper's work
+    (young := tmp_path / "proximo-fleet-young").mkdir()  # another process is about to lock it
+    with FolderLock(tmp_path / "proximo-fleet-held") as held:
+        new = Scratch("proximo-fleet-")
+        assert sorted(tmp_path.iterdir()) == sorted([young, held.path.parent, new.path])
+        assert not scratch.exists()
+    new.remove()
+    assert not new.path.exists()

@@ -1,7 +1,7 @@
 """Open unions for tyro, which knows none: a protocol in a field's type is replaced by the classes it holds now."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import is_dataclass, replace
+from collections.abc import Callable, Container, Sequence
+from dataclasses import fields, is_dataclass, replace
 from functools import reduce
 from operator import or_
 from typing import Any, get_args, get_origin
@@ -11,12 +11,13 @@ from tyro.constructors import ConstructorRegistry, StructConstructorSpec, Struct
 from proximo.pieces import protocols, union_members
 
 
-def closed_unions(raised: list[ValueError], has_help: bool) -> ConstructorRegistry:
+def closed_unions(raised: list[ValueError], named: Container[str] | None) -> ConstructorRegistry:
     """A rule for `tyro.cli`: each dataclass as tyro sees it, its fields' unions closed. What a class refuses is added
-    to `raised`, because tyro shows it in words of its own. Without help, tyro need not find the fields' docstrings in
-    the source, which takes a third of its time."""
+    to `raised`, because tyro shows it in words of its own. `named` are the fields that flags may change: others keep
+    what they hold, and tyro is spared its work on them, which is most of it. None: all of them, with the docstrings
+    that help shows."""
     registry, is_asking = ConstructorRegistry(), False
-    without_help = {} if has_help else {"helptext": ""}
+    without_help = {} if named is None else {"helptext": ""}
 
     @registry.struct_rule
     def close(info: StructTypeInfo) -> StructConstructorSpec | None:
@@ -30,21 +31,38 @@ def closed_unions(raised: list[ValueError], has_help: bool) -> ConstructorRegist
             is_asking = False
         if not isinstance(spec, StructConstructorSpec):
             return None
-        fields = (replace(field, type=_closed(field.type, field.default), **without_help) for field in spec.fields)
-        return replace(spec, fields=tuple(fields), instantiate=_noting(spec.instantiate, raised))
+        held = vars(info.default) if named is not None and isinstance(info.default, info.type) else {}
+        kept = {
+            each.name: held[each.name] for each in spec.fields if each.name in held and each.name not in (named or ())
+        }
+        shown = (
+            replace(field, type=_closed(field.type, field.default), **without_help)
+            for field in spec.fields
+            if field.name not in kept
+        )
+        return replace(spec, fields=tuple(shown), instantiate=_noting(spec.instantiate, kept, raised))
 
     return registry
 
 
-def _noting(make: Callable[..., Any], raised: list[ValueError]) -> Callable[..., Any]:
-    def noted(*values: Any, **fields: Any) -> Any:
+def _noting(make: Callable[..., Any], kept: dict[str, Any], raised: list[ValueError]) -> Callable[..., Any]:
+    def noted(*values: Any, **given: Any) -> Any:
         try:
-            return make(*values, **fields)
+            return make(*values, **{name: _made_again(value) for name, value in kept.items()}, **given)
         except ValueError as error:
             raised.append(error)
             raise
 
     return noted
+
+
+def _made_again(value: Any) -> Any:
+    """An equal value, whose classes have remarked again on what is unusual in them."""
+    if type(value) is tuple:
+        return tuple(map(_made_again, value))
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    return replace(value, **{each.name: _made_again(vars(value)[each.name]) for each in fields(value) if each.init})
 
 
 def _closed(kind: Any, held: object) -> Any:

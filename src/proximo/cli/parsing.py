@@ -44,7 +44,7 @@ def parsed(default: Value, flags: Sequence[str], prog: str, usage: str, descript
                 prog=f"{prog} {usage}".strip(),
                 description=description,
                 config=(tyro.conf.AvoidSubcommands,),
-                registry=closed_unions(raised, has_help=asks_for_help(flags)),
+                registry=closed_unions(raised, None if asks_for_help(flags) else _named(flags)),
                 return_unknown_args=True,
             )
     except SystemExit as stopped:
@@ -54,6 +54,13 @@ def parsed(default: Value, flags: Sequence[str], prog: str, usage: str, descript
     if unknown:
         raise ValueError(_unknown(default, unknown[0], unknown[1:2], prog))
     return value
+
+
+def _named(flags: Sequence[str]) -> set[str]:
+    """All words of the flags' names, among them the fields that they change."""
+    names = [flag.partition("=")[0].lstrip("-").replace("-", "_") for flag in flags if flag.startswith("-")]
+    words = {word for name in names for word in name.split(".")}
+    return words | {word.removeprefix("no_") for word in words}
 
 
 def _with_switches(default: object, flags: Sequence[str]) -> list[str]:

@@ -5,7 +5,6 @@ import importlib.util
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,36 +22,37 @@ from proximo.fleet.vllm import WITH_ADAPTERS, Command, VllmEngine, server_argume
 from proximo.models.positions import reach_of
 from proximo.samplers import SampledPolicy
 from proximo.samplers.partial import end_tokens
+from proximo.storage.scratch import Scratch
 
 
 def build_fleet(
     options: Fleet, policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase, *, slots: int
 ) -> FleetSampler:
     """Nothing is started yet: that happens when the first weights are pushed."""
-    scratch = Path(tempfile.mkdtemp(prefix="proximo-fleet-"))
+    scratch = Scratch("proximo-fleet-")
     try:
         adapter_rank = pushed_rank(policy.model) if options.sync == "adapter" else 0
         embedded = options.engine == "embedded"
         make = (
             _embedded(policy, tokenizer)
             if embedded
-            else _vllm(options, policy, tokenizer, slots, scratch, adapter_rank)
+            else _vllm(options, policy, tokenizer, slots, scratch.path, adapter_rank)
         )
-    except ValueError:
-        shutil.rmtree(scratch, ignore_errors=True)
+        return FleetSampler(
+            policy.model,
+            tokenizer,
+            make,
+            make_sync(options.sync, scratch.path, policy.model),
+            scratch,
+            engines=len(options.urls) or options.engines,
+            slots=slots,
+            probe=options.probe,
+            deadline=options.deadline,
+            repeats=options.engine == "embedded",
+        )
+    except BaseException:  # a full disk or a signal, too, while a model is written there
+        scratch.remove()
         raise
-    return FleetSampler(
-        policy.model,
-        tokenizer,
-        make,
-        make_sync(options.sync, scratch, policy.model),
-        scratch,
-        engines=len(options.urls) or options.engines,
-        slots=slots,
-        probe=options.probe,
-        deadline=options.deadline,
-        repeats=options.engine == "embedded",
-    )
 
 
 def _embedded(policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase) -> Callable[[str, int], Engine]:

@@ -1,13 +1,11 @@
 """A sampler over engines: pushes weights, probes who has them, shares requests out, and replaces what is lost."""
 
-import shutil
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -20,6 +18,7 @@ from proximo.samplers import SampledPolicy, SamplerEvent, SamplingOptions, Strea
 from proximo.samplers.begun import BegunRequests
 from proximo.samplers.lanes import Interval
 from proximo.samplers.partial import PartialCompletion, TokenWriter, end_tokens, partials_of
+from proximo.storage.scratch import Scratch
 from proximo.types import Completion, Request
 
 NOTING = 2.0
@@ -43,7 +42,7 @@ class FleetSampler:
         tokenizer: PreTrainedTokenizerBase,
         make: Callable[[str, int], Engine],
         sync: WeightSync,
-        scratch: Path,
+        scratch: Scratch,
         *,
         engines: int,
         slots: int,
@@ -57,7 +56,7 @@ class FleetSampler:
         self._sync, self._probe, self._deadline = sync, Probe(model, probe), deadline
         self.roster = Roster(make, engines, sync.leave)
         self.repeats = repeats
-        self._remove_scratch = weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
+        self._remove_scratch = weakref.finalize(self, scratch.remove)
         self._pool = ThreadPoolExecutor(slots)
         self._streams: dict[tuple[int, int], threading.Event] = {}
         """Set where requests are given up, by step and key."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from proximo import version
+from proximo.fleet.servers.keeper import FOLDER
 
 PACKAGE = Path(version.__file__).parent
 KEEPER = Path(__file__).parent / "keeper.py"
@@ -60,7 +61,7 @@ class Server:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | environment,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), FOLDER: str(self._folder)} | environment,
                 start_new_session=True,  # a Ctrl-C is for the run, which ends its servers itself
             )
 
