@@ -1,5 +1,6 @@
 """Weights as bytes, and a server that ends with whoever started it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -127,9 +128,11 @@ def test_a_killed_run_leaves_nothing_that_the_next_does_not_remove(tmp_path, mon
     [scratch] = tmp_path.glob("proximo-fleet-*")
     wait_until(lambda: not list(tmp_path.glob("proximo-engine-*")))  # the keeper's work
     (young := tmp_path / "proximo-fleet-young").mkdir()  # another process is about to lock it
+    (far := tmp_path / "proximo-fleet-far").mkdir()  # of another machine, on a disk that does not know its locks
+    (far / "lock").write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
     with FolderLock(tmp_path / "proximo-fleet-held") as held:
         new = Scratch("proximo-fleet-")
-        assert sorted(tmp_path.iterdir()) == sorted([young, held.path.parent, new.path])
+        assert sorted(tmp_path.iterdir()) == sorted([young, far, held.path.parent, new.path])
         assert not scratch.exists()
     new.remove()
     assert not new.path.exists()

@@ -6,7 +6,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from proximo.storage.locks import NAME, FolderLock, Locked
+from proximo.storage.locks import NAME, FolderLock, Locked, is_held
 
 
 class Scratch:
@@ -27,10 +27,13 @@ class Scratch:
 
 
 def _remove_abandoned(prefix: str) -> None:
-    """Remove folders of this user whose lock no process holds. One without the lock's file is being made."""
+    """Remove folders of this user whose lock no process holds. One without the lock's file is being made, and one of
+    another machine stays: not every shared disk knows the locks of others."""
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with suppress(Locked, OSError):
             if folder.is_symlink() or folder.stat().st_uid != os.getuid() or not (folder / NAME).is_file():
+                continue
+            if is_held(folder / NAME):
                 continue
             with FolderLock(folder):
                 shutil.rmtree(folder, ignore_errors=True)
