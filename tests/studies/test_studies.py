@@ -102,6 +102,10 @@ def test_a_failing_control_leaves_no_verdict():
     seeing = findings(STUDY, runs(helped=0.2, same=-0.3))
     assert [each.contrast.what for each in seeing.failed] == ["this must not"]
     assert seeing.verdict(seeing.contrasts[0]) == "no verdict"
+    # An interval from −0.13 to 0.13 has shown neither an effect nor that there is none.
+    unsure = runs(helped=0.2) | {("same", seed): record(0.5 + (0.08, -0.08)[seed % 2]) for seed in STUDY.seeds}
+    wide = findings(STUDY, unsure)
+    assert [each.contrast.what for each in wide.failed] == ["this must not"]
 
 
 def test_no_verdict_before_the_last_run():

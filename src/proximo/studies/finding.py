@@ -55,8 +55,10 @@ class Findings:
         return {"complete": self.is_complete, "contrasts": [self._plain(each) for each in self.contrasts]}
 
     def _is_disturbed(self, found: Found) -> bool:
-        counts = found.contrast.counts
-        return not found.difference.is_known or shows(found.difference, counts) or shows(found.difference, -counts)
+        """Whether an effect that counts is not excluded, in whatever direction: an interval that is merely wide has not
+        shown that there is nothing."""
+        counts, measured = abs(found.contrast.counts), found.difference
+        return not (-counts < measured.low and measured.high < counts)
 
     def _plain(self, found: Found) -> dict[str, Any]:
         contrast, measured = found.contrast, found.difference
