@@ -552,6 +552,25 @@ def test_on_a_phone_the_card_is_a_sheet_and_everything_is_large_enough_to_touch(
     assert window.page.locator(".sibling").first.bounding_box()["y"] < 480  # above the fold
 
 
+def test_a_group_is_painted_in_slices_with_what_is_looked_at_first(window, page):
+    window.page.goto(page.address())
+    script = """async () => {
+        const { paintAll } = await import("/static/reader/tokens.js");
+        const at = (bottom) => ({ getBoundingClientRect: () => ({ bottom }) });
+        const siblings = [-1, -1, 9, 9].map((bottom, row) => ({ row: { row }, root: at(bottom) }));
+        const painted = [];
+        const paint = ({ row }) => {
+            painted.push(row.row);
+            for (const end = performance.now() + 50; performance.now() < end;);
+        };
+        const done = paintAll(siblings, "3", paint, () => painted.length < 3);
+        const atOnce = [...painted];
+        await done;
+        return [atOnce, painted];
+    }"""
+    assert window.page.evaluate(script) == [[3], [3, 2, 0]]  # and then it was no longer wanted
+
+
 @pytest.mark.scale
 def test_axe_finds_nothing_serious_in_the_reader(window, page):
     opened(window, page, run="played", step=1)
