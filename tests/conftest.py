@@ -1,3 +1,4 @@
+import faulthandler
 import gc
 import os
 import signal
@@ -17,6 +18,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Only where tests run: the process that hands them out to others imports nothing, and starts those sooner."""
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         return
+    # A process that seems to hang says where it is: kill -USR1. Output is not captured yet, and goes where errors go.
+    faulthandler.register(signal.SIGUSR1, os.dup(sys.stderr.fileno()), all_threads=True)
     gc.disable()  # until all is imported
     import torch
     from hypothesis import HealthCheck, settings
