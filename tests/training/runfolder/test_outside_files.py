@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from proximo import toml
+from proximo.environments import MultiTurn
 from proximo.storage.folders import file_hash
+from proximo.tasks.arithmetic import Arithmetic
 from proximo.training.config import RunConfig
-from proximo.training.runfolder.config_changes import fingerprints, function_fingerprints
+from proximo.training.runfolder.config_changes import changed_files, fingerprints, function_fingerprints
 from proximo.training.runfolder.resume import begin
 from tests.outside_files import REWARD, TASK, forget_package
 
@@ -110,3 +112,15 @@ def test_a_runs_identity_includes_the_files(here):
     first, again = started(text, here / "a"), started(text, here / "b")
     (here / "mine.py").write_text(TASK + "# another\n")
     assert first == again != started(text, here / "c")
+
+
+def test_an_environment_of_tools_alone_names_no_file(here):
+    """Its path is empty, which as a path is the current folder, where anything may change."""
+    tools = MultiTurn(tools=("proximo.worlds:calculate",))
+    text = toml.dumps(RunConfig(task=Arithmetic(chat=True), environment=tools))
+    assert fingerprints(text).keys() == {"model", "environment.tools[0]"}
+    identity = started(text, here / "run")
+    (here / "notes.txt").write_text("new")
+    assert started(text, here / "run") == identity
+    noted = {"environment.path": "of the folder, by an earlier version", **fingerprints(text)}
+    assert changed_files(noted, fingerprints(text), text) == {}

@@ -64,6 +64,8 @@ def fingerprints(config_toml: str) -> dict[str, str]:
     value like file.py:Name, package.module:Name or file.py. A model that is not in a folder has none."""
     found = {}
     for field, value in _texts(config_toml):
+        if not value:  # names nothing; as a path it would be the current folder
+            continue
         if not _is_function(field, value) and (file := _code_file(value)) is not None:
             found[field] = file_hash(file)
         elif field.endswith(".rubric") and is_rubric_file(value):
@@ -119,6 +121,8 @@ def changed_files(old: Mapping[str, str], new: Mapping[str, str], config_toml: s
     named = dict(_texts(config_toml))
     found = {}
     for field in [field for field in old if old[field] != new.get(field)]:
+        if named.get(field) == "":  # earlier versions noted a hash of the current folder
+            continue
         value = named.get(field, "")
         is_code = not value.endswith(".py") and _code_file(value) is not None
         found[field] = (
