@@ -11,13 +11,14 @@ from experiments.pretrain_player import CALL, END, program, word
 from proximo import Done, Observation, presets
 from proximo.models import load_tokenizer
 from proximo.models.shipped import resolve
-from proximo.sandbox import missing_mechanisms
+from proximo.sandbox import Limits, NoSandbox, missing_mechanisms
 from proximo.tasks.guessing import PROMPTS
 from proximo.training.config import RunConfig
 from proximo.training.rl.progress import Lines
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
 from proximo.worlds import WordGuessing, calculate
+from proximo.worlds.python import _sandbox
 
 WORLDS = {"words": presets.WORDS, "python": presets.PYTHON}
 
@@ -69,10 +70,21 @@ def test_a_model_plays_above_chance_and_below_the_ceiling_and_trains(name: str, 
     small = replace(
         config,
         training=replace(config.training, groups=2, group_size=4),
-        evaluation=replace(config.evaluation, problems=16, samples=4),
+        evaluation=replace(config.evaluation, problems={"words": 16, "python": 40}[name], samples=4),
         steps=2,
     )
     result = train(Run(small, tmp_path / name, Lines()))
     assert result.before.mean_at_k is not None
     chance, ceiling = {"words": (0.12, 0.5), "python": (0.0, 0.4)}[name]
     assert chance < result.before.mean_at_k < ceiling
+
+
+def test_without_a_sandbox_nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def refuse(limits: Limits) -> None:
+        raise NoSandbox("programs cannot be held in on this machine, so none is run")
+
+    monkeypatch.setattr("proximo.sandbox.running._way_in", refuse)
+    _sandbox.cache_clear()
+    with pytest.raises(NoSandbox, match="programs cannot be held in"):
+        train(Run(replace(presets.PYTHON, steps=1), tmp_path / "run", Lines()))
+    assert not (tmp_path / "run").exists()

@@ -74,7 +74,8 @@ class MultiTurn:
             )
 
     def check(self) -> None:
-        """Refuse one that has nothing to play with. Not when it is made: flags fill its fields one by one."""
+        """Refuse one that has nothing to play with, or whose own tools cannot run here. Not when it is made: flags fill
+        its fields one by one."""
         if not self.path and not self.tools:
             raise ValueError(
                 "environment.path is empty and so is environment.tools: give an environment, tools, or both"
@@ -84,6 +85,8 @@ class MultiTurn:
             raise ValueError(f"environment.tools has two functions called {twice[0]!r}: give each another name")
         if self.arguments and not self.path:
             raise ValueError(f"environment.arguments is {dict(self.arguments)}, but environment.path is empty")
+        for tool in (load_function(each) for each in self.tools if each.startswith(OWN)):
+            getattr(tool, "check", lambda: None)()
 
     @property
     def scores(self) -> bool:
