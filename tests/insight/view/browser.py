@@ -33,6 +33,7 @@ CLAIMS = [
     {"number": 2, "claim": "b", "source": "B", "verdict": "not run yet", "found": "", "command": "–"},
 ]
 VIEWPORT = {"width": 1300, "height": 850}
+PHONE = {"width": 390, "height": 844}
 
 
 @dataclass(frozen=True)

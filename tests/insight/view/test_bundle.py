@@ -15,7 +15,7 @@ from proximo.insight.view.bundle.answers import of_step
 from proximo.insight.view.bundle.scripts import one_script
 from proximo.insight.view.bundle.writing import evenly, write_bundle
 from tests.insight.test_turns import PIECES, TURNS
-from tests.insight.view.browser import write_run
+from tests.insight.view.browser import PHONE, VIEWPORT, write_run
 from tests.stored import Asked, Said, store
 
 EVIL = "</script><img src=x onerror=alert(1)><script>alert(2)</script>"
@@ -109,6 +109,16 @@ def test_a_bundle_opens_from_disk_and_hostile_texts_run_nothing(window, root, tm
     window.listen("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
     page.goto((out / "index.html").as_uri())
     window.until("() => document.querySelectorAll('#runs .run').length === 2")
+    for width in (1280, 1181, 1024, 800):
+        page.set_viewport_size({"width": width, "height": 800})
+        cut = "() => [...document.querySelector('.top').children].map((each) => each.getBoundingClientRect().right)"
+        assert max(page.evaluate(cut)) <= width
+    page.set_viewport_size(PHONE)
+    page.click(".copy summary")
+    assert page.locator(".copy > div").bounding_box()["x"] >= 0
+    assert page.evaluate("() => document.querySelector('.copy > div').getBoundingClientRect().right") <= PHONE["width"]
+    page.click(".copy summary")
+    page.set_viewport_size(VIEWPORT)
     assert "rollouts of 2 of 3 steps: 1, 3" in page.locator(".copy ul").text_content()
     address = f"run={json.dumps(NAME)[1:-1]}".replace(" ", "%20").replace("<", "%3C").replace("=x", "%3Dx")
 

@@ -8,13 +8,12 @@ import pytest
 
 from proximo.algorithms import GRPO, SAPO
 from proximo.health import RULES
-from tests.insight.view.browser import VIEWPORT, Served, Window, served, write_run
+from tests.insight.view.browser import PHONE, VIEWPORT, Served, Window, served, write_run
 
 pytestmark = pytest.mark.usefixtures("chromium")
 AXE = Path(__file__).parent / "axe"
 LONG = "a-long-experiment-with-many-words-in-its-name"
 TABS = ("overview", "stability", "performance", "events", "config", "all", "claims")
-PHONE = {"width": 390, "height": 844}
 
 
 def evaluation(step: int, share: float) -> Mapping[str, object]:
