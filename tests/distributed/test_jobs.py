@@ -33,7 +33,7 @@ def test_a_script_for_slurm_is_bash_and_runs_that_command(tmp_path):
     """In a shell with stand-ins for SLURM's commands."""
     script = tmp_path / "job.sbatch"
     script.write_text(slurm(JOB, partition="gpu"))
-    (tmp_path / "scontrol").write_text('#!/bin/bash\n[ "$*" = "show hostnames n[1-4]" ] && printf "n1\\nn2\\n"\n')
+    (tmp_path / "scontrol").write_text('#!/bin/bash\n[ "$*" = "show hostnames n[1-4]" ] && seq -f "n%.0f" 100000\n')
     (tmp_path / "srun").write_text('#!/bin/bash\nfor each in "$@"; do echo "$each"; done\n')
     for each in ("scontrol", "srun"):
         (tmp_path / each).chmod(0o755)

@@ -79,7 +79,8 @@ def slurm(job: Job, *, partition: str | None = None, account: str | None = None)
             "#SBATCH --requeue",
             "",
             "set -euo pipefail",
-            'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            'nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+            "first=${nodes%%$'\\n'*}",  # not by head, which would end scontrol by SIGPIPE, and the job with it
             "export OMP_NUM_THREADS=1",
             f"srun {' '.join(torchrun)}",
             "",

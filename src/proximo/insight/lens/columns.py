@@ -15,21 +15,14 @@ from proximo.tensor_types import Bool, Float, Int
 MISALIGNED = "it is damaged: a column is not aligned with the tokens"
 
 
-SPELLED = "pieces.list.element"
-"""The texts of tokens: few different ones, which are read once, and a number for each token."""
-
-
 class Columns:
-    """Columns of a rollout file by name. Each is read when it is asked for, so that few are in memory twice, as the
-    file has them and as tensors. `order` are columns that will be asked for in this order: two are read at a time, each
-    by a thread of its own."""
+    """Columns of a rollout file by name. Each is read when it is asked for, so that at most one is in memory twice, as
+    the file has it and as a tensor."""
 
-    def __init__(self, file: BinaryIO, order: Sequence[str] = ()) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         file.seek(0)
-        self._file = pq.ParquetFile(file, read_dictionary=[SPELLED])
+        self._file = pq.ParquetFile(file)
         self._names = frozenset(self._file.schema_arrow.names)
-        self._order = [name for name in order if name in self._names]
-        self._ahead: dict[str, pa.Array] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
@@ -37,13 +30,7 @@ class Columns:
     def __getitem__(self, name: str) -> pa.Array:
         if name not in self._names:
             raise KeyError(name)
-        if (found := self._ahead.pop(name, None)) is not None:
-            return found
-        place = self._order.index(name) if name in self._order else len(self._order)
-        names = self._order[place : place + 2] or [name]
-        table = self._file.read(columns=names, use_threads=len(names) > 1)
-        self._ahead = {each: table.column(each).combine_chunks() for each in names}
-        return self._ahead.pop(name)
+        return self._file.read(columns=[name], use_threads=False).column(0).combine_chunks()
 
 
 class Pieces(Sequence[Sequence[str]]):
@@ -63,10 +50,8 @@ class Pieces(Sequence[Sequence[str]]):
     def __getitem__(self, row: slice) -> list[list[str]]: ...
 
     def __getitem__(self, row: int | slice) -> list[str] | list[list[str]]:
-        if isinstance(row, slice):
-            return self._lists[row].to_pylist()
-        own = self._lists.slice(range(len(self._lists))[row], 1).flatten()
-        return own.dictionary_decode().to_pylist()  # many times as fast as one by one
+        found = self._lists[row]
+        return found.to_pylist() if isinstance(row, slice) else found.as_py() or []
 
 
 class Rows:

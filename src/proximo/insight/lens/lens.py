@@ -126,9 +126,8 @@ def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -
             found, loss = _numbers(algorithm, rows, plan)
             losses[update] += loss
             step.layout.write(state, rows_index, found.pop("state"))
-            is_whole = bool(rows.mask.all())
             for name, tensor in found.items():
-                values = tensor if is_whole else torch.where(rows.mask, tensor, neutral[name])
+                values = torch.where(rows.mask, tensor, neutral[name])
                 if bool((values != neutral[name]).any()):  # most algorithms have no use for some of them
                     tensors[name] = tensors[name].contiguous()
                     step.layout.write(tensors[name], rows_index, values)

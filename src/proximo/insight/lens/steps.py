@@ -47,26 +47,6 @@ PER_TOKEN = {
     "routes": UNKNOWN,
 }
 """Fields of a batch with one entry per token, and their padding value."""
-LARGE = (
-    "tokens",
-    "pieces",
-    "mask",
-    "rollout_logprobs",
-    "old_logprobs",
-    "sampled",
-    "advantages",
-    "rollout_entropy",
-    "ref_logprobs",
-    "teacher_logprobs",
-    "values",
-    "returns",
-    "turn_rewards",
-    "step_rewards",
-    "text",
-    "current_logprobs",
-    "entropy",
-)
-"""Columns with an entry per token, in the order in which they are read below."""
 CHANGED = "its bytes differ from what was written"
 
 
@@ -156,7 +136,7 @@ def read_step(path: Path, number: int) -> Step:
                 raise ValueError("another version of Proximo wrote it: read it with that one, or run the step again")
             if not is_intact(file):
                 raise ValueError(CHANGED)
-            return _step(Columns(file, LARGE), number, facts)
+            return _step(Columns(file), number, facts)
     except KeyError as error:
         raise ValueError(f"{path}: it is damaged, {error} is missing") from None
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -202,14 +182,13 @@ def _facts(file: BinaryIO) -> dict[str, Any]:
 def _step(column: Columns, number: int, facts: Mapping[str, Any]) -> Step:
     for update in facts["updates"]:
         _ = update["version"], update["skipped"], update["value_only"]
-    tokens, pieces, rows_updates = column["tokens"], column["pieces"], column["updates"]
-    lengths = torch.from_numpy(np.diff(offsets(tokens)))
+    lengths = torch.from_numpy(np.diff(offsets(column["tokens"])))
+    pieces, rows_updates = column["pieces"], column["updates"]
     check_lengths(pieces, lengths)
     counts = torch.from_numpy(np.diff(offsets(rows_updates)))
     most = int(counts.max()) if len(counts) else 0
     _check_size(lengths, most)
     rows = Rows(Layout(lengths))
-    own, tokens = rows(tokens), None
     has = torch.arange(most) < counts.unsqueeze(1)
     updates = torch.full((len(lengths), most), -1)
     updates[has] = torch.from_numpy(rows_updates.flatten().to_numpy().astype(np.int64))
@@ -218,7 +197,7 @@ def _step(column: Columns, number: int, facts: Mapping[str, Any]) -> Step:
     return Step(
         number=number,
         facts=facts,
-        batch=_batch(column, rows, own, lengths),
+        batch=_batch(column, rows, lengths),
         state=column["state"].to_pylist(),
         sibling=column["sibling"].to_pylist(),
         problem=column["problem"].to_pylist(),
@@ -250,7 +229,7 @@ def _check_size(lengths: Int[Tensor, " B"], passes: int) -> None:
         raise ValueError(f"{sizes} in {passes:,} passes, more than the {MAX_PASSED:,} that are held at once")
 
 
-def _batch(column: Columns, rows: Rows, tokens: Int[Tensor, " N"], lengths: Int[Tensor, " B"]) -> FlatBatch:
+def _batch(column: Columns, rows: Rows, lengths: Int[Tensor, " B"]) -> FlatBatch:
     group = torch.from_numpy(column["group"].to_numpy().astype(np.int64))
     if len(group) and not 0 <= int(group.min()) <= int(group.max()) < len(group):
         raise ValueError("it is damaged: groups are not numbered from 0")
@@ -265,7 +244,7 @@ def _batch(column: Columns, rows: Rows, tokens: Int[Tensor, " N"], lengths: Int[
     sampler, old = rows(column["rollout_logprobs"]), rows(column["old_logprobs"])
     return FlatBatch(
         prompts=tuple(prompts.get(number, ()) for number in range(max(prompts, default=-1) + 1)),
-        tokens=tokens,
+        tokens=rows(column["tokens"]),
         lengths=lengths,
         sampled=rows(column["sampled"]) if "sampled" in column else torch.ones_like(mask),  # absent: all were
         mask=mask,
