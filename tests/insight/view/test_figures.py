@@ -190,6 +190,7 @@ def test_what_a_metric_means_is_told_when_it_is_known_only_after_its_numbers(win
     """What metrics mean comes with the facts about a run, whose numbers may be drawn before."""
     held = []
     window.page.route("**/api/run?*", lambda route: held.append(route))
+    window.deaf.callback(window.page.unroute, "**/api/run?*")  # the tab is also that of other tests
     window.page.goto(page.address(tab="all") + f"&run={name('grpo', 0)}")
     window.until("() => document.querySelector('[data-chart=\"all:entropy\"]')")
     assert window.page.locator("figure .note").count() == 0
