@@ -1,16 +1,12 @@
 """Ranks that Ray places on nodes."""
 
-import importlib.util
-import json
-import os
-import subprocess
 import sys
 
 import pytest
 
 from proximo.distributed.on_ray import starting
 from proximo.training.ranks import Ranks
-from tests.distributed.groups import ROOT
+from tests.ray_clusters import run_cases
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):
@@ -28,18 +24,7 @@ def test_an_address_is_for_ray_alone():
 
 @pytest.mark.scale
 def test_a_node_that_is_lost_starts_all_ranks_again_on_the_others(tmp_path):
-    python = os.environ.get("PROXIMO_RAY_PYTHON") or sys.executable
-    if python == sys.executable and importlib.util.find_spec("ray") is None:
-        pytest.skip("PROXIMO_RAY_PYTHON names no Python with Ray")
-    places = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    # A cluster of a test sees a lost node after seconds, not minutes.
-    places |= {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3"}
-    command = [python, "-m", "tests.distributed.ray_cases", str(tmp_path)]
-    done = subprocess.run(
-        command, env={**os.environ, **places}, capture_output=True, text=True, timeout=500, check=False
-    )
-    assert (tmp_path / "result.json").exists(), done.stderr[-3000:]
-    found = json.loads((tmp_path / "result.json").read_text())
+    found = run_cases("tests.distributed.ray_cases", tmp_path, seconds=500)
     assert found["status"] == 3
     assert found["said"] == [
         "rank 1 was ended by SIGKILL: all are started again from the newest checkpoint, 3 times at most"

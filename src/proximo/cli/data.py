@@ -31,7 +31,9 @@ class _Played:
     environment: EnvironmentOptions
 
 
-def take_environment(arguments: list[str], environment: EnvironmentOptions) -> EnvironmentOptions:
+def take_environment(
+    arguments: list[str], environment: EnvironmentOptions, prog: str = "proximo train"
+) -> EnvironmentOptions:
     """The environment of a config with what flags change in it, which are removed if --data is given: whether data
     need answers depends on it."""
     if take_several(list(arguments), "--data") is None or asks_for_help(arguments):
@@ -41,7 +43,7 @@ def take_environment(arguments: list[str], environment: EnvironmentOptions) -> E
         is_its = each.startswith("--environment.") if each.startswith("--") else is_its
         (flags if is_its else others).append(each)
     arguments[:] = others
-    return read_flags(_Played(environment), flags, prog="proximo train")[0].environment
+    return read_flags(_Played(environment), flags, prog=prog)[0].environment
 
 
 def is_rewarded(rewards: RewardMix, environment: EnvironmentOptions) -> bool:

@@ -4,7 +4,6 @@ each other as they do under torchrun, and no data passes through Ray."""
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from proximo.distributed.launching import LAUNCHER, NOTES, Processes, Start
+from proximo.fleet.servers.nodes import asked, connect, own_place
 from proximo.fleet.servers.server import KEEPER
 from proximo.training.ranks import Ranks
 
-ANSWER = 30.0
-"""Seconds for a node to say how a rank is; one that does not is lost."""
 PLACED = 600.0
 """Seconds until a cluster that has no place for all ranks, or does not start them, is given up."""
 LOST = -signal.SIGKILL
@@ -28,12 +26,7 @@ class RankProcess:
     """Runs on a node: one rank in a process of its own, which ends with this one."""
 
     def meeting_place(self) -> tuple[str, int]:
-        """Address of this node, and a port that is free there."""
-        import ray
-
-        with socket.socket() as free:
-            free.bind(("", 0))
-            return ray.util.get_node_ip_address(), free.getsockname()[1]
+        return own_place()
 
     def start(self, command: Sequence[str], environment: dict[str, str], output: int | None, folder: str) -> None:
         """`folder`: where the launcher was started, since a command names files from there."""
@@ -73,11 +66,11 @@ class RayRank:
 
     def poll(self) -> int | None:
         if self.returncode is None:
-            self.returncode = self._asked(self.actor.poll, lost=LOST)
+            self.returncode = asked(self.actor.poll, lost=LOST)
         return self.returncode
 
     def send_signal(self, sig: int, /) -> None:
-        self._asked(self.actor.signal, int(sig), lost=None)
+        asked(self.actor.signal, int(sig), lost=None)
 
     def kill(self) -> None:
         """The keeper ends what it started when its pipe closes."""
@@ -93,15 +86,6 @@ class RayRank:
         self._release()
         return self.returncode
 
-    def _asked(self, method: Any, *arguments: Any, lost: int | None) -> Any:
-        import ray
-        from ray.exceptions import GetTimeoutError, RayError
-
-        try:
-            return ray.get(method.remote(*arguments), timeout=ANSWER)
-        except (GetTimeoutError, RayError):
-            return lost
-
 
 @contextmanager
 def starting(ranks: Ranks) -> Iterator[Start | None]:
@@ -109,16 +93,9 @@ def starting(ranks: Ranks) -> Iterator[Start | None]:
     if ranks.cluster == "local":
         yield None
         return
-    try:
-        import ray
-    except ImportError as error:
-        raise ValueError('ranks.cluster is "ray", which this Python lacks: pip install "proximo[ray]"') from error
-    try:
-        ray.init(address=ranks.address, ignore_reinit_error=True, log_to_driver=True)
-    except ConnectionError as error:
-        raise ValueError(
-            f"ranks.address is {ranks.address!r}, where no Ray cluster answers: `ray start` one"
-        ) from error
+    connect("ranks", ranks.address, shows_output=True)
+    import ray
+
     try:
         yield start_on_ray
     finally:

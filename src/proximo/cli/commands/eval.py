@@ -77,7 +77,7 @@ def _on_given(own: EvalConfig, model: str, arguments: list[str]) -> EvalConfig:
         take_several(arguments, "--data")
         say(f"asked instead: every row of {data[0]}")
         return found
-    played = replace(own, environment=take_environment(arguments, own.environment))
+    played = replace(own, environment=take_environment(arguments, own.environment, prog="proximo eval"))
     task = take_task(arguments, model, rewarded=is_rewarded(own.rewards, played.environment), held_out=1.0)
     return own if task is None else on_all(played, task)
 

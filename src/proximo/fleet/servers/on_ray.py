@@ -8,21 +8,15 @@ from contextlib import suppress
 from typing import Any
 
 from proximo.fleet.engine import EngineLost
-from proximo.fleet.servers.server import Listening, Running, Server, free_port
-
-ANSWER = 30.0
-"""Seconds for a node to say how a server is; one that does not is lost."""
+from proximo.fleet.servers.nodes import asked, connect, own_place
+from proximo.fleet.servers.server import Listening, Running, Server
 
 
 class ServerOnNode:
     """Runs on a node: one server, which ends with this process."""
 
     def place(self) -> tuple[str, int]:
-        """Address of this node, and a port that is free there."""
-        import ray
-
-        address = ray.util.get_node_ip_address()
-        return address, free_port(address)
+        return own_place()
 
     def start(self, command: Sequence[str], environment: dict[str, str]) -> None:
         self._server = Server(command, environment)
@@ -45,26 +39,17 @@ class RayServer:
 
     @property
     def is_running(self) -> bool:
-        return bool(self._asked(self._actor.is_running, lost=False))
+        return bool(asked(self._actor.is_running, lost=False))
 
     def last_lines(self) -> str:
-        return self._asked(self._actor.last_lines, lost="its node is gone")
+        return asked(self._actor.last_lines, lost="its node is gone")
 
     def kill(self) -> None:
         import ray
 
-        self._asked(self._actor.kill, lost=None)
+        asked(self._actor.kill, lost=None)
         with suppress(Exception):  # it is gone already
             ray.kill(self._actor)
-
-    def _asked(self, method: Any, *, lost: Any) -> Any:
-        import ray
-        from ray.exceptions import GetTimeoutError, RayError
-
-        try:
-            return ray.get(method.remote(), timeout=ANSWER)
-        except (GetTimeoutError, RayError):
-            return lost
 
 
 class OnRay:
@@ -72,16 +57,9 @@ class OnRay:
 
     def __init__(self, address: str, gpus: int) -> None:
         """`gpus` of each server. ValueError where Ray is not installed, or no cluster answers."""
-        try:
-            import ray
-        except ImportError as error:
-            raise ValueError('sampler.cluster is "ray", which this Python lacks: pip install "proximo[ray]"') from error
-        try:
-            ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
-        except ConnectionError as error:
-            raise ValueError(
-                f"sampler.address is {address!r}, where no Ray cluster answers: `ray start` one"
-            ) from error
+        connect("sampler", address, shows_output=False)
+        import ray
+
         self._gpus = gpus if ray.cluster_resources().get("GPU") else 0
 
     def __call__(self, command: Listening, environment: dict[str, str], deadline: float) -> tuple[Running, str]:
