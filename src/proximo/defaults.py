@@ -6,12 +6,11 @@ from contextlib import suppress
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from proximo.environments import Acting
 from proximo.maths.pieces.traits import AnchorTraits
 from proximo.models import load_tokenizer, problem_tokens
 from proximo.models.loading import read_config, skeleton
+from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.positions import reach_of
 from proximo.models.shipped import resolve
 from proximo.rewards.grading import grading

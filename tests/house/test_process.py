@@ -14,6 +14,7 @@ from tests.house.test_house import FILES, SOURCE
 PURE = "the same for equal arguments, whoever asks"
 FILE = "what a file holds, by its path and when it was written"
 COMPILED = "a compiled function, which keeps its graphs by what it is called with"
+CLASSES = "classes of transformers, imported when they are asked for"
 CACHES = {
     "insight/charts/pages.py:style": FILE,
     "insight/doctor/damage.py:_complaint": FILE,
@@ -25,13 +26,17 @@ CACHES = {
     "insight/view/overview.py:_checked": FILE,
     "insight/view/timeline.py:_rows": FILE,
     "models/compiling.py:_compiled": COMPILED,
-    "models/loading.py:warn_of_fallback": "a warning is shown once in a process",
+    "models/packing/support.py:warn_of_fallback": "a warning is shown once in a process",
     "models/logprobs.py:_compiled_passes": COMPILED,
-    "models/shipped.py:_known_complaints": FILE,
+    "models/packing/attention.py:registered": "our attention is made known to transformers once in a process",
+    "models/packing/support.py:_packed_classes": CLASSES,
+    "models/routing.py:_router": CLASSES,
+    "models/shipped/__init__.py:_known_complaints": FILE,
     "planning/cards.py:_measured": "the limits of this machine, measured once",
     "samplers/embedded/captured.py:_compiled_joined": COMPILED,
     "samplers/embedded/captured.py:_compiled_layer": COMPILED,
     "samplers/embedded/captured.py:compiled_draw": COMPILED,
+    "samplers/embedded/fused.py:_classes": CLASSES,
     "samplers/drawing.py:_root": PURE,
     "sandbox/filtering.py:instructions": PURE,
     "environments/extending.py:without_marks": PURE,

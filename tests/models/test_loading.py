@@ -8,6 +8,7 @@ import struct
 import time
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from hypothesis import given
@@ -57,8 +58,8 @@ class Fuse:
 
 
 DOORS = {
-    r"\.from_pretrained\(": {"models/loading.py", "models/smollm.py"},
-    r"\bAuto(Config|Tokenizer|Processor)\b": {"models/loading.py", "models/smollm.py"},
+    r"\.from_pretrained\(": {"models/loading.py", "models/shipped/smollm.py"},
+    r"\bAuto(Config|Tokenizer|Processor)\b": {"models/loading.py", "models/shipped/smollm.py"},
     r"snapshot_download|hf_hub_download|cached_file": {"data/locating.py", "models/loading.py"},
     r"\.apply_chat_template\(": {"models/tokens/templates.py"},
     r"trust_remote_code=(?!False)|weights_only=": set(),
@@ -220,7 +221,7 @@ def test_from_the_hub_only_texts_and_safetensors_are_fetched(model, monkeypatch)
         asked.append((name, options))
         return str(model)
 
-    monkeypatch.setattr(loading, "snapshot_download", fetched)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
     load_tokenizer("somebody/model")
     load_model("somebody/model")
     assert {name for name, _ in asked} == {"somebody/model"}
@@ -232,7 +233,7 @@ def test_from_the_hub_only_texts_and_safetensors_are_fetched(model, monkeypatch)
 
 def test_what_the_hub_sends_is_looked_at_too(folder, monkeypatch):
     edit(folder / "config.json", auto_map={"AutoConfig": "evil.Evil"})
-    monkeypatch.setattr(loading, "snapshot_download", lambda *_, **__: str(folder))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(folder))
     for load_it in LOADERS:
         with pytest.raises(ValueError, match="auto_map"):
             load_it("somebody/model")

@@ -14,8 +14,8 @@ from proximo.models import (
     tiny_model,
     tiny_tokenizer,
 )
-from proximo.models.loading import warn_of_fallback
 from proximo.models.packing.attention import uses_our_attention
+from proximo.models.packing.support import warn_of_fallback
 
 CONVERSATION = ({"role": "system", "content": "Add."}, {"role": "user", "content": "1+2"})
 

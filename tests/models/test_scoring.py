@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from proximo.models import PaddedFallback, score, supports_packing, tiny_model
-from proximo.models.loading import warn_of_fallback
+from proximo.models.packing.support import warn_of_fallback
 
 SHAPE = {
     "vocab_size": 23,

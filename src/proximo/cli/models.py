@@ -1,11 +1,10 @@
 """A model by name for a command: loaded, or refused with one clear error; and the machine it runs on."""
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 from proximo import machine
 from proximo.cli.flags import refuse
 from proximo.door import machines
 from proximo.models import Precision, pick_device
+from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def open_model(

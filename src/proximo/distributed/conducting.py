@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.distributed.following import Crew
 from proximo.distributed.launching import GROUP_FAILED, is_launched, own_rank
@@ -18,6 +17,7 @@ from proximo.distributed.mesh import Mesh
 from proximo.distributed.policy import ShardedPolicy
 from proximo.distributed.stages import ShardedStageModel
 from proximo.models import load_tokenizer, pick_device
+from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.shipped import resolve
 from proximo.samplers import RunSamplers, SampledPolicy, Sampler, SamplingOptions, Stream, build_samplers, gathered
 from proximo.training.building import Built, build_learner

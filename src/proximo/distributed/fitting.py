@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from proximo.distributed.launching import agreed_plan, can_restart_smaller, leave_for_smaller
 from proximo.distributed.shares import Share
+from proximo.models.model_types import PreTrainedModel
 from proximo.training.learner.gradients import UpdateRows
 from proximo.training.learner.memory import checkpointable_layers, first_line, is_out_of_memory, smaller_passes
 from proximo.training.learner.passes import Passes

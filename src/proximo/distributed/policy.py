@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from proximo.distributed.fitting import planned, starting_smaller
 from proximo.distributed.following import Crew
@@ -23,6 +22,7 @@ from proximo.models import Scores, free_bytes, frozen_copy
 from proximo.models.adapters.files import save_model
 from proximo.models.adapters.lora import merged_weights
 from proximo.models.devices import with_precision
+from proximo.models.model_types import PreTrainedModel
 from proximo.models.values import HeadOnOwnModel, ValueModel
 from proximo.tensor_types import Float
 from proximo.training.config import TrainingOptions

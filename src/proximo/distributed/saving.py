@@ -19,13 +19,13 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
 
 from proximo.distributed.mesh import Mesh
 from proximo.distributed.sharding import like
 from proximo.models import load_model
 from proximo.models.adapters.files import read_adapter
 from proximo.models.adapters.lora import has_adapter
+from proximo.models.model_types import PreTrainedModel
 from proximo.training.learner.named_tensors import STATE, by_name, copy_named, optimizer_by_name
 from proximo.training.learner.optimizer import MASTER
 from proximo.training.learner.policy import VALUE_NAMES, PlainPolicy

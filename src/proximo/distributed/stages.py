@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
-from transformers import PreTrainedModel
 
 from proximo.distributed.following import Crew
 from proximo.distributed.saving import check_written, read_moments, read_shards, write_shards
@@ -29,6 +28,7 @@ from proximo.distributed.sharding import (
 from proximo.models import frozen_copy, score_rows
 from proximo.models.adapters.files import save_model
 from proximo.models.devices import with_precision
+from proximo.models.model_types import PreTrainedModel
 from proximo.training.learner.memory import explaining_memory
 from proximo.training.learner.named_tensors import copy_named, read_tensors, write_tensors
 from proximo.training.learner.optimizer import MASTER

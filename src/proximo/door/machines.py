@@ -8,14 +8,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
-
 from proximo import machine, toml
 from proximo.door.telling import keep_quiet, say
 from proximo.models import Precision, load_model, load_tokenizer, pick_device, pick_dtype
 from proximo.models.inspecting import tensors
-from proximo.models.loading import base_of, supports_packing
+from proximo.models.loading import base_of
+from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
+from proximo.models.packing.support import supports_packing
 from proximo.models.shipped import resolve
 from proximo.training.config import RunConfig
 
@@ -30,6 +29,8 @@ INTERRUPTED = 130
 def as_found() -> Iterator[None]:
     """Threads, oneDNN and transformers' progress bars may be changed inside, and are afterwards as they were. The bars
     are off inside: they would run through our lines."""
+    from transformers.utils import logging
+
     before, bars = machine.Machine.current(), logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo import explain, toml
 from proximo.algorithms import Algorithm, UnusualChoice
@@ -23,6 +22,7 @@ from proximo.insight.lens.replay import Comparison, compared, own_name
 from proximo.insight.reading import is_number
 from proximo.insight.report.facts import STAGES
 from proximo.models import load_tokenizer
+from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.shipped import resolve
 from proximo.tasks import Arithmetic
 from proximo.training.config import RunConfig

@@ -15,8 +15,8 @@ from itertools import pairwise
 from typing import Any
 
 from tokenizers import Tokenizer
-from transformers import AddedToken, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from proximo.models.model_types import AddedToken, PreTrainedTokenizerBase
 from proximo.models.tokens.templates import rendered
 from proximo.models.tokens.tokenizing import asked_text, following_tokens
 from proximo.types import Problem
@@ -125,6 +125,8 @@ def _is_mark(added: AddedToken) -> bool:
 @lru_cache(maxsize=2)
 def without_marks(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """A tokenizer that reads every mark as the text that it is; the same one where there is no other."""
+    from transformers import PreTrainedTokenizerFast
+
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return tokenizer

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from proximo.environments.protocol import Acting, Interaction
+from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.rewards.grading import grading
 from proximo.rewards.protocol import Waiting
 from proximo.tasks import RewardRange, Split, Task, reward_range

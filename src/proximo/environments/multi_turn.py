@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from proximo.acting.hosts import ActingJob, Hosts, LocalHost, ProcessHost
 from proximo.environments.episodes import Episode
 from proximo.environments.extending import MAX_CHARACTERS, Extender
 from proximo.environments.playing import Game
 from proximo.environments.protocol import Ask, Question
 from proximo.environments.tool_calls import HERMES, call_format, schema_of, with_tools
+from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.outside import load_class, load_function
 from proximo.rewards.function import check_range
 from proximo.rewards.grading import grading

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from transformers import PreTrainedTokenizerBase
-
 from proximo.environments.checking import Drawn, Promise, check_continued
+from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.samplers import Sampler, SamplingOptions, Stream
 from proximo.types import Problem, Request
 

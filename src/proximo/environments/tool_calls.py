@@ -7,9 +7,8 @@ from functools import cache
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import get_json_schema
 
+from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.tokens.templates import rendered
 from proximo.outside import load_function
 from proximo.types import Problem
@@ -117,6 +116,8 @@ def call_format(tokenizer: PreTrainedTokenizerBase) -> CallFormat:
 def schema_of(path: str) -> dict[str, Any]:
     """The JSON schema of a function: its own `schema`, as tools of servers have one, or from its signature and
     docstring; ValueError says what is missing."""
+    from transformers.utils.chat_template_utils import get_json_schema
+
     try:
         function = load_function(path)
         own = getattr(function, "schema", None)

@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 import torch
-from transformers import PreTrainedModel
 
 from proximo.door.machines import as_found
 from proximo.exporting.card import model_card
@@ -20,6 +19,7 @@ from proximo.insight.folder import RunFolder
 from proximo.insight.report.facts import Facts, gather
 from proximo.models import load_model, load_tokenizer, with_precision
 from proximo.models.adapters.files import is_adapter
+from proximo.models.model_types import PreTrainedModel
 from proximo.models.shipped import resolve
 from proximo.redacting import masked
 from proximo.storage.folders import MANIFEST, whole_file, write_folder

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.exporting.gguf_tokens import vocabulary
+from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 
 TYPES = ("f32", "f16", "q8_0")
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from proximo.fleet.embedded import EmbeddedEngine
 from proximo.fleet.engine import Engine
@@ -19,6 +18,7 @@ from proximo.fleet.servers.adapters import base_weights, pushed_rank
 from proximo.fleet.servers.server import Starts, start_here
 from proximo.fleet.sync import make_sync, write_weights
 from proximo.fleet.vllm import WITH_ADAPTERS, Command, VllmEngine, server_arguments
+from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.positions import reach_of
 from proximo.samplers import SampledPolicy
 from proximo.samplers.partial import end_tokens

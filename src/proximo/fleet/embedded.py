@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.fleet.buckets import Layout, connect_store, gloo_group, receive
 from proximo.fleet.engine import Draw, EngineLost, Generated, Health, PauseMode, Span
 from proximo.models import frozen_copy
+from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import local_sampler
 from proximo.samplers.partial import PartialCompletion

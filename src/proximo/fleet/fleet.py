@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 from proximo.fleet.engine import Draw, Engine, EngineLost, Generated
 from proximo.fleet.probe import Gap, Probe
 from proximo.fleet.roster import FleetLost, Roster
 from proximo.fleet.sync import WeightSync, in_parallel
+from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.positions import check_requests
 from proximo.samplers import SampledPolicy, SamplerEvent, SamplingOptions, Stream
 from proximo.samplers.begun import BegunRequests

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from transformers import PreTrainedTokenizerBase
-
+from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.samplers import RunSamplers, SampledPolicy
 
 REFUSED = {

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedModel
 
 from proximo.fleet.engine import Draw, Engine, Generated
 from proximo.models import score
+from proximo.models.model_types import PreTrainedModel
 from proximo.models.positions import reach_of
 from proximo.samplers import SamplingOptions
 from proximo.samplers.partial import evaluating

@@ -17,10 +17,10 @@ from typing import Literal, Protocol
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from proximo.fleet.buckets import BUCKET_BYTES, broadcast, gloo_group, open_store, packed, unpacked
 from proximo.fleet.engine import Engine, EngineLost
+from proximo.models.model_types import PreTrainedModel
 
 Transport = Literal["folder", "gloo", "nccl", "adapter"]
 Weights = Callable[[], Iterator[tuple[str, Tensor]]]

@@ -3,7 +3,7 @@
 Rows may come in parts of different widths, so that not everything is padded to the longest; the lens uses this.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,7 +47,7 @@ class Plan:
 def plan_step(algorithm: Objective, rows: Rows, generator: torch.Generator | None = None) -> Plan:
     """Weights and selections over all rows of an optimizer step, before its micro-batches."""
     places = torch.arange(rows.mask.numel(), device=rows.mask.device).view_as(rows.mask)
-    return plan_parts(algorithm, [rows], [places], generator)[0]
+    return next(plan_parts(algorithm, [rows], [places], generator))
 
 
 @torch.no_grad()
@@ -56,8 +56,8 @@ def plan_parts(
     parts: Sequence[Rows],
     places: Sequence[Tensor],
     generator: torch.Generator | None = None,
-) -> list[Plan]:
-    """The plan of each part of a step, as `plan_step` makes it of all rows at once.
+) -> Iterator[Plan]:
+    """The plan of each part of a step, as `plan_step` makes it of all rows at once. `parts` may lose what was planned.
 
     `places`, aligned with each part's tokens, number the step's tokens in order, so that a random selection takes
     the same tokens.
@@ -76,11 +76,9 @@ def plan_parts(
     for extra in terms_of(algorithm.extras):
         own = ExtraTraits.read(extra).row_weights
         extra_weights.append([None] * len(parts) if own is None else _at_tokens(own(counts, outcome, group), parts))
-    spread = _at_tokens(weights, parts)
-    return [
-        Plan(spread[number], selected[number], tuple(each[number] for each in extra_weights))
-        for number in range(len(parts))
-    ]
+    sizes, masks = [len(rows.mask) for rows in parts], [rows.mask for rows in parts]
+    for number, (own, mask) in enumerate(zip(weights.split(sizes), masks, strict=True)):
+        yield Plan(mask.double() * own.unsqueeze(1), selected[number], tuple(each[number] for each in extra_weights))
 
 
 @torch.no_grad()

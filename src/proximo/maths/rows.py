@@ -58,7 +58,8 @@ def rows_of(algorithm: Objective, inputs: LossInputs) -> Rows:
         return sampled(tensor.detach().to(current.dtype), mask)
 
     old = constant(inputs.old_logprobs)
-    sampler = None if inputs.rollout_logprobs is None else constant(inputs.rollout_logprobs)
+    given = inputs.rollout_logprobs
+    sampler = None if given is None else old if given is inputs.old_logprobs else constant(given)
     return Rows(
         logprobs=current,
         anchor_logprobs=algorithm.anchor(current.detach(), old, sampler),
@@ -74,6 +75,12 @@ def rows_of(algorithm: Objective, inputs: LossInputs) -> Rows:
     )
 
 
+def entropy_readers(algorithm: Objective) -> list[str]:
+    """Names of the pieces that read the entropy."""
+    own = SelectionTraits.read(algorithm.select).needs_entropy
+    return needing(algorithm.extras, "entropy") + ([type(algorithm.select).__name__] if own else [])
+
+
 def _check_needs(algorithm: Objective, inputs: LossInputs) -> None:
     if algorithm.kl is not None and inputs.ref_logprobs is None:
         raise ValueError(f"ref_logprobs is None, but {algorithm.kl} needs them; or use replace(algorithm, kl=None)")
@@ -82,10 +89,7 @@ def _check_needs(algorithm: Objective, inputs: LossInputs) -> None:
     if inputs.rollout_logprobs is None and AnchorTraits.read(algorithm.anchor).needs_sampler_logprobs:
         name = type(algorithm.anchor).__name__
         raise ValueError(f"rollout_logprobs is None, but the anchor is {name}: pass the sampler's log-probs")
-    wants = needing(algorithm.extras, "entropy")
-    if SelectionTraits.read(algorithm.select).needs_entropy:
-        wants.append(type(algorithm.select).__name__)
-    if inputs.entropy is None and wants:
+    if inputs.entropy is None and (wants := entropy_readers(algorithm)):
         raise ValueError(f"entropy is None, but {' and '.join(wants)} read it: pass it per token")
     if inputs.outcome is None and (wants := needing(algorithm.extras, "outcome")):
         raise ValueError(f"outcome is None, but {wants[0]} must know which completions are correct: pass it per row")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 
+from proximo.models.model_types import PreTrainedModel
 from proximo.models.packing.attention import LayerReader, LayerRun, decoder_layers, head_width, run_layer
 from proximo.models.packing.tiles import MAX_WIDTH, Tiles
 from proximo.models.routing import routers

@@ -3,9 +3,9 @@
 from typing import Literal
 
 import torch
-from transformers import PreTrainedModel
 
 from proximo.machine import settle_half_products
+from proximo.models.model_types import PreTrainedModel
 from proximo.models.torch_globals import guarded
 
 Precision = Literal["auto", "float32", "bfloat16"]

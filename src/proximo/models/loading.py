@@ -4,44 +4,21 @@ Every folder is opened here, after a look at what it holds, and nowhere else.
 """
 
 import copy
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
-from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    MistralForCausalLM,
-    MistralForSequenceClassification,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Qwen2ForCausalLM,
-    Qwen2ForSequenceClassification,
-    Qwen3ForCausalLM,
-    Qwen3ForSequenceClassification,
-    Qwen3MoeForCausalLM,
-    SmolLM3ForCausalLM,
-    SmolLM3ForSequenceClassification,
-)
-from transformers.utils import logging
 
 from proximo.machine import settle_half_products
 from proximo.models.adapters.files import base_name, is_adapter, load_adapter, quantize_as
 from proximo.models.adapters.lora import merge
 from proximo.models.adapters.quantized import Quantization, quantize
 from proximo.models.inspecting import inspect, refuse_file
-from proximo.models.packing.attention import NAME
+from proximo.models.model_types import AutoClass, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from proximo.models.packing.attention import registered
+from proximo.models.packing.support import supports_packing, warn_of_fallback
 from proximo.models.positions import hold_frequencies
 from proximo.models.tokens.templates import check_template
 from proximo.models.torch_globals import guarded
@@ -52,10 +29,6 @@ VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.js
 """Files that say which tokens there are; one of them is there."""
 INCOMPLETE = "the folder is incomplete; save model and tokenizer into it with save_pretrained"
 UNREACHABLE = "neither a folder nor a model that the hub or its local cache has; check the name, or download it first"
-
-
-class PaddedFallback(UserWarning):
-    """The model is outside the fast path: correct, but each completion pays for its prompt again."""
 
 
 def load_model(
@@ -72,15 +45,19 @@ def load_model(
 
     Example: model = load_model("runs/first/checkpoints/step-000100")
     """
+    import transformers
+
     if has_score(read_config(str(_opened(path, weights=True)))):
         raise ValueError(f"path {path!r} holds a reward model, which scores and cannot speak: give a causal model")
-    model, absent = load_weights(path, AutoModelForCausalLM, dtype=dtype, device=device, keep_adapter=keep_adapter)
+    model, absent = load_weights(
+        path, transformers.AutoModelForCausalLM, dtype=dtype, device=device, keep_adapter=keep_adapter
+    )
     if absent:
         raise ValueError(f"path {path!r}: the weights lack {_listed(absent)}; save the model again, whole")
     if quantization is not None:
         quantize(model, quantization, device)
     if supports_packing(model):
-        model.set_attn_implementation(NAME)
+        model.set_attn_implementation(registered())
     else:
         warn_of_fallback(type(model).__name__)
     return model.to(device=device).eval()  # pyright: ignore[reportCallIssue]
@@ -88,13 +65,15 @@ def load_model(
 
 def read_config(path: str) -> PreTrainedConfig:
     """What a model is, without its weights; of an adapter, what its base model is."""
+    import transformers
+
     folder = _opened(path, weights=False)
     if is_adapter(folder):
         return read_config(base_of(str(folder)))
     if not (folder / "config.json").is_file():
         raise ValueError(f"path {path!r}: there is no config.json; {INCOMPLETE}")
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # a config of another kind fails wherever its first odd value is read
         raise ValueError(f"path {path!r}: transformers cannot read its config.json; {_first_line(error)}") from error
     config._attn_implementation = None  # for a flash attention that is not installed, transformers would fetch one
@@ -103,7 +82,7 @@ def read_config(path: str) -> PreTrainedConfig:
 
 def load_weights(
     path: str,
-    kind: type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification],
+    kind: type[AutoClass],
     *,
     dtype: torch.dtype,
     config: PreTrainedConfig | None = None,
@@ -116,6 +95,8 @@ def load_weights(
 
     Weights that are not finite, of another shape or of another model are refused.
     """
+    import transformers
+
     folder = _opened(path, weights=True)
     if is_adapter(folder):
         model, absent = load_weights(base_of(str(folder)), kind, dtype=dtype, config=config, unused=unused)
@@ -141,7 +122,7 @@ def load_weights(
     except Exception as error:  # no class for this config, a config that contradicts itself
         raise ValueError(f"path {path!r}: transformers cannot load the model; {_first_line(error)}") from error
     model, found = loaded
-    assert isinstance(model, PreTrainedModel)
+    assert isinstance(model, transformers.PreTrainedModel)
     if found["mismatched_keys"]:
         name, held, wanted = min(found["mismatched_keys"])
         raise ValueError(
@@ -160,10 +141,12 @@ def load_weights(
 
 def skeleton(path: str, config: PreTrainedConfig | None = None) -> PreTrainedModel:
     """The model without its weights, for counting parameters; of a `config` that is given, `path` is only its name."""
+    import transformers
+
     config = read_config(path) if config is None else config
     try:
         with guarded(), torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config)
+            return transformers.AutoModelForCausalLM.from_config(config)
     except Exception as error:
         raise ValueError(f"path {path!r}: transformers cannot build the model; {_first_line(error)}") from error
 
@@ -184,6 +167,8 @@ def base_of(path: str) -> str:
 
 def _opened(path: str, *, weights: bool) -> Path:
     """The folder of a model, fetched where it is on the hub, when nothing in it is refused."""
+    from huggingface_hub import snapshot_download
+
     refuse_file(path)
     folder = Path(path)
     if not path or not folder.is_dir():
@@ -220,6 +205,8 @@ def _first_line(error: Exception) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without transformers' report of weights that are new or unused: we report what matters of it."""
+    from transformers.utils import logging
+
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -240,6 +227,8 @@ def has_score(config: PreTrainedConfig) -> bool:
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or a hub id."""
+    import transformers
+
     folder = _opened(path, weights=False)
     known = (folder / "config.json").is_file() or is_adapter(folder)
     config = read_config(str(folder)).get_text_config() if known else None
@@ -250,7 +239,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
             return load_tokenizer(base_of(path))
         raise ValueError(f"path {path!r}: there is no tokenizer; {INCOMPLETE}")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds, depending on which file is missing or odd
         raise ValueError(f"path {path!r}: no tokenizer can be read there; {INCOMPLETE}") from error
     check_template(tokenizer, path)
@@ -261,39 +250,3 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
             "or model.resize_token_embeddings was forgotten"
         )
     return tokenizer
-
-
-_BY_LAYER_TYPES = (
-    Qwen2ForCausalLM,
-    Qwen2ForSequenceClassification,
-    Qwen3ForCausalLM,
-    Qwen3ForSequenceClassification,
-    SmolLM3ForCausalLM,
-    SmolLM3ForSequenceClassification,
-)
-
-
-def supports_packing(model: PreTrainedModel) -> bool:
-    """True where our attention and our heads are exact: full attention in each layer, logits = states · weightᵀ.
-
-    A table of what the tests cover, not a guess: other classes may scale or cap their logits or look through
-    a window, and keep to transformers' own forward pass.
-    """
-    kind = type(model)
-    if kind in (LlamaForCausalLM, LlamaForSequenceClassification):
-        full_attention = True
-    elif kind in (MistralForCausalLM, MistralForSequenceClassification, Qwen3MoeForCausalLM):
-        full_attention = model.config.sliding_window is None
-    elif kind in _BY_LAYER_TYPES:
-        full_attention = set(model.config.layer_types) == {"full_attention"}
-    else:
-        return False
-    head = dict(model.named_children()).get("lm_head") or model.get_submodule("score")
-    return full_attention and type(head) is nn.Linear and head.bias is None
-
-
-@cache
-def warn_of_fallback(kind: str) -> None:
-    """Once per process and model class."""
-    message = f"{kind} is outside the packed fast path: scored padded, with its own logits (slower, same numbers)"
-    warnings.warn(message, PaddedFallback, stacklevel=3)

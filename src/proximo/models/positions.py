@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
 
+from proximo.models.model_types import PreTrainedConfig, PreTrainedModel
 from proximo.tensor_types import Int
 from proximo.types import Request
 

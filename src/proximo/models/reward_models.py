@@ -6,17 +6,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad as widened
-from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
-from proximo.models.loading import (
-    has_score,
-    load_tokenizer,
-    load_weights,
-    read_config,
-    supports_packing,
-    warn_of_fallback,
-)
+from proximo.models.loading import has_score, load_tokenizer, load_weights, read_config
+from proximo.models.model_types import PreTrainedConfig, PreTrainedModel
 from proximo.models.packing.layout import pad
+from proximo.models.packing.support import supports_packing, warn_of_fallback
 from proximo.models.positions import check_rows
 from proximo.models.scoring import completion_states
 from proximo.tensor_types import Float, Int
@@ -39,9 +33,11 @@ def load_reward_model(
 
     Example: judge = load_reward_model("runs/judge/checkpoints/step-000040")
     """
+    import transformers
+
     config = _config(path)
     model, missing = load_weights(
-        path, AutoModelForSequenceClassification, dtype=dtype, config=config, unused=("lm_head.weight",)
+        path, transformers.AutoModelForSequenceClassification, dtype=dtype, config=config, unused=("lm_head.weight",)
     )
     head = dict(model.named_children()).get(HEAD)
     if type(head) is not nn.Linear:

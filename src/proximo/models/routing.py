@@ -7,12 +7,13 @@ router still learns. What "weights" means differs from family to family; here it
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
+from proximo.models.model_types import Qwen3MoeTopKRouter
 from proximo.models.packing.layout import Places
 from proximo.tensor_types import Bool, Float, Int
 
@@ -53,16 +54,24 @@ def routes_of(flat: Int[Tensor, "N L K"], places: Places, prompt_lengths: list[i
 def routers(model: nn.Module) -> list[Qwen3MoeTopKRouter]:
     """In the order of layers; none in a dense model."""
     found = [module for module in model.modules() if type(module).__name__.endswith("Router")]
-    known = [module for module in found if isinstance(module, Qwen3MoeTopKRouter)]
+    kind = _router()
+    known = [module for module in found if isinstance(module, kind)]
     if len(known) < len(found):
-        kinds = ", ".join(sorted({type(module).__name__ for module in found} - {Qwen3MoeTopKRouter.__name__}))
+        kinds = ", ".join(sorted({type(module).__name__ for module in found} - {kind.__name__}))
         raise ValueError(f"the model routes by {kinds}: only Qwen3-MoE's routers can be read and replayed")
     return known
 
 
 def is_mixture(model: nn.Module) -> bool:
     """Whether the model has routers that can be read."""
-    return any(isinstance(module, Qwen3MoeTopKRouter) for module in model.modules())
+    return any(isinstance(module, _router()) for module in model.modules())
+
+
+@cache
+def _router() -> type[Qwen3MoeTopKRouter]:
+    from transformers.models.qwen3_moe import modeling_qwen3_moe
+
+    return modeling_qwen3_moe.Qwen3MoeTopKRouter
 
 
 def needed_routers(model: nn.Module, what: str) -> list[Qwen3MoeTopKRouter]:

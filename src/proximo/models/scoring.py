@@ -7,13 +7,13 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from proximo.models.compiling import compiles, layer_run, reads_blocks
-from proximo.models.loading import supports_packing, warn_of_fallback
 from proximo.models.logprobs import check_temperature, token_logprobs
-from proximo.models.packing.attention import NAME, attention, hidden_states
+from proximo.models.model_types import PreTrainedModel
+from proximo.models.packing.attention import attention, hidden_states, registered
 from proximo.models.packing.layout import Packed, Padded, pack, pad
+from proximo.models.packing.support import supports_packing, warn_of_fallback
 from proximo.models.positions import check_rows
 from proximo.models.routing import Agreement, Recorder, Replay, Routes, recording, replaying, routes_of
 from proximo.tensor_types import Bool, Float, Int
@@ -195,7 +195,7 @@ def _laid_out(
 def _states(model: PreTrainedModel, laid: Packed | Padded, where: Bool[Tensor, "B T"]) -> States:
     """Of a pass through the body."""
     if isinstance(laid, Packed):
-        with attention(model, NAME):
+        with attention(model, registered()):
             states = hidden_states(model, laid.tokens, laid.positions, laid.reader, layer_run(model))
     else:
         # Outside the fast path a model's own attention may be part of what it computes.

@@ -14,16 +14,9 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
-from transformers import (
-    GenerationConfig,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
 
-from proximo.models.packing.attention import NAME
+from proximo.models.model_types import PreTrainedTokenizerFast, Qwen3ForCausalLM, Qwen3MoeForCausalLM
+from proximo.models.packing.attention import registered
 from proximo.models.torch_globals import guarded
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
@@ -39,12 +32,14 @@ CHAT_TEMPLATE = (
 
 def tiny_tokenizer(words: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     """One token per character, and one for each of `words`; a character it does not know is <unk>."""
+    import transformers
+
     vocabulary = {symbol: index for index, symbol in enumerate((*SYMBOLS, *words))}
     characters = Tokenizer(WordLevel(vocabulary, unk_token=UNKNOWN))
     pattern = "|".join([*map(re.escape, sorted(words, key=len, reverse=True)), r"[\s\S]"])
     characters.pre_tokenizer = Split(Regex(pattern), behavior="isolated")
     characters.decoder = Fuse()
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=characters,
         pad_token=PAD,
         eos_token=EOS,
@@ -69,12 +64,15 @@ def tiny_model(
     `words` is the number of words that the tokenizer has. The same seed gives the same weights; the caller's random
     numbers are left as they were.
     """
+    import transformers
+
     shape = _shape(hidden, heads, kv_heads, words)
-    config = Qwen3Config(**shape, num_hidden_layers=layers, intermediate_size=intermediate)
+    config = transformers.Qwen3Config(**shape, num_hidden_layers=layers, intermediate_size=intermediate)
     with _seeded(seed):
         # from_config, not the constructor: the weights must not depend on torch's default dtype.
-        model = Qwen3ForCausalLM._from_config(config, dtype=torch.float32, attn_implementation=NAME)
-    model.generation_config = GenerationConfig(pad_token_id=PAD_ID, eos_token_id=EOS_ID)
+        kind = transformers.Qwen3ForCausalLM
+        model = kind._from_config(config, dtype=torch.float32, attn_implementation=registered())
+    model.generation_config = transformers.GenerationConfig(pad_token_id=PAD_ID, eos_token_id=EOS_ID)
     return model.eval()
 
 
@@ -92,9 +90,11 @@ def tiny_moe(
 
     `intermediate` is one expert's width; 0.7 million weights by default, of which a token uses a third.
     """
+    import transformers
+
     if not 1 <= chosen <= experts:
         raise ValueError(f"chosen is {chosen} of {experts} experts: give at least 1 and at most all of them")
-    config = Qwen3MoeConfig(
+    config = transformers.Qwen3MoeConfig(
         **_shape(hidden, heads, kv_heads),
         num_hidden_layers=layers,
         moe_intermediate_size=intermediate,
@@ -103,8 +103,9 @@ def tiny_moe(
         norm_topk_prob=True,
     )
     with _seeded(seed):
-        model = Qwen3MoeForCausalLM._from_config(config, dtype=torch.float32, attn_implementation=NAME)
-    model.generation_config = GenerationConfig(pad_token_id=PAD_ID, eos_token_id=EOS_ID)
+        kind = transformers.Qwen3MoeForCausalLM
+        model = kind._from_config(config, dtype=torch.float32, attn_implementation=registered())
+    model.generation_config = transformers.GenerationConfig(pad_token_id=PAD_ID, eos_token_id=EOS_ID)
     return model.eval()
 
 

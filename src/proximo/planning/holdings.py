@@ -5,9 +5,9 @@ from functools import cache
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from proximo.models.adapters.lora import Lora, target_names
+from proximo.models.model_types import PreTrainedModel
 from proximo.models.values import OwnLayers, OwnModel
 from proximo.planning.shapes import ModelShape, read_shape
 from proximo.training.config import RunConfig

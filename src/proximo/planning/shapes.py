@@ -10,11 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig, PreTrainedModel, Qwen3MoeConfig
+from transformers import Qwen3MoeConfig
 
 from proximo.bench.shapes import PUBLISHED, QWEN_FAMILY
 from proximo.models import supports_packing
 from proximo.models.loading import read_config, skeleton
+from proximo.models.model_types import PreTrainedConfig, PreTrainedModel
 from proximo.models.packing.attention import head_width
 from proximo.models.shipped import resolve
 

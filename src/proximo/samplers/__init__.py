@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.samplers.begun import BegunRequests
 from proximo.samplers.lanes import Interval
 from proximo.types import Completion, Request

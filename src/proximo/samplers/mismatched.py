@@ -11,9 +11,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from proximo.models import frozen_copy
+from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.routing import needed_routers
 from proximo.samplers import RunSamplers, SampledPolicy, SamplingOptions, Snapshot, Stream, gathered
 from proximo.samplers.drawing import signed

@@ -9,8 +9,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.routing import UNKNOWN
 from proximo.models.tokens.tokenizing import ReplyReader
 from proximo.samplers import SamplingOptions

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.packing.attention import uses_our_attention
 from proximo.models.positions import check_requests
 from proximo.samplers import SampledPolicy, SamplingOptions, Stream, gathered

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 
-from transformers import PreTrainedTokenizerBase
-
 from proximo.models import prompt_tokens
+from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.tokens.tokenizing import ReplyReader, asked_text, reply_tokens
 from proximo.types import Completion, Message, Problem
 

@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
+from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.positions import reach_of
 from proximo.models.tokens.tokenizing import ReplyReader
 from proximo.samplers.drawing import turn_key

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel
 
 from proximo.models import completion_states, supports_packing
 from proximo.models.logprobs import project
+from proximo.models.model_types import PreTrainedModel
 from proximo.samplers.partial import evaluating
 from proximo.tensor_types import Float
 

@@ -4,7 +4,7 @@ import ctypes
 
 THRESHOLD, TRIM = -3, -1
 """Options of glibc's mallopt: sizes from which memory is taken from the system by itself, and given back at the end."""
-LARGE = 1 << 20
+LARGE = 1 << 19
 
 
 def return_memory() -> None:

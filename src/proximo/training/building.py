@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.models import load_model, pick_dtype
 from proximo.models.adapters.starting import base_for
 from proximo.models.compiling import allow_compiling
+from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, ValueForm, load_value_model, value_model
 from proximo.samplers import RunSamplers, build_samplers

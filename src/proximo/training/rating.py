@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from proximo.data import Mistakes, Row, read_rows
 from proximo.environments import Ask, Question, SingleTurn, play
 from proximo.models import problem_tokens
+from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.samplers import Sampler, SamplingOptions
 from proximo.tasks import File
 from proximo.training.rl.grading import graded

@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from jinja2 import TemplateError
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedTokenizerBase
 
 from proximo.models import Precision, load_tokenizer, pick_device, pick_dtype, problem_tokens
 from proximo.models.compiling import allow_compiling
+from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.positions import check_length
 from proximo.models.reward_models import completion_scores, load_reward_model
 from proximo.models.shipped import resolve

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from proximo.bench.session import Turn
 from proximo.bench.sides.ours import Ours
 from proximo.models import Scores, score_rows
 from proximo.models.compiling import allow_compiling, compiles
+from proximo.models.model_types import PreTrainedModel
 from proximo.samplers.embedded import EmbeddedSampler
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.passes import Passes

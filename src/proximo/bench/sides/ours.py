@@ -6,14 +6,14 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from proximo.algorithms import GRPO
 from proximo.bench.timing import TOTAL, Clock, Watch
 from proximo.bench.workloads import Workload
 from proximo.maths.pieces.advantages import GroupNormalized
 from proximo.maths.pieces.weights import TokenMean
-from proximo.models.packing.attention import NAME
+from proximo.models.model_types import PreTrainedModel
+from proximo.models.packing.attention import registered
 from proximo.samplers import SamplingOptions
 from proximo.samplers.embedded import EmbeddedSampler
 from proximo.tasks import Split
@@ -80,7 +80,7 @@ class Ours:
         workload, on_gpu = self.workload, torch.device(self.device).type == "cuda"
         self.watch = Watch(self.device, self.clock)
         dtype = torch.bfloat16 if on_gpu else torch.float32
-        self.model = self.policy or workload.shape.model(attention=NAME, dtype=dtype, device=self.device)
+        self.model = self.policy or workload.shape.model(attention=registered(), dtype=dtype, device=self.device)
         self.trained = self._policy()  # before the sampler, which reads what an adapter adds
         assert self.model.generation_config is not None
         self.model.generation_config.eos_token_id = workload.end_tokens or None  # where the sampler looks for them

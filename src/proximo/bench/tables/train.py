@@ -31,7 +31,7 @@ from proximo.bench.workloads import (
     Tail,
     Workload,
 )
-from proximo.models.packing.attention import NAME
+from proximo.models.packing.attention import registered
 from proximo.training.rl.assemble import to_batch
 from proximo.training.selfcheck.selfcheck import packed_is_padded
 
@@ -107,7 +107,7 @@ USE = {ODD: 0.50, LLAMA: 0.58, QWEN_1700: 0.58, MEDIUM_4B: 0.65}
 
 
 def _full_precision(shape: Shape, device: str):
-    return shape.model(attention=NAME, dtype=torch.float32, device=device)
+    return shape.model(attention=registered(), dtype=torch.float32, device=device)
 
 
 def _trainings(ours: Ours) -> list[Turn]:

@@ -4,13 +4,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from proximo.cli.flags import changed, refuse, take_model, take_switch
 from proximo.cli.models import open_model
 from proximo.data.rows import is_text
 from proximo.door.evaluating import own_file
+from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.tokens.tokenizing import ReplyReader, problem_tokens
 from proximo.plain_text import MAX_SHOWN, visible
 from proximo.samplers import SamplingOptions

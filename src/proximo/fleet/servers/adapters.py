@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from proximo.fleet.engine import Engine
 from proximo.fleet.sync import Weights, in_parallel
 from proximo.models.adapters.files import save_model
 from proximo.models.adapters.lora import NAME, adapter_parameters, has_adapter
 from proximo.models.adapters.quantized import quantized_layers
+from proximo.models.model_types import PreTrainedModel
 
 
 class TakesAdapters(Protocol):

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from proximo import machine
-from proximo.models import smollm
+from proximo.models.shipped import smollm
 from proximo.sandbox import NoSandbox, Sandbox
 
 Standing = Literal["ok", "absent", "problem"]

@@ -8,14 +8,15 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from itertools import combinations_with_replacement
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.insight.lens.replay import Comparison, cosines_of
 from proximo.insight.lens.steps import Step
+from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.tokens.spelling import Spelling
 from proximo.plain_text import quoted
 from proximo.storage.lines import plain
@@ -159,12 +160,14 @@ def _add(
 
 
 def _products(totals: Sequence[Sequence[Tensor]]) -> Float[Tensor, "A A"]:
-    """Dot products of all pairs of gradients, parameter by parameter, so that no gradient is copied as a whole."""
+    """Dot products of all pairs of gradients, parameter by parameter, so that no gradient is copied as a whole. Pair by
+    pair, since the last digits of a matrix product depend on how many gradients there are."""
     products = torch.zeros(len(totals), len(totals), dtype=torch.float64)
     for same in zip(*totals, strict=True):
-        flat = torch.stack([each.flatten() for each in same]).double()
-        products += (flat @ flat.T).cpu()
-    return products
+        flat = [each.flatten().double() for each in same]
+        for one, other in combinations_with_replacement(range(len(flat)), 2):
+            products[one, other] += flat[one].dot(flat[other]).cpu()
+    return products + products.triu(1).T
 
 
 def _distance(ours: Float[Tensor, " N"], theirs: Float[Tensor, " N"], where: Bool[Tensor, " N"]) -> float:

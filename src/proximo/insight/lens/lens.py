@@ -24,7 +24,7 @@ from proximo.maths.pieces.keeping import trained_mask
 from proximo.maths.pieces.traits import GateTraits, KeepTraits, SelectionTraits
 from proximo.maths.plans import Plan, plan_parts
 from proximo.maths.records import LossInputs, Rows
-from proximo.maths.rows import rows_of
+from proximo.maths.rows import entropy_readers, rows_of
 from proximo.tensor_types import Bool, Float, Int
 from proximo.training.config import RunConfig
 
@@ -58,6 +58,17 @@ class TokenState(IntEnum):
     """Left out by `correct`: sampler and learner differ too much."""
 
 
+NEUTRAL = {
+    "weights": 0.0,
+    "gradient": 0.0,
+    "kl_gradient": 0.0,
+    "extra_gradient": 0.0,
+    "token_ratio": 1.0,
+    "ratio": 1.0,
+    "through": 1.0,
+    "correction": 1.0,
+}
+"""Numbers of a token that is not trained on."""
 BLOCKED = (TokenState.HIGH, TokenState.LOW, TokenState.DUAL, TokenState.DROPPED, TokenState.REJECTED)
 """States in which a gradient is blocked completely."""
 
@@ -99,7 +110,11 @@ class StepView:
 
     @property
     def blocked(self) -> Bool[Tensor, " N"]:
-        return torch.isin(self.state, torch.tensor(BLOCKED, dtype=self.state.dtype))
+        return is_blocked(self.state)
+
+
+def is_blocked(state: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
+    return torch.isin(state, torch.tensor(BLOCKED, dtype=state.dtype))
 
 
 def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -1) -> StepView:
@@ -109,11 +124,8 @@ def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -
     """
     algorithm, notes = usable(algorithm.with_length_limit(config.sampling.max_tokens), step)
     credit, more = advantages_under(step, algorithm, config)
-    neutral: dict[str, float] = dict.fromkeys(("weights", "gradient", "kl_gradient", "extra_gradient"), 0.0)
-    neutral |= dict.fromkeys(("token_ratio", "ratio", "through", "correction"), 1.0)
-    some = step.batch.old_logprobs
-    tensors = {name: some.new_full((), value).expand(some.shape) for name, value in neutral.items()}
-    state, losses = torch.full_like(some, TokenState.IDLE, dtype=torch.int8), {}
+    state, losses = torch.full_like(step.batch.old_logprobs, TokenState.IDLE, dtype=torch.int8), {}
+    pieces: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in NEUTRAL}
     for update, index in _updates(step, algorithm, number):
         indices = list(step.layout.parts(index))
         parts = [_part(step, algorithm, credit, rows, number) for rows in indices]
@@ -122,23 +134,40 @@ def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -
         plans = plan_parts(algorithm, parts, places, torch.Generator().manual_seed(seed))
         losses[update] = 0.0
         for rows_index in indices:
-            rows, plan = parts.pop(0), plans.pop(0)  # not kept: together they are larger than what is found
+            plan, rows = next(plans), parts.pop(0)  # not kept: together they are as large as what is found
             found, loss = _numbers(algorithm, rows, plan)
             losses[update] += loss
             step.layout.write(state, rows_index, found.pop("state"))
-            for name, tensor in found.items():
-                values = torch.where(rows.mask, tensor, neutral[name])
-                if bool((values != neutral[name]).any()):  # most algorithms have no use for some of them
-                    tensors[name] = tensors[name].contiguous()
-                    step.layout.write(tensors[name], rows_index, values)
-    if torch.equal(tensors["ratio"], tensors["token_ratio"]):
-        tensors["token_ratio"] = tensors["ratio"]  # kept once
+            values = {
+                name: torch.where(rows.mask, each, NEUTRAL[name]).to(credit.dtype) for name, each in found.items()
+            }
+            if torch.equal(values["ratio"], values["token_ratio"]):
+                values["token_ratio"] = values["ratio"]  # kept once
+            for name, each in values.items():
+                if bool((each != NEUTRAL[name]).any()):  # most algorithms have no use for some of them
+                    pieces[name].append((rows_index, each))
+    one, other = ([id(each) for _, each in pieces[name]] for name in ("ratio", "token_ratio"))
+    if one == other:
+        del pieces["token_ratio"]
+    tensors = {name: _joined(step, NEUTRAL[name], pieces.pop(name)) for name in NEUTRAL if name in pieces}
+    tensors.setdefault("token_ratio", tensors["ratio"])
     if not KeepTraits.read(algorithm.keep).truncated:
         state[step.batch.truncated[step.layout.row]] = TokenState.OUTSIDE
     state[~step.batch.sampled] = TokenState.OUTSIDE
     credit = credit.nan_to_num(0.0) if bool(credit.isnan().any()) else credit
     notes = (*notes, *more, *_assumed(step, algorithm, credit, number))
     return StepView(algorithm, notes, step.layout, state, credit, losses=losses, **tensors)
+
+
+def _joined(step: Step, neutral: float, pieces: list[tuple[Tensor, Tensor]]) -> Float[Tensor, " N"]:
+    """All tokens' numbers, from those of some rows."""
+    every = step.batch.old_logprobs
+    if not pieces:
+        return every.new_full((), neutral).expand(every.shape)
+    found = torch.full_like(every, neutral)
+    for index, values in pieces:
+        step.layout.write(found, index, values)
+    return found
 
 
 def policy_loss(step: Step, algorithm: Algorithm, config: RunConfig) -> float | None:
@@ -195,15 +224,20 @@ def _updates(step: Step, algorithm: Algorithm, number: int) -> Iterator[tuple[in
 def _part(step: Step, algorithm: Algorithm, credit: Float[Tensor, " N"], index: Int[Tensor, " M"], number: int) -> Rows:
     """The loss inputs of some rows of an update, padded to one width. A row that was not run, because it was dead, gets
     the old policy's log-probs."""
-    batch, entropy = replace(step.batch, routes=None).rows(index), step.entropy_in(number)
-    assert entropy is not None, "a pass has one"
-    current = step.layout.padded(step.current[number], index)
-    inputs = LossInputs.of(
-        batch,
-        logprobs=torch.where(current.isnan(), batch.old_logprobs, current).requires_grad_(),
-        advantages=step.layout.padded(credit, index),
-        mask=trained_mask(algorithm.keep, batch.sampled, batch.truncated),
-        entropy=step.layout.padded(entropy, index).nan_to_num(0.0),
+    batch, layout = step.batch, step.layout
+    old, current = layout.padded(batch.old_logprobs, index), layout.padded(step.current[number], index)
+    sampler = batch.rollout_logprobs
+    entropy = step.entropy_in(number) if entropy_readers(algorithm) else None
+    inputs = LossInputs(
+        logprobs=torch.where(current.isnan(), old, current).requires_grad_(),
+        old_logprobs=old,
+        advantages=layout.padded(credit, index),
+        mask=trained_mask(algorithm.keep, layout.padded(batch.sampled, index), batch.truncated[index]),
+        group=batch.group[index],
+        ref_logprobs=None if batch.ref_logprobs is None else layout.padded(batch.ref_logprobs, index),
+        rollout_logprobs=old if sampler is batch.old_logprobs else layout.padded(sampler, index),
+        entropy=None if entropy is None else layout.padded(entropy, index).nan_to_num(0.0),
+        outcome=batch.outcome[index],
     )
     return rows_of(algorithm, inputs)
 

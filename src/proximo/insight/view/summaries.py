@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from proximo.insight.lens.layout import Layout
-from proximo.insight.lens.lens import TokenState
+from proximo.insight.lens.lens import TokenState, is_blocked
 from proximo.insight.lens.turns import counted, transcript
 from proximo.insight.view.lenses import Kept, Look, label, numbers
 from proximo.maths.pieces.traits import KeepTraits
@@ -39,30 +39,41 @@ _summaries: Kept[Summary] = Kept(4)
 
 def summary(look: Look) -> Summary:
     def made() -> Summary:
-        tokens = look.tokens()
-        rows = _rows(look, tokens)
-        return Summary(rows, _groups(look, rows), _ranges(tokens))
+        apart = max(look.step.layout.total // (8 * SAMPLE), 1)
+        blocks = [_block(look, rows, apart) for rows in look.step.layout.blocks()]
+        rows = _rows(look, {name: torch.cat([each[name] for each, _ in blocks]) for name in blocks[0][0]})
+        some = {name: torch.cat([each[name] for _, each in blocks]) for name in blocks[0][1]}
+        return Summary(rows, _groups(look, rows), _ranges(some))
 
     return _summaries.get(look.step, (look.name, look.number), made)
 
 
-def _rows(look: Look, tokens: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    step, batch = look.step, look.step.batch
-    each = _Each(step.layout)
+def _block(look: Look, rows: slice, apart: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Numbers of each of some rows, and the values of some of their tokens. All tokens' values at once would take as
+    much memory as the step."""
+    layout = Layout(look.step.layout.lengths[rows])
+    first = int(look.step.layout.starts[rows.start]) if layout.total else 0
+    part = slice(first, first + layout.total)
+    tokens, each = look.tokens(part), _Each(layout)
     takes = tokens["state"] > TokenState.IDLE
     pushes = takes & (tokens["advantage"] != 0)
-    pushing, blocked = each.sum(pushes), each.sum(pushes & look.seen.blocked)
-    nothing = torch.full((len(batch),), math.nan)
-    columns = {
-        "reward": batch.rewards,
-        "outcome": batch.outcome,
+    nothing = torch.full((len(layout.lengths),), math.nan)
+    found = {
+        "pushing": each.sum(pushes),
+        "blocked": each.sum(pushes & is_blocked(tokens["state"])),
         "advantage_mean": each.mean(tokens["advantage"], takes),
         "ratio_most": each.most(tokens["ratio"].log(), takes).exp(),
-        "blocked_share": blocked / pushing,
         "entropy_mean": each.mean(tokens["entropy"]) if "entropy" in tokens else nothing,
         "gap_most": each.most(tokens["gap"]),
         "kl_mean": each.mean(tokens["kl"]) if "kl" in tokens else nothing,
     }
+    return found, {name: values[-first % apart :: apart].clone() for name, values in tokens.items()}
+
+
+def _rows(look: Look, found: dict[str, Tensor]) -> list[dict[str, Any]]:
+    step, batch = look.step, look.step.batch
+    pushing, blocked = found.pop("pushing"), found.pop("blocked")
+    columns = {"reward": batch.rewards, "outcome": batch.outcome, "blocked_share": blocked / pushing, **found}
     values = {name: numbers(tensor) for name, tensor in columns.items()}
     episodes = [counted(turns) for turns in step.turns]
     facts = {
@@ -168,8 +179,6 @@ def _left_out(look: Look, rows: list[dict[str, Any]], equal: str) -> str:
 
 def _ranges(tokens: Mapping[str, Tensor]) -> dict[str, list[float | None]]:
     """The scale of each channel over the whole step, so that groups can be compared; it covers nearly all values."""
-    apart = max(len(tokens["state"]) // (8 * SAMPLE), 1)
-    tokens = {name: values[::apart] for name, values in tokens.items()}
     takes = tokens["state"] > TokenState.IDLE
 
     def size(name: str, part: float = 0.98) -> float | None:

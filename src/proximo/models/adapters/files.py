@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
 
 from proximo.models.adapters.lora import NAME, adapter_parameters, has_adapter, import_peft, inject
 from proximo.models.adapters.quantized import QUANTIZATIONS, Quantization, quantize, quantized_layers
 from proximo.models.inspecting import ADAPTER as CONFIG
 from proximo.models.inspecting import ADAPTER_WEIGHTS as WEIGHTS
+from proximo.models.model_types import PreTrainedModel
 
 QUANTIZATION = "base_quantization.json"
 """How the base model was quantised while the adapter was trained, and to which dtype its weights were rounded first."""

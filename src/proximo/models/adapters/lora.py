@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from proximo.models.adapters.quantized import Quantization, dequantize, quantized_layers
+from proximo.models.model_types import PreTrainedModel
 from proximo.models.torch_globals import guarded
 
 NAME = "default"

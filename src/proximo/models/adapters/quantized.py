@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from transformers import PreTrainedModel
 
+from proximo.models.model_types import PreTrainedModel
 from proximo.tensor_types import Float
 
 Quantization = Literal["int8", "nf4"]

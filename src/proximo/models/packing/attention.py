@@ -6,13 +6,13 @@ passes a `Reader` along with the tokens, for packed training or for decoding fro
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface
 
+from proximo.models.model_types import PreTrainedConfig, PreTrainedModel
 from proximo.tensor_types import Float
 
 NAME = "proximo"
@@ -60,8 +60,15 @@ def no_mask(*_: object, **__: object) -> None:
     """No mask: readers know the structure, and a dense mask would cost tokens squared."""
 
 
-AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, no_mask)
+@cache
+def registered() -> str:
+    """The name under which transformers knows our attention from now on."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, no_mask)
+    return NAME
 
 
 def body(model: nn.Module) -> nn.Module:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
-from transformers import PreTrainedTokenizerBase
+from proximo.models.model_types import PreTrainedTokenizerBase
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 MAX_TOGETHER = 8

@@ -10,7 +10,8 @@ from typing import Any
 
 from jinja2 import Environment, TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
-from transformers import PreTrainedTokenizerBase
+
+from proximo.models.model_types import PreTrainedTokenizerBase
 
 SECONDS = 10.0
 """Seconds per conversation; a real template takes about a millisecond."""

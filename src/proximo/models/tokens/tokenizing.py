@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
+from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.tokens.templates import rendered
 from proximo.types import Message, Problem
 

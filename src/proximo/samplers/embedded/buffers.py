@@ -11,9 +11,9 @@ from importlib.util import find_spec
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from proximo.models import free_bytes
+from proximo.models.model_types import PreTrainedModel
 from proximo.samplers.embedded.attention import PAGE, pages_for
 from proximo.samplers.embedded.cache import KeyShape, SlotCache, key_shape
 from proximo.samplers.embedded.captured import CapturedSteps

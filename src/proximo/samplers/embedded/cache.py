@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import PreTrainedModel
 
+from proximo.models.model_types import PreTrainedModel
 from proximo.models.packing.attention import head_width
 from proximo.samplers.embedded.table import DecodeTable
 from proximo.tensor_types import Bool, Float, Int

@@ -5,9 +5,9 @@ from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from proximo.models.compiling import compiles_layers, forward, keep_variants
+from proximo.models.model_types import PreTrainedModel
 from proximo.models.packing.attention import LayerReader, LayerRun, decoder_layers, hidden_states
 from proximo.samplers.drawing import draw
 from proximo.samplers.embedded.fused import is_heard, is_plain

@@ -7,9 +7,9 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from proximo.models.compiling import compiles
+from proximo.models.model_types import PreTrainedModel
 from proximo.samplers.drawing import draw
 from proximo.samplers.embedded.buffers import DecodeBuffers
 from proximo.samplers.embedded.captured import compiled_draw, size_for

@@ -7,25 +7,16 @@ products and stays with its modules.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm
-from transformers import PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
-from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, MistralRMSNorm
-from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
-from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
-from transformers.models.smollm3.modeling_smollm3 import SmolLM3DecoderLayer, SmolLM3RMSNorm
 
+from proximo.models.model_types import PreTrainedModel
 from proximo.models.packing.attention import LayerReader, Reader, body, decoder_layers, hidden_states
 from proximo.tensor_types import Float, Int
-
-KNOWN = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer, SmolLM3DecoderLayer)
-"""What the block below computes; a subclass may differ."""
-NORMS = (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, SmolLM3RMSNorm)
 
 MAX_WEIGHTS = 8_000_000
 """In the layers. Beyond it the copy costs more time and memory than the step saves."""
@@ -63,16 +54,30 @@ def is_heard(model: nn.Module) -> bool:
     return any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+@cache
+def _classes() -> tuple[tuple[type, ...], tuple[type, ...]]:
+    """Layers that the block below computes, and their norms; a subclass may differ."""
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+    from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, MistralRMSNorm
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
+    from transformers.models.smollm3.modeling_smollm3 import SmolLM3DecoderLayer, SmolLM3RMSNorm
+
+    layers = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer, SmolLM3DecoderLayer)
+    return layers, (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, SmolLM3RMSNorm)
+
+
 def is_plain(layer: Any) -> bool:
     """Whether a layer is of a known kind, with nothing put in the place of its parts."""
-    if type(layer) not in KNOWN:
+    known, known_norms = _classes()
+    if type(layer) not in known:
         return False
     attention, mlp = layer.self_attn, layer.mlp
     linear = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
     linear += (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
     norms = [layer.input_layernorm, layer.post_attention_layernorm]
     norms += [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
-    return all(type(each) is nn.Linear for each in linear) and all(type(each) in NORMS for each in norms)
+    return all(type(each) is nn.Linear for each in linear) and all(type(each) in known_norms for each in norms)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from proximo.models.logprobs import project
+from proximo.models.model_types import PreTrainedModel
 from proximo.models.packing.attention import Reader
 from proximo.models.routing import recording
 from proximo.samplers.embedded.cache import PrefillReader

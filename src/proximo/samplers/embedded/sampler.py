@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
+from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.packing.attention import uses_our_attention
 from proximo.models.positions import check_requests
 from proximo.models.routing import needed_routers

@@ -7,11 +7,11 @@ from operator import add
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from proximo.algorithms import Algorithm
 from proximo.maths.pieces.extras import RouterBalance, router_balance_of
 from proximo.models import Scores
+from proximo.models.model_types import PreTrainedModel
 from proximo.models.routing import UNKNOWN, Agreement, Routes, is_mixture, needed_routers
 from proximo.tensor_types import Float, Int
 from proximo.training.config import RoutingReplay

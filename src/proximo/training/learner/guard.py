@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from proximo.maths.mismatch import MismatchStats
+from proximo.models.model_types import PreTrainedModel
 from proximo.tensor_types import Float, Int
 from proximo.training.config import TrainingOptions
 from proximo.training.learner.memory import (

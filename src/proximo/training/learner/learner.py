@@ -7,13 +7,13 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from proximo.algorithms import Algorithm
 from proximo.maths.arithmetic import sampled
 from proximo.maths.mismatch import MismatchStats, mismatch
 from proximo.maths.pieces.extras import needing
 from proximo.maths.pieces.traits import AnchorTraits, ShapeTraits
+from proximo.models.model_types import PreTrainedModel
 from proximo.models.values import HeadOnOwnModel, ValueModel
 from proximo.tensor_types import Bool, Float, Int
 from proximo.training.config import CPU_TOKENS, RoutingReplay, TrainingOptions

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from proximo.models.adapters.files import read_adapter, save_model
 from proximo.models.adapters.lora import Lora, adapter_off, add_lora, merged_weights
+from proximo.models.model_types import PreTrainedModel
 from proximo.tensor_types import Float
 from proximo.training.config import TrainingOptions
 from proximo.training.learner.passes import Passes

@@ -11,9 +11,9 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from proximo.models import Scores, micro_batches, score_rows
+from proximo.models.model_types import PreTrainedModel
 from proximo.models.routing import UNKNOWN, Routes
 from proximo.models.values import ValueModel
 from proximo.tensor_types import Float, Int

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from proximo.models import Scores, frozen_copy, load_model
+from proximo.models.model_types import PreTrainedModel
 from proximo.models.values import ValueModel
 from proximo.tensor_types import Float
 from proximo.training.config import TrainingOptions

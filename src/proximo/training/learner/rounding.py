@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
 
 from proximo.algorithms import Algorithm
 from proximo.maths.mismatch import MismatchStats
 from proximo.maths.pieces.traits import GateTraits
+from proximo.models.model_types import PreTrainedConfig, PreTrainedModel
 from proximo.training.learner.optimizer import HALVES
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from proximo import toml
 from proximo.data import DataFile, Mistakes, read_rankings
@@ -18,6 +17,7 @@ from proximo.models.adapters.lora import Lora, add_lora
 from proximo.models.adapters.quantized import check_quantization
 from proximo.models.adapters.starting import base_for
 from proximo.models.compiling import allow_compiling
+from proximo.models.model_types import PreTrainedModel
 from proximo.models.shipped import resolve
 from proximo.tensor_types import Float
 from proximo.training.offline.encoding import Encoded, EncodedRows, Prepared, prepare

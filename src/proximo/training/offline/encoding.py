@@ -6,11 +6,11 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.data import DataFile, Example, Mistakes, Prompt, Ranking, read_splits
 from proximo.data.splits import Reader, refuse_empty
 from proximo.models import micro_batches, prompt_tokens
+from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.positions import reach_of
 from proximo.models.tokens.templates import rendered
 from proximo.models.tokens.tokenizing import asked_text, reply_tokens

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
+from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.storage.folders import remove_folder
 from proximo.training.offline.schedule import FitOptions, Schedule
 from proximo.training.offline.snapshots import Best, read_point, write_point

@@ -1,10 +1,10 @@
 """PPO-ptx: the gradient of examples from a file, added to that of an update."""
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.data import DataFile, read_examples
 from proximo.data.mixing import Ptx
+from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.training.offline.encoding import prepare
 from proximo.training.offline.sft import Supervised
 from proximo.types import Stats

@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from transformers import PreTrainedModel
 
 from proximo.models import score_rows
+from proximo.models.model_types import PreTrainedModel
 from proximo.training.offline.encoding import Encoded, EncodedRows, Prepared, to_rows
 
 Sums = tuple[tuple[float, ...], ...]

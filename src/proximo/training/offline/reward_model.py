@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from proximo import toml
 from proximo.data import DataFile, read_rankings
@@ -15,6 +14,7 @@ from proximo.maths.arithmetic import at_least_float32
 from proximo.maths.pairwise import BradleyTerry, calibration_error, pair_accuracy, ranked_pairs
 from proximo.models import Precision, load_tokenizer, pick_device, pick_dtype
 from proximo.models.compiling import allow_compiling
+from proximo.models.model_types import PreTrainedModel
 from proximo.models.reward_models import completion_scores, load_reward_model, pad_token
 from proximo.models.shipped import resolve
 from proximo.tensor_types import Float

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo import toml
 from proximo.data import DataFile, Example, Mistakes, read_examples
@@ -29,6 +28,7 @@ from proximo.models.adapters.lora import Lora, add_lora
 from proximo.models.adapters.quantized import check_quantization, quantize
 from proximo.models.adapters.starting import base_for
 from proximo.models.compiling import allow_compiling
+from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.shipped import resolve
 from proximo.tasks import Arithmetic, Split, Task, TaskOptions
 from proximo.tensor_types import Float

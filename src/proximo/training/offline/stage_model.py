@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from proximo.models.adapters.files import save_model
 from proximo.models.adapters.lora import Lora
+from proximo.models.model_types import PreTrainedModel
 from proximo.models.torch_globals import OwnDraws
 from proximo.training.learner.named_tensors import by_name, copy_named, optimizer_by_name, read_tensors, write_tensors
 from proximo.training.learner.optimizer import HALVES, POLICY, Optimizer

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.models import load_model, load_tokenizer, pick_device, pick_dtype, problem_tokens, score_rows
+from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.shipped import resolve
 from proximo.samplers.embedded import local_sampler
 from proximo.tensor_types import Float

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from proximo.models import free_bytes, pick_device, pick_dtype
 from proximo.models.adapters.lora import adapter_size
 from proximo.models.adapters.quantized import quantized_size
 from proximo.models.loading import read_config, skeleton
+from proximo.models.model_types import PreTrainedModel
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnLayers, OwnModel
 from proximo.training.config import CPU_TOKENS, RunConfig

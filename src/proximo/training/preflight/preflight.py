@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from proximo.algorithms import Algorithm
 from proximo.environments import played
@@ -16,6 +15,7 @@ from proximo.models.adapters.quantized import check_quantization
 from proximo.models.adapters.starting import base_for
 from proximo.models.inspecting import inspect
 from proximo.models.loading import has_score, read_config, skeleton
+from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.reward_models import check_scores
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, check_form

@@ -2,11 +2,10 @@
 
 from typing import Protocol
 
-from transformers import PreTrainedTokenizerBase
-
 from proximo.environments import Acting, EnvironmentOptions, played
 from proximo.models import problem_tokens
 from proximo.models.loading import read_config
+from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.positions import Reach, reach_of
 from proximo.samplers import SamplingOptions
 from proximo.tasks import Task, TaskOptions

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from proximo.maths.crediting import feedback_in, returns_to_go, shaped_rewards, trained_rows
 from proximo.maths.pieces.credit import assign
 from proximo.maths.pieces.keeping import trained_mask
 from proximo.maths.pieces.traits import AdvantageTraits
+from proximo.models.model_types import PreTrainedModel
 from proximo.tensor_types import Bool, Float, Int
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.passes import Passes

@@ -8,8 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
-
+from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.tasks import Task
 from proximo.training.config import RunConfig
 from proximo.training.records import Collected, Evaluation

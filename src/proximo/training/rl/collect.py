@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from proximo.environments import Ask, Interaction, Question, SingleTurn, play
 from proximo.maths.pieces.keeping import Keep, drops
 from proximo.maths.pieces.traits import KeepTraits
 from proximo.models import problem_tokens
+from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.samplers import Sampler, SamplingOptions, Stream
 from proximo.tasks import Task
 from proximo.training.config import TrainingOptions

@@ -5,11 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from proximo.environments import Ask, Interaction, Question, SingleTurn, play
 from proximo.maths.intervals import half_width
 from proximo.models import problem_tokens
+from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.samplers import Sampler, SamplingOptions
 from proximo.tasks import Split, Task
 from proximo.training.config import EvaluationOptions

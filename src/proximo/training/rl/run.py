@@ -7,11 +7,10 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
-
 from proximo.environments import played
 from proximo.health import Watch
 from proximo.models.adapters.quantized import count_parameters
+from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.tokens.spelling import Spelling
 from proximo.rewards.grading import Grading
 from proximo.samplers import Sampler, Snapshot

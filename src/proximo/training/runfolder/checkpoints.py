@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
-
+from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.storage.folders import complaints, remove_folder, set_aside, write_folder
 from proximo.training.config import CheckpointOptions
 from proximo.training.learner.named_tensors import STATE

@@ -10,12 +10,12 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from traceback import format_exception
 
 import pyarrow as pa
 import torch
-import transformers
 
 from proximo.machine import Machine
 from proximo.redacting import masked, without_secrets
@@ -196,7 +196,7 @@ def facts() -> dict[str, object]:
         "source": source_fingerprint(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": version("transformers"),
         "processor": platform.machine(),
         "machine": Machine.current().to_dict(),
     }

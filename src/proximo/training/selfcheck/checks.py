@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.models import problem_tokens
+from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.tokens.spelling import Spelling
 from proximo.rewards.grading import grading
 from proximo.samplers import SamplingOptions

