@@ -160,7 +160,8 @@ def test_names_curves_and_ticks(window, page):
         return {
             both: short("runs/x-grpo-7b", "runs/x-sapo-7b"), seeds: short("a/grpo-seed-0", "a/grpo-seed-1"),
             rates: short("lr1e-4-b", "lr3e-4-b"), prefix: short("a", "a-b"), one: short("runs/" + "q".repeat(60)),
-            inner: short("x".repeat(40) + "1" + "y".repeat(40), "x".repeat(40) + "2" + "y".repeat(40)),
+            inner: short("x".repeat(40) + "1" + "y".repeat(40), "x".repeat(40) + "2" + "y".repeat(40), "grpo"),
+            aside: [[0, 2, 99], [0, 8, 7], [7, 8, 7], [0, 1, Infinity]].map((each) => ends.aside(...each)),
             middle: names.middle("abcdefghij", 5), spread: ends.spread([5, 5, 9], 3, 0, 10),
             fitting: [9, 30].map((most) => ends.fitting([
                 { label: "grpo · clip low", line: "clip low" }, { label: "a long one", line: "a long one" }], most)),
@@ -176,7 +177,8 @@ def test_names_curves_and_ticks(window, page):
     assert found["rates"] == ["lr1e-4", "lr3e-4"]
     assert found["prefix"] == ["a", "a-b"]
     assert found["one"] == ["q" * 10 + "…" + "q" * 9]
-    assert len(set(found["inner"])) == 2
+    assert found["inner"] == ["…xxx1yyy…", "…xxx2yyy…", "grpo"]
+    assert found["aside"] == pytest.approx([-2, -2.1, 2.1, 0])  # less than half of the way to the next evaluation
     assert found["middle"] == "ab…ij"
     assert found["spread"] == [4, 7, 10]
     assert found["fitting"] == [["clip low", "a long one"], ["grpo · clip low", "a long one"]]
@@ -184,6 +186,19 @@ def test_names_curves_and_ticks(window, page):
     assert found["flat"] == [True, False, False]
     assert found["ticks"] == [[0.001, 0.01, 0.1, 1, 10, 100], [0.1, 0.15, 0.2, 0.3], [2.6, 2.8, 3, 3.2, 3.4, 3.6]]
     assert (found["windows"], found["own"]) == ([1, 5, 51], 11)
+
+
+def test_the_last_tick_is_whole(window, tmp_path):
+    """2000 at the right end, of a chart that needs no room for names there."""
+    write_run(tmp_path / "long", [{"step": step, "outcome": step / 4000} for step in range(0, 2001, 50)])
+    opened(window, window.serve(tmp_path), "long")
+    script = """() => {
+        const canvas = document.querySelector("[data-chart=outcome] canvas");
+        const high = 20 * devicePixelRatio;
+        const { data } = canvas.getContext("2d").getImageData(canvas.width - 1, canvas.height - high, 1, high);
+        return data.some((part) => part > 0);
+    }"""
+    assert not window.page.evaluate(script)
 
 
 def test_what_a_metric_means_is_told_when_it_is_known_only_after_its_numbers(window, page):

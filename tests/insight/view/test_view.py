@@ -295,7 +295,9 @@ def test_a_file_that_would_never_end_is_not_opened(tmp_path):
 
 def test_the_list_says_how_far_runs_are(tmp_path):
     evaluation = {"step": 3, "held_out/accuracy": 0.75}
-    write_run(tmp_path / "b" / "c", [{"step": 0, "outcome": 0.25}, {"step": 1, "outcome": 0.5}, evaluation], steps=7)
+    odd = {"step": 10**20, "outcome": 1.0}
+    rows = [{"step": 0, "outcome": 0.25}, {"step": 1, "outcome": 0.5}, evaluation, odd]
+    write_run(tmp_path / "b" / "c", rows, steps=7)
     time.sleep(0.01)
     write_run(tmp_path / "a", state="running")
     time.sleep(0.01)

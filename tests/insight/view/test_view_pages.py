@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from proximo.algorithms import GRPO, SAPO
+from proximo.insight.folder import RunFolder
+from proximo.insight.report import gather, render
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.rl.progress import Lines
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
-from tests.insight.view.browser import Served, Window, append, rows, served, until, write_run
+from tests.insight.view.browser import PHONE, Served, Window, append, rows, served, until, write_run
 
 pytestmark = pytest.mark.usefixtures("chromium")
 
@@ -386,6 +388,35 @@ def test_names_and_messages_are_text(window, tmp_path):
     counts = window.page.evaluate("() => [window.hacked, document.images.length, document.scripts.length]")
     assert counts == [None, 0, 1]
     assert window.page.locator(".findings a").count() == 0  # there are no rollouts to show
+
+
+def test_long_names_that_differ_in_the_middle_are_told_apart_and_fit(window, tmp_path):
+    names = [f"{'x' * 120}{place}{'y' * 120}" for place in (1, 2)]
+    for name in names:
+        write_run(tmp_path / name, [{"step": step, "outcome": 0.5} for step in range(3)])
+    page = window.serve(tmp_path)
+    window.page.goto(page.address() + "".join(f"&run={name}" for name in names))
+    window.until("() => document.querySelectorAll('.figures tbody tr').length === 2")
+    for place in (".figures th[scope=row]", "#runs .name", ".legend .entry bdi", ".lead bdi"):
+        shown = window.page.locator(place).all_inner_texts()[:2]
+        assert {next(letter for letter in text if letter.isdigit()) for text in shown} == {"1", "2"}, place
+    for tab in ("overview", "config"):
+        window.page.click(f"#tabs [data-tab={tab}]")
+        window.until("tab => document.body.dataset.tab === tab && document.getElementById('main').innerText", tab)
+        assert window.page.evaluate(
+            "() => { const m = document.querySelector('main'); return m.scrollWidth <= m.clientWidth; }"
+        )
+
+
+def test_a_report_of_a_run_with_a_long_name_fits_a_phone(window, tmp_path):
+    run = write_run(tmp_path / ("n" * 240), [{"step": step, "outcome": 0.5} for step in range(3)])
+    append(run, "metrics", {"step": -1})  # a finding, which says where to look
+    page = tmp_path / "report.html"
+    page.write_text(render(gather(RunFolder(run))))
+    window.page.set_viewport_size(PHONE)
+    window.page.goto(page.as_uri())
+    assert "n" * 240 in window.page.inner_text("code >> nth=0")
+    assert window.page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"]
 
 
 def test_numbers_of_other_stages_are_drawn_as_they_are(window, tmp_path):

@@ -15,6 +15,7 @@ from typing import Any
 
 from proximo.explain import changes, choice, nearest, stages
 from proximo.health import Finding
+from proximo.health.history import is_step
 from proximo.insight.doctor.checkup import Checkup, check_up
 from proximo.insight.doctor.damage import damage
 from proximo.insight.folder import RunFolder, decoded, find_runs
@@ -137,6 +138,8 @@ def last_values(run: RunFolder) -> dict[str, Any]:
     size = _stamp(path)[1]
     lines, _ = read_lines(path, max(size - TAIL, 0))
     for row in decoded(lines.splitlines()):
+        if not is_step(row.get("step", 0)):  # neither charts nor rules take such a row
+            continue
         if set(row) - {"step"} and all(key == "step" or key.startswith("held_out/") for key in row):
             row = {key: value for key, value in row.items() if key != "step"}
         values |= {key: value for key, value in row.items() if value is not None}

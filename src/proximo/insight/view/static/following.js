@@ -23,6 +23,7 @@ export class Followed {
   }
 
   forget(file) {
+    this.drawn = new Map(); // what was drawn of the rows, by figure and line
     if (file === "metrics") [this.trained, this.evaluated, this.tokens] = [[], [], null];
     if (file === "timings") [this.timed, this.time] = [[], null];
     if (file === "events") this.events = [];
@@ -54,6 +55,7 @@ export class Followed {
   }
 
   add(file, row) {
+    this.drawn.clear();
     if (file === "events") this.events.push(row);
     else if (file === "timings") put(this.timed, row), (this.time = null);
     else put(isEvaluation(row) ? this.evaluated : this.trained, row), (this.tokens = null);

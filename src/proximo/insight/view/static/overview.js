@@ -55,6 +55,7 @@ export class ChartPage {
     this.flat.dataset.key = key;
     const button = (spec) => element("button", { type: "button", "data-flat": spec.id, title: spec.note, "aria-expanded": String(this.unfolded.has(spec.id)), onclick: () => this.toggle(spec.id) }, oneLine(spec.title), element("b", {}, valuesOf(spec)));
     this.flat.replaceChildren("The same at every step: ", ...specs.map(button));
+    rove(this.flat, "button");
   }
 
   toggle(id) {

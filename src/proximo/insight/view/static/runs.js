@@ -19,11 +19,13 @@ export class RunList {
     this.fold = element("button", { type: "button", class: "fold", "aria-expanded": "false", onclick: () => this.unfold(this.fold.getAttribute("aria-expanded") !== "true") });
     aside.replaceChildren(this.fold, element("div", { class: "runlist" }, this.root, this.filter, this.list));
     this.unfold(false);
+    aside.addEventListener("keydown", ({ key }) => key === "Escape" && this.unfold(false));
     rove(this.list, ".name");
   }
 
-  /** On a phone the list is folded. */
+  /** On a phone the list is folded; the focus goes back to what unfolds it. */
   unfold(isOpen) {
+    if (!isOpen && this.list.contains(document.activeElement)) this.fold.focus();
     this.fold.setAttribute("aria-expanded", String(isOpen));
     this.fold.parentElement.classList.toggle("open", isOpen);
   }

@@ -14,15 +14,15 @@ export function windowOf(points, chosen) {
 /** The mean of the values around each place, fewer at the ends; a missing value stays missing. */
 export function movingMean(values, wide) {
   const half = (wide - 1) / 2;
-  const sums = [[0, 0]];
-  values.forEach((value) => {
-    const [sum, count] = sums[sums.length - 1];
-    sums.push(known(value) ? [sum + value, count + 1] : [sum, count]);
+  const [sums, counts] = [new Float64Array(values.length + 1), new Float64Array(values.length + 1)];
+  values.forEach((value, place) => {
+    sums[place + 1] = sums[place] + (known(value) ? value : 0);
+    counts[place + 1] = counts[place] + (known(value) ? 1 : 0);
   });
   return values.map((value, place) => {
     if (!known(value)) return value;
-    const [from, to] = [sums[Math.max(place - half, 0)], sums[Math.min(place + half + 1, values.length)]];
-    return (to[0] - from[0]) / (to[1] - from[1]);
+    const [from, to] = [Math.max(place - half, 0), Math.min(place + half + 1, values.length)];
+    return (sums[to] - sums[from]) / (counts[to] - counts[from]);
   });
 }
 

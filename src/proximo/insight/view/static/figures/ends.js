@@ -10,7 +10,7 @@ const ruler = document.createElement("canvas").getContext("2d");
 /** Room for the names to the right of a chart, and the number of characters that fit in it. */
 export function roomFor({ lines, stacked }, width) {
   const labelled = named(lines);
-  if (stacked || labelled.length < 2 || labelled.length > 10) return { room: 10, letters: 0 };
+  if (stacked || labelled.length < 2 || labelled.length > 10) return { room: 18, letters: 0 }; // half of the last tick
   const most = Math.floor((0.24 * width) / CHARACTER);
   const names = fitting(labelled, most);
   const letters = Math.min(Math.max(...names.map((name) => name.length)), most);
@@ -34,11 +34,12 @@ export function drawOver(plot, spec, { of, best }, { letters, ink, shorten }) {
   const { ctx } = plot;
   const places = spec.lines.map((_, place) => pointsOf(plot, of[place], best[place]));
   const many = named(spec.lines);
+  const apart = spec.dots ? Math.min(...places.map(closest)) / devicePixelRatio : 0;
   ctx.save();
   clip(plot);
   spec.lines.forEach((line, place) => {
     const own = many.indexOf(line);
-    if (spec.dots) drawDots(plot, line, places[place], many.length > 1 ? 4 * (own - (many.length - 1) / 2) : 0, many.length <= 4);
+    if (spec.dots) drawDots(plot, line, places[place], aside(own, many.length, apart), many.length <= 4);
     else if (many.length > 1 && !line.isThin) drawShapes(ctx, line, places[place]);
   });
   ctx.restore();
@@ -63,19 +64,26 @@ function pointsOf(plot, column, best) {
 
 /** A shape now and then, and at the end. */
 function drawShapes(ctx, { shade, colour }, points) {
+  const ratio = devicePixelRatio; // asked once: thousands of points would ask the browser each
   let last = -Infinity;
   points.forEach(({ x, y }, place) => {
-    if (x - last < APART * devicePixelRatio && place < points.length - 1) return;
+    if (x - last < APART * ratio && place < points.length - 1) return;
     last = x;
-    mark(ctx, shade, colour, x, y, 3.6 * devicePixelRatio);
+    mark(ctx, shade, colour, x, y, 3.6 * ratio);
   });
 }
 
+/** How far the dots of a line are moved aside, so that they do not hide one another, nor reach the next ones. */
+export const aside = (own, count, apart) => Math.min(4, (0.6 * apart) / Math.max(count - 1, 1)) * (own - (count - 1) / 2);
+
+/** The least distance between the points of a line. */
+const closest = (points) => points.slice(1).reduce((least, { x }, place) => Math.min(least, x - points[place].x), Infinity);
+
 /** Dots with their intervals; lines next to one another are moved aside a little. */
-function drawDots(plot, line, points, aside, hasWhiskers) {
+function drawDots(plot, line, points, moved, hasWhiskers) {
   const { ctx } = plot;
   const ratio = devicePixelRatio;
-  const shift = line.isThin ? 0 : aside * ratio;
+  const shift = line.isThin ? 0 : moved * ratio;
   ctx.strokeStyle = line.colour;
   ctx.lineWidth = 1.3 * ratio;
   const at = new Map(line.x.map((x, place) => [x, place]));

@@ -60,9 +60,13 @@ function meansOf(lines, labels, arms) {
   }).filter(({ x }) => x.length);
 }
 
+const smoothed = new WeakMap(); // moving means by values, with their window
+
 function smoothOf({ y }, chosen) {
   const wide = windowOf(y.length, chosen);
-  return wide > 1 ? movingMean(y, wide) : null;
+  if (wide <= 1) return null;
+  if (smoothed.get(y)?.wide !== wide) smoothed.set(y, { wide, mean: movingMean(y, wide) });
+  return smoothed.get(y).mean;
 }
 
 function linesOf(panel, run, isMany) {
@@ -76,7 +80,14 @@ function linesOf(panel, run, isMany) {
 /** The first step to draw: a fork next to its parent begins where they part. */
 const beginOf = (run, runs) => (run.fork && runs.some((other) => other.run.name === run.fork.run) ? run.fork.step : 0);
 
+/** The values of a line, found once for as long as the run has no new rows: other runs may have. */
 function valuesOf(panel, line, run, axis, begin) {
+  const key = JSON.stringify([panel.id, line.label, axis, begin]);
+  if (!run.drawn.has(key)) run.drawn.set(key, foundIn(panel, line, run, axis, begin));
+  return run.drawn.get(key);
+}
+
+function foundIn(panel, line, run, axis, begin) {
   const value = typeof line.of === "function" ? line.of : (row) => row[line.of];
   const rows = run[line.from ?? panel.from ?? "trained"].filter((row) => row.step >= begin && isNumber(value(row)));
   const hasBand = line.low && rows.some((row) => isNumber(row[line.low]) && row[line.low] !== row[line.high]);

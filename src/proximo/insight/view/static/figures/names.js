@@ -2,6 +2,7 @@
 // middle, and runs that differ only in their seed share a colour.
 
 export const COLOURS = 8;
+const AROUND = 3; // letters on each side of a difference
 const WORDS = /(?:\d+(?:\.\d+)?(?:e-?\d+)?|[^/_\-.\s])+[/_\-.\s]*|[/_\-.\s]+/g; // a number such as 1e-4 is in one word
 
 /** The text with at most this many characters: the middle is left out, since names often differ at their ends. */
@@ -21,9 +22,23 @@ export function shortNames(names, most = 28) {
   const bare = parts.map((words) => words.slice(begin, words.length - end).join("").replace(/[/_\-.\s]+$/, ""));
   const kept = bare.every(Boolean) && new Set(bare).size === whole.length ? bare : whole;
   for (let room = most; ; room += 8) {
-    const short = kept.map((name) => middle(name, room));
+    const short = apart(kept, room);
     if (new Set(short).size === whole.length || kept.every((name) => name.length <= room)) return new Map(whole.map((name, place) => [name, short[place]]));
   }
+}
+
+/** Names with at most this many characters; where two would look alike, what is around their difference. */
+function apart(names, most) {
+  const made = new Map();
+  for (const [text, alike] of Map.groupBy(names, (name) => middle(name, most))) {
+    const letters = alike.map((name) => Array.from(name));
+    const least = Math.min(...letters.map((each) => each.length));
+    const same = (of) => { let count = 0; while (count < least && letters.every((each) => of(each, count) === of(letters[0], count))) count++; return Math.max(count - AROUND, 0); };
+    const [begin, end] = [same((each, place) => each[place]), same((each, place) => each[each.length - 1 - place])];
+    const part = (each) => `${begin ? "…" : ""}${each.slice(begin, each.length - end).join("")}${end ? "…" : ""}`;
+    alike.forEach((name, place) => made.set(name, alike.length > 1 ? middle(part(letters[place]), most) : text));
+  }
+  return names.map((name) => made.get(name));
 }
 
 /** How many words all begin with, and end with; one of each is left, and a number keeps the word before it. */

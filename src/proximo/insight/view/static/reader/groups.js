@@ -1,6 +1,7 @@
 // A step's groups as rows, with their rollouts as cells coloured by reward; filters, orders and search results.
 
-import { element, known, oneLine, quoted, ratio, share, short, signed } from "../elements.js";
+import { element, isField, known, oneLine, quoted, ratio, share, short, signed } from "../elements.js";
+import { rove } from "../figures/roving.js";
 
 const MOST = 300; // groups in the table at first
 
@@ -63,7 +64,7 @@ export function shown(step, names, matches) {
   return { show: order, groups: order ? groups.sort((one, other) => other.most - one.most) : groups };
 }
 
-/** The table of groups, in a narrow form next to an open group. */
+/** The table of groups, in a narrow form next to an open group. It is one tab stop. */
 export function groupTable(step, { show, groups }, { narrow, open, go }) {
   if (!groups.length) return element("p", { class: "faint" }, "No rollout of this step matches.");
   const scale = rewardScale(step.rows);
@@ -71,9 +72,19 @@ export function groupTable(step, { show, groups }, { narrow, open, go }) {
   const body = element("tbody", {}, ...groups.slice(0, MOST).map(line));
   const rest = groups.slice(MOST);
   const more = element("button", { type: "button", class: "chip" }, `${rest.length} more groups`);
-  more.addEventListener("click", () => (body.append(...rest.map(line)), more.remove()));
+  const lead = () => rove(body, "button", "tr");
+  more.addEventListener("click", () => (body.append(...rest.map(line)), more.remove(), lead()));
+  lead();
   const table = element("table", { class: narrow ? "groups narrow" : "groups" }, narrow ? null : heads(show), body);
   return element("div", { class: "scroll" }, table, rest.length ? more : null);
+}
+
+/** Replace the table. The focus stays at its group, or comes back to the one that was closed (`left`). */
+export function refillGroups(place, children, left) {
+  const isInside = place.contains(document.activeElement);
+  const group = isInside ? document.activeElement.closest("tr")?.dataset.group : isField(document.activeElement) ? null : left;
+  place.replaceChildren(...children);
+  if (known(group)) place.querySelector(`[data-group="${CSS.escape(group)}"] .into`)?.focus();
 }
 
 function heads(show) {

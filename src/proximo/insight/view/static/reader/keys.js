@@ -13,6 +13,7 @@ export function pressed(reader, event) {
     if (event.key === "Escape") event.target.blur();
     return false;
   }
+  if (event.key === "Escape" && reader.bar.help.open) return !(reader.bar.help.open = false);
   const action = actions(reader)[event.key] ?? channelKey(reader, event.key);
   action?.();
   return Boolean(action);

@@ -6,7 +6,7 @@ import { Bar } from "./bar.js";
 import { CardPlace } from "./card.js";
 import { channelNamed } from "./channels.js";
 import { element, oneLine, refill } from "../elements.js";
-import { asked, groupTable, shown } from "./groups.js";
+import { asked, groupTable, refillGroups, shown } from "./groups.js";
 import { channelBar, groupHead, times } from "./heads.js";
 import { Search } from "./hits.js";
 import { pressed } from "./keys.js";
@@ -139,6 +139,8 @@ class Reader {
     const isOpen = Boolean(state.group);
     const key = JSON.stringify([this.asked, this.about.steps.length, state.show, state.find, state.all, state.group, state.lens, this.runs.length]);
     if (this.step === step && this.drawn === key) return; // another token, another channel
+    const left = isOpen || JSON.stringify(this.asked) !== this.at?.asked ? null : this.at.group;
+    this.at = { asked: JSON.stringify(this.asked), group: state.group };
     Object.assign(this, { step, drawn: key, list: shown(step, state.show, matches) });
     this.bar.draw(this.about, step, state, this.runs);
     this.places.words.replaceChildren(lensWords(step.algorithm));
@@ -146,7 +148,7 @@ class Reader {
     const found = `${matches?.size} of ${step.rows.length} completions match`;
     const many = matches && element("p", { class: "faint" }, found);
     const table = groupTable(step, this.list, { narrow: isOpen, open: state.group, go: this.go });
-    this.places.groups.replaceChildren(...[many, table].filter(Boolean));
+    refillGroups(this.places.groups, [many, table].filter(Boolean), left);
     this.guarded(() => this.drawLenses());
   }
 
