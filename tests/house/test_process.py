@@ -25,6 +25,7 @@ CACHES = {
     "insight/view/overview.py:_checked": FILE,
     "insight/view/timeline.py:_rows": FILE,
     "models/compiling.py:_compiled": COMPILED,
+    "models/loading.py:_parsed": PURE,
     "models/loading.py:warn_of_fallback": "a warning is shown once in a process",
     "models/logprobs.py:_compiled_passes": COMPILED,
     "models/shipped.py:_known_complaints": FILE,

@@ -7,7 +7,7 @@ import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +94,17 @@ def read_config(path: str) -> PreTrainedConfig:
     if not (folder / "config.json").is_file():
         raise ValueError(f"path {path!r}: there is no config.json; {INCOMPLETE}")
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = copy.deepcopy(_parsed(folder, (folder / "config.json").read_bytes()))
     except Exception as error:  # a config of another kind fails wherever its first odd value is read
         raise ValueError(f"path {path!r}: transformers cannot read its config.json; {_first_line(error)}") from error
     config._attn_implementation = None  # for a flash attention that is not installed, transformers would fetch one
     return config
+
+
+@lru_cache(maxsize=8)
+def _parsed(folder: Path, text: bytes) -> PreTrainedConfig:
+    """Kept for the same text: a run asks for its model's config several times, and transformers checks every field."""
+    return AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 
 def load_weights(
@@ -114,8 +120,7 @@ def load_weights(
     """A model, and the names of its weights that the files lack; `unused` ones they may hold in vain. The model
     is on the CPU, but for layers that are quantised on `device`.
 
-    Weights that are not finite, of another shape or of another model are refused.
-    """
+    Weights that are not finite, of another shape or of another model are refused."""
     folder = _opened(path, weights=True)
     if is_adapter(folder):
         model, absent = load_weights(base_of(str(folder)), kind, dtype=dtype, config=config, unused=unused)
@@ -213,8 +218,7 @@ def _listed(names: set[str], shown: int = 3) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0]
-    return text[:300] or type(error).__name__
+    return str(error).strip().partition("\n")[0][:300] or type(error).__name__
 
 
 @contextmanager
@@ -241,20 +245,18 @@ def has_score(config: PreTrainedConfig) -> bool:
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or a hub id."""
     folder = _opened(path, weights=False)
-    known = (folder / "config.json").is_file() or is_adapter(folder)
-    config = read_config(str(folder)).get_text_config() if known else None
-    if not any(
-        found for name in VOCABULARIES for found in folder.glob(name)
-    ):  # transformers would make up an empty one
+    config = read_config(str(folder)) if (folder / "config.json").is_file() or is_adapter(folder) else None
+    if not any(any(folder.glob(name)) for name in VOCABULARIES):  # transformers would make up an empty one
         if is_adapter(folder):
             return load_tokenizer(base_of(path))
         raise ValueError(f"path {path!r}: there is no tokenizer; {INCOMPLETE}")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        own = None if is_adapter(folder) else config  # where it is given, transformers does not read it again
+        tokenizer = AutoTokenizer.from_pretrained(folder, config=own, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds, depending on which file is missing or odd
         raise ValueError(f"path {path!r}: no tokenizer can be read there; {INCOMPLETE}") from error
     check_template(tokenizer, path)
-    rows = getattr(config, "vocab_size", len(tokenizer))
+    rows = getattr(config and config.get_text_config(), "vocab_size", len(tokenizer))
     if len(tokenizer) > rows:  # or its last tokens would be an index error far from here
         raise ValueError(
             f"path {path!r}: the tokenizer has {len(tokenizer)} tokens, the model {rows}; they are not of one model, "
@@ -277,8 +279,7 @@ def supports_packing(model: PreTrainedModel) -> bool:
     """True where our attention and our heads are exact: full attention in each layer, logits = states · weightᵀ.
 
     A table of what the tests cover, not a guess: other classes may scale or cap their logits or look through
-    a window, and keep to transformers' own forward pass.
-    """
+    a window, and keep to transformers' own forward pass."""
     kind = type(model)
     if kind in (LlamaForCausalLM, LlamaForSequenceClassification):
         full_attention = True
