@@ -44,7 +44,6 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """What is imported and collected stays to the end: the garbage collector need not look at it again and again."""
     gc.enable()
-    gc.collect()
     gc.freeze()
 
 

@@ -6,11 +6,17 @@ depends on the shapes alone, so a function that was called with the same ones be
 """
 
 import ast
+import inspect
+import marshal
 import sys
 from collections.abc import Callable, Sequence
-from functools import wraps
+from contextlib import suppress
+from functools import cache, wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import cache_from_source, source_hash
+from pathlib import Path
+from threading import Lock
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -28,25 +34,71 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, which looks at its arguments and its result when it is called with new shapes or types."""
+    known = _Known()
+    look, look_again = cache(lambda: _looking(function)), cache(lambda: _Result(function))  # many are never called
+
+    @wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        values = (*arguments, *named.values()) if named else arguments
+        seen = known[(*map(type, values), *named)] if named else known[tuple(map(type, values))]
+        shapes = seen.read(values)
+        if shapes in seen.shapes:
+            return function(*arguments, **named)
+        if seen.results is None:
+            result = look()(*arguments, **named)
+            if seen.has_tensor:
+                seen.shapes.add(shapes)
+            elif seen.is_plain:
+                seen.results = set()
+            return result
+        # Nothing but the result has a shape: what it may be does not depend on the arguments.
+        result = function(*arguments, **named)
+        shape = _described(result)
+        if shape not in seen.results:
+            look_again()(result, *arguments, **named)
+            if _family(type(result)) in (torch.Tensor, object):  # of many values, a check may look at another each time
+                seen.results.add(shape)
+        return result
+
+    return call
+
+
+def _looking(function: Callable[..., Any]) -> Callable[..., Any]:
     from beartype import beartype
     from jaxtyping import jaxtyped
 
     # beartype sees arguments and result once, and names of sizes hold for the call; given its checker, jaxtyping would
     # look at the arguments twice.
-    looking, seen = jaxtyped(typechecker=None)(beartype(function)), set()
+    return jaxtyped(typechecker=None)(beartype(function))
 
-    @wraps(function)
-    def call(*arguments: Any, **named: Any) -> Any:
-        shapes = _all_described(arguments, named)
-        if shapes in seen:
-            return function(*arguments, **named)
-        result = looking(*arguments, **named)
-        # Without a tensor among the arguments, what comes back depends on something else.
-        if any(isinstance(each, torch.Tensor) for each in (*arguments, *named.values())):
-            seen.add(shapes)
-        return result
 
-    return call
+class _Result:
+    """Looks at what a function gave, without calling it again."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._lock, self._result = Lock(), None
+        self._look = _looking(_with_signature(function, lambda: self._result))
+
+    def __call__(self, result: Any, *arguments: Any, **named: Any) -> None:
+        with self._lock:
+            self._result = result
+            self._look(*arguments, **named)
+
+
+def _with_signature(function: Callable[..., Any], body: Callable[[], Any]) -> Callable[..., Any]:
+    """Another function, with the parameters of this one."""
+    given = inspect.signature(function)
+    bare = [
+        each.replace(annotation=each.empty, default=each.default if each.default is each.empty else None)
+        for each in given.parameters.values()
+    ]
+    made: dict[str, Any] = {}
+    text = f"def make(body):\n  def {function.__name__}{given.replace(parameters=bare, return_annotation=given.empty)}:"
+    exec(f"{text}\n    return body()\n  return {function.__name__}", function.__globals__, made)
+    other = made["make"](body)
+    for name in ("__module__", "__qualname__", "__annotations__", "__defaults__", "__kwdefaults__"):
+        setattr(other, name, getattr(function, name))
+    return other
 
 
 def checked_fields(kind: type) -> type:
@@ -56,28 +108,48 @@ def checked_fields(kind: type) -> type:
 
     plain = kind.__init__
     kind = jaxtyped(typechecker=beartype)(kind)
-    looking, seen = kind.__init__, set()
+    looking = kind.__init__
+    known = _Known()
 
     @wraps(plain)
     def make(self: Any, *arguments: Any, **named: Any) -> None:
-        shapes = _all_described(arguments, named)
-        if shapes in seen:
+        values = (*arguments, *named.values())
+        seen = known[(*map(type, values), *named)]
+        shapes = seen.read(values)
+        if shapes in seen.shapes:
             plain(self, *arguments, **named)
             return
         looking(self, *arguments, **named)
-        seen.add(shapes)
+        seen.shapes.add(shapes)
 
     kind.__init__ = make
     return kind
 
 
-def _all_described(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-    shapes = [_described(each) for each in arguments]
-    return (*shapes, *[(name, _described(each)) for name, each in named.items()]) if named else tuple(shapes)
+class _Seen:
+    """Of calls with values of these types: how their shapes are read, and which were looked at."""
+
+    def __init__(self, kinds: Sequence[type]) -> None:
+        families = [_family(kind) for kind in kinds]
+        self.has_tensor, self.is_plain = torch.Tensor in families, set(families) <= {object}
+        self.shapes: set[tuple[Any, ...]] = set()
+        self.results: set[Any] | None = None
+        """Shapes of results, where nothing else has one."""
+        reads = {torch.Tensor: "v[{0}].shape, v[{0}].dtype", object: ""}
+        parts = [reads.get(family, "described(v[{0}])").format(place) for place, family in enumerate(families)]
+        # One expression for all of them: it is computed before every checked call.
+        self.read = eval(f"lambda v: ({''.join(f'{part}, ' for part in parts if part)})", {"described": _described})
+
+
+class _Known(dict[tuple[Any, ...], _Seen]):
+    """By types of all arguments, and names of those that were given by name."""
+
+    def __missing__(self, key: tuple[Any, ...]) -> _Seen:
+        return self.setdefault(key, _Seen([each for each in key if isinstance(each, type)]))
 
 
 def _described(value: Any) -> Any:
-    """What a check of it could depend on. Runs before every checked call, so it looks at types by identity alone."""
+    """What a check of it could depend on."""
     kind = type(value)
     family = _FAMILIES.get(kind) or _family(kind)
     if family is object:
@@ -127,8 +199,16 @@ class _Loader(SourceFileLoader):
         source = self.get_data(self.path)
         if b"proximo.tensor_types import" not in source:
             return super().get_code(fullname)
-        # Never from a cached file, nor into one: that one is the unchecked code's.
-        return compile(with_checks(source), self.path, "exec", dont_inherit=True)
+        # In a file of its own: the usual one is the unchecked code's.
+        kept = Path(cache_from_source(self.path, optimization="checked"))
+        stamp = source_hash(source + Path(__file__).read_bytes())
+        with suppress(OSError):
+            if (held := kept.read_bytes()).startswith(stamp):
+                return marshal.loads(held[len(stamp) :])
+        code = compile(with_checks(source), self.path, "exec", dont_inherit=True)
+        if not sys.dont_write_bytecode:
+            self.set_data(str(kept), stamp + marshal.dumps(code))  # whole or not at all, also by two processes at once
+        return code
 
 
 def with_checks(source: bytes | str) -> ast.Module:

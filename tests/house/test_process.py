@@ -26,6 +26,7 @@ CACHES = {
     "insight/view/overview.py:_checked": FILE,
     "insight/view/timeline.py:_rows": FILE,
     "models/compiling.py:_compiled": COMPILED,
+    "models/loading.py:_parsed": PURE,
     "models/packing/support.py:warn_of_fallback": "a warning is shown once in a process",
     "models/logprobs.py:_compiled_passes": COMPILED,
     "models/packing/attention.py:registered": "our attention is made known to transformers once in a process",

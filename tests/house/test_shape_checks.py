@@ -1,5 +1,7 @@
 """Shapes in signatures are really checked while tests run, and only there where they are named."""
 
+import sys
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from jaxtyping import TypeCheckError
 
 from proximo.maths.pieces.weights import SequenceMean
 from proximo.training.records import Assembled
-from tests.shape_checks import with_checks
+from tests.shape_checks import _Loader, with_checks
 
 SOURCE = """
 from dataclasses import dataclass
@@ -52,6 +54,40 @@ def test_what_names_a_shape_is_checked_and_nothing_else():
     with pytest.raises(TypeCheckError):
         made["Record"](torch.zeros(2))
     assert not hasattr(made["plain"], "__wrapped__")
+
+
+def test_a_result_is_looked_at_without_a_second_call_when_it_is_another():
+    made: dict[str, Any] = {"__name__": "made"}
+    exec(compile(with_checks(SOURCE), "made", "exec"), made)
+
+    class Counting(made["Piece"]):
+        def __getattr__(self, name: str) -> torch.Tensor:
+            calls.append(name)
+            return torch.zeros(sizes[len(calls) - 1])
+
+    calls: list[str] = []
+    sizes = [(2,), (3,), (3,), (4,), (2, 2)]
+    piece = Counting()
+    assert [tuple(piece.own.shape) for _ in range(4)] == sizes[:4]
+    with pytest.raises(BeartypeCallHintViolation, match="own"):
+        _ = piece.own
+    assert len(calls) == 5
+
+
+def test_checked_code_that_was_kept_is_compiled_anew_when_its_source_changes(tmp_path):
+    path, (before, after) = tmp_path / "made.py", (SOURCE, SOURCE.replace("rows[0]", "rows[:, 0]"))
+    rows = torch.zeros(2, 3)
+    for source, fits in [(before, False), (before, False), (after, True), (after, True)]:
+        path.write_text(source)
+        made: dict[str, Any] = {"__name__": "made"}
+        code = _Loader("made", str(path)).get_code("made")
+        assert code is not None
+        exec(code, made)
+        with nullcontext() if fits else pytest.raises(BeartypeCallHintViolation):
+            made["Piece"]().inner(rows)
+    assert [each.name for each in (tmp_path / "__pycache__").iterdir()] == [
+        f"made.{sys.implementation.cache_tag}.opt-checked.pyc"
+    ] or sys.dont_write_bytecode
 
 
 def test_the_package_is_checked():

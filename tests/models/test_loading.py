@@ -11,6 +11,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError
@@ -446,3 +447,18 @@ def test_a_damaged_checkpoint_is_passed_over(model, tmp_path):
     (first / "manifest.json").touch()
     with pytest.raises(ValueError, match=r"step-000002 is damaged.*step-000001 is damaged \(config.json: missing\)"):
         resolve(str(tmp_path))
+
+
+def test_a_config_is_parsed_once_for_each_text_and_belongs_to_its_caller(folder, monkeypatch):
+    parsed, real = [], transformers.AutoConfig.from_pretrained
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *a, **n: parsed.append(a) or real(*a, **n))
+    first = read_config(str(folder))
+    first.vocab_size = 5
+    assert read_config(str(folder)).vocab_size == len(tiny_tokenizer())
+    load_tokenizer(str(folder))
+    load_model(str(folder))
+    assert len(parsed) == 1
+    held = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(held | {"vocab_size": 7}))
+    assert read_config(str(folder)).vocab_size == 7
+    assert len(parsed) == 2

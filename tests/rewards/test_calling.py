@@ -70,3 +70,11 @@ def test_functions_of_no_one_form_are_refused_in_one_line(name: str, line: str, 
         with pytest.raises(GraderFailed, match=line) as told:
             reward([PROBLEM], COMPLETIONS[:1])
         assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(("kind", "score"), [("def", 0.0), ("async def", 1.0)])
+def test_a_worker_imports_asyncio_only_for_what_awaits(kind: str, score: float, grading, tmp_path: Path):
+    """It is half of a worker's start."""
+    lines = ["import sys", f"{kind} found(prompts, completions):", "    return ['asyncio' in sys.modules] * 2"]
+    (tmp_path / "mine.py").write_text("\n".join(lines))
+    assert PythonFunction(f"{tmp_path / 'mine.py'}:found")([PROBLEM] * 2, COMPLETIONS) == [score] * 2

@@ -6,6 +6,7 @@ Every folder is opened here, after a look at what it holds, and nowhere else.
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,6 @@ def load_model(
 
 def read_config(path: str) -> PreTrainedConfig:
     """What a model is, without its weights; of an adapter, what its base model is."""
-    import transformers
 
     folder = _opened(path, weights=False)
     if is_adapter(folder):
@@ -73,11 +73,19 @@ def read_config(path: str) -> PreTrainedConfig:
     if not (folder / "config.json").is_file():
         raise ValueError(f"path {path!r}: there is no config.json; {INCOMPLETE}")
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = copy.deepcopy(_parsed(folder, (folder / "config.json").read_bytes()))
     except Exception as error:  # a config of another kind fails wherever its first odd value is read
         raise ValueError(f"path {path!r}: transformers cannot read its config.json; {_first_line(error)}") from error
     config._attn_implementation = None  # for a flash attention that is not installed, transformers would fetch one
     return config
+
+
+@lru_cache(maxsize=8)
+def _parsed(folder: Path, text: bytes) -> PreTrainedConfig:
+    """Kept for the same text: a run asks for its model's config several times, and transformers checks every field."""
+    import transformers
+
+    return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 
 def load_weights(
@@ -198,8 +206,7 @@ def _listed(names: set[str], shown: int = 3) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0]
-    return text[:300] or type(error).__name__
+    return str(error).strip().partition("\n")[0][:300] or type(error).__name__
 
 
 @contextmanager
@@ -230,20 +237,18 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     import transformers
 
     folder = _opened(path, weights=False)
-    known = (folder / "config.json").is_file() or is_adapter(folder)
-    config = read_config(str(folder)).get_text_config() if known else None
-    if not any(
-        found for name in VOCABULARIES for found in folder.glob(name)
-    ):  # transformers would make up an empty one
+    config = read_config(str(folder)) if (folder / "config.json").is_file() or is_adapter(folder) else None
+    if not any(any(folder.glob(name)) for name in VOCABULARIES):  # transformers would make up an empty one
         if is_adapter(folder):
             return load_tokenizer(base_of(path))
         raise ValueError(f"path {path!r}: there is no tokenizer; {INCOMPLETE}")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        own = None if is_adapter(folder) else config  # where it is given, transformers does not read it again
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, config=own, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds, depending on which file is missing or odd
         raise ValueError(f"path {path!r}: no tokenizer can be read there; {INCOMPLETE}") from error
     check_template(tokenizer, path)
-    rows = getattr(config, "vocab_size", len(tokenizer))
+    rows = getattr(config and config.get_text_config(), "vocab_size", len(tokenizer))
     if len(tokenizer) > rows:  # or its last tokens would be an index error far from here
         raise ValueError(
             f"path {path!r}: the tokenizer has {len(tokenizer)} tokens, the model {rows}; they are not of one model, "

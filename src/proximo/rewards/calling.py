@@ -3,7 +3,6 @@
 Runs inside a worker too, and imports nothing of Proximo.
 """
 
-import asyncio
 import inspect
 import itertools
 import os
@@ -13,7 +12,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # half of what a worker imports, and only `async def` needs it
+    import asyncio
 
 Columns = Mapping[str, Any]
 """What a call has: prompts, completions, answers and the data's columns, each with one entry for each completion."""
@@ -194,6 +196,8 @@ def _each(function: Function, rows: list[dict[str, Any]]) -> list[Any]:
         return results
 
     async def together() -> list[Any]:
+        import asyncio
+
         return list(await asyncio.gather(*results))
 
     return finished(together())
@@ -203,6 +207,7 @@ def finished(result: Any) -> Any:
     """The result of a call, awaited where the function is `async def`."""
     if not inspect.isawaitable(result):
         return result
+    import asyncio
 
     async def awaited(each: Awaitable[Any]) -> tuple[Any, BaseException | None]:
         try:
@@ -216,14 +221,16 @@ def finished(result: Any) -> Any:
     return value
 
 
-_LOOPS: dict[int, asyncio.AbstractEventLoop] = {}
+_LOOPS: "dict[int, asyncio.AbstractEventLoop]" = {}
 """This process's event loop, by its id: one that was forked off has none."""
 _STARTING = threading.Lock()
 
 
-def _loop() -> asyncio.AbstractEventLoop:
+def _loop() -> "asyncio.AbstractEventLoop":
     """The loop in which all `async def` functions of this process run, on a thread of its own: a client that a function
     keeps between its calls belongs to one loop, and several calls wait together. A notebook's own loop is another."""
+    import asyncio
+
     with _STARTING:
         found = _LOOPS.get(os.getpid())
         if found is None:

@@ -17,3 +17,11 @@ def test_rows_are_padded_and_counted_token_by_token(monkeypatch, long):
     assert made.padded(values, torch.tensor([], dtype=torch.long)).shape == (0, 1)
     assert made.count(values > 1.5).tolist() == [1, 0, 3]
     assert made.any(values > 2.5).tolist() == [False, False, True]
+
+
+def test_blocks_are_all_rows_in_order_and_no_larger_than_allowed(monkeypatch):
+    monkeypatch.setattr(layout, "PLACES", 5)
+    lengths = [2, 3, 1, 0, 9, 4, 2]
+    found = Layout(torch.tensor(lengths)).blocks()
+    assert found == [slice(0, 2), slice(2, 4), slice(4, 5), slice(5, 6), slice(6, 7)]
+    assert Layout(torch.tensor([], dtype=torch.long)).blocks() == [slice(0, 0)]

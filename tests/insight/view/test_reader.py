@@ -14,8 +14,9 @@ import proximo
 from proximo import explain
 from proximo.algorithms import DAPO, GRPO, GSPO, SAPO, Algorithm
 from proximo.insight.folder import RunFolder
+from proximo.insight.lens import layout
 from proximo.insight.lens.lens import TokenState
-from proximo.insight.view import finding, lenses, reader
+from proximo.insight.view import finding, lenses, reader, summaries
 from proximo.maths import Clip
 from tests.fixture import GROUP, LOG_RATIO, MASK, OLD, REF, REWARDS, ROLLOUT, assert_close
 from tests.stored import UNSCORED, Asked, Said, store
@@ -166,6 +167,14 @@ def test_every_number_of_a_token(known):
     assert "value" not in row["arrays"]
     other = reader.group(known, {"step": "0", "group": "0", "as": "gspo"})["rows"][0]
     assert unpacked(other, "own").tolist() == unpacked(row, "state").tolist()
+
+
+def test_a_step_read_in_blocks_has_the_numbers_of_the_whole(mixed, monkeypatch):
+    whole = summaries.summary(lenses.looked(mixed, {"step": "3"}))
+    monkeypatch.setattr(layout, "PLACES", 3)
+    monkeypatch.setattr(summaries, "_summaries", lenses.Kept(4))
+    assert len(mixed.step(3).layout.blocks()) > 3
+    assert summaries.summary(lenses.looked(mixed, {"step": "3"})) == whole
 
 
 def test_why_in_words_under_the_lens_and_under_the_run_s_own(known):
