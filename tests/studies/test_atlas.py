@@ -52,6 +52,12 @@ def test_a_study_that_was_run_gives_its_claims_their_verdict(tmp_path):
     assert row.verdict == "not detectable at this size: 0.02 nats could have been seen"
     assert row.found == ("it keeps more entropy: +0.01 nats (−0.01 to +0.03, 8 seeds), not detectable at this size")
     assert row.links == (f"[{study.name}]({study.name}.md)",)
+    # The word is the first contrast's, and is said to be where another one differs.
+    other = found | {"what": "and learns more", "verdict": "holds here"}
+    for more, said in (([found], ""), ([other], ", the first of 2 contrasts, which differ")):
+        (tmp_path / f"{study.name}.json").write_text(json.dumps(facts | {"contrasts": [found, *more]}))
+        [row] = [row for row in atlas_rows(tmp_path) if row.claim.number == 19]
+        assert row.verdict == "not detectable at this size: 0.02 nats could have been seen" + said
     # Results of another design, or of some of the runs, are none.
     for wrong in ({"hash": "other"}, {"complete": False}):
         (tmp_path / f"{study.name}.json").write_text(json.dumps(facts | wrong))
@@ -65,7 +71,7 @@ def test_a_study_that_was_run_gives_its_claims_their_verdict(tmp_path):
         (-0.01, 0.0, "holds here"),  # nothing is lost without it
         (0.03, 0.05, "holds here"),  # much is gained
         (-0.06, -0.03, "does not hold here"),  # much is lost
-        (-0.03, 0.02, "not detectable at this size"),  # a loss is not excluded
+        (-0.03, 0.02, "not detectable at this size: 0.025 share could have been seen"),  # a loss is not excluded
     ],
 )
 def test_what_is_not_needed_may_be_left_out_without_a_loss(tmp_path, low, high, word):

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from proximo.distributed.mesh import Mesh
 from proximo.models import supports_packing
+from proximo.models.adapters.lora import has_adapter
 from proximo.models.adapters.quantized import quantized_layers
 from proximo.models.compiling import compile_between_hooks
 from proximo.models.packing.attention import decoder_layers
@@ -76,13 +77,22 @@ def shard(model: PreTrainedModel, mesh: Mesh, dtype: torch.dtype, value: nn.Modu
             fully_shard(each, mesh=mesh.devices, mp_policy=narrow)
         if (head := dict(value.named_children()).get("head")) is not None:
             fully_shard(head, mesh=mesh.devices)  # in float32: half a digit of a value is not enough to learn from
+    # Of one shard nothing is saved by giving back what was gathered, and gathering it again costs time. An adapter is
+    # switched off and on between passes, which torch must see on the shards.
+    keeps = mesh.shard_size == 1 and not has_adapter(model)
     root = Root(*(each for each in (model, value) if each is not None))
     fully_shard(root, mesh=mesh.devices, mp_policy=narrow)
-    for module in root.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
+    for module in _sharded(root):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+        if keeps:
+            module.set_reshard_after_forward(False, recurse=False)
+            module.set_reshard_after_backward(False, recurse=False)
     return root
+
+
+def _sharded(root: nn.Module) -> list[FSDPModule]:
+    return [module for module in root.modules() if isinstance(module, FSDPModule)]
 
 
 def _layers_of(value: nn.Module) -> Iterator[nn.Module]:
@@ -95,9 +105,9 @@ def _layers_of(value: nn.Module) -> Iterator[nn.Module]:
 
 
 def reshard(root: nn.Module) -> None:
-    """Give back what the last pass gathered: if shards change meanwhile, the next pass would read the old weights."""
-    assert isinstance(root, FSDPModule)
-    root.reshard()
+    """Give back what passes gathered: if shards change meanwhile, the next pass would read the old weights."""
+    for module in _sharded(root):
+        module.reshard()
 
 
 def whole(tensor: Tensor) -> Tensor:

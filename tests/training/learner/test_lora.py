@@ -282,14 +282,16 @@ def test_a_reset_reference_stays_what_the_policy_was():
 
 
 def test_an_update_does_not_depend_on_its_micro_batches():
+    """In float64: in float32 an element that is a difference of large ones differs by more than one part in 10⁴ on
+    some processors."""
     gradients = []
     for budget in (1, 10_000):
-        trained = learner(small(), token_budget=budget, max_gradient_norm=math.inf)
+        trained = learner(small().double(), token_budget=budget, max_gradient_norm=math.inf)
         stirred(trained.model)
         updated(trained)
         gradients.append([each.grad for each in adapter_parameters(trained.model).values()])
     for one, many in zip(*gradients, strict=True):
-        assert_close(one, many, rtol=1e-4, atol=1e-8)
+        assert_close(one, many, rtol=0, atol=1e-5 * float(many.abs().max()))
 
 
 def test_half_precision_keeps_the_adapter_in_float32():

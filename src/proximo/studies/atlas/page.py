@@ -76,7 +76,7 @@ def results(study: Study, folder: Path) -> dict[str, Any] | None:
 
 
 def _answer(claim: Claim, known: list[tuple[Study, dict[str, Any]]]) -> tuple[str, str]:
-    """The verdict of the first contrast that asks for the claim, and the numbers of all."""
+    """The verdict of the first contrast that asks for the claim, and whether others differ; the numbers of all."""
     asked = [each for _, facts in known for each in facts["contrasts"] if claim.number in each["claims"]]
     numbers = [
         f"{each['what']}: {signed(each['mean'])} {each['unit']} ({signed(each['low'])} to {signed(each['high'])}, "
@@ -84,12 +84,14 @@ def _answer(claim: Claim, known: list[tuple[Study, dict[str, Any]]]) -> tuple[st
         for each in asked
         if each["mean"] is not None and each["low"] is not None
     ]
-    first = asked[0]
-    if claim.not_needed and first["verdict"] != "no verdict":
-        return _without(first), "; ".join(numbers)
-    visible = first.get("visible", first["half"])  # pages from before shares had intervals of their own
-    seen = f": {signed(visible).lstrip('+')} {first['unit']} could have been seen"
-    word = first["verdict"] + (seen if first["verdict"] == "not detectable at this size" else "")
+    first, remarks = asked[0], []
+    word = _without(first) if claim.not_needed and first["verdict"] != "no verdict" else first["verdict"]
+    if word == "not detectable at this size":
+        visible = first.get("visible", first["half"])  # pages from before shares had intervals of their own
+        remarks.append(f"{signed(visible).lstrip('+')} {first['unit']} could have been seen")
+    if len({each["verdict"] for each in asked}) > 1:
+        remarks.append(f"the first of {len(asked)} contrasts, which differ")
+    word += f": {', '.join(remarks)}" if remarks else ""
     return word, "; ".join(numbers) + (f". Elsewhere: {claim.found}" if claim.found else "")
 
 
