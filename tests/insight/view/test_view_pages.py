@@ -308,6 +308,28 @@ def test_a_run_that_goes_on_is_followed(clocked, runs, tmp_path):
     clocked.until("() => window.proximo.charts.kl.lines[0].y.length === 2")
 
 
+def test_a_chart_far_from_the_screen_gets_new_values_when_it_comes_near(clocked, runs, tmp_path):
+    """A page of sixty charts would keep a browser busy with what nobody sees."""
+    live = tmp_path / "live"
+    shutil.copytree(runs / "grpo", live)
+    (live / "result.json").unlink()
+    (live / "lock").touch()
+    opened(clocked, clocked.serve(tmp_path), "all:outcome", tab="all")
+    row = [row for row in rows(live, "metrics") if "outcome" in row][-1]
+    charts = clocked.page.evaluate(
+        "() => [...document.querySelectorAll('[data-chart]')].map((each) => each.dataset.chart)"
+    )
+    far = [each for each in charts if each.removeprefix("all:") in row][-1]
+    last = f"document.querySelector('[data-chart=\"{far}\"]')"
+    before = clocked.page.evaluate(f"() => Number({last}.dataset.points)")
+    append(live, "metrics", {**row, "step": 5, "outcome": 0.125})
+    clocked.page.clock.fast_forward(2500)
+    clocked.until("() => window.proximo.charts['all:outcome'].lines[0].y.at(-1) === 0.125")
+    assert clocked.page.evaluate(f"() => Number({last}.dataset.points)") == before
+    clocked.page.evaluate(f"() => {last}.scrollIntoView()")
+    clocked.until(f"() => Number({last}.dataset.points) === {before + 1}")
+
+
 def test_a_run_that_was_opened_early_gets_its_links(clocked, runs, tmp_path):
     live = write_run(tmp_path / "live", state="running")
     clocked.page.goto(clocked.serve(tmp_path).address(tab="events"))

@@ -53,6 +53,7 @@ export class Charts {
     whole.addEventListener("click", () => this.zoomTo(null));
     this.sizes = new ResizeObserver(() => this.charts.forEach((chart) => chart.fit()));
     this.sizes.observe(grid);
+    this.views = new IntersectionObserver((seen) => seen.forEach(({ target, isIntersecting }) => this.charts.get(target.dataset.chart)?.see(isIntersecting)), { rootMargin: "300px" });
   }
 
   /** Draw these charts in this order; an existing chart only gets its new values. */
@@ -64,7 +65,7 @@ export class Charts {
       if (!wanted.has(id)) chart.remove(), this.charts.delete(id);
     }
     specs.forEach((spec, place) => {
-      if (!this.charts.has(spec.id)) this.charts.set(spec.id, new Chart(this, spec.id));
+      if (!this.charts.has(spec.id)) this.charts.set(spec.id, new Chart(this, spec.id)), this.views.observe(this.charts.get(spec.id).card);
       const chart = this.charts.get(spec.id);
       if (this.grid.children[place] !== chart.card) this.grid.insertBefore(chart.card, this.grid.children[place] ?? null);
       chart.show(spec);
@@ -91,6 +92,7 @@ export class Charts {
 
   clear() {
     this.sizes.disconnect();
+    this.views.disconnect();
     this.charts.forEach((chart) => chart.remove());
     this.charts.clear();
   }
@@ -98,14 +100,22 @@ export class Charts {
 
 class Chart {
   constructor(page, id) {
-    Object.assign(this, { page, id, plot: null, made: null, focused: null });
+    Object.assign(this, { page, id, plot: null, made: null, focused: null, isSeen: true, waiting: null });
     this.title = element("h3");
     this.legend = element("div", { class: "legend" });
     this.canvas = element("div", { class: "canvas" });
     this.card = element("figure", { class: "plot", tabindex: "0", role: "group", "data-chart": id, onkeydown: (event) => this.onKey(event) }, element("figcaption", {}, this.title, this.legend), this.canvas);
   }
 
+  /** A chart that is far from the screen gets new values when it comes near: a page may have sixty of them. */
+  see(isSeen) {
+    this.isSeen = isSeen;
+    if (isSeen && this.waiting) this.show(this.waiting);
+  }
+
   show(spec) {
+    this.waiting = this.plot && !this.isSeen ? spec : null;
+    if (this.waiting) return;
     this.spec = spec;
     this.columns = columnsOf(spec);
     const made = JSON.stringify([spec.title, spec.note, spec.unit, this.page.axis, spec.isLog, spec.lines.map((line) => [line.key, line.label, line.colour, line.dash, line.isThin, Boolean(line.low), Boolean(line.smooth)])]);
@@ -258,6 +268,7 @@ class Chart {
   }
 
   remove() {
+    this.page.views.unobserve(this.card);
     this.plot?.destroy();
     this.card.remove();
   }
