@@ -76,10 +76,10 @@ class Layout:
         return found
 
     def blocks(self) -> list[slice]:
-        """All rows, in order, in blocks of at most PLACES tokens; a longer row is alone. One empty block if none."""
+        """All rows, in order, in blocks that fit into a cache; a longer row is alone. One empty block if none."""
         found, first, tokens = [], 0, 0
         for row, length in enumerate(self.lengths.tolist()):
-            if row > first and tokens + length > PLACES:
+            if row > first and tokens + length > PLACES // 4:
                 found.append(slice(first, row))
                 first, tokens = row, 0
             tokens += length
