@@ -10,6 +10,7 @@ import pytest
 from proximo import toml
 from proximo.algorithms import PPO
 from proximo.cli import main
+from proximo.insight.charts.drawing import COLOURS
 from proximo.insight.compare import workers
 from proximo.presets import ARITHMETIC
 from proximo.studies import command, measures, running
@@ -27,6 +28,7 @@ from proximo.studies.study import Arm, Contrast, Study, Tuning, design_hash
 from proximo.training.config import ValueOptions
 from proximo.training.old_names import loads_run
 from proximo.types import Completion, Problem
+from tests import ROOT
 from tests.processes import start_run
 
 SMALL = replace(
@@ -134,6 +136,9 @@ def test_the_page_has_what_a_reader_needs_and_the_same_bytes_again():
     drawn = figure(found)
     assert drawn.startswith("<svg xmlns=")
     assert "4 seeds" in drawn
+    palette = re.findall(r"--(s\d): (#\w+);", (ROOT / "src/proximo/insight/charts/style.css").read_text())[:COLOURS]
+    for name, colour in palette:  # or a seventh arm would be as black as an eighth
+        assert f".{name} {{ color: {colour} }}" in drawn
 
 
 def test_what_counts_is_part_of_the_hash():

@@ -14,8 +14,8 @@ text { fill: #4d545c } .name { fill: #1b1e22; font-size: 12.5px; font-weight: 60
 .grid { stroke: #dfe2e6 } .axis { stroke: #666d75 } .strip { display: none }
 .line { fill: none; stroke: currentcolor; stroke-width: 1.7 } .dot { fill: currentcolor }
 .band { fill: currentcolor; opacity: 0.14 } .again .line { stroke-dasharray: 5 3 } .label { fill: currentcolor }
-.s1 { color: #0072b2 } .s2 { color: #d55e00 } .s3 { color: #009268 }
-.s4 { color: #a8508f } .s5 { color: #a47a00 } .s6 { color: #5a6570 }
+.s1 { color: #1e5581 } .s2 { color: #c97c1e } .s3 { color: #369a88 } .s4 { color: #5f0a4a }
+.s5 { color: #6a6644 } .s6 { color: #6057cc } .s7 { color: #d7366e } .s8 { color: #8b1d0e }
 </style>"""
 """The look of the project's charts without a page around them."""
 
