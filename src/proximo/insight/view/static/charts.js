@@ -114,8 +114,7 @@ class Chart {
   }
 
   show(spec) {
-    this.waiting = this.plot && !this.isSeen ? spec : null;
-    if (this.waiting) return;
+    if ((this.waiting = this.plot && !this.isSeen ? spec : null)) return;
     this.spec = spec;
     this.columns = columnsOf(spec);
     const made = JSON.stringify([spec.title, spec.note, spec.unit, this.page.axis, spec.isLog, spec.lines.map((line) => [line.key, line.label, line.colour, line.dash, line.isThin, Boolean(line.low), Boolean(line.smooth)])]);
