@@ -62,7 +62,8 @@ def plan_parts(
     `places`, aligned with each part's tokens, number the step's tokens in order, so that a random selection takes
     the same tokens.
     """
-    counts = torch.cat([rows.mask.sum(dim=1) for rows in parts]).double()
+    masks = [rows.mask for rows in parts]
+    counts = torch.cat([mask.sum(dim=1) for mask in masks]).double()
     scored, group = torch.cat([rows.scored for rows in parts]), torch.cat([rows.group for rows in parts])
     weights = torch.zeros_like(counts)
     own = algorithm.weights.of_rows(counts[scored], group[scored])
@@ -75,10 +76,9 @@ def plan_parts(
     extra_weights: list[Sequence[Tensor | None]] = []
     for extra in terms_of(algorithm.extras):
         own = ExtraTraits.read(extra).row_weights
-        extra_weights.append([None] * len(parts) if own is None else _at_tokens(own(counts, outcome, group), parts))
-    sizes, masks = [len(rows.mask) for rows in parts], [rows.mask for rows in parts]
-    for number, (own, mask) in enumerate(zip(weights.split(sizes), masks, strict=True)):
-        yield Plan(mask.double() * own.unsqueeze(1), selected[number], tuple(each[number] for each in extra_weights))
+        extra_weights.append([None] * len(parts) if own is None else [*_at_tokens(own(counts, outcome, group), masks)])
+    for number, spread in enumerate(_at_tokens(weights, masks)):
+        yield Plan(spread, selected[number], tuple(each[number] for each in extra_weights))
 
 
 @torch.no_grad()
@@ -96,9 +96,10 @@ def candidates(algorithm: Objective, rows: Rows) -> Candidates:
     )
 
 
-def _at_tokens(of_rows: Float[Tensor, " B"], parts: Sequence[Rows]) -> list[Tensor]:
-    pieces = of_rows.split([len(rows.mask) for rows in parts])
-    return [rows.mask.double() * piece.unsqueeze(1) for rows, piece in zip(parts, pieces, strict=True)]
+def _at_tokens(of_rows: Float[Tensor, " B"], masks: Sequence[Tensor]) -> Iterator[Tensor]:
+    """One part after the other: those of a large step together would be twice as large as its log-probs."""
+    for mask, piece in zip(masks, of_rows.split([len(mask) for mask in masks]), strict=True):
+        yield mask.double() * piece.unsqueeze(1)
 
 
 def _selected(

@@ -66,7 +66,6 @@ def load_model(
 
 def read_config(path: str) -> PreTrainedConfig:
     """What a model is, without its weights; of an adapter, what its base model is."""
-
     folder = _opened(path, weights=False)
     if is_adapter(folder):
         return read_config(base_of(str(folder)))
