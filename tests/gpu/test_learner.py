@@ -10,7 +10,7 @@ from torch import Tensor
 
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO
 from proximo.models import frozen_copy, score, tiny_model, with_precision
-from proximo.models.compiling import allow_compiling, checkpoint_layers
+from proximo.models.compiling import allow_compiling, checkpoint_layers, checkpoints
 from proximo.models.logprobs import token_logprobs
 from proximo.models.values import OwnLayers, OwnModel, value_model
 from proximo.training.config import TrainingOptions
@@ -298,4 +298,4 @@ def test_a_budget_is_planned_for_what_is_free():
     batch = assemble(groups(), [], learner, 160).batch
     learner.plan_memory(batch)
     assert learner.passes.token_budget == MAX_TOKENS
-    assert not model.is_gradient_checkpointing
+    assert not checkpoints(model)

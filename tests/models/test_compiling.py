@@ -94,6 +94,20 @@ def test_the_first_layers_are_checkpointed(model):
     assert all(getattr(layer, "gradient_checkpointing", None) for layer in decoder_layers(model))
 
 
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_a_checkpointed_layer_runs_twice(model, training, offload):
+    """And not three times, where transformers' own checkpoint of a layer would be inside of ours."""
+    runs = []
+    layers = decoder_layers(model)
+    for place, layer in enumerate(layers):
+        layer.get_submodule("mlp").register_forward_pre_hook(lambda *_, place=place: runs.append(place))
+    checkpoint_layers(model, 2, offload=offload)
+    gradients(model.train(training))
+    assert [runs.count(place) for place in range(LAYERS)] == [2, 2, 1, 1]
+    assert [layer.gradient_checkpointing for layer in layers] == [True, True, False, False]
+
+
 @pytest.mark.parametrize("number", [1, LAYERS])
 def test_what_enters_a_layer_waits_on_the_host_and_nothing_else_does(model, host, number):
     expected = gradients(model)

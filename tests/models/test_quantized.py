@@ -32,6 +32,7 @@ from proximo.models.values import OwnLayers, OwnModel, value_model
 from proximo.samplers.embedded.fused import is_plain
 from proximo.training.config import RunConfig
 from proximo.training.preflight.estimate import held_models
+from tests.models.test_adapters import PEFT_ASKS_BY_AN_OLD_NAME
 from tests.models.test_scoring import build, ragged, scored
 from tests.training.learner.test_lora import expected_gradients, small, stirred, weighted
 from tests.training.learner.test_moe import small_moe
@@ -212,6 +213,7 @@ def test_the_checkpoint_of_a_run_is_the_same_policy(tmp_path: Path, capsys):
     assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
 
 
+@PEFT_ASKS_BY_AN_OLD_NAME
 def test_an_adapter_of_a_quantised_base_is_a_peft_folder(base: Path, tmp_path: Path):
     """peft reads it, on the base as it is unless its user quantises it, too."""
     model = load_model(str(base), quantization="int8")

@@ -28,7 +28,7 @@ from proximo.training.rl.progress import Lines
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
 from proximo.types import Batch, Group, Rollout
-from tests.models.test_scoring import SHAPE, furthest
+from tests.models.test_scoring import SHAPE, furthest, switch_checkpoints_on
 from tests.training.learner.test_moe import (
     REQUESTS,
     gradient_of,
@@ -185,7 +185,7 @@ def test_checkpointed_layers_run_again_on_the_same_routes(toy, replays):
     for checkpointed in (False, True):
         own = frozen_copy(model).requires_grad_(True)
         if checkpointed:
-            own.gradient_checkpointing_enable()
+            switch_checkpoints_on(own)
             own.train()
         with ExitStack() as until:
             score(own, **rows, routes=routes, until=until).logprobs.sum().backward()
@@ -305,7 +305,7 @@ def test_a_learner_replays_through_checkpointed_layers():
         trainer = off_policy(model, "old_policy")
         batch = assemble(random_groups(), [], trainer, 16).batch
         if checkpointed:
-            model.gradient_checkpointing_enable()
+            switch_checkpoints_on(model)
             model.train()
         norms.append([update.gradient_norm for update in trainer.updates(batch)])
     assert norms[1] == pytest.approx(norms[0], rel=1e-5)

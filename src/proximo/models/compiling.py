@@ -62,6 +62,11 @@ def checkpoint_layers(model: PreTrainedModel, number: int, *, offload: bool = Fa
         settings._gradient_checkpointing_func = partial(run, use_reentrant=False)
 
 
+def checkpoints(model: PreTrainedModel) -> bool:
+    """Whether any layer is checkpointed, here or by transformers' own switch (whose question has two names)."""
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
 def checkpoint_on_host(run: Callable[[Tensor], Tensor], hidden: Tensor, **options: Any) -> Tensor:
     """Torch's checkpoint, of which the input waits in the host's memory: pinned, so that copies do not wait."""
     with save_on_cpu(pin_memory=hidden.is_cuda):
@@ -77,13 +82,12 @@ def layer_run(model: PreTrainedModel) -> LayerRun:
         one = run_layer
         if may_compile and isinstance(reader, Tiles):  # only blocks keep the shapes apart from the sizes
             one = compiled_layer if not has_hooks(layer) else compiled_between if INSIDE in vars(layer) else run_layer
+        plain = partial(_without_own_checkpoint, one, layer, angles, reader)
         if not (torch.is_grad_enabled() and getattr(layer, "gradient_checkpointing", False)):
-            return one(layer, hidden, angles, reader)
-        if one is run_layer:
-            one = _call
+            return plain(hidden)
         again: Any = layer._gradient_checkpointing_func
         # Outside of training mode nothing is drawn, and torch's generator is left alone.
-        return again(partial(_with_hidden, one, layer, angles, reader), hidden, preserve_rng_state=layer.training)
+        return again(plain, hidden, preserve_rng_state=layer.training)
 
     return run
 
@@ -142,14 +146,16 @@ def forward(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], rea
     )
 
 
-def _call(layer: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], reader: LayerReader) -> Tensor:
-    """With its hooks, without transformers' own checkpoint around it."""
-    return nn.Module.__call__(
-        layer, hidden, attention_mask=None, position_embeddings=angles, use_cache=False, reader=reader
-    )
-
-
-def _with_hidden(
+def _without_own_checkpoint(
     run: LayerRun, layer: nn.Module, angles: tuple[Tensor, Tensor], reader: LayerReader, hidden: Tensor
 ) -> Tensor:
-    return run(layer, hidden, angles, reader)
+    """Run a layer with transformers' switch off, which in training mode would checkpoint it once more, inside ours: in
+    the layer's call, or since transformers 5.23 in its forward. The switch is the layer's own and not its class's, on
+    or off, so that what was compiled before it was first used still serves."""
+    own = vars(layer)
+    switched = own.get("gradient_checkpointing", False)
+    own["gradient_checkpointing"] = False
+    try:
+        return run(layer, hidden, angles, reader)
+    finally:
+        own["gradient_checkpointing"] = switched

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from proximo.models.compiling import compiles, layer_run, reads_blocks
+from proximo.models.compiling import checkpoints, compiles, layer_run, reads_blocks
 from proximo.models.logprobs import check_temperature, token_logprobs
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.packing.attention import attention, hidden_states, registered
@@ -154,7 +154,7 @@ def _experts(
     """The replay and the recorder of a pass, where they are asked for; what is recorded is what was replayed."""
     replay = None
     if routes is not None:
-        again = torch.is_grad_enabled() and model.is_gradient_checkpointing
+        again = torch.is_grad_enabled() and checkpoints(model)
         assert until is not None or not again, "checkpointed layers would run again without their routes"
         indices = routes.at(laid.places, laid.tokens.numel())
         replay = (until or stack).enter_context(replaying(model, to_device(indices, model.device)))

@@ -17,7 +17,7 @@ import proximo
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, SAPO, Algorithm
 from proximo.maths import KeepAll
 from proximo.models import tiny_model, tiny_tokenizer
-from proximo.models.compiling import checkpoint_on_host
+from proximo.models.compiling import checkpoint_on_host, checkpoints
 from proximo.models.packing.attention import body, decoder_layers
 from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
@@ -507,7 +507,7 @@ def test_without_a_gradient_nothing_is_checkpointed():
     with pytest.raises(ValueError, match=r"single completion and its prompt \(CUDA out of memory[^)]*\): it cannot be"):
         assemble(groups(), [], trainer, 8)
     assert failed == [36, 18, 9, 6]
-    assert not trainer.model.is_gradient_checkpointing
+    assert not checkpoints(trainer.model)
 
 
 def test_another_failure_is_nobody_elses():

@@ -24,7 +24,7 @@ from proximo.training.learner.learner import Learner
 from proximo.training.learner.policy import PlainPolicy
 from proximo.training.rl.assemble import assemble, to_batch
 from proximo.types import Batch, Completion, Grade, Group, Problem, Request, Rollout
-from tests.models.test_scoring import exact, furthest, gradients, ragged, scored
+from tests.models.test_scoring import exact, furthest, gradients, ragged, scored, switch_checkpoints_on
 
 
 def spread(model: Qwen3MoeForCausalLM, scale: float = 6.0) -> Qwen3MoeForCausalLM:
@@ -298,7 +298,7 @@ def test_balance_works_with_checkpointed_layers():
     for checkpointed in (False, True):
         model = small_moe()
         if checkpointed:
-            model.gradient_checkpointing_enable()
+            switch_checkpoints_on(model)
             model.train()
         trainer = learner(model, replace(GRPO, kl=None, extra=RouterBalance(0.5)), max_gradient_norm=1e9)
         trainer.update(assemble(random_groups(), [], trainer, 16).batch, fresh=True)
