@@ -23,6 +23,7 @@ CACHES = {
     "insight/doctor/damage.py:_lost": FILE,
     "insight/doctor/damage.py:_shorter": FILE,
     "insight/folder.py:_cached_step": FILE,
+    "insight/lens/files.py:_large_is_intact": FILE,
     "insight/view/overview.py:_checked": FILE,
     "insight/view/timeline.py:_rows": FILE,
     "models/compiling.py:_compiled": COMPILED,

@@ -12,7 +12,8 @@ import proximo
 from proximo import maths
 from proximo.algorithms import DAPO, GRPO, GSPO, SAPO, Algorithm, UnusualChoice
 from proximo.explain import nearest, objective, stages
-from proximo.insight.lens.lens import TokenState, look, policy_loss
+from proximo.insight.lens.lens import look, policy_loss
+from proximo.insight.lens.states import TokenState
 from proximo.insight.lens.words import why
 from proximo.maths import KeepAll, KlLoss, LossInputs, plan_step, rows_of
 from proximo.training.config import RunConfig

@@ -57,22 +57,24 @@ def plan_parts(
     places: Sequence[Tensor],
     generator: torch.Generator | None = None,
 ) -> Iterator[Plan]:
-    """The plan of each part of a step, as `plan_step` makes it of all rows at once. `parts` may lose what was planned.
+    """The plan of each part of a step, as `plan_step` makes it of all rows at once. `parts` may be made when they are
+    asked for: of each only its mask and what its rows have is kept, unless the selection is of the whole step.
 
     `places`, aligned with each part's tokens, number the step's tokens in order, so that a random selection takes
     the same tokens.
     """
-    masks = [rows.mask for rows in parts]
+    known = [(rows.mask, rows.scored, rows.group, rows.outcome) for rows in parts]
+    masks = [mask for mask, *_ in known]
     counts = torch.cat([mask.sum(dim=1) for mask in masks]).double()
-    scored, group = torch.cat([rows.scored for rows in parts]), torch.cat([rows.group for rows in parts])
+    scored, group = torch.cat([each for _, each, _, _ in known]), torch.cat([each for _, _, each, _ in known])
+    outcomes = [outcome for *_, outcome in known if outcome is not None]
+    outcome = torch.cat(outcomes) if outcomes else None
     weights = torch.zeros_like(counts)
     own = algorithm.weights.of_rows(counts[scored], group[scored])
     weights[scored] = answer_of("weights", algorithm.weights, own, counts[scored].shape)
     selected: Sequence[Tensor | None] = [None] * len(parts)
     if algorithm.select is not None and algorithm.select.step_wide:
-        selected = _selected(algorithm, parts, places, generator)
-    known = [rows.outcome for rows in parts if rows.outcome is not None]
-    outcome = torch.cat(known) if known else None
+        selected = _selected(algorithm, list(parts), places, generator)
     extra_weights: list[Sequence[Tensor | None]] = []
     for extra in terms_of(algorithm.extras):
         own = ExtraTraits.read(extra).row_weights

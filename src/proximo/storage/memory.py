@@ -4,7 +4,8 @@ import ctypes
 
 THRESHOLD, TRIM = -3, -1
 """Options of glibc's mallopt: sizes from which memory is taken from the system by itself, and given back at the end."""
-LARGE = 1 << 19
+LARGE = 1 << 21
+"""Above what a part of a step is computed with: taken anew each time, that memory would double the time."""
 
 
 def return_memory() -> None:

@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import proximo
 from proximo.algorithms import DAPO, GMPO, GRPO, GSPO, KL_COV, PPO, REINFORCE_PP, RLOO, SAPO, VAPO, Algorithm
 from proximo.insight.lens.crediting import advantages_under
-from proximo.insight.lens.lens import BLOCKED, TokenState, look, policy_loss
+from proximo.insight.lens.lens import look, policy_loss
 from proximo.insight.lens.replay import chosen, compared
+from proximo.insight.lens.states import BLOCKED, TokenState
 from proximo.insight.lens.steps import Step
 from proximo.insight.lens.words import why
 from proximo.insight.view import reader
@@ -580,6 +581,21 @@ def test_memory_follows_the_tokens_and_not_the_longest_of_them(tmp_path):
 
 
 # Laws
+
+
+@pytest.mark.parametrize("order", [(1, 40), (40, 1)])
+def test_a_tokens_ratio_is_kept_apart_from_its_completions_where_they_differ(order, tmp_path):
+    """Completions of one token and of many are computed apart, and only of one token both ratios are the same."""
+    mask = torch.arange(max(order)) < torch.tensor([order[0]] * 2 + [order[1]] * 2).unsqueeze(1)
+    draw = torch.Generator().manual_seed(0)
+    old, moves = -torch.rand(mask.shape, generator=draw) * mask, torch.randn(mask.shape, generator=draw) * mask
+    rewards = torch.tensor([0.0, 1.0, 0.0, 1.0])
+    batch = batch_of(mask, torch.tensor([0, 0, 1, 1]), rewards, old_logprobs=old, advantages=torch.ones(mask.shape))
+    step = stored(tmp_path, batch, [update(range(4), old + 0.1 * moves)])
+    seen = rows_seen(step, GSPO, config(GSPO))
+    mean = (0.1 * moves).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True)
+    assert_close(seen.token_ratio[mask], (0.1 * moves).exp()[mask], 1e-5)
+    assert_close(seen.ratio[mask], mean.exp().expand(mask.shape)[mask], 1e-5)
 
 
 def random_step(folder: Path, random: batches.Batch, split: int) -> Step:

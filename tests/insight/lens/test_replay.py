@@ -15,8 +15,9 @@ from proximo.algorithms import CLIP_COV, DAPO, GRPO, GSPO, PPO, SAPO, Algorithm
 from proximo.cli import main
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens.gradients import _halves, check_tokens, half_gradients, parameter_gradients
-from proximo.insight.lens.lens import BLOCKED, TokenState, look, policy_loss
+from proximo.insight.lens.lens import look, policy_loss
 from proximo.insight.lens.replay import FIVE, OWN, chosen, compared, max_flipped, own_name, remarks, token_table
+from proximo.insight.lens.states import BLOCKED, TokenState
 from proximo.maths import Clip, ClipCovariance, CurrentPolicy, GeometricClip, IcePop, TokenTruncated, TopEntropy
 from proximo.models import load_model, load_tokenizer, tiny_model, tiny_moe, tiny_tokenizer
 from proximo.models.shipped import resolve

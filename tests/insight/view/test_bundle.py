@@ -12,8 +12,8 @@ from proximo.cli import main
 from proximo.insight.folder import RunFolder
 from proximo.insight.view import reader
 from proximo.insight.view.bundle.answers import of_step
-from proximo.insight.view.bundle.scripts import one_script
 from proximo.insight.view.bundle.writing import evenly, write_bundle
+from proximo.insight.view.scripts import one_script
 from tests.insight.test_turns import PIECES, TURNS
 from tests.insight.view.browser import PHONE, VIEWPORT, write_run
 from tests.stored import Asked, Said, store

@@ -15,7 +15,7 @@ from proximo import explain
 from proximo.algorithms import DAPO, GRPO, GSPO, SAPO, Algorithm
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens import layout
-from proximo.insight.lens.lens import TokenState
+from proximo.insight.lens.states import TokenState
 from proximo.insight.view import finding, lenses, reader, summaries
 from proximo.maths import Clip
 from tests.fixture import GROUP, LOG_RATIO, MASK, OLD, REF, REWARDS, ROLLOUT, assert_close

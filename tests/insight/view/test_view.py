@@ -20,7 +20,7 @@ import pytest
 from proximo.algorithms import DAPO, GRPO
 from proximo.cli import main
 from proximo.insight.view import overview, server
-from proximo.insight.view.files import KINDS
+from proximo.insight.view.files import KINDS, page_files
 from proximo.insight.view.guarding import POLICY
 from proximo.insight.view.overview import Runs
 from proximo.maths import Clip
@@ -506,9 +506,14 @@ def test_the_page_fetches_nothing_and_makes_no_markup_of_text():
         assert outside == [], path
         if path.suffix != ".css":
             assert text.count("\n") <= 300, path
-    scripts = {f"/static/{path.relative_to(STATIC)}" for path in STATIC.rglob("*.js")}
-    preloaded = set(re.findall(r'(?:href|src)="(/static/[^"]+\.js)"', (STATIC / "index.html").read_text()))
-    assert preloaded == scripts
+    files = page_files()
+    asked = re.findall(r'(?:href|src)="([^"]+)"', files["/"][0].decode())
+    assert asked == ["/static/icon.svg", "/page.css", "/page.js", "#"]
+    script, styles = (files[f"/{name}"][0].decode() for name in ("page.js", "page.css"))
+    for path in STATIC.rglob("*.js"):
+        assert f"'/static/{path.relative_to(STATIC)}'" in script, f"{path} is never imported"
+    for path in STATIC.rglob("*.css"):
+        assert path.read_text() in styles, f"{path} is not named in index.html"
 
 
 # The command

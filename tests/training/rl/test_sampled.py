@@ -11,7 +11,8 @@ from torch import Tensor
 import proximo
 from proximo.algorithms import DAPO, GRPO, GSPO, PPO, REINFORCE_PP, SAPO, Algorithm
 from proximo.insight.lens.crediting import advantages_under
-from proximo.insight.lens.lens import TokenState, look
+from proximo.insight.lens.lens import look
+from proximo.insight.lens.states import TokenState
 from proximo.insight.lens.steps import read_step
 from proximo.insight.lens.words import why
 from proximo.maths import ConstantLength, Gae, SoftOverlong

@@ -51,7 +51,6 @@ def run(arguments: list[str]) -> int:
         refuse(f"--steps {steps} is for --static OUT: give that, too, or leave it out")
     root = _root(arguments)
     try:
-        import pyarrow
         import torch
 
         from proximo.insight.view.server import bind, server
@@ -73,7 +72,6 @@ def run(arguments: list[str]) -> int:
     os.nice(10)  # training on this machine has priority
     torch.set_num_threads(1)  # more threads are no faster here, and slow a concurrent run down
     return_memory()
-    pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # which gives memory back, too
     try:
         server(root, token=token, port=port, load_code=load_code, claims=stored_claims()).run(sockets=[socket_])
     except KeyboardInterrupt:  # the normal way to stop it

@@ -11,7 +11,7 @@ from pathlib import Path
 from proximo.health import Finding
 from proximo.health.history import in_order
 from proximo.insight.folder import RunFolder
-from proximo.insight.lens.steps import complaint
+from proximo.insight.lens.files import complaint
 from proximo.plain_text import quoted
 from proximo.storage.folders import complaints
 from proximo.storage.lines import to_row, whole_lines

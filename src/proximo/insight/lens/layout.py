@@ -14,7 +14,7 @@ from torch import Tensor
 from proximo.models.packing.packed import similar
 from proximo.tensor_types import Bool, Int
 
-PLACES = 1 << 17
+PLACES = 1 << 16
 """Maximum of rows times width that is padded at once; a longer completion is padded alone."""
 
 LONG = 64
@@ -79,11 +79,21 @@ class Layout:
         """All rows, in order, in blocks that fit into a cache; a longer row is alone. One empty block if none."""
         found, first, tokens = [], 0, 0
         for row, length in enumerate(self.lengths.tolist()):
-            if row > first and tokens + length > PLACES // 4:
+            if row > first and tokens + length > PLACES:
                 found.append(slice(first, row))
                 first, tokens = row, 0
             tokens += length
         return [*found, slice(first, len(self.lengths))]
+
+    def _stretch(self, index: Int[Tensor, " M"]) -> slice | None:
+        """Positions of these rows' tokens, if the rows follow each other and are equally long."""
+        if not len(index) or len(index) != int(index[-1]) - int(index[0]) + 1 or not bool((index.diff() == 1).all()):
+            return None
+        lengths = self.lengths[int(index[0]) : int(index[-1]) + 1]
+        if int(lengths[0]) == 0 or not bool((lengths == lengths[0]).all()):
+            return None
+        start = int(self.starts[index[0]])
+        return slice(start, start + int(lengths[0]) * len(index))
 
     def grid(self, index: Int[Tensor, " M"]) -> tuple[Int[Tensor, "M T"], Bool[Tensor, "M T"]]:
         """Positions of these rows' tokens, padded to the longest row, and which of them are real."""
@@ -94,6 +104,8 @@ class Layout:
 
     def padded(self, tokens: Tensor, index: Int[Tensor, " M"], filler: int | float = 0) -> Tensor:
         """Values of these rows' tokens, [M, T], with the filler beyond each row's length."""
+        if stretch := self._stretch(index):
+            return tokens[stretch].reshape(len(index), -1, *tokens.shape[1:]).clone()
         lengths = self.lengths[index]
         if int(lengths.sum()) < LONG * len(index):
             places, real = self.grid(index)
@@ -109,6 +121,9 @@ class Layout:
 
     def write(self, tokens: Tensor, index: Int[Tensor, " M"], values: Tensor) -> None:
         """The inverse of `padded`: put values, [M, T], at these rows' tokens."""
+        if stretch := self._stretch(index):
+            tokens[stretch] = values[:, : (stretch.stop - stretch.start) // len(index)].flatten(0, 1)
+            return
         lengths = self.lengths[index]
         if int(lengths.sum()) < LONG * len(index):
             places, real = self.grid(index)

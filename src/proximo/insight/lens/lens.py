@@ -6,9 +6,9 @@ quantities that training computes over all completions of an update are computed
 Log-probs and grades are used as stored, and so are advantages in the cases that `advantages_under` describes.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,47 +16,22 @@ from torch import Tensor
 from proximo.algorithms import Algorithm
 from proximo.insight.lens.crediting import advantages_under
 from proximo.insight.lens.layout import Layout
+from proximo.insight.lens.states import TokenState, is_blocked, states_of
 from proximo.insight.lens.steps import Step
+from proximo.insight.lens.threads import Made, computed
 from proximo.maths.arithmetic import bounded_exp
 from proximo.maths.groups import siblings
-from proximo.maths.objective import Terms, token_terms
+from proximo.maths.objective import token_terms
 from proximo.maths.pieces.keeping import trained_mask
-from proximo.maths.pieces.traits import GateTraits, KeepTraits, SelectionTraits
+from proximo.maths.pieces.traits import KeepTraits
 from proximo.maths.plans import Plan, plan_parts
 from proximo.maths.records import LossInputs, Rows
 from proximo.maths.rows import entropy_readers, rows_of
 from proximo.tensor_types import Bool, Float, Int
 from proximo.training.config import RunConfig
 
-SOFT = 0.005
-"""A gate that stops less than this share counts as open."""
-
-
-class TokenState(IntEnum):
-    """What happens to a token's gradient. If several states apply, the last one is shown."""
-
-    OUTSIDE = 0
-    """Not sampled, or left out of the loss."""
-    IDLE = 1
-    """Its completion is not trained on: dropped, unscored, or in no update."""
-    OPEN = 2
-    SOFT = 3
-    """The gate passes a part of the gradient, or amplifies it."""
-    HIGH = 4
-    """Clipped: the ratio is above the clip range and the advantage pushes it further up."""
-    LOW = 5
-    """Clipped: the ratio is below the clip range and the advantage pushes it further down."""
-    DUAL = 6
-    """Clipped: the ratio is very large, and the dual clip bounds the loss."""
-    DEAD = 7
-    """Its advantage is 0."""
-    HELD = 8
-    """Held near the old policy by `select`."""
-    DROPPED = 9
-    """Left out by `select`."""
-    REJECTED = 10
-    """Left out by `correct`: sampler and learner differ too much."""
-
+SOME = 64
+"""One of so many tokens is looked at first."""
 
 NEUTRAL = {
     "weights": 0.0,
@@ -69,8 +44,6 @@ NEUTRAL = {
     "correction": 1.0,
 }
 """Numbers of a token that is not trained on."""
-BLOCKED = (TokenState.HIGH, TokenState.LOW, TokenState.DUAL, TokenState.DROPPED, TokenState.REJECTED)
-"""States in which a gradient is blocked completely."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +86,6 @@ class StepView:
         return is_blocked(self.state)
 
 
-def is_blocked(state: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
-    return torch.isin(state, torch.tensor(BLOCKED, dtype=state.dtype))
-
-
 def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -1) -> StepView:
     """A step of this config's run under an algorithm. `number` is the pass over the data, by default the last.
 
@@ -125,49 +94,54 @@ def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -
     algorithm, notes = usable(algorithm.with_length_limit(config.sampling.max_tokens), step)
     credit, more = advantages_under(step, algorithm, config)
     state, losses = torch.full_like(step.batch.old_logprobs, TokenState.IDLE, dtype=torch.int8), {}
-    pieces: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in NEUTRAL}
+    numbers = _Numbers(step)
     for update, index in _updates(step, algorithm, number):
         indices = list(step.layout.parts(index))
-        parts = [_part(step, algorithm, credit, rows, number) for rows in indices]
+        parts = Made(partial(_part, step, algorithm, credit, number), indices)
         seed = config.seed + step.facts["updates"][update]["version"]
         places = [] if algorithm.select is None else [step.layout.grid(rows)[0] for rows in indices]
         plans = plan_parts(algorithm, parts, places, torch.Generator().manual_seed(seed))
+        shown = computed(partial(_shown, algorithm, parts), zip(range(len(indices)), plans, strict=True))
         losses[update] = 0.0
-        for rows_index in indices:
-            plan, rows = next(plans), parts.pop(0)  # not kept: together they are as large as what is found
-            found, loss = _numbers(algorithm, rows, plan)
+        for rows_index, (found, loss) in zip(indices, shown, strict=True):
             losses[update] += loss
             step.layout.write(state, rows_index, found.pop("state"))
-            values = {
-                name: torch.where(rows.mask, each, NEUTRAL[name]).to(credit.dtype) for name, each in found.items()
-            }
-            if torch.equal(values["ratio"], values["token_ratio"]):
-                values["token_ratio"] = values["ratio"]  # kept once
-            for name, each in values.items():
-                if bool((each != NEUTRAL[name]).any()):  # most algorithms have no use for some of them
-                    pieces[name].append((rows_index, each))
-    one, other = ([id(each) for _, each in pieces[name]] for name in ("ratio", "token_ratio"))
-    if one == other:
-        del pieces["token_ratio"]
-    tensors = {name: _joined(step, NEUTRAL[name], pieces.pop(name)) for name in NEUTRAL if name in pieces}
-    tensors.setdefault("token_ratio", tensors["ratio"])
+            numbers.write(rows_index, found)
     if not KeepTraits.read(algorithm.keep).truncated:
         state[step.batch.truncated[step.layout.row]] = TokenState.OUTSIDE
     state[~step.batch.sampled] = TokenState.OUTSIDE
     credit = credit.nan_to_num(0.0) if bool(credit.isnan().any()) else credit
     notes = (*notes, *more, *_assumed(step, algorithm, credit, number))
-    return StepView(algorithm, notes, step.layout, state, credit, losses=losses, **tensors)
+    return StepView(algorithm, notes, step.layout, state, credit, losses=losses, **numbers.found())
 
 
-def _joined(step: Step, neutral: float, pieces: list[tuple[Tensor, Tensor]]) -> Float[Tensor, " N"]:
-    """All tokens' numbers, from those of some rows."""
-    every = step.batch.old_logprobs
-    if not pieces:
-        return every.new_full((), neutral).expand(every.shape)
-    found = torch.full_like(every, neutral)
-    for index, values in pieces:
-        step.layout.write(found, index, values)
-    return found
+class _Numbers:
+    """All tokens' numbers, from those of some rows at a time. What is neutral for all tokens takes no memory, nor does
+    the ratio of tokens where it is the one of the gate."""
+
+    def __init__(self, step: Step) -> None:
+        self._every, self._layout = step.batch.old_logprobs, step.layout
+        self._known: dict[str, Tensor] = {}
+
+    def write(self, index: Int[Tensor, " M"], found: Mapping[str, Tensor]) -> None:
+        if "token_ratio" in found and "token_ratio" not in self._known and "ratio" in self._known:
+            self._known["token_ratio"] = self._known["ratio"].clone()  # so far they were the same
+        if "token_ratio" in self._known and "ratio" in found:
+            found = {"token_ratio": found["ratio"], **found}
+        for name, values in found.items():
+            if name not in self._known:
+                self._known[name] = torch.full_like(self._every, NEUTRAL[name])
+            self._layout.write(self._known[name], index, values)
+
+    def found(self) -> dict[str, Tensor]:
+        every = self._every
+        neutral = {name: every.new_full((), value).expand(every.shape) for name, value in NEUTRAL.items()}
+        return neutral | {"token_ratio": self._known.get("ratio", neutral["ratio"])} | self._known
+
+
+def _differs(values: Float[Tensor, "M T"], neutral: float) -> bool:
+    """Whether any of them is not neutral; some are looked at first, since mostly one of these is not."""
+    return bool((values[:, ::SOME] != neutral).any()) or bool((values != neutral).any())
 
 
 def policy_loss(step: Step, algorithm: Algorithm, config: RunConfig) -> float | None:
@@ -221,7 +195,7 @@ def _updates(step: Step, algorithm: Algorithm, number: int) -> Iterator[tuple[in
                 yield update, index
 
 
-def _part(step: Step, algorithm: Algorithm, credit: Float[Tensor, " N"], index: Int[Tensor, " M"], number: int) -> Rows:
+def _part(step: Step, algorithm: Algorithm, credit: Float[Tensor, " N"], number: int, index: Int[Tensor, " M"]) -> Rows:
     """The loss inputs of some rows of an update, padded to one width. A row that was not run, because it was dead, gets
     the old policy's log-probs."""
     batch, layout = step.batch, step.layout
@@ -242,52 +216,38 @@ def _part(step: Step, algorithm: Algorithm, credit: Float[Tensor, " N"], index: 
     return rows_of(algorithm, inputs)
 
 
+def _shown(algorithm: Algorithm, parts: Sequence[Rows], planned: tuple[int, Plan]) -> tuple[dict[str, Tensor], float]:
+    """What is kept of `_numbers`: tokens that are not trained on are neutral, and numbers that are neutral for all
+    tokens are left out, since most algorithms have no use for some of them, and so is a tokens' ratio that is the
+    gate's."""
+    place, plan = planned
+    rows = parts[place]
+    found, loss = _numbers(algorithm, rows, plan)
+    state, dtype = found.pop("state"), rows.advantages.dtype
+    if not bool(rows.mask.all()):
+        found = {name: torch.where(rows.mask, each, NEUTRAL[name]) for name, each in found.items()}
+    found = {name: each.to(dtype) for name, each in found.items()}
+    if torch.equal(found["ratio"], found["token_ratio"]):
+        del found["token_ratio"]  # kept once
+    left = [name for name, each in found.items() if name != "token_ratio" and not _differs(each, NEUTRAL[name])]
+    return {name: each for name, each in found.items() if name not in left} | {"state": state}, loss
+
+
 def _numbers(algorithm: Algorithm, rows: Rows, plan: Plan) -> tuple[dict[str, Tensor], float]:
-    """The numbers shown for each token, and these rows' part of the policy loss."""
+    """The numbers shown for each token, without those that are all neutral because the algorithm has no such term, and
+    these rows' part of the policy loss."""
     terms = token_terms(algorithm, rows, plan)
-    gradients = [_gradient(term, rows.logprobs) for term in (terms.policy, terms.kl, terms.extra)]
     through = algorithm.gate.through(terms.log_ratio, rows.advantages).detach()
     found = {
         "weights": plan.weights,
-        "gradient": gradients[0],
-        "kl_gradient": gradients[1],
-        "extra_gradient": gradients[2],
         "token_ratio": bounded_exp(terms.token_log_ratio.detach()),
         "ratio": bounded_exp(terms.log_ratio.detach()),
         "through": through,
-        "correction": torch.ones_like(through) if terms.correction is None else terms.correction,
-        "state": _states(algorithm, rows, terms, through),
+        "state": states_of(algorithm, rows, terms, through),
     }
+    if terms.correction is not None:
+        found["correction"] = terms.correction
+    for name, term in (("gradient", terms.policy), ("kl_gradient", terms.kl), ("extra_gradient", terms.extra)):
+        if term.requires_grad:
+            (found[name],) = torch.autograd.grad(term.sum(), rows.logprobs, retain_graph=True)
     return found, float(terms.policy.detach().sum())
-
-
-def _gradient(term: Float[Tensor, "M T"], logprobs: Float[Tensor, "M T"]) -> Float[Tensor, "M T"]:
-    if not term.requires_grad:
-        return torch.zeros_like(logprobs)
-    (gradient,) = torch.autograd.grad(term.sum(), logprobs, retain_graph=True)
-    return gradient
-
-
-def _states(algorithm: Algorithm, rows: Rows, terms: Terms, through: Float[Tensor, "M T"]) -> Int[Tensor, "M T"]:
-    """State of each token; if several apply, the last."""
-    gate = GateTraits.read(algorithm.gate)
-    _, highest = gate.band
-    blocked = (through == 0) & (not gate.fades)
-    above = bounded_exp(terms.log_ratio.detach()) > highest
-    state = torch.full_like(rows.mask, TokenState.OPEN, dtype=torch.int8)
-    nothing = torch.zeros_like(rows.mask)
-    selected = nothing if terms.selected is None else terms.selected
-    rejected = nothing if terms.correction is None else terms.correction == 0
-    is_held = SelectionTraits.read(algorithm.select).teaches_alone
-    for where, what in (
-        ((through - 1).abs() > SOFT, TokenState.SOFT),
-        (blocked & (rows.advantages > 0), TokenState.HIGH),
-        (blocked & (rows.advantages < 0), TokenState.LOW),
-        (blocked & (rows.advantages < 0) & above, TokenState.DUAL),
-        (rows.advantages == 0, TokenState.DEAD),
-        (selected, TokenState.HELD if is_held else TokenState.DROPPED),
-        (rejected, TokenState.REJECTED),
-        (~rows.scored.unsqueeze(1).expand_as(rows.mask), TokenState.IDLE),
-    ):
-        state.masked_fill_(where, what)
-    return state

@@ -14,7 +14,8 @@ from torch import Tensor
 from proximo import explain
 from proximo.algorithms import Algorithm
 from proximo.insight.lens.layout import PLACES
-from proximo.insight.lens.lens import StepView, TokenState, look, step_loss
+from proximo.insight.lens.lens import StepView, look, step_loss
+from proximo.insight.lens.states import TokenState
 from proximo.insight.lens.steps import Step
 from proximo.insight.lens.turns import turns_of_tokens
 from proximo.storage.lines import plain

@@ -1,9 +1,8 @@
 """One step's rollouts, read back into tensors: the tokens of all completions are concatenated, without padding."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -11,22 +10,18 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
 from proximo.insight.lens.columns import Columns, Pieces, Rows, check_lengths, flat, offsets
+from proximo.insight.lens.files import CHANGED, facts_of, rollout_file, was_intact
 from proximo.insight.lens.layout import Layout
 from proximo.insight.lens.turns import read_messages, read_turns
 from proximo.models.routing import UNKNOWN
-from proximo.storage.opening import open_file
-from proximo.storage.sealing import is_intact
 from proximo.tensor_types import Float, Int
-from proximo.training.runfolder.rollouts import FACTS, FORMAT
+from proximo.training.runfolder.rollouts import FORMAT
 from proximo.types import Batch, Turn
 
-MAX_BYTES = 4 << 30
-"""Maximum size of a rollout file."""
 MAX_TOKENS = 1 << 26
 """Maximum tokens of a step; each takes some hundred bytes of memory."""
 MAX_PASSED = 1 << 28
@@ -48,7 +43,6 @@ PER_TOKEN = {
     "routes": UNKNOWN,
 }
 """Fields of a batch with one entry per token, and their padding value."""
-CHANGED = "its bytes differ from what was written"
 
 
 @dataclass(frozen=True)
@@ -114,6 +108,11 @@ class Step:
     def passes(self) -> int:
         return len(self.updates)
 
+    @cached_property
+    def old_is_sampler(self) -> bool:
+        """Whether the sampler's log-probs are the old ones, because none were computed."""
+        return torch.equal(self.batch.old_logprobs, self.batch.rollout_logprobs)
+
     def entropy_in(self, number: int, part: slice = slice(None)) -> Float[Tensor, " N"] | None:
         """Entropy of the policy before the update of a pass; that of the sampling policy in rows that were not run."""
         sampled = None if self.batch.rollout_entropy is None else self.batch.rollout_entropy[part]
@@ -132,16 +131,15 @@ def read_step(path: Path, number: int) -> Step:
     """Read a step's file; ValueError, in one line, if it is damaged or was written by another version."""
     try:
         with rollout_file(path) as file:
-            facts = _facts(file)
+            facts = facts_of(file)
             if facts.get("format") != FORMAT:
                 raise ValueError("another version of Proximo wrote it: read it with that one, or run the step again")
             with rollout_file(path) as same, ThreadPoolExecutor(1) as beside:
-                intact = beside.submit(is_intact, same)  # a third of the time, and on another core
+                texts = beside.submit(_read, path, same)
                 try:
-                    return _step(Columns(file), number, facts)
+                    return _step(Columns(file), number, facts, texts)
                 finally:
-                    if not intact.result():
-                        raise ValueError(CHANGED)
+                    texts.result()  # of a damaged file this is what is wrong
     except KeyError as error:
         raise ValueError(f"{path}: it is damaged, {error} is missing") from None
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -152,44 +150,22 @@ def read_step(path: Path, number: int) -> Step:
         pa.default_memory_pool().release_unused()  # arrow keeps what it read into for the next time
 
 
-def complaint(path: Path) -> str | None:
-    """What is wrong with a rollout file, without reading it into tensors; None: nothing, or another version wrote
-    it."""
-    try:
-        file = rollout_file(path)
-    except (OSError, ValueError) as error:
-        return str(error)
-    with file:
-        if is_intact(file):
-            return None
-        try:
-            return None if _facts(file).get("format", FORMAT) != FORMAT else CHANGED
-        except (OSError, ValueError, pa.ArrowException):
-            return CHANGED
+def _read(path: Path, file: BinaryIO) -> dict[str, pa.Array]:
+    """The columns of long texts, if the file is intact; both take long, and another core does it."""
+    if not was_intact(path, file):
+        raise ValueError(CHANGED)
+    if "pieces" not in Columns(file):
+        raise KeyError("pieces")
+    column = Columns(file, coded=[Pieces.COLUMN])
+    return {name: column[name] for name in ("pieces", "text")}
 
 
-def rollout_file(path: Path) -> BinaryIO:
-    """The file, open; ValueError if it is too large, OSError if it is a link."""
-    file = open_file(path)
-    if (size := file.seek(0, 2)) > MAX_BYTES:
-        file.close()
-        raise ValueError(f"it has {size >> 20:,} MiB, more than the {MAX_BYTES >> 20:,} MiB that are read at once")
-    return file
-
-
-def _facts(file: BinaryIO) -> dict[str, Any]:
-    """Facts in the file's footer; empty if Proximo did not write it."""
-    file.seek(0)
-    facts = json.loads((pq.read_schema(file).metadata or {}).get(FACTS, b"{}"))
-    return facts if isinstance(facts, dict) else {}
-
-
-def _step(column: Columns, number: int, facts: Mapping[str, Any]) -> Step:
+def _step(column: Columns, number: int, facts: Mapping[str, Any], texts: "Future[dict[str, pa.Array]]") -> Step:
     for update in facts["updates"]:
         _ = update["version"], update["skipped"], update["value_only"]
-    lengths = torch.from_numpy(np.diff(offsets(column["tokens"])))
-    pieces, rows_updates = column["pieces"], column["updates"]
-    check_lengths(pieces, lengths)
+    tokens = column["tokens"]
+    lengths = torch.from_numpy(np.diff(offsets(tokens)))
+    rows_updates = column["updates"]
     counts = torch.from_numpy(np.diff(offsets(rows_updates)))
     most = int(counts.max()) if len(counts) else 0
     _check_size(lengths, most)
@@ -199,18 +175,22 @@ def _step(column: Columns, number: int, facts: Mapping[str, Any]) -> Step:
     updates[has] = torch.from_numpy(rows_updates.flatten().to_numpy().astype(np.int64))
     if most and int(updates.max()) >= len(facts["updates"]):
         raise ValueError("it is damaged: a row belongs to an update that is missing")
+    batch = _batch(column, rows, lengths, rows(tokens).int())  # half as wide as in training, and there are millions
+    del tokens
+    long = texts.result()
+    check_lengths(long["pieces"], lengths)
     return Step(
         number=number,
         facts=facts,
-        batch=_batch(column, rows, lengths),
+        batch=batch,
         state=column["state"].to_pylist(),
         sibling=column["sibling"].to_pylist(),
         problem=column["problem"].to_pylist(),
         prompt=column["prompt"].to_pylist(),
-        text=column["text"].to_pylist(),
+        text=long["text"].to_pylist(),
         answer=[answer or "" for answer in column["answer"].to_pylist()],
         parts=[dict(part) for part in column["parts"].to_pylist()],
-        pieces=Pieces(pieces),
+        pieces=Pieces(long["pieces"]),
         turns=read_turns(_texts(column, "turns", len(lengths)), lengths.tolist()),
         messages=read_messages(_texts(column, "messages", len(lengths))),
         updates=updates.T.contiguous(),
@@ -234,7 +214,7 @@ def _check_size(lengths: Int[Tensor, " B"], passes: int) -> None:
         raise ValueError(f"{sizes} in {passes:,} passes, more than the {MAX_PASSED:,} that are held at once")
 
 
-def _batch(column: Columns, rows: Rows, lengths: Int[Tensor, " B"]) -> FlatBatch:
+def _batch(column: Columns, rows: Rows, lengths: Int[Tensor, " B"], tokens: Int[Tensor, " N"]) -> FlatBatch:
     group = torch.from_numpy(column["group"].to_numpy().astype(np.int64))
     if len(group) and not 0 <= int(group.min()) <= int(group.max()) < len(group):
         raise ValueError("it is damaged: groups are not numbered from 0")
@@ -250,7 +230,7 @@ def _batch(column: Columns, rows: Rows, lengths: Int[Tensor, " B"]) -> FlatBatch
     sampler, old = rows(column["rollout_logprobs"]), rows(column["old_logprobs"])
     return FlatBatch(
         prompts=tuple(prompts.get(number, ()) for number in range(max(prompts, default=-1) + 1)),
-        tokens=rows(column["tokens"]).int(),  # half as wide as in training, and there are millions
+        tokens=tokens,
         lengths=lengths,
         sampled=mask if torch.equal(mask, sampled) else sampled,  # often the same, and kept once
         mask=mask,

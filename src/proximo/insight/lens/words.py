@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable
 
-from proximo.insight.lens.lens import StepView, TokenState
+from proximo.insight.lens.lens import StepView
+from proximo.insight.lens.states import TokenState
 from proximo.insight.lens.steps import Step
 from proximo.insight.lens.turns import place_in_words
 from proximo.maths.pieces.traits import AdvantageTraits, CorrectionTraits, GateTraits

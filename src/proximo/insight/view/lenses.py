@@ -91,7 +91,7 @@ class Look:
         # A row that was skipped for its zero advantage has the old policy's log-probs.
         found["current"] = torch.where(before.isnan(), found["old"], before)
         found["gap"] = found["old"] - found["sampler"]
-        if step.passes and torch.equal(batch.old_logprobs, batch.rollout_logprobs):
+        if step.passes and step.old_is_sampler:
             # The sampler's log-probs are the old ones, and only the first update saw the policy that sampled.
             first, gap = step.updates[0] == 0, step.current[0, part] - found["sampler"]
             found["gap"] = gap if bool(first.all()) else torch.where(first[step.layout.row[part]], gap, math.nan)
@@ -158,9 +158,9 @@ def label(name: str) -> str:
 
 def _curve(look: Look) -> dict[str, list[float]]:
     """The gate as a function of the log-ratio, wide enough for its clip range and for the step's values."""
-    gate, ratio = look.seen.algorithm.gate, look.seen.ratio[look.seen.takes_part]
+    gate, ratio = look.seen.algorithm.gate, torch.where(look.seen.takes_part, look.seen.ratio, 1.0)
     edges = [math.log(edge) for edge in GateTraits.read(gate).band if edge > 0]
-    seen = float(ratio.log().abs().max()) if ratio.numel() else 0.0
+    seen = max(abs(math.log(float(each))) if each > 0 else math.inf for each in ratio.aminmax()) if len(ratio) else 0.0
     widest = max(2.0 * max(map(abs, edges), default=0.0), min(1.1 * seen, 3.0)) or 1.0
     sharp = [edge + side for edge in edges for side in (-1e-9, 1e-9)]  # so that an edge is drawn sharply
     evenly = torch.linspace(-widest, widest, CURVE, dtype=torch.float64)

@@ -6,8 +6,8 @@ import torch
 
 from proximo.insight.folder import RunFolder
 from proximo.insight.lens.columns import Columns, flat, offsets
+from proximo.insight.lens.files import rollout_file
 from proximo.insight.lens.layout import Layout
-from proximo.insight.lens.steps import rollout_file
 from proximo.insight.view.lenses import numbers
 
 PREVIEW = 160

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from proximo import explain
 from proximo.insight.folder import RunFolder, decoded
-from proximo.insight.lens.lens import TokenState
 from proximo.insight.lens.replay import FIVE, chosen, compared, own_name
+from proximo.insight.lens.states import TokenState
 from proximo.insight.lens.steps import Step
 from proximo.insight.lens.turns import place_in_words, starts, transcript
 from proximo.insight.lens.words import why as words_of

@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 
 from proximo.insight.lens.layout import Layout
-from proximo.insight.lens.lens import TokenState, is_blocked
+from proximo.insight.lens.states import TokenState, is_blocked
+from proximo.insight.lens.threads import computed
 from proximo.insight.lens.turns import counted, transcript
 from proximo.insight.view.lenses import Kept, Look, label, numbers
 from proximo.maths.pieces.traits import KeepTraits
@@ -40,7 +42,7 @@ _summaries: Kept[Summary] = Kept(4)
 def summary(look: Look) -> Summary:
     def made() -> Summary:
         apart = max(look.step.layout.total // (8 * SAMPLE), 1)
-        blocks = [_block(look, rows, apart) for rows in look.step.layout.blocks()]
+        blocks = list(computed(partial(_block, look, apart), look.step.layout.blocks()))
         rows = _rows(look, {name: torch.cat([each[name] for each, _ in blocks]) for name in blocks[0][0]})
         some = {name: torch.cat([each[name] for _, each in blocks]) for name in blocks[0][1]}
         return Summary(rows, _groups(look, rows), _ranges(some))
@@ -48,7 +50,7 @@ def summary(look: Look) -> Summary:
     return _summaries.get(look.step, (look.name, look.number), made)
 
 
-def _block(look: Look, rows: slice, apart: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _block(look: Look, apart: int, rows: slice) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Numbers of each of some rows, and the values of some of their tokens. All tokens' values at once would take as
     much memory as the step."""
     layout = Layout(look.step.layout.lengths[rows])
@@ -97,7 +99,7 @@ class _Each:
     """Reductions over each row's tokens, which are stored consecutively. NaN is left out."""
 
     def __init__(self, layout: Layout) -> None:
-        self._some = layout.lengths > 0
+        self._lengths, self._some = layout.lengths, layout.lengths > 0
         self._starts = layout.starts[self._some].numpy()
 
     def _reduced(self, over: np.ufunc, values: Tensor) -> Float[Tensor, " B"]:
@@ -110,11 +112,19 @@ class _Each:
         return self._reduced(np.add, values)
 
     def mean(self, values: Tensor, where: Tensor | None = None) -> Float[Tensor, " B"]:
+        if where is None or bool(where.all()):
+            found = self.sum(values)
+            if bool(found.isfinite().all()):  # so is each value, mostly
+                return found / self._lengths
         known = values.isfinite() if where is None else where & values.isfinite()
         return self.sum(torch.where(known, values, 0.0)) / self.sum(known)
 
     def most(self, values: Tensor, where: Tensor | None = None) -> Float[Tensor, " B"]:
         """The value farthest from 0; NaN if there is none."""
+        if where is None or bool(where.all()):
+            high, low = self._reduced(np.maximum, values), self._reduced(np.minimum, values)
+            if bool((high - low).isfinite().all()):  # so is each value, mostly
+                return torch.where(high >= -low, high, low).masked_fill(~self._some, math.nan)
         known = values.isfinite() if where is None else where & values.isfinite()
         values = torch.where(known, values, 0.0)
         high, low = self._reduced(np.maximum, values).clamp(min=0.0), self._reduced(np.minimum, values).clamp(max=0.0)

@@ -10,8 +10,7 @@ from typing import Any
 
 from proximo.insight.folder import RunFolder
 from proximo.insight.view.bundle.answers import algorithms_of, of_run, of_step, problems_of
-from proximo.insight.view.bundle.scripts import one_script
-from proximo.insight.view.files import STATIC, page_files
+from proximo.insight.view.files import SCRIPT, STATIC, STYLES, page_files
 from proximo.insight.view.overview import Runs
 from proximo.storage.folders import new_folder
 from proximo.storage.lines import plain
@@ -123,24 +122,16 @@ def _write_data(data: Path, name: str, value: Mapping[str, Any]) -> str:
 
 def _write_page(out: Path) -> None:
     """The page's own files: one script, one style sheet, and a page that names them."""
-    files = {address: content.decode() for address, (content, _) in page_files().items()}
-    page = files["/"]
-    styles = re.findall(r'<link rel="stylesheet" href="([^"]+)">', page)
-    scripts = {address: text for address, text in files.items() if address.endswith(".js")}
-    [entry] = re.findall(r'<script type="module" src="([^"]+)"></script>', page)
-    _write(out / "page.js", one_script(scripts, entry))
-    _write(out / "page.css", "\n".join(files[address] for address in styles))
+    files = page_files()
+    for name in (SCRIPT, STYLES):
+        (out / name).write_bytes(files[f"/{name}"][0])
     (out / "icon.svg").write_bytes((STATIC / "icon.svg").read_bytes())
-    kept = re.sub(r"^<(?:link|script)[^>]*/static/[^>]*>(?:</script>)?\n", "", page, flags=re.MULTILINE)
-    head = (
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n<link rel="icon" href="icon.svg">\n'
-        '<link rel="stylesheet" href="page.css">\n<script defer src="data/index.js"></script>\n'
-        '<script defer src="page.js"></script>\n</head>'
-    )
-    _write(
-        out / "index.html",
-        kept.replace("</head>", head).replace("<title>", '<meta name="referrer" content="no-referrer">\n<title>'),
-    )
+    page = re.sub(r'(href|src)="/(?:static/)?', r'\1="', files["/"][0].decode())
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+    private = '<meta name="referrer" content="no-referrer">\n'
+    own = f'<script defer src="{SCRIPT}">'
+    page = page.replace("<title>", f"{policy}{private}<title>")
+    _write(out / "index.html", page.replace(own, f'<script defer src="data/index.js"></script>\n{own}'))
 
 
 def _json(value: Any) -> str:

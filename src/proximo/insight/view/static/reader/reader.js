@@ -281,7 +281,7 @@ class Reader {
   /** Rewards and lengths of a large step, until all of it has been read. */
   async drawOutline({ run, step, show }) {
     const { turn } = this;
-    const outline = await this.api("/api/step", { run, step, outline: 1 });
+    const outline = await this.ask("/api/step", { run, step, outline: 1 }); // once, though the list of runs shows the step anew
     if (turn !== this.turn || !this.root.hasAttribute("aria-busy") || this.step?.step === outline.step && this.drawn) return;
     const size = `${outline.rows.length.toLocaleString("en")} completions with ${outline.tokens.toLocaleString("en")} tokens`;
     this.reading.textContent = `reading step ${oneLine(step)} of ${oneLine(run)}: ${size} …`;
