@@ -156,12 +156,14 @@ def test_names_curves_and_ticks(window, page):
         const names = await import("/static/figures/names.js");
         const curves = await import("/static/figures/curves.js");
         const ends = await import("/static/figures/ends.js");
+        const arms = Array.from("abcdefghij", (name) => ({ name, arm: name, seed: 0 }));
         const short = (...all) => [...names.shortNames(all, 20).values()];
         return {
             both: short("runs/x-grpo-7b", "runs/x-sapo-7b"), seeds: short("a/grpo-seed-0", "a/grpo-seed-1"),
             rates: short("lr1e-4-b", "lr3e-4-b"), prefix: short("a", "a-b"), one: short("runs/" + "q".repeat(60)),
             inner: short("x".repeat(40) + "1" + "y".repeat(40), "x".repeat(40) + "2" + "y".repeat(40), "grpo"),
             aside: [[0, 2, 99], [0, 8, 7], [7, 8, 7], [0, 1, Infinity]].map((each) => ends.aside(...each)),
+            arms: names.shownRuns(arms, arms.map(({ name }) => name)).map(({ shade, turn }) => [shade, turn]),
             middle: names.middle("abcdefghij", 5), spread: ends.spread([5, 5, 9], 3, 0, 10),
             fitting: [9, 30].map((most) => ends.fitting([
                 { label: "grpo · clip low", line: "clip low" }, { label: "a long one", line: "a long one" }], most)),
@@ -179,6 +181,8 @@ def test_names_curves_and_ticks(window, page):
     assert found["one"] == ["q" * 10 + "…" + "q" * 9]
     assert found["inner"] == ["…xxx1yyy…", "…xxx2yyy…", "grpo"]
     assert found["aside"] == pytest.approx([-2, -2.1, 2.1, 0])  # less than half of the way to the next evaluation
+    assert len({tuple(each) for each in found["arms"]}) == 10  # two of ten have another's colour, and a dash
+    assert sorted(turn for _, turn in found["arms"]) == [0] * 8 + [1] * 2
     assert found["middle"] == "ab…ij"
     assert found["spread"] == [4, 7, 10]
     assert found["fitting"] == [["clip low", "a long one"], ["grpo · clip low", "a long one"]]

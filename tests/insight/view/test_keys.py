@@ -106,3 +106,37 @@ def test_the_top_row_keeps_its_choices_together_when_it_is_zoomed(window, page):
     assert options["x"] + options["width"] > 900
     window.page.keyboard.press("4")
     assert window.page.locator("[data-help]").bounding_box()["x"] > 900
+
+
+def test_a_step_that_is_opened_from_a_chart_has_the_focus(window, tmp_path):
+    for step in range(3):
+        store(tmp_path / "run", GRPO, [fixture_group()], step=step)
+    with served(tmp_path) as made:
+        window.page.goto(made.address(run="run", tab="all"))
+        chart = window.page.locator("figure.plot").first
+        chart.wait_for()
+        chart.focus()
+        window.page.keyboard.press("ArrowRight")
+        window.page.keyboard.press("Enter")
+        window.until("() => document.querySelector('.reader')?.dataset.shown")
+        assert window.page.evaluate("() => !!document.activeElement.closest('.reader')")
+
+
+def test_long_names_differ_in_the_menu_of_runs(window, tmp_path):
+    names = [f"{'a-long-name-of-a-model-' * 3}{which}{'-with-many-settings' * 2}" for which in ("one", "two")]
+    for name in names:
+        store(tmp_path / name, GRPO, [fixture_group()])
+    with served(tmp_path) as made:
+        opened(window, made, run=names[0], step=0)
+        found = window.page.locator("select[data-run] option").all_text_contents()
+    assert len(set(found)) == 2
+    assert all(len(each) <= 44 for each in found)
+    assert all(which in each for which, each in zip(("one", "two"), sorted(found), strict=True))
+
+
+def test_what_is_pushed_down_has_a_line_below_it(window, page):
+    """So that it is told from what is pushed up without colours."""
+    opened(window, page, run="read", step=0, group=0)
+    shadow = "kind => getComputedStyle(document.querySelector(`.sibling .token.${kind}`)).boxShadow"
+    assert window.page.evaluate(shadow, "down").count("inset") == 2
+    assert window.page.evaluate(shadow, "up").count("inset") == 1

@@ -84,6 +84,7 @@ function render() {
 
 function showPage(tab, state, runs, axis) {
   const isCharts = tab !== "reader" && !Object.hasOwn(TEXTS, tab);
+  const isFocused = main.contains(document.activeElement); // such as a chart on which Enter was pressed
   if (!isCharts || drawn !== tab) page?.clear(), (page = null);
   const error = listed.error ?? runs.map(({ run }) => run.error).find(Boolean);
   notice.textContent = error && listed.runs.length ? oneLine(error.message) : "";
@@ -93,6 +94,7 @@ function showPage(tab, state, runs, axis) {
     if (!wasReader) main.replaceChildren();
     const key = JSON.stringify([state, listed.runs.map(({ name }) => name)]);
     if (main.dataset.state !== key) (main.dataset.state = key), showReader(main, state, { api, go, runs: listed.runs });
+    if (isFocused && !wasReader) main.firstElementChild.focus({ preventScroll: true });
     return;
   }
   delete main.dataset.state;

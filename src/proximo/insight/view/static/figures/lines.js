@@ -41,12 +41,12 @@ export function specsOf(panel, runs, axis, arms, smooth) {
 }
 
 /** One run with several lines has a colour for each; several runs have a colour each, and a dash for each line. */
-function styleOf({ run, arm, shade, label, called, x, y, steps, low, high }, labels, count) {
+function styleOf({ run, arm, shade, turn, label, called, x, y, steps, low, high }, labels, count) {
   const own = count === 1 && labels.length > 1 ? `s${(labels.indexOf(label) % COLOURS) + 1}` : shade;
   return {
     run: run.name, arm, key: `${run.name}\n${label}`, line: label, shade: own, colour: colour(own), x, y, steps,
     label: count === 1 ? label : labels.length > 1 ? `${called} · ${label}` : called,
-    dash: dash(count === 1 ? 0 : labels.indexOf(label)), low: count > BANDS ? null : low, high,
+    dash: dash(count === 1 ? 0 : labels.indexOf(label) + turn * labels.length), low: count > BANDS ? null : low, high,
   };
 }
 

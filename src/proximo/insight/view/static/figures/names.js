@@ -68,23 +68,24 @@ function armsBy(listed) {
 }
 
 /** Colour, short name and arm of each selected run. The colour goes by the age of the arm's first run, so that it stays
- * when runs are added; arms shown together differ. */
+ * when runs are added; arms shown together differ, a ninth from the first by its `turn`, which is drawn as a dash. */
 export function shownRuns(listed, chosen) {
   const arms = armsBy(listed);
   const ages = [...new Set(arms.values())];
-  const shades = new Map();
+  const [shades, turns] = [new Map(), new Map()];
   for (const name of chosen) {
     const arm = arms.get(name);
     if (shades.has(arm)) continue;
     let shade = ages.indexOf(arm) % COLOURS;
     const taken = new Set(shades.values());
     while (taken.size < COLOURS && taken.has(shade)) shade = (shade + 1) % COLOURS;
+    turns.set(arm, [...shades.values()].filter((each) => each === shade).length);
     shades.set(arm, shade);
   }
   const short = shortNames(chosen);
   return chosen.map((name) => {
     const arm = arms.get(name);
-    return { name, arm, shade: `s${shades.get(arm) + 1}`, label: short.get(name) };
+    return { name, arm, shade: `s${shades.get(arm) + 1}`, turn: turns.get(arm), label: short.get(name) };
   });
 }
 

@@ -1,9 +1,11 @@
 // The reader's one bar of controls: run, step, lens, pass, search, filters, order, and what can be saved.
 
 import { calm, element, oneLine, refill, short } from "../elements.js";
+import { shortNames } from "../figures/names.js";
 import { showControls } from "./groups.js";
 import { lensChoice } from "./lens.js";
 
+const WIDEST = 44; // letters of a run's name in the menu
 const HELP = [
   ["1 … 8", "colour by advantage, ratio, gate, gradient, entropy, log-prob, sampler gap, KL"],
   ["n  p", "next and previous token whose gradient is blocked; if there is none, the one that stands out most"],
@@ -72,7 +74,8 @@ export class Bar {
   /** The run that is read, and the others to switch to: the step stays, as far as it exists there. */
   drawRun(state, runs) {
     const names = runs.some(({ name }) => name === state.run) ? runs.map(({ name }) => name) : [state.run, ...runs.map(({ name }) => name)];
-    const option = (name) => element("option", { value: name, selected: name === state.run }, oneLine(name));
+    const brief = names.some((name) => name.length > WIDEST) ? shortNames(names, WIDEST) : null; // two long names would be cut alike
+    const option = (name) => element("option", { value: name, title: oneLine(name), selected: name === state.run }, oneLine(brief?.get(name) ?? name));
     const choose = (event) => this.go({ run: [event.target.value, ...state.runs.filter((each) => each !== state.run && each !== event.target.value)], as: null, ...ELSEWHERE });
     const select = element("select", { title: `the run that is read: ${oneLine(state.run)}`, "aria-label": "run", "data-run": state.run, onchange: choose }, ...names.map(option));
     refill(this.run, [select]);

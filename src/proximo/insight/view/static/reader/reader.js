@@ -45,7 +45,7 @@ class Reader {
     this.search = new Search((path, params) => this.api(path, params), this.go);
     const columns = element("div", { class: "columns" }, groups, group, aside);
     const about = element("div", { class: "abouts" }, words, lenses);
-    this.root = element("div", { class: "reader" }, this.bar.root, this.alert, this.reading, about, this.search.root, columns);
+    this.root = element("div", { class: "reader", tabindex: "-1" }, this.bar.root, this.alert, this.reading, about, this.search.root, columns);
     this.lenses = element("details", {}, element("summary", {}, "every algorithm on this step"), element("div"));
     this.lenses.addEventListener("toggle", () => {
       if (this.lenses.open !== Boolean(this.state.lens)) this.go({ lens: this.lenses.open ? "five" : null });
