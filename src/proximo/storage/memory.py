@@ -1,6 +1,7 @@
 """Memory that a long-lived process gives back."""
 
 import ctypes
+from contextlib import suppress
 
 THRESHOLD, TRIM = -3, -1
 """Options of glibc's mallopt: sizes from which memory is taken from the system by itself, and given back at the end."""
@@ -11,9 +12,13 @@ LARGE = 1 << 21
 def return_memory() -> None:
     """Return large buffers to the system as soon as they are free: glibc keeps those of up to 32 MiB, and a page that
     has shown one large step would hold that step's memory for good. Nothing happens elsewhere than on glibc."""
-    try:
+    with suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
-        return
-    mallopt(THRESHOLD, LARGE)
-    mallopt(TRIM, LARGE)
+        mallopt(THRESHOLD, LARGE)
+        mallopt(TRIM, LARGE)
+
+
+def return_free_memory() -> None:
+    """Return what is free between small buffers, too, where glibc does that: a few milliseconds."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -69,7 +69,7 @@ def run(arguments: list[str]) -> int:
     print("Ctrl-C stops it", flush=True)
     if not quiet and _has_screen():
         webbrowser.open(address)
-    os.nice(10)  # training on this machine has priority
+    os.nice(5)  # training on this machine has priority
     torch.set_num_threads(1)  # more threads are no faster here, and slow a concurrent run down
     return_memory()
     try:

@@ -14,7 +14,7 @@ from torch import Tensor
 from proximo.models.packing.packed import similar
 from proximo.tensor_types import Bool, Int
 
-PLACES = 1 << 16
+PLACES = 3 << 14
 """Maximum of rows times width that is padded at once; a longer completion is padded alone."""
 
 LONG = 64

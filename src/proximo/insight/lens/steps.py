@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +18,7 @@ from proximo.insight.lens.files import CHANGED, facts_of, rollout_file, was_inta
 from proximo.insight.lens.layout import Layout
 from proximo.insight.lens.turns import read_messages, read_turns
 from proximo.models.routing import UNKNOWN
-from proximo.tensor_types import Float, Int
+from proximo.tensor_types import Bool, Float, Int
 from proximo.training.runfolder.rollouts import FORMAT
 from proximo.types import Batch, Turn
 
@@ -134,12 +134,12 @@ def read_step(path: Path, number: int) -> Step:
             facts = facts_of(file)
             if facts.get("format") != FORMAT:
                 raise ValueError("another version of Proximo wrote it: read it with that one, or run the step again")
-            with rollout_file(path) as same, ThreadPoolExecutor(1) as beside:
-                texts = beside.submit(_read, path, same)
+            with rollout_file(path) as same, ThreadPoolExecutor(1) as pool:
+                other = _OtherHalf(pool, path, same)
                 try:
-                    return _step(Columns(file), number, facts, texts)
+                    return _step(Columns(file), number, facts, other)
                 finally:
-                    texts.result()  # of a damaged file this is what is wrong
+                    other.texts.result()  # of a damaged file this is what is wrong
     except KeyError as error:
         raise ValueError(f"{path}: it is damaged, {error} is missing") from None
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -150,17 +150,28 @@ def read_step(path: Path, number: int) -> Step:
         pa.default_memory_pool().release_unused()  # arrow keeps what it read into for the next time
 
 
-def _read(path: Path, file: BinaryIO) -> dict[str, pa.Array]:
-    """The columns of long texts, if the file is intact; both take long, and another core does it."""
-    if not was_intact(path, file):
-        raise ValueError(CHANGED)
-    if "pieces" not in Columns(file):
-        raise KeyError("pieces")
-    column = Columns(file, coded=[Pieces.COLUMN])
-    return {name: column[name] for name in ("pieces", "text")}
+class _OtherHalf:
+    """What another core reads of a file: whether it is intact, its long texts, and the numbers of each pass."""
+
+    def __init__(self, pool: ThreadPoolExecutor, path: Path, file: BinaryIO) -> None:
+        self._pool, self._path, self._file = pool, path, file
+        self.texts = pool.submit(self._texts)
+
+    def _texts(self) -> dict[str, pa.Array]:
+        if not was_intact(self._path, self._file):
+            raise ValueError(CHANGED)
+        if "pieces" not in Columns(self._file):
+            raise KeyError("pieces")
+        column = Columns(self._file, coded=[Pieces.COLUMN])
+        return {name: column[name] for name in ("pieces", "text")}
+
+    def passes(self, rows: Rows, has: Bool[Tensor, "B E"]) -> "Future[list[Float[Tensor, 'E N']]]":
+        """Log-probs and entropies."""
+        names = ("current_logprobs", "entropy")
+        return self._pool.submit(lambda: [rows.nested(Columns(self._file)[name], has) for name in names])
 
 
-def _step(column: Columns, number: int, facts: Mapping[str, Any], texts: "Future[dict[str, pa.Array]]") -> Step:
+def _step(column: Columns, number: int, facts: Mapping[str, Any], other: _OtherHalf) -> Step:
     for update in facts["updates"]:
         _ = update["version"], update["skipped"], update["value_only"]
     tokens = column["tokens"]
@@ -172,12 +183,15 @@ def _step(column: Columns, number: int, facts: Mapping[str, Any], texts: "Future
     rows = Rows(Layout(lengths))
     has = torch.arange(most) < counts.unsqueeze(1)
     updates = torch.full((len(lengths), most), -1)
+    passes = other.passes(rows, has)
     updates[has] = torch.from_numpy(rows_updates.flatten().to_numpy().astype(np.int64))
     if most and int(updates.max()) >= len(facts["updates"]):
         raise ValueError("it is damaged: a row belongs to an update that is missing")
     batch = _batch(column, rows, lengths, rows(tokens).int())  # half as wide as in training, and there are millions
     del tokens
-    long = texts.result()
+    long, (current, entropy) = other.texts.result(), passes.result()
+    if "rollout_entropy" in column and (not most or bool(entropy.isnan().any())):  # else every token has a later one
+        batch = replace(batch, rollout_entropy=rows(column["rollout_entropy"]))
     check_lengths(long["pieces"], lengths)
     return Step(
         number=number,
@@ -194,8 +208,8 @@ def _step(column: Columns, number: int, facts: Mapping[str, Any], texts: "Future
         turns=read_turns(_texts(column, "turns", len(lengths)), lengths.tolist()),
         messages=read_messages(_texts(column, "messages", len(lengths))),
         updates=updates.T.contiguous(),
-        current=rows.nested(column["current_logprobs"], has),
-        entropy=rows.nested(column["entropy"], has),
+        current=current,
+        entropy=entropy,
     )
 
 
@@ -224,7 +238,7 @@ def _batch(column: Columns, rows: Rows, lengths: Int[Tensor, " B"], tokens: Int[
         if number not in prompts:
             prompts[number] = tuple(prompt_tokens[place].as_py())
 
-    names = ("rollout_entropy", "ref_logprobs", "teacher_logprobs", "values", "returns", "turn_rewards", "step_rewards")
+    names = ("ref_logprobs", "teacher_logprobs", "values", "returns", "turn_rewards", "step_rewards")
     mask = rows(column["mask"])
     sampled = rows(column["sampled"]) if "sampled" in column else torch.ones_like(mask)  # absent: all were
     sampler, old = rows(column["rollout_logprobs"]), rows(column["old_logprobs"])

@@ -17,12 +17,15 @@ from proximo.insight.lens.threads import computed
 from proximo.insight.lens.turns import counted, transcript
 from proximo.insight.view.lenses import Kept, Look, label, numbers
 from proximo.maths.pieces.traits import KeepTraits
+from proximo.storage.memory import return_free_memory
 from proximo.tensor_types import Float
 
 PREVIEW = 160
 """Maximum characters of a prompt or an answer in a list."""
 SAMPLE = 20_000
 """Number of tokens that a scale is computed from."""
+MANY = 500_000
+"""Tokens of a step that takes so much memory that what was needed to compute it is given back at once."""
 SMALLEST = 1e-12
 """Scale if everything is 0."""
 
@@ -45,7 +48,10 @@ def summary(look: Look) -> Summary:
         blocks = list(computed(partial(_block, look, apart), look.step.layout.blocks()))
         rows = _rows(look, {name: torch.cat([each[name] for each, _ in blocks]) for name in blocks[0][0]})
         some = {name: torch.cat([each[name] for _, each in blocks]) for name in blocks[0][1]}
-        return Summary(rows, _groups(look, rows), _ranges(some))
+        found = Summary(rows, _groups(look, rows), _ranges(some))
+        if look.step.layout.total > MANY:
+            return_free_memory()  # of reading and computing the step, before groups of it are opened
+        return found
 
     return _summaries.get(look.step, (look.name, look.number), made)
 
@@ -100,12 +106,15 @@ class _Each:
 
     def __init__(self, layout: Layout) -> None:
         self._lengths, self._some = layout.lengths, layout.lengths > 0
-        self._starts = layout.starts[self._some].numpy()
+        self._starts, self._whole = layout.starts[self._some].numpy(), bool(self._some.all())
 
     def _reduced(self, over: np.ufunc, values: Tensor) -> Float[Tensor, " B"]:
         found = torch.zeros(len(self._some), dtype=torch.float64)
         if len(self._starts):
-            found[self._some] = torch.from_numpy(over.reduceat(values.numpy(), self._starts, dtype=np.float64))
+            reduced = torch.from_numpy(over.reduceat(values.numpy(), self._starts, dtype=np.float64))
+            if self._whole:
+                return reduced
+            found[self._some] = reduced
         return found
 
     def sum(self, values: Tensor) -> Float[Tensor, " B"]:
