@@ -343,3 +343,9 @@ def test_a_page_stands_alone():
     assert "default-src &#x27;none&#x27;" in html or "default-src 'none'" in html
     assert "--s1:" in html  # its style is inside
     assert not re.search(r"<script|<link|@import|url\(|https?:", html)
+
+
+def test_a_wide_chart_has_room_for_longer_names():
+    lines = [Series(f"a value model, {number} steps", [(0, number), (1, number)]) for number in (2, 16)]
+    assert "a value model, …" in str(line_chart("error", lines))
+    assert "a value model, 16 steps" in str(line_chart("error", lines, width=800))

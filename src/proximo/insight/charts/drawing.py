@@ -95,7 +95,7 @@ def line_chart(
     if not places:
         return drawing(title, unit, width, height, [nothing(width, height)])
     vertical = _vertical_axis([value for _, value in places], height)
-    labels = _labels(series, vertical)
+    labels = _labels(series, vertical, NAME if width <= WIDTH else 2 * NAME)
     left = CHARACTER * max(len(x) + 2, *(len(vertical.label(tick)) for tick in vertical.ticks())) + 8
     right = width - (CHARACTER * max((len(label) for label in labels.values()), default=0) + 8)
     horizontal = _horizontal_axis([value for value, _ in places], left, max(right, left + 60))
@@ -171,13 +171,14 @@ def _thinned(placed: Sequence[tuple[Number, Number]]) -> Sequence[tuple[Number, 
     return kept
 
 
-def _labels(series: Sequence[Series], axis: Axis) -> dict[int, str]:
-    """Labels by series index: name and last value, or the value alone if the title names the line."""
+def _labels(series: Sequence[Series], axis: Axis, most: int) -> dict[int, str]:
+    """Labels by series index: name, with at most so many characters, and last value; the value alone if the title names
+    the line."""
     last = {index: known[-1][1] for index, each in enumerate(series) if (known := _known(each))}
     readings = {index: axis.reading(value) for index, value in last.items()}
     if len(readings) == 1:
         return readings
-    return {index: f"{short(series[index].name)} {reading}" for index, reading in readings.items()}
+    return {index: f"{short(series[index].name, most)} {reading}" for index, reading in readings.items()}
 
 
 def _end_labels(series: Sequence[Series], labels: dict[int, str], horizontal: Axis, vertical: Axis) -> str:
@@ -276,7 +277,7 @@ def _colour(index: int) -> str:
     return f"s{index % COLOURS + 1}" + (" again" if index // COLOURS % 2 else "")
 
 
-def short(name: str) -> str:
+def short(name: str, most: int = NAME) -> str:
     """A name as one short, safe line."""
-    shown = visible(name[: NAME + 1]).replace("\n", " ")
-    return shown if len(shown) <= NAME else shown[: NAME - 1] + "…"
+    shown = visible(name[: most + 1]).replace("\n", " ")
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
