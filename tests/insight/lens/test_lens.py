@@ -44,6 +44,7 @@ from proximo.maths import (
     SoftOverlong,
     TokenTruncated,
     TokenWhitened,
+    Unclipped,
     ValueLoss,
 )
 from proximo.maths.pieces.traits import AdvantageTraits, GateTraits
@@ -663,3 +664,24 @@ def test_an_unchanged_policy_is_clipped_by_no_gate(random, name):
     assert not seen.blocked.any()
     assert not torch.isin(seen.state, torch.tensor([HIGH, LOW, TokenState.DUAL], dtype=seen.state.dtype)).any()
     assert_close(seen.ratio, torch.ones_like(seen.ratio))
+
+
+class OneShare(Unclipped):
+    """Says the same of every token, or of every row, in one number."""
+
+    def __init__(self, *shape: int) -> None:
+        self.shape = shape
+
+    def through(self, log_ratio, advantages):
+        return torch.full(self.shape, 0.5)
+
+
+@pytest.mark.parametrize("shape", [(), (4, 1)])
+@pytest.mark.parametrize("last", [4, 5])
+def test_a_gate_of_one_s_own_may_say_one_number_of_all_tokens(shape, last, tmp_path):
+    """Whether all rows are equally long, or one is shorter."""
+    mask = torch.arange(5) < torch.tensor([5, 5, 5, last]).unsqueeze(1)
+    batch = batch_of(mask, torch.zeros(4, dtype=torch.long), torch.tensor([1.0, 0.0, 1.0, 0.0]).double())
+    step = stored(tmp_path, batch, [update(range(4), torch.full((4, 5), -0.1))])
+    algorithm = replace(GRPO, gate=OneShare(*shape), kl=None)
+    assert look(step, algorithm, config(algorithm)).through.tolist() == [0.5] * (15 + last)

@@ -36,3 +36,8 @@ def test_what_is_made_is_made_each_time():
     squares = Made(lambda part: made.append(part) or part * part, [1, 2, 3])
     assert list(squares) == list(squares) == [1, 4, 9]
     assert made == [1, 2, 3, 1, 2, 3]
+
+
+def test_what_cannot_be_made_is_raised_and_does_not_end_the_rest():
+    with pytest.raises(IndexError, match="out of range"):
+        list(Made(lambda part: [1][part], [0, 1, 0]))

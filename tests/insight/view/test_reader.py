@@ -177,6 +177,15 @@ def test_a_step_read_in_blocks_has_the_numbers_of_the_whole(mixed, monkeypatch):
     assert summaries.summary(lenses.looked(mixed, {"step": "3"})) == whole
 
 
+def test_a_token_without_a_ratio_does_not_widen_the_gate_s_curve(tmp_path):
+    """At a width of 3 the clip range of GSPO, of 0.0004, would be one line."""
+    never = Said(["no"], 0.0, old=[-math.inf], log_ratio=[0.0])
+    run = store(tmp_path, GSPO, [Asked([*answers(1.0), never])])
+    look = lenses.looked(run, {"step": "0"})
+    assert look.seen.ratio.isnan().tolist() == [False, True]
+    assert max(lenses.told(look)["curve"]["log_ratio"]) < 0.001
+
+
 def test_why_in_words_under_the_lens_and_under_the_run_s_own(known):
     own = reader.why(known, {"step": "0", "row": "0", "token": "0"})
     assert own == {"words": own["words"]}

@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerFast
 from proximo.insight.lens.steps import read_step
 from proximo.models import tiny_tokenizer
 from proximo.models.tokens.spelling import UNKNOWN, Spelling
+from proximo.storage.sealing import seal
 from proximo.training.runfolder.rollouts import FACTS, FORMAT, MAX_ANSWER, rollout_table, write_rollouts
 from proximo.types import Batch, Problem, Stats
 from tests import batches
@@ -225,6 +226,10 @@ SPOILED = [
         "it is damaged: a column is not aligned with the tokens",
     ),
     (
+        {"change": with_column("pieces", pa.array(["a"] * 4))},
+        "it is damaged, or something else than a run's rollouts",
+    ),
+    (
         {"change": with_column("entropy", pa.array([[[0.5]], [[0.5]], [[0.5]], [[0.5]]]))},
         "it is damaged: a column is not aligned with the tokens",
     ),
@@ -242,6 +247,14 @@ def test_a_spoiled_table_is_refused_in_one_line(how, complaint, tmp_path):
 def test_what_spoils_tables_is_not_in_a_good_one(tmp_path):
     assert read_step(written(tmp_path), 3).number == 3
     assert read_step(written(tmp_path, facts={"format": FORMAT, "updates": [ONE]}), 3).passes == 1
+
+
+def test_rows_in_several_groups_of_the_file_are_read_as_those_in_one(tmp_path):
+    path = written(tmp_path)
+    table, pieces = pq.read_table(path), read_step(path, 3).pieces[:]
+    pq.write_table(table, path, row_group_size=1)
+    seal(path)
+    assert read_step(path, 3).pieces[:] == pieces
 
 
 def test_files_that_are_cut_empty_foreign_or_not_there_are_refused_in_one_line(tmp_path):

@@ -238,6 +238,7 @@ def _numbers(algorithm: Algorithm, rows: Rows, plan: Plan) -> tuple[dict[str, Te
     these rows' part of the policy loss."""
     terms = token_terms(algorithm, rows, plan)
     through = algorithm.gate.through(terms.log_ratio, rows.advantages).detach()
+    through = through.expand_as(rows.mask)  # training lets a gate answer with one number for all, too
     found = {
         "weights": plan.weights,
         "token_ratio": bounded_exp(terms.token_log_ratio.detach()),

@@ -160,8 +160,6 @@ class _OtherHalf:
     def _texts(self) -> dict[str, pa.Array]:
         if not was_intact(self._path, self._file):
             raise ValueError(CHANGED)
-        if "pieces" not in Columns(self._file):
-            raise KeyError("pieces")
         column = Columns(self._file, coded=[Pieces.COLUMN])
         return {name: column[name] for name in ("pieces", "text")}
 

@@ -24,6 +24,9 @@ class Made(Sequence[Found], Generic[Part, Found]):
     def __getitem__(self, place: int) -> Found:  # pyright: ignore[reportIncompatibleMethodOverride] -- of no slice
         return self._make(self._of[place])
 
+    def __iter__(self) -> Iterator[Found]:  # a sequence's own would end at an IndexError of the function
+        return map(self._make, self._of)
+
 
 def computed(function: Callable[[Part], Found], parts: Iterable[Part]) -> Iterator[Found]:
     """The function of each part, in order. A part is taken when there is a thread for it, so that not all are held."""

@@ -158,7 +158,8 @@ def label(name: str) -> str:
 
 def _curve(look: Look) -> dict[str, list[float]]:
     """The gate as a function of the log-ratio, wide enough for its clip range and for the step's values."""
-    gate, ratio = look.seen.algorithm.gate, torch.where(look.seen.takes_part, look.seen.ratio, 1.0)
+    gate, ratio = look.seen.algorithm.gate, look.seen.ratio
+    ratio = torch.where(look.seen.takes_part & ~ratio.isnan(), ratio, 1.0)  # aminmax of one NaN would be NaN
     edges = [math.log(edge) for edge in GateTraits.read(gate).band if edge > 0]
     seen = max(abs(math.log(float(each))) if each > 0 else math.inf for each in ratio.aminmax()) if len(ratio) else 0.0
     widest = max(2.0 * max(map(abs, edges), default=0.0), min(1.1 * seen, 3.0)) or 1.0
