@@ -19,7 +19,8 @@ from playwright.sync_api import sync_playwright
 from real_runs import CODE, DEMO, folder_of_runs, make
 
 from proximo.insight.folder import RunFolder
-from proximo.insight.lens.lens import TokenState, look
+from proximo.insight.lens.lens import look
+from proximo.insight.lens.states import TokenState
 from proximo.training.runfolder.log import METRICS
 
 IMAGES = Path(__file__).resolve().parent / "images"

@@ -176,9 +176,9 @@ def _until(page: Any, script: str, argument: str) -> Any:
 
 
 @contextmanager
-def served(home: Path) -> Iterator[tuple[str, int]]:
+def served(home: Path, runs: str = "runs") -> Iterator[tuple[str, int]]:
     """The address of `proximo view`, and its process."""
-    command = [sys.executable, "-m", "proximo.cli", "view", "runs", "--no-browser"]
+    command = [sys.executable, "-m", "proximo.cli", "view", runs, "--no-browser"]
     process = subprocess.Popen(command, cwd=home, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

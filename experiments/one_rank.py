@@ -20,6 +20,7 @@ import torch
 
 import proximo
 from proximo.bench.shapes import Shape, shape_of
+from proximo.models import Precision
 from proximo.samplers import SamplingOptions
 from proximo.training.config import EvaluationOptions, RunConfig, TrainingOptions
 from proximo.training.ranks import Ranks
@@ -44,7 +45,7 @@ def length_reward(completion: str) -> float:
 
 
 def run(
-    shape: Shape, dtype: str, device: str, folder: Path, size: tuple[int, int, int], steps: int, rank: bool
+    shape: Shape, dtype: Precision, device: str, folder: Path, size: tuple[int, int, int], steps: int, rank: bool
 ) -> None:
     """Train in this process."""
     groups, siblings, tokens = size
@@ -53,6 +54,7 @@ def run(
     config = RunConfig(
         model=str(model_of(shape, dtype, folder.parent)),
         device=device,
+        dtype=dtype,
         sampling=SamplingOptions(max_tokens=tokens),
         training=TrainingOptions(groups=groups, group_size=siblings, minibatches=min(4, groups), learning_rate=1e-6),
         evaluation=EvaluationOptions(problems=2, every=1000),

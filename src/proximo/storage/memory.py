@@ -6,7 +6,8 @@ from contextlib import suppress
 THRESHOLD, TRIM = -3, -1
 """Options of glibc's mallopt: sizes from which memory is taken from the system by itself, and given back at the end."""
 LARGE = 1 << 21
-"""Above what a part of a step is computed with: taken anew each time, that memory would double the time."""
+"""Bytes of a large buffer, more than a part of a step needs: memory for those, taken anew each time, would double the
+time."""
 
 
 def return_memory() -> None:

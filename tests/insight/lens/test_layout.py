@@ -30,6 +30,7 @@ def test_blocks_are_all_rows_in_order_and_no_larger_than_allowed(monkeypatch):
 @pytest.mark.parametrize("index", [[0, 1, 2], [1, 2], [2, 1], [0, 2], [3], [4, 5], [0, 1, 2, 3]])
 def test_rows_that_follow_each_other_are_copied_at_once(monkeypatch, index):
     """Rows 0 to 2 are equally long, 3 is longer, 4 and 5 are empty."""
+    monkeypatch.setattr(layout, "LONG", 0)
     made, rows = Layout(torch.tensor([2, 2, 2, 3, 0, 0])), torch.tensor(index)
     values, other = torch.arange(9.0), -torch.ones(9)
     found = made.padded(values, rows, 7)

@@ -7,7 +7,8 @@ import pytest
 from proximo.insight.lens.threads import AT_ONCE, Made, computed
 
 
-def test_parts_come_in_order_and_few_are_taken_before_they_are_needed():
+@pytest.mark.parametrize(("threads", "ahead"), [(True, AT_ONCE), (False, 1)])
+def test_parts_come_in_order_and_few_are_taken_before_they_are_needed(threads, ahead):
     taken = []
 
     def parts():
@@ -15,9 +16,9 @@ def test_parts_come_in_order_and_few_are_taken_before_they_are_needed():
             taken.append(number)
             yield number
 
-    for place, found in enumerate(computed(lambda part: part * part, parts())):
+    for place, found in enumerate(computed(lambda part: part * part, parts(), threads=threads)):
         assert found == place * place
-        assert len(taken) <= place + AT_ONCE
+        assert len(taken) <= place + ahead
     assert taken == list(range(9))
 
 
@@ -26,9 +27,10 @@ def test_two_parts_are_computed_at_a_time():
     assert len(list(computed(lambda part: both.wait(), range(4)))) == 4
 
 
-def test_what_a_part_raises_is_raised():
+@pytest.mark.parametrize("threads", [True, False])
+def test_what_a_part_raises_is_raised(threads):
     with pytest.raises(ZeroDivisionError):
-        list(computed(lambda part: 1 // part, [1, 0, 1, 1]))
+        list(computed(lambda part: 1 // part, [1, 0, 1, 1], threads=threads))
 
 
 def test_what_is_made_is_made_each_time():

@@ -173,6 +173,7 @@ def test_a_step_read_in_blocks_has_the_numbers_of_the_whole(mixed, monkeypatch):
     whole = summaries.summary(lenses.looked(mixed, {"step": "3"}))
     monkeypatch.setattr(layout, "PLACES", 3)
     monkeypatch.setattr(summaries, "_summaries", lenses.Kept(4))
+    monkeypatch.setattr(lenses, "_looks", lenses.Kept(4))
     assert len(mixed.step(3).layout.blocks()) > 3
     assert summaries.summary(lenses.looked(mixed, {"step": "3"})) == whole
 

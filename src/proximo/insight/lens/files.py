@@ -17,7 +17,8 @@ MAX_BYTES = 4 << 30
 """Maximum size of a rollout file."""
 CHANGED = "its bytes differ from what was written"
 LARGE = 8 << 20
-"""Bytes of a file that is not read again to see whether it is intact, if nobody wrote it since."""
+"""Bytes above which a file is checked once, and again when it was written; others are checked whenever they are
+read."""
 
 
 def was_intact(path: Path, file: BinaryIO) -> bool:

@@ -36,6 +36,11 @@ class Layout:
         """Number of tokens."""
         return int(self.lengths.sum())
 
+    @property
+    def is_small(self) -> bool:
+        """Whether all tokens may be held once more, and are computed faster than a thread starts."""
+        return self.total <= PLACES
+
     @cached_property
     def row(self) -> Int[Tensor, " N"]:
         """Row of each token."""
@@ -104,14 +109,14 @@ class Layout:
 
     def padded(self, tokens: Tensor, index: Int[Tensor, " M"], filler: int | float = 0) -> Tensor:
         """Values of these rows' tokens, [M, T], with the filler beyond each row's length."""
-        if stretch := self._stretch(index):
-            return tokens[stretch].reshape(len(index), -1, *tokens.shape[1:]).clone()
         lengths = self.lengths[index]
         if int(lengths.sum()) < LONG * len(index):
             places, real = self.grid(index)
             found = tokens.new_full((*places.shape, *tokens.shape[1:]), filler)
             found[real] = tokens[places[real]]
             return found
+        if stretch := self._stretch(index):
+            return tokens[stretch].reshape(len(index), -1, *tokens.shape[1:]).clone()
         found = tokens.new_full(
             (len(index), max(int(lengths.max()), 1) if len(index) else 1, *tokens.shape[1:]), filler
         )
@@ -121,13 +126,13 @@ class Layout:
 
     def write(self, tokens: Tensor, index: Int[Tensor, " M"], values: Tensor) -> None:
         """The inverse of `padded`: put values, [M, T], at these rows' tokens."""
-        if stretch := self._stretch(index):
-            tokens[stretch] = values[:, : (stretch.stop - stretch.start) // len(index)].flatten(0, 1)
-            return
         lengths = self.lengths[index]
         if int(lengths.sum()) < LONG * len(index):
             places, real = self.grid(index)
             tokens[places[real]] = values[real].to(tokens.dtype)
+            return
+        if stretch := self._stretch(index):
+            tokens[stretch] = values[:, : (stretch.stop - stretch.start) // len(index)].flatten(0, 1)
             return
         for row, start, length in zip(values, self.starts[index].tolist(), lengths.tolist(), strict=True):
             tokens[start : start + length] = row[:length]

@@ -31,7 +31,7 @@ from proximo.tensor_types import Bool, Float, Int
 from proximo.training.config import RunConfig
 
 SOME = 64
-"""One of so many tokens is looked at first."""
+"""Stride of the tokens that are compared before all of them are."""
 
 NEUTRAL = {
     "weights": 0.0,
@@ -97,11 +97,14 @@ def look(step: Step, algorithm: Algorithm, config: RunConfig, *, number: int = -
     numbers = _Numbers(step)
     for update, index in _updates(step, algorithm, number):
         indices = list(step.layout.parts(index))
-        parts = Made(partial(_part, step, algorithm, credit, number), indices)
+        parts: Sequence[Rows] = Made(partial(_part, step, algorithm, credit, number), indices)
+        if step.layout.is_small:
+            parts = list(parts)  # they are asked for twice
         seed = config.seed + step.facts["updates"][update]["version"]
         places = [] if algorithm.select is None else [step.layout.grid(rows)[0] for rows in indices]
         plans = plan_parts(algorithm, parts, places, torch.Generator().manual_seed(seed))
-        shown = computed(partial(_shown, algorithm, parts), zip(range(len(indices)), plans, strict=True))
+        planned = zip(range(len(indices)), plans, strict=True)
+        shown = computed(partial(_shown, algorithm, parts), planned, threads=not step.layout.is_small)
         losses[update] = 0.0
         for rows_index, (found, loss) in zip(indices, shown, strict=True):
             losses[update] += loss

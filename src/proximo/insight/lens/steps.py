@@ -165,8 +165,12 @@ class _OtherHalf:
 
     def passes(self, rows: Rows, has: Bool[Tensor, "B E"]) -> "Future[list[Float[Tensor, 'E N']]]":
         """Log-probs and entropies."""
-        names = ("current_logprobs", "entropy")
-        return self._pool.submit(lambda: [rows.nested(Columns(self._file)[name], has) for name in names])
+
+        def read() -> list[Tensor]:
+            column = Columns(self._file)
+            return [rows.nested(column[name], has) for name in ("current_logprobs", "entropy")]
+
+        return self._pool.submit(read)
 
 
 def _step(column: Columns, number: int, facts: Mapping[str, Any], other: _OtherHalf) -> Step:

@@ -13,7 +13,7 @@ Found = TypeVar("Found")
 
 
 class Made(Sequence[Found], Generic[Part, Found]):
-    """What a function makes of each of some things, made each time it is asked for, and not kept."""
+    """A sequence whose items are computed each time they are asked for, and not kept."""
 
     def __init__(self, make: Callable[[Part], Found], of: Sequence[Part]) -> None:
         self._make, self._of = make, of
@@ -28,8 +28,12 @@ class Made(Sequence[Found], Generic[Part, Found]):
         return map(self._make, self._of)
 
 
-def computed(function: Callable[[Part], Found], parts: Iterable[Part]) -> Iterator[Found]:
-    """The function of each part, in order. A part is taken when there is a thread for it, so that not all are held."""
+def computed(function: Callable[[Part], Found], parts: Iterable[Part], *, threads: bool = True) -> Iterator[Found]:
+    """The function of each part, in order. A part is taken when there is a thread for it, so that not all are held.
+    Without `threads` in this one, for few tokens: to start others would take longer."""
+    if not threads:
+        yield from map(function, parts)
+        return
     waiting: deque[Future[Found]] = deque()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for part in parts:

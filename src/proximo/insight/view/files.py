@@ -20,14 +20,14 @@ def page_files() -> dict[str, tuple[bytes, str]]:
     }
     files = {address: (path.read_bytes(), KINDS[path.suffix]) for address, path in found.items()}
     files["/static/style.css"] = (style().encode(), KINDS[".css"])  # which the reports use, too
-    page, script, styles = joined({address: content.decode() for address, (content, _) in files.items()})
+    page, script, styles = _joined({address: content.decode() for address, (content, _) in files.items()})
     own = f'<link rel="stylesheet" href="/{STYLES}">\n<script defer src="/{SCRIPT}"></script>\n</head>'
     files["/"] = (page.replace("</head>", own).encode(), KINDS[".html"])
     files[f"/{SCRIPT}"], files[f"/{STYLES}"] = (script.encode(), KINDS[".js"]), (styles.encode(), KINDS[".css"])
     return {address: file for address, file in files.items() if address != "/static/index.html"}
 
 
-def joined(files: dict[str, str]) -> tuple[str, str, str]:
+def _joined(files: dict[str, str]) -> tuple[str, str, str]:
     """The page without the names of its style sheets and modules, these as one script and one style sheet: two requests
     in place of sixty, which took a third of a second."""
     page = files["/static/index.html"]

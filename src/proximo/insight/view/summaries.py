@@ -44,12 +44,13 @@ _summaries: Kept[Summary] = Kept(4)
 
 def summary(look: Look) -> Summary:
     def made() -> Summary:
-        apart = max(look.step.layout.total // (8 * SAMPLE), 1)
-        blocks = list(computed(partial(_block, look, apart), look.step.layout.blocks()))
+        layout = look.step.layout
+        apart = max(layout.total // (8 * SAMPLE), 1)
+        blocks = list(computed(partial(_block, look, apart), layout.blocks(), threads=not layout.is_small))
         rows = _rows(look, {name: torch.cat([each[name] for each, _ in blocks]) for name in blocks[0][0]})
         some = {name: torch.cat([each[name] for _, each in blocks]) for name in blocks[0][1]}
         found = Summary(rows, _groups(look, rows), _ranges(some))
-        if look.step.layout.total > MANY:
+        if layout.total > MANY:
             return_free_memory()  # of reading and computing the step, before groups of it are opened
         return found
 
@@ -123,7 +124,7 @@ class _Each:
     def mean(self, values: Tensor, where: Tensor | None = None) -> Float[Tensor, " B"]:
         if where is None or bool(where.all()):
             found = self.sum(values)
-            if bool(found.isfinite().all()):  # so is each value, mostly
+            if bool(found.isfinite().all()):  # then so is each value
                 return found / self._lengths
         known = values.isfinite() if where is None else where & values.isfinite()
         return self.sum(torch.where(known, values, 0.0)) / self.sum(known)
@@ -132,7 +133,7 @@ class _Each:
         """The value farthest from 0; NaN if there is none."""
         if where is None or bool(where.all()):
             high, low = self._reduced(np.maximum, values), self._reduced(np.minimum, values)
-            if bool((high - low).isfinite().all()):  # so is each value, mostly
+            if bool((high - low).isfinite().all()):  # then so is each value
                 return torch.where(high >= -low, high, low).masked_fill(~self._some, math.nan)
         known = values.isfinite() if where is None else where & values.isfinite()
         values = torch.where(known, values, 0.0)
