@@ -65,6 +65,19 @@ def test_a_study_that_was_run_gives_its_claims_their_verdict(tmp_path):
         assert row.verdict == NOT_RUN
 
 
+def test_numbers_of_several_studies_say_whose_they_are(tmp_path):
+    found = {"what": "b learns more", "claims": [57], "verdict": "holds here", "unit": "share", "seeds": 5}
+    for study, low in zip([each for each in STUDIES if each.name.startswith("five-")], (0.1, 0.2, 0.3), strict=True):
+        facts = {"hash": design_hash(study), "complete": True}
+        contrast = found | {"mean": low + 0.1, "low": low, "high": low + 0.2, "half": 0.1, "counts": 0.02}
+        (tmp_path / f"{study.name}.json").write_text(json.dumps(facts | {"contrasts": [contrast]}))
+    row = list(atlas_rows(tmp_path))[56]
+    assert row.found.startswith(
+        "*five-length*: b learns more: +0.2 share (+0.1 to +0.3, 5 seeds), holds here. "
+        "*five-chain*: b learns more: +0.3 share (+0.2 to +0.4, 5 seeds), holds here. *five-mixture*: "
+    )
+
+
 @pytest.mark.parametrize(
     ("low", "high", "word"),
     [

@@ -141,6 +141,18 @@ def test_the_page_has_what_a_reader_needs_and_the_same_bytes_again():
         assert f".{name} {{ color: {colour} }}" in drawn
 
 
+def test_a_figure_of_evaluations_has_their_steps_and_says_so():
+    """Training's own samples mislead where an algorithm picks among them, as dynamic sampling does."""
+    tested = {"step": [0.0, 10.0, 25.0], "mean_at_k": [0.2, 0.5, 0.75], "outcome": [0.0, 0.0, 0.0]}
+    records = {place: replace(each, held_out=tested) for place, each in runs(helped=0.2).items()}
+    found = findings(replace(STUDY, curve="mean_at_k", held_out=True), records)
+    drawn = figure(found)
+    assert "held-out mean_at_k, 4 seeds" in drawn
+    assert "step 10 · base 0.5 · " in drawn
+    assert "helped 0.75</text>" in drawn
+    assert "\n\nHeld-out `mean_at_k` over the steps: " in page(found, {"base": 1e-5})
+
+
 def test_what_counts_is_part_of_the_hash():
     other = replace(STUDY, contrasts=(contrast("it helps", "helped", counts=0.01),))
     assert design_hash(other) != design_hash(STUDY)

@@ -1,10 +1,14 @@
 """The figure of a study: one curve for each arm, a mean over the seeds with its interval, as an SVG file."""
 
 import math
+from collections import defaultdict
+from collections.abc import Iterable
 
 from proximo.insight.charts.drawing import Series, line_chart
 from proximo.maths.intervals import half_width
 from proximo.studies.finding import Findings
+from proximo.studies.record import Record
+from proximo.studies.study import Study
 from proximo.training.rl.evaluate import known_mean
 
 WIDTH, HEIGHT = 720, 340
@@ -24,21 +28,28 @@ def figure(found: Findings) -> str:
     """SVG of the study's metric over the steps."""
     study = found.study
     series = [_series(found, arm.name) for arm in study.arms]
-    title = f"{study.curve}, {len(study.seeds)} seeds, 95 % intervals"
+    title = f"{study.figure}, {len(study.seeds)} seeds, 95 % intervals"
     drawn = str(line_chart(title, series, width=WIDTH, height=HEIGHT))
     return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(">", f">{STYLE}", 1)
 
 
 def _series(found: Findings, arm: str) -> Series:
-    curves = [
-        found.records[arm, seed].steps.get(found.study.curve, ())
-        for seed in found.study.seeds
-        if (arm, seed) in found.records
-    ]
+    at: defaultdict[float, list[float]] = defaultdict(list)
+    for seed in found.study.seeds:
+        if record := found.records.get((arm, seed)):
+            for step, value in _curve(found.study, record):
+                at[step].append(value)
     points, band = [], []
-    for index in range(max(map(len, curves), default=0)):
-        values = [curve[index] for curve in curves if index < len(curve) and not math.isnan(curve[index])]
-        mean, half = known_mean(values), half_width(values)
-        points.append((index + 1, mean))
-        band.append((index + 1, mean - half, mean + half))
+    for step, values in sorted(at.items()):
+        known = [value for value in values if not math.isnan(value)]
+        mean, half = known_mean(known), half_width(known)
+        points.append((step, mean))
+        band.append((step, mean - half, mean + half))
     return Series(arm, points, band)
+
+
+def _curve(study: Study, record: Record) -> Iterable[tuple[float, float]]:
+    """Steps done, and the metric."""
+    if study.held_out:
+        return zip(record.held_out["step"], record.held_out.get(study.curve, ()), strict=False)
+    return enumerate(record.steps.get(study.curve, ()), start=1)

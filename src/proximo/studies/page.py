@@ -21,8 +21,8 @@ def page(found: Findings, rates: Mapping[str, float]) -> str:
         f"> {study.claim}\n>\n> Source: {study.source}. The wording was not compared with the paper's text.",
         f"**Verdict: {headline(found, first)}**",
         f"{_sentence(first)}{_incomplete(found)}",
-        f"![{study.curve} of each arm]({study.label}.svg)",
-        f"`{study.curve}` over the steps: means over {len(study.seeds)} seeds, with 95 % intervals as bands.",
+        f"![{study.figure} of each arm]({study.label}.svg)",
+        f"{_curve(study)} over the steps: means over {len(study.seeds)} seeds, with 95 % intervals as bands.",
         f"{study.question} Arms of a seed share prompts and random numbers; differences are paired by seed, intervals "
         f"are Student's t over the seeds{_of_shares(study)}. What counts was fixed before the runs.",
         "## Contrasts",
@@ -44,6 +44,10 @@ def page(found: Findings, rates: Mapping[str, float]) -> str:
         _seconds(found),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _curve(study: Study) -> str:
+    return f"Held-out `{study.curve}`" if study.held_out else f"`{study.curve}`"
 
 
 def _afterwards(study: Study) -> list[str]:

@@ -104,6 +104,8 @@ class Study:
     run_seconds: float
     """Seconds of one run on one core, roughly: for the estimate before the runs."""
     tuning: Tuning | None = None
+    held_out: bool = False
+    """Whether the figure has the evaluations' numbers, in place of those of the training's own samples."""
     collapse: str = "not part of this study"
     """Definition of a collapse."""
     afterwards: tuple[str, ...] = ()
@@ -123,6 +125,11 @@ class Study:
     @property
     def controls(self) -> tuple[Contrast, ...]:
         return (*self.positive, *self.negative)
+
+    @property
+    def figure(self) -> str:
+        """What the figure shows."""
+        return f"held-out {self.curve}" if self.held_out else self.curve
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)

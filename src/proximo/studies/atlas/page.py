@@ -77,12 +77,14 @@ def results(study: Study, folder: Path) -> dict[str, Any] | None:
 
 def _answer(claim: Claim, known: list[tuple[Study, dict[str, Any]]]) -> tuple[str, str]:
     """The verdict of the first contrast that asks for the claim, and whether others differ; the numbers of all."""
-    asked = [each for _, facts in known for each in facts["contrasts"] if claim.number in each["claims"]]
+    by_study = {
+        study.name: [each for each in facts["contrasts"] if claim.number in each["claims"]] for study, facts in known
+    }
+    asked = [each for contrasts in by_study.values() for each in contrasts]
     numbers = [
-        f"{each['what']}: {signed(each['mean'])} {each['unit']} ({signed(each['low'])} to {signed(each['high'])}, "
-        f"{each['seeds']} seeds), {each['verdict']}"
-        for each in asked
-        if each["mean"] is not None and each["low"] is not None
+        (f"*{name}*: " if len(known) > 1 else "") + "; ".join(map(_numbers, shown))
+        for name, contrasts in by_study.items()
+        if (shown := [each for each in contrasts if each["mean"] is not None and each["low"] is not None])
     ]
     first, remarks = asked[0], []
     word = _without(first) if claim.not_needed and first["verdict"] != "no verdict" else first["verdict"]
@@ -92,7 +94,12 @@ def _answer(claim: Claim, known: list[tuple[Study, dict[str, Any]]]) -> tuple[st
     if len({each["verdict"] for each in asked}) > 1:
         remarks.append(f"the first of {len(asked)} contrasts, which differ")
     word += f": {', '.join(remarks)}" if remarks else ""
-    return word, "; ".join(numbers) + (f". Elsewhere: {claim.found}" if claim.found else "")
+    return word, ". ".join(numbers) + (f". Elsewhere: {claim.found}" if claim.found else "")
+
+
+def _numbers(contrast: dict[str, Any]) -> str:
+    interval = f"{signed(contrast['low'])} to {signed(contrast['high'])}, {contrast['seeds']} seeds"
+    return f"{contrast['what']}: {signed(contrast['mean'])} {contrast['unit']} ({interval}), {contrast['verdict']}"
 
 
 def _without(contrast: dict[str, Any]) -> str:

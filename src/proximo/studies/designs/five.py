@@ -23,7 +23,14 @@ from proximo.training.config import RunConfig, ValueOptions
 CHAIN_OF_FIVE = ("ppo", "grpo", "dapo", "gspo", "sapo")
 
 
-def side_by_side(name: str, world: str, preset: RunConfig, rates: tuple[float, ...], run_seconds: float) -> Study:
+def side_by_side(
+    name: str,
+    world: str,
+    preset: RunConfig,
+    rates: tuple[float, ...],
+    run_seconds: float,
+    afterwards: tuple[str, ...],
+) -> Study:
     """The five on a world; GSPO once more with a wider band."""
     configs = {
         each: in_world(preset, algorithm)
@@ -60,7 +67,8 @@ def side_by_side(name: str, world: str, preset: RunConfig, rates: tuple[float, .
             at_end("entropy", "entropy at the end", "nats a token"),
             at_end("length", "length at the end", "tokens"),
         ),
-        curve="outcome",
+        curve="mean_at_k",
+        held_out=True,
         collapse=COLLAPSE,
         caveats=(
             "A model of about a million parameters.",
@@ -71,11 +79,45 @@ def side_by_side(name: str, world: str, preset: RunConfig, rates: tuple[float, .
         run_seconds=run_seconds,
         tuning=Tuning(rates, (100, 101), SAMPLED_AREA),
         quick_steps=15,
+        afterwards=afterwards,
     )
 
 
-FIVE_LENGTH = side_by_side("length", "answers of many lengths", LENGTH, (1e-4, 2e-4, 4e-4), 100)
-FIVE_MIXTURE = side_by_side("mixture", "a mixture of experts", MOE_ECHO, (1e-4, 3e-4, 1e-3), 55)
+FIVE_LENGTH = side_by_side(
+    "length",
+    "answers of many lengths",
+    LENGTH,
+    (1e-4, 2e-4, 4e-4),
+    100,
+    (
+        "The best rate of PPO, DAPO and GSPO is the highest of the three: a still higher one may be better.",
+        "Before training the likeliest answers are never right, as they do not end, and 30 % of the samples are.",
+        "DAPO and SAPO end with answers of 14 tokens, GRPO and PPO with 27, from 43 at the start.",
+        "GSPO's band blocks 22 % of the tokens here; one a hundred times as wide blocks next to none, and learns more.",
+    ),
+)
+FIVE_MIXTURE = side_by_side(
+    "mixture",
+    "a mixture of experts",
+    MOE_ECHO,
+    (1e-4, 3e-4, 1e-3),
+    55,
+    (
+        "Before training 93 % of the likeliest answers are right and 45 % of the samples: what is learned is, for the "
+        "larger part, to be sure of answers that are known.",
+        "GSPO's band blocks 32 % of the tokens here; with one a hundred times as wide it is 5 %, and it learns alike.",
+    ),
+)
 FIVE_CHAIN = side_by_side(
-    "chain", "running sums of 1 to 16 written steps", replace(CHAIN, steps=60), (5e-5, 1e-4, 2e-4), 60
+    "chain",
+    "running sums of 1 to 16 written steps",
+    replace(CHAIN, steps=60),
+    (5e-5, 1e-4, 2e-4),
+    60,
+    (
+        "The best rate of PPO, GRPO, DAPO and GSPO is the highest of the three: a still higher one may be better.",
+        "Before training 99 % of the likeliest answers are right and 53 % of the samples: what is learned is to be "
+        "sure of answers that are known.",
+        "GRPO gains 4.8 points over the run, so that effects between the arms are small beside the 2 that count.",
+    ),
 )
