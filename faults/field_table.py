@@ -51,6 +51,8 @@ LISTED = {
         (f"Ranks.{name}" for name in ("processes", "shard", "timeout", "cluster", "address")),
         "of a run with ranks only",
     ),
+    "RunConfig.workers": "the numbers stay the same; tests/rewards/test_elsewhere.py holds them to it",
+    **dict.fromkeys((f"Workers.{name}" for name in ("processes", "cluster", "address")), "of workers on nodes only"),
     "RewardModel.device": "there is one kind of device here",
     "Ptx.max_tokens": LIMIT,
     "RewardModel.token_budget": MACHINE,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction, workers
+from proximo.rewards import ExactMatch, FormatReward, MathVerify, PythonFunction, failures, workers
 from proximo.rewards.failures import Failure, Failures, Tally, plain
 from proximo.rewards.grading import grading as current_grading
 from proximo.rewards.processes import KEPT_OUTPUT, Output
@@ -367,7 +367,7 @@ def test_when_memory_runs_out_it_goes_first(tmp_path: Path):
 @pytest.mark.parametrize("value", [10**4000, -(10**400), 1, True, "1.0", [1.0], {}])
 def test_only_a_float_is_a_score(value: object):
     """A function may write into its pipe what a worker never would."""
-    judged = workers.checked(value)
+    judged = failures.checked(value)
     assert isinstance(judged, Failure)
     assert judged.kind == "not a number"
 

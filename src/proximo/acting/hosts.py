@@ -17,6 +17,7 @@ from proximo.acting.instance import Instance, allowed
 from proximo.rewards.calling import described, finished
 from proximo.rewards.failures import Failure, GraderFailed, plain
 from proximo.rewards.processes import NotLoaded, Process, located
+from proximo.rewards.starting.places import Places
 from proximo.rewards.workers import Threads
 
 SLACK = 30.0
@@ -109,9 +110,10 @@ class Hosts:
 class ProcessHost:
     """Episodes in processes of their own, below one that has loaded the environment."""
 
-    def __init__(self, job: ActingJob, rounds: Callable[[], int] = lambda: 1) -> None:
-        """`rounds`: how many are played at the same time and share the cores."""
-        self._job, self._rounds = job, rounds
+    def __init__(self, job: ActingJob, rounds: Callable[[], int] = lambda: 1, places: Places | None = None) -> None:
+        """`rounds`: how many are played at the same time and share the cores. `places`: where the process may run;
+        None: on this machine."""
+        self._job, self._rounds, self._places = job, rounds, places
         self._process: _ActingProcess | None = None
         self._numbers = count()
         self._lock = threading.Lock()
@@ -144,16 +146,17 @@ class ProcessHost:
     def _exchange(
         self, *, count: int, starts: Sequence[Any] = (), asks: Sequence[Any] = (), ends: Sequence[int] = ()
     ) -> list[Answer]:
-        own = cores() / self._rounds()
-        request = {"starts": starts, "asks": asks, "ends": ends, "seconds": self._job.seconds, "cores": own}
         with self._lock:
             if self._is_closed:
                 return [Failure("died", "the run has ended")] * count
             if self._process is None or not self._process.is_alive:
                 try:
-                    self._process = _ActingProcess(self._job)
+                    self._process = _ActingProcess.started(self._job, self._places)
                 except NotLoaded as error:
                     raise GraderFailed(f"environment.path is {self._job.path!r}: {error}") from None
+            place = self._process.place
+            own = cores() / self._rounds() if place is None else place.cores
+            request = {"starts": starts, "asks": asks, "ends": ends, "seconds": self._job.seconds, "cores": own}
             found = self._process.exchange(request, count, self._job)
         if isinstance(found, Failure):
             return [found] * count

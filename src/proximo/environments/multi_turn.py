@@ -16,6 +16,7 @@ from proximo.outside import load_class, load_function
 from proximo.rewards.function import check_range
 from proximo.rewards.grading import grading
 from proximo.rewards.judges.usage import Usage
+from proximo.rewards.starting.places import Places
 from proximo.samplers import Stream
 from proximo.types import Problem
 
@@ -109,7 +110,7 @@ class MultiTurn:
             for group, question in enumerate(questions)
             for sample in range(question.request.num_samples)
         ]
-        with grading() as active, active.shared(self._job, self._hosts).one() as host:
+        with grading() as active, active.shared(self._job, lambda: self._hosts(active.places)).one() as host:
             game = Game(
                 host=host,
                 ask=ask,
@@ -133,10 +134,10 @@ class MultiTurn:
         most = MAX_CHARACTERS * self.max_answer_tokens
         return ActingJob(self.path or None, arguments, self.tools, self.seconds, self.memory_mb, most)
 
-    def _hosts(self) -> Hosts:
+    def _hosts(self, places: Places | None) -> Hosts:
         job = self._job
         if not all(each.startswith(OWN) for each in (self.path or OWN, *self.tools)):
-            return Hosts(lambda rounds: ProcessHost(job, rounds), MAX_HOSTS)
+            return Hosts(lambda rounds: ProcessHost(job, rounds, places), MAX_HOSTS)
         kind = load_class(self.path) if self.path else None
         tools = {path.rpartition(":")[2]: load_function(path) for path in self.tools}
         make = None if kind is None else lambda: kind(**self.arguments)

@@ -107,7 +107,7 @@ def _vllm(
 def _on_ray(options: Fleet) -> Starts:
     from proximo.fleet.servers.on_ray import OnRay
 
-    return OnRay(options.address, options.tensor_parallel)
+    return OnRay("sampler", options.address, options.tensor_parallel)
 
 
 def write_model(

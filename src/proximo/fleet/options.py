@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from proximo.models.model_types import PreTrainedTokenizerBase
+from proximo.rewards.starting.places import Places
 from proximo.samplers import RunSamplers, SampledPolicy
 
 REFUSED = {
@@ -108,3 +109,28 @@ class Fleet:
             drop=fleet.drop,
             begun=fleet.begun,
         )
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Processes of reward functions and environments on the nodes of a cluster, which all see the same files and have
+    the same Python."""
+
+    processes: int = 1
+    """Number of processes that compute at the same time, each with a core of its own. Functions that wait, for a server
+    or a disk, get more than that, up to their own `at_once`."""
+    cluster: Literal["ray"] = "ray"
+    """Kind of the cluster. Ray places the processes and notices losses; no data passes through it."""
+    address: str = "auto"
+    """Address of the Ray cluster, such as 10.0.0.1:6379. auto: the one that this machine belongs to."""
+
+    def __post_init__(self) -> None:
+        if self.processes < 1:
+            raise ValueError(f"workers.processes is {self.processes}: give at least 1, or leave workers out")
+
+    def open(self) -> Places:
+        """Join the cluster. ValueError where Ray is not installed, or no cluster answers."""
+        from proximo.fleet.servers.on_ray import OnRay
+        from proximo.fleet.servers.worker_nodes import Nodes
+
+        return Nodes(OnRay("workers", self.address, gpus=0), self.processes)

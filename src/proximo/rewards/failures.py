@@ -1,9 +1,13 @@
 """How graders fail, counted by kind: a person is told once a kind, not once a completion."""
 
+import math
 import threading
 from dataclasses import dataclass, field, replace
 
 from proximo.redacting import masked
+
+LARGEST = 1e6
+"""A score beyond it, on either side, is taken for a mistake: one such number would drown a whole step."""
 
 
 class GraderFailed(ValueError):
@@ -15,11 +19,15 @@ class Failure:
     """Why there is no score."""
 
     kind: str
-    """An exception's name, or one of: time, died, memory, exit, output, junk, none, not a number, too large, start,
-    given up."""
+    """An exception's name, or one of: time, died, node lost, memory, exit, output, junk, none, not a number, too large,
+    start, given up."""
     message: str
     fatal: bool = False
     """Whether the process did not survive it."""
+
+
+Found = float | Failure | None
+"""What a function says of one completion; None is its own word."""
 
 
 @dataclass(frozen=True)
@@ -68,3 +76,16 @@ def plain(text: str, most: int = 500) -> str:
     return "".join(
         character if character.isprintable() else " " if character.isspace() else "�" for character in cut
     ).strip()
+
+
+def checked(value: object) -> Found:
+    """What a function returned for one completion: a number within bounds, None, or what is wrong with it."""
+    if value is None:
+        return None
+    if not isinstance(value, float):  # a worker sends nothing else, but a function may write to its pipe
+        return Failure("not a number", f"it returned {plain(str(value), 150)}")
+    if not math.isfinite(value):
+        return Failure("not a number", f"it returned {value}")
+    if abs(value) > LARGEST:
+        return Failure("too large", f"it returned {value:g}; what is beyond {LARGEST:g} is taken for a mistake")
+    return value

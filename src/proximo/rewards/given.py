@@ -9,12 +9,12 @@ from types import CodeType
 from typing import Any
 
 from proximo.rewards.calling import Adapted, Junk, adapted, described, is_async, to_number
-from proximo.rewards.failures import Failure, GraderFailed, plain
+from proximo.rewards.failures import Failure, Found, GraderFailed, checked, plain
 from proximo.rewards.function import check_range, columns_of
 from proximo.rewards.grading import Grading, grading
 from proximo.rewards.protocol import Waiting
 from proximo.rewards.scoring import Answer, ask, groups, noted
-from proximo.rewards.workers import Columns, Found, checked
+from proximo.rewards.workers import Columns
 from proximo.types import Completion, Problem
 
 AT_ONCE = 64

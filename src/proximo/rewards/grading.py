@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar, cast
 from proximo.rewards.failures import Failure, Tally
 from proximo.rewards.judges.usage import Usage
 from proximo.rewards.processes import Job
+from proximo.rewards.starting.places import Places
 from proximo.rewards.workers import Crew, Threads
 
 
@@ -38,9 +39,9 @@ class Grading:
         grading.close()
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        """`folder`: the run's, for verdicts of judges."""
-        self.folder = folder
+    def __init__(self, folder: Path | None = None, places: Places | None = None) -> None:
+        """`folder`: the run's, for verdicts of judges. `places`: where workers run; None: on this machine."""
+        self.folder, self.places = folder, places
         self.failures = Tally()
         """Why completions are unscored. Graders add to it on any thread; the loop takes them out."""
         self.usage = Usage("judge")
@@ -51,7 +52,8 @@ class Grading:
         """What else a person should know; the loop takes them out."""
         self.forms: dict[str, str] = {}
         """How reward functions that were given in Python are called, by their names."""
-        self._shared: dict[Hashable, Closes] = {}
+        # What is first here is closed last: workers end before the places that they run at.
+        self._shared: dict[Hashable, Closes] = {} if places is None else {Places: places}
         self._lock = Lock()
         self._ended = weakref.finalize(self, _close, self._shared)
 
@@ -64,7 +66,7 @@ class Grading:
 
     def crew(self, job: Job, at_once: int = 1) -> Crew:
         """The processes of a reward function; the same ones for equal jobs."""
-        return self.shared(job, lambda: Crew(job, at_once))
+        return self.shared(job, lambda: Crew(job, at_once, self.places))
 
     def threads(self, of: Hashable, at_once: int) -> Threads:
         """Threads of a reward that waits in this process; the same ones for equal rewards."""

@@ -1,7 +1,6 @@
 """A worker process seen from the trainer: started, asked under a time limit, killed with all that it started."""
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -14,9 +13,12 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from proximo.rewards.failures import Failure, plain
+from proximo.rewards.starting.frames import LOST
+from proximo.rewards.starting.places import Place, Places, command_of
+from proximo.rewards.starting.program import Program
 from proximo.rewards.worker import LENGTH
 
 START_SECONDS = 120.0
@@ -29,6 +31,10 @@ KEPT_OUTPUT = 2048
 """Bytes of what was printed that are kept, half from its beginning and half from its end."""
 MAX_ANSWER = 2**20
 """Maximum bytes of an answer, in addition to 64 for each completion."""
+TRIES = 3
+"""Nodes that may be lost in a row before something has failed."""
+NODE_LOST = "node lost"
+"""Kind of the failure of a worker whose node is gone: what was asked can be asked again elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -67,44 +73,44 @@ class NotLoaded(Exception):
     """The function cannot be imported."""
 
 
+class NodeLost(NotLoaded):
+    """The node was lost before the function was imported: another one may do."""
+
+
 class Process:
     """One worker, which runs a script. After any failure that is fatal it has been killed."""
 
     script = Path(__file__).with_name("worker.py")
 
-    def __init__(self, job: Loads) -> None:
-        """Start it and load the function; raises NotLoaded where that cannot be done."""
+    def __init__(self, job: Loads, place: Place | None = None) -> None:
+        """Start it, on this machine or at a place, and load the function; raises NotLoaded where that cannot be
+        done."""
         self.is_alive = True
         self.form = ""
         """How a user's function is called, in words."""
         self._output = Output()
         self._runner: int | None = None
-        requests, self._requests = _pipe()
-        self._answers, answers = _pipe()
-        life, self._life = _pipe()
-        self._printed, printed = _pipe()
-        for ours in (self._requests, self._answers, self._printed):
-            os.set_blocking(ours, False)
-        arguments = [str(number) for number in (requests, answers, life, os.getpid())]
+        self.place = place
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-X", "faulthandler", str(self.script), *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=printed,
-                stderr=printed,
-                pass_fds=(requests, answers, life),
-                start_new_session=True,
-                # So that the order of a set is no chance either.
-                env={"PYTHONHASHSEED": "0"} | os.environ,
-            )
+            self._program = Program(*command_of(self.script, place))
         except OSError as error:
             self.is_alive = False
-            self._close()
             raise NotLoaded(f"no process can be started, {error}") from error
-        finally:
-            for theirs in (requests, answers, life, printed):
-                os.close(theirs)
+        self._process, self._requests = self._program.process, self._program.requests
+        self._answers, self._printed = self._program.answers, self._program.printed
+        for ours in (self._requests, self._answers, self._printed):
+            os.set_blocking(ours, False)
         self._load(job)
+
+    @classmethod
+    def started(cls, job: Loads, places: Places | None) -> Self:
+        """On this machine, or at the next place; at another one where its node is lost."""
+        if places is None:
+            return cls(job)
+        for _ in range(TRIES - 1):
+            with contextlib.suppress(NodeLost):
+                return cls(job, places.take())
+        return cls(job, places.take())
 
     def _load(self, job: Loads) -> None:
         message = {
@@ -123,6 +129,8 @@ class Process:
             self.form = str(answer.get("form", ""))
             return
         self.kill()
+        if isinstance(answer, Failure) and answer.kind == NODE_LOST:
+            raise NodeLost(answer.message)
         why = answer.message if isinstance(answer, Failure) else plain(str(answer.get("refused", answer)))
         raise NotLoaded(why)
 
@@ -148,7 +156,7 @@ class Process:
         if not self.is_alive:
             return
         self.is_alive = False
-        self._close()  # the keeper sees that `life` is closed, kills what is below it and goes
+        self._program.close()  # the keeper sees that `life` is closed, kills what is below it and goes
         self.strike()
 
     def strike(self) -> None:
@@ -171,10 +179,6 @@ class Process:
             if empty > 1 or time.monotonic() > deadline:
                 self._process.kill()
             time.sleep(0.01)
-
-    def _close(self) -> None:
-        for descriptor in (self._requests, self._answers, self._printed, self._life):
-            os.close(descriptor)
 
     def _exchange(self, message: bytes | None, seconds: float, most: int) -> dict[str, Any] | Failure:
         try:
@@ -233,6 +237,8 @@ class Process:
             code = self._process.wait(max(left, 1.0))
         except subprocess.TimeoutExpired:
             return Failure("died", "its process closed its answers", fatal=True)
+        if code == LOST and self.place is not None:
+            return Failure(NODE_LOST, f"its node was lost; {self.printed}".rstrip("; "), fatal=True)
         # As a shell says it; the keeper's own death by a signal is negative.
         number = code - 128 if code > 128 else -code
         if code < 0 or code > 128:
@@ -281,15 +287,6 @@ def _descendants(ancestor: int) -> list[int] | None:
     for each in found:  # grows while it is read
         found += [child for child, parent in parents.items() if parent == each]
     return found[1:] if parents else None
-
-
-def _pipe() -> tuple[int, int]:
-    """Clear of the standard streams, whose numbers are free where a program closed them."""
-    ends = os.pipe()
-    clear = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
-    for end in ends:
-        os.close(end)
-    return clear[0], clear[1]
 
 
 def _parsed(body: bytes) -> dict[str, Any] | Failure:

@@ -3,12 +3,12 @@
 A worker is asked one call at a time. A function whose calls mostly wait, for a server or a disk, gets further workers,
 so that several groups are scored at once; one that computes keeps a single worker, since its time limits would
 otherwise be shared between them. No score depends on how fast anything is: calls are seeded by what they ask. A worker
-that had to be killed is replaced with the next call.
+that had to be killed is replaced with the next call. On the places of a cluster there are as many workers as places,
+whatever they do, and what a lost node was asked is asked elsewhere.
 """
 
 import hashlib
 import json
-import math
 import os
 import threading
 import time
@@ -19,12 +19,11 @@ from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
 
-from proximo.rewards.failures import Failure, GraderFailed, plain
-from proximo.rewards.processes import Job, NotLoaded, Process
+from proximo.rewards.failures import Failure, Found, GraderFailed, checked, plain
+from proximo.rewards.processes import NODE_LOST, TRIES, Job, NotLoaded, Process
 from proximo.rewards.protocol import Result, Waiting
+from proximo.rewards.starting.places import Places
 
-LARGEST = 1e6
-"""A score beyond it, on either side, is taken for a mistake: one such number would drown a whole step."""
 LONGEST = 86_400.0
 """Seconds of a call."""
 RECYCLE_CALLS = 5000
@@ -41,17 +40,14 @@ Columns = Mapping[str, Sequence[Any]]
 """Arguments of a call by name, each with one entry for each completion."""
 
 
-Found = float | Failure | None
-"""What a function says of one completion; None is its own word."""
-
-
 class Threads:
-    """Daemon threads that do queued work: at most `most`, started when work would wait and `may_grow` allows it.
+    """Daemon threads that do queued work: at most `most`, started when work would wait and `may_grow` allows it, which
+    is told how many there are.
 
     Daemons: a call that never returns must not keep an interrupted program alive.
     """
 
-    def __init__(self, most: int, may_grow: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, most: int, may_grow: Callable[[int], bool] = lambda count: True) -> None:
         self._most, self._may_grow = most, may_grow
         self._queue: deque[tuple[Future[Any], Callable[[], None]]] = deque()
         self._count = self._idle = 0
@@ -84,7 +80,11 @@ class Threads:
             self._changed.notify_all()
 
     def _grow(self) -> None:
-        while len(self._queue) > self._idle and self._count < self._most and (not self._count or self._may_grow()):
+        while (
+            len(self._queue) > self._idle
+            and self._count < self._most
+            and (not self._count or self._may_grow(self._count))
+        ):
             self._count, self._idle = self._count + 1, self._idle + 1
             threading.Thread(target=self._work, name="reward", daemon=True).start()
 
@@ -105,9 +105,10 @@ class Threads:
 class Crew:
     """All workers of a function: one, and further ones for calls that would wait, where that pays off."""
 
-    def __init__(self, job: Job, at_once: int = 1) -> None:
-        self.job = job
-        self._threads = Threads(at_once, self._may_grow)
+    def __init__(self, job: Job, at_once: int = 1, places: Places | None = None) -> None:
+        """`places`: where the workers run; None: on this machine."""
+        self.job, self._places = job, places
+        self._threads = Threads(max(at_once, places.size if places else 1), self._may_grow)
         self._workers: list[Worker] = []
         self._idle: list[Worker] = []
         self._lock = threading.Lock()
@@ -125,7 +126,7 @@ class Crew:
         """A score or a failure for each completion, or one failure of the whole call."""
         with self._lock:
             if not self._idle:
-                self._idle.append(Worker(self.job))
+                self._idle.append(Worker(self.job, self._places))
                 self._workers.append(self._idle[-1])
             worker = self._idle.pop()
         try:
@@ -139,9 +140,12 @@ class Crew:
         for worker in self._workers:
             worker.close()
 
-    def _may_grow(self) -> bool:
-        """Whether calls wait rather than compute, are slow enough for a further process, and leave memory for it."""
+    def _may_grow(self, count: int) -> bool:
+        """Whether there may be more than `count` workers: there are more places, or calls wait rather than compute, are
+        slow enough for a further process, and leave memory for it."""
         workers = list(self._workers)
+        if self._places is not None and count < self._places.size:
+            return True
         calls, seconds = sum(each.calls for each in workers), sum(each.seconds for each in workers)
         waits = sorted(wait for each in workers for wait in each.waits)
         if len(waits) < 2 or waits[(len(waits) - 1) // 2] < LEAST_WAIT:  # the median, of two the shorter
@@ -157,8 +161,8 @@ class Crew:
 class Worker:
     """A function's process, made when it is first needed and made anew when it has died."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, job: Job, places: Places | None = None) -> None:
+        self.job, self._places = job, places
         self.form = ""
         """How a user's function is called, in words; empty before the first call."""
         self.calls, self.seconds, self.computed = 0, 0.0, 0.0
@@ -180,21 +184,28 @@ class Worker:
         # Random numbers follow what is asked, not when or after what.
         seed = int.from_bytes(hashlib.sha256(arguments.encode()).digest()[:6])
         with self._lock:
-            process = self._ready()
-            if isinstance(process, Failure):
-                return process
-            start = time.monotonic()
-            answer = process.ask(arguments, count, seed, self.job.seconds)
-            said = process.printed
+            answer, said = self._ask(arguments, count, seed)
             if isinstance(answer, Failure):
                 self._process = None
                 return _with_output(answer, said)
-            self._measure(answer, time.monotonic() - start)
             result = _read(answer, count)
             if isinstance(result, Failure):
                 result = _with_output(result, said)
             self._recycle(answer, result)
             return result
+
+    def _ask(self, arguments: str, count: int, seed: int, tries: int = TRIES) -> tuple[dict[str, Any] | Failure, str]:
+        """Its answer, and what it printed; of another node where one is lost."""
+        process = self._ready()
+        if isinstance(process, Failure):
+            return process, ""
+        start = time.monotonic()
+        answer = process.ask(arguments, count, seed, self.job.seconds)
+        if not isinstance(answer, Failure):
+            self._measure(answer, time.monotonic() - start)
+        elif answer.kind == NODE_LOST and tries > 1:
+            return self._ask(arguments, count, seed, tries - 1)
+        return answer, process.printed
 
     def close(self) -> None:
         """Kill it, also in the middle of another thread's call. A process that was forked off leaves it alone."""
@@ -213,7 +224,7 @@ class Worker:
         if self._process is None or not self._process.is_alive:  # a stop request in the middle of a call killed it
             self._process, start = None, time.monotonic()
             try:
-                self._process = Process(self.job)
+                self._process = Process.started(self.job, self._places)
             except NotLoaded as error:
                 if self._was_loaded:
                     return Failure("start", f"its process could not be started again: {error}", fatal=True)
@@ -272,19 +283,6 @@ def _read(answer: Mapping[str, Any], count: int) -> list[Found] | Failure:
     if not isinstance(scores, list) or len(scores) != count:
         return Failure("junk", "its process answered no list of scores", fatal=True)
     return [checked(value) for value in scores]
-
-
-def checked(value: object) -> Found:
-    """What a function returned for one completion: a number within bounds, None, or what is wrong with it."""
-    if value is None:
-        return None
-    if not isinstance(value, float):  # a worker sends nothing else, but a function may write to its pipe
-        return Failure("not a number", f"it returned {plain(str(value), 150)}")
-    if not math.isfinite(value):
-        return Failure("not a number", f"it returned {value}")
-    if abs(value) > LARGEST:
-        return Failure("too large", f"it returned {value:g}; what is beyond {LARGEST:g} is taken for a mistake")
-    return value
 
 
 def _with_output(failure: Failure, printed: str) -> Failure:

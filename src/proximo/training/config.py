@@ -6,7 +6,7 @@ from typing import Literal
 from proximo.algorithms import GRPO, Algorithm
 from proximo.data.mixing import Ptx
 from proximo.environments import EnvironmentOptions, SingleTurn
-from proximo.fleet.options import Fleet
+from proximo.fleet.options import Fleet, Workers
 from proximo.maths.pieces.traits import AdvantageTraits
 from proximo.models import Precision
 from proximo.models.adapters.lora import Lora
@@ -229,6 +229,8 @@ class RunConfig:
     """Random seed of the run."""
     ranks: Ranks | None = None
     """Processes that share the model and the work. None: one process, which holds the whole model."""
+    workers: Workers | None = None
+    """Processes of reward functions and environments on the nodes of a cluster. None: on this machine."""
 
     @property
     def pretrain_steps(self) -> int:

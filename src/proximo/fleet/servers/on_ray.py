@@ -55,9 +55,10 @@ class RayServer:
 class OnRay:
     """Starts servers on the nodes of a cluster, each with its own GPUs where the cluster has any."""
 
-    def __init__(self, address: str, gpus: int) -> None:
-        """`gpus` of each server. ValueError where Ray is not installed, or no cluster answers."""
-        connect("sampler", address, shows_output=False)
+    def __init__(self, options: str, address: str, gpus: int) -> None:
+        """`gpus` of each server. ValueError where Ray is not installed, or no cluster answers; `options` are those that
+        named it."""
+        connect(options, address, shows_output=False)
         import ray
 
         self._gpus = gpus if ray.cluster_resources().get("GPU") else 0

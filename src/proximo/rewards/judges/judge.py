@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from proximo.redacting import masked
-from proximo.rewards.failures import Failure
+from proximo.rewards.failures import Failure, Found
 from proximo.rewards.grading import Grading, grading
 from proximo.rewards.judges.asking import TooLate, Unreachable, request
 from proximo.rewards.judges.cache import Verdicts
@@ -15,7 +15,7 @@ from proximo.rewards.judges.session import Limits, Server, Session
 from proximo.rewards.judges.verdicts import asked
 from proximo.rewards.protocol import Waiting
 from proximo.rewards.scoring import Answer, noted
-from proximo.rewards.workers import Found, check_at_once, check_seconds
+from proximo.rewards.workers import check_at_once, check_seconds
 from proximo.types import Completion, Problem
 
 CHECK_SECONDS = 20.0

@@ -56,7 +56,7 @@ class Run:
         self.task: Task = judged(
             self.task_played, config.rewards, self.tokenizer, config.dtype, compiled=config.compile
         )
-        self.grading = Grading(folder)
+        self.grading = Grading(folder, None if config.workers is None else config.workers.open())
         """Failures and worker processes of this run's graders."""
         with self.grading.active():
             self.remarks = [*calibrate(self.task, config.seed), *config.penalty_remarks]

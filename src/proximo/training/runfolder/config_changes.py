@@ -14,10 +14,10 @@ from proximo.rewards.judges.judge import is_rubric_file
 from proximo.storage.folders import MANIFEST, file_hash
 from proximo.training.old_names import completed
 
-FREE = ("checkpoints", "ranks")
+FREE = ("checkpoints", "ranks", "workers")
 FREE_NAMES = ("save_every", "at_once")
-"""Tables, and fields of any table, that may change at any time: neither when a run is saved nor how many calls of a
-reward run at once affects its numbers, and another number of processes affects them as rounding does."""
+"""Tables, and fields of any table, that may change at any time: neither when a run is saved nor where or how many calls
+of a reward run at once affects its numbers, and another number of processes affects them as rounding does."""
 ADDED = {
     "adam_beta1": 0.9,
     "adam_beta2": 0.95,
