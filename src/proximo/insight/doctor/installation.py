@@ -54,7 +54,7 @@ EXTRAS = (
     Extra("gguf", ("gguf",), "export to llama.cpp", 'pip install "proximo[gguf]"'),
     *(Extra(each, (package,), f"the tracker {each}", f'pip install "proximo[{each}]"') for each, package in TRACKERS),
     Extra("vllm", ("vllm",), "engines of vLLM", 'pip install "proximo[vllm]"'),
-    Extra("ray", ("ray",), "ranks on a Ray cluster", 'pip install "proximo[ray]"'),
+    Extra("ray", ("ray",), "ranks, engines and reward functions on a Ray cluster", 'pip install "proximo[ray]"'),
     *(Extra(each, (each,), f"environments of {each}", f'pip install "proximo[{each}]"') for each in ENVIRONMENTS),
     Extra("mcp", ("mcp",), "tools of MCP servers", 'pip install "proximo[mcp]"'),
     Extra("qlora", ("peft", "bitsandbytes"), "adapters on a 4-bit model", 'pip install "proximo[qlora]"'),
