@@ -189,6 +189,20 @@ def test_places_without_a_node_are_left_out_and_none_is_an_error(machine):
     places.close()
 
 
+def test_places_are_not_closed_by_a_fork_and_none_is_given_after_the_end(machine):
+    places = Nodes(machine, 1)
+    places.take()
+    if (child := os.fork()) == 0:
+        places.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert machine.servers[0].is_running
+    places.close()
+    assert not machine.servers[0].is_running
+    with pytest.raises(NoPlace):
+        places.take()
+
+
 def test_who_does_not_know_the_token_is_not_let_in(machine):
     places = Nodes(machine, 1)
     place = places.take()

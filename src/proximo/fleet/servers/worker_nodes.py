@@ -1,6 +1,7 @@
 """Reward functions and environments on the nodes of a Ray cluster. Ray places a listener for each process; what a
 function is asked goes to it directly, and no data passes through Ray."""
 
+import os
 import secrets
 import socket
 import sys
@@ -27,27 +28,34 @@ class Nodes:
         self._starts, self._token = starts, secrets.token_hex(32)
         self._listeners: dict[int, tuple[Running, str]] = {}
         self._places = deque(range(size))
-        self._lock = threading.Lock()
+        self._lock, self._starting = threading.Lock(), [threading.Lock() for _ in range(size)]
+        self._is_closed, self._owner = False, os.getpid()
 
     def take(self) -> Place:
         """The next one in turn. A place that the cluster has no node for any more is left out from then on."""
         why = "all are lost"
-        with self._lock:
-            while self._places:
-                try:
-                    address = self._address(self._places[0])
-                except EngineLost as error:
-                    self._places.popleft()
-                    why = str(error)
-                else:
-                    self._places.rotate(-1)
-                    return Place(address, self._token)
-        raise NoPlace(f"workers.processes is {self.size}, and no node has a place: {why}")
+        while True:
+            with self._lock:
+                if not self._places or self._is_closed:
+                    raise NoPlace(f"workers.processes is {self.size}, and no node has a place: {why}")
+                number = self._places[0]
+                self._places.rotate(-1)
+            try:
+                with self._starting[number]:  # several are started at the same time
+                    return Place(self._address(number), self._token)
+            except EngineLost as error:
+                why = str(error)
+                with self._lock, suppress(ValueError):  # another thread may have left it out
+                    self._places.remove(number)
 
     def close(self) -> None:
+        """A process that was forked off leaves them alone."""
+        if self._owner != os.getpid():
+            return
         with self._lock:
-            while self._listeners:
-                self._listeners.popitem()[1][0].kill()
+            self._is_closed = True
+        for running, _ in list(self._listeners.values()):
+            running.kill()
 
     def _address(self, number: int) -> str:
         """Of the listener at a place. EngineLost if there is none and none can be started."""
@@ -62,6 +70,8 @@ class Nodes:
             lambda host, port: [sys.executable, "-I", script, host, str(port)], {TOKEN: self._token}, START_SECONDS
         )
         self._listeners[number] = running, address
+        if self._is_closed:
+            running.kill()
         _wait_for(running, address)
         return address
 

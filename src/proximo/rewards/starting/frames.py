@@ -35,10 +35,10 @@ def receive(connection: socket.socket) -> tuple[bytes, bytes] | None:
 def watch(connection: socket.socket) -> None:
     """See that the other machine is gone, even where nothing is being said."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENT)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 4000 * SILENT)
+    times = {"TCP_KEEPIDLE": SILENT, "TCP_KEEPINTVL": SILENT, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 4000 * SILENT}
+    for name, value in times.items():
+        if hasattr(socket, name):  # Linux has all of them
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
