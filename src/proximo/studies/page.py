@@ -66,7 +66,8 @@ def headline(found: Findings, of: Found) -> str:
 def _words(found: Findings, of: Found) -> str:
     word, visible = found.verdict(of), of.difference.visible
     if word == "not detectable at this size":
-        return f"{word}: the smallest effect we could have seen is {_plain(visible)} {of.contrast.measure.unit}"
+        there = "there is a difference, which may be less than what counts; " if of.difference.excludes_0 else ""
+        return f"{word}: {there}the smallest effect we could have seen is {_plain(visible)} {of.contrast.measure.unit}"
     if word != "no verdict":
         return word
     if not found.is_complete:
