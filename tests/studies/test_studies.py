@@ -87,13 +87,24 @@ def runs(**means: float) -> dict[tuple[str, int], Record]:
         (0.2, "holds here"),
         (-0.2, "contrary"),
         (0.0, "does not hold here"),
-        (0.09, "not detectable at this size: the smallest effect we could have seen is 0.029 share"),
+        (
+            0.09,
+            "not detectable at this size: there is a difference, which may be less than what counts; the smallest "
+            "effect we could have seen is 0.029 share",
+        ),
     ],
 )
 def test_a_study_says_what_it_found(helped, said):
     found = findings(STUDY, runs(helped=helped))
     assert headline(found, found.contrasts[0]) == said
     assert found.to_dict()["contrasts"][0]["verdict"] == said.partition(":")[0]
+
+
+def test_where_nothing_is_seen_the_smallest_visible_effect_is_named():
+    study = replace(STUDY, contrasts=(contrast("it helps", "helped", counts=0.02),))
+    found = findings(study, runs(helped=0.0))
+    said = "not detectable at this size: the smallest effect we could have seen is 0.029 share"
+    assert headline(found, found.contrasts[0]) == said
 
 
 def test_a_failing_control_leaves_no_verdict():
@@ -221,6 +232,10 @@ def test_tuning_takes_the_best_rate_on_other_seeds(tmp_path):
             write(lab.result(job(with_rate(arm.config, rate), seed).name), record(outcome))
     assert chosen_rate(study, arm, lab) == 2e-5  # the smaller of two that are equal
     assert arm_jobs(study, lab)["helped", 0].config.training.learning_rate == 2e-5
+    # Without a number at any rate the study goes on, rather than waiting for a tuning that is done.
+    for each in tuning_jobs(study):
+        write(lab.result(each.name), record(math.nan))
+    assert chosen_rate(study, arm, lab) == 1e-5
 
 
 def test_a_study_is_finished_before_the_next_begins(tmp_path, monkeypatch):
@@ -356,6 +371,8 @@ def test_the_command_lists_says_how_much_and_refuses(tmp_path, monkeypatch, caps
         (["clip-higher", "sapo"], "study takes one name"),
         (["--quick"], "--quick, --processes, --minutes and --dry-run need the NAME of a study"),
         (["clip-higher", "--out", __file__], "test_studies.py is no folder: give one with --out"),
+        (["--out", __file__], "test_studies.py is no folder: give one with --out"),
+        (["--out", f"{__file__}/below"], "below is no folder: give one with --out"),
     ):
         with pytest.raises(SystemExit):
             main(["study", *wrong])
