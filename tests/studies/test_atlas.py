@@ -1,10 +1,12 @@
 """The atlas: every claim has a verdict with a command, or the reason why there is none."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
+from proximo.insight.charts.drawing import NAME, short
 from proximo.studies.atlas.claims import CLAIMS
 from proximo.studies.atlas.page import NO_VERDICT, NOT_RUN, PAGE, atlas, atlas_rows
 from proximo.studies.designs import STUDIES
@@ -132,6 +134,14 @@ def test_a_page_says_what_its_study_says(study):
     for sentence in (*study.caveats, *study.afterwards):
         assert f"\n- {sentence}\n" in page, sentence
     assert design_hash(study) in page
+
+
+@pytest.mark.parametrize("study", [each for each in STUDIES if len(each.arms) > 1], ids=lambda each: each.name)
+def test_a_figure_names_its_arms_whole(study):
+    drawn = (PAGES / f"{study.name}.svg").read_text()
+    labels = re.findall(r'<text class="label"[^>]*>([^<]*) [^ <]*<', drawn)
+    assert labels
+    assert set(labels) <= {short(arm.name, 2 * NAME) for arm in study.arms}  # an arm without a curve has no label
 
 
 def test_departures_are_of_studies_and_change_no_design():
