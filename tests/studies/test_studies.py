@@ -417,6 +417,18 @@ def test_areas_by_steps_and_by_tokens():
     assert measures.AREA_BY_TOKENS.difference(cheap, costly) == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("bare", [Record({}, {}, 1.0), Record({}, {"step": [], "outcome": [], "mean_at_k": []}, 1.0)])
+def test_a_run_without_evaluations_has_no_number_rather_than_an_error(bare):
+    """Which is found out after the runs, when all of a study's time is spent."""
+    whole = curve([0.1, 0.2, 0.3], [5.0, 5.0])
+    for measure in (
+        *(measures.ACCURACY, measures.BEFORE, measures.GAIN, measures.AREA, measures.SAMPLED_AREA),
+        *(measures.AREA_BY_TOKENS, measures.EQUAL_ENTROPY, measures.COLLAPSED, measures.UNSTEADY),
+    ):
+        for one, other in ((bare, None), (bare, bare), (bare, whole), (whole, bare)):
+            assert math.isnan(measure.difference(one, other)), measure.name
+
+
 def test_growth_and_unsteadiness():
     grown = Record({"length": [10.0] * 5 + [15.0] * 5, "gradient_norm": [1.0, 3.0]}, {}, 1.0)
     assert measures.growth("length", "").of(grown) == pytest.approx(0.5)
