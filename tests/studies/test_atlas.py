@@ -119,6 +119,12 @@ def test_a_damaged_file_is_a_study_that_was_not_run(tmp_path, text):
     assert row.verdict == NOT_RUN
 
 
+def test_no_verdict_without_an_interval():
+    for row in atlas_rows(PAGES):
+        if row.verdict.partition(":")[0] not in ("exact", "exactly wrong", NO_VERDICT, NOT_RUN):
+            assert re.search(r"[(][+−]?[0-9.]+ to [+−]?[0-9.]+", row.found), row.claim
+
+
 def test_a_smaller_gradient_is_no_verdict_on_its_noise():
     rows = {row.claim.number: row for row in atlas_rows(PAGES)}
     assert rows[51].verdict == NO_VERDICT
