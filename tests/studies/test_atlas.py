@@ -150,6 +150,11 @@ def test_a_figure_names_its_arms_whole(study):
     assert set(labels) <= {short(arm.name, 2 * NAME) for arm in study.arms}  # an arm without a curve has no label
 
 
+def test_no_figure_without_the_number_of_seeds():
+    for path in PAGES.glob("*.svg"):
+        assert re.search(r"[0-9]+ seeds|seeds: [0-9]+", path.read_text()), path.name
+
+
 def test_departures_are_of_studies_and_change_no_design():
     named = {study.name: study for study in STUDIES}
     assert DEPARTURES.keys() <= named.keys()
