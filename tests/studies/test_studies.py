@@ -238,6 +238,17 @@ def test_tuning_takes_the_best_rate_on_other_seeds(tmp_path):
     assert chosen_rate(study, arm, lab) == 1e-5
 
 
+@pytest.mark.parametrize(("rate", "said"), [(1e-5, "the lowest"), (2e-5, None), (4e-5, "the highest")])
+def test_a_best_rate_at_the_end_of_those_that_were_tried_is_said(rate, said):
+    tuned = tuple(replace(arm, tuned=arm.name in ("base", "helped")) for arm in STUDY.arms)
+    study = replace(STUDY, arms=tuned, tuning=Tuning((1e-5, 2e-5, 4e-5), (10,), measures.ACCURACY))
+    found = findings(study, runs(helped=0.2))
+    text = page(found, {"base": 2e-5, "helped": rate, "must": 4e-5, "same": 1e-5})
+    assert ("One beyond it may be better." in text) == (said is not None)
+    assert said is None or f"the best was {said} for `helped`." in text
+    assert "for all tuned arms" in page(found, {"base": 1e-5, "helped": 1e-5})
+
+
 def test_a_study_is_finished_before_the_next_begins(tmp_path, monkeypatch):
     tuned = replace(STUDY, name="tuned", tuning=Tuning((1e-5, 2e-5), (10, 11), measures.ACCURACY))
     started = list[list[str]]()
