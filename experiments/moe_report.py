@@ -153,7 +153,8 @@ def charts(records: Sequence[Record], folder: Path, stem: str) -> None:
             lines[arm] = [
                 mean(run[step].get(key, math.nan) for run in runs if step < len(run)) for step in range(longest)
             ]
-        line_chart(folder / f"{stem}-{name}.svg", title, lines)
+        seeds = len({record.seed for record in records})
+        line_chart(folder / f"{stem}-{name}.svg", f"{title}, seeds: {seeds}", lines)
 
 
 def mean(values: Iterable[float | None]) -> float:

@@ -53,7 +53,9 @@ def test_results_are_files_that_anything_reads(tmp_path):
     assert [run["collapse_step"] for run in found["runs"]] == [None, 12]
     assert found["runs"][1]["blocked"] is None
     assert len((tmp_path / "moe.csv").read_text().splitlines()) == 61
-    assert (tmp_path / "moe-outcome.svg").read_text().startswith("<svg")
+    drawn = (tmp_path / "moe-outcome.svg").read_text()
+    assert drawn.startswith("<svg")
+    assert "Outcome of the step's rollouts, seeds: 1<" in drawn
 
 
 def test_more_lines_than_colours_are_still_told_apart(tmp_path):

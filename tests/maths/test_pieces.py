@@ -133,6 +133,20 @@ def test_constant_length_needs_one():
 # Divergences
 
 
+@pytest.mark.parametrize(
+    ("policy", "reference", "kl", "spread_1", "spread_3"),
+    [((0.7, 0.2, 0.1), (0.5, 0.3, 0.2), 0.085, 0.391, 0.076), ((0.98, 0.01, 0.01), (0.1, 0.1, 0.8), 2.17, 0.80, 7.34)],
+)
+def test_k3_spreads_less_than_k1_near_the_reference_and_more_far_from_it(policy, reference, kl, spread_1, spread_3):
+    """Both are unbiased; enumerated over three symbols."""
+    chances, logprobs, other = torch.tensor(policy), torch.tensor([policy]).log(), torch.tensor([reference]).log()
+    for estimator, spread in ((K1(), spread_1), (K3(), spread_3)):
+        values = estimator(logprobs, other, torch.zeros_like(logprobs))[0]
+        mean = (chances * values).sum()
+        assert float(mean) == pytest.approx(kl, rel=0.01)
+        assert float((chances * (values - mean) ** 2).sum().sqrt()) == pytest.approx(spread, rel=0.01)
+
+
 @pytest.mark.parametrize(("estimator", "name"), [(K1(), "kl.k1"), (K2(), "kl.k2"), (K3(), "kl.k3")])
 def test_divergence_values_and_derivatives(estimator: Divergence, name: str):
     # Read as 'kl.k1.dlogp', 'kl.k2.dlogp', 'kl.k3.dlogp'.

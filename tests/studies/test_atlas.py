@@ -1,12 +1,16 @@
 """The atlas: every claim has a verdict with a command, or the reason why there is none."""
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 
+from proximo.insight.charts.drawing import NAME, short
 from proximo.studies.atlas.claims import CLAIMS
 from proximo.studies.atlas.page import NO_VERDICT, NOT_RUN, PAGE, atlas, atlas_rows
 from proximo.studies.designs import STUDIES
+from proximo.studies.designs.departures import DEPARTURES
 from proximo.studies.study import design_hash
 from tests import ROOT
 
@@ -51,13 +55,17 @@ def test_a_study_that_was_run_gives_its_claims_their_verdict(tmp_path):
     [row] = [row for row in atlas_rows(tmp_path) if row.claim.number == 19]
     assert row.verdict == "not detectable at this size: 0.02 nats could have been seen"
     assert row.found == ("it keeps more entropy: +0.01 nats (−0.01 to +0.03, 8 seeds), not detectable at this size")
-    assert row.links == (f"[{study.name}]({study.name}.md)",)
+    assert row.links == (f"[{study.name}]({study.name}.md) ([figure]({study.name}.svg))",)
     # The word is the first contrast's, and is said to be where another one differs.
     other = found | {"what": "and learns more", "verdict": "holds here"}
     for more, said in (([found], ""), ([other], ", the first of 2 contrasts, which differ")):
         (tmp_path / f"{study.name}.json").write_text(json.dumps(facts | {"contrasts": [found, *more]}))
         [row] = [row for row in atlas_rows(tmp_path) if row.claim.number == 19]
         assert row.verdict == "not detectable at this size: 0.02 nats could have been seen" + said
+    # Which contrasts answer a claim is the study's word: findings that were stored before it changed still count.
+    (tmp_path / f"{study.name}.json").write_text(json.dumps(facts | {"contrasts": [found | {"claims": []}]}))
+    [row] = [row for row in atlas_rows(tmp_path) if row.claim.number == 19]
+    assert row.verdict.startswith("not detectable at this size")
     # Results of another design, or of some of the runs, are none.
     for wrong in ({"hash": "other"}, {"complete": False}):
         (tmp_path / f"{study.name}.json").write_text(json.dumps(facts | wrong))
@@ -99,3 +107,58 @@ def test_what_is_not_needed_may_be_left_out_without_a_loss(tmp_path, low, high, 
 
 def test_the_page_is_what_is_known():
     assert (PAGES / PAGE).read_text() == atlas(PAGES), "make it anew: python -m proximo.studies --publish docs/studies"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '{"hash": 1}', "\xff", "whole but for its findings"])
+def test_a_damaged_file_is_a_study_that_was_not_run(tmp_path, text):
+    study = STUDIES[0]
+    facts = {"hash": design_hash(study), "complete": True}
+    text = json.dumps(facts) if text.startswith("whole") else text
+    (tmp_path / f"{study.name}.json").write_bytes(text.encode("latin-1"))
+    [row] = [row for row in atlas_rows(tmp_path) if row.claim.number == 19]
+    assert row.verdict == NOT_RUN
+
+
+def test_no_verdict_without_an_interval():
+    for row in atlas_rows(PAGES):
+        if row.verdict.partition(":")[0] not in ("exact", "exactly wrong", NO_VERDICT, NOT_RUN):
+            assert re.search(r"[(][+−]?[0-9.]+ to [+−]?[0-9.]+", row.found), row.claim
+
+
+def test_a_smaller_gradient_is_no_verdict_on_its_noise():
+    rows = {row.claim.number: row for row in atlas_rows(PAGES)}
+    assert rows[51].verdict == NO_VERDICT
+    assert "Near it: its gradients are smaller" in rows[51].found
+
+
+@pytest.mark.parametrize(
+    "study", [each for each in STUDIES if (PAGES / f"{each.name}.md").exists()], ids=lambda each: each.name
+)
+def test_a_page_says_what_its_study_says(study):
+    """Caveats, departures and the rest are sentences of the study, which a page from earlier runs could lack."""
+    page = (PAGES / f"{study.name}.md").read_text()
+    for sentence in (*study.caveats, *study.afterwards):
+        assert f"\n- {sentence}\n" in page, sentence
+    assert design_hash(study) in page
+
+
+@pytest.mark.parametrize("study", [each for each in STUDIES if len(each.arms) > 1], ids=lambda each: each.name)
+def test_a_figure_names_its_arms_whole(study):
+    drawn = (PAGES / f"{study.name}.svg").read_text()
+    labels = re.findall(r'<text class="label"[^>]*>([^<]*) [^ <]*<', drawn)
+    assert labels
+    assert set(labels) <= {short(arm.name, 2 * NAME) for arm in study.arms}  # an arm without a curve has no label
+
+
+def test_no_figure_without_the_number_of_seeds():
+    for path in PAGES.glob("*.svg"):
+        assert re.search(r"[0-9]+ seeds|seeds: [0-9]+", path.read_text()), path.name
+
+
+def test_departures_are_of_studies_and_change_no_design():
+    named = {study.name: study for study in STUDIES}
+    assert DEPARTURES.keys() <= named.keys()
+    for name in DEPARTURES:
+        study = named[name]
+        assert set(DEPARTURES[name]) <= set(study.afterwards)
+        assert design_hash(study) == design_hash(replace(study, afterwards=()))

@@ -87,13 +87,24 @@ def runs(**means: float) -> dict[tuple[str, int], Record]:
         (0.2, "holds here"),
         (-0.2, "contrary"),
         (0.0, "does not hold here"),
-        (0.09, "not detectable at this size: the smallest effect we could have seen is 0.029 share"),
+        (
+            0.09,
+            "not detectable at this size: there is a difference, which may be less than what counts; the smallest "
+            "effect we could have seen is 0.029 share",
+        ),
     ],
 )
 def test_a_study_says_what_it_found(helped, said):
     found = findings(STUDY, runs(helped=helped))
     assert headline(found, found.contrasts[0]) == said
     assert found.to_dict()["contrasts"][0]["verdict"] == said.partition(":")[0]
+
+
+def test_where_nothing_is_seen_the_smallest_visible_effect_is_named():
+    study = replace(STUDY, contrasts=(contrast("it helps", "helped", counts=0.02),))
+    found = findings(study, runs(helped=0.0))
+    said = "not detectable at this size: the smallest effect we could have seen is 0.029 share"
+    assert headline(found, found.contrasts[0]) == said
 
 
 def test_a_failing_control_leaves_no_verdict():
@@ -221,6 +232,21 @@ def test_tuning_takes_the_best_rate_on_other_seeds(tmp_path):
             write(lab.result(job(with_rate(arm.config, rate), seed).name), record(outcome))
     assert chosen_rate(study, arm, lab) == 2e-5  # the smaller of two that are equal
     assert arm_jobs(study, lab)["helped", 0].config.training.learning_rate == 2e-5
+    # Without a number at any rate the study goes on, rather than waiting for a tuning that is done.
+    for each in tuning_jobs(study):
+        write(lab.result(each.name), record(math.nan))
+    assert chosen_rate(study, arm, lab) == 1e-5
+
+
+@pytest.mark.parametrize(("rate", "said"), [(1e-5, "the lowest"), (2e-5, None), (4e-5, "the highest")])
+def test_a_best_rate_at_the_end_of_those_that_were_tried_is_said(rate, said):
+    tuned = tuple(replace(arm, tuned=arm.name in ("base", "helped")) for arm in STUDY.arms)
+    study = replace(STUDY, arms=tuned, tuning=Tuning((1e-5, 2e-5, 4e-5), (10,), measures.ACCURACY))
+    found = findings(study, runs(helped=0.2))
+    text = page(found, {"base": 2e-5, "helped": rate, "must": 4e-5, "same": 1e-5})
+    assert ("One beyond it may be better." in text) == (said is not None)
+    assert said is None or f"the best was {said} for `helped`." in text
+    assert "for all tuned arms" in page(found, {"base": 1e-5, "helped": 1e-5})
 
 
 def test_a_study_is_finished_before_the_next_begins(tmp_path, monkeypatch):
@@ -356,6 +382,8 @@ def test_the_command_lists_says_how_much_and_refuses(tmp_path, monkeypatch, caps
         (["clip-higher", "sapo"], "study takes one name"),
         (["--quick"], "--quick, --processes, --minutes and --dry-run need the NAME of a study"),
         (["clip-higher", "--out", __file__], "test_studies.py is no folder: give one with --out"),
+        (["--out", __file__], "test_studies.py is no folder: give one with --out"),
+        (["--out", f"{__file__}/below"], "below is no folder: give one with --out"),
     ):
         with pytest.raises(SystemExit):
             main(["study", *wrong])
@@ -398,6 +426,18 @@ def test_areas_by_steps_and_by_tokens():
     # Up to 200 tokens the costly one is at 0.2: a mean of 0.1 against 0.2.
     assert measures.AREA_BY_TOKENS.difference(costly, cheap) == pytest.approx(-0.1)
     assert measures.AREA_BY_TOKENS.difference(cheap, costly) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("bare", [Record({}, {}, 1.0), Record({}, {"step": [], "outcome": [], "mean_at_k": []}, 1.0)])
+def test_a_run_without_evaluations_has_no_number_rather_than_an_error(bare):
+    """Which is found out after the runs, when all of a study's time is spent."""
+    whole = curve([0.1, 0.2, 0.3], [5.0, 5.0])
+    for measure in (
+        *(measures.ACCURACY, measures.BEFORE, measures.GAIN, measures.AREA, measures.SAMPLED_AREA),
+        *(measures.AREA_BY_TOKENS, measures.EQUAL_ENTROPY, measures.COLLAPSED, measures.UNSTEADY),
+    ):
+        for one, other in ((bare, None), (bare, bare), (bare, whole), (whole, bare)):
+            assert math.isnan(measure.difference(one, other)), measure.name
 
 
 def test_growth_and_unsteadiness():

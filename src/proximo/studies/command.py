@@ -30,7 +30,10 @@ def cores() -> int:
 
 
 def listed(out: Path) -> list[str]:
-    """A line for each study: its name, title and state; and what all of them together need."""
+    """A line for each study: its name, title and state; and what all of them together need. ValueError if `out` is no
+    folder."""
+    if any(part.is_file() for part in (out, *out.parents)):
+        raise ValueError(f"{out} is no folder: give one with --out")
     lab, width = Laboratory(out), max(len(study.name) for study in STUDIES)
     lines = [f"{study.name:{width}}  {state(study, lab)}  ({study.title})" for study in STUDIES]
     return [*lines, f"all together: {_words(amount(STUDIES, lab), cores())}"]

@@ -51,5 +51,5 @@ def _series(found: Findings, arm: str) -> Series:
 def _curve(study: Study, record: Record) -> Iterable[tuple[float, float]]:
     """Steps done, and the metric."""
     if study.held_out:
-        return zip(record.held_out["step"], record.held_out.get(study.curve, ()), strict=False)
+        return zip(record.held_out.get("step", ()), record.held_out.get(study.curve, ()), strict=False)
     return enumerate(record.steps.get(study.curve, ()), start=1)

@@ -37,6 +37,11 @@ def final(held_out: str, name: str, unit: str) -> Measure:
     return Measure(name, unit, f"held-out `{held_out}` after the last step", lambda run: _last(run, held_out))
 
 
+def _first(run: Record, name: str) -> float:
+    values = run.held_out.get(name, ())
+    return values[0] if values else math.nan
+
+
 def _last(run: Record, name: str) -> float:
     values = run.held_out.get(name, ())
     return values[-1] if values else math.nan
@@ -51,27 +56,30 @@ def _at_end(metric: str) -> Callable[[Record], float]:
 
 
 def _area(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Mean of a curve over x, by the trapezoid rule."""
-    if len(xs) < 2 or xs[-1] == xs[0]:
+    """Mean of a curve over x, by the trapezoid rule; NaN without a curve, as of a run that was not evaluated."""
+    if len(ys) < 2 or len(xs) < 2 or xs[-1] == xs[0]:
         return math.nan
     points = zip(xs, ys, strict=True)
     return math.fsum((b - a) * (left + right) / 2 for (a, left), (b, right) in pairwise(points)) / (xs[-1] - xs[0])
 
 
 def _area_by_steps(name: str) -> Callable[[Record], float]:
-    return lambda run: _area(run.held_out["step"], run.held_out[name])
+    return lambda run: _area(run.held_out.get("step", ()), run.held_out.get(name, ()))
 
 
 def _tokens(run: Record) -> list[float]:
     """Tokens sampled before each evaluation."""
-    sampled = run.steps["sampled_tokens"]
-    return [math.fsum(sampled[: int(step)]) for step in run.held_out["step"]]
+    sampled = run.steps.get("sampled_tokens", ())
+    return [math.fsum(sampled[: int(step)]) for step in run.held_out.get("step", ())]
 
 
 def _gap_by_tokens(ours: Record, theirs: Record) -> float:
     """The difference of the areas up to the tokens that both have sampled."""
-    end = min(_tokens(run)[-1] for run in (ours, theirs))
-    mine, others = (_area(*_until(_tokens(run), run.held_out["mean_at_k"], end)) for run in (ours, theirs))
+    curves = [(_tokens(run), run.held_out.get("mean_at_k", ())) for run in (ours, theirs)]
+    if not all(tokens and accuracies for tokens, accuracies in curves):
+        return math.nan
+    end = min(tokens[-1] for tokens, _ in curves)
+    mine, others = (_area(*_until(tokens, accuracies, end)) for tokens, accuracies in curves)
     return mine - others
 
 
@@ -104,7 +112,7 @@ AREA_BY_TOKENS = Measure(
     "share",
     "area under the curve of held-out `mean_at_k` over the tokens sampled, up to the number that both runs have "
     "sampled, divided by that number",
-    lambda run: _area(_tokens(run), run.held_out["mean_at_k"]),
+    lambda run: _area(_tokens(run), run.held_out.get("mean_at_k", ())),
     _gap_by_tokens,
 )
 ENTROPY = at_end("entropy", "entropy at the end", "nats a token")
@@ -132,6 +140,8 @@ def entropy_near(entropy: Sequence[float], done: float) -> float:
 
 def _entropy_gap(ours: Record, theirs: Record) -> float:
     """The difference in entropy when both are equally accurate."""
+    if not all(run.held_out.get("outcome") and run.steps.get("entropy") for run in (ours, theirs)):
+        return math.nan
     best = min(max(run.held_out["outcome"]) for run in (ours, theirs))
     start = max(run.held_out["outcome"][0] for run in (ours, theirs))
     gaps = []
@@ -172,7 +182,7 @@ BEFORE = Measure(
     "accuracy before training",
     "share",
     "held-out `outcome` before the first step",
-    lambda run: run.held_out["outcome"][0],
+    lambda run: _first(run, "outcome"),
 )
 BLOCKED = over_run("blocked", "blocked", "share of the tokens")
 RATIO_SPREAD = over_run("ratio_spread", "spread of the ratio", "standard deviation")
@@ -182,7 +192,7 @@ GAIN = Measure(
     "gain",
     "share",
     "held-out `outcome` after the last step minus that before the first",
-    lambda run: run.held_out["outcome"][-1] - run.held_out["outcome"][0],
+    lambda run: _last(run, "outcome") - _first(run, "outcome"),
 )
 
 

@@ -33,6 +33,7 @@ def page(found: Findings, rates: Mapping[str, float]) -> str:
         "Means over the seeds ± half of their 95 % intervals"
         + ("; shares with the whole interval." if _has_shares(study) else "."),
         _arms(found, rates),
+        *_edges(study, rates),
         "## What was fixed before the runs",
         _fixed(study),
         "## Caveats",
@@ -66,7 +67,8 @@ def headline(found: Findings, of: Found) -> str:
 def _words(found: Findings, of: Found) -> str:
     word, visible = found.verdict(of), of.difference.visible
     if word == "not detectable at this size":
-        return f"{word}: the smallest effect we could have seen is {_plain(visible)} {of.contrast.measure.unit}"
+        there = "there is a difference, which may be less than what counts; " if of.difference.excludes_0 else ""
+        return f"{word}: {there}the smallest effect we could have seen is {_plain(visible)} {of.contrast.measure.unit}"
     if word != "no verdict":
         return word
     if not found.is_complete:
@@ -126,6 +128,21 @@ def _arms(found: Findings, rates: Mapping[str, float]) -> str:
         rows.append([arm.name, "–" if rate is None else f"{rate:g}{tuned}", *cells, str(len(runs))])
     header = ("arm", "learning rate", *(f"{each.name}, {each.unit}" for each in study.measures), "seeds")
     return table(header, rows)
+
+
+def _edges(study: Study, rates: Mapping[str, float]) -> list[str]:
+    """Which tuned arms took the first or last of the rates that were tried: their best may lie beyond."""
+    if study.tuning is None:
+        return []
+    tuned = [arm.name for arm in study.arms if arm.tuned]
+    said = []
+    for word, rate in (("highest", max(study.tuning.rates)), ("lowest", min(study.tuning.rates))):
+        arms = [name for name in tuned if rates.get(name) == rate]
+        who = "all tuned arms" if arms == tuned else ", ".join(f"`{name}`" for name in arms)
+        said += [f"the {word} for {who}"] if arms else []
+    return (
+        [f"Of the rates that were tried the best was {'; '.join(said)}. One beyond it may be better."] if said else []
+    )
 
 
 def _mean(measure: Measure, values: Sequence[float]) -> str:

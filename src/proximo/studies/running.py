@@ -49,11 +49,11 @@ def tuning_jobs(study: Study) -> list[StudyJob]:
 
 
 def chosen_rate(study: Study, arm: Arm, lab: Laboratory) -> float | None:
-    """The arm's learning rate: its own, or the best of the tuning, the smaller of two that are equal; None as long as
-    a run of its tuning is missing."""
+    """The arm's learning rate: its own, or the best of the tuning, the smaller of two that are equal, the smallest if
+    no rate has a number; None as long as a run of its tuning is missing."""
     if study.tuning is None or not arm.tuned:
         return arm.config.training.learning_rate
-    best, found = None, -math.inf
+    best, found = min(study.tuning.rates), -math.inf
     for rate in sorted(study.tuning.rates):
         records = [lab.record(job(with_rate(arm.config, rate), seed, arm.course)) for seed in study.tuning.seeds]
         if any(record is None for record in records):

@@ -40,6 +40,10 @@ class Difference:
     def is_known(self) -> bool:
         return not math.isnan(self.low)
 
+    @property
+    def excludes_0(self) -> bool:
+        return self.low > 0 or self.high < 0
+
 
 def difference(values: Sequence[float]) -> Difference:
     """The mean of paired differences with its interval of Student's t."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from proximo import presets
+from proximo.algorithms import GSPO_TOKEN
 from proximo.insight.lens.crediting import advantages_under
 from proximo.insight.lens.lens import policy_loss
 from proximo.insight.lens.steps import read_step
@@ -54,9 +55,14 @@ def test_steps_survive_a_resume():
 
 
 @pytest.mark.usefixtures("ordinary_precision")
-def test_a_run_with_process_supervision(tmp_path):
+@pytest.mark.parametrize(
+    "algorithm", [presets.CHAIN_PROCESS.algorithm, replace(GSPO_TOKEN, advantage=ProcessNormalized())]
+)
+def test_a_run_with_process_supervision(tmp_path, algorithm):
+    """GSPO-token too: where advantages differ by token, it is another algorithm than GSPO."""
     config = replace(
         presets.CHAIN_PROCESS,
+        algorithm=algorithm,
         task=Chain(steps=(2, 4), held_out=4),
         training=TrainingOptions(groups=4, group_size=4, minibatches=2, learning_rate=1e-4, warmup_steps=0),
         evaluation=EvaluationOptions(problems=0),

@@ -37,12 +37,12 @@ def run(arguments: list[str]) -> int:
     minutes = _number(arguments, "--minutes")
     if len(arguments) > 1 or any(each.startswith("-") for each in arguments):
         refuse(f"study takes one name and flags, not {' '.join(arguments)}: see proximo study --help")
-    if not arguments:
-        if quick or dry or processes or minutes:
-            refuse("--quick, --processes, --minutes and --dry-run need the NAME of a study: proximo study lists them")
-        print("\n".join(listed(out)))
-        return 0
+    if not arguments and (quick or dry or processes or minutes):
+        refuse("--quick, --processes, --minutes and --dry-run need the NAME of a study: proximo study lists them")
     try:
+        if not arguments:
+            print("\n".join(listed(out)))
+            return 0
         study = named(arguments[0])
         study = study.quick() if quick else study
         done = conduct([study], out, processes=processes or cores(), say=say, minutes=minutes, dry=dry)

@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def atlas(folder: Path) -> str:
     rows = list(atlas_rows(folder))
     count = Counter(row.verdict.partition(":")[0] for row in rows)
     shown = [[_anchor(row.claim), row.claim.claim, row.claim.source, *_cells(row)] for row in rows]
-    header = ("#", "claim", "source", "verdict", "what was found", "page", "command")
+    header = ("#", "claim", "source", "verdict", "what was found", "page and figure", "command")
     return "\n\n".join([
         "# Every claim, and what is known of it here",
         f"{len(rows)} claims of the papers behind these algorithms and of articles that retell them: "
@@ -49,9 +49,9 @@ def atlas(folder: Path) -> str:
 def atlas_rows(folder: Path) -> Iterator[Row]:
     for claim in CLAIMS:
         asked = [study for study in STUDIES if any(claim.number in each.claims for each in study.contrasts)]
-        known = [(study, facts) for study in asked if (facts := results(study, folder)) is not None]
+        known = {study.name: found for study in asked if (found := _contrasts(claim, study, folder))}
         links = (f"[{claim.page.rpartition('/')[2].removesuffix('.md')}]({claim.page})",) if claim.page else ()
-        links += tuple(f"[{study.name}]({study.name}.md)" for study, _ in known)
+        links += tuple(f"[{name}]({name}.md) ([figure]({name}.svg))" for name in known)
         commands = "; ".join(f"`proximo study {study.name}`" for study in asked)
         if known:
             verdict, found = _answer(claim, known)
@@ -70,20 +70,26 @@ def results(study: Study, folder: Path) -> dict[str, Any] | None:
     """The stored findings of a study whose runs are all done and whose design is still the same; else None."""
     try:
         facts = json.loads((folder / f"{study.name}.json").read_text())
-    except (OSError, ValueError):
+        is_whole = facts["hash"] == design_hash(study) and facts["complete"]
+    except (OSError, ValueError, KeyError, TypeError):  # cut off, or another file under this name
         return None
-    return facts if facts.get("hash") == design_hash(study) and facts.get("complete") else None
+    return facts if is_whole and "contrasts" in facts else None
 
 
-def _answer(claim: Claim, known: list[tuple[Study, dict[str, Any]]]) -> tuple[str, str]:
+def _contrasts(claim: Claim, study: Study, folder: Path) -> list[dict[str, Any]]:
+    """Findings on a claim. Which contrasts answer it is taken from the study: it is no part of the design, and may have
+    changed since the findings were stored."""
+    facts = results(study, folder)
+    found = [] if facts is None else facts["contrasts"]
+    return [each for each, contrast in zip(found, study.contrasts, strict=False) if claim.number in contrast.claims]
+
+
+def _answer(claim: Claim, known: Mapping[str, list[dict[str, Any]]]) -> tuple[str, str]:
     """The verdict of the first contrast that asks for the claim, and whether others differ; the numbers of all."""
-    by_study = {
-        study.name: [each for each in facts["contrasts"] if claim.number in each["claims"]] for study, facts in known
-    }
-    asked = [each for contrasts in by_study.values() for each in contrasts]
+    asked = [each for contrasts in known.values() for each in contrasts]
     numbers = [
         (f"*{name}*: " if len(known) > 1 else "") + "; ".join(map(_numbers, shown))
-        for name, contrasts in by_study.items()
+        for name, contrasts in known.items()
         if (shown := [each for each in contrasts if each["mean"] is not None and each["low"] is not None])
     ]
     first, remarks = asked[0], []

@@ -1,8 +1,11 @@
 """The studies, as one tuple; the first are those on which most hangs."""
 
+from dataclasses import replace
+
 from proximo.studies.designs.beyond import DPO_GRPO, RECOVERY
 from proximo.studies.designs.clipping import CLIP_HIGHER, CLIP_RATIO, CLIPPED_TOKENS, UNIFORM_ADVANTAGES
 from proximo.studies.designs.course import DEAD_GROUPS, FIRST_SUCCESS
+from proximo.studies.designs.departures import DEPARTURES
 from proximo.studies.designs.five import FIVE_CHAIN, FIVE_LENGTH, FIVE_MIXTURE
 from proximo.studies.designs.gates import DUAL_CLIP, GSPO_BAND, SAPO_GSPO, SAPO_SEQUENCE, SAPO_STUDY
 from proximo.studies.designs.leads import DRIFT_LEAD
@@ -12,7 +15,7 @@ from proximo.studies.designs.signals import GROUP_SIZE, KL, NOISY_REWARD, STD
 from proximo.studies.designs.values import VALUE_LENGTH
 from proximo.studies.study import Study
 
-STUDIES: tuple[Study, ...] = (
+_DESIGNS: tuple[Study, ...] = (
     CLIP_HIGHER,
     DAPO_LADDER,
     TOKEN_MEAN,
@@ -40,3 +43,4 @@ STUDIES: tuple[Study, ...] = (
     DPO_GRPO,
     RECOVERY,
 )
+STUDIES = tuple(replace(each, afterwards=(*each.afterwards, *DEPARTURES.get(each.name, ()))) for each in _DESIGNS)

@@ -167,6 +167,6 @@ RECOVERY = Study(
         "After the fall some answers are still right; a collapse that leaves none could only stay down.",
     ),
     change="a collapse of another kind: one that a high rate does not cause.",
-    run_seconds=110,
+    run_seconds=360,
     quick_steps=30,
 )

@@ -89,7 +89,7 @@ GROUP_SIZE = Study(
     curve="solved_by_any",
     caveats=(SMALL, "Two-digit sums that the model often gets right: few prompts are out of reach of eight samples."),
     change="prompts of which one in a hundred completions is right.",
-    run_seconds=50,
+    run_seconds=80,
     tuning=TUNING,
 )
 
@@ -136,7 +136,7 @@ NOISY_REWARD = Study(
         "Three graders err independently of each other here, which is the best case.",
     ),
     change="noise that depends on the answer, as a learned reward's does.",
-    run_seconds=50,
+    run_seconds=32,
     tuning=TUNING,
 )
 
@@ -192,6 +192,6 @@ STD = Study(
         "Answers have one to four tokens, so length matters little.",
     ),
     change="problems whose pass rates spread from 1 in 100 to 99 in 100.",
-    run_seconds=50,
+    run_seconds=32,
     tuning=TUNING,
 )

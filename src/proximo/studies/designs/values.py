@@ -175,7 +175,7 @@ VALUE_LENGTH = Study(
         "twice.",
     ),
     change="answers of thousands of tokens, or value models that are fitted until they know more than the mean.",
-    run_seconds=50,
+    run_seconds=90,
     tuning=Tuning((1e-4, 2e-4, 4e-4), (100, 101), SAMPLED_AREA),
     quick_steps=15,
 )
