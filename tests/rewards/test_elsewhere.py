@@ -308,3 +308,13 @@ def test_calls_of_a_node_that_ray_lost_are_made_on_another(tmp_path):
     assert len(set(found["first"])) == 2
     assert found["then"]
     assert found["lost"] not in found["then"]
+
+
+@pytest.mark.scale
+def test_a_run_that_ray_ends_with_its_head_goes_on_with_the_same_command(tmp_path):
+    found = run_cases("tests.rewards.ray_head_cases", tmp_path, seconds=600)
+    assert found["first"] != 0
+    assert 6 <= found["steps after the head was lost"] < 100
+    assert (found["second"], found["wrong"], found["result"]) == (0, [], True)
+    before, after = found["workers"]
+    assert 0 < before < after

@@ -1,6 +1,7 @@
 """The nodes of a Ray cluster, on which processes are placed. No data passes through Ray."""
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+import logging
 from typing import Any
 
 from proximo.fleet.servers.server import free_port
@@ -17,7 +18,7 @@ def connect(options: str, address: str, *, shows_output: bool) -> None:
     except ImportError as error:
         raise ValueError(f'{options}.cluster is "ray", which this Python lacks: pip install "proximo[ray]"') from error
     try:
-        ray.init(address=address, ignore_reinit_error=True, log_to_driver=shows_output)
+        ray.init(address=address, ignore_reinit_error=True, log_to_driver=shows_output, logging_level=logging.WARNING)
     except ConnectionError as error:
         raise ValueError(f"{options}.address is {address!r}, where no Ray cluster answers: `ray start` one") from error
 

@@ -7,6 +7,7 @@ A worker ends with its connection: when the trainer lets go of it, dies, or its 
 import contextlib
 import hmac
 import os
+import resource
 import select
 import socket
 import subprocess
@@ -34,6 +35,8 @@ KILL_SECONDS = 10.0
 
 def main(host: str, port: int) -> None:
     token = os.environ.pop(frames.TOKEN)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # five for each worker
     with socket.create_server((host, port), backlog=128) as server:
         while True:
             connection, _ = server.accept()
@@ -82,16 +85,20 @@ def _drop_hello(answers: int) -> None:
 def _answer(connection: socket.socket, started: program.Program) -> None:
     """Pass on what the worker answers and prints, and at last how it ended."""
     kinds = {started.printed: frames.PRINTED, started.answers: frames.ANSWER}
+    poll = select.poll()
+    for descriptor in kinds:
+        poll.register(descriptor, select.POLLIN)
     while started.answers in kinds:
-        ready = select.select(list(kinds), [], [])[0]
-        for descriptor in sorted(ready, key=list(kinds).index):  # what was printed first: it belongs to the answer
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        for descriptor in [each for each in kinds if each in ready]:  # what was printed first: it belongs to the answer
             if part := os.read(descriptor, frames.LARGEST):
                 frames.send(connection, kinds[descriptor], part)
             else:
+                poll.unregister(descriptor)
                 del kinds[descriptor]
     with contextlib.suppress(subprocess.TimeoutExpired):
         started.process.wait(KILL_SECONDS)
-    while started.printed in select.select(list(kinds), [], [], 0)[0] and (part := os.read(started.printed, 1 << 16)):
+    while kinds and poll.poll(0) and (part := os.read(started.printed, frames.LARGEST)):
         frames.send(connection, frames.PRINTED, part)
     status = started.process.poll()
     said = 1 if status is None else status if status >= 0 else 128 - status
