@@ -81,8 +81,8 @@ def test_numbers_of_several_studies_say_whose_they_are(tmp_path):
         (tmp_path / f"{study.name}.json").write_text(json.dumps(facts | {"contrasts": [contrast]}))
     row = list(atlas_rows(tmp_path))[56]
     assert row.found.startswith(
-        "*five-length*: b learns more: +0.2 share (+0.1 to +0.3, 5 seeds), holds here. "
-        "*five-chain*: b learns more: +0.3 share (+0.2 to +0.4, 5 seeds), holds here. *five-mixture*: "
+        "`five-length`: b learns more: +0.2 share (+0.1 to +0.3, 5 seeds), holds here. "
+        "`five-chain`: b learns more: +0.3 share (+0.2 to +0.4, 5 seeds), holds here. `five-mixture`: "
     )
 
 

@@ -69,3 +69,15 @@ def test_the_page_draws_it_and_goes_through_steps(tmp_path, window):
     assert "tokens 40" in page.evaluate("() => [...document.querySelectorAll('.timeline title')].at(-1).textContent")
     page.keyboard.press("1")
     assert window.until("() => !document.querySelector('.timeline:not([hidden])')")
+
+
+def test_of_several_runs_it_says_whose_it_is(tmp_path, window):
+    for name in ("a", "b"):
+        rows = [{"step": 3, "outcome": 0.5, "sampled_tokens": 9}]
+        run = write_run(tmp_path / name, rows, timings=[{"step": 3, "rollout": 6.0, "tokens": 9}])
+        append(run, "timeline", ROW)
+    window.page.goto(window.serve(tmp_path).address(run="a", tab="performance") + "&run=b")
+    heading = "() => document.querySelector('.timeline:not([hidden]) h3')?.textContent"
+    assert "Time line of step 3 · a" in window.until(heading)
+    window.page.click("aside input[type=checkbox] >> nth=1")
+    assert window.until(f"() => !({heading})().includes(' · ')")

@@ -88,7 +88,7 @@ def _answer(claim: Claim, known: Mapping[str, list[dict[str, Any]]]) -> tuple[st
     """The verdict of the first contrast that asks for the claim, and whether others differ; the numbers of all."""
     asked = [each for contrasts in known.values() for each in contrasts]
     numbers = [
-        (f"*{name}*: " if len(known) > 1 else "") + "; ".join(map(_numbers, shown))
+        (f"`{name}`: " if len(known) > 1 else "") + "; ".join(map(_numbers, shown))
         for name, contrasts in known.items()
         if (shown := [each for each in contrasts if each["mean"] is not None and each["low"] is not None])
     ]

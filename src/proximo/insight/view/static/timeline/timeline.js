@@ -11,7 +11,7 @@ const [WIDTH, NAMES, ROW, BAR, TOP, RIGHT] = [1000, 84, 22, 15, 20, 74];
 export class Timeline {
   constructor() {
     this.node = element("section", { class: "timeline", hidden: true });
-    Object.assign(this, { run: null, step: null, newest: null, asked: "", answered: "" });
+    Object.assign(this, { run: null, step: null, newest: null, of: "", asked: "", answered: "" });
   }
 
   /** `runs` as in a page of charts; none hides it. A chosen step stays; else the newest is shown. */
@@ -21,11 +21,12 @@ export class Timeline {
     if (!run) return void (this.asked = "");
     if (run.name !== this.run) Object.assign(this, { run: run.name, step: null });
     this.newest = run.timed.at(-1)?.step;
+    this.of = runs.length > 1 ? ` · ${oneLine(run.name)}` : "";
     await this.ask(this.step ?? this.newest);
   }
 
   async ask(step) {
-    const asked = `${this.run}\n${step ?? ""}`;
+    const asked = `${this.run}\n${step ?? ""}\n${this.of}`;
     if (asked === this.asked) return;
     this.asked = asked;
     const found = await api("timeline", { run: this.run, step: this.step ?? undefined }).catch(() => ({ steps: [] }));
@@ -45,7 +46,7 @@ export class Timeline {
       element("button", { type: "button", title, disabled: step < first || step > last || step === found.step, onclick: () => this.go(step === last ? null : step) }, label);
     const kinds = [...new Set(found.lanes.flatMap((lane) => lane.bars.map(([kind]) => kind)))];
     this.node.replaceChildren(
-      element("h3", {}, `Time line of step ${found.step}`, button("‹", "the step before", found.step - 1), button("›", "the next step", found.step + 1), button("newest", "the last step", last),
+      element("h3", {}, `Time line of step ${found.step}${this.of}`, button("‹", "the step before", found.step - 1), button("›", "the next step", found.step + 1), button("newest", "the last step", last),
         element("span", { class: "faint" }, `${short(found.seconds)} s, from the end of the step before to its own end`)),
       element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "time line" }, chart(found)), legend(kinds), ...[queueOf(found)].filter(Boolean).map((text) => element("p", { class: "faint" }, text)));
   }
