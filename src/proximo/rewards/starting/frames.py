@@ -1,5 +1,6 @@
 """What relay and listener say to each other. Imports nothing of Proximo, since both are scripts."""
 
+import os
 import socket
 
 PLACE = "PROXIMO_PLACE"
@@ -12,6 +13,8 @@ REQUEST, ANSWER, PRINTED, ENDED = b"r", b"a", b"p", b"e"
 """Kinds of frames: what is said to a worker, what it answers and prints, and its status as a shell would say it."""
 LOST = 254
 """Status of a relay whose listener or node is gone."""
+LENGTH = 8
+"""Bytes before each message of a worker that say how long it is, as in worker.py."""
 HEAD = 5
 """Bytes before each frame: its kind, and how long it is."""
 LARGEST = 1 << 16
@@ -30,6 +33,12 @@ def receive(connection: socket.socket) -> tuple[bytes, bytes] | None:
         return None
     content = _exactly(connection, size)
     return None if content is None else (head[:1], content)
+
+
+def write(descriptor: int, content: bytes) -> None:
+    """All of it, into a pipe."""
+    while content:
+        content = content[os.write(descriptor, content) :]
 
 
 def watch(connection: socket.socket) -> None:

@@ -25,8 +25,6 @@ else:  # a script that is started in isolation finds only what is beside it
     import program
 
 PACKAGE = FOLDER.parent.parent
-LENGTH = 8
-"""Bytes before each message of a worker that say how long it is, as in worker.py."""
 HELLO_SECONDS = 10.0
 """For a connection to say who it is."""
 KILL_SECONDS = 10.0
@@ -79,7 +77,7 @@ def _wanted(connection: socket.socket, token: str) -> str | None:
 
 def _drop_hello(answers: int) -> None:
     """Which process it is here; the relay has named its own."""
-    os.read(answers, int.from_bytes(os.read(answers, LENGTH)))
+    os.read(answers, int.from_bytes(os.read(answers, frames.LENGTH)))
 
 
 def _answer(connection: socket.socket, started: program.Program) -> None:
@@ -109,9 +107,7 @@ def _ask(connection: socket.socket, started: program.Program) -> None:
     """Pass on what the trainer says; where it is gone, let the worker end."""
     try:
         while (frame := frames.receive(connection)) is not None:
-            content = frame[1]
-            while content:
-                content = content[os.write(started.requests, content) :]
+            frames.write(started.requests, frame[1])
     except OSError:  # it has ended, which the other thread says
         pass
     finally:

@@ -38,13 +38,13 @@ def main(requests: int, answers: int, life: int, trainer: int) -> int:
     except OSError as error:
         print(f"{address} does not answer: {error}", flush=True)
         return frames.LOST
-    _write(answers, _message({"runner": os.getpid()}))  # this process: who kills it ends the worker
+    frames.write(answers, _message({"runner": os.getpid()}))  # this process: who kills it ends the worker
     threading.Thread(target=_ask, args=(connection, requests), daemon=True).start()
     while frame := frames.receive(connection):
         kind, content = frame
         if kind == frames.ENDED:
             return int(content)
-        _write(answers if kind == frames.ANSWER else sys.stdout.fileno(), content)
+        frames.write(answers if kind == frames.ANSWER else sys.stdout.fileno(), content)
     return frames.LOST
 
 
@@ -66,12 +66,7 @@ def _end_with(life: int, trainer: int) -> None:
 
 def _message(content: dict[str, int]) -> bytes:
     body = json.dumps(content).encode()
-    return len(body).to_bytes(8) + body
-
-
-def _write(descriptor: int, content: bytes) -> None:
-    while content:
-        content = content[os.write(descriptor, content) :]
+    return len(body).to_bytes(frames.LENGTH) + body
 
 
 if __name__ == "__main__":

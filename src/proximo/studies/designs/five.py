@@ -90,7 +90,6 @@ FIVE_LENGTH = side_by_side(
     (1e-4, 2e-4, 4e-4),
     100,
     (
-        "The best rate of PPO, DAPO and GSPO is the highest of the three: a still higher one may be better.",
         "Before training the likeliest answers are never right, as they do not end, and 30 % of the samples are.",
         "DAPO and SAPO end with answers of 14 tokens, GRPO and PPO with 27, from 43 at the start.",
         "GSPO's band blocks 22 % of the tokens here; one a hundred times as wide blocks next to none, and learns more.",
@@ -115,7 +114,6 @@ FIVE_CHAIN = side_by_side(
     (5e-5, 1e-4, 2e-4),
     60,
     (
-        "The best rate of PPO, GRPO, DAPO and GSPO is the highest of the three: a still higher one may be better.",
         "Before training 99 % of the likeliest answers are right and 53 % of the samples: what is learned is to be "
         "sure of answers that are known.",
         "GRPO gains 4.8 points over the run, so that effects between the arms are small beside the 2 that count.",
