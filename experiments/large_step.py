@@ -139,14 +139,19 @@ def _rollout(tokens: list[int], reward: float, spelling: Spelling) -> Rollout:
     return Rollout(Completion(tuple(tokens), (-0.5,) * len(tokens), text, "stop"), Grade(reward, {}))
 
 
+def launched(driver: Any) -> Any:
+    """A browser of this machine."""
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+    return driver.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+
+
 def opened(home: Path) -> dict[str, float]:
     """Milliseconds and MB of one server and one browser."""
     from playwright.sync_api import sync_playwright
 
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
     with sync_playwright() as driver, served(home) as (address, process):
         found = {"server's imports, processor ms": _processor(process), "server's imports, MB": _memory(process)}
-        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+        browser = launched(driver)
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.add_init_script(f"({WATCH})()")
         page.goto(f"{address}&run=large")

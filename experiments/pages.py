@@ -4,15 +4,13 @@ Each page of the runs in the folder RUNS is taken at 1280 x 800 and on a phone, 
 that are wider than the screen, and errors in the browser's console; nothing if there are none.
 """
 
-import os
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from experiments.large_step import served
+from experiments.large_step import launched, served
 from proximo.insight.folder import RunFolder
 
 SIZES = {"desk": (1280, 800), "phone": (390, 844)}
@@ -25,10 +23,9 @@ def main(runs: Path, out: Path) -> None:
     from playwright.sync_api import sync_playwright
 
     out.mkdir(parents=True, exist_ok=True)
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
     wrong: list[str] = []
     with sync_playwright() as driver, served(runs.parent, runs.name) as (address, _):
-        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+        browser = launched(driver)
         for name, state in pages(runs):
             for size, (width, height) in SIZES.items():
                 for scheme in ("light", "dark"):
