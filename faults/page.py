@@ -15,6 +15,7 @@ TITLES = {
     "numbers": "numbers that are not finite, spikes, memory, degenerate batches",
     "engines": "engines of a fleet",
     "flight": "SIGKILL of any process while sampling runs ahead",
+    "nodes": "nodes, workers and the head of a cluster",
     "rewards": "reward functions",
     "judges": "judges behind a server",
     "environments": "environments and tools",

@@ -35,10 +35,18 @@ def all_but_last(name: str) -> str:
     return name.rpartition("-")[0].encode().decode("unicode_escape")
 
 
-def run_tests(file: str, rules: Mapping[str, Rule], controls: Mapping[str, str], folder: Path, found: Findings) -> None:
+def run_tests(
+    file: str,
+    rules: Mapping[str, Rule],
+    controls: Mapping[str, str],
+    folder: Path,
+    found: Findings,
+    *,
+    longest: float = LONGEST,
+) -> None:
     """Run the named functions of a test file; controls are no cases, but without them nothing counts."""
     folder.mkdir(parents=True, exist_ok=True)
-    for row in _rows(file, [*controls, *rules], folder / f"{Path(file).stem}.jsonl"):
+    for row in _rows(file, [*controls, *rules], folder / f"{Path(file).stem}.jsonl", longest):
         function, _, rest = row["test"].rpartition("::")[2].partition("[")
         name, passed = rest.removesuffix("]") or function, row["outcome"] == "passed"
         if function in controls:
@@ -56,17 +64,18 @@ def _bad(row: Mapping[str, str]) -> Ending:
     return "not run" if row["outcome"] == "skipped" else "failed"
 
 
-def _rows(file: str, functions: Sequence[str], rows: Path) -> list[dict[str, str]]:
+def _rows(file: str, functions: Sequence[str], rows: Path, longest: float) -> list[dict[str, str]]:
     chosen = [f"tests/{file}::{function}" for function in functions]
-    options = ["-q", "-p", "no:cacheprovider", "-p", "faults.counting", "--cases", str(rows)]
+    # -m "": those that `make test` leaves out because they take minutes too.
+    options = ["-q", "-m", "", "-p", "no:cacheprovider", "-p", "faults.counting", "--cases", str(rows)]
     command, environment = [sys.executable, "-m", "pytest", *options, *chosen], os.environ | {"OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LONGEST, check=False
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=longest, check=False
         )
         outcome, reason = "skipped", f"pytest ended with {done.returncode}: {done.stdout[-300:]}"
     except subprocess.TimeoutExpired:
-        outcome, reason = "failed", f"no end after {LONGEST} s"
+        outcome, reason = "failed", f"no end after {longest:g} s"
     found = [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
     seen = {row["test"].rpartition("::")[2].partition("[")[0] for row in found}
     missing = [f"tests/{file}::{function}" for function in functions if function not in seen]
