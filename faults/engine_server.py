@@ -5,6 +5,8 @@ folder FAULTS_PLANTED names a fault; the first server that finds it removes it a
 """
 
 import argparse
+import base64
+import io
 import json
 import os
 import signal
@@ -19,13 +21,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from proximo.fleet import embedded
 from proximo.fleet.embedded import EmbeddedEngine
 from proximo.fleet.engine import Draw
+from proximo.fleet.servers.command import RETURN_ROUTES
 from proximo.models import load_model, load_tokenizer
+from proximo.models.routing import router_layers
 from proximo.samplers import SamplingOptions
 
 PLANTED = "FAULTS_PLANTED"
@@ -86,8 +91,8 @@ def has_fault(name: str) -> bool:
 class Loading(EmbeddedEngine):
     """Takes weights from a folder, and some of them only where a fault is planted."""
 
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
+    def __init__(self, *parts: Any, **options: Any) -> None:
+        super().__init__(*parts, **options)
         if pace := float(os.environ.get(PACE, "0")):
             sampler: Any = self._sampler
             stream = sampler.stream
@@ -114,8 +119,8 @@ class Loading(EmbeddedEngine):
 class Server:
     """Answers for one engine."""
 
-    def __init__(self, engine: EmbeddedEngine) -> None:
-        self._engine = engine
+    def __init__(self, engine: EmbeddedEngine, layers: list[int]) -> None:
+        self._engine, self._layers = engine, layers
         self._answers: dict[str, Callable[[Mapping[str, Any]], object]] = {
             "/version": lambda said: {"version": "0.32.0"},
             "/weight_info": lambda said: {"weight_version": str(engine.version())},
@@ -144,8 +149,17 @@ class Server:
             "weight_versions": [
                 {"version": str(each.version), "start": each.start, "end": each.end} for each in found.spans
             ],
+            "routed_experts": None if found.routes is None else self._packed(found.routes),
         }
         return {"choices": [choice]}
+
+    def _packed(self, routes: Tensor) -> str:
+        """As vLLM writes them: a row for each layer, those without experts too."""
+        rows = np.zeros((len(routes), max(self._layers) + 1, routes.shape[2]), np.uint8)
+        rows[:, self._layers] = routes.numpy()
+        written = io.BytesIO()
+        np.save(written, rows, allow_pickle=False)
+        return base64.b64encode(written.getvalue()).decode()
 
 
 def main() -> None:
@@ -153,12 +167,14 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
+    parser.add_argument(RETURN_ROUTES, action="store_true", dest="routes")
     given, _ = parser.parse_known_args()
     torch.set_num_threads(1)
     with suppress(FileExistsError):  # the name that a model in one file has; another server may have made the link
         (Path(given.model) / "model.safetensors").symlink_to("model-00000.safetensors")
     model = load_model(given.model, dtype=torch.float32).requires_grad_(False)
-    answer = Server(Loading("server", model, load_tokenizer(given.model)))
+    engine = Loading("server", model, load_tokenizer(given.model), record_routes=given.routes)
+    answer = Server(engine, router_layers(model))
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -10,7 +10,8 @@ from proximo.fleet.engine import Draw, EngineLost
 from proximo.fleet.options import Fleet
 from proximo.fleet.probe import Probe
 from proximo.fleet.servers.adapters import AdapterFolder, base_weights, pushed_rank
-from proximo.fleet.vllm import VllmEngine, server_arguments
+from proximo.fleet.servers.command import server_arguments
+from proximo.fleet.vllm import VllmEngine
 from proximo.models.adapters.lora import Lora, add_lora, merged_weights
 from proximo.samplers import SamplingOptions
 from tests.fleet.conformance import Bench, SmallPolicy, nudge
@@ -40,10 +41,10 @@ def test_engines_start_with_what_is_under_the_adapter():
     assert all(torch.equal(found[name], each) for name, each in policy.whole.items())
     assert pushed_rank(policy.model) == 4
     flags = {"dtype": "float32", "length": None, "slots": 1, "sync": "adapter", "tensor_parallel": 1}
-    arguments = server_arguments("m", **flags, adapter_rank=4)
+    arguments = server_arguments("m", **flags, adapter_rank=4, returns_routes=False)
     assert arguments[arguments.index("--max-lora-rank") + 1] == "8"
     assert "--weight-transfer-config" not in arguments
-    assert "--enable-lora" not in server_arguments("m", **flags, adapter_rank=0)
+    assert "--enable-lora" not in server_arguments("m", **flags, adapter_rank=0, returns_routes=False)
 
 
 def test_what_cannot_be_pushed_is_refused(tmp_path):

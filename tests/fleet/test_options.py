@@ -34,12 +34,6 @@ def test_wrong_options_are_refused_in_one_line(given, message):
     assert message in str(caught.value)
 
 
-def test_routes_are_refused():
-    policy = SmallPolicy()
-    with pytest.raises(ValueError, match='records no routes: use routing_replay = "old_policy"'):
-        Fleet(engine="embedded").build(policy, policy.tokenizer, slots=1, record_routes=True)
-
-
 @pytest.mark.parametrize(
     ("python", "message"),
     [

@@ -5,7 +5,7 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -15,28 +15,41 @@ from proximo.fleet.engine import Engine
 from proximo.fleet.fleet import FleetSampler
 from proximo.fleet.options import Fleet
 from proximo.fleet.servers.adapters import base_weights, pushed_rank
+from proximo.fleet.servers.command import WITH_ADAPTERS, WITH_ROUTES, Command, server_arguments
 from proximo.fleet.servers.server import Starts, start_here
 from proximo.fleet.sync import make_sync, write_weights
-from proximo.fleet.vllm import WITH_ADAPTERS, Command, VllmEngine, server_arguments
+from proximo.fleet.vllm import VllmEngine
 from proximo.models.model_types import PreTrainedTokenizerBase
 from proximo.models.positions import reach_of
+from proximo.models.routing import needed_routers, router_layers
 from proximo.samplers import SampledPolicy
 from proximo.samplers.partial import end_tokens
 from proximo.storage.scratch import Scratch
 
+SAY_ROUTES = ("cuda",)
+"""Devices on which a vLLM server can say which experts tokens went to."""
+
 
 def build_fleet(
-    options: Fleet, policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase, *, slots: int
+    options: Fleet,
+    policy: SampledPolicy,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    slots: int,
+    record_routes: bool = False,
 ) -> FleetSampler:
     """Nothing is started yet: that happens when the first weights are pushed."""
+    if record_routes:
+        needed_routers(policy.model, 'routing_replay is "sampler"')
+    layers = router_layers(policy.model) if record_routes else []
     scratch = Scratch("proximo-fleet-")
     try:
         adapter_rank = pushed_rank(policy.model) if options.sync == "adapter" else 0
         embedded = options.engine == "embedded"
         make = (
-            _embedded(policy, tokenizer)
+            _embedded(policy, tokenizer, record_routes)
             if embedded
-            else _vllm(options, policy, tokenizer, slots, scratch.path, adapter_rank)
+            else _vllm(options, policy, tokenizer, slots, scratch.path, adapter_rank, layers)
         )
         return FleetSampler(
             policy.model,
@@ -49,14 +62,17 @@ def build_fleet(
             probe=options.probe,
             deadline=options.deadline,
             repeats=options.engine == "embedded",
+            record_routes=record_routes,
         )
     except BaseException:  # a full disk or a signal, too, while a model is written there
         scratch.remove()
         raise
 
 
-def _embedded(policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase) -> Callable[[str, int], Engine]:
-    return lambda name, place: EmbeddedEngine(name, policy.model, tokenizer)
+def _embedded(
+    policy: SampledPolicy, tokenizer: PreTrainedTokenizerBase, record_routes: bool
+) -> Callable[[str, int], Engine]:
+    return lambda name, place: EmbeddedEngine(name, policy.model, tokenizer, record_routes=record_routes)
 
 
 def _vllm(
@@ -66,10 +82,16 @@ def _vllm(
     slots: int,
     scratch: Path,
     adapter_rank: int,
+    layers: Sequence[int],
 ) -> Callable[[str, int], Engine]:
     ends = end_tokens(policy.model, tokenizer)
     if options.urls:
-        return lambda name, place: VllmEngine(name, ends, url=options.urls[place])
+        return lambda name, place: VllmEngine(name, ends, url=options.urls[place], layers=layers)
+    if layers and policy.model.device.type not in SAY_ROUTES:
+        raise ValueError(
+            'routing_replay is "sampler", but vLLM says which experts tokens went to on GPUs only: use "old_policy", '
+            'or sampler.engine = "embedded"'
+        )
     python = options.python or sys.executable
     if shutil.which(python) is None:
         raise ValueError(f"sampler.python is {python}, which cannot be executed: name a Python that has vLLM")
@@ -94,12 +116,13 @@ def _vllm(
             sync=options.sync,
             tensor_parallel=options.tensor_parallel,
             adapter_rank=adapter_rank,
+            returns_routes=bool(layers),
         )
         if options.kv_cache_mb is not None:
             arguments += ["--kv-cache-memory-bytes", str(options.kv_cache_mb << 20)]
-        environment = places[place] | (WITH_ADAPTERS if adapter_rank else {})
+        environment = places[place] | (WITH_ADAPTERS if adapter_rank else {}) | (WITH_ROUTES if layers else {})
         command = Command(python, [*arguments, *options.arguments], environment, starts)
-        return VllmEngine(name, ends, command=command)
+        return VllmEngine(name, ends, command=command, layers=layers)
 
     return make
 

@@ -33,10 +33,12 @@ class EmbeddedEngine:
 
     repeats = True
 
-    def __init__(self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, record_routes: bool = False
+    ) -> None:
         self._name = name
         self._copy = frozen_copy(model)
-        self._sampler = local_sampler(self._copy, tokenizer, slots=1)
+        self._sampler = local_sampler(self._copy, tokenizer, slots=1, record_routes=record_routes)
         self._weights = dict(self._copy.named_parameters())
         self._decoding = Lock()
         self._changed = Condition()
@@ -63,21 +65,18 @@ class EmbeddedEngine:
         self, prompt: tuple[int, ...], options: SamplingOptions, draw: Draw, prefix: tuple[int, ...] = ()
     ) -> Generated:
         assert draw.start == len(prefix)
-        tokens: list[int] = []
-        logprobs: list[float] = []
-        spans: list[Span] = []
+        found = Generated((), (), "abort", ())
         with self._in_flight():
             while True:
                 self._wait_if_kept()
-                start = draw.start + len(tokens)
-                known = prefix + tuple(tokens)
-                part, was_cut = self._decode(prompt + known, options, draw, start)
-                spans.append(Span(self._version or 0, len(tokens), len(tokens) + len(part.tokens)))
-                tokens += part.tokens
-                logprobs += part.logprobs
-                if not was_cut or self._paused == "abort":
-                    finish = "abort" if was_cut else part.finish
-                    return Generated(tuple(tokens), tuple(logprobs), finish, tuple(spans))
+                known = prefix + found.tokens
+                part, was_cut = self._decode(prompt + known, options, draw, len(known))
+                ends = was_cut and self._paused == "abort"
+                spans = (Span(self._version or 0, 0, len(part.tokens)),)
+                finish = "abort" if was_cut else part.finish
+                found = found.continued(Generated(part.tokens, part.logprobs, finish, spans, _read(part)))
+                if not was_cut or ends:
+                    return found
 
     def _decode(
         self, tokens: tuple[int, ...], options: SamplingOptions, draw: Draw, start: int
@@ -183,6 +182,13 @@ class EmbeddedEngine:
     def _check(self) -> None:
         if self._stopped:
             raise EngineLost(f"{self._name} was stopped")
+
+
+def _read(part: Completion) -> Tensor | None:
+    """Routes of all tokens that were read; the last one was not."""
+    if part.routes is None or part.prompt_routes is None:
+        return None
+    return torch.cat([part.prompt_routes, part.routes[:-1]])
 
 
 def _stored(folder: str) -> Iterable[tuple[str, Tensor]]:

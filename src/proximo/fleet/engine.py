@@ -1,13 +1,17 @@
 """What an engine is: a process, or a thread, that completes prompts with weights of its own."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
 
 from proximo.samplers import SamplingOptions
 from proximo.samplers.begun import Begun, digest
 from proximo.samplers.partial import PartialCompletion
+from proximo.tensor_types import Int
 
 PauseMode = Literal["keep", "wait", "abort"]
 """What happens to requests in flight: `keep` continues them after the pause, with the new weights; `wait` ends them
@@ -56,6 +60,9 @@ class Generated:
     finish: Literal["stop", "length", "abort"]
     spans: tuple[Span, ...]
     """Versions of the weights that sampled the tokens, in order; positions count from the first of `tokens`."""
+    routes: Int[Tensor, "N L K"] | None = field(default=None, compare=False, repr=False)
+    """Experts that tokens went to when they were first read: those of the prompt, and all of the completion's but the
+    last; None where that is not known."""
 
     @property
     def version(self) -> int:
@@ -84,8 +91,10 @@ class Generated:
         """This one, which was interrupted, and what followed."""
         start = len(self.tokens)
         spans = [Span(each.version, start + each.start, start + each.end) for each in rest.spans if each.end]
-        tokens, finish = self.tokens + rest.tokens, rest.finish
-        return Generated(tokens, self.logprobs + rest.logprobs, finish, (*self.spans, *spans))
+        tokens, finish, routes = self.tokens + rest.tokens, rest.finish, rest.routes
+        if self.routes is not None and routes is not None:
+            routes = torch.cat([self.routes, routes[len(self.routes) :]])
+        return Generated(tokens, self.logprobs + rest.logprobs, finish, (*self.spans, *spans), routes)
 
 
 @dataclass(frozen=True)

@@ -48,13 +48,15 @@ class FleetSampler:
         probe: int,
         deadline: float,
         repeats: bool,
+        record_routes: bool = False,
     ) -> None:
         """`make`: see `Roster`. `slots` is the number of requests in flight at a time. `scratch` holds the engines'
-        files, and is removed with them."""
+        files, and is removed with them. `record_routes`: whether completions carry the experts that tokens went to,
+        which the engines must say."""
         self._model, self._tokenizer, self._ends = model, tokenizer, end_tokens(model, tokenizer)
         self._sync, self._probe, self._deadline = sync, Probe(model, probe), deadline
         self.roster = Roster(make, engines, sync.leave)
-        self.repeats = repeats
+        self.repeats, self._record_routes = repeats, record_routes
         self._remove_scratch = weakref.finalize(self, scratch.remove)
         self._pool = ThreadPoolExecutor(slots)
         self._streams: dict[tuple[int, int], threading.Event] = {}
@@ -179,6 +181,9 @@ class FleetSampler:
         logprobs = [0.0] * len(found.tokens) if writer.options.greedy else list(found.logprobs)
         writer.take(partial, list(found.tokens), logprobs, [])
         partial.finish = partial.finish or ("length" if found.finish == "length" else "stop")
+        if self._record_routes and found.routes is not None:
+            read = found.routes[: partial.length - 1]
+            partial.prompt_routes, partial.routes = read[: len(partial.prompt)], [*read[len(partial.prompt) :]]
         versions = found.versions[: len(partial.tokens)]
         completion = writer.completion(partial, min(version, *versions))
         return replace(completion, versions=versions if max(versions) > version else ())
@@ -187,8 +192,10 @@ class FleetSampler:
         self, partial: PartialCompletion, options: SamplingOptions, draw: Draw, dropped: threading.Event, key: int
     ) -> Generated:
         """From any engine. Where it is lost, from another one with the same draw; where the request is interrupted,
-        now or before a resume, continued behind the tokens that it has."""
-        found = Generated.of(self.begun.find(draw.step, key, (draw.key, draw.sample), partial.prompt))
+        now or before a resume, continued behind the tokens that it has. What was known before a resume has no routes:
+        where they are recorded, it is sampled again."""
+        begun = self.begun.find(draw.step, key, (draw.key, draw.sample), partial.prompt)
+        found = Generated.of(None if self._record_routes else begun)
         while found.finish == "abort" and len(found.tokens) < options.max_tokens:
             with self.roster.engine(dropped.is_set) as engine:
                 try:

@@ -95,11 +95,7 @@ class Fleet:
     ) -> RunSamplers:
         from proximo.fleet.building import build_fleet
 
-        if record_routes:
-            raise ValueError(
-                'sampler is a Fleet, which records no routes: use routing_replay = "old_policy" or leave it out'
-            )
-        fleet = build_fleet(self, policy, tokenizer, slots=slots)
+        fleet = build_fleet(self, policy, tokenizer, slots=slots, record_routes=record_routes)
         return RunSamplers(
             fleet,
             fleet,

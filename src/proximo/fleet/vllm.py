@@ -1,19 +1,28 @@
-"""One vLLM server as an engine. All that we know of vLLM 0.32's interface is here and in receiving.py and plugin.py."""
+"""One vLLM server as an engine. All that we know of vLLM 0.32's interface is here, in receiving.py, plugin.py
+and servers/command.py."""
 
 import json
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from io import BytesIO
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from proximo.fleet.engine import Draw, EngineLost, Generated, Health, PauseMode, Span
-from proximo.fleet.servers.server import Running, Starts, start_here
+from proximo.fleet.servers.command import RETURN_ROUTES, Command
+from proximo.fleet.servers.server import Running
 from proximo.samplers import SamplingOptions
+from proximo.tensor_types import Int
 
 SPOKEN = "0.32."
 """Versions of vLLM whose interface this is; the side that sends weights changed between 0.22 and 0.32."""
@@ -41,10 +50,18 @@ class VllmEngine:
 
     repeats = False
 
-    def __init__(self, name: str, ends: frozenset[int], *, url: str = "", command: "Command | None" = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        ends: frozenset[int],
+        *,
+        url: str = "",
+        command: Command | None = None,
+        layers: Sequence[int] = (),
+    ) -> None:
         """`ends` are tokens that end a completion. `url` is that of a server that is running; else `command` starts
-        one."""
-        self._name, self._ends, self._command = name, sorted(ends), command
+        one. `layers` are those whose routes are asked for; none: no routes are."""
+        self._name, self._ends, self._command, self._layers = name, sorted(ends), command, list(layers)
         parts = urlsplit(url)
         self._address, self._is_https = parts.netloc, parts.scheme == "https"
         self._server: Running | None = None
@@ -113,7 +130,26 @@ class VllmEngine:
             tuple(each["logprob"] for each in (found["logprobs"] or {}).get("content") or ()),
             found["finish_reason"],
             spans or (Span(_number(None), 0, len(drawn)),),
+            self._routes(found, len(tokens) + len(drawn) - 1) if self._layers else None,
         )
+
+    def _routes(self, found: Mapping[str, Any], read: int) -> Int[Tensor, "N L K"] | None:
+        """The experts of all tokens that were read; None where an interrupted request does not say them."""
+        packed = found.get("routed_experts")
+        if packed is None:
+            if found["finish_reason"] == "abort":
+                return None
+            raise EngineLost(
+                f"{self._name} does not say which experts tokens went to: start it with {RETURN_ROUTES}, on a GPU, or "
+                'use routing_replay = "old_policy"'
+            )
+        rows = torch.from_numpy(np.load(BytesIO(b64decode(packed)), allow_pickle=False).astype(np.int16))
+        if rows.ndim != 3 or len(rows) != read or rows.shape[1] <= max(self._layers):
+            raise EngineLost(
+                f"{self._name} says the experts of a table of {tuple(rows.shape)}, for {read} tokens that were read "
+                f"and {max(self._layers) + 1} layers"
+            )
+        return rows[:, self._layers]
 
     def alive(self, deadline: float) -> Health:
         begun = time.monotonic()
@@ -223,68 +259,3 @@ _JSON = {"content-type": "application/json"}
 def _number(version: str | None) -> int:
     """A version as a number; −1 for weights that were never pushed."""
     return int(version) if version is not None and version.isdecimal() else -1
-
-
-class Command:
-    """How a server is started: the arguments of vLLM, the environment, and where."""
-
-    def __init__(
-        self, python: str, arguments: list[str], environment: dict[str, str], starts: Starts = start_here
-    ) -> None:
-        self._command = [python, "-m", "vllm.entrypoints.openai.api_server", *arguments]
-        self._environment, self._starts = QUIET | environment, starts
-
-    def start(self, deadline: float) -> tuple[Running, str]:
-        """The server, and the address and port at which it will listen."""
-
-        def listening(address: str, port: int) -> list[str]:
-            return [*self._command, "--host", address, "--port", str(port)]
-
-        return self._starts(listening, self._environment, deadline)
-
-
-QUIET = {
-    "VLLM_SERVER_DEV_MODE": "1",  # the routes that pause and update
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-}
-
-
-WITH_ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-"""Lets adapters be loaded while a server runs."""
-ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM makes room for."""
-
-
-def server_arguments(
-    model: str,
-    *,
-    dtype: str,
-    length: int | None,
-    slots: int,
-    sync: str,
-    tensor_parallel: int,
-    adapter_rank: int,
-) -> list[str]:
-    """The flags that an engine needs; a server at a URL needs those that are marked, too. `adapter_rank` is that of
-    the adapter that is pushed; 0: whole weights are."""
-    if adapter_rank:
-        rank = next((size for size in ADAPTER_RANKS if size >= adapter_rank), adapter_rank)
-        arrives = ["--enable-lora", "--max-loras", "1", "--max-cpu-loras", "2", "--max-lora-rank", str(rank)]
-    else:
-        arrives = ["--weight-transfer-config", json.dumps({"backend": sync})]
-    return [
-        *("--model", model),
-        *("--dtype", dtype),
-        *("--max-model-len", "auto" if length is None else str(length)),
-        *("--generation-config", "vllm"),  # needed: the model's own would change temperature and top_p
-        *("--logprobs-mode", "processed_logprobs"),  # needed: of the distribution that is drawn from
-        "--enable-scale-out",  # needed: tokens in, tokens out
-        *arrives,  # needed
-        *("--max-num-seqs", str(slots + 1)),  # one more, for the question whether it is alive
-        *("--tensor-parallel-size", str(tensor_parallel)),
-        *("--seed", "0"),
-        "--disable-uvicorn-access-log",
-    ]

@@ -62,6 +62,13 @@ def routers(model: nn.Module) -> list[Qwen3MoeTopKRouter]:
     return known
 
 
+def router_layers(model: nn.Module) -> list[int]:
+    """Numbers of the layers that have a router, counted over all layers of the model."""
+    known = set(map(id, routers(model)))
+    names = [name for name, module in model.named_modules() if id(module) in known]
+    return [next(int(part) for part in name.split(".") if part.isdecimal()) for name in names]
+
+
 def is_mixture(model: nn.Module) -> bool:
     """Whether the model has routers that can be read."""
     return any(isinstance(module, _router()) for module in model.modules())
