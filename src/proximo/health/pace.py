@@ -76,7 +76,7 @@ class SlowPush:
     why: ClassVar[str] = "engines sample nothing while new weights arrive and are probed"
     remedy: ClassVar[str] = (
         'sampler.sync = "gloo" or "nccl" instead of a folder, or a folder in memory (TMPDIR=/dev/shm); with LoRA, '
-        'sampler.sync = "adapter" pushes the adapter alone'
+        'sampler.sync = "adapter" pushes the adapter alone; otherwise more groups a step, so that pushes are fewer'
     )
 
     @property

@@ -549,6 +549,21 @@ def test_entropy_is_not_made_up_where_a_sampler_does_not_say_it():
     assert "entropy" not in rollout_metrics(collected)
 
 
+def test_log_probs_of_draws_from_the_whole_distribution_estimate_the_entropy():
+    """Two sides, 0.25 and 0.75: the mean of −log p, weighted as they are drawn, is the entropy."""
+    said = [Completion((1,), (math.log(share),), "", "stop") for share in (0.25, 0.75, 0.75, 0.75)]
+    drawn = Group(Problem("coin", "", ""), (0,), tuple(Rollout(each, Grade(1.0)) for each in said))
+    collected = Collected((drawn,), (), DataCursor(), rounds=1, sampled_tokens=4)
+    entropy = -0.25 * math.log(0.25) - 0.75 * math.log(0.75)
+    assert rollout_metrics(collected, is_whole=True)["entropy"] == pytest.approx(entropy)
+    assert "entropy" not in rollout_metrics(collected), "a cut distribution has another entropy"
+    told = replace(
+        drawn,
+        rollouts=tuple(replace(each, completion=replace(each.completion, entropies=(0.5,))) for each in drawn.rollouts),
+    )
+    assert rollout_metrics(replace(collected, groups=(told,)), is_whole=True)["entropy"] == 0.5
+
+
 # The whole loop
 
 

@@ -33,9 +33,11 @@ def step_metrics(
     *,
     has_verdict: bool = True,
     has_tools: bool = False,
+    is_whole: bool = False,
 ) -> dict[str, float]:
-    """All metrics of a step: of the rollouts first, then of the updates."""
-    metrics = rollout_metrics(collected, has_verdict=has_verdict, has_tools=has_tools)
+    """All metrics of a step: of the rollouts first, then of the updates. `is_whole` says whether tokens were drawn from
+    the policy's whole distribution."""
+    metrics = rollout_metrics(collected, has_verdict=has_verdict, has_tools=has_tools, is_whole=is_whole)
     metrics |= {"learning_rate": learning_rate, "updates": len(updates)}
     applied = [update for update in updates if update.skipped is None]
     metrics["skipped_updates"] = len(updates) - len(applied)
@@ -89,7 +91,9 @@ def advantage_metrics(batch: Batch) -> dict[str, float]:
     }
 
 
-def rollout_metrics(collected: Collected, *, has_verdict: bool = True, has_tools: bool = False) -> dict[str, float]:
+def rollout_metrics(
+    collected: Collected, *, has_verdict: bool = True, has_tools: bool = False, is_whole: bool = False
+) -> dict[str, float]:
     """Metrics over everything sampled for this step, dropped groups included."""
     groups = [*collected.groups, *collected.dropped]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -106,7 +110,7 @@ def rollout_metrics(collected: Collected, *, has_verdict: bool = True, has_tools
         **_tails("length", lengths),
         **(length_metrics(rollouts) if has_verdict else {}),
         **loop_metrics(rollouts),
-        **entropy_metrics(rollouts),
+        **entropy_metrics(rollouts, is_whole=is_whole),
         "truncated": truncated / len(rollouts),
         "completions": len(rollouts),
         "unscored": len(outcome) - len(scored),
@@ -208,16 +212,20 @@ class _Siblings:
         )
 
 
-def entropy_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Mean entropy of the sampling policy over all sampled tokens; empty if a sampler does not record it."""
-    known = [value for rollout in rollouts for value in _sampled_entropies(rollout.completion)]
-    tokens = sum(rollout.completion.num_sampled for rollout in rollouts)
+def entropy_metrics(rollouts: Sequence[Rollout], *, is_whole: bool) -> dict[str, float]:
+    """Mean entropy of the sampling policy over all sampled tokens. Where a sampler does not record it, the mean of
+    −log p, whose expectation it is if tokens are drawn from the whole distribution; empty if they are not."""
+    completions = [rollout.completion for rollout in rollouts]
+    known = [value for each in completions for value in _sampled(each, each.entropies)]
+    tokens = sum(each.num_sampled for each in completions)
+    if len(known) != tokens and is_whole:
+        known = [-value for each in completions for value in _sampled(each, each.logprobs)]
     return {"entropy": math.fsum(known) / tokens} if tokens and len(known) == tokens else {}
 
 
-def _sampled_entropies(completion: Completion) -> Iterable[float]:
-    entropies = completion.entropies
-    return compress(entropies, completion.sampled) if completion.sampled else entropies
+def _sampled(completion: Completion, values: Sequence[float]) -> Iterable[float]:
+    """Those of the tokens that the policy sampled."""
+    return compress(values, completion.sampled) if completion.sampled else values
 
 
 def _tails(name: str, values: Tensor) -> dict[str, float]:

@@ -60,7 +60,13 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
     _tell(run, step, collected, assembled, updates)
     has_tools = bool(getattr(config.environment, "tools", ()))
     metrics = step_metrics(
-        collected, assembled, updates, rate, has_verdict=has_verdict(run.task_played), has_tools=has_tools
+        collected,
+        assembled,
+        updates,
+        rate,
+        has_verdict=has_verdict(run.task_played),
+        has_tools=has_tools,
+        is_whole=not config.sampling.truncates and not config.sampling.greedy,
     )
     if assembled is not None and index >= config.pretrain_steps:
         metrics |= clipping_metrics(learner.algorithm, assembled.batch, updates)
