@@ -58,16 +58,7 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
         with clock.phase("update"):
             updates = list(_updates(run, assembled, index))
     _tell(run, step, collected, assembled, updates)
-    has_tools = bool(getattr(config.environment, "tools", ()))
-    metrics = step_metrics(
-        collected,
-        assembled,
-        updates,
-        rate,
-        has_verdict=has_verdict(run.task_played),
-        has_tools=has_tools,
-        is_whole=not config.sampling.truncates and not config.sampling.greedy,
-    )
+    metrics = step_metrics(collected, assembled, updates, rate, **_kind(run))
     if assembled is not None and index >= config.pretrain_steps:
         metrics |= clipping_metrics(learner.algorithm, assembled.batch, updates)
     kl = None if assembled is None else kl_per_completion(assembled.batch)
@@ -86,6 +77,16 @@ def train_step(run: Run, index: int, cursor: DataCursor) -> Collected:
     learner.guard.check()
     run.unscored.check()
     return collected
+
+
+def _kind(run: Run) -> dict[str, bool]:
+    """What decides which metrics a run has."""
+    sampling = run.config.sampling
+    return {
+        "has_verdict": has_verdict(run.task_played),
+        "has_tools": bool(getattr(run.config.environment, "tools", ())),
+        "is_whole": not sampling.truncates and not sampling.greedy,
+    }
 
 
 def _tell(run: Run, step: int, collected: Collected, assembled: Assembled | None, updates: Sequence[Update]) -> None:
