@@ -14,7 +14,7 @@ from proximo.samplers.embedded import local_sampler
 from proximo.training.config import RunConfig
 from proximo.types import Completion, Problem, Request
 
-WORLDS = {"length": presets.LENGTH, "chain": presets.CHAIN, "moe-echo": presets.MOE_ECHO}
+WORLDS = {"length": presets.LENGTH, "chain": presets.CHAIN, "moe-echo": presets.MOE_ECHO, "copy": presets.COPY}
 
 
 def sampled(config: RunConfig, problems: int) -> list[tuple[Problem, Completion]]:

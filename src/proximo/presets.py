@@ -114,6 +114,8 @@ MOE_ECHO = replace(
     steps=60,
 )
 
+COPY = replace(MOE_ECHO, model="tiny-copy")
+
 SMOLLM_ARITHMETIC = RunConfig(
     task=Arithmetic(operations=("+",), digits=1, terms=2, held_out=12, chat=True),
     model="smollm2-135m",
@@ -198,6 +200,7 @@ PRESETS = (
     Preset("chain", CHAIN, "running sums of 1 to 16 written steps, with accuracy for each number; minutes on a CPU"),
     Preset("chain-process", CHAIN_PROCESS, "the same with GRPO and process supervision: every written step is graded"),
     Preset("moe-echo", MOE_ECHO, "copies by a small mixture of experts, whose routing is measured; minutes on a CPU"),
+    Preset("copy", COPY, "copies of 16 letters by a small dense model, of up to 64 if asked; minutes on a CPU"),
     Preset(
         "pipeline-demo",
         PIPELINE_DEMO,

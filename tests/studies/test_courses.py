@@ -5,11 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from proximo.algorithms import GSPO
+from proximo.algorithms import GRPO, GSPO, SAPO
+from proximo.insight.folder import RunFolder
+from proximo.insight.lens.gradients import parameter_gradients
+from proximo.insight.lens.replay import compared
 from proximo.machine import Machine
+from proximo.models import load_model
 from proximo.studies.courses import forked
 from proximo.studies.courses.forked import Change, Forked, fall, fork_curve
+from proximo.studies.courses.halved import Halved, Replayed, halves_curve
 from proximo.studies.courses.preferred import Preferred
 from proximo.studies.courses.stored import read_course
 from proximo.studies.designs.beyond import RECOVERY, _departs, _stays_down
@@ -17,9 +23,11 @@ from proximo.studies.designs.leads import alarm, lead, quiet
 from proximo.studies.folder import Laboratory
 from proximo.studies.record import Record, job
 from proximo.studies.study import Arm, design_hash
+from proximo.training.runfolder.forking import checkpoint_at
 from tests.studies.test_studies import SMALL, STUDY
 
 ONE = Machine(threads=1, onednn=False)
+HALVED = Halved((Replayed("same", replace(GRPO, kl=None)), Replayed("soft", SAPO)), every=2)
 TWO_CHANGES = Forked((Change("same"), Change("slower", rate=0.1, algorithm=replace(GSPO, kl=None))), (-1,), steps=2)
 
 
@@ -33,7 +41,8 @@ def test_the_fall_is_half_of_the_best_so_far():
 def test_a_course_travels_to_its_process_and_has_a_name_of_its_own(tmp_path):
     lab = Laboratory(tmp_path)
     jobs = [job(SMALL, 0), job(SMALL, 0, TWO_CHANGES), job(SMALL, 0, Preferred(2)), job(SMALL, 0, Preferred(3))]
-    assert len({each.name for each in jobs}) == 4
+    jobs.append(job(SMALL, 0, HALVED))
+    assert len({each.name for each in jobs}) == 5
     lab.prepare(jobs)
     assert [read_course(lab.place.config(each.contender)) for each in jobs] == [each.course for each in jobs]
 
@@ -52,6 +61,38 @@ def test_forks_begin_around_the_fall_and_one_with_nothing_changed_is_the_run(tmp
     assert len(slower) == 2
     assert "fork/same -1/outcome" in found.steps
     assert (tmp_path / "slower--1/config.toml").read_text().count("SequenceRatio") == 1
+
+
+def test_halves_are_those_of_the_steps_that_were_asked_for(tmp_path):
+    config = replace(SMALL, algorithm=replace(GRPO, kl=None), steps=4)
+    config = replace(config, training=replace(config.training, groups=8, minibatches=1))
+    found = HALVED.run(config, tmp_path, ONE)
+    same, soft = (found.steps[halves_curve(name)] for name in ("same", "soft"))
+    assert [math.isnan(value) for value in same] == [True, True, False, True]
+    assert -1 <= same[2] <= 1
+    assert same[2] == pytest.approx(soft[2], abs=1e-4), "with one update every gate is open"
+    assert found.seconds > 0
+
+
+def test_halves_of_a_step_by_hand(tmp_path):
+    """The cosine is that of the two gradients that training on either half of the groups would have."""
+    config = replace(SMALL, algorithm=replace(GRPO, kl=None), steps=3)
+    config = replace(config, training=replace(config.training, groups=4, minibatches=1))
+    found = HALVED.run(config, tmp_path, ONE)
+    run = RunFolder(tmp_path / "base")
+    step = run.step(3)
+    [view, *_] = compared(step, run.config, {})
+    model = load_model(str(checkpoint_at(tmp_path / "base", 2)))
+    alive = step.batch.group[step.layout.any(view.seen.gradient != 0)].unique()
+    halves = []
+    for groups in (alive[::2], alive[1::2]):
+        inside = torch.isin(step.batch.group, groups)[step.layout.row]
+        half = replace(view, name="half", seen=replace(view.seen, gradient=view.seen.gradient * inside))
+        halves.append(parameter_gradients(model, step, run.config, [half, view]))
+    # |a + b|² = |a|² + |b|² + 2 a·b, and the whole step's gradient is the sum of its halves'.
+    first, second, whole = halves[0].norms["half"], halves[1].norms["half"], halves[0].norms[view.name]
+    cosine = (whole**2 - first**2 - second**2) / (2 * first * second)
+    assert found.steps[halves_curve("same")][2] == pytest.approx(cosine, abs=1e-3)
 
 
 def test_preferences_use_as_many_samples_as_training_would(tmp_path):

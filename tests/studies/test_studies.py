@@ -152,6 +152,20 @@ def test_the_page_has_what_a_reader_needs_and_the_same_bytes_again():
         assert f".{name} {{ color: {colour} }}" in drawn
 
 
+def test_a_figure_shows_the_arms_that_are_named_and_no_share_beyond_1():
+    records = {
+        (arm, seed): replace(each, steps={"outcome": [0.0, 1.0] if seed % 2 else [1.0, 0.0]})
+        for (arm, seed), each in runs(helped=0.2).items()
+    }
+    found = findings(replace(STUDY, curve="outcome", drawn=("helped",)), records)
+    drawn = figure(found)
+    assert "helped" in drawn
+    assert "base" not in drawn
+    assert not {"1.5", "-0.5"} & set(re.findall(r">([-0-9.]+)</text>", drawn)), "the axis ends where shares do"
+    assert f" 1 of {len(STUDY.arms)} arms; a table below has all." in page(found, {"base": 1e-5})
+    assert design_hash(found.study) == design_hash(replace(STUDY, curve="outcome"))
+
+
 def test_a_figure_of_evaluations_has_their_steps_and_says_so():
     """Training's own samples mislead where an algorithm picks among them, as dynamic sampling does."""
     tested = {"step": [0.0, 10.0, 25.0], "mean_at_k": [0.2, 0.5, 0.75], "outcome": [0.0, 0.0, 0.0]}

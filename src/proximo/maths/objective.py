@@ -22,6 +22,8 @@ from proximo.types import Stats
 
 Check = Callable[[str, object, Tensor, torch.Size], Tensor]
 """Called with a stage, its piece, what that returned and the shape it must have; returns it, or raises."""
+FAR = 0.5
+"""Distance of a ratio from 1 beyond which a token counts as far from the policy that sampled it."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,7 @@ def _stats(algorithm: Objective, rows: Rows, terms: Terms) -> Stats:
     seen = {
         "ratio": ratio,
         "ratio_squared": ratio.double().square(),
+        "ratio_far": (ratio - 1).abs() > FAR,
         "log_ratio": terms.token_log_ratio,
         "old_kl": bounded_exp(terms.token_log_ratio) - 1 - terms.token_log_ratio,
         "gate": through,

@@ -27,7 +27,7 @@ text { fill: #4d545c } .name { fill: #1b1e22; font-size: 12.5px; font-weight: 60
 def figure(found: Findings) -> str:
     """SVG of the study's metric over the steps."""
     study = found.study
-    series = [_series(found, arm.name) for arm in study.arms]
+    series = [_series(found, name) for name in study.drawn or [arm.name for arm in study.arms]]
     title = f"{study.figure}, {len(study.seeds)} seeds, 95 % intervals"
     drawn = str(line_chart(title, series, width=WIDTH, height=HEIGHT))
     return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(">", f">{STYLE}", 1)
@@ -45,6 +45,8 @@ def _series(found: Findings, arm: str) -> Series:
         mean, half = known_mean(known), half_width(known)
         points.append((step, mean))
         band.append((step, mean - half, mean + half))
+    if all(0 <= value <= 1 for values in at.values() for value in values):  # shares, and so are their means
+        band = [(step, max(low, 0.0), min(high, 1.0)) for step, low, high in band]
     return Series(arm, points, band)
 
 

@@ -3,13 +3,15 @@
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from proximo.maths.arithmetic import count_of
 from proximo.studies.record import Record
 from proximo.studies.study import Measure
 from proximo.training.rl.evaluate import known_mean
 
+Curve = tuple[Sequence[float], Sequence[float]]
+"""Values of x, and of y at each."""
 LAST = 0.1
 """Share of a run's last steps that represent its end."""
 LEVELS = 10
@@ -73,14 +75,28 @@ def _tokens(run: Record) -> list[float]:
     return [math.fsum(sampled[: int(step)]) for step in run.held_out.get("step", ())]
 
 
-def _gap_by_tokens(ours: Record, theirs: Record) -> float:
-    """The difference of the areas up to the tokens that both have sampled."""
-    curves = [(_tokens(run), run.held_out.get("mean_at_k", ())) for run in (ours, theirs)]
-    if not all(tokens and accuracies for tokens, accuracies in curves):
-        return math.nan
-    end = min(tokens[-1] for tokens, _ in curves)
-    mine, others = (_area(*_until(tokens, accuracies, end)) for tokens, accuracies in curves)
-    return mine - others
+def _by_tokens(run: Record) -> Curve:
+    """Held-out accuracies of samples over the tokens sampled before."""
+    return _tokens(run), run.held_out.get("mean_at_k", ())
+
+
+def _outcomes_by_tokens(run: Record) -> Curve:
+    """Outcomes of the steps over the tokens sampled up to each."""
+    return list(accumulate(run.steps.get("sampled_tokens", ()))), run.steps.get("outcome", ())
+
+
+def _gap(curve: Callable[[Record], Curve]) -> Callable[[Record, Record], float]:
+    """The difference of the areas up to where both curves go."""
+
+    def between(ours: Record, theirs: Record) -> float:
+        curves = [curve(run) for run in (ours, theirs)]
+        if not all(xs and ys for xs, ys in curves):
+            return math.nan
+        end = min(xs[-1] for xs, _ in curves)
+        mine, others = (_area(*_until(xs, ys, end)) for xs, ys in curves)
+        return mine - others
+
+    return between
 
 
 def _until(xs: Sequence[float], ys: Sequence[float], end: float) -> tuple[list[float], list[float]]:
@@ -112,8 +128,18 @@ AREA_BY_TOKENS = Measure(
     "share",
     "area under the curve of held-out `mean_at_k` over the tokens sampled, up to the number that both runs have "
     "sampled, divided by that number",
-    lambda run: _area(_tokens(run), run.held_out.get("mean_at_k", ())),
-    _gap_by_tokens,
+    lambda run: _area(*_by_tokens(run)),
+    _gap(_by_tokens),
+)
+OUTCOMES = over_run("outcome", "outcome over the run", "share")
+"""Of the samples that a run trains on: where problems are endless, each is met for the first time."""
+OUTCOMES_BY_TOKENS = Measure(
+    "outcome by sampled tokens",
+    "share",
+    "area under the curve of `outcome` over the tokens sampled, up to the number that both runs have sampled, divided "
+    "by that number",
+    lambda run: _area(*_outcomes_by_tokens(run)),
+    _gap(_outcomes_by_tokens),
 )
 ENTROPY = at_end("entropy", "entropy at the end", "nats a token")
 CLIPPED_ABOVE = over_run("clip_high", "blocked with positive advantage", "share of the tokens")

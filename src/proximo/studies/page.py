@@ -22,7 +22,8 @@ def page(found: Findings, rates: Mapping[str, float]) -> str:
         f"**Verdict: {headline(found, first)}**",
         f"{_sentence(first)}{_incomplete(found)}",
         f"![{study.figure} of each arm]({study.label}.svg)",
-        f"{_curve(study)} over the steps: means over {len(study.seeds)} seeds, with 95 % intervals as bands.",
+        f"{_curve(study)} over the steps: means over {len(study.seeds)} seeds, with 95 % intervals as bands."
+        + (f" {len(study.drawn)} of {len(study.arms)} arms; a table below has all." if study.drawn else ""),
         f"{study.question} Arms of a seed share prompts and random numbers; differences are paired by seed, intervals "
         f"are Student's t over the seeds{_of_shares(study)}. What counts was fixed before the runs.",
         "## Contrasts",

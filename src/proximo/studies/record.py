@@ -28,7 +28,7 @@ KEPT = (
     "value_error/quarter_3", "value_error/quarter_4", "baseline_error/value", "baseline_error/group",
     "sampled_tokens", "wasted_tokens", "updates", "skipped_updates", "routing_changed", "routing_overlap",
     "routing_drift", "routing_drift_tokens", "loops", "clip_high/rare", "clip_high/unlikely", "clip_high/likely",
-    "clip_high/sure",
+    "clip_high/sure", "ratio_far",
 )  # fmt: skip
 """Metrics of a step that are kept."""
 EVALUATED = ("step", "accuracy", "outcome", "mean_at_k", "pass_at_k")

@@ -106,6 +106,8 @@ class Study:
     tuning: Tuning | None = None
     held_out: bool = False
     """Whether the figure has the evaluations' numbers, in place of those of the training's own samples."""
+    drawn: tuple[str, ...] = ()
+    """Arms that the figure shows, no part of the hash; empty: all of them."""
     collapse: str = "not part of this study"
     """Definition of a collapse."""
     afterwards: tuple[str, ...] = ()
@@ -120,6 +122,7 @@ class Study:
         for contrast in (*self.contrasts, *self.controls):
             assert set(contrast.arms) <= set(names), f"{self.name}: {contrast.what}"
             assert contrast.counts, f"{self.name}: {contrast.what} counts nothing"
+        assert set(self.drawn) <= set(names), f"{self.name}: the figure's arms"
         assert self.tuning is None or not set(self.tuning.seeds) & set(self.seeds), f"{self.name}: seeds"
 
     @property
@@ -150,6 +153,7 @@ class Study:
             arms=tuple(arms),
             seeds=self.seeds[: self.quick_seeds],
             contrasts=contrasts,
+            drawn=tuple(name for name in self.drawn if name in needed),
             tuning=None,
             run_seconds=self.run_seconds * min(self.quick_steps / first, 1.0),
             is_pilot=True,

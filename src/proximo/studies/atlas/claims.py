@@ -28,9 +28,10 @@ class Claim:
     """Page that has it, seen from docs/studies."""
     reason: str = ""
     """Why it is not measured at this size, and what size would do."""
-    not_needed: bool = False
-    """Whether the claim is that something is not needed. Its contrast measures what leaving it out brings, so the claim
-    holds where the interval excludes a loss as large as what counts, and not only where there is a gain."""
+    not_needed: Literal["", "left out", "added"] = ""
+    """Where the claim is that something is not needed: what its contrasts do with it. Left out: the claim holds where
+    the interval excludes a loss as large as what counts, and not only where there is a gain. Added: it holds where the
+    interval excludes a gain as large."""
 
 
 # fmt: off
@@ -43,7 +44,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(6, "dead groups are all wrong early and all right late", "retelling of DAPO; §3.2 has the second half"),
     Claim(7, "discarding dead groups makes rollouts more efficient", "retelling of DAPO §3.2", "not detectable at this size", "at equal tokens DAPO is 0.8 points below PPO (−2.4 to +0.8, 3 seeds; 1.6 could have been seen): it drops 32 % of what it samples, and the others train on 30 to 34 % without an advantage", "proximo compare five", FIVE),
     Claim(8, "a soft penalty on length gives shorter and better answers", "retelling of DAPO §3.4"),
-    Claim(9, "mixtures of experts need a sequence ratio", "GSPO §5.3", "holds here", "where the study looked GRPO collapses in 1 of 8 seeds, so that it could not have seen five fewer; on shorter copies at a rate of 3e-3 GRPO collapses in 8 of 8 seeds, GSPO in 2 of 8 (Fisher p = 0.007); at a third of that rate neither does, and GRPO is as good", "python -m experiments.moe_stability --learning-rate 3e-3 --seeds 0 1 2 3 4 5 6 7", MOE),
+    Claim(9, "mixtures of experts need a sequence ratio", "GSPO §5.3", "holds here", "a token clip that blocks as much as GSPO spares GRPO as many collapses; on shorter copies at a rate of 3e-3 GRPO collapses in 8 of 8 seeds, GSPO in 2 of 8 (Fisher p = 0.007); at a third of that rate neither does, and GRPO is as good", "python -m experiments.moe_stability --learning-rate 3e-3 --seeds 0 1 2 3 4 5 6 7", MOE),
     Claim(10, "sampler and learner disagree in a mixture, and replay aligns them", "R3 (arXiv 2510.11370); a retelling gives it to GSPO", "holds here", "with router noise of 0.01 the gap of log-probs falls from 0.0013 to 0.0001 with the sampler's routes. The outcome has nothing to repair: −0.6 points from a mild mismatch (−2.7 to +1.5, 8 seeds)", "python -m experiments.moe_stability --learning-rate 1e-3 --seeds 0 1 2 3 4 5 6 7", MOE),
     Claim(11, "a soft gate is more stable than a hard clip", "SAPO, abstract", "does not hold here", "on a mixture at 3e-3 SAPO collapses in 8 of 8 seeds, as GRPO does; at 1e-3 in 4 of 8 where GRPO does in none (Fisher p = 0.08)", "python -m experiments.moe_stability --learning-rate 1e-3 --seeds 0 1 2 3 4 5 6 7", MOE),
     Claim(12, "a higher temperature for negative advantages steadies training", "SAPO §3"),
@@ -62,7 +63,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(25, "otherwise SAPO turns into GRPO", "retelling of SAPO", "exactly wrong", "the gate is A·r·sech² of each token at any spread; GRPO's is 0 or 1. Neither is a limit of the other", "pytest tests/maths/test_laws.py", "../algorithms/sapo.md"),
     Claim(26, "entropy collapses because advantages are uniform", "retelling of DAPO"),
     Claim(27, "one noisy reward function hurts, several help", "retelling of DAPO"),
-    Claim(28, "reasoning needs no KL term", "DAPO §2.3", not_needed=True),
+    Claim(28, "reasoning needs no KL term", "DAPO §2.3", not_needed="left out"),
     Claim(29, "old and new policy use different experts", "GSPO §5.3", "holds here", "one update changes 1.2 % of the chosen experts at 1e-3 and 6.5 % at 3e-3 (8 seeds; the paper has about 10 % in a model of 30 B)", "python -m experiments.moe_stability --learning-rate 3e-3 --seeds 0 1 2 3 4 5 6 7", MOE),
     Claim(30, "GSPO gives every token of a completion the same weight", "GSPO §4.2", "exact", "to rounding (3e-17)", "pytest tests/maths/test_laws.py", "../algorithms/gspo.md"),
     Claim(31, "GSPO steadies dense models too", "retelling of GSPO"),
@@ -76,16 +77,16 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(39, "long bad answers go uncorrected", "DAPO §3.3"),
     Claim(40, "a token-level loss keeps entropy in bounds", "DAPO §3.3"),
     Claim(41, "cut-off answers make rewards noisy", "DAPO §3.4"),
-    Claim(42, "token-level training collapses suddenly on long text", "GSPO §1", reason="the mixture's answers are copies of 16 letters; text of hundreds of tokens, and a model that writes it, would do"),
+    Claim(42, "token-level training collapses suddenly on long text", "GSPO §1", reason="the answers are copies of 32 letters; text of hundreds of tokens, and a model that writes it, would do"),
     Claim(43, "GSPO keeps only good samples", "retelling of GSPO", "exactly wrong", "there is no such step: GSPO clips sequences on both sides", "proximo explain gspo", "../algorithms/gspo.md"),
     Claim(44, "routing replay limits what can be learned", "GSPO §5.3", "not detectable at this size", "GSPO collapses in 2 of 8 seeds with and without replay; at 1e-3 all end within seeds; 5 of 8 could have been seen", "python -m experiments.moe_stability --learning-rate 3e-3 --seeds 0 1 2 3 4 5 6 7", MOE),
-    Claim(45, "GSPO needs no routing replay", "GSPO §5.3", "not detectable at this size", "replay buys nothing for any algorithm here (2 of 8 collapses with and without, GRPO 8 of 8), so that nothing could be missed; 5 of 8 could have been seen. It takes routers that move more than weights do", "python -m experiments.moe_stability --learning-rate 3e-3 --seeds 0 1 2 3 4 5 6 7", MOE),
+    Claim(45, "GSPO needs no routing replay", "GSPO §5.3", "not detectable at this size", "GRPO does not need it either: with replay it collapses in 6 of 8 seeds at 8e-4 and in 7 at 7e-4, without in 8 and in 6. It takes routers that move more than weights do. On shorter copies at 3e-3 GSPO collapses in 2 of 8 with and without replay, GRPO in all", "python -m experiments.moe_stability --learning-rate 3e-3 --seeds 0 1 2 3 4 5 6 7", MOE, not_needed="added"),
     Claim(46, "a collapse cannot be recovered from by resuming or tuning", "GSPO §1"),
     Claim(47, "one token's ratio corrects nothing and only adds noise", "GSPO §3", "does not hold here", "enumerated: the gradient's bias is 32 % without correction, 24 % with token ratios, 2 % with sequence ratios: token ratios correct a quarter, and the bias is smaller with them in 25 of 30 draws (66 to 93 %)", "pytest tests/samplers/test_mismatch.py", MISMATCH),
     Claim(48, "changed routes trigger the clip abnormally often", "GSPO §5.3", "does not hold here", "1.4 % of the tokens blocked without and 1.5 % with replay at 1e-3 (8 seeds)", "python -m experiments.moe_stability --learning-rate 1e-3 --seeds 0 1 2 3 4 5 6 7", MOE),
     Claim(49, "without 1/|y| the sequence ratio explodes with length", "GSPO §4.1", "exact", "log-ratios of 0.05 a token: the product spreads by 0.1 over 4 tokens and 3.2 over 4096, the mean by 0.025 and 0.0008; so the band, too, belongs to a length", "proximo explain gspo", "../algorithms/gspo.md"),
     Claim(50, "only the exponential keeps the correction unbiased", "retelling of GSPO", "exactly wrong", "a difference of log-probs is biased, and so is s: enumerated over texts of four symbols, the true mean is 2, s gives 0.860, no weight 0.8, the difference 0.073", "pytest tests/samplers/test_mismatch.py", "../algorithms/gspo.md"),
-    Claim(51, "varying token weights give GRPO noisier gradients in long text", "GSPO §4.2", reason="a gradient of a smaller norm is not a less noisy one, and answers of three tokens are not long. How far the gradients of a step's halves agree would say it (proximo replay RUN --step N --as gspo --model DIR --halves), on text of hundreds of tokens"),
+    Claim(51, "varying token weights give GRPO noisier gradients in long text", "GSPO §4.2"),
     Claim(52, "the unbounded side of the clip accumulates noise", "retelling of GSPO"),
     Claim(53, "reward falls later than drift shows", "retelling of GSPO"),
     Claim(54, "GSPO clips orders of magnitude more and yet learns more efficiently", "GSPO §5.2"),

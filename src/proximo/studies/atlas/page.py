@@ -93,7 +93,7 @@ def _answer(claim: Claim, known: Mapping[str, list[dict[str, Any]]]) -> tuple[st
         if (shown := [each for each in contrasts if each["mean"] is not None and each["low"] is not None])
     ]
     first, remarks = asked[0], []
-    word = _without(first) if claim.not_needed and first["verdict"] != "no verdict" else first["verdict"]
+    word = first["verdict"] if first["verdict"] == "no verdict" else _on_claim(claim, first)
     if word == "not detectable at this size":
         visible = first.get("visible", first["half"])  # pages from before shares had intervals of their own
         remarks.append(f"{signed(visible).lstrip('+')} {first['unit']} could have been seen")
@@ -108,13 +108,15 @@ def _numbers(contrast: dict[str, Any]) -> str:
     return f"{contrast['what']}: {signed(contrast['mean'])} {contrast['unit']} ({interval}), {contrast['verdict']}"
 
 
-def _without(contrast: dict[str, Any]) -> str:
-    """The verdict on a claim that something is not needed, from the contrast that leaves it out."""
-    ends = (contrast["mean"], contrast["low"], contrast["high"])
-    loss = verdict(Difference((), *ends, visible=math.nan), -contrast["counts"])
+def _on_claim(claim: Claim, contrast: dict[str, Any]) -> str:
+    """The verdict on the claim; where it is that something is not needed, what the contrast says of a need."""
+    if not claim.not_needed:
+        return contrast["verdict"]
+    ends, counts = (contrast["mean"], contrast["low"], contrast["high"]), contrast["counts"]
+    need = verdict(Difference((), *ends, visible=math.nan), counts if claim.not_needed == "added" else -counts)
     return {
         "holds here": "does not hold here", "does not hold here": "holds here", "contrary": "holds here"
-    }.get(loss, loss)  # fmt: skip
+    }.get(need, need)  # fmt: skip
 
 
 def _anchor(claim: Claim) -> str:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from proximo import toml
 from proximo.studies.courses.forked import Forked
+from proximo.studies.courses.halved import Halved
 from proximo.studies.courses.preferred import Preferred
 
-Courses = Forked | Preferred
+Courses = Forked | Halved | Preferred
 
 
 @dataclass(frozen=True)

@@ -11,24 +11,9 @@ DEPARTURES: dict[str, tuple[str, ...]] = {
         "machine does.",
         "`+ filter` leaves out groups without an advantage and draws no others; it is not the paper's overlong filter.",
     ),
-    "token-mean": (
-        "Planned at first and not done: a model that loops in a fifth of its answers, every arm at two rates (each has "
-        "its tuned one), and limits of 64 and 256 tokens (they are 96 and 160).",
-    ),
-    "gspo-band": (
-        "Planned at first and not done: copies of 8, 32 and 64 letters in the place of sums, the largest rate that "
-        "does not collapse, and how far the gradients of a step's halves agree. So this study is about learning on "
-        "short answers. It says nothing about steadiness: no arm is unsteady, and a smaller gradient is not a less "
-        "noisy one.",
-    ),
     "mixture": (
-        "At 1e-3 GRPO collapses in 1 of 8 seeds, so that five fewer could not have been seen, and no control had to "
-        "collapse: about collapses of GRPO and GSPO nothing follows from this study. In [another one](moe.md), at 3e-3 "
-        "and with copies of 9 tokens, GRPO collapses in 8 of 8 seeds and GSPO in 2.",
-        "Planned at first were copies of 32 letters and four rates from 1e-3 to 3e-3; these are 16 letters, 3e-4 and "
-        "1e-3.",
-        "GSPO's band on GRPO's tokens blocks 23 % of them, where on sequences it blocks 39 %: as a control of the "
-        "step's size it is weaker than was planned.",
+        "Planned at first were rates from 1e-3 to 3e-3, at which all arms collapse on copies of this length within "
+        "four steps. The rates here are those between which they begin to.",
     ),
     "sapo": (
         "Planned at first were 60 steps, and both temperatures for positive advantages with all of those for negative "

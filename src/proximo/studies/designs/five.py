@@ -88,7 +88,7 @@ FIVE_LENGTH = side_by_side(
     "answers of many lengths",
     LENGTH,
     (1e-4, 2e-4, 4e-4),
-    100,
+    75,
     (
         "Before training the likeliest answers are never right, as they do not end, and 30 % of the samples are.",
         "DAPO and SAPO end with answers of 14 tokens, GRPO and PPO with 27, from 43 at the start.",
@@ -100,7 +100,7 @@ FIVE_MIXTURE = side_by_side(
     "a mixture of experts",
     MOE_ECHO,
     (1e-4, 3e-4, 1e-3),
-    55,
+    65,
     (
         "Before training 93 % of the likeliest answers are right and 45 % of the samples: what is learned is, for the "
         "larger part, to be sure of answers that are known.",

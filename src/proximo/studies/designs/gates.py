@@ -1,17 +1,15 @@
-"""Studies of SAPO's soft gate, the dual clip and GSPO's band."""
+"""Studies of SAPO's soft gate and of the dual clip."""
 
 import math
 import statistics
 from dataclasses import replace
 
-from proximo.algorithms import GSPO, SAPO
 from proximo.maths.pieces.gates import Clip, SoftGate
 from proximo.maths.pieces.ratios import SequenceRatio
-from proximo.studies.designs.settings import FAR, NEAR, SMALL, changed, once, trained
+from proximo.studies.designs.settings import FAR, SMALL, changed, once, trained
 from proximo.studies.measures import (
     ACCURACY,
     AREA,
-    BLOCKED,
     COLLAPSE,
     COLLAPSED,
     ENTROPY,
@@ -20,7 +18,7 @@ from proximo.studies.measures import (
     RATIO_SPREAD,
     over_run,
 )
-from proximo.studies.study import Arm, Contrast, Measure, Study, Tuning
+from proximo.studies.study import Arm, Contrast, Measure, Study
 from proximo.training.config import EvaluationOptions, RunConfig
 
 MANY, RATES = 5 / 8, (1e-4, 2e-4, 4e-4)
@@ -110,7 +108,7 @@ SAPO_STUDY = Study(
         "Learning rates are not tuned: stability is compared at the same three rates for both.",
     ),
     change="a rate at which one of the two collapses in most seeds and the other in few.",
-    run_seconds=55,
+    run_seconds=35,
     quick_steps=12,
 )
 
@@ -147,60 +145,10 @@ DUAL_CLIP = Study(
         "The arms without a dual clip are those of `sapo`, with the same runs.",
     ),
     change="runs without gradient clipping, or text in which single ratios grow beyond 3 often.",
-    run_seconds=55,
+    run_seconds=35,
     quick_steps=12,
 )
 
-
-def _band(low: float) -> RunConfig:
-    return changed(replace(NEAR, algorithm=replace(GSPO, kl=None)), gate=Clip(low, low * 4 / 3))
-
-
-_GRPO, _SLOW = Arm("grpo", NEAR, tuned=True), Arm("grpo at 2e-06", trained(NEAR, learning_rate=2e-6))
-_ALIKE = (
-    Arm("1 update grpo", trained(once(NEAR), learning_rate=1e-4)),
-    Arm("1 update gspo", trained(once(_band(0.03)), learning_rate=1e-4)),
-)
-
-GSPO_BAND = Study(
-    name="gspo-band",
-    title="GSPO's efficiency and its band",
-    claim="GSPO achieves significantly superior training stability, efficiency, and performance compared to GRPO … "
-    "despite clipping two orders of magnitude more tokens.",
-    source="GSPO (Zheng et al., 2025, arXiv:2507.18071), introduction and section 5.2",
-    question="With tuned learning rates, does a sequence ratio learn faster than a token ratio, and how much does the "
-    "width of its clip decide?",
-    arms=(
-        _GRPO,
-        Arm("sapo", replace(NEAR, algorithm=SAPO), tuned=True),
-        Arm("gspo 0.0003", _band(3e-4), tuned=True),
-        Arm("gspo 0.003", _band(3e-3), tuned=True),
-        Arm("gspo 0.03", _band(3e-2), tuned=True),
-        _SLOW,
-        *_ALIKE,
-    ),
-    seeds=tuple(range(5)),
-    contrasts=(
-        Contrast("GSPO with a band of 0.03 learns more than GRPO", "gspo 0.03", "grpo", AREA, 0.03, (13, 31)),
-        Contrast("with the paper's band it learns more than GRPO", "gspo 0.0003", "grpo", AREA, 0.03, (13, 54)),
-        Contrast("the paper's band blocks far more than GRPO's clip", "gspo 0.0003", "grpo", BLOCKED, 0.1, (54,)),
-        Contrast("a wider band learns more", "gspo 0.03", "gspo 0.0003", AREA, 0.03),
-        Contrast("its gradients are smaller than GRPO's", "gspo 0.03", "grpo", GRADIENT_NORM, -0.1, (51,)),
-    ),
-    positive=(Contrast("a tenth of the demo's rate learns less", _SLOW.name, "grpo", AREA, -0.05),),
-    negative=(Contrast("with one update a step both ratios are 1", _ALIKE[1].name, _ALIKE[0].name, AREA, 0.03),),
-    measures=(ACCURACY, AREA, BLOCKED, ENTROPY, GRADIENT_NORM),
-    curve="outcome",
-    caveats=(
-        SMALL,
-        "At three tokens a mean of log-ratios spreads far more than over thousands, so the paper's band of 3e-4 is not "
-        "the band that it is there.",
-        "Dense model only. Gradient variance is not measured here, only the norm.",
-    ),
-    change="answers long enough that the sequence ratio's spread is near the band.",
-    run_seconds=32,
-    tuning=Tuning((2e-5, 5e-5, 1e-4, 2e-4), (100, 101), AREA),
-)
 
 _GAP = over_run("sapo_gap", "difference of the gates", "of 1")
 _SPREAD = over_run("ratio_spread", "spread of the ratio", "standard deviation")
@@ -232,7 +180,7 @@ SAPO_GSPO = Study(
         "`sapo-sequence` asks again, with steps that are small and with the median over a run.",
     ),
     change="longer text, in which a sequence ratio averages over more tokens.",
-    run_seconds=55,
+    run_seconds=35,
     quick_steps=12,
 )
 
@@ -290,6 +238,6 @@ SAPO_SEQUENCE = Study(
         "The successor of `sapo-gspo`, whose positive control failed; the runs at 1e-4 and 4e-4 are the same.",
     ),
     change="longer text, in which a sequence ratio averages over more tokens.",
-    run_seconds=30,
+    run_seconds=25,
     quick_steps=12,
 )

@@ -56,7 +56,7 @@ KL = Study(
         "A claim that nothing is lost holds if the first contrast is no effect in the other direction.",
     ),
     change="a task whose solution lies far from the first policy.",
-    run_seconds=32,
+    run_seconds=28,
     tuning=TUNING,
 )
 
@@ -136,7 +136,7 @@ NOISY_REWARD = Study(
         "Three graders err independently of each other here, which is the best case.",
     ),
     change="noise that depends on the answer, as a learned reward's does.",
-    run_seconds=32,
+    run_seconds=28,
     tuning=TUNING,
 )
 
@@ -192,6 +192,6 @@ STD = Study(
         "Answers have one to four tokens, so length matters little.",
     ),
     change="problems whose pass rates spread from 1 in 100 to 99 in 100.",
-    run_seconds=32,
+    run_seconds=28,
     tuning=TUNING,
 )

@@ -26,7 +26,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "length_right": "mean length of the correct completions; null if there is none",
         "length_wrong": "mean length of the completions that are not correct",
         "loops": "share of the completions with a phrase of up to 4 tokens at least 4 times in a row",
-        "entropy": "entropy of the policy per sampled token, in nats, at the sampling temperature",
+        "entropy": "entropy of the policy per sampled token, in nats, at the sampling temperature; with engines that "
+        "do not say it, the mean of −log p over the sampled tokens, which estimates it",
         "truncated": "share of the completions that were cut off at the token limit",
         "completions": "number of completions sampled",
         "unscored": "number of completions without a reward because a grader failed",
@@ -87,6 +88,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "ratio": "new over old probability, as the gate gets it",
         "ratio_max": "largest ratio",
         "ratio_spread": "standard deviation of the ratio",
+        "ratio_far": "share of the tokens whose ratio is further than 0.5 from 1",
         "log_ratio": "mean log-ratio of a token",
         "log_ratio_max": "largest |log-ratio| that the gate got",
         "old_kl": "KL from the old policy to the new one per token, estimated by r − 1 − log r",
