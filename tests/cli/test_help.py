@@ -13,7 +13,7 @@ import pytest
 import proximo
 from proximo.algorithms import Algorithm
 from proximo.cli import COMMANDS, STAGES, main
-from proximo.cli.helping.claims import gathered_claims, stored_claims
+from proximo.cli.helping.claims import gathered_claims, gathered_verdicts, stored_claims, stored_verdicts
 from proximo.cli.helping.completion import help_of
 from proximo.cli.helping.pages import PAGED, WIDTH, folder, stored_help
 from proximo.door.evaluating import EvalConfig
@@ -200,3 +200,4 @@ def test_the_package_gives_its_names_when_asked():
 def test_the_claims_of_the_page_are_those_of_the_atlas():
     """`make pages` writes them."""
     assert stored_claims() == gathered_claims()
+    assert stored_verdicts() == gathered_verdicts()

@@ -10,6 +10,7 @@ import pytest
 from proximo import toml
 from proximo.algorithms import PPO
 from proximo.cli import main
+from proximo.cli.helping.claims import stored_verdicts
 from proximo.insight.charts.drawing import COLOURS
 from proximo.insight.compare import workers
 from proximo.presets import ARITHMETIC
@@ -385,6 +386,7 @@ def test_the_command_lists_says_how_much_and_refuses(tmp_path, monkeypatch, caps
     assert main(["study"]) == 0
     said = capsys.readouterr().out
     assert said.count("not started") == len(STUDIES)
+    assert f"clip-higher         not started; published: {stored_verdicts()['clip-higher']}  (" in said
     hours = float(re.findall(r"left: about ([0-9.]+) h with 2 processes", said)[0])
     assert hours < 12, "the whole laboratory on two cores"
     assert main(["study", "clip-higher", "--quick", "--dry-run", "--processes", "2"]) == 0

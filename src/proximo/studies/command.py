@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from proximo.studies.atlas.page import PAGE, atlas
@@ -15,6 +15,7 @@ from proximo.studies.running import Amount, amount, chosen_rate, records, run
 from proximo.studies.study import Study
 
 Say = Callable[[str], None]
+NOT_STARTED = "not started"
 
 
 def named(name: str) -> Study:
@@ -29,13 +30,17 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def listed(out: Path) -> list[str]:
-    """A line for each study: its name, title and state; and what all of them together need. ValueError if `out` is no
-    folder."""
+def listed(out: Path, published: Mapping[str, str] | None = None) -> list[str]:
+    """A line for each study: its name, title and state; and what all of them together need. `published` has verdicts
+    of the project's own runs, for studies that were not started here. ValueError if `out` is no folder."""
     if any(part.is_file() for part in (out, *out.parents)):
         raise ValueError(f"{out} is no folder: give one with --out")
     lab, width = Laboratory(out), max(len(study.name) for study in STUDIES)
-    lines = [f"{study.name:{width}}  {state(study, lab)}  ({study.title})" for study in STUDIES]
+    known = {study.name: state(study, lab) for study in STUDIES}
+    for name, verdict in (published or {}).items():
+        if known[name] == NOT_STARTED:
+            known[name] = f"{NOT_STARTED}; published: {verdict}"
+    lines = [f"{study.name:{width}}  {known[study.name]}  ({study.title})" for study in STUDIES]
     return [*lines, f"all together: {_words(amount(STUDIES, lab), cores())}"]
 
 
@@ -43,7 +48,7 @@ def state(study: Study, lab: Laboratory) -> str:
     """What is known of a study in a folder."""
     try:
         if lab.facts(study) is None:
-            return "not started"
+            return NOT_STARTED
     except OtherDesign:
         return "stored with another design"
     except ValueError:
@@ -100,4 +105,6 @@ def publish(out: Path, folder: Path) -> None:
 def _words(todo: Amount, processes: int) -> str:
     minutes = todo.seconds / 60 / processes
     time = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
-    return f"{todo.runs} runs, {todo.left} left" + (f": about {time} with {processes} processes" if todo.left else "")
+    return f"{todo.runs} runs, {todo.left} left" + (
+        f": about {time} with {processes} process{'es' if processes > 1 else ''}" if todo.left else ""
+    )

@@ -1,4 +1,5 @@
-"""The atlas as data of the package: every claim of the field with its verdict, for the page of `proximo view`.
+"""The atlas as data of the package: every claim of the field with its verdict, for the page of `proximo view`, and the
+verdict of every study, for the list of `proximo study`.
 
 The results of studies are in the documentation, which an installed package does not have. `make pages` writes the data
 anew from them; a test compares.
@@ -33,6 +34,25 @@ def gathered_claims() -> list[dict[str, Any]]:
     return rows
 
 
+def verdicts_file() -> Path:
+    return Path(__file__).with_name("verdicts.json")
+
+
+def stored_verdicts() -> dict[str, str]:
+    """Published verdicts by the name of the study."""
+    return json.loads(verdicts_file().read_text(encoding="utf-8"))
+
+
+def gathered_verdicts() -> dict[str, str]:
+    """The same from the studies of this checkout."""
+    from proximo.studies.atlas.page import results
+    from proximo.studies.designs import STUDIES as DESIGNS
+
+    known = {study.name: results(study, STUDIES) for study in DESIGNS}
+    return {name: facts["contrasts"][0]["verdict"] for name, facts in known.items() if facts is not None}
+
+
 def write_claims() -> None:
+    verdicts_file().write_text(json.dumps(gathered_verdicts(), indent=1) + "\n", encoding="utf-8")
     rows = ",\n".join(json.dumps(row, ensure_ascii=False) for row in gathered_claims())
     file().write_text(f"[\n{rows}\n]\n", encoding="utf-8")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from proximo.cli.flags import asks_for_help, refuse, say, take, take_switch
+from proximo.cli.helping.claims import stored_verdicts
 from proximo.studies.command import conduct, cores, listed, named
 from proximo.studies.folder import FOLDER
 
@@ -41,7 +42,7 @@ def run(arguments: list[str]) -> int:
         refuse("--quick, --processes, --minutes and --dry-run need the NAME of a study: proximo study lists them")
     try:
         if not arguments:
-            print("\n".join(listed(out)))
+            print("\n".join(listed(out, stored_verdicts())))
             return 0
         study = named(arguments[0])
         study = study.quick() if quick else study
