@@ -196,3 +196,12 @@ def test_routes_reach_a_completion_from_a_server(tmp_path, monkeypatch, mixture)
     )
     assert said.tokens == ours.tokens
     assert read(said).tolist() == read(ours).tolist()
+
+
+def test_what_is_no_table_of_numbers_is_not_read(monkeypatch):
+    """An array of objects would be unpickled."""
+    written = io.BytesIO()
+    np.save(written, np.array([{}], dtype=object), allow_pickle=True)
+    for packed_text in (base64.b64encode(written.getvalue()).decode(), base64.b64encode(b"no array").decode()):
+        with pytest.raises(EngineLost, match="says experts that cannot be read"):
+            answering(monkeypatch, packed_text).generate(PROMPT, FREE, Draw(0, 0, 0, 0))

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import numpy as np
 import torch
+from numpy.lib import format as npy
 from torch import Tensor
 
 from proximo.fleet.engine import Draw, EngineLost, Generated, Health, PauseMode, Span
@@ -143,7 +144,10 @@ class VllmEngine:
                 f"{self._name} does not say which experts tokens went to: start it with {RETURN_ROUTES}, on a GPU, or "
                 'use routing_replay = "old_policy"'
             )
-        rows = torch.from_numpy(np.load(BytesIO(b64decode(packed)), allow_pickle=False).astype(np.int16))
+        try:
+            rows = torch.from_numpy(_table(packed).astype(np.int16))
+        except ValueError as error:
+            raise EngineLost(f"{self._name} says experts that cannot be read: {error}") from error
         if rows.ndim != 3 or len(rows) != read or rows.shape[1] <= max(self._layers):
             raise EngineLost(
                 f"{self._name} says the experts of a table of {tuple(rows.shape)}, for {read} tokens that were read "
@@ -254,6 +258,14 @@ class VllmEngine:
 
 
 _JSON = {"content-type": "application/json"}
+
+
+def _table(packed: str) -> np.ndarray:
+    """An array of numbers in numpy's format; nothing else that the format can hold is read."""
+    file = BytesIO(b64decode(packed))
+    npy.read_magic(file)
+    shape, is_fortran, kind = npy.read_array_header_1_0(file)
+    return np.frombuffer(file.read(), kind).reshape(shape, order="F" if is_fortran else "C")
 
 
 def _number(version: str | None) -> int:

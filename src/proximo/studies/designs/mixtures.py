@@ -10,7 +10,7 @@ from proximo.studies.designs.settings import changed, in_world, trained
 from proximo.studies.measures import BLOCKED, COLLAPSE, COLLAPSED, OUTCOMES, RATIO_SPREAD, at_end, over_run
 from proximo.studies.study import Arm, Contrast, Study
 from proximo.tasks.echo import Echo
-from proximo.training.config import EvaluationOptions, RunConfig
+from proximo.training.config import EvaluationOptions
 
 LETTERS, MANY = 32, 5 / 8
 RATES = LOW, MIDDLE, HIGH, HIGHER = 3e-4, 6e-4, 7e-4, 8e-4
@@ -19,21 +19,14 @@ FATAL = 1e-3
 """A rate at which all do."""
 _DRIFT = over_run("routing_drift", "experts changed by one update", "share of the experts")
 _END = at_end("outcome", "outcome at the end", "share")
-
-
-def _copies() -> RunConfig:
-    """Training problems never repeat, so their outcomes are those of new problems; a few are held out for the end."""
-    assert isinstance(MOE_ECHO.task, Echo)
-    return replace(
-        in_world(MOE_ECHO, replace(GRPO, kl=None)),
-        task=replace(MOE_ECHO.task, length=LETTERS),
-        sampling=SamplingOptions(temperature=1.0, max_tokens=2 * LETTERS + 8),
-        evaluation=EvaluationOptions(problems=50),
-        steps=40,
-    )
-
-
-_GRPO = _copies()
+_GRPO = replace(
+    in_world(MOE_ECHO, replace(GRPO, kl=None)),
+    task=Echo(LETTERS, "abcdefghijklmnop", held_out=200),
+    sampling=SamplingOptions(temperature=1.0, max_tokens=2 * LETTERS + 8),
+    # Training problems never repeat, so their outcomes are those of new problems; a few are held out for the end.
+    evaluation=EvaluationOptions(problems=50),
+    steps=40,
+)
 _PLAIN = {
     "grpo": _GRPO,
     "gspo": replace(_GRPO, algorithm=replace(GSPO, kl=None)),
