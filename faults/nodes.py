@@ -16,8 +16,8 @@ WORKERS = {
     "test_a_call_of_a_lost_node_is_made_on_another": Rule("a node is lost in the middle of a call", "C"),
     "test_a_call_that_takes_too_long_leaves_nothing_on_the_node": Rule("a call on a node that does not end", "C"),
     "test_places_without_a_node_are_left_out_and_none_is_an_error": Rule("fewer nodes than processes, or none", "S"),
-    "test_who_does_not_know_the_token_is_not_let_in": Rule("a stranger asks a node to run something", "S"),
-    "test_workers_end_when_the_trainer_is_killed": Rule("the trainer of workers on nodes is killed", "S"),
+    "test_who_does_not_know_the_token_is_not_let_in": Rule("a stranger asks a node to run something", "C"),
+    "test_workers_end_when_the_trainer_is_killed": Rule("the trainer of workers on nodes is killed", "C"),
     "test_calls_of_a_node_that_ray_lost_are_made_on_another": Rule("a node of Ray with a worker is killed", "C"),
     "test_a_run_that_ray_ends_with_its_head_goes_on_with_the_same_command": Rule("the head of Ray is killed", "R"),
 }

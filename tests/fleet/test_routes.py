@@ -75,6 +75,9 @@ def test_a_continued_completion_keeps_what_was_read_first():
     whole = begun.continued(of((3,), [20, 21, 22, 23], "stop"))
     assert whole.routes is not None
     assert whole.routes.flatten().tolist() == [10, 11, 12, 23]
+    at_once = begun.continued(of((), None)).continued(of((3,), [20, 21, 22, 23], "stop"))
+    assert at_once.routes is not None
+    assert at_once.routes.tolist() == whole.routes.tolist(), "an interruption before the first token changes nothing"
     unknown = of((1, 2), None).continued(of((3,), [20, 21, 22, 23], "stop"))
     assert unknown.routes is not None
     assert unknown.routes.flatten().tolist() == [20, 21, 22, 23], "read again by the engine that goes on"
@@ -202,6 +205,7 @@ def test_what_is_no_table_of_numbers_is_not_read(monkeypatch):
     """An array of objects would be unpickled."""
     written = io.BytesIO()
     np.save(written, np.array([{}], dtype=object), allow_pickle=True)
-    for packed_text in (base64.b64encode(written.getvalue()).decode(), base64.b64encode(b"no array").decode()):
+    objects, nothing = (base64.b64encode(each).decode() for each in (written.getvalue(), b"no array"))
+    for packed_text in (objects, nothing, packed(np.full((5, 3, 2), 0.7))):
         with pytest.raises(EngineLost, match="says experts that cannot be read"):
             answering(monkeypatch, packed_text).generate(PROMPT, FREE, Draw(0, 0, 0, 0))

@@ -25,7 +25,7 @@ from proximo.studies.noise import NoisyVerdict
 from proximo.studies.page import headline, page
 from proximo.studies.record import Record, essence, job, read, write
 from proximo.studies.running import arm_jobs, chosen_rate, tuning_jobs, with_rate
-from proximo.studies.study import Arm, Contrast, Study, Tuning, design_hash
+from proximo.studies.study import Arm, Contrast, Measure, Study, Tuning, design_hash
 from proximo.training.config import ValueOptions
 from proximo.training.old_names import loads_run
 from proximo.types import Completion, Problem
@@ -467,3 +467,17 @@ def test_a_pilot_of_a_value_model_leaves_a_step_for_the_policy():
     config = replace(SMALL, algorithm=PPO, steps=60, value=ValueOptions(pretrain_steps=59))
     pilot = replace(STUDY, arms=(Arm("base", config), *STUDY.arms[1:])).quick()
     assert pilot.arms[0].config.value == ValueOptions(pretrain_steps=14)
+
+
+@pytest.mark.parametrize(("counts", "others", "room"), [(-0.5, 0.25, 0.25), (0.5, 0.25, 0.75), (0.5, 0.75, 0.25)])
+def test_the_room_for_an_effect_is_what_the_other_arm_leaves(counts, others, room):
+    measure = Measure("fell", "share of the seeds", "1 if it fell", lambda run: run.steps["fell"][0], grain=1.0)
+    asked = Contrast("it falls", "helped", "base", measure, counts)
+    records = {
+        (arm, seed): Record({"fell": [float(arm == "base" and seed < 4 * others)]}, {}, 1.0)
+        for arm in ("base", "helped")
+        for seed in range(4)
+    }
+    found = findings(replace(STUDY, contrasts=(asked,)), records).contrasts[0]
+    assert found.room == room
+    assert found.has_room == (room >= 0.5)

@@ -97,3 +97,12 @@ def test_shares_of_seeds():
 def test_a_share_of_its_own_has_wilsons_interval():
     own = share_difference([1.0] * 6 + [0.0] * 2)
     assert (own.mean, own.low, own.high) == pytest.approx((0.75, 0.4093, 0.9285), abs=1e-4)
+
+
+@pytest.mark.parametrize(("room", "word"), [(0.625, "does not hold here"), (0.5, "not detectable at this size")])
+def test_nothing_is_excluded_where_there_was_no_room_for_it(room, word):
+    """Five of eight seeds fewer, where the other arm has it in four."""
+    found = share_difference([1, 1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0])
+    assert found.low > -0.625
+    assert verdict(found, -0.625, room=room) == word
+    assert verdict(found, -0.625, room=room, controls=False) == "no verdict"

@@ -91,9 +91,10 @@ class Generated:
         """This one, which was interrupted, and what followed."""
         start = len(self.tokens)
         spans = [Span(each.version, start + each.start, start + each.end) for each in rest.spans if each.end]
-        tokens, finish, routes = self.tokens + rest.tokens, rest.finish, rest.routes
-        if self.routes is not None and routes is not None:
-            routes = torch.cat([self.routes, routes[len(self.routes) :]])
+        tokens, finish = self.tokens + rest.tokens, rest.finish
+        routes = rest.routes if rest.tokens else self.routes  # one that was interrupted at once says none
+        if self.routes is not None and rest.routes is not None and rest.tokens:
+            routes = torch.cat([self.routes, rest.routes[len(self.routes) :]])
         return Generated(tokens, self.logprobs + rest.logprobs, finish, (*self.spans, *spans), routes)
 
 

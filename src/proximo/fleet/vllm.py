@@ -265,6 +265,8 @@ def _table(packed: str) -> np.ndarray:
     file = BytesIO(b64decode(packed))
     npy.read_magic(file)
     shape, is_fortran, kind = npy.read_array_header_1_0(file)
+    if kind.kind not in "iu":
+        raise ValueError(f"they are {kind}, not whole numbers")
     return np.frombuffer(file.read(), kind).reshape(shape, order="F" if is_fortran else "C")
 
 

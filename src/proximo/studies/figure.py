@@ -23,6 +23,9 @@ text { fill: #4d545c } .name { fill: #1b1e22; font-size: 12.5px; font-weight: 60
 </style>"""
 """The look of the project's charts without a page around them."""
 
+SHARES = ("outcome", "mean_at_k", "pass_at_k", "truncated", "dead_groups", "loops")
+"""Metrics between 0 and 1, whose intervals are cut there."""
+
 
 def figure(found: Findings) -> str:
     """SVG of the study's metric over the steps."""
@@ -45,7 +48,7 @@ def _series(found: Findings, arm: str) -> Series:
         mean, half = known_mean(known), half_width(known)
         points.append((step, mean))
         band.append((step, mean - half, mean + half))
-    if all(0 <= value <= 1 for values in at.values() for value in values):  # shares, and so are their means
+    if found.study.curve in SHARES:
         band = [(step, max(low, 0.0), min(high, 1.0)) for step, low, high in band]
     return Series(arm, points, band)
 

@@ -1,5 +1,6 @@
 """What a study found: its contrasts and controls with differences, intervals and verdicts."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,19 @@ class Found:
     arm: float
     """Mean of the arm over the seeds that both have."""
     against: float
+
+    @property
+    def room(self) -> float:
+        """Largest effect that there could have been: what happens in a quarter of the other's seeds cannot happen in
+        half of them less often."""
+        contrast = self.contrast
+        if not contrast.measure.grain or contrast.against is None:
+            return math.inf
+        return self.against if contrast.counts < 0 else 1 - self.against
+
+    @property
+    def has_room(self) -> bool:
+        return self.room >= abs(self.contrast.counts)
 
     @property
     def is_shown(self) -> bool:
@@ -49,7 +63,8 @@ class Findings:
 
     def verdict(self, found: Found) -> Word:
         """None is given before the last run, without an interval or without the controls."""
-        return verdict(found.difference, found.contrast.counts, controls=self.is_complete and not self.failed)
+        controls = self.is_complete and not self.failed
+        return verdict(found.difference, found.contrast.counts, controls=controls, room=found.room)
 
     def to_dict(self) -> dict[str, Any]:
         return {"complete": self.is_complete, "contrasts": [self._plain(each) for each in self.contrasts]}
@@ -71,6 +86,7 @@ class Findings:
             "high": _short(measured.high),
             "half": _short(measured.half),
             "visible": _short(measured.visible),
+            **({} if math.isinf(found.room) else {"room": _short(found.room)}),
             "unit": contrast.measure.unit,
             "counts": contrast.counts,
             "seeds": len(measured.values),

@@ -67,6 +67,8 @@ def headline(found: Findings, of: Found) -> str:
 
 def _words(found: Findings, of: Found) -> str:
     word, visible = found.verdict(of), of.difference.visible
+    if word == "not detectable at this size" and not of.has_room:
+        return f"{word}: with {_plain(of.against)} in the other arm there is no room for an effect that counts"
     if word == "not detectable at this size":
         there = "there is a difference, which may be less than what counts; " if of.difference.excludes_0 else ""
         return f"{word}: {there}the smallest effect we could have seen is {_plain(visible)} {of.contrast.measure.unit}"

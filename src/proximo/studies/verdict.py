@@ -108,8 +108,9 @@ def shows(found: Difference, counts: float) -> bool:
     return found.is_known and found.mean >= counts and found.low > 0
 
 
-def verdict(found: Difference, counts: float, *, controls: bool = True) -> Word:
-    """`controls` says whether all of the study's controls came out as they must; without them there is no verdict."""
+def verdict(found: Difference, counts: float, *, controls: bool = True, room: float = math.inf) -> Word:
+    """`controls` says whether all of the study's controls came out as they must; without them there is no verdict.
+    `room` is the largest effect that there could have been: where it is less than what counts, nothing is excluded."""
     if not controls or not found.is_known:
         return "no verdict"
     if shows(found, counts):
@@ -117,4 +118,4 @@ def verdict(found: Difference, counts: float, *, controls: bool = True) -> Word:
     if shows(found, -counts):
         return "contrary"
     excluded = found.low > counts if counts < 0 else found.high < counts
-    return "does not hold here" if excluded else "not detectable at this size"
+    return "does not hold here" if excluded and room >= abs(counts) else "not detectable at this size"

@@ -94,7 +94,9 @@ def _answer(claim: Claim, known: Mapping[str, list[dict[str, Any]]]) -> tuple[st
     ]
     first, remarks = asked[0], []
     word = first["verdict"] if first["verdict"] == "no verdict" else _on_claim(claim, first)
-    if word == "not detectable at this size":
+    if word == "not detectable at this size" and "room" in first and first["room"] < abs(first["counts"]):
+        remarks.append("in the other arm there is no room for an effect that counts")
+    elif word == "not detectable at this size":
         visible = first.get("visible", first["half"])  # pages from before shares had intervals of their own
         remarks.append(f"{signed(visible).lstrip('+')} {first['unit']} could have been seen")
     if len({each["verdict"] for each in asked}) > 1:
@@ -113,7 +115,8 @@ def _on_claim(claim: Claim, contrast: dict[str, Any]) -> str:
     if not claim.not_needed:
         return contrast["verdict"]
     ends, counts = (contrast["mean"], contrast["low"], contrast["high"]), contrast["counts"]
-    need = verdict(Difference((), *ends, visible=math.nan), counts if claim.not_needed == "added" else -counts)
+    sought, room = counts if claim.not_needed == "added" else -counts, contrast.get("room", math.inf)
+    need = verdict(Difference((), *ends, visible=math.nan), sought, room=room)
     return {
         "holds here": "does not hold here", "does not hold here": "holds here", "contrary": "holds here"
     }.get(need, need)  # fmt: skip
