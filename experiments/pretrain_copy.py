@@ -1,6 +1,6 @@
 """Make the tiny dense model that copies letters carelessly: as `pretrain_moe`, without experts, up to 64 letters.
 
-    python -m experiments.pretrain_copy [--steps 600 500 400] [--run DIR] [--out src/proximo/models/weights/tiny-copy]
+python -m experiments.pretrain_copy [--steps 600 500 400] [--run DIR] [--out src/proximo/models/weights/tiny-copy]
 """
 
 import argparse
