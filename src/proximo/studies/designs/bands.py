@@ -5,9 +5,8 @@ from dataclasses import replace
 from proximo.algorithms import GRPO, GSPO, SAPO, Algorithm
 from proximo.maths.pieces.gates import Clip
 from proximo.presets import COPY
-from proximo.samplers import SamplingOptions
 from proximo.studies.courses.halved import Halved, Replayed, halves_curve
-from proximo.studies.designs.settings import in_world, once, trained
+from proximo.studies.designs.settings import copies, once, trained
 from proximo.studies.measures import (
     BLOCKED,
     COLLAPSE,
@@ -19,8 +18,7 @@ from proximo.studies.measures import (
 )
 from proximo.studies.record import Record
 from proximo.studies.study import Arm, Contrast, Measure, Study, Tuning
-from proximo.tasks.echo import Echo
-from proximo.training.config import EvaluationOptions, RunConfig
+from proximo.training.config import RunConfig
 from proximo.training.rl.evaluate import known_mean
 
 LENGTHS = SHORT, MIDDLE, LONG = 8, 32, 64
@@ -40,16 +38,7 @@ _END = at_end("outcome", "outcome at the end", "share")
 
 
 def _copies(algorithm: Algorithm, letters: int) -> RunConfig:
-    """Training problems never repeat, so their outcomes are those of new problems; a few are held out for the end."""
-    config = in_world(COPY, algorithm)
-    assert isinstance(config.task, Echo)
-    return replace(
-        config,
-        task=replace(config.task, length=letters),
-        sampling=SamplingOptions(temperature=1.0, max_tokens=2 * letters + 8),
-        evaluation=EvaluationOptions(problems=50),
-        steps=40,
-    )
+    return copies(COPY, algorithm, letters)
 
 
 def _name(algorithm: str, letters: int) -> str:

@@ -5,12 +5,9 @@ from dataclasses import replace
 from proximo.algorithms import GRPO, GSPO, SAPO
 from proximo.maths.pieces.gates import Clip
 from proximo.presets import MOE_ECHO
-from proximo.samplers import SamplingOptions
-from proximo.studies.designs.settings import changed, in_world, trained
+from proximo.studies.designs.settings import changed, copies, trained
 from proximo.studies.measures import BLOCKED, COLLAPSE, COLLAPSED, OUTCOMES, RATIO_SPREAD, at_end, over_run
 from proximo.studies.study import Arm, Contrast, Study
-from proximo.tasks.echo import Echo
-from proximo.training.config import EvaluationOptions
 
 LETTERS, MANY = 32, 5 / 8
 RATES = LOW, MIDDLE, HIGH, HIGHER = 3e-4, 6e-4, 7e-4, 8e-4
@@ -19,24 +16,15 @@ FATAL = 1e-3
 """A rate at which all do."""
 _DRIFT = over_run("routing_drift", "experts changed by one update", "share of the experts")
 _END = at_end("outcome", "outcome at the end", "share")
-_GRPO = replace(
-    in_world(MOE_ECHO, replace(GRPO, kl=None)),
-    task=Echo(LETTERS, "abcdefghijklmnop", held_out=200),
-    sampling=SamplingOptions(temperature=1.0, max_tokens=2 * LETTERS + 8),
-    # Training problems never repeat, so their outcomes are those of new problems; a few are held out for the end.
-    evaluation=EvaluationOptions(problems=50),
-    steps=40,
-)
 _PLAIN = {
-    "grpo": _GRPO,
-    "gspo": replace(_GRPO, algorithm=replace(GSPO, kl=None)),
-    "sapo": replace(_GRPO, algorithm=SAPO),
+    name: copies(MOE_ECHO, algorithm, LETTERS)
+    for name, algorithm in {"grpo": replace(GRPO, kl=None), "gspo": replace(GSPO, kl=None), "sapo": SAPO}.items()
 }
 _REPLAYED = {f"{name} + R2": replace(config, routing_replay="old_policy") for name, config in _PLAIN.items()}
 _NARROW, _FROZEN = "grpo, clip 1e-6", "grpo, routers frozen"
 _CONTROLS = {
-    _NARROW: changed(_GRPO, gate=Clip(1e-6, 1e-6)),
-    _FROZEN: trained(_GRPO, freeze=("mlp.gate.weight",)),
+    _NARROW: changed(_PLAIN["grpo"], gate=Clip(1e-6, 1e-6)),
+    _FROZEN: trained(_PLAIN["grpo"], freeze=("mlp.gate.weight",)),
 }
 
 
@@ -54,8 +42,8 @@ def _more(what: str, arm: str, against: str, rate: float, claims: tuple[int, ...
     return Contrast(f"{what} at {rate:g}", _at(arm, rate), _at(against, rate), OUTCOMES, sign * 0.05, claims)
 
 
-_FATAL = Arm(_at("grpo", FATAL), trained(_GRPO, learning_rate=FATAL))
-_STILL = Arm(_at("grpo", 1e-9), trained(_GRPO, learning_rate=1e-9))
+_FATAL = Arm(_at("grpo", FATAL), trained(_PLAIN["grpo"], learning_rate=FATAL))
+_STILL = Arm(_at("grpo", 1e-9), trained(_PLAIN["grpo"], learning_rate=1e-9))
 
 MIXTURE = Study(
     name="mixture",

@@ -6,6 +6,8 @@ from typing import Any
 
 from proximo.algorithms import GRPO, Algorithm, UnusualChoice
 from proximo.presets import ARITHMETIC
+from proximo.samplers import SamplingOptions
+from proximo.tasks.echo import Echo
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions
 
 NEAR = replace(
@@ -52,4 +54,17 @@ def in_world(preset: RunConfig, algorithm: Algorithm) -> RunConfig:
         device="cpu",
         evaluation=EvaluationOptions(problems=150, every=10, samples=4),
         checkpoints=NEAR.checkpoints,
+    )
+
+
+def copies(preset: RunConfig, algorithm: Algorithm, letters: int) -> RunConfig:
+    """Copies of so many letters. Training problems never repeat, so their outcomes are those of new problems; a few are
+    held out for the end."""
+    assert isinstance(preset.task, Echo)
+    return replace(
+        in_world(preset, algorithm),
+        task=replace(preset.task, length=letters),
+        sampling=SamplingOptions(temperature=1.0, max_tokens=2 * letters + 8),
+        evaluation=EvaluationOptions(problems=50),
+        steps=40,
     )
