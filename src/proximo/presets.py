@@ -16,10 +16,12 @@ from proximo.samplers import SamplingOptions
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.tasks.echo import Echo
 from proximo.tasks.guessing import Guessing
+from proximo.tasks.sorting import Sorting
 from proximo.tasks.worked.chain import Chain
 from proximo.training.config import CheckpointOptions, EvaluationOptions, RunConfig, TrainingOptions, ValueOptions
 from proximo.training.offline.fitting import FitOptions
 from proximo.training.pipeline import PipelineConfig, PreferenceOptions, ReinforcementOptions, RewardModelOptions
+from proximo.training.reward_mix import RewardMix, RewardModel
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,17 @@ MOE_ECHO = replace(
 
 COPY = replace(MOE_ECHO, model="tiny-copy")
 
+OPEN_ENDED = replace(
+    ARITHMETIC,
+    task=Sorting(),
+    model="tiny-sorter",
+    sampling=SamplingOptions(temperature=1.0, max_tokens=8),
+    training=TrainingOptions(groups=32, group_size=8, minibatches=2, learning_rate=1e-4, warmup_steps=2),
+    rewards=RewardMix(task=0.0, models=(RewardModel("tiny-judge"),)),
+    evaluation=EvaluationOptions(problems=200),
+    steps=60,
+)
+
 SMOLLM_ARITHMETIC = RunConfig(
     task=Arithmetic(operations=("+",), digits=1, terms=2, held_out=12, chat=True),
     model="smollm2-135m",
@@ -201,6 +214,7 @@ PRESETS = (
     Preset("chain-process", CHAIN_PROCESS, "the same with GRPO and process supervision: every written step is graded"),
     Preset("moe-echo", MOE_ECHO, "copies by a small mixture of experts, whose routing is measured; minutes on a CPU"),
     Preset("copy", COPY, "copies of 16 letters by a small dense model, of up to 64 if asked; minutes on a CPU"),
+    Preset("open-ended", OPEN_ENDED, "letters sorted for a reward model that can be hacked, the true reward beside it"),
     Preset(
         "pipeline-demo",
         PIPELINE_DEMO,

@@ -23,7 +23,7 @@ from proximo.studies.finding import findings
 from proximo.studies.folder import Laboratory
 from proximo.studies.noise import NoisyVerdict
 from proximo.studies.page import headline, page
-from proximo.studies.record import Record, essence, job, read, write
+from proximo.studies.record import SECONDS, Record, essence, job, read, write
 from proximo.studies.running import arm_jobs, chosen_rate, tuning_jobs, with_rate
 from proximo.studies.study import Arm, Contrast, Measure, Study, Tuning, design_hash
 from proximo.training.config import ValueOptions
@@ -371,6 +371,8 @@ def test_a_study_runs_resumes_and_concludes(tmp_path, monkeypatch):
     assert lines[0] == "small: 2 runs, 2 left: about 0 min with 2 processes"  # equal configs are one run
     assert not list((tmp_path / "runs").iterdir())
     first = (tmp_path / "small.md").read_bytes()
+    spent = [json.loads(path.read_text())["steps"][SECONDS] for path in (tmp_path / "results").iterdir()]
+    assert all(len(seconds) == 1 and 0 < seconds[0] < 600 for seconds in spent)
     lines.clear()
     assert conduct([study], tmp_path, processes=2, say=lines.append)
     assert lines[0] == "small: 2 runs, 0 left"
@@ -444,13 +446,46 @@ def test_areas_by_steps_and_by_tokens():
     assert measures.AREA_BY_TOKENS.difference(cheap, costly) == pytest.approx(0.1)
 
 
+def test_areas_by_seconds():
+    """One learns more in a step, which takes it four times as long."""
+    evaluated = {"step": [0.0, 1.0, 2.0]}
+    slow = Record({SECONDS: [4.0, 4.0]}, evaluated | {"mean_at_k": [0.0, 0.4, 0.8]}, 1.0)
+    fast = Record({SECONDS: [1.0, 1.0]}, evaluated | {"mean_at_k": [0.0, 0.2, 0.4]}, 1.0)
+    assert measures.AREA_BY_SECONDS.difference(slow, fast) == pytest.approx(-0.1)
+    untimed = replace(fast, steps={SECONDS: [1.0, math.nan]})  # a row of timings that could not be written
+    for pair in ((untimed, fast), (fast, untimed), (untimed, slow)):
+        assert math.isnan(measures.AREA_BY_SECONDS.difference(*pair))
+    # Records from before seconds were kept have none.
+    assert math.isnan(measures.AREA_BY_SECONDS.difference(slow, curve([0.0, 0.2, 0.4], [1.0, 1.0])))
+
+
+def test_contrasts_by_seconds_stand_apart_and_decide_nothing():
+    timed = replace(STUDY, timed=(contrast("it is faster", "must"),))
+    found, plain = findings(timed, runs(helped=0.2)), findings(STUDY, runs(helped=0.2))
+    text = page(found, {})
+    before, _, after = text.partition("## By seconds")
+    assert "it is faster" in after
+    assert "it is faster" not in before
+    assert "| verdict |" not in after.partition("## What")[0]
+    assert design_hash(timed) != design_hash(STUDY)
+    assert found.to_dict() == plain.to_dict()
+    assert "By seconds" not in page(plain, {})
+    assert timed.quick().timed == ()
+
+
 @pytest.mark.parametrize("bare", [Record({}, {}, 1.0), Record({}, {"step": [], "outcome": [], "mean_at_k": []}, 1.0)])
 def test_a_run_without_evaluations_has_no_number_rather_than_an_error(bare):
     """Which is found out after the runs, when all of a study's time is spent."""
     whole = curve([0.1, 0.2, 0.3], [5.0, 5.0])
     for measure in (
         *(measures.ACCURACY, measures.BEFORE, measures.GAIN, measures.AREA, measures.SAMPLED_AREA),
-        *(measures.AREA_BY_TOKENS, measures.EQUAL_ENTROPY, measures.COLLAPSED, measures.UNSTEADY),
+        *(
+            measures.AREA_BY_TOKENS,
+            measures.AREA_BY_SECONDS,
+            measures.EQUAL_ENTROPY,
+            measures.COLLAPSED,
+            measures.UNSTEADY,
+        ),
     ):
         for one, other in ((bare, None), (bare, bare), (bare, whole), (whole, bare)):
             assert math.isnan(measure.difference(one, other)), measure.name

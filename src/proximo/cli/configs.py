@@ -2,13 +2,23 @@
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from proximo import explain, toml
 from proximo.algorithms import Algorithm
 from proximo.cli.data import DATA_FLAGS, is_rewarded, take_environment, take_task
-from proximo.cli.flags import asks_for_help, changed, read_flags, read_number, refuse, said_later, take
+from proximo.cli.flags import (
+    asks_for_help,
+    changed,
+    read_flags,
+    read_number,
+    refuse,
+    said_later,
+    take,
+    take_number,
+    with_pieces,
+)
 from proximo.cli.parsing import nearest
 from proximo.defaults import Default, defaults_for, facts_of, kept, with_defaults
 from proximo.door.training import OWN
@@ -28,8 +38,9 @@ def base_config(arguments: list[str], default: RunConfig = ARITHMETIC) -> RunCon
     name, judge = take(arguments, "--algorithm"), take(arguments, "--reward-model")
     given = bool(arguments) and not arguments[0].startswith("-")
     config = preset_or_file(arguments.pop(0)) if given else default
+    config = with_weight(config, arguments)
     if name is not None:
-        config = with_named(config, named_algorithm("--algorithm", name))
+        config = with_named(config, named_algorithm("--algorithm", name).value, arguments)
     if judge is not None:
         config = _with_judge(config, judge, take(arguments, "--rewards.task"))
     environment = take_environment(arguments, config.environment)
@@ -101,12 +112,46 @@ def named_algorithm(flag: str, name: str) -> Card:
     return card
 
 
-def with_named(config: RunConfig, card: Card) -> RunConfig:
+def with_named(config: RunConfig, named: Algorithm, flags: Sequence[str]) -> RunConfig:
+    """The config with an algorithm, and with the pieces that flags put in its stages: it may suit the run only so."""
     try:
         with said_later():
-            return with_algorithm(config, card.value)
+            return with_algorithm(config, _with_stages(named, flags))
+    except ValueError as error:
+        if asks_for_help(flags):
+            return config
+        refuse(str(error))
+
+
+def with_weight(config: RunConfig, flags: Sequence[str]) -> RunConfig:
+    """A verdict that is not rewarded gets the weight that a flag says: what chooses by the verdict needs one."""
+    weight = take_number(list(flags), "--rewards.task", float)
+    if weight is None or config.rewards.task:
+        return config
+    try:
+        return replace(config, rewards=replace(config.rewards, task=weight))
     except ValueError as error:
         refuse(str(error))
+
+
+@dataclass(frozen=True)
+class _Named:
+    algorithm: Algorithm
+
+
+def _with_stages(algorithm: Algorithm, flags: Sequence[str]) -> Algorithm:
+    """All flags are read again later, so what they add is left for then."""
+    groups: list[list[str]] = [[]]
+    for each in flags:
+        if each.startswith("--"):
+            groups.append([])
+        groups[-1].append(each)
+    own = [each for group in groups if group and _is_stage(group[0].partition("=")[0]) for each in group]
+    return with_pieces(_Named(algorithm), [*own, *["--help"] * asks_for_help(flags)]).algorithm
+
+
+def _is_stage(flag: str) -> bool:
+    return flag.startswith("--algorithm.") and not flag.endswith(".add")
 
 
 def preset_or_file(name: str) -> RunConfig:

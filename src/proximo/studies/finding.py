@@ -49,6 +49,7 @@ class Findings:
     contrasts: tuple[Found, ...]
     positive: tuple[Found, ...]
     negative: tuple[Found, ...]
+    timed: tuple[Found, ...]
 
     @property
     def is_complete(self) -> bool:
@@ -99,7 +100,7 @@ def findings(study: Study, records: Records) -> Findings:
 
 
 def _parts(study: Study) -> tuple[tuple[Contrast, ...], ...]:
-    return study.contrasts, study.positive, study.negative
+    return study.contrasts, study.positive, study.negative, study.timed
 
 
 def _found(study: Study, contrast: Contrast, records: Records) -> Found:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 from proximo.maths.arithmetic import count_of
-from proximo.studies.record import Record
+from proximo.studies.record import SECONDS, Record
 from proximo.studies.study import Measure
 from proximo.training.rl.evaluate import known_mean
 
@@ -80,6 +80,12 @@ def _by_tokens(run: Record) -> Curve:
     return _tokens(run), run.held_out.get("mean_at_k", ())
 
 
+def _by_seconds(run: Record) -> Curve:
+    """Held-out accuracies of samples over the seconds of the steps before."""
+    spent = run.steps.get(SECONDS, ())
+    return [math.fsum(spent[: int(step)]) for step in run.held_out.get("step", ())], run.held_out.get("mean_at_k", ())
+
+
 def _outcomes_by_tokens(run: Record) -> Curve:
     """Outcomes of the steps over the tokens sampled up to each."""
     return list(accumulate(run.steps.get("sampled_tokens", ()))), run.steps.get("outcome", ())
@@ -90,7 +96,7 @@ def _gap(curve: Callable[[Record], Curve]) -> Callable[[Record, Record], float]:
 
     def between(ours: Record, theirs: Record) -> float:
         curves = [curve(run) for run in (ours, theirs)]
-        if not all(xs and ys for xs, ys in curves):
+        if not all(xs and ys and not any(map(math.isnan, xs)) for xs, ys in curves):
             return math.nan
         end = min(xs[-1] for xs, _ in curves)
         mine, others = (_area(*_until(xs, ys, end)) for xs, ys in curves)
@@ -130,6 +136,14 @@ AREA_BY_TOKENS = Measure(
     "sampled, divided by that number",
     lambda run: _area(*_by_tokens(run)),
     _gap(_by_tokens),
+)
+AREA_BY_SECONDS = Measure(
+    "the same by seconds",
+    "share",
+    "area under the curve of held-out `mean_at_k` over the seconds of the steps, up to the number that both runs have "
+    "spent, divided by that number",
+    lambda run: _area(*_by_seconds(run)),
+    _gap(_by_seconds),
 )
 OUTCOMES = over_run("outcome", "outcome over the run", "share")
 """Of the samples that a run trains on: where problems are endless, each is met for the first time."""

@@ -1,6 +1,6 @@
 """The page of a study: claim, verdict, figure, tables with intervals, what was fixed before the runs, and the command.
 
-The same records give the same bytes, except for the line with the seconds.
+The same runs give the same bytes, except for the line with the seconds and the table of contrasts by seconds.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,6 +34,7 @@ def page(found: Findings, rates: Mapping[str, float]) -> str:
         "Means over the seeds ± half of their 95 % intervals"
         + ("; shares with the whole interval." if _has_shares(study) else "."),
         _arms(found, rates),
+        *_timed(found),
         *_edges(study, rates),
         "## What was fixed before the runs",
         _fixed(study),
@@ -133,6 +134,16 @@ def _arms(found: Findings, rates: Mapping[str, float]) -> str:
     return table(header, rows)
 
 
+def _timed(found: Findings) -> list[str]:
+    if not found.timed:
+        return []
+    said = (
+        "Seconds of the training steps, without evaluations, of runs on one thread each. They hang on the machine and "
+        "on what else it does: another gives other numbers, and the study's verdict has no part of them."
+    )
+    return ["## By seconds", said, table(_CONTRASTS[:-1], [_row(found, each)[:-1] for each in found.timed])]
+
+
 def _edges(study: Study, rates: Mapping[str, float]) -> list[str]:
     """Which tuned arms took the first or last of the rates that were tried: their best may lie beyond."""
     if study.tuning is None:
@@ -172,7 +183,8 @@ def _of_shares(study: Study) -> str:
 
 
 def _fixed(study: Study) -> str:
-    measures = {each.measure.name: each.measure.what for each in (*study.contrasts, *study.controls)}
+    contrasts = (*study.contrasts, *study.controls, *study.timed)
+    measures = {each.measure.name: each.measure.what for each in contrasts}
     measures |= {each.name: each.what for each in study.measures}
     config = study.arms[0].config
     lines = [

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from proximo.insight.compare.plan import Job
 from proximo.insight.folder import RunFolder
-from proximo.insight.reading import is_number
+from proximo.insight.reading import is_number, phases
 from proximo.insight.report.facts import Row, gather
 from proximo.machine import Machine
 from proximo.storage.folders import write_file
@@ -21,7 +21,7 @@ FORMAT = 1
 DIGITS = 6
 """Significant digits that are kept."""
 KEPT = (
-    "outcome", "entropy", "length", "length_right", "length_wrong", "truncated", "duplicates", "dead_groups",
+    "outcome", "reward", "entropy", "length", "length_right", "length_wrong", "truncated", "duplicates", "dead_groups",
     "dead_solved", "solved_by_any", "gradient_norm", "gradient_norm_max", "gate", "measured", "blocked", "clip_high",
     "clip_low", "positive_above", "negative_above", "ratio_spread", "log_ratio_max", "old_kl", "ess", "kl",
     "reference_kl", "sapo_gap", "explained_variance", "value_error/quarter_1", "value_error/quarter_2",
@@ -31,6 +31,8 @@ KEPT = (
     "clip_high/sure", "ratio_far",
 )  # fmt: skip
 """Metrics of a step that are kept."""
+SECONDS = "step_seconds"
+"""Seconds of each training step, without evaluations: of a machine, so of no table that can be repeated."""
 EVALUATED = ("step", "accuracy", "outcome", "mean_at_k", "pass_at_k")
 """Numbers of an evaluation that are kept; those of a task's sources too."""
 
@@ -98,8 +100,10 @@ def recorded(folder: Path) -> Record:
     assert facts.result is not None, "it is finished"
     names = [name for name in KEPT if any(name in row for row in facts.training)]
     tested = [name for name in _names(facts.evaluations) if name.rpartition("/")[2] in EVALUATED]
+    spent = {row.get("step"): math.fsum(phases(row).values()) for row in facts.timings}
     return Record(
-        {name: [_number(row.get(name)) for row in facts.training] for name in names},
+        {name: [_number(row.get(name)) for row in facts.training] for name in names}
+        | {SECONDS: [spent.get(row["step"], math.nan) for row in facts.training]},
         {name: [_number(row.get(name)) for row in facts.evaluations] for name in tested},
         float(facts.result["seconds"]),
     )

@@ -104,6 +104,8 @@ class Study:
     run_seconds: float
     """Seconds of one run on one core, roughly: for the estimate before the runs."""
     tuning: Tuning | None = None
+    timed: tuple[Contrast, ...] = ()
+    """Contrasts by seconds, which hang on the machine: a table apart, no part of the verdict."""
     held_out: bool = False
     """Whether the figure has the evaluations' numbers, in place of those of the training's own samples."""
     drawn: tuple[str, ...] = ()
@@ -119,7 +121,7 @@ class Study:
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arms]
         assert len(set(names)) == len(names), f"{self.name}: arms {names}"
-        for contrast in (*self.contrasts, *self.controls):
+        for contrast in (*self.contrasts, *self.controls, *self.timed):
             assert set(contrast.arms) <= set(names), f"{self.name}: {contrast.what}"
             assert contrast.counts, f"{self.name}: {contrast.what} counts nothing"
         assert set(self.drawn) <= set(names), f"{self.name}: the figure's arms"
@@ -155,6 +157,7 @@ class Study:
             contrasts=contrasts,
             drawn=tuple(name for name in self.drawn if name in needed),
             tuning=None,
+            timed=(),
             run_seconds=self.run_seconds * min(self.quick_steps / first, 1.0),
             is_pilot=True,
         )
@@ -191,6 +194,7 @@ def design(study: Study) -> dict[str, Any]:
         else {"rates": list(tuning.rates), "seeds": list(tuning.seeds), "measure": tuning.measure.what},
         "collapse": study.collapse,
         "caveats": list(study.caveats),
+        **({"by seconds": [_plain(each) for each in study.timed]} if study.timed else {}),
     }
 
 

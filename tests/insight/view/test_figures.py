@@ -262,6 +262,21 @@ def test_axe_finds_nothing_serious(window, page, pages):
         assert window.page.evaluate(SERIOUS) == []
 
 
+def test_a_contrast_is_drawn_in_units_of_what_counts(window, page):
+    """−0.05 where −0.1 counts is half of an effect in the direction of the claim."""
+    window.page.goto(page.address(tab="claims"))
+    drawn = window.page.locator(".claims .interval")
+    drawn.first.wait_for()
+    labels = [drawn.nth(number).get_attribute("aria-label") for number in range(drawn.count())]
+    assert labels == ["0.5 times what counts, −0.2 to 1.2", "9 times what counts, 8 to 10"]
+    middle = float(drawn.nth(0).locator("circle").get_attribute("cx") or "nan")
+    assert middle == pytest.approx(100 + 0.5 / 3 * 94)
+    assert (drawn.nth(1).locator("circle").count(), drawn.nth(1).locator(".end").count()) == (0, 1)  # beyond the edge
+    assert "−0.05 share (−0.12 to +0.02, 5 seeds; −0.1 counts)" in window.page.inner_text(".contrasts li >> nth=0")
+    assert "small: <i>it shrinks</i>" in window.page.inner_text(".contrasts li >> nth=0")
+    assert "other: far" in window.page.inner_text(".contrasts li >> nth=1")  # several studies are told apart
+
+
 def test_claims_are_listed_sifted_and_stay_text(window, page):
     window.page.goto(page.address(tab="claims"))
     window.page.wait_for_selector(".claims li")
@@ -271,6 +286,8 @@ def test_claims_are_listed_sifted_and_stay_text(window, page):
     assert window.page.inner_text(".claims [role=status]") == "1 of 2 claims"
     assert not window.page.locator(".claims li >> nth=0").is_visible()
     window.page.click(".claims [data-kind='not run yet']")
+    window.page.fill(".claims input", "object")  # a word of no claim
+    assert window.page.inner_text(".claims [role=status]") == "0 of 2 claims"
     window.page.fill(".claims input", "PROXIMO")
     assert window.page.inner_text(".claims [role=status]") == "1 of 2 claims"
 

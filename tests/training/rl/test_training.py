@@ -26,12 +26,12 @@ from proximo.training.learner.gradients import old_logprobs
 from proximo.training.learner.learner import Learner
 from proximo.training.learner.passes import minibatches
 from proximo.training.learner.policy import PlainPolicy
-from proximo.training.records import Collected, DataCursor
+from proximo.training.records import Collected, DataCursor, Evaluation
 from proximo.training.rl.assemble import assemble, to_batch
 from proximo.training.rl.collect import Collector
 from proximo.training.rl.evaluate import evaluate, wilson
 from proximo.training.rl.metrics import rollout_metrics, step_metrics
-from proximo.training.rl.progress import Lines, share, sparkline
+from proximo.training.rl.progress import Lines, measure, share, sparkline
 from proximo.training.rl.run import Run
 from proximo.training.rl.train import train
 from proximo.types import Completion, Grade, Group, Problem, Request, Rollout
@@ -475,6 +475,18 @@ def test_evaluation_counts_each_problem_once_and_unscored_ones_not_at_all():
     assert (result.accuracy, result.problems, result.unscored) == (0.5, 3, 1)
     assert (result.mean_at_k, result.pass_at_k) == (0.5, 0.5)
     assert "3 problems, 1 unscored" in share(result)
+
+
+def test_two_evaluations_are_written_alike_where_one_has_outcomes_in_between():
+    """A policy that ends with nothing but 0 and 1 is still beside its start, which was 0.75 on average."""
+    graded = Evaluation(accuracy=0.5, low=0.0, high=1.0, problems=2, unscored=0, outcome=0.75, reward=0.75)
+    ended = replace(graded, outcome=0.5)
+    assert share(ended) == "50.0% (0.0% to 100.0%, 2 problems)"
+    assert share(ended, graded) == "0.500 (50.0% at least 1, 2 problems)"
+    assert (measure(ended), measure(ended, graded)) == ("accuracy", "outcome")
+    unknown = replace(ended, accuracy=math.nan, outcome=math.nan, unscored=2)
+    assert (share(ended, unknown), measure(ended, unknown)) == (share(ended), "accuracy")
+    assert share(unknown, ended) == "unknown (2 problems, 2 unscored)"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,15 @@ from rich.status import Status
 from rich.text import Text
 
 from proximo import explain
-from proximo.cli.configs import named_algorithm, naming_flags, preset_or_file, suited_base, with_named, with_values
+from proximo.cli.configs import (
+    named_algorithm,
+    naming_flags,
+    preset_or_file,
+    suited_base,
+    with_named,
+    with_values,
+    with_weight,
+)
 from proximo.cli.flags import asks_for_help, changed, refuse, said_later, say, take, take_switch
 from proximo.cli.run_folders import ACCEPT_LOST
 from proximo.defaults import listed
@@ -34,7 +42,7 @@ from proximo.insight.compare import (
 )
 from proximo.insight.folder import RunFolder
 from proximo.insight.report.facts import gather
-from proximo.presets import ARITHMETIC, COMPARISONS, Comparison, ablated, with_algorithm
+from proximo.presets import ARITHMETIC, COMPARISONS, Comparison, ablated
 from proximo.redacting import without_secrets
 from proximo.training.config import RunConfig
 from proximo.training.runfolder.signals import Stopped
@@ -147,27 +155,28 @@ def _chosen(
     if names is not None or ablate is not None:
         if len(given) > 1:
             refuse(f"--algorithms and --ablate compare on one config, not on {len(given)}")
-        base = preset_or_file(given[0]) if given else _suited(arguments)
+        base = with_weight(preset_or_file(given[0]) if given else _suited(arguments), arguments)
         if names is None:
-            return None, _ablations(base, named_algorithm("--ablate", ablate or ""))
+            return None, _ablations(base, named_algorithm("--ablate", ablate or ""), arguments)
         cards = [named_algorithm("--algorithms", name.strip()) for name in names.split(",")]
-        return None, [(card.name, with_named(base, card)) for card in cards]
+        return None, [(card.name, with_named(base, card.value, arguments)) for card in cards]
     if not given:
         refuse("compare needs something to compare: proximo compare five, --algorithms grpo,sapo, or two configs")
     return None, [(Path(name).stem, _config(name)) for name in given]
 
 
-def _ablations(base: RunConfig, card: Card) -> list[tuple[str, RunConfig]]:
+def _ablations(base: RunConfig, card: Card, flags: Sequence[str]) -> list[tuple[str, RunConfig]]:
     """The algorithm first, then without each of its choices."""
+    whole = with_named(base, card.value, flags)
     with said_later():
         less = ablated(card.value)
-        found = [(f"without-{stage}", with_algorithm(base, value)) for stage, value in less.items() if value]
+    found = [(f"without-{stage}", with_named(base, value, flags)) for stage, value in less.items() if value]
     kept = [stage for stage, value in less.items() if value is None]
     if not found:
         refuse(f"--ablate {card.name}: none of its choices can be left out alone")
     if kept:
         say(f"not left out, since other choices of {card.name} need it: {', '.join(kept)}")
-    return [(card.name, with_named(base, card)), *found]
+    return [(card.name, whole), *found]
 
 
 def _suited(arguments: list[str]) -> RunConfig:

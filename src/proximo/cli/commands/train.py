@@ -171,8 +171,8 @@ def _print_result(path: Path, outcome: RunResult, as_json: bool) -> None:
         return
     before, after = outcome.before, outcome.after
     if before.problems:
-        print(f"\nheld-out {measure(before):<9} before {share(before)}")
-        print(f"                   after  {share(after)}{gain(before, after)}\n")
+        print(f"\nheld-out {measure(before, after):<9} before {share(before, after)}")
+        print(f"                   after  {share(after, before)}{gain(before, after)}\n")
     shown = [pair for pair in outcome.examples if pair[0].outcome != pair[1].outcome] or outcome.examples
     for before, after in shown[:3]:
         print(f"  {quoted(prompt_text(before.problem))}, right is {quoted(before.problem.answer)}")

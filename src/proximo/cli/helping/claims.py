@@ -6,6 +6,7 @@ anew from them; a test compares.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ def file() -> Path:
 
 
 def stored_claims() -> list[dict[str, Any]]:
-    """The claims, each with number, claim, source, verdict, found and command."""
+    """The claims, each with number, claim, source, verdict, found and command; those that studies answer also have the
+    contrasts, and what is known beside them."""
     return json.loads(file().read_text(encoding="utf-8"))
 
 
@@ -30,8 +32,23 @@ def gathered_claims() -> list[dict[str, Any]]:
     for row in atlas_rows(STUDIES):
         about = {"number": row.claim.number, "claim": row.claim.claim, "source": row.claim.source}
         said = {"verdict": row.verdict, "found": row.found, "command": row.command}
-        rows.append(about | {name: text.replace("`", "") for name, text in said.items()})  # the page shows plain text
+        said |= {"beside": row.beside} if row.contrasts else {}
+        plain = {name: text.replace("`", "") for name, text in said.items()}  # the page shows plain text
+        rows.append(about | plain | ({"contrasts": _contrasts(row.contrasts)} if row.contrasts else {}))
     return rows
+
+
+SHOWN = ("what", "verdict", "mean", "low", "high", "unit", "counts", "seeds")
+
+
+def _contrasts(known: Mapping[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Differences with their intervals; those without one are left out."""
+    return [
+        {"study": name, **{each: contrast[each] for each in SHOWN}}
+        for name, contrasts in known.items()
+        for contrast in contrasts
+        if contrast["mean"] is not None and contrast["low"] is not None
+    ]
 
 
 def verdicts_file() -> Path:

@@ -1,5 +1,6 @@
 """`proximo study`: test a published claim, and say whether it holds here."""
 
+import math
 from pathlib import Path
 
 from proximo.cli.flags import asks_for_help, refuse, say, take, take_switch
@@ -35,7 +36,7 @@ def run(arguments: list[str]) -> int:
         return 0
     quick, dry = take_switch(arguments, "--quick"), take_switch(arguments, "--dry-run")
     out, processes = Path(take(arguments, "--out") or FOLDER), _number(arguments, "--processes")
-    minutes = _number(arguments, "--minutes")
+    minutes = _minutes(arguments)
     if len(arguments) > 1 or any(each.startswith("-") for each in arguments):
         refuse(f"study takes one name and flags, not {' '.join(arguments)}: see proximo study --help")
     if not arguments and (quick or dry or processes or minutes):
@@ -58,3 +59,14 @@ def _number(arguments: list[str], flag: str) -> int | None:
     if given is not None and not (given.isdecimal() and int(given)):
         refuse(f"{flag} {given}: give a whole number, at least 1")
     return None if given is None else int(given)
+
+
+def _minutes(arguments: list[str]) -> float | None:
+    given = take(arguments, "--minutes")
+    try:
+        minutes = None if given is None else float(given)
+    except ValueError:
+        minutes = math.nan
+    if minutes is not None and not 0 < minutes < math.inf:
+        refuse(f"--minutes {given}: give a number above 0")
+    return minutes

@@ -4,7 +4,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,15 @@ class Row:
     found: str
     command: str
     links: tuple[str, ...]
+    contrasts: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """By the name of the study, what it found on the claim."""
+
+    @property
+    def beside(self) -> str:
+        """What is known apart from the contrasts."""
+        if not self.contrasts or self.claim.reason:
+            return self.claim.reason
+        return f"Elsewhere: {self.claim.found}" if self.claim.found else ""
 
 
 def atlas(folder: Path) -> str:
@@ -57,7 +66,7 @@ def atlas_rows(folder: Path) -> Iterator[Row]:
             verdict, found = _answer(claim, known)
             if claim.reason:  # what the study shows is less than what is claimed
                 verdict, found = NO_VERDICT, f"{claim.reason}. Near it: {found}"
-            yield Row(claim, verdict, found, commands, links)
+            yield Row(claim, verdict, found, commands, links, known)
         elif claim.verdict:
             yield Row(claim, claim.verdict, claim.found, f"`{claim.command}`", links)
         elif asked:

@@ -1,23 +1,20 @@
 """The studies, as one tuple; the first are those on which most hangs."""
 
-from dataclasses import replace
-
 from proximo.studies.designs.bands import GSPO_BAND
 from proximo.studies.designs.beyond import DPO_GRPO, RECOVERY
 from proximo.studies.designs.clipping import CLIP_HIGHER, CLIP_RATIO, CLIPPED_TOKENS, UNIFORM_ADVANTAGES
 from proximo.studies.designs.course import DEAD_GROUPS, FIRST_SUCCESS
-from proximo.studies.designs.departures import DEPARTURES
 from proximo.studies.designs.five import FIVE_CHAIN, FIVE_LENGTH, FIVE_MIXTURE
 from proximo.studies.designs.gates import DUAL_CLIP, SAPO_GSPO, SAPO_SEQUENCE, SAPO_STUDY
 from proximo.studies.designs.leads import DRIFT_LEAD
 from proximo.studies.designs.length import DAPO_LADDER, OVERLONG
 from proximo.studies.designs.mixtures import MIXTURE
-from proximo.studies.designs.signals import GROUP_SIZE, KL, NOISY_REWARD, STD
+from proximo.studies.designs.signals import GROUP_SIZE, KL, NOISY_REWARD, REWARD_HACKING, STD
 from proximo.studies.designs.values import VALUE_LENGTH
 from proximo.studies.designs.weights import TOKEN_MEAN
 from proximo.studies.study import Study
 
-_DESIGNS: tuple[Study, ...] = (
+STUDIES: tuple[Study, ...] = (
     CLIP_HIGHER,
     DAPO_LADDER,
     TOKEN_MEAN,
@@ -36,6 +33,7 @@ _DESIGNS: tuple[Study, ...] = (
     SAPO_SEQUENCE,
     SAPO_GSPO,
     KL,
+    REWARD_HACKING,
     GROUP_SIZE,
     NOISY_REWARD,
     STD,
@@ -45,4 +43,3 @@ _DESIGNS: tuple[Study, ...] = (
     DPO_GRPO,
     RECOVERY,
 )
-STUDIES = tuple(replace(each, afterwards=(*each.afterwards, *DEPARTURES.get(each.name, ()))) for each in _DESIGNS)

@@ -166,6 +166,10 @@ RECOVERY = Study(
         "Forks keep the optimizer's moments. Runs that do not fall have no forks and are not counted.",
         "After the fall some answers are still right; a collapse that leaves none could only stay down.",
     ),
+    afterwards=(
+        "Planned at first and not done: a mixture that collapses, forks 10 and 2 steps before the fall and 2 after it, "
+        "a third of the rate, and routing replay.",
+    ),
     change="a collapse of another kind: one that a high rate does not cause.",
     run_seconds=360,
     quick_steps=30,

@@ -114,6 +114,10 @@ DRIFT_LEAD = Study(
         "Collapses come from a high rate, and begin soon: what is usual is taken from six steps.",
         "A policy that learns changes its entropy and gradients too: that is what the healthy runs are for.",
     ),
+    afterwards=(
+        "Planned at first and not done: runs of the mixture with the drift of their routes, and ten steps that say "
+        "what is usual, in the place of six.",
+    ),
     change="runs of hundreds of steps that collapse late.",
     run_seconds=30,
     quick_steps=12,

@@ -2,17 +2,20 @@
 
 from dataclasses import replace
 
-from proximo.algorithms import DAPO
+from proximo.algorithms import DAPO, GRPO, PPO
 from proximo.maths.pieces.advantages import GroupCentred
-from proximo.maths.pieces.divergences import KlLoss
+from proximo.maths.pieces.divergences import KlLoss, UnbiasedK3
+from proximo.maths.pieces.shaping import KlReward
 from proximo.maths.pieces.weights import ConstantLength
-from proximo.studies.designs.settings import NEAR, SMALL, changed, trained
-from proximo.studies.measures import ACCURACY, AREA, BEFORE, ENTROPY, final, over_run
+from proximo.models.values import OwnLayers
+from proximo.presets import OPEN_ENDED
+from proximo.studies.designs.settings import NEAR, SMALL, changed, in_world, trained
+from proximo.studies.measures import ACCURACY, AREA, BEFORE, ENTROPY, at_end, final, over_run, rise
 from proximo.studies.noise import NoisyVerdict
 from proximo.studies.study import Arm, Contrast, Study, Tuning
 from proximo.tasks.arithmetic import Arithmetic
 from proximo.tasks.sources.mixture import Mixture, Source
-from proximo.training.config import EvaluationOptions, RunConfig
+from proximo.training.config import EvaluationOptions, RunConfig, ValueOptions
 from proximo.training.reward_mix import RewardMix, WeightedRule
 
 TUNING = Tuning((1e-5, 2e-5, 5e-5), (100, 101), AREA)
@@ -55,9 +58,73 @@ KL = Study(
         "The reward is the true verdict, so there is nothing to hack: what a KL term is for is not tested here.",
         "A claim that nothing is lost holds if the first contrast is no effect in the other direction.",
     ),
+    afterwards=("Planned at first were four coefficients for DAPO too; it has two.",),
     change="a task whose solution lies far from the first policy.",
     run_seconds=28,
     tuning=TUNING,
+)
+
+_FREE = replace(in_world(OPEN_ENDED, replace(GRPO, kl=None)), evaluation=EvaluationOptions(problems=50))
+_OWN = replace(_FREE, rewards=RewardMix())
+_TRUE = at_end("outcome", "true reward at the end", "share of the pairs in order")
+_LEARNED_REWARD = rise("reward", "rise of the reward that is trained on", "of its scale")
+_PPO = replace(_FREE, algorithm=PPO, value=ValueOptions(OwnLayers(1), learning_rate=1e-3))
+
+REWARD_HACKING = Study(
+    name="reward-hacking",
+    title="The KL term and a reward that can be hacked",
+    claim="A KL penalty from the fine-tuned model at each token mitigates over-optimization of the reward model.",
+    source="InstructGPT (Ouyang et al., 2022, arXiv:2203.02155), section 3.5",
+    question="Trained on a reward model, does a policy lose true reward as the learned one rises, and does a KL term "
+    "prevent it?",
+    arms=(
+        Arm("grpo, no KL", _FREE),
+        Arm("grpo, K3 0.04", changed(_FREE, kl=KlLoss(0.04))),
+        Arm("grpo, K3 0.2", changed(_FREE, kl=KlLoss(0.2))),
+        Arm("grpo, unbiased K3 0.5", changed(_FREE, kl=KlLoss(0.5, UnbiasedK3()))),
+        Arm("ppo, no KL", changed(_PPO, shape=None)),
+        Arm("ppo, KL in the reward 0.2", changed(_PPO, shape=KlReward(0.2))),
+        Arm("grpo, no learning", trained(_FREE, learning_rate=1e-9)),
+        Arm("grpo, true reward, no KL", _OWN),
+        Arm("grpo, true reward, K3 0.04", changed(_OWN, kl=KlLoss(0.04))),
+    ),
+    seeds=tuple(range(8)),
+    contrasts=(
+        Contrast(
+            "with a KL term more of the true reward is kept", "grpo, unbiased K3 0.5", "grpo, no KL", _TRUE, 0.1, (16,)
+        ),
+        Contrast("PPO with a KL in the reward too", "ppo, KL in the reward 0.2", "ppo, no KL", _TRUE, 0.1, (16,)),
+        Contrast("GRPO's own coefficient is enough", "grpo, K3 0.04", "grpo, no KL", _TRUE, 0.1, (16,)),
+        Contrast("five times as much is", "grpo, K3 0.2", "grpo, no KL", _TRUE, 0.1),
+        Contrast("the true reward is more than at first", "grpo, unbiased K3 0.5", "grpo, no learning", _TRUE, 0.1),
+    ),
+    positive=(
+        Contrast("without a KL the learned reward rises", "grpo, no KL", "grpo, no learning", _LEARNED_REWARD, 0.5),
+        Contrast("and true reward is lost", "grpo, no KL", "grpo, no learning", _TRUE, -0.1),
+    ),
+    negative=(
+        Contrast(
+            "where the true reward is trained on, a KL term of 0.04 changes nothing",
+            "grpo, true reward, K3 0.04",
+            "grpo, true reward, no KL",
+            _TRUE,
+            0.05,
+        ),
+    ),
+    measures=(_TRUE, _LEARNED_REWARD, over_run("kl", "KL to the reference", "nats a token"), ENTROPY),
+    curve="outcome",
+    caveats=(
+        SMALL,
+        "Answers of five letters, and a reward model trained on 2,000 rankings of the first policy's own answers.",
+        "All arms have one learning rate; PPO's and GRPO's are not compared.",
+        "A pipeline with other models and four seeds found 0.00 to 0.57 without a KL and 0.91 to 0.94 with one.",
+    ),
+    afterwards=(
+        "Answers have six tokens, with their end; the sentence about three is that of other studies.",
+        "Arms without a KL term keep no reference, so that their distance from it has no number.",
+    ),
+    change="a reward model that stays right where the policy goes, or one that is trained again on the way.",
+    run_seconds=30,
 )
 
 _MIXED = over_run("dead_groups", "groups that teach nothing", "share of the groups")
@@ -135,6 +202,7 @@ NOISY_REWARD = Study(
         "a way that can be exploited is another question.",
         "Three graders err independently of each other here, which is the best case.",
     ),
+    afterwards=("Planned at first was noise on one side at 5, 10 and 20 %; it was run at 20 %.",),
     change="noise that depends on the answer, as a learned reward's does.",
     run_seconds=28,
     tuning=TUNING,

@@ -75,18 +75,26 @@ def prompt_text(problem: Problem) -> str:
     return problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"]
 
 
-def measure(evaluation: Evaluation) -> str:
+def measure(*evaluations: Evaluation) -> str:
     """Name of the number that `share` begins with: outcomes that are not right or wrong have a mean and no accuracy."""
-    return "accuracy" if evaluation.is_share else "outcome"
+    return "accuracy" if _are_shares(*evaluations) else "outcome"
 
 
-def share(evaluation: Evaluation) -> str:
-    """An evaluation in one line; "unknown" if no answer could be scored."""
+def _are_shares(*evaluations: Evaluation) -> bool:
+    """Whether all that are known have outcomes of right and wrong alone."""
+    known = [each for each in evaluations if not math.isnan(each.outcome)]
+    return bool(known) and all(each.is_share for each in known)
+
+
+def share(evaluation: Evaluation, *others: Evaluation) -> str:
+    """An evaluation in one line; "unknown" if no answer could be scored. `others` are those it stands beside: where one
+    of them has outcomes between right and wrong, this one is written as they are, though all of its own may be 0 or
+    1."""
     unscored = f", {evaluation.unscored} unscored" if evaluation.unscored else ""
     problems = f"{evaluation.problems} problems{unscored}"
     if math.isnan(evaluation.outcome):
         text = f"unknown ({problems})"
-    elif evaluation.is_share:
+    elif _are_shares(evaluation, *others):
         text = f"{evaluation.accuracy:.1%} ({evaluation.low:.1%} to {evaluation.high:.1%}, {problems})"
     else:
         text = f"{evaluation.outcome:.3f} ({evaluation.accuracy:.1%} at least 1, {problems})"
