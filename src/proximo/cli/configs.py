@@ -38,7 +38,7 @@ def base_config(arguments: list[str], default: RunConfig = ARITHMETIC) -> RunCon
     name, judge = take(arguments, "--algorithm"), take(arguments, "--reward-model")
     given = bool(arguments) and not arguments[0].startswith("-")
     config = preset_or_file(arguments.pop(0)) if given else default
-    config = with_weight(config, arguments)
+    config = _with_weight(config, arguments)
     if name is not None:
         config = with_named(config, named_algorithm("--algorithm", name).value, arguments)
     if judge is not None:
@@ -116,14 +116,14 @@ def with_named(config: RunConfig, named: Algorithm, flags: Sequence[str]) -> Run
     """The config with an algorithm, and with the pieces that flags put in its stages: it may suit the run only so."""
     try:
         with said_later():
-            return with_algorithm(config, _with_stages(named, flags))
+            return with_algorithm(_with_weight(config, flags), _with_stages(named, flags))
     except ValueError as error:
         if asks_for_help(flags):
             return config
         refuse(str(error))
 
 
-def with_weight(config: RunConfig, flags: Sequence[str]) -> RunConfig:
+def _with_weight(config: RunConfig, flags: Sequence[str]) -> RunConfig:
     """A verdict that is not rewarded gets the weight that a flag says: what chooses by the verdict needs one."""
     weight = take_number(list(flags), "--rewards.task", float)
     if weight is None or config.rewards.task:

@@ -12,15 +12,7 @@ from rich.status import Status
 from rich.text import Text
 
 from proximo import explain
-from proximo.cli.configs import (
-    named_algorithm,
-    naming_flags,
-    preset_or_file,
-    suited_base,
-    with_named,
-    with_values,
-    with_weight,
-)
+from proximo.cli.configs import named_algorithm, naming_flags, preset_or_file, suited_base, with_named, with_values
 from proximo.cli.flags import asks_for_help, changed, refuse, said_later, say, take, take_switch
 from proximo.cli.run_folders import ACCEPT_LOST
 from proximo.defaults import listed
@@ -155,7 +147,7 @@ def _chosen(
     if names is not None or ablate is not None:
         if len(given) > 1:
             refuse(f"--algorithms and --ablate compare on one config, not on {len(given)}")
-        base = with_weight(preset_or_file(given[0]) if given else _suited(arguments), arguments)
+        base = preset_or_file(given[0]) if given else _suited(arguments)
         if names is None:
             return None, _ablations(base, named_algorithm("--ablate", ablate or ""), arguments)
         cards = [named_algorithm("--algorithms", name.strip()) for name in names.split(",")]
