@@ -159,7 +159,6 @@ def _chosen(
 
 def _ablations(base: RunConfig, card: Card, flags: Sequence[str]) -> list[tuple[str, RunConfig]]:
     """The algorithm first, then without each of its choices."""
-    whole = with_named(base, card.value, flags)
     with said_later():
         less = ablated(card.value)
     found = [(f"without-{stage}", with_named(base, value, flags)) for stage, value in less.items() if value]
@@ -168,7 +167,7 @@ def _ablations(base: RunConfig, card: Card, flags: Sequence[str]) -> list[tuple[
         refuse(f"--ablate {card.name}: none of its choices can be left out alone")
     if kept:
         say(f"not left out, since other choices of {card.name} need it: {', '.join(kept)}")
-    return [(card.name, whole), *found]
+    return [(card.name, with_named(base, card.value, flags)), *found]
 
 
 def _suited(arguments: list[str]) -> RunConfig:
