@@ -20,6 +20,7 @@ from proximo.samplers.embedded import local_sampler
 from proximo.storage.scratch import Scratch
 from proximo.types import Completion, Request
 from tests.fleet.conformance import SmallPolicy, nudge
+from tests.waiting import wait_until
 
 OPTIONS = SamplingOptions(max_tokens=4)
 
@@ -43,6 +44,8 @@ class Sick(EmbeddedEngine):
     does: str = ""
     stays: bool = False
     """Whether it does that again after a pause."""
+    waiting: int = 0
+    """Requests that have two tokens, and wait for a pause or have waited for one."""
 
     def generate(self, prompt, options, draw, prefix=()) -> Generated:
         if self.does == "die":
@@ -57,6 +60,7 @@ class Sick(EmbeddedEngine):
             return super()._decode(tokens, options, draw, start)
         completion, _ = super()._decode(tokens, replace(options, max_tokens=2), draw, start)
         with self._changed:
+            self.waiting += 1
             while self._paused is None:
                 self._changed.wait(0.01)
         return completion, True
@@ -248,8 +252,9 @@ def test_a_push_interrupts_requests_which_continue_with_the_new_weights(kit):
     [request, *_] = kit.requests()
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(lambda: list(kit.fleet.stream([request], LONG, seed=1, step=2, version=3)))
-        while sum(each._running for each in kit.made) < 2:
-            assert not asked.done()
+        # Running is not enough: a pause may come after one token.
+        wait_until(lambda: sum(each.waiting for each in kit.made) == 2)
+        assert not asked.done()
         old = {name: each.clone() for name, each in kit.policy.weights()}
         nudge(kit.policy.model, 1, size=0.3)
         kit.fleet.refresh(kit.policy, 4)
@@ -274,8 +279,8 @@ def test_requests_that_are_given_up_end_and_the_others_continue(kit):
     first, second, _ = kit.requests()
     with ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(list, kit.fleet.stream([each], LONG, seed=1, step=2)) for each in (first, second)]
-        while sum(each._running for each in kit.made) < 4:
-            assert not any(each.done() for each in asked)
+        wait_until(lambda: sum(each.waiting for each in kit.made) == 4)
+        assert not any(each.done() for each in asked)
         kit.fleet.drop(7, first.key)  # of another step
         kit.fleet.drop(2, first.key)
         with pytest.raises(Dropped):

@@ -18,17 +18,20 @@ def simulated(engines, learner, work, rule, lengths, *, steps):
         nonlocal resumes
         resumes = max(now, resumes) + seconds
 
+    def admits():
+        """Whether the first request that waits may begin."""
+        if not queue or len(live) == engines.slots * engines.number:
+            return False
+        return not (rule.drained and live and queue[0][1] // work.groups != live[0][1] // work.groups)
+
     def admit():
         nonlocal context
-        while queue and len(live) < engines.slots * engines.number:
-            if rule.drained and live and queue[0][1] // work.groups != live[0][1] // work.groups:
-                return
-            length, group = queue.popleft()
-            heapq.heappush(live, (clock + length, group, length))
-            context += work.prompt_tokens
-            if group not in born:
-                born[group] = version
-                stall(work.prompt_tokens * engines.prefill / engines.number)
+        length, group = queue.popleft()
+        heapq.heappush(live, (clock + length, group, length))
+        context += work.prompt_tokens
+        if group not in born:
+            born[group] = version
+            stall(work.prompt_tokens * engines.prefill / engines.number)
 
     def issue():
         nonlocal issued, due
@@ -38,7 +41,6 @@ def simulated(engines, learner, work, rule, lengths, *, steps):
             queue.extend((float(length), group) for length in lengths[group])
         issued = limit
         due = {group for group in left if group < rule.due(version, work.groups)}
-        admit()
 
     def began(group):
         return max(0, group // work.groups - rule.depth) if rule.drained else born[group]
@@ -64,7 +66,13 @@ def simulated(engines, learner, work, rule, lengths, *, steps):
             each, growth = step()
             distance = live[0][0] - clock
             ended = max(now, resumes) + distance * (each + growth * distance / 2)
-        assert min(until, ended) < math.inf
+        # One begins when engines stand still for nothing else: after a push, and after the prompt of the one before.
+        begins = max(now, resumes) if admits() else math.inf
+        assert min(until, ended, begins) < math.inf
+        if begins < ended and begins <= until:
+            now = begins
+            admit()
+            continue
         if ended <= until:
             end, group, length = heapq.heappop(live)
             context += (end - clock) * (len(live) + 1) - length - work.prompt_tokens
@@ -74,7 +82,6 @@ def simulated(engines, learner, work, rule, lengths, *, steps):
                 del left[group]
                 due.discard(group)
                 insort(ready, group)
-            admit()
             continue
         seconds = until - max(now, resumes)
         if live and seconds > 0:

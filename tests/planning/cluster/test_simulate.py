@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proximo.planning.cluster.pool import Engines
@@ -108,7 +108,25 @@ def test_tokens_are_younger_than_their_groups():
     assert found.token_ages == pytest.approx({0: 0.25, 1: 0.75})
 
 
+def test_a_request_that_waits_for_a_push_begins_with_the_weights_of_the_next():
+    """Updates of 0.1 s while engines read contexts again for longer: what is issued in that time has not begun."""
+    engines = replace(PLAIN, number=1, prefill=0.0078125)
+    work = Work(groups=2, group_size=2, prompt_tokens=1)
+    lengths = np.array([[23.0, 18.0], [38.0, 22.0], [12.0, 29.0], [74.0, 52.0], *[[10.0, 6.0]] * 20])
+    found = simulate(engines, Learner(0.1), work, in_flight(3), lengths, steps=STEPS)
+    ends, staleness, _ = simulated(engines, Learner(0.1), work, in_flight(3), lengths, steps=STEPS)
+    assert found.ends == pytest.approx(ends, rel=1e-9)
+    assert found.staleness == staleness
+
+
 @settings(max_examples=50, deadline=None)
+@example(
+    Engines(1, 4, base=1.0, per_request=0.0, per_token=0.0, prefill=0.0078125),
+    Learner(0.109375),
+    Work(groups=2, group_size=2, prompt_tokens=1),
+    in_flight(3),
+    0,
+)
 @given(ENGINES, LEARNERS, WORKS, RULES, st.integers(0, 99))
 def test_it_is_what_the_reference_says(engines, learner, work, rule, seed):
     lengths = lengths_for(work, rule, seed)
