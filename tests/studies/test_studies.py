@@ -399,6 +399,8 @@ def test_the_command_lists_says_how_much_and_refuses(tmp_path, monkeypatch, caps
         (["clip-higher", "--processes", "0"], "--processes 0: give a whole number"),
         (["clip-higher", "sapo"], "study takes one name"),
         (["--quick"], "--quick, --processes, --minutes and --dry-run need the NAME of a study"),
+        (["clip-higher", "--minutes", "0"], "--minutes 0: give a number above 0"),
+        (["clip-higher", "--minutes", "soon"], "--minutes soon: give a number"),
         (["clip-higher", "--out", __file__], "test_studies.py is no folder: give one with --out"),
         (["--out", __file__], "test_studies.py is no folder: give one with --out"),
         (["--out", f"{__file__}/below"], "below is no folder: give one with --out"),

@@ -69,21 +69,15 @@ def _area_by_steps(name: str) -> Callable[[Record], float]:
     return lambda run: _area(run.held_out.get("step", ()), run.held_out.get(name, ()))
 
 
-def _tokens(run: Record) -> list[float]:
-    """Tokens sampled before each evaluation."""
-    sampled = run.steps.get("sampled_tokens", ())
-    return [math.fsum(sampled[: int(step)]) for step in run.held_out.get("step", ())]
+def _over(spent: str) -> Callable[[Record], Curve]:
+    """Held-out accuracies of samples over what the steps before have spent: tokens, or seconds."""
 
+    def curve(run: Record) -> Curve:
+        each = run.steps.get(spent, ())
+        before = [math.fsum(each[: int(step)]) for step in run.held_out.get("step", ())]
+        return before, run.held_out.get("mean_at_k", ())
 
-def _by_tokens(run: Record) -> Curve:
-    """Held-out accuracies of samples over the tokens sampled before."""
-    return _tokens(run), run.held_out.get("mean_at_k", ())
-
-
-def _by_seconds(run: Record) -> Curve:
-    """Held-out accuracies of samples over the seconds of the steps before."""
-    spent = run.steps.get(SECONDS, ())
-    return [math.fsum(spent[: int(step)]) for step in run.held_out.get("step", ())], run.held_out.get("mean_at_k", ())
+    return curve
 
 
 def _outcomes_by_tokens(run: Record) -> Curve:
@@ -103,6 +97,10 @@ def _gap(curve: Callable[[Record], Curve]) -> Callable[[Record, Record], float]:
         return mine - others
 
     return between
+
+
+def _under(curve: Callable[[Record], Curve]) -> Callable[[Record], float]:
+    return lambda run: _area(*curve(run))
 
 
 def _until(xs: Sequence[float], ys: Sequence[float], end: float) -> tuple[list[float], list[float]]:
@@ -134,16 +132,16 @@ AREA_BY_TOKENS = Measure(
     "share",
     "area under the curve of held-out `mean_at_k` over the tokens sampled, up to the number that both runs have "
     "sampled, divided by that number",
-    lambda run: _area(*_by_tokens(run)),
-    _gap(_by_tokens),
+    _under(_over("sampled_tokens")),
+    _gap(_over("sampled_tokens")),
 )
 AREA_BY_SECONDS = Measure(
     "the same by seconds",
     "share",
     "area under the curve of held-out `mean_at_k` over the seconds of the steps, up to the number that both runs have "
     "spent, divided by that number",
-    lambda run: _area(*_by_seconds(run)),
-    _gap(_by_seconds),
+    _under(_over(SECONDS)),
+    _gap(_over(SECONDS)),
 )
 OUTCOMES = over_run("outcome", "outcome over the run", "share")
 """Of the samples that a run trains on: where problems are endless, each is met for the first time."""
@@ -152,7 +150,7 @@ OUTCOMES_BY_TOKENS = Measure(
     "share",
     "area under the curve of `outcome` over the tokens sampled, up to the number that both runs have sampled, divided "
     "by that number",
-    lambda run: _area(*_outcomes_by_tokens(run)),
+    _under(_outcomes_by_tokens),
     _gap(_outcomes_by_tokens),
 )
 ENTROPY = at_end("entropy", "entropy at the end", "nats a token")

@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from proximo.cli.flags import asks_for_help, refuse, say, take, take_switch
+from proximo.cli.flags import asks_for_help, refuse, say, take, take_number, take_switch
 from proximo.cli.helping.claims import stored_verdicts
 from proximo.studies.command import conduct, cores, listed, named
 from proximo.studies.folder import FOLDER
@@ -62,11 +62,7 @@ def _number(arguments: list[str], flag: str) -> int | None:
 
 
 def _minutes(arguments: list[str]) -> float | None:
-    given = take(arguments, "--minutes")
-    try:
-        minutes = None if given is None else float(given)
-    except ValueError:
-        minutes = math.nan
+    minutes = take_number(arguments, "--minutes", float)
     if minutes is not None and not 0 < minutes < math.inf:
-        refuse(f"--minutes {given}: give a number above 0")
+        refuse(f"--minutes {minutes:g}: give a number above 0")
     return minutes

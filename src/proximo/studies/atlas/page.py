@@ -32,9 +32,7 @@ class Row:
     @property
     def beside(self) -> str:
         """What is known apart from the contrasts."""
-        if not self.contrasts or self.claim.reason:
-            return self.claim.reason
-        return f"Elsewhere: {self.claim.found}" if self.claim.found else ""
+        return self.claim.reason or (f"Elsewhere: {self.claim.found}" if self.claim.found else "")
 
 
 def atlas(folder: Path) -> str:

@@ -11,7 +11,7 @@ from proximo.maths.pieces.shaping import LinearOverlong, SoftOverlong
 from proximo.maths.pieces.weights import SequenceMean, TokenMean
 from proximo.presets import LENGTH
 from proximo.samplers import SamplingOptions
-from proximo.studies.designs.settings import changed, in_world, trained
+from proximo.studies.designs.settings import changed, in_world, rounded, trained
 from proximo.studies.measures import (
     AREA_BY_SECONDS,
     AREA_BY_TOKENS,
@@ -29,9 +29,6 @@ from proximo.training.config import EvaluationOptions
 
 BASE = in_world(LENGTH, replace(GRPO, kl=None))
 TUNING = Tuning((1e-4, 2e-4, 4e-4), (100, 101), SAMPLED_AREA)
-SEEDS = tuple(range(5))
-AGAIN = tuple(range(10, 15))
-"""Seeds of two studies whose first control could not come out: no result was seen with these before."""
 WORLD = (
     "A model of about a million parameters and sums behind filler words that mean nothing: half of the answers are "
     "shorter than 32 tokens, a twentieth longer than 113."
@@ -55,12 +52,6 @@ _LONGER = Arm("bonus on length", changed(BASE, shape=TokenBonus()))
 _SAME = Arm("sequence mean, one rate", BASE)
 UNTRAINED = "before the first step nothing differs"
 BONUS_SHOWS = Contrast("a bonus on each token lengthens answers", _LONGER.name, _SAME.name, LENGTHENED, 0.25)
-ANOTHER_CONTROL = (
-    "The first design had a penalty on length as its positive control. It could not come out: every arm halves its "
-    "answers, and the penalty was to halve them once more (−0.064, −0.219 to +0.090, 5 seeds). The control became a "
-    "bonus, which pulls the other way, and the seeds new ones; {rest}"
-)
-
 _LIMITED = replace(BASE, sampling=SamplingOptions(temperature=1.0, max_tokens=48))
 
 OVERLONG = Study(
@@ -79,7 +70,7 @@ OVERLONG = Study(
         _SAME,
         _LONGER,
     ),
-    seeds=AGAIN,
+    seeds=tuple(range(10, 15)),
     contrasts=(
         Contrast("a soft penalty learns more", "soft", "wrong", SAMPLED_AREA, 0.03, (8,)),
         Contrast("and shortens answers", "soft", "wrong", LENGTHENED, -0.1, (8,)),
@@ -100,7 +91,9 @@ OVERLONG = Study(
     run_seconds=60,
     tuning=TUNING,
     afterwards=(
-        ANOTHER_CONTROL.format(rest="no arm of this study but the tuning had been run."),
+        "The first design had a penalty on length as its positive control. It could not come out: every arm halves its "
+        "answers, and the penalty was to halve them once more (−0.064, −0.219 to +0.090, 5 seeds). The control became "
+        "a bonus, which pulls the other way, and the seeds new ones; no arm of this study but the tuning had been run.",
         "Planned at first and not done: limits at three percentiles of the length, a penalty of twice the size, and "
         "the share of cut-off answers that would have been right.",
     ),
@@ -132,9 +125,8 @@ _RUNGS = {
 _GRPO, _FILTERED, _HIGHER_CLIP, _PENALTY, _BY_TOKEN, _DAPO = tuple(_RUNGS)[:6]
 _TWINS = (
     Arm("grpo at 0.0002", _CUT_OFF),
-    Arm("the same, Adam's ε a tenth larger", trained(_CUT_OFF, adam_epsilon=1.1e-8)),
+    Arm("the same, Adam's ε a tenth larger", rounded(_CUT_OFF)),
 )
-"""Two runs that differ by rounding, which soon changes their samples."""
 _SLOW = Arm("grpo at 1e-05", trained(_CUT_OFF, learning_rate=1e-5))
 
 

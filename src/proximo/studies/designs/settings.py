@@ -46,6 +46,11 @@ def once(config: RunConfig) -> RunConfig:
     return trained(config, minibatches=1, epochs=1)
 
 
+def rounded(config: RunConfig) -> RunConfig:
+    """The same but for rounding, which soon changes its samples: what differs from the config's own run is noise."""
+    return trained(config, adam_epsilon=1.1e-8)
+
+
 def in_world(preset: RunConfig, algorithm: Algorithm) -> RunConfig:
     """A world's preset with an algorithm, on the CPU, evaluated by samples."""
     return replace(

@@ -43,13 +43,14 @@ function listed(claims) {
 
 function row(claim) {
   const { number, claim: words, source, verdict, found, command, contrasts, beside } = claim;
-  const said = contrasts ? beside : found;
+  const studies = new Set(contrasts?.map(({ study }) => study));
+  const lines = contrasts?.map((each) => contrast(each, studies.size > 1));
   return element(
     "li", { value: number },
     element("p", { class: "claim" }, quoted(words), element("span", { class: "faint" }, " ", quoted(source))),
-    element("p", {}, element("strong", { class: tone(kindOf(claim)) }, oneLine(verdict)), said && !contrasts ? " · " : "", contrasts ? "" : quoted(said)),
-    contrasts ? element("ul", { class: "contrasts" }, ...contrasts.map((one) => contrast(one, new Set(contrasts.map(({ study }) => study)).size > 1))) : null,
-    contrasts && said ? element("p", {}, quoted(said)) : null,
+    element("p", {}, element("strong", { class: tone(kindOf(claim)) }, oneLine(verdict)), ...(lines || !found ? [] : [" · ", quoted(found)])),
+    lines ? element("ul", { class: "contrasts" }, ...lines) : null,
+    lines && beside ? element("p", {}, quoted(beside)) : null,
     command.length > 1 ? element("p", { class: "mono faint" }, quoted(command)) : null,
   );
 }
