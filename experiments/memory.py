@@ -3,14 +3,13 @@
     python -m experiments.memory --out runs/memory
 
 Random weights of the shape of Qwen3-0.6B, 16 × 8 completions of 512 tokens after prompts of 512, two steps measured
-after one to warm up. A reward is a coin's, so that groups differ; a reward model, where there is one, scores every
-completion all the same. What is measured: the peak of tensors on the GPU over all steps, and seconds by phase.
+after one to warm up. Every other completion is right; a reward model, where there is one, scores all of them. What is
+measured: the peak of tensors on the GPU over all steps, and seconds by phase.
 Writes memory.json and memory.md. `--shape tiny --groups 4 --group-size 4 --tokens 16 --device cpu` tries the script.
 """
 
 import argparse
 import gc
-import hashlib
 import json
 import tempfile
 import time
@@ -71,7 +70,7 @@ ROWS = (
 
 
 class Words:
-    """Prompts of random words, graded by a coin that is always the same for a completion."""
+    """Prompts of random words. Every other completion is right, so that no group is dropped and updates are equal."""
 
     while_sampling = False
     reward_range = (0.0, 1.0)
@@ -89,7 +88,7 @@ class Words:
     def grade(self, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[Grade]:
         if self.judge is not None:
             self.judge.score(problems, completions)
-        return [Grade(float(_coin(each.tokens))) for each in completions]
+        return [Grade(float(place % 2)) for place in range(len(completions))]
 
     def reference(self, problem: Problem) -> str | None:
         return None
@@ -121,10 +120,6 @@ class Judge:
 
 def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-def _coin(tokens: Sequence[int]) -> int:
-    return hashlib.blake2b(str(tuple(tokens)).encode(), digest_size=1).digest()[0] % 2
 
 
 def configured(row: Row, model: Path, judge: Path, options: argparse.Namespace) -> RunConfig:
@@ -233,7 +228,7 @@ def predicted(plan: Plan) -> dict[str, Any]:
     way = plan.full
     time_ = way.time
     return {
-        "models": [f"{each.role}{' (trained)' * each.trained}" for each in way.components],
+        "models": [f"{each.role.partition(' /')[0]}{' (trained)' * each.trained}" for each in way.components],
         "held": way.memory.held,
         "predicted_peak": way.memory.peak,
         "predicted_seconds": None if time_ is None else time_.total,

@@ -432,6 +432,11 @@ def test_the_module_refuses_in_a_line_and_publishes_all_or_nothing(tmp_path, cap
     (lab / "sapo.json").unlink()
     assert module(["--publish", str(published), "--out", str(lab)]) == 0
     assert [each.name for each in published.iterdir()] == ["index.md"]
+    (published / "index.md").unlink()
+    capsys.readouterr()
+    assert module(["kl", "--dry-run", "--publish", str(published), "--out", str(lab)]) == 0
+    assert capsys.readouterr().out.startswith("kl: 87 runs, 87 left")  # a study that is named is not passed over
+    assert [each.name for each in published.iterdir()] == ["index.md"]
 
 
 def curve(outcomes, tokens):

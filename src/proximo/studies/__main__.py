@@ -18,7 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, help="minutes after which no further run is started")
     parser.add_argument("--dry-run", action="store_true", help="say how many runs there are, and start none")
     parser.add_argument(
-        "--publish", type=Path, metavar="DIR", help="copy finished pages of --out to DIR, with the atlas"
+        "--publish", type=Path, metavar="DIR", help="then copy finished pages of --out to DIR, with the atlas"
     )
     options = parser.parse_args(arguments)
     if options.processes < 1:
@@ -26,26 +26,27 @@ def main(arguments: list[str] | None = None) -> int:
     if options.minutes is not None and not options.minutes > 0:
         parser.error(f"--minutes {options.minutes:g}: give more than 0")
     try:
+        done = _conducted(options) if options.names else True
         if options.publish is not None:
             publish(options.out, options.publish)
-            return 0
-        if not options.names:
+        elif not options.names:
             print("\n".join(listed(options.out)))
-            return 0
-        studies = [named(name) for name in options.names]
-        studies = [study.quick() for study in studies] if options.quick else studies
-        done = conduct(
-            studies,
-            options.out,
-            processes=options.processes,
-            say=lambda line: print(line, flush=True),
-            minutes=options.minutes,
-            dry=options.dry_run,
-        )
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0 if done or options.dry_run else 1
+
+
+def _conducted(options: argparse.Namespace) -> bool:
+    studies = [named(name) for name in options.names]
+    return conduct(
+        [study.quick() for study in studies] if options.quick else studies,
+        options.out,
+        processes=options.processes,
+        say=lambda line: print(line, flush=True),
+        minutes=options.minutes,
+        dry=options.dry_run,
+    )
 
 
 if __name__ == "__main__":

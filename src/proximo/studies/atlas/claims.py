@@ -9,7 +9,7 @@ from typing import Literal
 
 from proximo.studies.verdict import Word
 
-FIVE, MOE, MISMATCH, LOG = "five.md", "moe.md", "../guides/mismatch.md", "../log.md"
+FIVE, MOE, MEMORY, MISMATCH, LOG = "five.md", "moe.md", "memory.md", "../guides/mismatch.md", "../log.md"
 Known = Word | Literal["", "exact", "exactly wrong"]
 
 
@@ -36,7 +36,7 @@ class Claim:
 
 # fmt: off
 CLAIMS: tuple[Claim, ...] = (
-    Claim(1, "GRPO has no value model and needs fewer models and less memory than PPO", "DeepSeekMath §4.1", "exact", "models held: PPO 3, with a reward model 4; GRPO 2; DAPO, GSPO and SAPO 1. Weights, gradients and moments at 0.8 M parameters: 19.2, 16.0 and 12.8 MB, counted. Peaks of a step of 0.6 B parameters on one H200 (16 × 8 completions of 512 tokens after 512): PPO with a value model and a reward model 74.6 GiB, GRPO 44.3 (with a reward model 45.4), DAPO 43.2, which `proximo plan` predicts 4.6 to 6.8 % too low; measured once (python -m experiments.memory)", "proximo train ppo-arithmetic --dry-run", FIVE),
+    Claim(1, "GRPO has no value model and needs fewer models and less memory than PPO", "DeepSeekMath §4.1", "exact", "models held: PPO 3, with a reward model 4; GRPO 2; DAPO, GSPO and SAPO 1. Weights, gradients and moments at 0.8 M parameters: 19.2, 16.0 and 12.8 MB, counted. Peaks of a step of 0.6 B parameters on one H200 (16 × 8 completions of 512 tokens after 512): PPO with a value model of its own 56.8 GiB, with a reward model 57.9; with a head on the policy 36.3; GRPO 36.3, DAPO 35.2. `proximo plan` predicts 1.4 to 3.8 % more", "python -m experiments.memory --compile --steps 6 --out runs/memory", MEMORY),
     Claim(2, "with enough rollouts most good and bad cases are covered", "retelling of GRPO"),
     Claim(3, "broad coverage costs less data work than DPO's", "retelling of GRPO"),
     Claim(4, "the rollout takes most of the time", "retelling of GRPO", "does not hold here", "22 % of a step of the demo on a CPU (20.9 to 23.0, 5 seeds of 10 steps, beside other work; timings.jsonl has the phases). It holds for larger models: 59 % of a step of 0.6 B parameters on a GPU (2.24 of 3.79 s, measured once)", "proximo train arithmetic --steps 10 --seed 0", "../performance.md"),
@@ -52,7 +52,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(14, "supervised fine-tuning must precede reinforcement learning", "retelling"),
     Claim(15, "the clip keeps the ratio near 1", "PPO §3"),
     Claim(16, "a KL term prevents reward hacking", "InstructGPT; retelling of GRPO", "holds here", "against a learned reward, 4 seeds: without KL the true reward ends at 0.57, 0.14, 0.00 and 0.20 with the highest learned reward, with it at 0.91 to 0.94: a difference of 0.69 (0.31 to 1.07)", "proximo train pipeline-demo", LOG),
-    Claim(17, "without a value model a step takes less time", "DeepSeekMath §4.1", "holds here", "a run of PPO takes 18 % longer than one of GRPO on a mixture (+15.6 to +20.9, 5 seeds) and 12 % on chains (+5.4 to +18.8), by the seconds in the results of five-mixture and five-chain. Milliseconds of a step on sums, one thread: PPO 310, GRPO 253, SAPO 196; seconds of a step of 0.6 B parameters on one H200, each with a reward model: PPO 10.7, GRPO 7.5, measured once", "proximo study five-mixture", FIVE),
+    Claim(17, "without a value model a step takes less time", "DeepSeekMath §4.1", "holds here", "a run of PPO takes 18 % longer than one of GRPO on a mixture (+15.6 to +20.9, 5 seeds) and 12 % on chains (+5.4 to +18.8), by the seconds in the results of five-mixture and five-chain. Milliseconds of a step on sums, one thread: PPO 310, GRPO 253, SAPO 196; seconds of a step of 0.6 B parameters on one H200, means of six: PPO with a value model of its own 3.93, with a head on the policy 3.25, GRPO 2.85 (memory.md)", "proximo study five-mixture", FIVE),
     Claim(18, "the value model is a liability", "retelling of GRPO", "not detectable at this size", "GRPO against PPO with its own layer as value model: +0.4 points (−3.8 to +4.6, 3 seeds; 4.2 could have been seen)", "proximo compare five", FIVE),
     Claim(19, "a higher upper clip prevents entropy collapse", "DAPO §3.1"),
     Claim(20, "with dynamic sampling every batch has a gradient", "DAPO §3.2", "exact", "rows without an advantage: 0.0 % in every step of DAPO, 30 to 34 % for the others", "proximo compare five", FIVE),

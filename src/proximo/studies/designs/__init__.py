@@ -5,11 +5,12 @@ from proximo.studies.designs.beyond import DPO_GRPO, RECOVERY
 from proximo.studies.designs.clipping import CLIP_HIGHER, CLIP_RATIO, CLIPPED_TOKENS, UNIFORM_ADVANTAGES
 from proximo.studies.designs.course import DEAD_GROUPS, FIRST_SUCCESS
 from proximo.studies.designs.five import FIVE_CHAIN, FIVE_LENGTH, FIVE_MIXTURE
-from proximo.studies.designs.gates import DUAL_CLIP, SAPO_GSPO, SAPO_SEQUENCE, SAPO_STUDY
+from proximo.studies.designs.gates import DUAL_CLIP, SAPO_GSPO, SAPO_SEQUENCE
 from proximo.studies.designs.leads import DRIFT_LEAD
 from proximo.studies.designs.length import DAPO_LADDER, OVERLONG
 from proximo.studies.designs.mixtures import MIXTURE
 from proximo.studies.designs.signals import GROUP_SIZE, KL, NOISY_REWARD, REWARD_HACKING, STD
+from proximo.studies.designs.soft import SAPO_STUDY
 from proximo.studies.designs.values import VALUE_LENGTH
 from proximo.studies.designs.weights import TOKEN_MEAN
 from proximo.studies.study import Study

@@ -10,7 +10,7 @@ from proximo.maths.pieces.ratios import SequenceRatio
 from proximo.studies.courses.forked import FALLEN, SMOOTHED, Change, Forked, fall, fork_curve
 from proximo.studies.courses.preferred import Preferred
 from proximo.studies.designs.gates import FARTHER, MANY
-from proximo.studies.designs.settings import NEAR, SMALL, changed, trained
+from proximo.studies.designs.settings import NEAR, SMALL, TWINS_LATER, alike, changed, trained, twins
 from proximo.studies.measures import ACCURACY, BEFORE, COLLAPSED, PASS_AT_K
 from proximo.studies.record import Record
 from proximo.studies.study import Arm, Contrast, Measure, Study, Tuning
@@ -22,6 +22,7 @@ from proximo.training.rl.evaluate import known_mean
 _BUDGET = replace(NEAR, steps=30, evaluation=EvaluationOptions(problems=500, samples=8))
 """30 steps of 256 completions: 7,680 that are sampled and labelled."""
 _DPO = Preferred(loss=Dpo(beta=1.0), epochs=2.0)
+_TWINS = twins("grpo, one rate", _BUDGET)
 _STILL = Arm("no learning", trained(_BUDGET, learning_rate=1e-12))
 
 DPO_GRPO = Study(
@@ -37,6 +38,7 @@ DPO_GRPO = Study(
         Arm("dpo", _BUDGET, tuned=True, course=_DPO),
         Arm("dpo, 3 rounds", _BUDGET, tuned=True, course=replace(_DPO, rounds=3)),
         _STILL,
+        *_TWINS,
     ),
     seeds=tuple(range(5)),
     contrasts=(
@@ -49,7 +51,7 @@ DPO_GRPO = Study(
         Contrast("GRPO learns", "grpo", _STILL.name, ACCURACY, 0.1),
         Contrast("DPO learns", "dpo", _STILL.name, ACCURACY, 0.03),
     ),
-    negative=(Contrast("before the first step nothing differs", "dpo", "grpo", BEFORE, 0.001),),
+    negative=(alike(_TWINS, ACCURACY, 0.03),),
     measures=(BEFORE, ACCURACY, PASS_AT_K),
     curve="outcome",
     caveats=(
@@ -61,6 +63,7 @@ DPO_GRPO = Study(
         " at a rate of 1e-4 unlearned most of what the model knew.",
         "The figure shows what is sampled: DPO samples with the model of its last round.",
     ),
+    afterwards=(TWINS_LATER,),
     change="pairs that are chosen with care, another β, or labels that cost more for rewards than for preferences.",
     run_seconds=30,
     tuning=Tuning((1e-5, 2e-5, 5e-5, 1e-4), (100, 101), ACCURACY),

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-from proximo.studies.designs.gates import CLIPS, MANY, ONES, SOFTS
+from proximo.studies.designs.gates import CLIPS, FIRST_SAPO, MANY, ONES, SOFTS
 from proximo.studies.measures import ACCURACY, COLLAPSE, COLLAPSED
 from proximo.studies.record import Record
 from proximo.studies.study import Arm, Contrast, Measure, Study
@@ -117,6 +117,7 @@ DRIFT_LEAD = Study(
     afterwards=(
         "Planned at first and not done: runs of the mixture with the drift of their routes, and ten steps that say "
         "what is usual, in the place of six.",
+        FIRST_SAPO,
     ),
     change="runs of hundreds of steps that collapse late.",
     run_seconds=30,

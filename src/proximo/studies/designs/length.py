@@ -11,11 +11,10 @@ from proximo.maths.pieces.shaping import LinearOverlong, SoftOverlong
 from proximo.maths.pieces.weights import SequenceMean, TokenMean
 from proximo.presets import LENGTH
 from proximo.samplers import SamplingOptions
-from proximo.studies.designs.settings import changed, in_world, rounded, trained
+from proximo.studies.designs.settings import TWINS_LATER, alike, changed, in_world, trained, twins
 from proximo.studies.measures import (
     AREA_BY_SECONDS,
     AREA_BY_TOKENS,
-    BEFORE,
     SAMPLED_ACCURACY,
     SAMPLED_AREA,
     UNSTEADY,
@@ -50,9 +49,9 @@ class TokenBonus:
 
 _LONGER = Arm("bonus on length", changed(BASE, shape=TokenBonus()))
 _SAME = Arm("sequence mean, one rate", BASE)
-UNTRAINED = "before the first step nothing differs"
 BONUS_SHOWS = Contrast("a bonus on each token lengthens answers", _LONGER.name, _SAME.name, LENGTHENED, 0.25)
 _LIMITED = replace(BASE, sampling=SamplingOptions(temperature=1.0, max_tokens=48))
+_LIMITED_TWINS = twins("wrong, one rate", _LIMITED)
 
 OVERLONG = Study(
     name="overlong",
@@ -69,6 +68,7 @@ OVERLONG = Study(
         Arm("linear", changed(_LIMITED, shape=LinearOverlong(0.02, limit=24)), tuned=True),
         _SAME,
         _LONGER,
+        *_LIMITED_TWINS,
     ),
     seeds=tuple(range(10, 15)),
     contrasts=(
@@ -78,7 +78,7 @@ OVERLONG = Study(
         Contrast("its gradient is steadier", "left out", "wrong", UNSTEADY, -0.1, (41,)),
     ),
     positive=(BONUS_SHOWS,),
-    negative=(Contrast(UNTRAINED, "soft", "wrong", BEFORE, 0.001),),
+    negative=(alike(_LIMITED_TWINS, SAMPLED_AREA, 0.03),),
     measures=(SAMPLED_ACCURACY, SAMPLED_AREA, LENGTHENED, CUT, UNSTEADY),
     curve="truncated",
     caveats=(
@@ -94,6 +94,7 @@ OVERLONG = Study(
         "The first design had a penalty on length as its positive control. It could not come out: every arm halves its "
         "answers, and the penalty was to halve them once more (−0.064, −0.219 to +0.090, 5 seeds). The control became "
         "a bonus, which pulls the other way, and the seeds new ones; no arm of this study but the tuning had been run.",
+        TWINS_LATER,
         "Planned at first and not done: limits at three percentiles of the length, a penalty of twice the size, and "
         "the share of cut-off answers that would have been right.",
     ),
@@ -123,10 +124,7 @@ _RUNGS = {
     "DAPO − token mean": changed(_WHOLE, weights=SequenceMean()),
 }
 _GRPO, _FILTERED, _HIGHER_CLIP, _PENALTY, _BY_TOKEN, _DAPO = tuple(_RUNGS)[:6]
-_TWINS = (
-    Arm("grpo at 0.0002", _CUT_OFF),
-    Arm("the same, Adam's ε a tenth larger", rounded(_CUT_OFF)),
-)
+_TWINS = twins("grpo at 0.0002", _CUT_OFF)
 _SLOW = Arm("grpo at 1e-05", trained(_CUT_OFF, learning_rate=1e-5))
 
 
@@ -164,9 +162,7 @@ DAPO_LADDER = Study(
         _lost("without dynamic sampling less", _BY_TOKEN),
     ),
     positive=(Contrast("a rate of 1e-5 learns less", _SLOW.name, _TWINS[0].name, SAMPLED_AREA, -0.03),),
-    negative=(
-        Contrast("runs that differ by rounding learn alike", _TWINS[1].name, _TWINS[0].name, SAMPLED_AREA, 0.02),
-    ),
+    negative=(alike(_TWINS, SAMPLED_AREA, 0.02),),
     timed=(
         Contrast("DAPO learns more by seconds", _DAPO, _GRPO, AREA_BY_SECONDS, 0.02),
         Contrast("dynamic sampling", _DAPO, _BY_TOKEN, AREA_BY_SECONDS, 0.02),

@@ -9,7 +9,7 @@ from proximo.maths.pieces.shaping import KlReward
 from proximo.maths.pieces.weights import ConstantLength
 from proximo.models.values import OwnLayers
 from proximo.presets import OPEN_ENDED
-from proximo.studies.designs.settings import NEAR, SMALL, changed, in_world, trained
+from proximo.studies.designs.settings import NEAR, SMALL, TWINS_LATER, alike, changed, in_world, trained, twins
 from proximo.studies.measures import ACCURACY, AREA, BEFORE, ENTROPY, at_end, final, over_run, rise
 from proximo.studies.noise import NoisyVerdict
 from proximo.studies.study import Arm, Contrast, Study, Tuning
@@ -21,7 +21,6 @@ from proximo.training.reward_mix import RewardMix, WeightedRule
 TUNING = Tuning((1e-5, 2e-5, 5e-5), (100, 101), AREA)
 """Rates around the demo's."""
 SEEDS = tuple(range(5))
-UNTRAINED = "before the first step nothing differs"
 
 _DAPO = replace(NEAR, algorithm=DAPO)
 
@@ -151,7 +150,7 @@ GROUP_SIZE = Study(
         Contrast("8 learn more than 2", "group of 8", "group of 2", AREA, 0.02),
     ),
     positive=(Contrast("64 rollouts cover more than 2", "group of 64", "group of 2", _COVERED, 0.05),),
-    negative=(Contrast(UNTRAINED, "group of 64", "group of 2", BEFORE, 0.001),),
+    negative=(Contrast("before the first step nothing differs", "group of 64", "group of 2", BEFORE, 0.001),),
     measures=(ACCURACY, AREA, _COVERED, _MIXED, ENTROPY),
     curve="solved_by_any",
     caveats=(SMALL, "Two-digit sums that the model often gets right: few prompts are out of reach of eight samples."),
@@ -221,6 +220,7 @@ def _levels(left_out: str = "") -> RunConfig:
 
 _TWO, _ONE = (final(f"{name}/outcome", f"accuracy on {name}", "share") for name in ("two digits", "one digit"))
 _ALL = _levels()
+_STD_TWINS = twins("std and length, one rate", _ALL)
 
 STD = Study(
     name="std",
@@ -236,6 +236,7 @@ STD = Study(
         Arm("no length", changed(_ALL, weights=ConstantLength()), tuned=True),
         Arm("neither (Dr. GRPO)", changed(_ALL, advantage=GroupCentred(), weights=ConstantLength()), tuned=True),
         Arm("without two digits", _levels("two digits"), tuned=True),
+        *_STD_TWINS,
     ),
     seeds=SEEDS,
     contrasts=(
@@ -249,7 +250,7 @@ STD = Study(
             "two digits are learned less if they are left out", "without two digits", "std and length", _TWO, -0.02
         ),
     ),
-    negative=(Contrast(UNTRAINED, "no std", "std and length", BEFORE, 0.001),),
+    negative=(alike(_STD_TWINS, _TWO, 0.02),),
     measures=(_ONE, _TWO, AREA, ENTROPY, over_run("gradient_norm", "gradient norm", "mean over the run")),
     curve="outcome",
     caveats=(
@@ -259,6 +260,7 @@ STD = Study(
         "Leaving out the std makes gradients smaller; AdamW hides a constant factor, and each arm's rate is tuned.",
         "Answers have one to four tokens, so length matters little.",
     ),
+    afterwards=(TWINS_LATER,),
     change="problems whose pass rates spread from 1 in 100 to 99 in 100.",
     run_seconds=28,
     tuning=TUNING,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from proximo.algorithms import GRPO, PPO
 from proximo.models.values import OwnLayers, OwnModel, TrunkHead, ValueForm
 from proximo.presets import COPY, LENGTH
-from proximo.studies.designs.settings import changed, copies, in_world, rounded, trained
+from proximo.studies.designs.settings import changed, copies, in_world, trained, twins
 from proximo.studies.measures import OUTCOMES, at_end, rise
 from proximo.studies.record import Record
 from proximo.studies.study import Arm, Contrast, Measure, Study, Tuning
@@ -76,10 +76,7 @@ _RUNS = {
     for name, config in {"ppo": _ppo(letters), "grpo": _grpo(letters)}.items()
 }
 _STILL = Arm(f"grpo, no learning, {LONG} letters", trained(_grpo(LONG), learning_rate=1e-9))
-_TWINS = (
-    Arm(f"grpo at 0.0002, {MIDDLE} letters", _grpo(MIDDLE)),
-    Arm("the same, Adam's ε a tenth larger", rounded(_grpo(MIDDLE))),
-)
+_TWINS = twins(f"grpo at 0.0002, {MIDDLE} letters", _grpo(MIDDLE))
 
 
 def _longer(what: str, form: str, letters: int, counts: float, *claims: int) -> Contrast:
