@@ -6,12 +6,25 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch.nn.functional import linear
 
 from proximo import machine
 from proximo.cli import models as opening
 from proximo.door import machines
 from proximo.door.machines import num_parameters, suit_machine
-from proximo.machine import CAUTIOUS, LARGE, SMALL, Machine, Readings, loses_onednn, machine_for, measure, readings
+from proximo.machine import (
+    CAUTIOUS,
+    FEW_ROWS,
+    LARGE,
+    SMALL,
+    Machine,
+    Readings,
+    loses_onednn,
+    machine_for,
+    measure,
+    readings,
+    side_by_side,
+)
 from proximo.models import tiny_model
 from proximo.training.runfolder.log import RunLog
 
@@ -77,19 +90,19 @@ def only_on_one_thread(machine):
     ],
 )
 def test_each_step_away_from_the_plain_choice_must_pay(seconds, most, chosen):
-    assert machine._fastest(SMALL, most, Watch(seconds)) == chosen
+    assert machine._fastest(SMALL, most, Watch(seconds), linear) == chosen
 
 
 def test_products_of_few_rows_decide_as_much_as_those_of_many(monkeypatch):
     """Of one processor: without oneDNN twice as fast with 32 rows, and no slower with 512, which take longer."""
     times = {(32, True): 0.002, (32, False): 0.001, (512, True): 0.02, (512, False): 0.02}
-    monkeypatch.setattr(machine, "_seconds", lambda shape, dtype, clock: times[shape[0], Machine.current().onednn])
-    assert machine._fastest(LARGE, 1, lambda: 0.0) == Machine(1, False)
+    monkeypatch.setattr(machine, "_seconds", lambda shape, *_: times[shape[0], Machine.current().onednn])
+    assert machine._fastest(LARGE, 1, lambda: 0.0, linear) == Machine(1, False)
 
 
 def test_a_reading_is_the_shortest_of_several():
     times = iter([1.0, 1.0, 1.04, 1.04, 1.055, 1.055, 1.085])  # 40, 15 and 30 ms, until 60 ms are over
-    assert machine._seconds((2, 2, 2), torch.float32, lambda: next(times)) == pytest.approx(0.015)
+    assert machine._seconds((2, 2, 2), torch.float32, lambda: next(times), linear) == pytest.approx(0.015)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +114,7 @@ def test_a_reading_is_the_shortest_of_several():
     ],
 )
 def test_small_and_large_models_have_their_own_choice_and_torch_is_left_as_it_was(monkeypatch, half, speed):
-    def seconds(shape, dtype, clock):
+    def seconds(shape, dtype, clock, product):
         if dtype == torch.bfloat16:
             return half[shape]
         return 0.001 if shape in SMALL else 0.1 / Machine.current().threads
@@ -138,7 +151,7 @@ def test_a_real_probe_finishes(monkeypatch):
 def test_half_products_are_measured_without_a_warning_whatever_is_chosen(monkeypatch):
     """Where they have no instructions torch warns, which is an error here, and switches oneDNN off."""
     monkeypatch.setattr(machine, "THREADS", 1)
-    monkeypatch.setattr(machine, "_fastest", lambda shapes, threads, clock: Machine(1, True))
+    monkeypatch.setattr(machine, "_fastest", lambda *_: Machine(1, True))
     before = Machine.current()
     assert min(measure().speeds.values()) > 0
     assert Machine.current() == before
@@ -250,3 +263,21 @@ def test_beside_a_gpu_the_host_has_one_thread(monkeypatch):
     suit_machine("nowhere/at-all", "auto")
     assert torch.get_num_threads() == 1
     assert opening.machine_line("nowhere/at-all", "auto") == "machine: cuda, 1 thread of the CPU"
+
+
+@pytest.mark.parametrize("mkl", [True, False])
+@pytest.mark.parametrize("rows", [1, 5, FEW_ROWS, FEW_ROWS + 1])
+def test_products_side_by_side_are_those_of_layers(rows, mkl, monkeypatch):
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
+    random = torch.Generator().manual_seed(rows)
+    inputs, *weights = (torch.randn(size, 7, generator=random) for size in (rows, 3, 5, 2))
+    found = side_by_side(inputs, *weights)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, torch.cat([linear(inputs, weight) for weight in weights], dim=1))
+
+
+def test_large_models_are_measured_with_the_products_that_they_sample_with(monkeypatch):
+    seen = set()
+    monkeypatch.setattr(machine, "_seconds", lambda shape, dtype, clock, product: seen.add((shape, product)) or 1.0)
+    measure()
+    assert seen >= {(SMALL[0], linear), (LARGE[0], side_by_side), (LARGE[1], side_by_side)}

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 from torch.testing import assert_close
 
 from proximo.models import logprobs as module
@@ -35,13 +36,14 @@ def test_two_words_by_hand():
 
 
 @pytest.mark.parametrize("kept_chunks", [0, 1, 2, 9])
-def test_kept_logits_are_those_that_would_be_computed_again(kept_chunks, monkeypatch):
-    monkeypatch.setattr(module, "_compiled_passes", lambda: module._Passes(read_once, gradient_once))
+@pytest.mark.parametrize("compiled", [True, False])
+def test_kept_logits_are_those_that_would_be_computed_again(compiled, kept_chunks, monkeypatch):
+    monkeypatch.setattr(module, "_compiled_passes", lambda: module._Passes(read_once, gradient_once, normalises=False))
     products = []
     monkeypatch.setattr(module, "project", lambda *given: products.append(given) or project(*given))
     states, weight, targets = example()
     chunk = 3 * VOCABULARY * 4  # 3 of 7 rows: three chunks
-    options = {"temperature": 0.7, "byte_budget": chunk, "kept_bytes": kept_chunks * chunk, "compiled": True}
+    options = {"temperature": 0.7, "byte_budget": chunk, "kept_bytes": kept_chunks * chunk, "compiled": compiled}
     logprobs, _ = token_logprobs(states, weight, targets, **options)
     assert len(products) == 3
     found = torch.autograd.grad(logprobs.sum(), (states, weight))
@@ -49,6 +51,20 @@ def test_kept_logits_are_those_that_would_be_computed_again(kept_chunks, monkeyp
     assert len(logits) == 3 + max(3 - kept_chunks, 0)
     expected = torch.autograd.grad(naive(states, weight, targets, 0.7)[0].sum(), (states, weight))
     assert_close(found, expected)
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_on_a_cpu_kept_logits_change_no_bit(entropy_gradient):
+    states, weight, targets = (each.float() if each.is_floating_point() else each for each in example())
+    states, weight = states.detach().requires_grad_(), weight.detach().requires_grad_()
+
+    def gradients(kept_bytes: int | None) -> tuple[Tensor, ...]:
+        options = {"temperature": 0.7, "byte_budget": 3 * VOCABULARY * 4, "entropy_gradient": entropy_gradient}
+        logprobs, entropy = token_logprobs(states, weight, targets, kept_bytes=kept_bytes, **options)
+        return torch.autograd.grad((logprobs * 3 + entropy).sum(), (states, weight))
+
+    for kept, again in zip(gradients(None), gradients(0), strict=True):
+        assert torch.equal(kept, again)
 
 
 def test_temperature_divides_the_logits():
@@ -103,7 +119,7 @@ def test_what_a_gpu_compiles_is_the_same(temperature, entropy_gradient, monkeypa
         return logprobs.detach(), entropy.detach(), *torch.autograd.grad(loss, (states, weight))
 
     plain = found()
-    monkeypatch.setattr(module, "_PLAIN", module._Passes(read_once, gradient_once))
+    monkeypatch.setattr(module, "_PLAIN", module._Passes(read_once, gradient_once, normalises=False))
     assert_close(found(), plain, rtol=0, atol=1e-12)
 
 

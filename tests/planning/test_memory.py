@@ -105,7 +105,9 @@ def test_logits_are_kept_in_whole_chunks_of_half_of_what_is_free():
     assert kept_logits(full, H200, 100_000, free=2 * 3 * chunk * row) == 3 * chunk * row
     assert kept_logits(full, H200, 100_000, free=2 * 3 * chunk * row - 2) == 2 * chunk * row
     assert kept_logits(full, H200, 100, free=-1) == 0
-    assert kept_logits(full, Card("cpu", 64, 2e10, 7e10, is_gpu=False), 100, free=2**40) == 0
+    cpu = Card("cpu", 64, 2e10, 7e10, is_gpu=False)
+    assert kept_logits(full, cpu, 100, free=2**40) == 100 * row
+    assert kept_logits(full, cpu, 100_000, free=2**40) == 4 * (2**26 // row) * row <= 2**28
 
 
 def test_pages_at_once_by_hand():

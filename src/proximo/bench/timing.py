@@ -39,8 +39,9 @@ class Side(Protocol):
         ...
 
 
-def clock_of(device: str) -> Clock:
-    """On a GPU wall time after synchronisation; on a CPU the process's CPU time."""
+def clock_of(device: str, threads: int = 1) -> Clock:
+    """On a GPU wall time after synchronisation; on a CPU the process's CPU time, with several threads wall time: those
+    that wait for each other use processor time too."""
     if torch.device(device).type == "cuda":
 
         def on_the_wall() -> float:
@@ -48,7 +49,7 @@ def clock_of(device: str) -> Clock:
             return time.perf_counter()
 
         return on_the_wall
-    return time.process_time
+    return time.process_time if threads == 1 else time.perf_counter
 
 
 @dataclass
@@ -131,6 +132,10 @@ def _phases(turns: Sequence[Mapping[str, float]]) -> Phases:
     return {name: Times(tuple(turn[name] for turn in turns)) for name in turns[0]}
 
 
+def _cpu_clock() -> str:
+    return "CPU seconds of the process" if torch.get_num_threads() == 1 else "seconds on the wall"
+
+
 def surroundings(device: str) -> dict[str, Any]:
     """Facts about the machine that times depend on."""
     on_gpu = torch.device(device).type == "cuda"
@@ -138,7 +143,7 @@ def surroundings(device: str) -> dict[str, Any]:
         "date": date.today().isoformat(),
         "commit": _commit(),
         "device": torch.cuda.get_device_name(device) if on_gpu else platform.processor() or platform.machine(),
-        "clock": "seconds on the wall, synchronised" if on_gpu else "CPU seconds of the process",
+        "clock": "seconds on the wall, synchronised" if on_gpu else _cpu_clock(),
         "threads": torch.get_num_threads(),
         "onednn": bool(torch.backends.mkldnn.enabled),
         "cores": os.cpu_count(),

@@ -1,9 +1,9 @@
 """Log-probs and entropy of tokens straight from hidden states, a few rows of logits at a time.
 
 With a vocabulary of 150 000 the logits of 16 000 tokens take 10 GB, several times over in a backward pass. Here
-they exist only for one chunk of rows; the backward pass computes them again, but for chunks that a GPU has memory to
-keep. There, what is done to a chunk is compiled: each pass over it is a trip to memory, and costs as much as the matrix
-product that made it.
+they exist only for one chunk of rows; the backward pass computes them again, but for chunks that there is memory to
+keep. On a GPU what is done to a chunk is compiled: each pass over it is a trip to memory, and costs as much as the
+matrix product that made it.
 """
 
 from collections.abc import Callable
@@ -25,6 +25,8 @@ ELSEWHERE = 2**26
 KEPT_SHARE = 0.5
 """Of a GPU's free memory, for logits kept until the backward pass. They are the first to go there, before the gradients
 of the layers come."""
+KEPT_ELSEWHERE = 2**28
+"""Bytes of logits kept on a CPU, which other programs use too."""
 
 
 def token_logprobs(
@@ -42,8 +44,9 @@ def token_logprobs(
 
     Half-precision inputs give float32 results from float32 logits. `byte_budget` bounds one chunk of logits; a
     pass holds a handful of such chunks. The entropy carries a gradient only where `entropy_gradient` asks.
-    `compiled` is whether what is done to a chunk is compiled; None: on a GPU. Where it is, up to `kept_bytes` of logits
-    are kept for the backward pass; None: what is free on a GPU decides. Nothing of it changes a result.
+    `compiled` is whether what is done to a chunk is compiled; None: on a GPU. Up to `kept_bytes` of logits are kept for
+    the backward pass; None: what is free on a GPU decides, and elsewhere a few hundred megabytes are. Nothing of it
+    changes a result.
     """
     check_temperature(temperature)
     if byte_budget is None:
@@ -51,9 +54,9 @@ def token_logprobs(
     rows = chunk_rows(weight.shape[0], byte_budget)
     passes = _compiled_passes() if (states.is_cuda if compiled is None else compiled) else _PLAIN
     if kept_bytes is None:
-        is_kept = states.is_cuda and torch.is_grad_enabled()
-        kept_bytes = int(KEPT_SHARE * free_bytes(states.device)) if is_kept else 0
-    kept = 0 if passes is _PLAIN else chunks_kept(weight.shape[0], kept_bytes, rows)
+        is_measured = states.is_cuda and torch.is_grad_enabled()
+        kept_bytes = int(KEPT_SHARE * free_bytes(states.device)) if is_measured else KEPT_ELSEWHERE
+    kept = chunks_kept(weight.shape[0], kept_bytes, rows)
     return _TokenLogprobs.apply(states, weight, targets, temperature, rows, kept, entropy_gradient, passes)
 
 
@@ -136,7 +139,7 @@ class _TokenLogprobs(torch.autograd.Function):
             to_logits = ctx.passes.gradient(
                 project(states[here], weight.T) if logits is None else logits,
                 targets[here],
-                normalisers[here],
+                None if logits is not None and ctx.passes.normalises else normalisers[here],
                 logprob_gradient[here],
                 (entropy[here], entropy_gradient[here]) if ctx.entropy_gradient else None,
                 ctx.temperature,
@@ -157,15 +160,18 @@ class _TokenLogprobs(torch.autograd.Function):
 class _Passes:
     read: Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
     gradient: Callable[
-        [Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None, float, torch.dtype],
+        [Tensor, Tensor, Tensor | None, Tensor, tuple[Tensor, Tensor] | None, float, torch.dtype],
         Tensor,
     ]
+    normalises: bool
+    """Whether reading leaves log-probs in the place of the logits."""
 
 
 def _read(
     logits: Float[Tensor, "C V"], targets: Int[Tensor, " C"], temperature: float
 ) -> tuple[Float[Tensor, " C"], Float[Tensor, " C"], Float[Tensor, " C"]]:
-    """The targets' log-probs, the entropy, and the logarithm of the sum of exponentials."""
+    """The targets' log-probs, the entropy, and the logarithm of the sum of exponentials. In the place of the logits are
+    then the log-probs of all tokens."""
     logits = logits.div_(temperature)
     normaliser = logits.logsumexp(-1)
     everything = logits.sub_(normaliser[:, None])
@@ -176,14 +182,15 @@ def _read(
 def _gradient(
     logits: Float[Tensor, "C V"],
     targets: Int[Tensor, " C"],
-    normaliser: Float[Tensor, " C"],
+    normaliser: Float[Tensor, " C"] | None,
     pull: Float[Tensor, " C"],
     entropy: tuple[Float[Tensor, " C"], Float[Tensor, " C"]] | None,
     temperature: float,
     dtype: torch.dtype,
 ) -> Float[Tensor, "C V"]:
-    """Of the logits. `pull` is that of the log-probs; `entropy` its value and its gradient, where it has one."""
-    everything = logits.div_(temperature).sub_(normaliser[:, None])
+    """Of the logits. Without a normaliser they are log-probs already. `pull` is the gradient of the targets' log-probs;
+    `entropy` its value and its gradient, where it has one."""
+    everything = logits if normaliser is None else logits.div_(temperature).sub_(normaliser[:, None])
     to_logits = everything.exp()
     if entropy is None:
         to_logits.mul_(-pull[:, None])
@@ -229,14 +236,14 @@ def gradient_once(
     return (to_logits if temperature is None else to_logits / temperature).to(dtype)
 
 
-_PLAIN = _Passes(_read, _gradient)
+_PLAIN = _Passes(_read, _gradient, normalises=True)
 
 
 @cache
 def _compiled_passes() -> _Passes:
     keep_variants()
     read, gradient = torch.compile(read_once, fullgraph=True), torch.compile(gradient_once, fullgraph=True)
-    return _Passes(_for_any_rows(read), _for_any_rows(gradient))
+    return _Passes(_for_any_rows(read), _for_any_rows(gradient), normalises=False)
 
 
 def _for_any_rows(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ moments come with the first update and stay.
 from dataclasses import dataclass, replace
 
 from proximo.bench.workloads import Tail
-from proximo.models.logprobs import CHUNK_BYTES, ELSEWHERE, KEPT_SHARE, chunk_rows, chunks_kept
+from proximo.models.logprobs import CHUNK_BYTES, ELSEWHERE, KEPT_ELSEWHERE, KEPT_SHARE, chunk_rows, chunks_kept
 from proximo.planning.cards import Card
 from proximo.planning.holdings import Holding
 from proximo.planning.keys import KeyUse, keys_in_pages, keys_in_slots, pages_at_once, row_pages
@@ -254,11 +254,10 @@ def _planned(holding: Holding, size: StepSize, card: Card, free: int) -> MemoryP
 
 def kept_logits(holding: Holding, card: Card, tokens: int, free: int) -> int:
     """Whole chunks of float32 logits, as `token_logprobs` keeps them."""
-    if not card.is_gpu:
-        return 0
+    chunk, room = (CHUNK_BYTES["cuda"], int(KEPT_SHARE * free)) if card.is_gpu else (ELSEWHERE, KEPT_ELSEWHERE)
     vocabulary = holding.shape.vocabulary
-    rows = chunk_rows(vocabulary, CHUNK_BYTES["cuda"])
-    return 4 * vocabulary * min(tokens, rows * chunks_kept(vocabulary, max(int(KEPT_SHARE * free), 0), rows))
+    rows = chunk_rows(vocabulary, chunk)
+    return 4 * vocabulary * min(tokens, rows * chunks_kept(vocabulary, max(room, 0), rows))
 
 
 def head_bytes(holding: Holding, card: Card) -> int:

@@ -20,11 +20,13 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
+from proximo import machine
 from proximo.models import tiny_model
-from proximo.models.packing.attention import NAME, hidden_states
+from proximo.models.packing.attention import hidden_states, registered
 from proximo.models.tiny import tiny_moe
-from proximo.samplers.embedded import fused
+from proximo.samplers.embedded import fused, prefill
 from proximo.samplers.embedded.fused import decode_states
+from proximo.samplers.embedded.prefill import ModelPasses
 
 SHAPE = {
     "vocab_size": 23,
@@ -61,7 +63,7 @@ def build(family, dtype):
         for parameter in model.parameters():
             if parameter.dim() == 1:  # norms start as ones and biases as zeros: nobody would see them go missing
                 parameter.data.uniform_(0.5, 1.5)
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(registered())
     return model.to(dtype)
 
 
@@ -101,9 +103,19 @@ def error(found: Tensor, exact: Tensor) -> float:
     return float((found.double() - exact.double()).abs().max() / exact.abs().max())
 
 
+@pytest.fixture(params=["copied", "own weights", "own weights, many rows"])
+def size(request, monkeypatch):
+    """A small model, a large one, and a large one with more rows than are few."""
+    if request.param != "copied":
+        monkeypatch.setattr(fused, "MAX_COPIED", 0)
+    if "many" in request.param:
+        monkeypatch.setattr(machine, "FEW_ROWS", 0)
+    return request.param
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("length", [1, 4])
-def test_it_computes_what_the_modules_compute(length, family):
+def test_it_computes_what_the_modules_compute(length, family, size):
     model = build(family, torch.float64)
     assert isinstance(decode_states(model), fused._Fused)
     by_hand, expected = both_ways(model, length=length)
@@ -125,7 +137,7 @@ def assert_rounds_as_the_modules_do(model, exact, length=1):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("length", [1, 4])
-def test_in_float32_it_rounds_no_worse_than_the_modules(length, family):
+def test_in_float32_it_rounds_no_worse_than_the_modules(length, family, size):
     assert_rounds_as_the_modules_do(build(family, torch.float32), build(family, torch.float64), length)
 
 
@@ -135,7 +147,7 @@ def test_it_is_for_the_demo_s_model():
     assert_rounds_as_the_modules_do(model, tiny_model().double())
 
 
-def test_asked_again_it_knows_an_update_and_the_model_is_left_as_it_was():
+def test_asked_again_it_knows_an_update_and_the_model_is_left_as_it_was(size):
     model = build("qwen3", torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     places = torch.tensor([[3], [4]])
@@ -222,10 +234,34 @@ def test_what_it_does_not_know_goes_through_the_modules(change):
     assert way.func is hidden_states
 
 
-def test_mixtures_and_large_models_go_through_the_modules(monkeypatch):
+def test_mixtures_go_through_the_modules():
     assert isinstance(decode_states(tiny_moe()), partial)
+
+
+def test_a_large_model_is_not_copied(monkeypatch):
     model = build("llama", torch.float64)
     weights = sum(weight.numel() for weight in model.model.layers.parameters())
-    for most, kind in [(weights, fused._Fused), (weights - 1, partial)]:
-        monkeypatch.setattr(fused, "MAX_WEIGHTS", most)
-        assert isinstance(decode_states(model), kind)
+    for most, kind in [(weights, fused._Product), (weights - 1, fused._Own)]:
+        monkeypatch.setattr(fused, "MAX_COPIED", most)
+        way = decode_states(model)
+        assert isinstance(way, fused._Fused)
+        assert isinstance(way.blocks[0].gated, kind)
+    assert isinstance(way.blocks[0].gated, fused._Own)
+    assert way.blocks[0].gated.parts[0] is model.model.layers[0].mlp.gate_proj
+
+
+def test_without_mkl_products_are_the_modules_own(monkeypatch):
+    monkeypatch.setattr(fused, "MAX_COPIED", 0)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
+    by_hand, expected = both_ways(build("qwen2", torch.float64))
+    assert error(by_hand[0], expected[0]) <= 1e-12
+
+
+def test_a_large_head_has_the_logits_of_a_small_one(monkeypatch):
+    passes, states = ModelPasses(build("llama", torch.float64).requires_grad_(False), False), torch.randn(5, 16)
+    small = passes.logits(states)
+    monkeypatch.setattr(prefill, "MAX_COPIED", 0)
+    large = ModelPasses(passes.model, False)
+    assert large._is_large
+    assert error(large.logits(states), small) <= 1e-12
+    assert not ModelPasses(passes.model.bfloat16(), False)._is_large

@@ -1,8 +1,8 @@
-"""A small model's pass by hand, without gradient: on a CPU, going through modules takes longer than their arithmetic.
+"""A model's pass by hand, without gradient: on a CPU, going through modules takes longer than a small one's arithmetic.
 
-The weights are laid out anew for each call of a sampler: queries, keys and values in one product, gate and up in
-another, norms folded in. Of a small model that costs less than one step; a large one spends its time inside the
-products and stays with its modules.
+A small model's weights are laid out anew for each call of a sampler: queries, keys and values in one product, gate and
+up in another, norms folded in, which costs less than one step. A large one spends its time inside the products: its own
+weights are used where they are, in the order in which a library multiplies few rows fastest.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm
 
+from proximo.machine import side_by_side
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.packing.attention import LayerReader, Reader, body, decoder_layers, hidden_states
 from proximo.tensor_types import Float, Int
 
-MAX_WEIGHTS = 8_000_000
-"""In the layers. Beyond it the copy costs more time and memory than the step saves."""
+MAX_COPIED = 8_000_000
+"""Weights in the layers. Beyond it the copy costs more time and memory than the step saves."""
 
 DecodeStates = Callable[[Tensor, Tensor, Reader], Tensor]
 """(tokens [R, S], positions [R, S], reader) to states [R, S, E]."""
@@ -33,20 +34,22 @@ def decode_states(model: PreTrainedModel) -> DecodeStates:
     trunk, layers = body(model), decoder_layers(model)
     if not _fits(trunk, layers):
         return partial(hidden_states, model)
+    is_small = sum(weight.numel() for layer in layers for weight in layer.parameters()) <= MAX_COPIED
     with torch.no_grad():
-        return _Fused(trunk, [_block(layer) for layer in layers])
+        return _Fused(trunk, [_block(layer, _joined if is_small else _Own.of_parts) for layer in layers])
 
 
 def _fits(trunk: nn.Module, layers: Iterable[nn.Module]) -> bool:
-    """On a CPU, small, of a known kind, as transformers made it: nobody listens or has put something in its place."""
+    """On a CPU, of a known kind, as transformers made it: nobody listens or has put something in its place."""
     if not all(is_plain(layer) for layer in layers):
         return False
     weights = [weight for layer in layers for weight in layer.parameters()]
-    return (
-        all(weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64) for weight in weights)
-        and sum(weight.numel() for weight in weights) <= MAX_WEIGHTS
-        and not is_heard(trunk)
-    )
+    return all(is_exact(weight) for weight in weights) and not is_heard(trunk)
+
+
+def is_exact(weight: Tensor) -> bool:
+    """Whether products with it are computed on a CPU, and in its own precision."""
+    return weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64)
 
 
 def is_heard(model: nn.Module) -> bool:
@@ -117,15 +120,39 @@ class _Product:
 
 
 @dataclass(frozen=True)
-class _Block:
-    """One decoder layer. Its norms' weights are in the products behind them, except where heads have their own."""
+class _Own:
+    """The same with a model's own weights, which are not copied."""
 
-    states: _Product
+    parts: tuple[nn.Linear, ...]
+    scale: Float[Tensor, " I"] | None
+    """Weight of the norm before them."""
+
+    @classmethod
+    def of_parts(cls, *parts: nn.Linear, behind: Any = None) -> "_Own":
+        return cls(parts, None if behind is None else behind.weight)
+
+    def of(self, inputs: Float[Tensor, "R I"]) -> Float[Tensor, "R O"]:
+        scaled = inputs if self.scale is None else inputs * self.scale
+        found = side_by_side(scaled, *(part.weight for part in self.parts))
+        for part, place in zip(self.parts, found.split([part.out_features for part in self.parts], 1), strict=True):
+            if part.bias is not None:
+                place.add_(part.bias)
+        return found
+
+    def added(self, inputs: Float[Tensor, "R I"], to: Float[Tensor, "R O"]) -> Float[Tensor, "R O"]:
+        return self.of(inputs).add_(to)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One decoder layer. Its norms' weights belong to the products behind them, except where heads have their own."""
+
+    states: _Product | _Own
     """Queries, keys and values."""
-    output: _Product
-    gated: _Product
+    output: _Product | _Own
+    gated: _Product | _Own
     """Gate and up."""
-    down: _Product
+    down: _Product | _Own
     activation: nn.Module
     epsilons: tuple[float, float]
     """Of the norms before attention and before the gate."""
@@ -158,7 +185,8 @@ class _Block:
         return self.down.added(self.activation(gate).mul_(up), to=hidden)
 
 
-def _block(layer: Any) -> _Block:
+def _block(layer: Any, together: Callable[..., _Product | _Own]) -> _Block:
+    """`together` makes a product of projections, with the norm that they stand behind."""
     attention, mlp = layer.self_attn, layer.mlp
     first, second, width = layer.input_layernorm, layer.post_attention_layernorm, attention.head_dim
     heads = attention.q_proj.out_features // width, attention.k_proj.out_features // width
@@ -168,10 +196,10 @@ def _block(layer: Any) -> _Block:
         weight = torch.cat([norm.weight.expand(count, -1) for norm, count in norms])
         head_norm = weight, attention.q_norm.variance_epsilon
     return _Block(
-        states=_product(attention.q_proj, attention.k_proj, attention.v_proj, behind=first),
-        output=_Product(attention.o_proj.weight, attention.o_proj.bias),
-        gated=_product(mlp.gate_proj, mlp.up_proj, behind=second),
-        down=_Product(mlp.down_proj.weight, mlp.down_proj.bias),
+        states=together(attention.q_proj, attention.k_proj, attention.v_proj, behind=first),
+        output=together(attention.o_proj),
+        gated=together(mlp.gate_proj, mlp.up_proj, behind=second),
+        down=together(mlp.down_proj),
         activation=mlp.act_fn,
         epsilons=(first.variance_epsilon, second.variance_epsilon),
         head_norm=head_norm,
@@ -182,11 +210,12 @@ def _block(layer: Any) -> _Block:
     )
 
 
-def _product(*parts: nn.Linear, behind: Any = None) -> _Product:
-    """Projections of the same inputs side by side; the weight of a norm that they stand behind becomes part of them."""
-    weight = torch.cat(tuple(part.weight for part in parts))
-    if behind is not None:
-        weight.mul_(behind.weight)
+def _joined(*parts: nn.Linear, behind: Any = None) -> _Product:
+    """A copy of projections; the weight of a norm that they stand behind becomes part of them."""
+    if behind is None:
+        [part] = parts
+        return _Product(part.weight, part.bias)
+    weight = torch.cat(tuple(part.weight for part in parts)).mul_(behind.weight)
     biases = tuple(part.bias for part in parts if part.bias is not None)
     assert len(biases) in (0, len(parts))
     return _Product(weight, torch.cat(biases) if biases else None)

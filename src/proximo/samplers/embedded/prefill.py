@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from proximo.machine import side_by_side
 from proximo.models.logprobs import project
 from proximo.models.model_types import PreTrainedModel
 from proximo.models.packing.attention import Reader
 from proximo.models.routing import recording
 from proximo.samplers.embedded.cache import PrefillReader
+from proximo.samplers.embedded.fused import MAX_COPIED, is_exact
 from proximo.tensor_types import Float, Int
 
 PREFILL_TOKENS = 8192
@@ -29,6 +31,7 @@ class ModelPasses:
         # The models of the fast path have none, and the learner's log-probs know of none.
         assert head.bias is None
         self._head = head.weight
+        self._is_large = head.weight.numel() > MAX_COPIED and is_exact(head.weight)
 
     @property
     def device(self) -> torch.device:
@@ -49,6 +52,8 @@ class ModelPasses:
         return found, recorder.chosen.cpu().unflatten(0, tuple(tokens.shape))
 
     def logits(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R V"]:
+        if self._is_large:
+            return side_by_side(states, self._head)
         # The learner's own product: the same float32 logits, whatever the model's precision.
         return project(states, self._head.T)
 
